@@ -1,0 +1,46 @@
+# Every task of the project; `make help` lists them.
+SHELL := /bin/sh
+BIN := .venv/bin
+JOBS ?= 2
+
+.PHONY: help setup setup-dev services crawl test test-long check architecture suites bench lock clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
+
+setup: ## leaves the command at .venv/bin/gossamer
+	@scripts/setup
+
+setup-dev: ## the same, with the tools for development
+	@scripts/setup dev
+
+services: ## system packages that tests need
+	@scripts/services
+
+crawl: setup ## a first crawl: of URL=https://..., or of a simulated web; ARGS="--max-pages 50" are passed on
+	@scripts/crawl
+
+test: setup-dev services check ## all checks, and the tests that take less than 30 s each
+	$(BIN)/python -m pytest -rs -n $(JOBS)
+
+test-long: setup-dev services ## the tests that take longer
+	$(BIN)/python -m pytest -rs -n $(JOBS) -m long --timeout 1800
+
+check: setup-dev ## style, types and architecture
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -p no:cacheprovider tests/test_architecture.py
+
+suites: setup-dev ## scores of the outside suites in ../shared/suites
+	$(BIN)/python tests/suites/run.py
+
+bench: setup-dev ## every script of benchmarks/, in turn
+	@for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+
+lock: ## pins the newest versions that pyproject.toml allows
+	@scripts/lock
+
+clean: ## removes what the other targets made, but no crawls
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build dist
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Gossamer: a web crawler that grows from a laptop to a fleet."""

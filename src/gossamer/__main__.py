@@ -1,0 +1,5 @@
+"""`python -m gossamer` is the command line."""
+
+from gossamer.cli import main
+
+main()

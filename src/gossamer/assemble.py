@@ -1,0 +1,79 @@
+"""Puts a worker together from its parts: downloader, middlewares, spider, extractor, engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from gossamer.clock import Clock
+from gossamer.download import open_downloader
+from gossamer.engine.extractor import Extractor
+from gossamer.engine.handle import Extracts, Handler, Linker
+from gossamer.engine.marker import Marker
+from gossamer.engine.parsers import ParserPool
+from gossamer.engine.recent import Recent
+from gossamer.engine.run import Engine
+from gossamer.engine.store import Store
+from gossamer.extract.spider import FieldSpider, Spider, load
+from gossamer.frontier.base import Frontier
+from gossamer.middleware import Middleware, compose
+from gossamer.middleware.cache import Cache
+from gossamer.middleware.cookies import Cookies
+from gossamer.settings import Settings
+
+
+def make_spider(settings: Settings) -> Spider:
+    """The spider that the settings name: the user's class, one made of --extract fields, or one that follows links."""
+    if settings.spider:
+        return load(settings.spider)()
+    if settings.extract:
+        return FieldSpider(settings.extract)
+    return Spider()
+
+
+def middlewares(spider: Spider, settings: Settings, clock: Clock) -> list[Middleware]:
+    """The fetch ring, outermost first: the spider's own, then the development cache, then cookies."""
+    ring: list[Middleware] = list(spider.fetch_middleware)
+    if settings.cache:
+        ring.append(Cache(Path(settings.cache)))
+    if settings.cookies:
+        ring.append(Cookies(clock))
+    return ring
+
+
+@asynccontextmanager
+async def worker(
+    frontier: Frontier,
+    store: Store,
+    *,
+    settings: Settings,
+    secret: bytes,
+    clock: Clock,
+    marker_path: Path | None = None,
+    spider: Spider | None = None,
+) -> AsyncIterator[Engine]:
+    """An engine with everything it needs, which is closed again at the end."""
+    spider = spider or make_spider(settings)
+    recent = Recent()
+    linker = Linker(settings, secret, recent)
+    downloader = open_downloader(settings, clock=clock)
+    pool = ParserPool(settings.parse_processes, settings) if settings.parse_processes else None
+    marker = Marker(None if pool else marker_path)
+    extractor: Extracts = pool or Extractor(spider, settings)
+    try:
+        fetch = compose(middlewares(spider, settings, clock), downloader.fetch)
+        yield Engine(
+            frontier,
+            store,
+            fetch=fetch,
+            handler=Handler(extractor, linker, marker),
+            recent=recent,
+            settings=settings,
+            clock=clock,
+        )
+    finally:
+        if pool is not None:
+            await pool.aclose()
+        await downloader.aclose()
+        marker.close()

@@ -1,0 +1,258 @@
+"""The commands that run and steer a crawl."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from gossamer import job as jobs
+from gossamer import settings as configuration
+from gossamer.cli.exits import Exit
+from gossamer.cli.options import given, settings_options
+from gossamer.cli.view import follow, summary_lines
+from gossamer.engine import wire
+from gossamer.engine.remote import OwnerGone, connect
+from gossamer.errors import ConfigError, JobMissing
+from gossamer.job import Crawl, Summary
+from gossamer.member import die_with_parent, join
+
+Value = TypeVar("Value")
+
+
+@click.command()
+@click.argument("urls", nargs=-1, metavar="URL...")
+@click.option("--seeds", type=click.File("r", encoding="utf-8"), help="File with one URL a line; - is standard input.")
+@click.option(
+    "--job", "name", default="", help="Name (kept in crawls/NAME) or folder of the job.  [default: the first host]"
+)
+@click.option("--frontier", default="", metavar="URL", help="sqlite (in the job's folder) or memory:.")
+@click.option("--quiet", is_flag=True, help="Say nothing but errors.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@settings_options
+def crawl(
+    urls: tuple[str, ...], seeds: Any, name: str, frontier: str, quiet: bool, as_json: bool, **options: Any
+) -> int:
+    """Crawl from one or more URLs. The same command again resumes; other URLs on an existing job are added."""
+    _log_to_stderr(quiet)
+    given_seeds = jobs.read_seeds([*urls, *(seeds.read().splitlines() if seeds else ())])
+    folder = None if frontier == "memory:" else jobs.folder_of(name, given_seeds)
+    if frontier not in ("", "sqlite", "memory:"):
+        raise ConfigError(
+            f"--frontier {frontier}: no such frontier in this version", hint="use sqlite (the default) or memory:"
+        )
+    settings = _settings(folder, given(options))
+    spider_seeds = [] if given_seeds or not settings.spider else jobs.spider_seeds(settings)
+    run = Crawl(folder, settings, given_seeds or jobs.read_seeds(spider_seeds))
+    if folder is not None:
+        if not given_seeds and not spider_seeds and not (folder / jobs.FRONTIER).exists():
+            raise JobMissing(f"there is no job in {folder}", hint="give a URL to start one")
+        jobs.save_settings(folder, settings)
+    summary = _run(_crawl(run, quiet))
+    if as_json:
+        click.echo(json.dumps(_as_json(summary, folder)))
+    if not quiet:
+        for line in summary_lines(summary, folder, settings):
+            click.echo(line, err=True)
+    return _exit_code(summary)
+
+
+def _settings(folder: Path | None, options: dict[str, Any]) -> configuration.Settings:
+    """Defaults, then file, then environment, then what the job had, then the command line."""
+    values = {**configuration.from_file(Path.cwd()), **configuration.from_environment()}
+    if folder is not None:
+        values.update(jobs.stored_settings(folder))
+    values.update(options)
+    settings = configuration.build(values)
+    if settings.spider:
+        settings = configuration.build({**jobs.spider_settings(settings), **values})
+    return settings
+
+
+async def _crawl(run: Crawl, quiet: bool) -> Summary:
+    loop = asyncio.get_running_loop()
+    pressed: list[int] = []
+
+    def leave(number: int) -> None:
+        pressed.append(number)
+        if len(pressed) > 1:
+            # The state on disk is good at every moment: leaving at once costs only the fetches under way.
+            os._exit(Exit.INTERRUPTED)
+        run.stop(signal.Signals(number).name)
+        if not quiet:
+            click.echo("stopping: finishing the fetches under way (once more to leave at once)", err=True)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, leave, number)
+    watching = asyncio.create_task(follow(run)) if not quiet else None
+    try:
+        return await run.run()
+    finally:
+        if watching is not None:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+
+def _exit_code(summary: Summary) -> int:
+    if summary.stopped_by == "SIGINT":
+        return Exit.INTERRUPTED
+    if summary.counts.finished and summary.counts.failed + summary.counts.parked:
+        return Exit.SOME_FAILED
+    return Exit.OK
+
+
+def _as_json(summary: Summary, folder: Path | None) -> dict[str, Any]:
+    stats = summary.stats
+    return {
+        "job": str(folder) if folder else None,
+        "state": summary.state,
+        "counts": msgspec.to_builtins(summary.counts),
+        "pages": stats.pages,
+        "items": stats.items,
+        "bytes": stats.bytes,
+        "seconds": round(stats.seconds, 3),
+        "codes": {str(code): count for code, count in sorted(stats.codes.items())},
+        "reasons": dict(stats.reasons),
+    }
+
+
+@click.command()
+@click.argument("folder", metavar="DIR")
+@click.option("--job", "name", default="", hidden=True)
+@click.option("--name", "worker_name", default="", help="Name of this worker.  [default: its process number]")
+@click.option("--supervised", is_flag=True, hidden=True)
+def worker(folder: str, name: str, worker_name: str, supervised: bool) -> int:
+    """Join a running crawl: DIR is its folder or name. Leaves when the crawl is over."""
+    _log_to_stderr(False)
+    if supervised:
+        die_with_parent()
+    try:
+        _run(join(jobs.folder_of(folder, ()), name=worker_name or f"w{os.getpid()}"))
+    except OwnerGone as gone:
+        if supervised:
+            return Exit.ERROR
+        click.echo(str(gone), err=True)
+    return Exit.OK
+
+
+@click.command()
+@click.argument("name", metavar="JOB")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def status(name: str, as_json: bool) -> int:
+    """Show how far a job is, running or not."""
+    folder = _existing(name)
+    found = _run(_status(folder))
+    if as_json:
+        click.echo(json.dumps(found))
+        return Exit.OK
+    counts = found["counts"]
+    click.echo(f"{folder}: {found['state']}")
+    for word in ("stored", "queued", "delayed", "leased", "done", "failed", "skipped", "parked", "known", "sites"):
+        click.echo(f"  {word:10} {counts[word]:>12,}")
+    for site in found["sites"][:10]:
+        waiting = f", held for {site['hold']:.0f} s" if site["hold"] else ""
+        closed = f", closed: {site['closed']}" if site["closed"] else ""
+        click.echo(f"  {site['site']:40} {site['queued']:>8,} queued, delay {site['delay']:g} s{waiting}{closed}")
+    return Exit.OK
+
+
+async def _status(folder: Path) -> dict[str, Any]:
+    """Ask the owner of a running job; open the file of one that rests."""
+    try:
+        connection, _ = await connect(folder)
+    except JobMissing:
+        from gossamer.clock import SystemClock
+        from gossamer.frontier.sqlite import open_sqlite
+
+        settings = configuration.build(jobs.stored_settings(folder))
+        frontier = open_sqlite(folder / jobs.FRONTIER, settings, clock=SystemClock())
+        try:
+            counts = msgspec.to_builtins(await frontier.counts())
+            state = "finished" if counts["finished"] else "not running"
+            return {"state": state, "counts": counts, "sites": await frontier.sites(), "workers": {}}
+        finally:
+            await frontier.aclose()
+    try:
+        counts = await connection.call(wire.Ask("counts"))
+        sites = await connection.call(wire.Ask("sites"))
+        return {
+            "state": counts["job"],
+            "counts": counts,
+            "sites": sites,
+            "workers": await connection.call(wire.Ask("workers")),
+        }
+    finally:
+        await connection.aclose()
+
+
+def _steering(verb: str, done: str) -> click.Command:
+    @click.command(verb, help=f"{verb.capitalize()} a running crawl.")
+    @click.argument("name", metavar="JOB")
+    def command(name: str) -> int:
+        folder = _existing(name)
+        _run(_ask(folder, wire.Ask(verb)))
+        click.echo(f"{folder}: {done}", err=True)
+        return Exit.OK
+
+    return command
+
+
+pause, resume, stop = _steering("pause", "paused"), _steering("resume", "running"), _steering("stop", "stopping")
+
+
+@click.command()
+@click.argument("name", metavar="JOB")
+@click.argument("urls", nargs=-1, required=True, metavar="URL...")
+def add(name: str, urls: tuple[str, ...]) -> int:
+    """Add URLs to a running crawl."""
+    folder = _existing(name)
+    seeds = jobs.read_seeds(urls)
+    count = _run(_ask(folder, wire.AddUrls(seeds)))
+    click.echo(f"{folder}: {count} added, {len(seeds) - count} known already", err=True)
+    return Exit.OK
+
+
+async def _ask(folder: Path, call: wire.Call) -> Any:
+    connection, _ = await connect(folder)
+    try:
+        return await connection.call(call)
+    finally:
+        await connection.aclose()
+
+
+def _existing(name: str) -> Path:
+    folder = jobs.folder_of(name, ())
+    if not (folder / jobs.FRONTIER).exists():
+        raise ConfigError(
+            f"there is no job {name!r} ({folder / jobs.FRONTIER} does not exist)", hint="see crawls/ for names"
+        )
+    return folder
+
+
+def _run(main: Coroutine[Any, Any, Value]) -> Value:
+    """Run on uvloop where there is one."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(main)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
+
+
+def _log_to_stderr(quiet: bool) -> None:
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.ERROR if quiet else logging.WARNING,
+        format="%(levelname)s %(name)s: %(message)s",
+        force=True,
+    )
+    logging.raiseExceptions = False

@@ -1,0 +1,78 @@
+"""Command-line options made from the settings, so that both have one name, one default and one explanation."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+import click
+import msgspec
+
+from gossamer.errors import ConfigError
+from gossamer.settings import FIELDS
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+_PAIRS = {"extract": "NAME=SELECTOR", "headers": "NAME=VALUE"}
+_FLAGS = {"headers": "--header", "robots": "--robots/--no-robots", "nofollow": "--nofollow/--no-nofollow"}
+
+
+def settings_options(command: Command) -> Command:
+    """Give a command one option for every setting; those that are not used arrive as None or ()."""
+    for name in reversed(FIELDS):
+        if name != "sites":
+            command = _option(name)(command)
+    return command
+
+
+def given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that were set on the command line."""
+    values: dict[str, Any] = {}
+    for name, value in options.items():
+        if name not in FIELDS or value is None or value == ():
+            continue
+        values[name] = _pairs(name, value) if name in _PAIRS else value
+    return values
+
+
+def _option(name: str) -> Callable[[Command], Command]:
+    field = FIELDS[name]
+    kind, description = _unwrap(field.type)
+    default = field.default
+    shown = (
+        ""
+        if default in (None, "", msgspec.NODEFAULT, False, True) or isinstance(default, tuple)
+        else f"  [default: {default}]"
+    )
+    flag = _FLAGS.get(name, "--" + name.replace("_", "-"))
+    extra: dict[str, Any] = {"help": description + shown, "default": None}
+    if kind is bool:
+        extra["is_flag"] = True
+    elif get_origin(kind) is Literal:
+        extra["type"] = click.Choice(list(get_args(kind)))
+    elif get_origin(kind) in (tuple, dict):
+        extra.update(multiple=True, metavar=_PAIRS.get(name, "TEXT"))
+    else:
+        extra["type"] = kind
+    return click.option(flag, name, **extra)
+
+
+def _unwrap(kind: Any) -> tuple[Any, str]:
+    """The bare type of a field, and its description."""
+    description = ""
+    if hasattr(kind, "__metadata__"):
+        description = next((meta.description for meta in kind.__metadata__ if meta.description), "")
+        kind = get_args(kind)[0]
+    if get_origin(kind) in (Union, types.UnionType):
+        kind = next(part for part in get_args(kind) if part is not type(None))
+    return kind, description
+
+
+def _pairs(name: str, values: tuple[str, ...]) -> dict[str, str]:
+    pairs = {}
+    for value in values:
+        key, equals, text = value.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"--{name.rstrip('s')} {value!r} has no '='", hint=f"write {_PAIRS[name]}")
+        pairs[key.strip()] = text.strip()
+    return pairs

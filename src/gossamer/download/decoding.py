@@ -1,0 +1,142 @@
+"""Content-Encoding undone, never past a limit of output."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+
+import brotli
+import zstandard
+
+from gossamer.errors import BadEncoding, ProtocolBroken, TooLarge
+
+MAX_LAYERS = 5
+MAX_MEMBERS = 1000
+_SLICE_BYTES = 65_536
+# A zstd block of four bytes can stand for 128 KiB, and its decoder has no limit of output: so it is fed in morsels.
+_ZSTD_SLICE_BYTES = 256
+_ZSTD_WINDOW_BYTES = 8 * 1024 * 1024
+
+
+def encodings(values: list[str]) -> tuple[str, ...]:
+    """The codings of the Content-Encoding headers, in the order they were applied; BadEncoding if they are too many.
+
+    Names that are not known count for nothing, as in browsers: most of them are charsets put into the wrong header."""
+    names = (name.strip().lower() for value in values for name in value.split(","))
+    found = tuple(name for name in names if name in _DECODERS)
+    if len(found) > MAX_LAYERS:
+        raise BadEncoding(f"{len(found)} layers of Content-Encoding, {MAX_LAYERS} are the limit")
+    return found
+
+
+def decode(body: bytes, codings: tuple[str, ...], limit_bytes: int) -> bytes:
+    """The body behind the codings; TooLarge past the limit, BadEncoding if it is broken, ProtocolBroken if cut off."""
+    for name in reversed(codings):
+        if not body:
+            break
+        try:
+            body = _DECODERS[name](body, limit_bytes)
+        except (zlib.error, brotli.error, zstandard.ZstdError) as error:
+            raise BadEncoding(f"{name}: {error}") from None
+    return body
+
+
+class _Output:
+    """Decoded pieces up to a limit."""
+
+    def __init__(self, name: str, limit_bytes: int) -> None:
+        self._name, self._limit_bytes = name, limit_bytes
+        self._pieces: list[bytes] = []
+        self._members = 0
+        self.room = limit_bytes
+
+    def add(self, piece: bytes) -> None:
+        self.room -= len(piece)
+        if self.room < 0:
+            raise TooLarge(f"{self._name} body of more than {self._limit_bytes} bytes after decoding")
+        if piece:
+            self._pieces.append(piece)
+
+    def count_member(self) -> None:
+        self._members += 1
+        if self._members > MAX_MEMBERS:
+            raise BadEncoding(f"{self._name} body of more than {MAX_MEMBERS} members")
+
+    def finish(self, whole: bool) -> bytes:
+        if not whole:
+            raise ProtocolBroken(f"{self._name} body was cut off")
+        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+
+
+def _inflate(body: bytes | memoryview, window_bits: int, output: _Output) -> tuple[bool, int]:
+    """Decode one deflate stream; whether it came to its end, and how much of the body it took."""
+    stream = zlib.decompressobj(window_bits)
+    view = memoryview(body)
+    position = 0
+    while position < len(view) and not stream.eof:
+        piece = view[position : position + _SLICE_BYTES]
+        # One byte more than there is room for, so that the limit is noticed.
+        output.add(stream.decompress(piece, output.room + 1))
+        position += len(piece) - len(stream.unused_data)
+    return stream.eof, position
+
+
+def _gzip(body: bytes, limit_bytes: int) -> bytes:
+    output = _Output("gzip", limit_bytes)
+    whole, position = _inflate(body, 31, output)
+    # Members may follow one another; anything else after a member is padding.
+    while whole and body.startswith(b"\x1f\x8b", position):
+        output.count_member()
+        whole, taken = _inflate(memoryview(body)[position:], 31, output)
+        position += taken
+    return output.finish(whole)
+
+
+def _deflate(body: bytes, limit_bytes: int) -> bytes:
+    # The standard says zlib, but some servers send the raw stream.
+    if len(body) > 1 and body[0] & 15 == 8 and (body[0] << 8 | body[1]) % 31 == 0:
+        output = _Output("deflate", limit_bytes)
+        try:
+            return output.finish(_inflate(body, 15, output)[0])
+        except zlib.error:
+            pass
+    output = _Output("deflate", limit_bytes)
+    return output.finish(_inflate(body, -15, output)[0])
+
+
+def _brotli(body: bytes, limit_bytes: int) -> bytes:
+    output = _Output("br", limit_bytes)
+    stream = brotli.Decompressor()
+    view = memoryview(body)
+    for start in range(0, len(body), _SLICE_BYTES):
+        if stream.is_finished():
+            break
+        output.add(stream.process(bytes(view[start : start + _SLICE_BYTES]), output_buffer_limit=output.room + 1))
+        while not stream.can_accept_more_data() and not stream.is_finished():
+            output.add(stream.process(b"", output_buffer_limit=output.room + 1))
+    return output.finish(stream.is_finished())
+
+
+def _zstd(body: bytes, limit_bytes: int) -> bytes:
+    output = _Output("zstd", limit_bytes)
+    decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
+    view = memoryview(body)
+    stream = decompressor.decompressobj()
+    position = 0
+    while position < len(view):
+        if stream.eof:
+            output.count_member()
+            stream = decompressor.decompressobj()
+        piece = view[position : position + _ZSTD_SLICE_BYTES]
+        output.add(stream.decompress(piece))
+        position += len(piece) - len(stream.unused_data)
+    return output.finish(stream.eof)
+
+
+_DECODERS: dict[str, Callable[[bytes, int], bytes]] = {
+    "gzip": _gzip,
+    "x-gzip": _gzip,
+    "deflate": _deflate,
+    "br": _brotli,
+    "zstd": _zstd,
+}

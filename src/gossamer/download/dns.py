@@ -1,0 +1,140 @@
+"""Names to addresses: asynchronous, cached, coalesced, with overrides."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import OrderedDict
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from ipaddress import ip_address
+from typing import NamedTuple, Protocol
+
+import aiodns
+import pycares
+
+from gossamer.clock import Clock
+from gossamer.errors import ConfigError, FetchError, NameUnknown, NameUnresolved
+
+SHORTEST_SECONDS = 60.0
+LONGEST_SECONDS = 3600.0
+UNKNOWN_SECONDS = 60.0
+UNRESOLVED_SECONDS = 10.0
+MAX_NAMES = 50_000
+# c-ares keeps answers of its own, without a bound on their number: a fresh channel now and then lets them go.
+CHANNEL_LOOKUPS = 20_000
+_NO_SUCH_NAME = frozenset((pycares.errno.ARES_ENOTFOUND, pycares.errno.ARES_ENODATA, pycares.errno.ARES_EBADNAME))
+
+
+class Answer(NamedTuple):
+    """The addresses of a name, the one to try first in front, and until when (the clock's monotonic) they hold."""
+
+    addresses: tuple[str, ...]
+    expires_at: float
+
+
+class Names(Protocol):
+    """What a downloader asks for addresses."""
+
+    async def resolve(self, host: str) -> Answer: ...
+
+    async def aclose(self) -> None: ...
+
+
+class Resolver:
+    """A resolver on c-ares: overrides first, then localhost, /etc/hosts and the name servers; no search domains."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        overrides: Sequence[str] = (),
+        *,
+        nameservers: Sequence[str] = (),
+        try_seconds: float = 3.0,
+        tries: int = 3,
+    ) -> None:
+        self._clock = clock
+        self._overrides = [_override(text) for text in overrides]
+        self._nameservers = list(nameservers)
+        self._try_seconds, self._tries = try_seconds, tries
+        self._cache: OrderedDict[str, tuple[float, Answer | FetchError]] = OrderedDict()
+        self._pending: dict[str, asyncio.Task[Answer]] = {}
+        self._channel: aiodns.DNSResolver | None = None
+        self._lookups = 0
+
+    async def resolve(self, host: str) -> Answer:
+        """The addresses of `host`; NameUnknown if there is no such name, NameUnresolved if nobody could say."""
+        cached = self._cache.get(host)
+        if cached is not None and cached[0] > self._clock.monotonic():
+            if isinstance(cached[1], FetchError):
+                raise type(cached[1])(str(cached[1]))
+            return cached[1]
+        task = self._pending.get(host)
+        if task is None:
+            task = self._pending[host] = asyncio.create_task(self._find(host))
+            task.add_done_callback(lambda done: self._found(host, done))
+        # One waiter that gives up must not take the answer from the others.
+        return await asyncio.shield(task)
+
+    async def aclose(self) -> None:
+        for task in list(self._pending.values()):
+            task.cancel()
+        if self._channel is not None:
+            await self._channel.close()
+            self._channel = None
+
+    async def _find(self, host: str) -> Answer:
+        name = host.rstrip(".").lower()
+        for pattern, address in self._overrides:
+            if fnmatchcase(name, pattern):
+                return Answer((address,), self._clock.monotonic() + LONGEST_SECONDS)
+        if name == "localhost" or name.endswith(".localhost"):
+            return Answer(("127.0.0.1", "::1"), self._clock.monotonic() + LONGEST_SECONDS)
+        try:
+            found = await self._open_channel().getaddrinfo(name, socket.AF_UNSPEC, type=socket.SOCK_STREAM)
+        except (aiodns.error.DNSError, pycares.AresError, OSError) as error:
+            kind = NameUnknown if error.args and error.args[0] in _NO_SUCH_NAME else NameUnresolved
+            raise kind(f"{host}: {error.args[-1] if error.args else error}") from None
+        if not found.nodes:
+            raise NameUnknown(f"{host}: no address")
+        addresses = tuple(dict.fromkeys(node.addr[0].decode() for node in found.nodes))
+        seconds = min(max(min(node.ttl for node in found.nodes), SHORTEST_SECONDS), LONGEST_SECONDS)
+        return Answer(addresses, self._clock.monotonic() + seconds)
+
+    def _found(self, host: str, task: asyncio.Task[Answer]) -> None:
+        self._pending.pop(host, None)
+        if task.cancelled():
+            return
+        self._cache.pop(host, None)
+        error = task.exception()
+        if error is None:
+            answer = task.result()
+            self._cache[host] = (answer.expires_at, answer)
+        elif isinstance(error, FetchError):
+            seconds = UNKNOWN_SECONDS if isinstance(error, NameUnknown) else UNRESOLVED_SECONDS
+            self._cache[host] = (self._clock.monotonic() + seconds, error)
+        while len(self._cache) > MAX_NAMES:
+            self._cache.popitem(last=False)
+
+    def _open_channel(self) -> aiodns.DNSResolver:
+        self._lookups += 1
+        # The old channel is freed when the last look-up that waits on it is done.
+        if self._channel is None or self._lookups % CHANNEL_LOOKUPS == 0:
+            self._channel = aiodns.DNSResolver(
+                self._nameservers or None,
+                timeout=self._try_seconds,
+                tries=self._tries,
+                flags=pycares.ARES_FLAG_NOSEARCH | pycares.ARES_FLAG_EDNS,
+            )
+        return self._channel
+
+
+def _override(text: str) -> tuple[str, str]:
+    pattern, _, address = text.rpartition("=")
+    try:
+        found = str(ip_address(address.strip("[]")))
+    except ValueError:
+        found = ""
+    if not pattern or not found:
+        raise ConfigError(f"resolve: {text!r} is not PATTERN=ADDR", hint="for example *.test=127.0.0.1")
+    return pattern.lower(), found

@@ -1,0 +1,168 @@
+"""Which client a host belongs to: each client has a generation of hosts, with the checked addresses pinned in it."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from gossamer.clock import Clock
+from gossamer.errors import ConnectFailed
+
+GENERATION_HOSTS = 200
+MAX_GENERATIONS = 64
+BUILD_GAP_SECONDS = 0.05
+IDLE_SECONDS = 30.0
+
+C = TypeVar("C")
+
+
+class Generation(Generic[C]):
+    """A client and the hosts that use it. It goes, with its connections, when nobody refers to it any more."""
+
+    def __init__(self, client: C) -> None:
+        self.client = client
+        self.hosts: set[str] = set()
+
+
+class Route(Generic[C]):
+    """Where the requests for a host go: a client that connects this name to this address and to no other."""
+
+    __slots__ = ("address", "expires_at", "generation", "host", "spares", "used_at")
+
+    def __init__(self, host: str, address: str, spares: tuple[str, ...], expires_at: float) -> None:
+        self.host, self.address, self.spares, self.expires_at = host, address, spares, expires_at
+        self.generation: Generation[C] | None = None
+        self.used_at = 0.0
+
+    @property
+    def is_literal(self) -> bool:
+        return self.host.strip("[]") == self.address
+
+
+class Routes(Generic[C]):
+    """The routes of the hosts in use, at most `max_hosts` of them, so that open sockets stay bounded.
+
+    Addresses can be pinned only while a client is built, which takes milliseconds: hosts that come together share one.
+    """
+
+    def __init__(self, build: Callable[[dict[str, str]], C], clock: Clock, *, max_hosts: int) -> None:
+        self._build, self._clock, self._max_hosts = build, clock, max_hosts
+        self._table: dict[str, Route[C]] = {}
+        self._generations: deque[Generation[C]] = deque()
+        self._alive: weakref.WeakSet[Generation[C]] = weakref.WeakSet()
+        self._waiting: dict[str, tuple[Route[C], asyncio.Future[None]]] = {}
+        self._builder: asyncio.Task[None] | None = None
+        self._next_build_at = 0.0
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def find(self, host: str) -> Route[C] | None:
+        """The host's route, if it has one; whether its address still holds is for the caller to see."""
+        return self._table.get(host)
+
+    async def open(self, route: Route[C]) -> Route[C]:
+        """Give the route a client, in place of what its host had; a route that is just being opened is shared."""
+        newest = self._generations[-1] if self._generations else None
+        if route.is_literal and newest and len(newest.hosts) < GENERATION_HOSTS and len(self._table) < self._max_hosts:
+            self._enter(route, newest)
+            return route
+        waiting = self._waiting.get(route.host)
+        if waiting is None:
+            waiting = self._waiting[route.host] = (route, asyncio.get_running_loop().create_future())
+            if self._builder is None or self._builder.done():
+                self._builder = asyncio.create_task(self._build_waiting())
+        await asyncio.shield(waiting[1])
+        return waiting[0]
+
+    def shed(self) -> None:
+        """Let go of the older half of the generations, and so of their idle connections."""
+        for _ in range((len(self._generations) + 1) // 2):
+            self._retire()
+
+    def close(self) -> list[C]:
+        """Forget everything; the clients that were still alive, to be closed."""
+        if self._builder is not None:
+            self._builder.cancel()
+        for _, future in self._waiting.values():
+            _fail(future, ConnectFailed("the downloader was closed"))
+        clients = [generation.client for generation in self._alive]
+        self._waiting.clear()
+        self._table.clear()
+        self._generations.clear()
+        return clients
+
+    async def _build_waiting(self) -> None:
+        while self._waiting:
+            wait = self._next_build_at - self._clock.monotonic()
+            if wait > 0 and len(self._waiting) < GENERATION_HOSTS:
+                await self._clock.sleep(wait)
+            batch = [self._waiting[host] for host in list(self._waiting)[:GENERATION_HOSTS]]
+            routes = [route for route, _ in batch]
+            routes += self._make_room(len(routes))
+            pins = {route.host: route.address for route in routes if not route.is_literal}
+            try:
+                client = await asyncio.to_thread(self._build, pins)
+            except Exception as error:  # whatever the library raises, those who wait for it must hear of it
+                for route, future in batch:
+                    self._waiting.pop(route.host, None)
+                    _fail(future, error)
+                continue
+            self._next_build_at = self._clock.monotonic() + BUILD_GAP_SECONDS
+            generation = Generation(client)
+            self._generations.append(generation)
+            self._alive.add(generation)
+            for route in routes:
+                # A survivor that found its own way meanwhile keeps it.
+                if route.host in self._waiting or route.host not in self._table:
+                    self._enter(route, generation)
+            for route, future in batch:
+                self._waiting.pop(route.host, None)
+                if not future.done():
+                    future.set_result(None)
+
+    def _enter(self, route: Route[C], generation: Generation[C]) -> None:
+        route.generation = generation
+        route.used_at = self._clock.monotonic()
+        generation.hosts.add(route.host)
+        self._table[route.host] = route
+
+    def _make_room(self, count: int) -> list[Route[C]]:
+        """Retire what is idle or oldest until `count` hosts fit in; the routes in use among it that can come along."""
+        now = self._clock.monotonic()
+        survivors: list[Route[C]] = []
+        for generation in list(self._generations):
+            if not any(self._in_use(host, generation, now) for host in generation.hosts):
+                self._generations.remove(generation)
+                self._drop(generation)
+        while self._generations and (
+            len(self._generations) >= MAX_GENERATIONS or len(self._table) + count > self._max_hosts
+        ):
+            oldest = self._generations[0]
+            survivors += [self._table[host] for host in oldest.hosts if self._in_use(host, oldest, now)]
+            self._retire()
+        room = min(GENERATION_HOSTS, self._max_hosts - len(self._table)) - count
+        return survivors[: max(room, 0)]
+
+    def _in_use(self, host: str, generation: Generation[C], now: float) -> bool:
+        route = self._table.get(host)
+        return route is not None and route.generation is generation and now - route.used_at < IDLE_SECONDS
+
+    def _retire(self) -> None:
+        self._drop(self._generations.popleft())
+
+    def _drop(self, generation: Generation[C]) -> None:
+        for host in generation.hosts:
+            route = self._table.get(host)
+            if route is not None and route.generation is generation:
+                del self._table[host]
+
+
+def _fail(future: asyncio.Future[None], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+        # Reading it keeps the loop from complaining where nobody waits any more.
+        future.exception()

@@ -1,0 +1,64 @@
+"""The downloader that blocks: the same, with the exchange itself on a thread of a bounded pool."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+from pyreqwest.client import SyncClient, SyncClientBuilder
+
+from gossamer.clock import Clock
+from gossamer.download.client import READ_BYTES, Call, HttpDownloader, Reply
+from gossamer.download.dns import Names
+from gossamer.download.oddheaders import readable
+from gossamer.settings import Settings
+
+MAX_THREADS = 256
+
+
+class ThreadDownloader(HttpDownloader):
+    """Fetches with a blocking client. What is cancelled goes on in its thread until its time is over."""
+
+    def __init__(self, settings: Settings, clock: Clock, resolver: Names | None = None) -> None:
+        super().__init__(settings, clock, resolver)
+        self._pool = ThreadPoolExecutor(min(settings.concurrency, MAX_THREADS), thread_name_prefix="fetch")
+
+    async def aclose(self) -> None:
+        # Closing the clients wakes their threads, so that the process need not wait for them to time out.
+        await super().aclose()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _build(self, pins: dict[str, str], proxy: int | None = None) -> Any:
+        return self._configured(SyncClientBuilder(), pins, proxy).build()
+
+    async def _close(self, client: Any) -> None:
+        client.close()
+
+    async def _exchange(self, client: Any, call: Call) -> Reply:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._exchange_blocking, client, call)
+
+    def _exchange_blocking(self, client: SyncClient, call: Call) -> Reply:
+        builder = client.request(call.method, call.url)
+        if call.headers is not None:
+            builder = builder.headers(call.headers)
+        if call.body:
+            builder = builder.body_bytes(call.body)
+        if call.seconds is not None:
+            builder = builder.timeout(timedelta(seconds=call.seconds))
+        with builder.streamed_read_buffer_limit(0).build_streamed() as response:
+            headers_at = self._clock.monotonic()
+            status = response.status
+            headers, odd = readable(response.headers)
+            if self._body_bytes(call, status, headers) is not None:
+                body = response.bytes().to_bytes()
+            else:
+                pieces, size = [], 0
+                while (piece := response.body_reader.read(READ_BYTES)) is not None:
+                    size += len(piece)
+                    if size > self._settings.max_body_bytes:
+                        raise self._too_large()
+                    pieces.append(piece)
+                body = b"".join(pieces)
+            return Reply(status, response.version, headers, odd, body, headers_at)

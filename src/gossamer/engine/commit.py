@@ -1,0 +1,74 @@
+"""Group commit: results of many pages go to the store together, and a slow store slows the fetching down."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from gossamer.clock import Clock
+from gossamer.engine.store import Result, Store
+from gossamer.errors import SinkFull, Unavailable
+from gossamer.frontier.base import Frontier
+from gossamer.model import Lease, Receipt, SiteNote
+
+log = logging.getLogger("gossamer.engine")
+_MOST = 512
+_RETRY_MAX_SECONDS = 15.0
+
+Entry = Result | SiteNote | Lease
+
+
+class Committer:
+    """Collects results, notes and finished leases, and commits them in the order in which they came."""
+
+    def __init__(
+        self, store: Store, frontier: Frontier, *, clock: Clock, every: float, committed: Callable[[Result], None]
+    ) -> None:
+        self._store = store
+        self._frontier = frontier
+        self._clock = clock
+        self._every = every
+        self._committed = committed
+        self._queue: asyncio.Queue[Entry | None] = asyncio.Queue(_MOST)
+        self.stale = 0
+
+    async def put(self, entry: Entry) -> None:
+        """Hand over a result, a note, or a lease whose undone requests go back once all that was put before is stored."""
+        await self._queue.put(entry)
+
+    async def finish(self) -> None:
+        """Let `run` end once everything that was put is committed."""
+        await self._queue.put(None)
+
+    async def run(self) -> None:
+        """Commit until `finish`."""
+        last = False
+        while not last:
+            entries = [await self._queue.get()]
+            if self._every and self._queue.qsize() < _MOST // 2:
+                await self._clock.sleep(self._every)
+            while len(entries) < _MOST and not self._queue.empty():
+                entries.append(self._queue.get_nowait())
+            last = None in entries
+            results = [entry for entry in entries if isinstance(entry, Result)]
+            notes = [entry for entry in entries if isinstance(entry, SiteNote)]
+            leases = [entry for entry in entries if isinstance(entry, Lease)]
+            if results or notes:
+                receipt = await self._persist(results, notes)
+                self.stale += receipt.stale
+                if receipt.accepted == len(results):
+                    for result in results:
+                        self._committed(result)
+            if leases:
+                await self._frontier.release(leases)
+
+    async def _persist(self, results: list[Result], notes: list[SiteNote]) -> Receipt:
+        wait = 0.5
+        while True:
+            try:
+                return await self._store.commit(results, notes)
+            except (Unavailable, SinkFull) as error:
+                log.warning("waiting to store %d results: %s", len(results), error)
+                await self._clock.sleep(wait)
+                wait = min(wait * 2, _RETRY_MAX_SECONDS)

@@ -1,0 +1,186 @@
+"""The coordinator: lets other processes of this machine use the owner's frontier and files over a local socket."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+
+from gossamer import settings as configuration
+from gossamer import urls
+from gossamer.engine import wire
+from gossamer.engine.handle import Linker
+from gossamer.engine.marker import left_behind
+from gossamer.engine.store import Result, Store
+from gossamer.errors import ConfigError, GossamerError
+from gossamer.frontier.local import LocalFrontier
+from gossamer.model import Grant, Lease
+from gossamer.settings import Settings
+
+log = logging.getLogger("gossamer.coordinator")
+_STEERING = {"pause": "paused", "resume": "running", "stop": "stopping"}
+
+
+class Coordinator:
+    """Serves workers, and people with questions, as long as the owner lives."""
+
+    def __init__(
+        self, frontier: LocalFrontier, store: Store, *, linker: Linker, settings: Settings, folder: Path
+    ) -> None:
+        self._frontier = frontier
+        self._store = store
+        self._linker = linker
+        self._settings = settings
+        self._folder = folder
+        self._server: asyncio.Server | None = None
+        self._place = ""
+        self._sessions: set[asyncio.Task[None]] = set()
+        self.workers: dict[str, int] = {}
+
+    async def start(self) -> None:
+        """Listen, and leave the address in the job's folder."""
+        # A socket's path may have only about 100 characters, so it does not live in the job's folder.
+        self._place = tempfile.mkdtemp(prefix="gossamer-")
+        path = os.path.join(self._place, "owner")
+        self._server = await asyncio.start_unix_server(self._serve, path)
+        address = self._folder / "socket"
+        temporary = address.with_suffix(".new")
+        temporary.write_text(path, "utf-8")
+        temporary.replace(address)
+
+    async def aclose(self) -> None:
+        """Stop listening; workers that are still there see the connection end."""
+        (self._folder / "socket").unlink(missing_ok=True)
+        if self._server is not None:
+            self._server.close()
+        for session in list(self._sessions):
+            session.cancel()
+        await asyncio.gather(*self._sessions, return_exceptions=True)
+        shutil.rmtree(self._place, ignore_errors=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        session = asyncio.current_task()
+        assert session is not None
+        self._sessions.add(session)
+        peer = _Peer(writer)
+        calls: set[asyncio.Task[None]] = set()
+        try:
+            while (data := await wire.read_frame(reader)) is not None:
+                # Each call is a task, because `idle` answers late and must not stand in the way of the others.
+                call = asyncio.create_task(self._answer(peer, data))
+                calls.add(call)
+                call.add_done_callback(calls.discard)
+        except asyncio.CancelledError:
+            pass
+        finally:
+            self._sessions.discard(session)
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+            writer.close()
+            if peer.worker:
+                await self._bury(peer.worker)
+
+    async def _bury(self, worker: str) -> None:
+        """Give a gone worker's leases to others at once; the page that it was handling is noted against that page."""
+        self.workers.pop(worker, None)
+        key = left_behind(self._folder / "handling" / worker)
+        lost = await self._frontier.abandon(worker, blamed=(key,) if key else ())
+        if lost:
+            log.warning("worker %s left with %d sites in hand; they are ready again", worker, lost)
+
+    async def _answer(self, peer: _Peer, data: bytes) -> None:
+        number = -1
+        try:
+            asked = wire.decode_frame(data)
+            number = asked.number
+            value = await self._handlers[type(asked.call)](self, peer, asked.call)
+            answer = wire.Answer(number, msgspec.Raw(wire.encode(value)))
+        except GossamerError as error:
+            answer = wire.Answer(number, error=f"{type(error).__name__}\n{error}\n{error.hint}")
+        except msgspec.MsgspecError as error:
+            answer = wire.Answer(number, error=f"ConfigError\na call was not understood: {error}\n")
+        peer.writer.write(wire.frame(wire.encode(answer)))
+        await peer.writer.drain()
+
+    async def _hello(self, peer: _Peer, call: wire.Hello) -> wire.Welcome:
+        if call.protocol != wire.PROTOCOL:
+            raise ConfigError(
+                f"this worker speaks protocol {call.protocol}, the crawl speaks {wire.PROTOCOL}",
+                hint="run the same version of Gossamer for both",
+            )
+        if call.worker:
+            if call.worker in self.workers:
+                raise ConfigError(f"a worker called {call.worker} is here already", hint="give this one another --name")
+            peer.worker = call.worker
+            self.workers[call.worker] = call.pid
+        return wire.Welcome(configuration.dump(self._settings), self._frontier.secret, str(self._folder))
+
+    async def _add(self, _: _Peer, call: wire.Add) -> int:
+        return await self._frontier.add(call.requests)
+
+    async def _add_urls(self, _: _Peer, call: wire.AddUrls) -> int:
+        seeds = [url for url in map(urls.normal, call.urls) if url]
+        return await self._frontier.add([self._linker.seed(url) for url in seeds])
+
+    async def _take(self, peer: _Peer, call: wire.Take) -> Grant:
+        return await self._frontier.lease(call.limit, batch=call.batch, seconds=call.seconds, worker=peer.worker)
+
+    async def _extend(self, _: _Peer, call: wire.Extend) -> list[int]:
+        leases = [_bare_lease(token) for token in call.tokens]
+        return [lease.token for lease in await self._frontier.extend(leases, seconds=call.seconds)]
+
+    async def _commit(self, _: _Peer, call: wire.Commit) -> Any:
+        results = [Result(outcome, record) for outcome, record in zip(call.outcomes, call.records, strict=True)]
+        return await self._store.commit(results, call.notes)
+
+    async def _release(self, _: _Peer, call: wire.Release) -> None:
+        await self._frontier.release([_bare_lease(token) for token in call.tokens])
+
+    async def _idle(self, _: _Peer, call: wire.Idle) -> None:
+        await self._frontier.idle(Grant(wait=call.wait, news=call.news))
+
+    async def _ask(self, _: _Peer, call: wire.Ask) -> Any:
+        if call.what == "counts":
+            return await self._frontier.counts()
+        if call.what == "sites":
+            return await self._frontier.sites()
+        if call.what == "workers":
+            return self.workers
+        if call.what == "lookup":
+            return await self._frontier.lookup(call.text)
+        if call.what in _STEERING:
+            return await self._frontier.steer(_STEERING[call.what])  # type: ignore[arg-type]
+        raise ConfigError(f"nobody here knows what {call.what!r} means")
+
+    _handlers: ClassVar[dict[type[Any], Callable[[Coordinator, _Peer, Any], Awaitable[Any]]]] = {
+        wire.Hello: _hello,
+        wire.Add: _add,
+        wire.AddUrls: _add_urls,
+        wire.Take: _take,
+        wire.Extend: _extend,
+        wire.Commit: _commit,
+        wire.Release: _release,
+        wire.Idle: _idle,
+        wire.Ask: _ask,
+    }
+
+
+class _Peer:
+    """The other end of one connection."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
+        self.worker = ""
+
+
+def _bare_lease(token: int) -> Lease:
+    """A lease by its token, which is all that the owner needs."""
+    return Lease(site="", lane=0, token=token, requests=(), ttl=0.0, delay=0.0)

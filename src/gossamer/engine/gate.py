@@ -1,0 +1,79 @@
+"""The robots gate of a site: asks for robots.txt once per origin, under the site's clock, and says who may pass."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from gossamer import urls
+from gossamer.clock import Clock
+from gossamer.errors import FetchError
+from gossamer.frontier import policy
+from gossamer.middleware import robots as rfc9309
+from gossamer.middleware.robots import Matcher, Robots
+from gossamer.model import Request, Response
+from gossamer.settings import Settings
+
+PacedFetch = Callable[[Request], Awaitable[Response]]
+
+
+class Gate:
+    """Knows the rules of each origin of a site for as long as a lease lasts."""
+
+    def __init__(self, known: dict[str, bytes], settings: Settings, clock: Clock) -> None:
+        self._known = {origin: rfc9309.unpack(packed) for origin, packed in known.items()}
+        self._matchers: dict[str, Matcher] = {}
+        self._settings = settings
+        self._clock = clock
+
+    def allows(self, url: str) -> bool:
+        """Whether the rules let this URL through; `refresh` its origin first."""
+        origin = urls.origin(url)
+        matcher = self._matchers.get(origin)
+        if matcher is None:
+            matcher = self._matchers[origin] = Matcher(self._known[origin].rules)
+        return matcher.allowed(urls.path_query(url))
+
+    def is_due(self, url: str) -> bool:
+        """Whether the robots.txt that speaks for this URL must be asked for first."""
+        return rfc9309.is_due(self._known.get(urls.origin(url)), self._clock.epoch())
+
+    def state(self, url: str) -> Robots:
+        """What is known of the origin of this URL."""
+        return self._known[urls.origin(url)]
+
+    async def refresh(self, url: str, fetch: PacedFetch) -> Robots:
+        """Ask for the robots.txt of this URL's origin; at most five redirects are followed, as RFC 9309 says."""
+        origin = urls.origin(url)
+        status, body = await self._ask(f"{origin}/robots.txt", fetch)
+        now = self._clock.epoch()
+        robots = rfc9309.settle(
+            self._known.get(origin),
+            status,
+            body,
+            agent=self._settings.user_agent,
+            now=now,
+            ttl=self._settings.robots_seconds,
+        )
+        if robots.failures:
+            wait = policy.backoff(robots.failures, base=self._settings.backoff_seconds, cap=rfc9309.LAST_RETRY_SECONDS)
+            robots = msgspec.structs.replace(robots, good_until=now + wait)
+        self._known[origin] = robots
+        self._matchers.pop(origin, None)
+        return robots
+
+    async def _ask(self, url: str, fetch: PacedFetch) -> tuple[int | None, bytes]:
+        site = urls.host_port(url)
+        for _ in range(rfc9309.MAX_REDIRECTS + 1):
+            try:
+                response = await fetch(Request(url, site=site))
+            except FetchError:
+                return None, b""
+            if response.status not in (301, 302, 303, 307, 308):
+                return response.status, response.body
+            target = urls.join(url, response.header("location"))
+            if target is None:
+                return 404, b""
+            url = target
+        return 404, b""

@@ -1,0 +1,141 @@
+"""From an answer to a result: extraction, in this process or in parser processes, and the choice of links to follow."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from gossamer import urls
+from gossamer.engine.extractor import Extracted
+from gossamer.engine.marker import Marker
+from gossamer.engine.recent import Recent
+from gossamer.extract.scope import Scope
+from gossamer.model import PageRow, Request, Response
+from gossamer.settings import Settings
+
+
+class Extracts(Protocol):
+    """Something that runs the spider over a page."""
+
+    async def extract(self, request: Request, response: Response) -> Extracted: ...
+
+
+class Handled(NamedTuple):
+    """A page's record, the requests that it leads to, and its items."""
+
+    row: PageRow
+    links: tuple[Request, ...]
+    items: tuple[dict[str, Any], ...]
+    error: str
+
+
+class Linker:
+    """Turns links into requests: in scope, with key, site and depth, and not those that were queued a moment ago."""
+
+    def __init__(self, settings: Settings, secret: bytes, recent: Recent) -> None:
+        self._settings = settings
+        self._secret = secret
+        self._recent = recent
+        self._scope = Scope(settings)
+        self._by_domain = settings.site_by == "domain"
+        self.refused: Counter[str] = Counter()
+
+    def follow(self, page: Request, found: tuple[str, ...]) -> list[Request]:
+        """Requests for plain links of a page."""
+        depth, secret, recent = page.depth + 1, self._secret, self._recent
+        refuse, source = self._scope.refuse, page.url
+        requests = []
+        for url in found:
+            if self._settings.clean_query:
+                url = urls.clean_query(url)
+            key = urls.fingerprint(secret, url)
+            if key in recent:
+                continue
+            reason = refuse(url, source, depth)
+            if reason is not None:
+                self.refused[reason] += 1
+                continue
+            requests.append(Request(url, key, self.site(url), 0, depth))
+        return requests
+
+    def adopt(self, page: Request, made: tuple[Request, ...]) -> list[Request]:
+        """Requests that the spider made, with what only the engine knows filled in."""
+        requests = []
+        for request in made:
+            key = urls.fingerprint(self._secret, request.url, request.method, request.body)
+            if key in self._recent:
+                continue
+            reason = self._scope.refuse(request.url, page.url, page.depth + 1)
+            if reason is not None:
+                self.refused[reason] += 1
+                continue
+            requests.append(
+                msgspec.structs.replace(request, key=key, site=self.site(request.url), depth=page.depth + 1)
+            )
+        return requests
+
+    def seed(self, url: str) -> Request:
+        """The request for a seed, which is a normal URL."""
+        return Request(url, urls.fingerprint(self._secret, url), self.site(url))
+
+    def hop(self, page: Request, target: str) -> tuple[Request, ...]:
+        """The next hop of a redirect, at the same depth. A seed may lead anywhere, other pages stay in scope."""
+        if page.depth > 0 and (reason := self._scope.refuse(target, page.url, page.depth)) is not None:
+            self.refused[reason] += 1
+            return ()
+        key = urls.fingerprint(self._secret, target, page.method, page.body)
+        return (
+            msgspec.structs.replace(
+                page,
+                url=target,
+                key=key,
+                site=self.site(target),
+                hops=page.hops + 1,
+                tries=0,
+                referrer="",
+                state=None,
+                # Credentials stay with the origin they were meant for.
+                headers=page.headers if urls.origin(target) == urls.origin(page.url) else None,
+            ),
+        )
+
+    def site(self, url: str) -> str:
+        authority = urls.host_port(url)
+        return urls.registered_domain(authority) if self._by_domain else authority
+
+
+class Handler:
+    """Handles answers that are pages."""
+
+    def __init__(self, extractor: Extracts, linker: Linker, marker: Marker) -> None:
+        self._extractor = extractor
+        self._linker = linker
+        self._marker = marker
+
+    def redirect(self, request: Request, target: str) -> tuple[Request, ...]:
+        return self._linker.hop(request, target)
+
+    async def handle(self, request: Request, response: Response) -> Handled:
+        """Run the spider over a page; the marker names the page while it runs, should the process die of it."""
+        with self._marker.handling(request.key):
+            page = await self._extractor.extract(request, response)
+        links = self._linker.follow(request, page.urls) if page.urls else []
+        if page.requests:
+            links += self._linker.adopt(request, page.requests)
+        row = PageRow(
+            url=request.url,
+            status=response.status,
+            depth=request.depth,
+            title=page.title,
+            fetched_at=round(response.fetched_at, 3),
+            elapsed=round(response.elapsed, 4),
+            bytes=len(response.body),
+            digest=page.digest,
+            links=page.link_count,
+            error=f"spider: {page.error}" if page.error else "",
+            referrer=request.referrer,
+            text=msgspec.UNSET if page.text is None else page.text,
+        )
+        return Handled(row, tuple(links), page.items, page.error)

@@ -1,0 +1,178 @@
+"""The run loop of one worker: lease sites, visit them, renew what is held, and drain when told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from gossamer.clock import Clock
+from gossamer.engine.commit import Committer
+from gossamer.engine.context import Context
+from gossamer.engine.handle import Handler
+from gossamer.engine.recent import Recent
+from gossamer.engine.store import Result, Store
+from gossamer.engine.visit import Visit
+from gossamer.errors import Unavailable
+from gossamer.frontier.base import Frontier
+from gossamer.middleware import Fetch
+from gossamer.model import Grant, JobState
+from gossamer.settings import Settings
+
+log = logging.getLogger("gossamer.engine")
+_SLEEPERS = 15
+"""Lanes that wait for their delay, per fetch that may be under way: they cost memory only."""
+
+
+class Engine:
+    """One worker. `run` returns the job's state when there is nothing more for it to do."""
+
+    def __init__(
+        self,
+        frontier: Frontier,
+        store: Store,
+        *,
+        fetch: Fetch,
+        handler: Handler,
+        recent: Recent,
+        settings: Settings,
+        clock: Clock,
+    ) -> None:
+        self._frontier = frontier
+        self._settings = settings
+        self._clock = clock
+        self._recent = recent
+        self._visits: dict[int, Visit] = {}
+        self._sleeping = 0
+        self._changed = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._committer = Committer(
+            store, frontier, clock=clock, every=settings.commit_seconds, committed=self._acknowledged
+        )
+        self._context = Context(
+            settings=settings,
+            clock=clock,
+            fetch=fetch,
+            handler=handler,
+            committer=self._committer,
+            slots=asyncio.Semaphore(settings.concurrency),
+            stopping=self._stop,
+            went_to_sleep=self._changed.set,
+        )
+
+    @property
+    def active(self) -> int:
+        """Sites that are being visited."""
+        return len(self._visits)
+
+    @property
+    def stale(self) -> int:
+        """Outcomes that came too late."""
+        return self._committer.stale
+
+    def stop(self) -> None:
+        """Finish the fetches that are under way, store them, return the rest, and let `run` return."""
+        self._stop.set()
+        self._changed.set()
+
+    async def run(self) -> JobState:
+        """Work until the job is finished or stopped."""
+        async with asyncio.TaskGroup() as tasks:
+            committing = tasks.create_task(self._committer.run())
+            renewing = tasks.create_task(self._renew())
+            state = await self._dispatch(tasks)
+            while self._visits:
+                self._changed.clear()
+                await self._changed.wait()
+            renewing.cancel()
+            await self._committer.finish()
+            await committing
+        return state
+
+    async def _dispatch(self, tasks: asyncio.TaskGroup) -> JobState:
+        settings, state = self._settings, "running"
+        while not self._stop.is_set():
+            free = self._free()
+            if free <= 0:
+                await self._some_change()
+                continue
+            sent_at = self._clock.monotonic()
+            try:
+                grant = await self._frontier.lease(free, batch=settings.batch, seconds=settings.lease_seconds)
+            except Unavailable as error:
+                log.warning("waiting for the frontier: %s", error)
+                self._recent.clear()
+                await self._unless_stopped(self._clock.sleep(1.0))
+                continue
+            for lease in grant.leases:
+                visit = self._visits[lease.token] = Visit(lease, self._context, sent_at=sent_at)
+                tasks.create_task(self._run_visit(visit))
+            state = grant.job
+            if state in ("finished", "stopping", "missing"):
+                break
+            if len(grant.leases) < free:
+                await self._idle(grant)
+        return state  # type: ignore[return-value]
+
+    async def _run_visit(self, visit: Visit) -> None:
+        try:
+            await visit.run()
+        finally:
+            del self._visits[visit.lease.token]
+            self._changed.set()
+
+    def _free(self) -> int:
+        """How many more lanes to ask for: those that sleep out their delay take nobody's place."""
+        awake = sum(not visit.sleeping for visit in self._visits.values())
+        limit = self._settings.concurrency
+        return min(limit - awake, limit * (1 + _SLEEPERS) - len(self._visits))
+
+    async def _some_change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+        # Visits end and fall asleep in crowds: a moment's wait turns many small calls to the frontier into one.
+        await self._clock.sleep(0.005)
+
+    async def _idle(self, grant: Grant) -> None:
+        await self._unless_stopped(self._frontier.idle(grant))
+
+    async def _unless_stopped(self, waiting: object) -> None:
+        task = asyncio.ensure_future(waiting)  # type: ignore[call-overload]
+        stopped = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+        finally:
+            task.cancel()
+            stopped.cancel()
+
+    async def _renew(self) -> None:
+        """Extend all leases at a third of their time; a visit whose lease is gone sends nothing more."""
+        seconds = self._settings.lease_seconds
+        while True:
+            await self._clock.sleep(seconds / 3)
+            held = [visit.lease for visit in self._visits.values() if not visit.lost]
+            if not held:
+                continue
+            sent_at = self._clock.monotonic()
+            try:
+                ours = await self._frontier.extend(held, seconds=seconds)
+            except Unavailable as error:
+                log.warning("leases could not be renewed: %s", error)
+                continue
+            kept = {lease.token for lease in ours}
+            for lease in held:
+                visit = self._visits.get(lease.token)
+                if visit is None:
+                    continue
+                if lease.token in kept:
+                    visit.deadline = sent_at + seconds
+                else:
+                    visit.lost = True
+
+    def _acknowledged(self, result: Result) -> None:
+        self._recent.update(link.key for link in result.outcome.links)
+
+
+Stopper = Callable[[], None]

@@ -1,0 +1,107 @@
+"""The supervisor of a machine's worker processes: restarts the dead, with back-off, and gives up loudly."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from gossamer.clock import Clock
+from gossamer.errors import GossamerError
+from gossamer.model import JobState
+
+log = logging.getLogger("gossamer.supervisor")
+_HEALTHY_SECONDS = 30.0
+_MOST_DEATHS = 8
+
+
+class WorkersDie(GossamerError):
+    """Workers die again and again."""
+
+
+class Supervisor:
+    """Keeps `count` workers of the job in `folder` running until the job is over or they are told to stop."""
+
+    def __init__(
+        self, folder: Path, *, count: int, clock: Clock, state: Callable[[], JobState], arguments: tuple[str, ...] = ()
+    ) -> None:
+        self._folder = folder
+        self._count = count
+        self._clock = clock
+        self._state = state
+        self._arguments = arguments
+        self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._stopping = asyncio.Event()
+        self.restarts = 0
+        self._deaths = 0
+
+    @property
+    def alive(self) -> int:
+        return len(self._processes)
+
+    def stop(self) -> None:
+        """Ask the workers to drain."""
+        self._stopping.set()
+        for process in self._processes.values():
+            if process.returncode is None:
+                process.terminate()
+
+    async def run(self) -> JobState:
+        """Return when all workers have left because the job is over."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for number in range(self._count):
+                    tasks.create_task(self._keep(number))
+        except* WorkersDie as group:
+            raise group.exceptions[0] from None
+        finally:
+            for process in self._processes.values():
+                if process.returncode is None:
+                    process.kill()
+                    await process.wait()
+        return self._state()
+
+    async def _keep(self, number: int) -> None:
+        while not self._stopping.is_set():
+            started_at = self._clock.monotonic()
+            code = await self._run_one(number)
+            if code == 0 or self._stopping.is_set() or self._state() in ("finished", "stopping"):
+                return
+            lived = self._clock.monotonic() - started_at
+            self._deaths = 1 if lived > _HEALTHY_SECONDS else self._deaths + 1
+            if self._deaths > _MOST_DEATHS * self._count:
+                raise WorkersDie(
+                    f"workers died {self._deaths} times in a row, the last one with code {code}",
+                    hint="their messages are above; --workers 1 runs everything in one process, which shows more",
+                )
+            self.restarts += 1
+            log.warning("worker %d ended with code %d after %.1f s; starting it again", number, code, lived)
+            await self._pause(min(10.0, 0.1 * 2 ** min(self._deaths, 7)) if lived < _HEALTHY_SECONDS else 0.1)
+
+    async def _run_one(self, number: int) -> int:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "gossamer",
+            "worker",
+            str(self._folder),
+            "--supervised",
+            *self._arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+        )
+        self._processes[number] = process
+        if self._stopping.is_set():
+            process.terminate()
+        try:
+            return await process.wait()
+        finally:
+            self._processes.pop(number, None) if process.returncode is not None else None
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        except TimeoutError:
+            pass

@@ -1,0 +1,218 @@
+"""The life of one site lease: robots, delay, fetch, verdict, spider, result; one request after another."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from gossamer import urls
+from gossamer.engine.context import Context
+from gossamer.engine.gate import Gate
+from gossamer.engine.judge import Verdict, judge_error, judge_response
+from gossamer.engine.store import Result
+from gossamer.errors import Disallowed, FetchError, Forbidden
+from gossamer.frontier import policy
+from gossamer.model import Lease, Outcome, PageRow, Record, Request, Response, SiteNote
+
+
+class Visit:
+    """Fetches the requests of one lease in turn, until they are done, the site wants to be left alone, or it is lost."""
+
+    def __init__(self, lease: Lease, context: Context, *, sent_at: float) -> None:
+        self.lease = lease
+        self.deadline = sent_at + lease.ttl
+        self.lost = False
+        self.sleeping = False
+        self._context = context
+        self._settings = context.settings
+        self._clock = context.clock
+        self._gate = Gate(lease.robots, context.settings, context.clock)
+        self._memo = dict(lease.memo)
+        self._delay = lease.delay
+        self._next_at = 0.0
+        self._left_alone = False
+
+    async def run(self) -> None:
+        """Work through the batch; what is left undone goes back to the frontier."""
+        undone = len(self.lease.requests)
+        for request in self.lease.requests:
+            if self._over() or not await self._visit(request):
+                break
+            undone -= 1
+        if undone and not self.lost:
+            await self._context.committer.put(self.lease)
+
+    def _over(self) -> bool:
+        return self.lost or self._left_alone or self._context.stopping.is_set()
+
+    async def _visit(self, request: Request) -> bool:
+        """Settle one request; False if it was not, and the batch ends here."""
+        if self._settings.robots and not await self._may_fetch(request):
+            return False
+        if self._settings.robots and not self._gate.allows(request.url):
+            await self._settle(request, Verdict("skipped", Disallowed.kind))
+            return True
+        try:
+            response = await self._fetch(request)
+        except _LeaseLost:
+            return False
+        except FetchError as error:
+            await self._failed(request, error)
+            return True
+        await self._answered(request, response)
+        return True
+
+    async def _may_fetch(self, request: Request) -> bool:
+        """Have the rules at hand; False if the site must be left alone because they cannot be had."""
+        if self._gate.is_due(request.url):
+            try:
+                robots = await self._gate.refresh(request.url, self._fetch)
+            except _LeaseLost:
+                return False
+            delay = self._heed(robots.rules.crawl_delay)
+            note = self._note(robots={urls.origin(request.url): robots.pack()}, delay=delay)
+            if robots.kind == "unreachable":
+                self._left_alone = True
+                hold = robots.good_until - self._clock.epoch()
+                close = "robots-unreachable" if robots.failures >= self._settings.site_failures else None
+                note = self._note(robots=note.robots, hold=hold, close=close)
+            await self._context.committer.put(note)
+        elif self._gate.state(request.url).kind == "unreachable":
+            self._left_alone = True
+            hold = self._gate.state(request.url).good_until - self._clock.epoch()
+            await self._context.committer.put(self._note(hold=max(hold, 0.0)))
+        return not self._left_alone and not self._over()
+
+    def _heed(self, crawl_delay: float | None) -> float | None:
+        """Take up a Crawl-delay that asks for more than the delay in force; the site's new delay if there is one."""
+        if crawl_delay is None or crawl_delay * self.lease.lanes <= self._delay:
+            return None
+        self._delay = crawl_delay * self.lease.lanes
+        return crawl_delay
+
+    async def _fetch(self, request: Request) -> Response:
+        """One request on the wire, no sooner than the site's delay allows, and only while the lease is ours."""
+        context = self._context
+        wait = self._next_at - self._clock.monotonic()
+        if wait > 0:
+            await self._sleep(wait)
+        async with context.slots:
+            if self.lost or self._clock.monotonic() >= self.deadline:
+                self.lost = True
+                raise _LeaseLost
+            try:
+                response = await context.fetch(request)
+            except FetchError as error:
+                if not isinstance(error, Forbidden):
+                    self._next_at = self._clock.monotonic() + self._delay
+                raise
+        if not response.from_cache:
+            self._next_at = response.headers_at + self._delay
+        return response
+
+    async def _sleep(self, seconds: float) -> None:
+        """Wait without taking a place from other sites; a stop ends the wait."""
+        self.sleeping = True
+        self._context.went_to_sleep()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._context.stopping.wait()
+            raise _LeaseLost
+        except TimeoutError:
+            pass
+        finally:
+            self.sleeping = False
+
+    async def _failed(self, request: Request, error: FetchError) -> None:
+        verdict = judge_error(request, error, self._memo, self._settings)
+        row = PageRow(
+            url=request.url,
+            depth=request.depth,
+            fetched_at=round(self._clock.epoch(), 3),
+            error=f"{error.kind}: {error}",
+            referrer=request.referrer,
+        )
+        await self._settle(request, verdict, row=row)
+
+    async def _answered(self, request: Request, response: Response) -> None:
+        settings = self._settings
+        verdict = judge_response(request, response, self._memo, settings, now=self._clock.epoch())
+        if settings.adaptive_delay and not response.from_cache:
+            await self._adapt(response)
+        if verdict.target and verdict.status == "done":
+            links = self._context.handler.redirect(request, verdict.target)
+            await self._settle(
+                request, verdict, response=response, row=_row(request, response, location=verdict.target), links=links
+            )
+        elif verdict.status != "done":
+            row = _row(request, response, location=verdict.target, error=verdict.reason if verdict.target else "")
+            await self._settle(request, verdict, response=response, row=row)
+        else:
+            handled = await self._context.handler.handle(request, response)
+            if handled.error:
+                verdict = verdict._replace(status="failed", reason="spider")
+            await self._settle(
+                request, verdict, response=response, row=handled.row, links=handled.links, items=handled.items
+            )
+
+    async def _adapt(self, response: Response) -> None:
+        lanes = self.lease.lanes
+        floor = self._settings.for_site(self.lease.site).delay or 0.0
+        delay = policy.adaptive_delay(
+            self._delay / lanes, latency=response.latency, status=response.status, floor=floor
+        )
+        if abs(delay * lanes - self._delay) > 0.1 * max(self._delay, 0.05):
+            self._delay = delay * lanes
+            await self._context.committer.put(self._note(delay=delay))
+
+    async def _settle(
+        self,
+        request: Request,
+        verdict: Verdict,
+        *,
+        response: Response | None = None,
+        row: PageRow | None = None,
+        links: tuple[Request, ...] = (),
+        items: tuple[dict[str, Any], ...] = (),
+    ) -> None:
+        lease, committer = self.lease, self._context.committer
+        if verdict.hold is not None or verdict.memo is not None or verdict.close is not None:
+            self._memo.update(verdict.memo or {})
+            self._left_alone = self._left_alone or bool(verdict.hold) or verdict.close is not None
+            await committer.put(self._note(hold=verdict.hold, memo=verdict.memo, close=verdict.close))
+        outcome = Outcome(
+            site=lease.site,
+            lane=lease.lane,
+            token=lease.token,
+            key=request.key,
+            status=verdict.status,
+            code=response.status if response is not None else 0,
+            again_in=verdict.again_in,
+            links=links,
+            reason=verdict.reason,
+        )
+        record = None
+        if row is not None and verdict.status in ("done", "failed"):
+            record = Record(key=request.key, token=lease.token, page=row, items=items)
+        await committer.put(Result(outcome, record))
+
+    def _note(self, **known: Any) -> SiteNote:
+        return SiteNote(site=self.lease.site, lane=self.lease.lane, token=self.lease.token, **known)
+
+
+class _LeaseLost(Exception):
+    """The lease ended, or the run did, before the request was sent."""
+
+
+def _row(request: Request, response: Response, *, location: str = "", error: str = "") -> PageRow:
+    return PageRow(
+        url=request.url,
+        status=response.status,
+        depth=request.depth,
+        fetched_at=round(response.fetched_at, 3),
+        elapsed=round(response.elapsed, 4),
+        bytes=len(response.body),
+        error=error,
+        referrer=request.referrer,
+        location=location,
+    )

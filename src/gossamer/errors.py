@@ -1,0 +1,159 @@
+"""Every error that Gossamer raises, in one tree.
+
+GossamerError
+  ConfigError          a wrong setting, an unknown backend, a missing extra; the command line exits with 2
+  FetchError           a page could not be fetched
+    TransientError     worth another try
+      TimedOut         a stage, or the whole fetch, took too long
+      ConnectFailed    refused, reset, unreachable
+      NameUnresolved   DNS did not answer (again later)
+      ProtocolBroken   the answer was cut off or was not HTTP
+    FinalError         another try would end the same
+      NameUnknown      DNS says that there is no such name
+      TlsRefused       certificate or handshake
+      TooLarge         body, decoded body or headers over their limit
+      BadEncoding      a Content-Encoding that does not decode
+      Forbidden        the address guard refused to connect
+      Disallowed       robots.txt says no
+      TooManyRedirects a chain of more than ten hops, or a loop
+  ExtractError         the spider raised; the original is the cause
+  FrontierError        the frontier is not usable
+    Unavailable        for now: retried with back-off
+    SchemaMismatch     written by another version, or not ours at all
+    Held               another process owns it
+    JobMissing         the job that a worker was told to join is not there
+  SinkError            output could not be stored; stops the job, because losing data silently is worse
+    SinkFull           no space for now: the crawl waits until there is
+"""
+
+from __future__ import annotations
+
+
+class GossamerError(Exception):
+    """What every error of ours is; `hint` says what to do about it."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class ConfigError(GossamerError):
+    """A wrong setting, an unknown backend or a missing extra."""
+
+
+class FetchError(GossamerError):
+    """A page could not be fetched; `kind` is the word for it in records and counters."""
+
+    kind = "error"
+
+
+class TransientError(FetchError):
+    """A failure that another try may cure."""
+
+    kind = "transient"
+
+
+class TimedOut(TransientError):
+    """A stage of the fetch, or the whole of it, took too long."""
+
+    kind = "timeout"
+
+
+class ConnectFailed(TransientError):
+    """No connection: refused, reset or unreachable."""
+
+    kind = "connect"
+
+
+class NameUnresolved(TransientError):
+    """The name servers did not answer, or said SERVFAIL."""
+
+    kind = "dns"
+
+
+class ProtocolBroken(TransientError):
+    """The answer was cut off, or was not HTTP."""
+
+    kind = "protocol"
+
+
+class FinalError(FetchError):
+    """A failure that another try would repeat."""
+
+    kind = "final"
+
+
+class NameUnknown(FinalError):
+    """DNS says that the name does not exist."""
+
+    kind = "nxdomain"
+
+
+class TlsRefused(FinalError):
+    """The certificate or the handshake was not acceptable."""
+
+    kind = "tls"
+
+
+class TooLarge(FinalError):
+    """The body, the decoded body or the headers passed their limit."""
+
+    kind = "too-large"
+
+
+class BadEncoding(FinalError):
+    """The body does not decode by its own Content-Encoding."""
+
+    kind = "encoding"
+
+
+class Forbidden(FinalError):
+    """The address guard refused the address, the scheme or the port."""
+
+    kind = "forbidden"
+
+
+class Disallowed(FinalError):
+    """robots.txt does not allow this URL."""
+
+    kind = "robots"
+
+
+class TooManyRedirects(FinalError):
+    """A redirect chain of more than ten hops, or one that bites its tail."""
+
+    kind = "redirects"
+
+
+class ExtractError(GossamerError):
+    """The spider raised on a page; the original error is in `__cause__`."""
+
+    kind = "spider"
+
+
+class FrontierError(GossamerError):
+    """The frontier cannot be used."""
+
+
+class Unavailable(FrontierError):
+    """The frontier does not answer for now."""
+
+
+class SchemaMismatch(FrontierError):
+    """The frontier was written by another version, or by something else."""
+
+
+class Held(FrontierError):
+    """Another process owns the frontier."""
+
+
+class JobMissing(FrontierError):
+    """There is no such job."""
+
+
+class SinkError(GossamerError):
+    """Output could not be stored."""
+
+
+class SinkFull(SinkError):
+    """There is no space for output at the moment."""

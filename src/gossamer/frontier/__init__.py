@@ -1,0 +1,1 @@
+"""The frontier: what is to be fetched, when, and by whom."""

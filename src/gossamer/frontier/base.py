@@ -1,0 +1,76 @@
+"""The frontier's interface: leases are on sites, and a URL does not move until it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from gossamer.model import Counts, Grant, JobState, Lease, Outcome, Receipt, Request, SiteNote
+
+
+class Frontier(Protocol):
+    """What the engine needs of a frontier. Only durations cross it; time is the store's own.
+
+    P1  A key is queued at most once at a time, and done once unless it is revisited.
+    P2  A lane has one holder, and no other lane gets the keys of its batch.
+    P3  An outcome and its links land together or not at all; repeating an applied `complete` is not an error.
+    P4  A stale token changes nothing and is counted; tokens only grow.
+    P5  On a one-lane site the delay holds over all workers, also just after a crash.
+    P6  `finished` is never true while a request is queued, delayed, held or leased.
+    P7  What has returned survives `kill -9` (except in `memory:`).
+    P8  Any number of processes may use it.
+    P9  Work that was lost with its worker is handed out again within lease time + delay.
+    P10 A request that keeps killing its workers is isolated, then parked.
+    """
+
+    async def add(self, requests: Sequence[Request]) -> int:
+        """Queue the requests whose keys are not known yet; how many those were."""
+        ...
+
+    async def lease(self, limit: int, *, batch: int, seconds: float) -> Grant:
+        """Take up to `limit` lanes that have been ready longest, each with up to `batch` requests, for `seconds`."""
+        ...
+
+    async def extend(self, leases: Sequence[Lease], *, seconds: float) -> list[Lease]:
+        """Hold on to leases for `seconds` from now; those that are still ours."""
+        ...
+
+    async def complete(
+        self, outcomes: Sequence[Outcome], *, notes: Sequence[SiteNote] = (), marks: Mapping[str, int] | None = None
+    ) -> Receipt:
+        """Settle requests, with their links, in one atomic step. `marks` are the lengths of the output files.
+
+        A lane whose batch is settled is free again, one delay later."""
+        ...
+
+    async def release(self, leases: Sequence[Lease]) -> None:
+        """Give lanes back before their batch is settled; what is undone is queued again at once."""
+        ...
+
+    async def idle(self, grant: Grant) -> None:
+        """Return when something may have become due: after `grant.wait` at the latest, sooner when there is news."""
+        ...
+
+    async def counts(self) -> Counts:
+        """One view; writes nothing."""
+        ...
+
+    async def aclose(self) -> None:
+        """Let go of the store. Leases that are still held end as if their holder had died."""
+        ...
+
+
+class Steering(Protocol):
+    """What people and services do to a job."""
+
+    async def steer(self, job: JobState) -> None:
+        """Pause ('paused'), resume ('running') or stop ('stopping') the job."""
+        ...
+
+    async def lookup(self, url: str) -> Mapping[str, Any] | None:
+        """All that is known of one URL; None if it was never seen."""
+        ...
+
+    async def sites(self, limit: int = 100) -> list[Mapping[str, Any]]:
+        """The sites with the most queued requests, with their delay, hold and reasons."""
+        ...

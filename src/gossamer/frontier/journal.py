@@ -1,0 +1,145 @@
+"""What an embedded frontier writes down: the shape of one change, and a journal that keeps everything in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from gossamer.model import JobState, Request
+
+DONE, FAILED, RETRY, SKIPPED, PARKED = 1, 2, 3, 4, 5
+STATUS = {"done": DONE, "failed": FAILED, "retry": RETRY, "skipped": SKIPPED, "parked": PARKED}
+
+
+@dataclass(slots=True)
+class Change:
+    """All that one call to the frontier changes; it is written whole or not at all."""
+
+    sites: list[tuple[int, str]] = field(default_factory=list)
+    """New sites: number, name."""
+    urls: list[tuple[int, Request, int, int]] = field(default_factory=list)
+    """New URLs: number, request, number of the site, number of the page that linked here (0: a seed)."""
+    outcomes: list[OutcomeRow] = field(default_factory=list)
+    notes: dict[int, SiteRow] = field(default_factory=dict)
+    """Site number -> all that is to be remembered of it."""
+    lapses: dict[int, int] = field(default_factory=dict)
+    marks: Mapping[str, int] | None = None
+    job: JobState | None = None
+
+
+@dataclass(slots=True)
+class OutcomeRow:
+    """What became of a URL, and when."""
+
+    number: int
+    status: int
+    code: int
+    at: float
+    again_at: float | None
+    reason: str
+    state: dict[str, Any] | None
+
+
+@dataclass(slots=True)
+class SiteRow:
+    """What is remembered of a site; times are epoch seconds."""
+
+    delay: float
+    hold_until: float
+    robots: dict[str, bytes]
+    memo: dict[str, Any]
+    closed: str
+
+
+class Past:
+    """What a journal remembers when it is opened; read once."""
+
+    secret: bytes = b""
+    epoch: int = 0
+    job: JobState = "running"
+    marks: Mapping[str, int] = {}
+    lapses: Mapping[int, int] = {}
+
+    def sites(self) -> Iterator[tuple[int, str, SiteRow | None]]:
+        """Number, name, and what was noted."""
+        yield from ()
+
+    def outcomes(self) -> Iterator[tuple[int, int, int, float | None]]:
+        """Row, number of the URL, status, and when it is due again; in the order in which they happened."""
+        yield from ()
+
+    def urls(self) -> Iterator[tuple[int, int, int, int, int, int]]:
+        """Number, key, site, priority, depth and hops; in the order in which they were found."""
+        yield from ()
+
+
+class Journal(Protocol):
+    """Where changes go. `write` returns when they are durable."""
+
+    async def write(self, change: Change) -> Sequence[int]:
+        """Keep a change; the row of each of its outcomes."""
+        ...
+
+    def load(self, numbers: Sequence[int], visits: Mapping[int, int]) -> list[Request]:
+        """The requests of these numbers, with `state` of the outcome row that `visits` names."""
+        ...
+
+    def lookup(self, key: int) -> dict[str, Any] | None:
+        """The story of one URL; None if it is not known."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the store."""
+        ...
+
+
+class MemoryJournal:
+    """A journal that dies with the process."""
+
+    def __init__(self) -> None:
+        self._requests: dict[int, Request] = {}
+        self._parents: dict[int, int] = {}
+        self._outcomes: list[OutcomeRow] = []
+
+    async def write(self, change: Change) -> Sequence[int]:
+        for number, request, _, parent in change.urls:
+            self._requests[number] = request
+            if parent:
+                self._parents[number] = parent
+        first = len(self._outcomes)
+        self._outcomes.extend(change.outcomes)
+        return range(first, len(self._outcomes))
+
+    def load(self, numbers: Sequence[int], visits: Mapping[int, int]) -> list[Request]:
+        found = []
+        for number in numbers:
+            request = self._requests[number]
+            parent = self._parents.get(number)
+            referrer = request.referrer or (self._requests[parent].url if parent else "")
+            state = self._outcomes[visits[number]].state if number in visits else None
+            found.append(msgspec.structs.replace(request, referrer=referrer, state=state))
+        return found
+
+    def lookup(self, key: int) -> dict[str, Any] | None:
+        for number, request in self._requests.items():
+            if request.key == key:
+                attempts = [row for row in self._outcomes if row.number == number]
+                return {
+                    "url": request.url,
+                    "site": request.site,
+                    "depth": request.depth,
+                    "attempts": [vars_of(row) for row in attempts],
+                }
+        return None
+
+    def close(self) -> None:
+        self._requests.clear()
+
+
+def vars_of(row: OutcomeRow) -> dict[str, Any]:
+    """An attempt as people read it."""
+    word = next(name for name, status in STATUS.items() if status == row.status)
+    return {"at": row.at, "status": word, "code": row.code, "again_at": row.again_at, "reason": row.reason}

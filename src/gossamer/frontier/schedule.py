@@ -1,0 +1,334 @@
+"""The schedule of an embedded frontier: sites, lanes and queues in memory, with no input or output of its own.
+
+A lane waits in one heap under the time when it is ready:
+
+    leased          the end of its lease + delay (an expired lease needs no sweeper: it just comes up)
+    free, queued    max(next allowed, the site's hold)
+    free, delayed   max(next allowed, the site's hold, the earliest due time)
+    nothing to do   not in the heap
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from array import array
+from bisect import insort
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from gossamer.frontier import policy
+from gossamer.settings import Settings
+
+NEVER = float("inf")
+
+
+class Level:
+    """Requests of one rank: 8 bytes each."""
+
+    __slots__ = ("head", "ids")
+
+    def __init__(self) -> None:
+        self.ids = array("q")
+        self.head = 0
+
+    def __len__(self) -> int:
+        return len(self.ids) - self.head
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.ids[self.head :])
+
+    def pop(self, strategy: str) -> int:
+        if strategy == "dfs":
+            return self.ids.pop()
+        if strategy == "random":
+            pick = random.randrange(self.head, len(self.ids))
+            self.ids[pick], self.ids[self.head] = self.ids[self.head], self.ids[pick]
+        found = self.ids[self.head]
+        self.head += 1
+        if self.head > 256 and self.head * 2 > len(self.ids):
+            del self.ids[: self.head]
+            self.head = 0
+        return found
+
+
+class Queue:
+    """A site's requests in the order in which they are to be fetched."""
+
+    __slots__ = ("front", "levels", "ranks", "size")
+
+    def __init__(self) -> None:
+        self.front: list[int] = []
+        self.levels: dict[int, Level] = {}
+        self.ranks: list[int] = []
+        self.size = 0
+
+    def push(self, number: int, rank: int) -> None:
+        self.size += 1
+        if rank == policy.HEAD:
+            self.front.append(number)
+            return
+        level = self.levels.get(rank)
+        if level is None:
+            level = self.levels[rank] = Level()
+            insort(self.ranks, rank)
+        level.ids.append(number)
+
+    def put_back(self, numbers: Iterable[int]) -> None:
+        """Return requests to the head, in their old order."""
+        returned = list(numbers)
+        self.front.extend(reversed(returned))
+        self.size += len(returned)
+
+    def pop(self, strategy: str) -> int:
+        self.size -= 1
+        if self.front:
+            return self.front.pop()
+        rank = self.ranks[0]
+        level = self.levels[rank]
+        found = level.pop(strategy)
+        if not level:
+            del self.levels[rank], self.ranks[0]
+        return found
+
+    def clear(self) -> int:
+        dropped = self.size
+        self.front.clear()
+        self.levels.clear()
+        self.ranks.clear()
+        self.size = 0
+        return dropped
+
+
+class Lane:
+    """What a worker leases: one fetch at a time from one site."""
+
+    __slots__ = (
+        "batch",
+        "expires_at",
+        "heap_at",
+        "last_token",
+        "next_at",
+        "number",
+        "settling",
+        "site",
+        "suspect",
+        "token",
+        "worker",
+    )
+
+    def __init__(self, site: Site, number: int, next_at: float) -> None:
+        self.site = site
+        self.number = number
+        self.next_at = next_at
+        self.token = 0
+        self.last_token = 0
+        self.expires_at = 0.0
+        self.heap_at: float | None = None
+        self.batch: dict[int, int] = {}
+        self.settling = 0
+        self.suspect = False
+        self.worker = ""
+
+
+class Site:
+    """All that is known of a site."""
+
+    __slots__ = (
+        "budget",
+        "closed",
+        "delay",
+        "delayed",
+        "hold_until",
+        "lanes",
+        "lanes_allowed",
+        "leased",
+        "memo",
+        "name",
+        "number",
+        "queue",
+        "robots",
+        "stored",
+        "suspects",
+    )
+
+    def __init__(self, number: int, name: str, settings: Settings) -> None:
+        own = settings.for_site(name)
+        self.number = number
+        self.name = name
+        self.delay = own.delay or 0.0
+        self.lanes_allowed = own.lanes or 1
+        self.budget = own.budget
+        self.queue = Queue()
+        self.delayed: list[tuple[float, int]] = []
+        self.suspects: list[int] = []
+        self.lanes: list[Lane] = []
+        self.hold_until = 0.0
+        self.leased = 0
+        self.stored = 0
+        self.robots: dict[str, bytes] = {}
+        self.memo: dict[str, Any] = {}
+        self.closed = ""
+
+    def room(self) -> int:
+        """How many more requests the budget lets out now."""
+        return 1 << 62 if self.budget is None else self.budget - self.stored - self.leased
+
+
+class Schedule:
+    """Which lane may be leased when. Every method takes the time; none waits."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.sites: dict[str, Site] = {}
+        self.lapses: dict[int, int] = {}
+        self.revisits: set[int] = set()
+        self.returned = 0
+        self.queued = self.delayed = self.leased = 0
+        self._heap: list[tuple[float, int, Lane]] = []
+        self._pushes = 0
+
+    def site(self, name: str, number: int, *, ready_at: float = 0.0) -> Site:
+        """The site of that name, made if it is new."""
+        site = self.sites.get(name)
+        if site is None:
+            site = self.sites[name] = Site(number, name, self.settings)
+            site.lanes.append(Lane(site, 0, ready_at))
+        return site
+
+    def open_lanes(self, site: Site, now: float) -> None:
+        """Let a site have all its lanes: for when its robots.txt is known, or not asked for."""
+        while len(site.lanes) < site.lanes_allowed:
+            site.lanes.append(Lane(site, len(site.lanes), now + site.delay * (1 + len(site.lanes))))
+
+    def push(self, site: Site, number: int, rank: int) -> None:
+        """Queue a request that may go out as soon as its site is ready."""
+        if self.lapses.get(number, 0) >= 2:
+            site.suspects.append(number)
+        else:
+            site.queue.push(number, rank)
+        self.queued += 1
+        self.wake(site)
+
+    def push_later(self, site: Site, number: int, due_at: float) -> None:
+        """Queue a request that is not due before `due_at`."""
+        heapq.heappush(site.delayed, (due_at, number))
+        self.delayed += 1
+        self.wake(site)
+
+    def wake(self, site: Site) -> None:
+        """Put the site's lanes into the heap, or move them forward in it."""
+        for lane in site.lanes:
+            ready_at = self._ready_at(lane)
+            if ready_at is not None and (lane.heap_at is None or ready_at < lane.heap_at):
+                self._enter(lane, ready_at)
+
+    def _enter(self, lane: Lane, ready_at: float) -> None:
+        lane.heap_at = ready_at
+        self._pushes += 1
+        heapq.heappush(self._heap, (ready_at, self._pushes, lane))
+
+    def _ready_at(self, lane: Lane) -> float | None:
+        site = lane.site
+        if lane.token:
+            return NEVER if lane.settling else lane.expires_at + self.lane_delay(site)
+        if site.queue.size or site.suspects:
+            return max(lane.next_at, site.hold_until)
+        if site.delayed:
+            return max(lane.next_at, site.hold_until, site.delayed[0][0])
+        return None
+
+    def lane_delay(self, site: Site) -> float:
+        """The gap that one lane keeps, so that all lanes together keep the site's rate."""
+        return site.delay * len(site.lanes)
+
+    def due(self, now: float) -> Iterator[Lane]:
+        """The lanes that are ready now, those that have waited longest first; each is out of the heap once given."""
+        while self._heap:
+            ready_at, _, lane = self._heap[0]
+            if lane.heap_at != ready_at:
+                heapq.heappop(self._heap)
+                continue
+            if ready_at > now:
+                return
+            heapq.heappop(self._heap)
+            lane.heap_at = None
+            actual = self._ready_at(lane)
+            if actual is None:
+                continue
+            if actual > now:
+                self._enter(lane, actual)
+                continue
+            yield lane
+
+    def next_due(self) -> float | None:
+        """When the next lane may be ready; None if only news can change that."""
+        while self._heap and self._heap[0][2].heap_at != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap and self._heap[0][0] != NEVER else None
+
+    def take(self, site: Site, count: int, now: float, *, suspect: bool) -> list[int]:
+        """Up to `count` due requests out of the site's queue; a suspect goes alone."""
+        while site.delayed and site.delayed[0][0] <= now:
+            _, number = heapq.heappop(site.delayed)
+            self.delayed -= 1
+            self.queued += 1
+            if number in self.revisits:
+                self.revisits.remove(number)
+                self.returned += 1
+            if self.lapses.get(number, 0) >= 2:
+                site.suspects.append(number)
+            else:
+                site.queue.push(number, policy.HEAD)
+        if suspect and site.suspects:
+            taken = [site.suspects.pop(0)]
+        else:
+            taken = [site.queue.pop(self.settings.strategy) for _ in range(min(count, site.queue.size))]
+        self.queued -= len(taken)
+        return taken
+
+    def hold(self, lane: Lane, batch: dict[int, int], *, token: int, expires_at: float, worker: str) -> None:
+        """Give a lane with its batch (key -> number) to a worker."""
+        lane.token = token
+        lane.batch = batch
+        lane.expires_at = expires_at
+        lane.worker = worker
+        lane.site.leased += len(batch)
+        self.leased += len(batch)
+        self._enter(lane, expires_at + self.lane_delay(lane.site))
+
+    def settle(self, lane: Lane, key: int) -> int | None:
+        """Take one request out of a lane's batch; its number, or None if it is not there (any more)."""
+        number = lane.batch.pop(key, None)
+        if number is not None:
+            lane.site.leased -= 1
+            self.leased -= 1
+        return number
+
+    def free(self, lane: Lane, now: float) -> None:
+        """Make a lane ready again, one delay from now; what is left of its batch goes back to the head."""
+        site = lane.site
+        if lane.batch:
+            site.leased -= len(lane.batch)
+            self.leased -= len(lane.batch)
+            self.queued += len(lane.batch)
+            calm = [number for number in lane.batch.values() if self.lapses.get(number, 0) < 2]
+            site.queue.put_back(calm)
+            site.suspects.extend(number for number in lane.batch.values() if self.lapses.get(number, 0) >= 2)
+            lane.batch = {}
+        lane.last_token, lane.token = lane.token, 0
+        lane.suspect = False
+        lane.next_at = max(lane.next_at, now + self.lane_delay(site))
+        lane.heap_at = None
+        self.wake(site)
+
+    def close(self, site: Site, reason: str) -> int:
+        """Give up all that waits on a site; how many requests that were."""
+        dropped = site.queue.clear() + len(site.suspects)
+        site.suspects.clear()
+        self.queued -= dropped
+        self.delayed -= len(site.delayed)
+        dropped += len(site.delayed)
+        site.delayed = []
+        site.closed = reason
+        return dropped

@@ -1,0 +1,383 @@
+"""The journal in a SQLite file: append-only, one writer thread, every change one durable transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import resources
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from gossamer.clock import Clock
+from gossamer.errors import FrontierError, Held, SchemaMismatch, Unavailable
+from gossamer.frontier.journal import STATUS, Change, Past, SiteRow
+from gossamer.frontier.local import LocalFrontier
+from gossamer.model import JobState, Request
+from gossamer.settings import Settings
+
+FORMAT = 1
+APPLICATION_ID = 0x676F7373
+_NETWORK_FILESYSTEMS = (
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "smbfs",
+    "9p",
+    "fuse.sshfs",
+    "fuse.s3fs",
+    "afs",
+    "ceph",
+    "glusterfs",
+)
+_WORDS = {number: word for word, number in STATUS.items()}
+
+
+class Extra(msgspec.Struct, omit_defaults=True):
+    """The parts of a request that most requests do not have."""
+
+    label: str = ""
+    meta: dict[str, Any] | None = None
+    method: str = "GET"
+    headers: dict[str, str] | None = None
+    body: bytes = b""
+    referrer: str = ""
+
+
+_encode = msgspec.json.Encoder().encode
+_decode_extra = msgspec.json.Decoder(Extra).decode
+_decode_robots = msgspec.json.Decoder(dict[str, bytes]).decode
+_decode = msgspec.json.Decoder().decode
+
+
+def open_sqlite(path: Path, settings: Settings, *, clock: Clock) -> LocalFrontier:
+    """The frontier in this file, made if it is not there. It is ours alone until it is closed."""
+    lock = _claim(path)
+    try:
+        journal = SqliteJournal(path, lock)
+        return LocalFrontier(journal, journal.past(), settings=settings, clock=clock)
+    except BaseException:
+        os.close(lock)
+        raise
+
+
+def holder(path: Path) -> str:
+    """Who owns the frontier file, as `pid N`; empty if nobody does."""
+    try:
+        lock = _claim(path)
+    except Held:
+        return _read_holder(_lock_path(path)) or "another process"
+    os.close(lock)
+    return ""
+
+
+def _lock_path(path: Path) -> Path:
+    return path.with_name(path.name + "-owner")
+
+
+def _read_holder(path: Path) -> str:
+    try:
+        return path.read_text("utf-8").strip()
+    except OSError:
+        return ""
+
+
+def _claim(path: Path) -> int:
+    """Lock the file against other owners. The lock ends with this process, however it ends."""
+    import fcntl
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _refuse_network_folder(path.parent)
+    descriptor = os.open(_lock_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        name = _read_holder(_lock_path(path)) or "another process"
+        raise Held(
+            f"{path} is in use by {name}",
+            hint=f"wait for it, stop it, or join it with: gossamer worker {path.parent}",
+        ) from None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"pid {os.getpid()}\n".encode(), 0)
+    return descriptor
+
+
+def _refuse_network_folder(folder: Path) -> None:
+    """SQLite's files are not safe on network file systems: say so instead of corrupting them some day."""
+    kind = _filesystem(folder)
+    if kind in _NETWORK_FILESYSTEMS:
+        raise FrontierError(
+            f"{folder} is on a network file system ({kind}), where SQLite files can be corrupted",
+            hint="put the job on a local disk with --job DIR",
+        )
+
+
+def _filesystem(folder: Path) -> str:
+    try:
+        mounts = Path("/proc/mounts").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    place, best, kind = str(folder.resolve()), "", ""
+    for line in mounts:
+        fields = line.split(" ")
+        if len(fields) < 3:
+            continue
+        mount = fields[1].replace("\\040", " ")
+        if (place == mount or place.startswith(mount.rstrip("/") + "/")) and len(mount) >= len(best):
+            best, kind = mount, fields[2]
+    return kind
+
+
+class SqliteJournal:
+    """Changes in a SQLite file. Reads happen here, writes in a thread of their own that waits for the disk."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self._path = path
+        self._lock = lock
+        fresh = not path.exists()
+        if not fresh:
+            check_format(path)
+        self._writer = self._connect()
+        try:
+            if fresh:
+                self._create()
+            self._reader = self._connect()
+        except sqlite3.Error as error:
+            raise _translated(error, path) from error
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="gossamer-journal")
+        row = self._reader.execute("SELECT coalesce(max(row), 0) FROM outcomes").fetchone()
+        self._rows = int(row[0])
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+        connection.execute("PRAGMA journal_mode=WAL")
+        # FULL: what `write` has acknowledged survives a power cut, not only a kill.
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("PRAGMA cache_size=-16000")
+        connection.execute("PRAGMA journal_size_limit=67108864")
+        return connection
+
+    def _create(self) -> None:
+        schema = resources.files("gossamer.frontier").joinpath("schema.sql").read_text("utf-8")
+        self._writer.executescript(
+            f"BEGIN IMMEDIATE; PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={FORMAT}; {schema} COMMIT;"
+        )
+        self._writer.execute("INSERT INTO meta VALUES ('secret', ?)", (secrets.token_bytes(16),))
+
+    def past(self) -> Past:
+        return _SqlitePast(self._reader, self._writer)
+
+    async def write(self, change: Change) -> Sequence[int]:
+        first = self._rows + 1
+        loop = asyncio.get_running_loop()
+        # Shielded: a cancelled caller must not find half-applied memory beside a committed file.
+        await asyncio.shield(loop.run_in_executor(self._thread, self._write, change, first))
+        self._rows += len(change.outcomes)
+        return range(first, first + len(change.outcomes))
+
+    def _write(self, change: Change, first: int) -> None:
+        run = self._writer.execute
+        try:
+            run("BEGIN IMMEDIATE")
+            many = self._writer.executemany
+            if change.sites:
+                many("INSERT INTO sites (number, name) VALUES (?, ?)", change.sites)
+            if change.urls:
+                many("INSERT INTO urls VALUES (?,?,?,?,?,?,?,?,?)", _url_rows(change))
+            if change.outcomes:
+                many("INSERT INTO outcomes VALUES (?,?,?,?,?,?,?,?)", _outcome_rows(change, first))
+            for number, row in change.notes.items():
+                run(
+                    "UPDATE sites SET delay=?, hold_until=?, robots=?, memo=?, closed=? WHERE number=?",
+                    (row.delay, row.hold_until, _encode(row.robots), _encode(row.memo), row.closed, number),
+                )
+            if change.lapses:
+                many("INSERT OR REPLACE INTO lapses VALUES (?, ?)", change.lapses.items())
+            if change.marks:
+                many("INSERT OR REPLACE INTO files VALUES (?, ?)", change.marks.items())
+            if change.job is not None:
+                run("INSERT OR REPLACE INTO meta VALUES ('job', ?)", (change.job,))
+            run("COMMIT")
+        except sqlite3.Error as error:
+            if self._writer.in_transaction:
+                run("ROLLBACK")
+            raise _translated(error, self._path) from error
+
+    def load(self, numbers: Sequence[int], visits: Mapping[int, int]) -> list[Request]:
+        marks = ",".join("?" * len(numbers))
+        rows = self._reader.execute(
+            "SELECT u.number, u.url, u.key, s.name, u.priority, u.depth, u.hops, u.extra, p.url FROM urls u"
+            f" JOIN sites s ON s.number = u.site LEFT JOIN urls p ON p.number = u.parent WHERE u.number IN ({marks})",
+            numbers,
+        )
+        found: dict[int, Request] = {}
+        for number, url, key, site, priority, depth, hops, extra, referrer in rows:
+            if extra is None:
+                found[number] = Request(
+                    url, key, site, priority, depth, hops, 0, referrer or "", state=self._state(visits, number)
+                )
+                continue
+            more = _decode_extra(extra)
+            found[number] = Request(
+                url,
+                key,
+                site,
+                priority,
+                depth,
+                hops,
+                0,
+                referrer or more.referrer,
+                more.label,
+                more.meta,
+                more.method,
+                more.headers,
+                more.body,
+                self._state(visits, number),
+            )
+        return [found[number] for number in numbers]
+
+    def _state(self, visits: Mapping[int, int], number: int) -> dict[str, Any] | None:
+        if number not in visits:
+            return None
+        row = self._reader.execute("SELECT state FROM outcomes WHERE row = ?", (visits[number],)).fetchone()
+        return _decode(row[0]) if row and row[0] else None
+
+    def lookup(self, key: int) -> dict[str, Any] | None:
+        row = self._reader.execute(
+            "SELECT u.number, u.url, s.name, u.depth, u.priority, p.url FROM urls u JOIN sites s ON s.number = u.site"
+            " LEFT JOIN urls p ON p.number = u.parent WHERE u.key = ?",
+            (key,),
+        ).fetchone()
+        if row is None:
+            return None
+        attempts = self._reader.execute(
+            "SELECT at, status, code, again_at, reason FROM outcomes WHERE url = ? ORDER BY row", (row[0],)
+        )
+        return {
+            "number": row[0],
+            "url": row[1],
+            "site": row[2],
+            "depth": row[3],
+            "priority": row[4],
+            "referrer": row[5] or "",
+            "attempts": [
+                {"at": at, "status": _WORDS[status], "code": code, "again_at": again_at, "reason": reason or ""}
+                for at, status, code, again_at, reason in attempts
+            ],
+        }
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True)
+        self._reader.close()
+        self._writer.close()
+        os.close(self._lock)
+
+
+def _url_rows(change: Change) -> Iterator[tuple[Any, ...]]:
+    for number, request, site, parent in change.urls:
+        extra = None
+        if (
+            request.label
+            or request.meta
+            or request.method != "GET"
+            or request.headers
+            or request.body
+            or (request.referrer and not parent)
+        ):
+            extra = _encode(
+                Extra(
+                    request.label,
+                    request.meta,
+                    request.method,
+                    request.headers,
+                    request.body,
+                    "" if parent else request.referrer,
+                )
+            ).decode()
+        yield number, request.key, site, request.priority, request.depth, request.hops, parent, request.url, extra
+
+
+def _outcome_rows(change: Change, first: int) -> Iterator[tuple[Any, ...]]:
+    for row, outcome in enumerate(change.outcomes, first):
+        state = None if outcome.state is None else _encode(outcome.state).decode()
+        yield (
+            row,
+            outcome.number,
+            outcome.status,
+            outcome.code,
+            round(outcome.at, 3),
+            outcome.again_at,
+            outcome.reason or None,
+            state,
+        )
+
+
+class _SqlitePast(Past):
+    def __init__(self, reader: sqlite3.Connection, writer: sqlite3.Connection) -> None:
+        self._reader = reader
+        meta = dict(reader.execute("SELECT name, value FROM meta").fetchall())
+        self.secret = meta["secret"]
+        self.epoch = int(meta.get("epoch", 0)) + 1
+        self.job = cast(JobState, meta.get("job", "running"))
+        self.marks = dict(reader.execute("SELECT name, bytes FROM files").fetchall())
+        self.lapses = dict(reader.execute("SELECT url, count FROM lapses").fetchall())
+        writer.execute("INSERT OR REPLACE INTO meta VALUES ('epoch', ?)", (self.epoch,))
+
+    def sites(self) -> Iterator[tuple[int, str, SiteRow | None]]:
+        for number, name, delay, hold, robots, memo, closed in self._reader.execute(
+            "SELECT * FROM sites ORDER BY number"
+        ):
+            row = None
+            if delay is not None:
+                row = SiteRow(delay, hold or 0.0, _decode_robots(robots), _decode(memo), closed or "")
+            yield number, name, row
+
+    def outcomes(self) -> Iterator[tuple[int, int, int, float | None]]:
+        yield from self._reader.execute("SELECT row, url, status, again_at FROM outcomes ORDER BY row")
+
+    def urls(self) -> Iterator[tuple[int, int, int, int, int, int]]:
+        yield from self._reader.execute("SELECT number, key, site, priority, depth, hops FROM urls ORDER BY number")
+
+
+def check_format(path: Path) -> None:
+    """Refuse a file that is not a frontier of this version; it is never made anew."""
+    with path.open("rb") as file:
+        head = file.read(100)
+    keep = "it was left as it is; move it away, or choose another --job"
+    if not head.startswith(b"SQLite format 3\0"):
+        what = "is empty" if not head else "is not a Gossamer frontier"
+        raise SchemaMismatch(f"{path} {what}", hint=keep)
+    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    try:
+        identity = connection.execute("PRAGMA application_id").fetchone()[0]
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        problems = connection.execute("PRAGMA quick_check(1)").fetchone()[0] if path.stat().st_size < 1 << 26 else "ok"
+    except sqlite3.DatabaseError as error:
+        raise SchemaMismatch(f"{path} is damaged: {error}", hint=keep) from None
+    finally:
+        connection.close()
+    if identity != APPLICATION_ID:
+        raise SchemaMismatch(f"{path} is a SQLite file of another program", hint=keep)
+    if version > FORMAT:
+        raise SchemaMismatch(
+            f"{path} was written by a newer Gossamer (format {version}, this one reads {FORMAT})",
+            hint="upgrade Gossamer to go on with this job",
+        )
+    if problems != "ok":
+        raise SchemaMismatch(f"{path} is damaged: {problems}", hint=keep)
+
+
+def _translated(error: sqlite3.Error, path: Path) -> FrontierError:
+    code = getattr(error, "sqlite_errorname", "")
+    if code.startswith(
+        ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_READONLY", "SQLITE_CANTOPEN")
+    ):
+        return Unavailable(f"{path}: {error}", hint="the crawl waits and tries again; free some disk space")
+    return SchemaMismatch(f"{path}: {error}", hint="the file was left as it is")

@@ -1,0 +1,231 @@
+"""A job: a folder with its settings, frontier and output, and what it takes to run it on one machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from gossamer import settings as configuration
+from gossamer import urls
+from gossamer.assemble import worker
+from gossamer.clock import Clock, SystemClock
+from gossamer.engine.coordinator import Coordinator
+from gossamer.engine.handle import Linker
+from gossamer.engine.marker import left_behind
+from gossamer.engine.recent import Recent
+from gossamer.engine.run import Engine
+from gossamer.engine.stats import Stats
+from gossamer.engine.store import OwnerStore
+from gossamer.engine.supervisor import Supervisor
+from gossamer.errors import ConfigError
+from gossamer.extract.spider import Spider
+from gossamer.frontier.local import LocalFrontier, open_memory
+from gossamer.frontier.sqlite import open_sqlite
+from gossamer.model import Counts, JobState
+from gossamer.settings import Settings
+from gossamer.sink.base import Sink
+from gossamer.sink.jsonl import JsonlSink
+
+FRONTIER, SETTINGS = "frontier.db", "job.toml"
+
+
+class Stoppable(Protocol):
+    """An engine or a supervisor."""
+
+    def stop(self) -> None: ...
+
+
+def folder_of(name: str, seeds: Sequence[str]) -> Path:
+    """Where a job lives: a path as it is, a plain name under `crawls/`, and without either the first seed's host."""
+    if name:
+        path = Path(name)
+        return path if "/" in name or path.is_dir() else Path("crawls") / name
+    if not seeds:
+        raise ConfigError("nothing to crawl", hint="give a URL, --seeds FILE, or --job NAME to go on with a job")
+    return Path("crawls") / re.sub(r"[^A-Za-z0-9._-]+", "_", urls.host_port(seeds[0]))
+
+
+def read_seeds(given: Sequence[str]) -> list[str]:
+    """Seeds as normal URLs; https:// is taken for granted, and anything else wrong is a ConfigError."""
+    seeds = []
+    for text in given:
+        text = text.strip()
+        if not text:
+            continue
+        url = urls.normal(text if "://" in text else f"https://{text}")
+        if url is None:
+            raise ConfigError(
+                f"{text!r} is not a URL that can be crawled",
+                hint="a seed looks like https://example.com/ (http or https, without user name or password)",
+            )
+        seeds.append(url)
+    return seeds
+
+
+def stored_settings(folder: Path) -> dict[str, Any]:
+    """What job.toml in the folder says; nothing if the job is new."""
+    path = folder / SETTINGS
+    if not path.is_file():
+        return {}
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}", hint="mend the file, or start a new job with --job NAME") from None
+
+
+def save_settings(folder: Path, settings: Settings) -> None:
+    """Write job.toml, whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = ["# Settings of this crawl; those that are not here have their defaults.\n"]
+    lines += [f"{name} = {_toml(value)}\n" for name, value in configuration.dump(settings).items() if value is not None]
+    temporary = folder / f"{SETTINGS}.new"
+    temporary.write_text("".join(lines), "utf-8")
+    temporary.replace(folder / SETTINGS)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(key)} = {_toml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    # JSON's strings, numbers and booleans are TOML's, but for the control character that JSON leaves as it is.
+    return json.dumps(value).replace("\x7f", "\\u007f")
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """How a run ended."""
+
+    state: JobState
+    counts: Counts
+    stats: Stats
+    refused: Mapping[str, int]
+    stopped_by: str = ""
+    """Why the run ended before the job did: `seconds` or a signal."""
+
+
+class Crawl:
+    """One run of an embedded job: opens it, adds the seeds, works until it is over, and closes it.
+
+    `folder` None keeps everything in memory, for as long as the run lasts."""
+
+    def __init__(
+        self,
+        folder: Path | None,
+        settings: Settings,
+        seeds: Sequence[str],
+        *,
+        spider: Spider | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._folder = folder
+        self._settings = settings
+        self._seeds = seeds
+        self._spider = spider
+        self._clock = clock or SystemClock()
+        self._running: Stoppable | None = None
+        self._frontier: LocalFrontier | None = None
+        self._stop_wanted = ""
+        self.stats = Stats(self._clock)
+        self.added = 0
+        self.known_before = 0
+        self.coordinator: Coordinator | None = None
+
+    def stop(self, why: str) -> None:
+        """Drain, then end the run."""
+        self._stop_wanted = self._stop_wanted or why
+        if self._running is not None:
+            self._running.stop()
+
+    async def counts(self) -> Counts:
+        """The frontier at this moment."""
+        return await self._frontier.counts() if self._frontier is not None else Counts()
+
+    @property
+    def workers(self) -> int:
+        """Processes that fetch."""
+        joined = len(self.coordinator.workers) if self.coordinator is not None else 0
+        return joined + isinstance(self._running, Engine)
+
+    async def run(self) -> Summary:
+        """Run to the end."""
+        settings, clock, folder = self._settings, self._clock, self._folder
+        frontier = self._frontier = (
+            open_memory(settings, clock=clock, secret=b"a run in memory.")
+            if folder is None
+            else open_sqlite(folder / FRONTIER, settings, clock=clock)
+        )
+        sinks: list[Sink] = []
+        try:
+            linker = Linker(settings, frontier.secret, Recent())
+            if folder is not None:
+                sinks.append(JsonlSink(folder, frontier.marks))
+                await frontier.blame([left_behind(path) for path in (folder / "handling").glob("*")])
+            store = OwnerStore(frontier, sinks, self.stats)
+            self.known_before = (await frontier.counts()).known
+            self.added = await frontier.add([linker.seed(url) for url in self._seeds])
+            await frontier.steer("running")
+            if folder is not None:
+                self.coordinator = Coordinator(frontier, store, linker=linker, settings=settings, folder=folder)
+                await self.coordinator.start()
+            state = await self._work(frontier, store)
+            counts = await frontier.counts()
+            return Summary(
+                counts.job if counts.finished else state, counts, self.stats, linker.refused, self._stop_wanted
+            )
+        finally:
+            if self.coordinator is not None:
+                await self.coordinator.aclose()
+            for sink in sinks:
+                await sink.aclose()
+            await frontier.aclose()
+
+    async def _work(self, frontier: LocalFrontier, store: OwnerStore) -> JobState:
+        settings, folder = self._settings, self._folder
+        timer = None
+        if settings.max_seconds is not None:
+            timer = asyncio.get_running_loop().call_later(settings.max_seconds, self.stop, "seconds")
+        try:
+            if settings.workers > 1 and folder is not None:
+                supervisor = Supervisor(folder, count=settings.workers, clock=self._clock, state=lambda: frontier.state)
+                return await self._until_done(supervisor)
+            marker = folder / "handling" / "owner" if folder is not None else None
+            async with worker(
+                frontier,
+                store,
+                settings=settings,
+                secret=frontier.secret,
+                clock=self._clock,
+                marker_path=marker,
+                spider=self._spider,
+            ) as engine:
+                return await self._until_done(engine)
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    async def _until_done(self, running: Engine | Supervisor) -> JobState:
+        self._running = running
+        if self._stop_wanted:
+            running.stop()
+        return await running.run()
+
+
+def spider_seeds(settings: Settings) -> list[str]:
+    """The seeds that the spider names itself."""
+    from gossamer.extract.spider import load
+
+    return list(load(settings.spider).start)
+
+
+def spider_settings(settings: Settings) -> dict[str, Any]:
+    """The settings that the spider names itself; what the user says goes first."""
+    from gossamer.extract.spider import load
+
+    return dict(load(settings.spider).settings)

@@ -1,0 +1,64 @@
+"""A worker process: joins a running job by its folder, and leaves when the job is over or its owner is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+
+from gossamer.assemble import worker
+from gossamer.clock import SystemClock
+from gossamer.engine.remote import OwnerGone, RemoteFrontier, RemoteStore, connect
+from gossamer.model import JobState
+from gossamer.settings import build
+
+
+def die_with_parent() -> None:
+    """Have the kernel end this process with its supervisor: an orphan would go on fetching beside its successor."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        if os.getppid() == 1:
+            os._exit(1)
+
+
+async def join(folder: Path, *, name: str) -> JobState:
+    """Work for the job in `folder` until it is over."""
+    connection, welcome = await connect(folder, worker=name)
+    loop = asyncio.get_running_loop()
+    frontier = RemoteFrontier(connection)
+    marker_path = Path(welcome.folder) / "handling" / name
+    try:
+        async with worker(
+            frontier,
+            RemoteStore(connection),
+            settings=build(welcome.settings),
+            secret=welcome.secret,
+            clock=SystemClock(),
+            marker_path=marker_path,
+        ) as engine:
+            presses = 0
+
+            def leave() -> None:
+                nonlocal presses
+                presses += 1
+                if presses > 1:
+                    os._exit(130)
+                engine.stop()
+
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, leave)
+            running = asyncio.create_task(engine.run())
+            gone = asyncio.create_task(connection.gone.wait())
+            await asyncio.wait((running, gone), return_when=asyncio.FIRST_COMPLETED)
+            gone.cancel()
+            if not running.done():
+                # What this worker holds is void now: nothing more may be sent on its account.
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+                raise OwnerGone("the crawl that this worker belongs to has ended")
+            return running.result()
+    finally:
+        await frontier.aclose()

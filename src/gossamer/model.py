@@ -1,0 +1,191 @@
+"""The values that pass between the rooms: frozen, plain, and ready for msgpack or JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+Status = Literal["done", "failed", "retry", "skipped"]
+JobState = Literal["running", "paused", "stopping", "finished", "missing"]
+Headers = tuple[tuple[str, str], ...]
+
+
+class Request(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """One URL to fetch. A spider gives `url` and what it likes; the engine fills in `key`, `site` and `depth`."""
+
+    url: str
+    key: int = 0
+    site: str = ""
+    priority: int = 0
+    depth: int = 0
+    hops: int = 0
+    tries: int = 0
+    referrer: str = ""
+    label: str = ""
+    meta: dict[str, Any] | None = None
+    method: str = "GET"
+    headers: dict[str, str] | None = None
+    body: bytes = b""
+    state: dict[str, Any] | None = None
+    """What the last visit left behind (etag, digest, interval, failures); at most 1 KB."""
+
+
+class Response(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server answered; `body` is decoded by its Content-Encoding, whole unless `truncated`."""
+
+    url: str
+    status: int
+    headers: Headers = ()
+    """Names in lower case, in the order they came."""
+    body: bytes = b""
+    http_version: str = ""
+    address: str = ""
+    fetched_at: float = 0.0
+    """Epoch seconds when the request was sent."""
+    elapsed: float = 0.0
+    """Seconds from the request to the last byte."""
+    latency: float = 0.0
+    """Seconds from the request to the headers."""
+    headers_at: float = 0.0
+    """The clock's monotonic reading when the headers came: the site's delay counts from here."""
+    wire_bytes: int = 0
+    from_cache: bool = False
+
+    def header(self, name: str, default: str = "") -> str:
+        """The first header of that name, given in lower case."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return default
+
+
+class PageRow(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """One line of pages.jsonl: a URL that was fetched, and how that went."""
+
+    url: str
+    status: int = 0
+    """The HTTP status, 0 where there was no answer."""
+    depth: int = 0
+    title: str = ""
+    fetched_at: float = 0.0
+    """Epoch seconds."""
+    elapsed: float = 0.0
+    bytes: int = 0
+    digest: str = ""
+    links: int = 0
+    """How many links the page has."""
+    error: str = ""
+    referrer: str = ""
+    location: str = ""
+    """Where a redirect points to."""
+    text: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class Record(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """What the sinks store for one fetched URL."""
+
+    key: int
+    token: int
+    page: PageRow
+    items: tuple[dict[str, Any], ...] = ()
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """A lane of a site, ours for `ttl` seconds from the moment the call was sent, with a batch of due requests."""
+
+    site: str
+    lane: int
+    token: int
+    requests: tuple[Request, ...]
+    ttl: float
+    delay: float
+    """Seconds between two requests of this lane."""
+    lanes: int = 1
+    robots: dict[str, bytes] = {}
+    """Origin -> what we know of its robots.txt, for our agent only."""
+    memo: dict[str, Any] = {}
+    suspect: bool = False
+
+
+class Outcome(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """What became of one leased request. `again_in` on a retry is the wait, on done the time to the next visit."""
+
+    site: str
+    lane: int
+    token: int
+    key: int
+    status: Status
+    code: int = 0
+    """The HTTP status, 0 where there was no answer."""
+    again_in: float | None = None
+    links: tuple[Request, ...] = ()
+    state: dict[str, Any] | None = None
+    reason: str = ""
+
+
+class SiteNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a worker learned about a site; only what is given changes."""
+
+    site: str
+    lane: int
+    token: int
+    hold: float | None = None
+    """Seconds during which nobody fetches from the site."""
+    delay: float | None = None
+    robots: dict[str, bytes] | None = None
+    memo: dict[str, Any] | None = None
+    """Merged into the site's memo, key by key."""
+    region: str | None = None
+    close: str | None = None
+    """The reason why the site's queued requests are given up as failed."""
+
+
+class Grant(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `lease`; `wait` is the time until something can be due, None when only news can change it."""
+
+    leases: tuple[Lease, ...] = ()
+    wait: float | None = None
+    job: JobState = "running"
+    news: int = 0
+    """To be given to `idle`, so that nothing that happens in between is slept through."""
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    """How many outcomes counted, came with a stale token, or had been settled before."""
+
+    accepted: int = 0
+    stale: int = 0
+    repeated: int = 0
+
+
+class Counts(msgspec.Struct, frozen=True, kw_only=True):
+    """One view of the frontier."""
+
+    queued: int = 0
+    delayed: int = 0
+    leased: int = 0
+    done: int = 0
+    failed: int = 0
+    skipped: int = 0
+    parked: int = 0
+    stale: int = 0
+    stored: int = 0
+    """Lines in pages.jsonl: what max_pages counts."""
+    revisits: int = 0
+    """Done, and due again some day; they do not keep a job from being finished."""
+    known: int = 0
+    sites: int = 0
+    ready_sites: int = 0
+    held_sites: int = 0
+    job: JobState = "running"
+    finished: bool = False
+
+
+def header_map(headers: Headers) -> Mapping[str, str]:
+    """Headers as a mapping; of repeated ones the first counts."""
+    found: dict[str, str] = {}
+    for name, value in headers:
+        found.setdefault(name, value)
+    return found

@@ -1,0 +1,187 @@
+"""Settings: one frozen value per job, read from defaults, file, environment and command line, in that order."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from gossamer.errors import ConfigError
+
+VERSION = "0.1.0"
+MIB = 1024 * 1024
+
+NotNegative = Annotated[float, Meta(ge=0)]
+Whole = Annotated[int, Meta(ge=1)]
+
+
+class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What `[sites."x.org"]` may say; None means as for every site."""
+
+    delay: NotNegative | None = None
+    lanes: Whole | None = None
+    budget: Whole | None = None
+    headers: dict[str, str] = {}
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """All of a job's settings. The description of each is its help text and its line in the reference."""
+
+    spider: Annotated[str, Meta(description="Spider to run: FILE.py or FILE.py:Class.")] = ""
+    extract: Annotated[
+        dict[str, str], Meta(description="Fields to take from each page, NAME='css::text' or NAME='css::attr(href)'.")
+    ] = {}
+    links: Annotated[str, Meta(description="Follow only the links inside this CSS region.")] = ""
+    text: Annotated[bool, Meta(description="Keep the text of each page in pages.jsonl.")] = False
+    sink: Annotated[tuple[str, ...], Meta(description="Where pages go; may be repeated.")] = ("jsonl",)
+
+    max_pages: Annotated[int | None, Meta(description="Stop after this many stored pages.")] = None
+    max_depth: Annotated[int | None, Meta(description="Follow links at most this deep from the seeds.")] = None
+    max_seconds: Annotated[float | None, Meta(description="Stop after this time.")] = None
+    scope: Annotated[
+        Literal["site", "domain", "any"],
+        Meta(description="Which links to follow: same site, same registered domain, any."),
+    ] = "site"
+    allow: Annotated[
+        tuple[str, ...], Meta(description="Follow only URLs that match one of these regular expressions.")
+    ] = ()
+    deny: Annotated[
+        tuple[str, ...], Meta(description="Never follow URLs that match one of these regular expressions.")
+    ] = ()
+    strategy: Annotated[
+        Literal["bfs", "dfs", "best", "random"],
+        Meta(description="Order within a site: shallow, deep, by priority, random."),
+    ] = "bfs"
+    nofollow: Annotated[bool, Meta(description="Obey rel=nofollow and meta robots nofollow.")] = True
+    clean_query: Annotated[bool, Meta(description="Sort query parameters and drop those that only track.")] = False
+    site_by: Annotated[
+        Literal["host", "domain"], Meta(description="What one site is: a host, or a registered domain.")
+    ] = "host"
+
+    delay: Annotated[float, Meta(ge=0, description="Seconds between two requests to a site.")] = 1.0
+    adaptive_delay: Annotated[bool, Meta(description="Raise the delay of a site that answers slowly.")] = False
+    per_site: Annotated[int, Meta(ge=1, description="Lanes of a site: fetches at once from one site.")] = 1
+    concurrency: Annotated[int, Meta(ge=1, description="Fetches at once in a worker.")] = 64
+    workers: Annotated[int, Meta(ge=1, description="Worker processes on this machine.")] = 1
+    parse_processes: Annotated[
+        int, Meta(ge=0, description="Processes that run the spider's handlers; 0: in the worker.")
+    ] = 0
+    downloader: Annotated[Literal["async", "threads"], Meta(description="How pages are fetched.")] = "async"
+    sites: Annotated[
+        dict[str, SiteSettings], Meta(description="Settings for one site: delay, lanes, budget, headers.")
+    ] = {}
+    site_budget: Annotated[int | None, Meta(description="At most this many pages from one site.")] = None
+
+    robots: Annotated[bool, Meta(description="Obey robots.txt.")] = True
+    user_agent: Annotated[str, Meta(description="The User-Agent header; put a way to reach you into it.")] = (
+        f"Gossamer/{VERSION} (+https://gossamer.example/bot; set --user-agent to add your contact)"
+    )
+    headers: Annotated[dict[str, str], Meta(description="Headers to send with every request.")] = {}
+    cookies: Annotated[bool, Meta(description="Keep cookies, a jar per site and worker.")] = False
+    proxy: Annotated[
+        tuple[str, ...], Meta(description="Forward proxies, used in turn: http://[user:password@]host:port.")
+    ] = ()
+    cache: Annotated[str, Meta(description="Folder that keeps answers and gives them again: for development only.")] = (
+        ""
+    )
+    allow_private: Annotated[bool, Meta(description="Allow addresses that are not globally routable.")] = False
+    resolve: Annotated[
+        tuple[str, ...], Meta(description="PATTERN=ADDR: names that match go to this address; may be repeated.")
+    ] = ()
+    ca_file: Annotated[str, Meta(description="PEM file with further certificate authorities to trust.")] = ""
+
+    connect_seconds: Annotated[float, Meta(gt=0, description="Time to connect, TLS included.")] = 10.0
+    fetch_seconds: Annotated[float, Meta(gt=0, description="Time for a whole fetch.")] = 60.0
+    max_body_bytes: Annotated[int, Meta(ge=1, description="Largest body as it comes over the wire.")] = 10 * MIB
+    max_decoded_bytes: Annotated[int, Meta(ge=1, description="Largest body after decoding.")] = 20 * MIB
+    max_links: Annotated[int, Meta(ge=1, description="Links taken from one page.")] = 5000
+    max_url_length: Annotated[int, Meta(ge=16, description="Longer URLs are not followed.")] = 2048
+    max_segments: Annotated[int, Meta(ge=1, description="URLs with more path segments are not followed.")] = 20
+    max_repeats: Annotated[
+        int, Meta(ge=1, description="URLs that repeat a path segment more often are not followed.")
+    ] = 3
+
+    lease_seconds: Annotated[
+        float, Meta(gt=0, description="How long a worker may be silent before its sites go to others.")
+    ] = 60.0
+    batch: Annotated[int, Meta(ge=1, description="Requests in one lease of a site.")] = 32
+    commit_seconds: Annotated[float, Meta(ge=0, description="Results of this time are stored together.")] = 0.1
+    tries: Annotated[int, Meta(ge=1, description="Tries for a page before it counts as failed.")] = 3
+    backoff_seconds: Annotated[
+        float, Meta(gt=0, description="First wait after a fault; it doubles with each further one.")
+    ] = 10.0
+    backoff_max_seconds: Annotated[float, Meta(gt=0, description="Longest wait after a fault.")] = 86_400.0
+    site_failures: Annotated[int, Meta(ge=1, description="Faults in a row after which a site is given up.")] = 6
+    robots_seconds: Annotated[float, Meta(gt=0, description="How long a robots.txt is good for.")] = 86_400.0
+    max_deliveries: Annotated[int, Meta(ge=2, description="Lost leases after which a page is parked as poison.")] = 5
+
+    def for_site(self, site: str) -> SiteSettings:
+        """The settings of one site, with what is not set there taken from the job."""
+        own = self.sites.get(site)
+        return SiteSettings(
+            delay=self.delay if own is None or own.delay is None else own.delay,
+            lanes=self.per_site if own is None or own.lanes is None else own.lanes,
+            budget=self.site_budget if own is None or own.budget is None else own.budget,
+            headers=own.headers if own is not None else {},
+        )
+
+
+def build(values: Mapping[str, Any], *, source: str = "settings") -> Settings:
+    """Settings from plain values; an unknown name or a wrong type is a ConfigError that names it."""
+    try:
+        return msgspec.convert(dict(values), Settings, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{source}: {error}", hint=_nearest(values)) from None
+
+
+def dump(settings: Settings) -> dict[str, Any]:
+    """Settings as plain values, only what differs from the defaults."""
+    plain: dict[str, Any] = msgspec.to_builtins(settings)
+    default: dict[str, Any] = msgspec.to_builtins(Settings())
+    return {name: value for name, value in plain.items() if value != default[name]}
+
+
+def from_file(folder: Path) -> dict[str, Any]:
+    """What `gossamer.toml`, or `[tool.gossamer]` in pyproject.toml, of a folder says."""
+    own, project = folder / "gossamer.toml", folder / "pyproject.toml"
+    try:
+        if own.is_file():
+            return tomllib.loads(own.read_text("utf-8"))
+        if project.is_file():
+            found: dict[str, Any] = tomllib.loads(project.read_text("utf-8")).get("tool", {}).get("gossamer", {})
+            return found
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{own if own.is_file() else project}: {error}") from None
+    return {}
+
+
+def from_environment(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """What GOSSAMER_* variables say; a list is separated by commas."""
+    values: dict[str, Any] = {}
+    for variable, text in environment.items():
+        if not variable.startswith("GOSSAMER_"):
+            continue
+        name = variable.removeprefix("GOSSAMER_").lower()
+        if name not in FIELDS:
+            raise ConfigError(f"{variable}: no such setting", hint=_nearest({name: text}))
+        kind = str(FIELDS[name].type)
+        values[name] = text.split(",") if "tuple[" in kind else text
+    return values
+
+
+FIELDS = {item.name: item for item in msgspec.structs.fields(Settings)}
+
+
+def _nearest(values: Mapping[str, Any]) -> str:
+    from difflib import get_close_matches
+
+    for name in values:
+        if name not in FIELDS:
+            close = get_close_matches(name, FIELDS, n=1)
+            return f"did you mean {close[0]}?" if close else "see docs/reference/settings.md for the names"
+    return ""

@@ -1,0 +1,314 @@
+"""The server of the simulated web: HTTP/1.1 with keep-alive, on loopback only, with a log of every request."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import struct
+import sys
+import traceback
+from pathlib import Path
+from typing import cast
+
+import msgspec
+
+from gossamer.clock import Clock, SystemClock
+from gossamer.errors import ConfigError
+from gossamer.sim.answer import Answer, Fault, refused
+from gossamer.sim.log import LogWriter
+from gossamer.sim.pages import Pages
+from gossamer.sim.site import WebPlan
+from gossamer.sim.tls import server_context
+from gossamer.sim.wire import CODERS, Reply, framed, header
+
+MAX_HEAD_BYTES = 65_536
+MAX_VISITS = 1_000_000
+FLUSH_SECONDS = 0.05
+
+
+class SimServer:
+    """Serves a plan. Rendered answers are kept up to `cache_bytes`; nothing else grows with the crawl."""
+
+    def __init__(
+        self,
+        plan: WebPlan,
+        *,
+        log_path: Path | None = None,
+        ca_file: Path | None = None,
+        cache_bytes: int = 192 << 20,
+        clock: Clock | None = None,
+    ) -> None:
+        self.plan = plan
+        self.pages = Pages(plan)
+        self.dark: set[int] = set()
+        """Sites that reset every connection, as if they had gone off line."""
+        self._clock = clock or SystemClock()
+        self._epoch = self._clock.epoch() - self._clock.monotonic()
+        self._log = LogWriter(log_path)
+        self._ca_file = ca_file
+        self._codings = [
+            next((name for name in CODERS if name in plan.features(site)), "") for site in range(len(plan.kinds))
+        ]
+        self._cache: dict[tuple[int, str, str], Reply] = {}
+        self._cache_room = cache_bytes
+        self._visits: dict[tuple[int, str], int] = {}
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> WebPlan:
+        """Listen; the plan comes back with the port that was taken."""
+        _raise_file_limit()
+        listener = _listen(self.plan)
+        self.plan = msgspec.structs.replace(self.plan, port=listener.getsockname()[1])
+        self.pages = Pages(self.plan)
+        context: ssl.SSLContext | None = None
+        if self.plan.tls:
+            if self._ca_file is None:
+                raise ConfigError("TLS needs a file to write the certificate authority to")
+            context = server_context(self.plan, self._ca_file)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: Connection(self, loop), sock=listener, ssl=context, backlog=4096
+        )
+        return self.plan
+
+    async def aclose(self) -> None:
+        """Stop listening and write out the log."""
+        if self._server is not None:
+            self._server.close()
+        self._log.close()
+
+    def now(self) -> float:
+        """Epoch seconds that never step back, whatever is done to the machine's clock."""
+        return self._epoch + self._clock.monotonic()
+
+    def flush(self) -> None:
+        """Make the log complete for readers."""
+        self._log.flush()
+
+    def reply(self, site: int, target: str, head: bytes) -> Reply:
+        """The answer to one GET, whose headers come in lower case.
+
+        It counts as a visit where a first answer differs from later ones."""
+        coding = self._codings[site % len(self._codings)]
+        if coding and coding.encode() not in header(head, b"accept-encoding"):
+            coding = ""
+        key = (site, target, coding)
+        found = self._cache.get(key)
+        if found is not None:
+            return found
+        answer = self.pages.answer(site, target)
+        if answer.times:
+            visit = self._visits.get((site, target), 0)
+            if len(self._visits) >= MAX_VISITS:
+                self._visits.clear()
+            self._visits[site, target] = visit + 1
+            if visit >= answer.times:
+                answer = self.pages.answer(site, target, visit=visit)
+        made = framed(answer, coding if answer.coding else "")
+        if not answer.times:
+            self._keep(key, made)
+        return made
+
+    def _keep(self, key: tuple[int, str, str], made: Reply) -> None:
+        self._cache_room -= len(made.payload)
+        while self._cache_room < 0 and self._cache:
+            self._cache_room += len(self._cache.pop(next(iter(self._cache))).payload)
+        self._cache[key] = made
+
+    def record(self, connection: Connection, *, finished_at: float) -> None:
+        """Put a request into the log."""
+        times = (connection.arrived_at, connection.headers_at or finished_at, finished_at)
+        where = (connection.origin, connection.method, connection.target)
+        if self._log.write(times, where, connection.status, (connection.port, connection.agent)):
+            asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._log.flush)
+
+
+class Connection(asyncio.Protocol):
+    """One client. Requests are answered one after another; what a client sends ahead waits."""
+
+    def __init__(self, server: SimServer, loop: asyncio.AbstractEventLoop) -> None:
+        self._server = server
+        self._loop = loop
+        self._buffer = b""
+        self._busy = self._paused = self._closing = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._site: int | None = None
+        self.port = 0
+        self.origin = self.method = self.target = self.agent = ""
+        self.status = 0
+        self.arrived_at = self.headers_at = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        local, peer = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
+        if not (_is_loopback(local) and _is_loopback(peer)):
+            self._closing = True
+            self._transport.abort()
+            return
+        self.port = peer[1]
+        # Every write goes out at once, and what does not fit is told: an answer is finished when all of it has left.
+        self._transport.set_write_buffer_limits(high=0)
+        if not self._server.plan.names:
+            self._place(self._server.plan.site_of(local[0]))
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer = self._buffer + data if self._buffer else data
+        if not self._busy:
+            self._next()
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        if self._busy and self.headers_at:
+            self._finish()
+            self._next()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._closing = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._busy:
+            self._busy, self.status = False, 0
+            self._server.record(self, finished_at=self._server.now())
+
+    def _next(self) -> None:
+        """Answer the requests that have arrived, until one must wait."""
+        while self._buffer and not self._busy and not self._closing:
+            end = self._buffer.find(b"\r\n\r\n")
+            if end < 0:
+                if len(self._buffer) > MAX_HEAD_BYTES:
+                    self.arrived_at, self.method, self.target = self._server.now(), "-", "-"
+                    self._refuse(431, "The head of the request is too large.")
+                return
+            head, self._buffer = self._buffer[: end + 2], self._buffer[end + 4 :]
+            try:
+                self._take(head)
+            except Exception:
+                # A fault of ours must be seen as one, and must not end the web that others are crawling.
+                traceback.print_exc()
+                self._refuse(500, "The simulated web has a fault of its own.")
+
+    def _take(self, head: bytes) -> None:
+        self.arrived_at, self.headers_at, self.status = self._server.now(), 0.0, 0
+        words = head[: head.index(b"\r\n")].decode("latin-1").split(" ")
+        if len(words) != 3 or not words[2].startswith("HTTP/1."):
+            self.method = self.target = "-"
+            self._refuse(400, "That is not an HTTP/1.1 request.")
+            return
+        self.method, self.target, version = words
+        head = head[head.index(b"\r\n") :]
+        lower = head.lower()
+        self.agent = header(head, b"user-agent", lower).decode("latin-1")
+        if (
+            b"\r\nconnection: close" in lower
+            or version == "HTTP/1.0"
+            or b"\r\ncontent-length:" in lower
+            or b"\r\ntransfer-enc" in lower
+        ):
+            # A body that came with the request is not read, so the connection cannot be used again.
+            self._closing = True
+        if self._server.plan.names:
+            site = self._server.plan.site_of(header(lower, b"host").decode("latin-1").partition(":")[0])
+            if site is None or site != self._site:
+                self._place(site)
+        if self._site is None:
+            self._refuse(421, f"This web has no such host; its first one is {self._server.plan.url(0)}")
+            return
+        self._busy = True
+        if self.method not in ("GET", "HEAD"):
+            reply = framed(refused(405, "Only GET and HEAD."))
+        elif self._site in self._server.dark:
+            reply = framed(Answer(fault="reset"))
+        else:
+            reply = self._server.reply(self._site, self.target, lower)
+        if reply.fault == "hang":
+            return
+        if reply.wait_seconds:
+            self._timer = self._loop.call_later(reply.wait_seconds, self._send_late, reply)
+        else:
+            self._send(reply)
+
+    def _place(self, site: int | None) -> None:
+        self._site = site
+        self.origin = self._server.plan.url(site, "") if site is not None else "http://unknown.invalid"
+
+    def _send_late(self, reply: Reply) -> None:
+        self._timer = None
+        self._send(reply)
+        self._next()
+
+    def _send(self, reply: Reply) -> None:
+        # Taken before the write: the client may have the headers before this process runs again.
+        self.headers_at = self._server.now()
+        payload = reply.payload if self.method != "HEAD" else reply.payload[: reply.head_bytes]
+        if reply.fault:
+            self._break_off(reply.fault, payload)
+            return
+        self.status = reply.status
+        self._transport.write(payload)
+        if not self._paused:
+            self._finish()
+
+    def _break_off(self, fault: Fault, payload: bytes) -> None:
+        self._closing = True
+        if fault == "reset":
+            plug = self._transport.get_extra_info("socket")
+            plug.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self._transport.abort()
+            return
+        if fault == "cut":
+            self._transport.write(payload[: len(payload) * 2 // 3])
+        self._transport.close()
+
+    def _finish(self) -> None:
+        self._busy = False
+        self._server.record(self, finished_at=self._server.now())
+        if self._closing:
+            self._transport.close()
+
+    def _refuse(self, status: int, text: str) -> None:
+        self._closing = self._busy = True
+        self._send(framed(refused(status, text)))
+
+
+def _is_loopback(address: tuple[str, int] | None) -> bool:
+    return bool(address) and address is not None and address[0].startswith("127.")
+
+
+def _listen(plan: WebPlan) -> socket.socket:
+    """A listening socket. Addresses need one on all of them, which then takes packets of the loopback device alone."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    everywhere = not plan.names and sys.platform == "linux"
+    if everywhere:
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
+        except OSError:
+            # Older kernels want privileges for this; every connection is checked as well.
+            pass
+    try:
+        listener.bind(("0.0.0.0" if everywhere else "127.0.0.1", plan.port))  # noqa: S104
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"port {plan.port}: {error.strerror}", hint="choose another --port, or 0 for a free one"
+        ) from None
+    listener.setblocking(False)
+    return listener
+
+
+def _raise_file_limit() -> None:
+    try:
+        import resource
+    except ImportError:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError):
+            pass

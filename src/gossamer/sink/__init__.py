@@ -1,0 +1,1 @@
+"""Sinks: where pages and items are kept."""

@@ -1,0 +1,103 @@
+"""URLs: one WHATWG parser for everything, and the fingerprint, site and registered domain of a URL."""
+
+from __future__ import annotations
+
+import ipaddress
+from functools import lru_cache
+from urllib.parse import parse_qsl, urlencode
+
+import ada_url
+from publicsuffixlist import PublicSuffixList
+from siphashc import siphash
+
+_TRACKING = """
+    fbclid gclid dclid gbraid wbraid msclkid yclid twclid igshid mc_cid mc_eid _ga _gl _hsenc _hsmi utm_source utm_medium
+    utm_campaign utm_term utm_content utm_id utm_name utm_reader sessionid phpsessid jsessionid sid
+"""
+TRACKING_PARAMETERS = frozenset(_TRACKING.split())
+_suffixes = PublicSuffixList()
+
+
+def normal(url: str) -> str | None:
+    """The URL as the standard serialises it, without fragment; None unless it is http(s), without credentials."""
+    try:
+        return _crawlable(ada_url.normalize_url(url))
+    except ValueError:
+        return None
+
+
+def join(base: str, reference: str) -> str | None:
+    """`reference` resolved against `base` as a browser would, then as `normal` gives it."""
+    try:
+        return _crawlable(ada_url.join_url(base, reference))
+    except ValueError:
+        return None
+
+
+def _crawlable(href: str) -> str | None:
+    if not href.startswith(("http://", "https://")):
+        return None
+    cut = href.find("#")
+    if cut >= 0:
+        href = href[:cut]
+    authority = href.split("/", 3)[2]
+    return None if "@" in authority or not authority else href
+
+
+def clean_query(url: str) -> str:
+    """The URL with its query sorted and without parameters that only track the visitor."""
+    base, mark, query = url.partition("?")
+    if not mark:
+        return url
+    pairs = sorted(
+        pair for pair in parse_qsl(query, keep_blank_values=True) if pair[0].lower() not in TRACKING_PARAMETERS
+    )
+    return f"{base}?{urlencode(pairs)}" if pairs else base
+
+
+def fingerprint(secret: bytes, url: str, method: str = "GET", body: bytes = b"") -> int:
+    """A 63-bit key of a request; `secret` belongs to the job, so that no page can be built to collide."""
+    if method == "GET" and not body:
+        return int(siphash(secret, url)) >> 1
+    return int(siphash(secret, b"\0".join((method.encode(), url.encode(), body)))) >> 1
+
+
+def host_port(url: str) -> str:
+    """The authority of a normal URL: the host, with its port if that is not the scheme's default."""
+    return url.split("/", 3)[2]
+
+
+def origin(url: str) -> str:
+    """Scheme, host and port of a normal URL: what one robots.txt speaks for."""
+    return "/".join(url.split("/", 3)[:3])
+
+
+def path_query(url: str) -> str:
+    """The path and query of a normal URL."""
+    return "/" + url.split("/", 3)[3]
+
+
+def host(authority: str) -> str:
+    """The host of an authority, without port; an IPv6 address keeps its brackets."""
+    if authority.endswith("]"):
+        return authority
+    head, colon, _ = authority.rpartition(":")
+    return head if colon else authority
+
+
+def is_address(name: str) -> bool:
+    """Whether a host is an IP address literal."""
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=65_536)
+def registered_domain(authority: str) -> str:
+    """The domain that was registered (`a.b.co.uk` -> `b.co.uk`); an address, or a bare suffix, is its own domain."""
+    name = host(authority)
+    if is_address(name):
+        return authority
+    return str(_suffixes.privatesuffix(name) or name)

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+TESTS = Path(__file__).parent
+SHARED = TESTS.parent.parent / "shared"
+
+sys.path.insert(0, str(TESTS / "suites"))
+
+# Wall-clock deadlines on a busy machine would make a test flaky.
+settings.register_profile("dev", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True, database=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder beside the repository with the outside suites; a test that needs it is skipped where it is not."""
+    if not SHARED.is_dir():
+        pytest.skip(f"{SHARED} is not there: its cases are not checked")
+    return SHARED
+
+
+@pytest.fixture(autouse=True)
+def leaves_no_process_behind() -> Iterator[None]:
+    """Fails a test that started a process and did not end it; those of wider fixtures are older than this one."""
+    before = _children()
+    yield
+    left = {pid: name for pid, name in _children().items() if pid not in before}
+    if left:
+        pytest.fail(f"left processes behind: {left}")
+
+
+def _children() -> dict[int, str]:
+    """Our living child processes with their command lines; none where the system has no /proc."""
+    found: dict[int, str] = {}
+    for path in Path("/proc/self/task").glob("*/children"):
+        try:
+            pids = path.read_text().split()
+        except OSError:
+            continue
+        for pid in pids:
+            try:
+                name = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+            except OSError:
+                continue
+            # A zombie has no command line; Python's own trackers live as long as we do.
+            if name and "multiprocessing" not in name:
+                found[int(pid)] = name
+    return found

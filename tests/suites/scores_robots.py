@@ -1,0 +1,36 @@
+"""Google's robots.txt cases: the standard ones count, those that only Google asks for are told apart."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from score import Score
+
+from gossamer.middleware.robots import Matcher, parse
+
+SUITE = Path(__file__).parents[2].parent / "shared" / "suites" / "robots-google"
+GOOGLE_ONLY = {
+    "GoogleOnly_AcceptUserAgentUpToFirstSpace": "our own User-Agent is cut to its product token too, as in RFC 9309",
+    "GoogleOnly_IndexHTMLisDirectory": "a rule for /x/index.html does not speak for /x/: RFC 9309 has no such rule",
+    "GoogleOnly_LineTooLong": "a line of over 16,664 bytes is read whole, not cut into a broader rule",
+}
+
+
+def passes(case: dict[str, str | bool]) -> bool:
+    """Whether one case comes out as Google expects."""
+    rules = parse(str(case["robotstxt"]).encode(), str(case["user_agent"]))
+    path = "/" + str(case["url"]).removeprefix("http://").partition("/")[2]
+    return Matcher(rules).allowed(path) == case["allowed"]
+
+
+def scores() -> list[Score]:
+    """The standard cases, and the Google-only ones with the reasons of those that differ."""
+    cases = json.loads((SUITE / "robots_test_cc.json").read_text("utf-8"))
+    found = []
+    for name, google_only in (("robots-google", False), ("robots-google-only", True)):
+        chosen = [case for case in cases if case["google_only"] is google_only]
+        failed = [case["test"] for case in chosen if not passes(case)]
+        deviations = {test: GOOGLE_ONLY.get(test, "not explained") for test in failed}
+        found.append(Score(name, len(chosen) - len(failed), len(chosen), deviations))
+    return found

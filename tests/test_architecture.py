@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "gossamer"
+MODULES = sorted(SOURCE.rglob("*.py"))
+ROOMS = {"frontier", "download", "extract", "sink", "middleware"}
+CORE = {"model", "urls", "errors", "clock", "settings"}
+UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+UNSAFE_CALLS = {"eval", "exec", "compile", "__import__"}
+MUTATORS = {"append", "add", "update", "setdefault", "pop", "popitem", "clear", "extend", "insert", "remove", "discard"}
+
+every_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"), filename=str(path))
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and full name of everything that a module imports, wherever in it."""
+    package = ["gossamer", *path.relative_to(SOURCE).parent.parts]
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            start = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*start, *([node.module] if node.module else [])])
+            for alias in node.names:
+                yield node.lineno, f"{base}.{alias.name}"
+
+
+def part(path: Path) -> str:
+    """The room or the top module that a file belongs to."""
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(MODULES) > 5
+
+
+@every_module
+def test_imports_follow_the_arrows(path: Path) -> None:
+    here = part(path)
+    if here in ROOMS:
+        permitted = {here} | CORE
+    elif here in CORE:
+        permitted = CORE
+    elif here == "engine":
+        permitted = ROOMS | CORE | {"engine", "registry", "job", "logs", "service"}
+    else:
+        return
+    for line, name in imports(path):
+        first, _, rest = name.partition(".")
+        if first == "gossamer":
+            assert rest.split(".")[0] in permitted, f"{path}:{line} imports {name}"
+
+
+@every_module
+def test_nothing_is_unpickled_or_evaluated(path: Path) -> None:
+    for line, name in imports(path):
+        assert name.split(".")[0] not in UNSAFE_MODULES, f"{path}:{line} imports {name}"
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id not in UNSAFE_CALLS, f"{path}:{node.lineno} calls {node.func.id}"
+
+
+@every_module
+def test_modules_keep_no_state(path: Path) -> None:
+    """No `global`, no empty container to fill, and no changes to a container that belongs to the module."""
+    module = tree(path)
+    containers = set()
+    for node in module.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if isinstance(node.value, ast.Dict | ast.List | ast.Set | ast.DictComp | ast.ListComp | ast.SetComp):
+                containers.update(target.id for target in targets if isinstance(target, ast.Name))
+            assert not _is_empty_container(node.value), f"{path}:{node.lineno} keeps an empty container"
+    for node in ast.walk(module):
+        assert not isinstance(node, ast.Global), f"{path}:{node.lineno} uses global"
+        assert _changed(node) not in containers, f"{path}:{getattr(node, 'lineno', 0)} changes a module's container"
+
+
+def _is_empty_container(value: ast.expr) -> bool:
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
+        return (
+            value.func.id in {"dict", "list", "set", "defaultdict", "deque", "OrderedDict", "Counter"}
+            and not value.args
+        )
+    return (isinstance(value, ast.Dict) and not value.keys) or (isinstance(value, ast.List) and not value.elts)
+
+
+def _changed(node: ast.AST) -> str | None:
+    """The name whose container a node changes, if it does."""
+    owner: ast.expr | None = None
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
+        owner = node.value
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MUTATORS:
+        owner = node.func.value
+    return owner.id if isinstance(owner, ast.Name) else None
+
+
+@every_module
+def test_module_says_what_belongs_in_it(path: Path) -> None:
+    words = ast.get_docstring(tree(path))
+    assert words, f"{path} has no docstring"
+    assert words.split("\n\n")[0].rstrip().endswith("."), f"{path}: the docstring does not open with a sentence"
+
+
+@every_module
+def test_module_can_be_read_at_a_sitting(path: Path) -> None:
+    assert len(path.read_text("utf-8").splitlines()) <= 400, f"{path} has over 400 lines"
+
+
+def test_a_forbidden_import_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checks above can fail: each is shown a module that breaks it."""
+    monkeypatch.setattr("test_architecture.SOURCE", tmp_path)
+    (tmp_path / "sink").mkdir()
+    bad = tmp_path / "sink" / "bad.py"
+    bad.write_text("'no sentence'\nimport pickle\nfrom gossamer.engine import run\nSEEN = {}\n" + "\n" * 400)
+    for check in (
+        test_imports_follow_the_arrows,
+        test_nothing_is_unpickled_or_evaluated,
+        test_modules_keep_no_state,
+        test_module_says_what_belongs_in_it,
+        test_module_can_be_read_at_a_sitting,
+    ):
+        with pytest.raises(AssertionError):
+            check(bad)
+    bad.write_text("from .. import engine\n")
+    with pytest.raises(AssertionError):
+        test_imports_follow_the_arrows(bad)
