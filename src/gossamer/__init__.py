@@ -1,1 +1,52 @@
 """Gossamer: a web crawler that grows from a laptop to a fleet."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gossamer.api import Pages, crawl
+    from gossamer.errors import ConfigError, ExtractError, FetchError, FrontierError, GossamerError, SinkError
+    from gossamer.extract.page import Page
+    from gossamer.extract.spider import Spider
+    from gossamer.model import Request, Response
+    from gossamer.settings import Settings
+
+# Loaded on first use: every worker, parser and web server imports this package, and few of them need all of it.
+_HOMES = {
+    "ConfigError": "errors",
+    "ExtractError": "errors",
+    "FetchError": "errors",
+    "FrontierError": "errors",
+    "GossamerError": "errors",
+    "Page": "extract.page",
+    "Pages": "api",
+    "Request": "model",
+    "Response": "model",
+    "Settings": "settings",
+    "SinkError": "errors",
+    "Spider": "extract.spider",
+    "crawl": "api",
+}
+__all__ = [
+    "ConfigError",
+    "ExtractError",
+    "FetchError",
+    "FrontierError",
+    "GossamerError",
+    "Page",
+    "Pages",
+    "Request",
+    "Response",
+    "Settings",
+    "SinkError",
+    "Spider",
+    "crawl",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"gossamer.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'gossamer' has no attribute {name!r}")

@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from gossamer.clock import Clock
 from gossamer.download import open_downloader
-from gossamer.engine.extractor import Extractor
+from gossamer.engine.extractor import Extractor, make_spider
 from gossamer.engine.handle import Extracts, Handler, Linker
 from gossamer.engine.marker import Marker
 from gossamer.engine.parsers import ParserPool
 from gossamer.engine.recent import Recent
 from gossamer.engine.run import Engine
 from gossamer.engine.store import Store
-from gossamer.extract.spider import FieldSpider, Spider, load
+from gossamer.extract.spider import Spider
 from gossamer.frontier.base import Frontier
-from gossamer.middleware import Middleware, compose
-from gossamer.middleware.cache import Cache
-from gossamer.middleware.cookies import Cookies
+from gossamer.middleware.base import Middleware, compose
+from gossamer.middleware.cache import cache
+from gossamer.middleware.cookies import cookies
 from gossamer.settings import Settings
-
-
-def make_spider(settings: Settings) -> Spider:
-    """The spider that the settings name: the user's class, one made of --extract fields, or one that follows links."""
-    if settings.spider:
-        return load(settings.spider)()
-    if settings.extract:
-        return FieldSpider(settings.extract)
-    return Spider()
 
 
 def middlewares(spider: Spider, settings: Settings, clock: Clock) -> list[Middleware]:
     """The fetch ring, outermost first: the spider's own, then the development cache, then cookies."""
     ring: list[Middleware] = list(spider.fetch_middleware)
     if settings.cache:
-        ring.append(Cache(Path(settings.cache)))
+        ring.append(cache(Path(settings.cache), clock))
     if settings.cookies:
-        ring.append(Cookies(clock))
+        ring.append(cookies(clock))
     return ring
 
 
@@ -52,11 +44,12 @@ async def worker(
     clock: Clock,
     marker_path: Path | None = None,
     spider: Spider | None = None,
+    refused: Counter[str] | None = None,
 ) -> AsyncIterator[Engine]:
     """An engine with everything it needs, which is closed again at the end."""
     spider = spider or make_spider(settings)
     recent = Recent()
-    linker = Linker(settings, secret, recent)
+    linker = Linker(settings, secret, recent, refused=refused)
     downloader = open_downloader(settings, clock=clock)
     pool = ParserPool(settings.parse_processes, settings) if settings.parse_processes else None
     marker = Marker(None if pool else marker_path)

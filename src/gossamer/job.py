@@ -148,6 +148,16 @@ class Crawl:
         return await self._frontier.counts() if self._frontier is not None else Counts()
 
     @property
+    def folder(self) -> Path | None:
+        """Where the job lives; None for one that is kept in memory."""
+        return self._folder
+
+    @property
+    def settings(self) -> Settings:
+        """The job's settings."""
+        return self._settings
+
+    @property
     def workers(self) -> int:
         """Processes that fetch."""
         joined = len(self.coordinator.workers) if self.coordinator is not None else 0
@@ -174,7 +184,7 @@ class Crawl:
             if folder is not None:
                 self.coordinator = Coordinator(frontier, store, linker=linker, settings=settings, folder=folder)
                 await self.coordinator.start()
-            state = await self._work(frontier, store)
+            state = await self._work(frontier, store, linker)
             counts = await frontier.counts()
             return Summary(
                 counts.job if counts.finished else state, counts, self.stats, linker.refused, self._stop_wanted
@@ -186,7 +196,7 @@ class Crawl:
                 await sink.aclose()
             await frontier.aclose()
 
-    async def _work(self, frontier: LocalFrontier, store: OwnerStore) -> JobState:
+    async def _work(self, frontier: LocalFrontier, store: OwnerStore, linker: Linker) -> JobState:
         settings, folder = self._settings, self._folder
         timer = None
         if settings.max_seconds is not None:
@@ -204,6 +214,7 @@ class Crawl:
                 clock=self._clock,
                 marker_path=marker,
                 spider=self._spider,
+                refused=linker.refused,
             ) as engine:
                 return await self._until_done(engine)
         finally:

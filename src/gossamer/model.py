@@ -179,6 +179,8 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     sites: int = 0
     ready_sites: int = 0
     held_sites: int = 0
+    active_sites: int = 0
+    """Sites that a worker has leased."""
     job: JobState = "running"
     finished: bool = False
 

@@ -34,6 +34,14 @@ def join(base: str, reference: str) -> str | None:
         return None
 
 
+def resolve(base: str, reference: str) -> str | None:
+    """`reference` resolved against `base`, whatever its scheme, fragment and credentials; None if it is no URL."""
+    try:
+        return str(ada_url.join_url(base, reference))
+    except ValueError:
+        return None
+
+
 def _crawlable(href: str) -> str | None:
     if not href.startswith(("http://", "https://")):
         return None

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import signal
-import sys
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +17,9 @@ from gossamer import job as jobs
 from gossamer import settings as configuration
 from gossamer.cli.exits import Exit
 from gossamer.cli.options import given, settings_options
-from gossamer.cli.view import follow, summary_lines
+from gossamer.cli.summary import summary_lines
+from gossamer.cli.terminal import log_to_stderr, say
+from gossamer.cli.view import follow
 from gossamer.engine import wire
 from gossamer.engine.remote import OwnerGone, connect
 from gossamer.errors import ConfigError, JobMissing
@@ -43,7 +43,7 @@ def crawl(
     urls: tuple[str, ...], seeds: Any, name: str, frontier: str, quiet: bool, as_json: bool, **options: Any
 ) -> int:
     """Crawl from one or more URLs. The same command again resumes; other URLs on an existing job are added."""
-    _log_to_stderr(quiet)
+    log_to_stderr(quiet)
     given_seeds = jobs.read_seeds([*urls, *(seeds.read().splitlines() if seeds else ())])
     folder = None if frontier == "memory:" else jobs.folder_of(name, given_seeds)
     if frontier not in ("", "sqlite", "memory:"):
@@ -62,7 +62,7 @@ def crawl(
         click.echo(json.dumps(_as_json(summary, folder)))
     if not quiet:
         for line in summary_lines(summary, folder, settings):
-            click.echo(line, err=True)
+            say(line)
     return _exit_code(summary)
 
 
@@ -89,7 +89,7 @@ async def _crawl(run: Crawl, quiet: bool) -> Summary:
             os._exit(Exit.INTERRUPTED)
         run.stop(signal.Signals(number).name)
         if not quiet:
-            click.echo("stopping: finishing the fetches under way (once more to leave at once)", err=True)
+            say("stopping: finishing the fetches under way (once more to leave at once)")
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, leave, number)
@@ -132,7 +132,7 @@ def _as_json(summary: Summary, folder: Path | None) -> dict[str, Any]:
 @click.option("--supervised", is_flag=True, hidden=True)
 def worker(folder: str, name: str, worker_name: str, supervised: bool) -> int:
     """Join a running crawl: DIR is its folder or name. Leaves when the crawl is over."""
-    _log_to_stderr(False)
+    log_to_stderr(False)
     if supervised:
         die_with_parent()
     try:
@@ -246,13 +246,3 @@ def _run(main: Coroutine[Any, Any, Value]) -> Value:
         return asyncio.run(main)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main)
-
-
-def _log_to_stderr(quiet: bool) -> None:
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.ERROR if quiet else logging.WARNING,
-        format="%(levelname)s %(name)s: %(message)s",
-        force=True,
-    )
-    logging.raiseExceptions = False

@@ -74,6 +74,7 @@ class HttpDownloader:
         at_once = max(4, files // 4)
         self._gate = asyncio.Semaphore(at_once) if at_once < settings.concurrency else None
         self._odd = OddHeaders()
+        self._closed = False
 
     async def fetch(self, request: Request) -> Response:
         """The answer to one request; a FetchError for everything that is not an answer."""
@@ -87,12 +88,15 @@ class HttpDownloader:
             raise TimedOut(f"no whole answer within {self._settings.fetch_seconds:g} s") from None
 
     async def aclose(self) -> None:
+        self._closed = True
         for client in (*self._routes.close(), *self._proxy_clients.values()):
             await self._close(client)
         self._proxy_clients.clear()
         await self._resolver.aclose()
 
     async def _fetch(self, request: Request) -> Response:
+        if self._closed:
+            raise ConnectFailed("the downloader is closed")
         began = self._clock.monotonic()
         target = check_url(request.url)
         call = Call(request.method, target.url, self._outgoing.for_request(request), request.body)
@@ -124,10 +128,13 @@ class HttpDownloader:
                     self._routes.shed()
                     await self._clock.sleep(FILES_WAIT_SECONDS)
                     route = await self._open_route(target, None)
-                elif route.spares and self._may_try_spare(error, target):
+                elif never_connected(error) and route.spares:
                     spare = Route[Any](route.host, route.spares[0], route.spares[1:], route.expires_at)
                     route = await self._routes.open(spare)
                 else:
+                    if never_connected(error):
+                        # The next fetch begins again with the first of its addresses.
+                        self._routes.forget(route)
                     raise
                 continue
             return await self._respond(request, reply, sent_at=sent_at, fetched_at=fetched_at, address=route.address)
@@ -173,9 +180,6 @@ class HttpDownloader:
         for address in answer.addresses:
             check_address(address, self._settings.allow_private)
         return answer
-
-    def _may_try_spare(self, error: Exception, target: Target) -> bool:
-        return never_connected(error) and isinstance(translate(error, target.host), ConnectFailed | TimedOut)
 
     async def _respond(
         self, request: Request, reply: Reply, *, sent_at: float, fetched_at: float, address: str

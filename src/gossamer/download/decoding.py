@@ -13,6 +13,7 @@ from gossamer.errors import BadEncoding, ProtocolBroken, TooLarge
 MAX_LAYERS = 5
 MAX_MEMBERS = 1000
 _SLICE_BYTES = 65_536
+_STEP_BYTES = 1024 * 1024
 # A zstd block of four bytes can stand for 128 KiB, and its decoder has no limit of output: so it is fed in morsels.
 _ZSTD_SLICE_BYTES = 256
 _ZSTD_WINDOW_BYTES = 8 * 1024 * 1024
@@ -42,20 +43,25 @@ def decode(body: bytes, codings: tuple[str, ...], limit_bytes: int) -> bytes:
 
 
 class _Output:
-    """Decoded pieces up to a limit."""
+    """Decoded pieces up to a limit, and how much more to ask for in one step."""
 
     def __init__(self, name: str, limit_bytes: int) -> None:
         self._name, self._limit_bytes = name, limit_bytes
         self._pieces: list[bytes] = []
         self._members = 0
-        self.room = limit_bytes
+        self._room = limit_bytes
 
     def add(self, piece: bytes) -> None:
-        self.room -= len(piece)
-        if self.room < 0:
+        self._room -= len(piece)
+        if self._room < 0:
             raise TooLarge(f"{self._name} body of more than {self._limit_bytes} bytes after decoding")
         if piece:
             self._pieces.append(piece)
+
+    @property
+    def step(self) -> int:
+        # One byte more than there is room for, so that the limit is noticed.
+        return min(self._room + 1, _STEP_BYTES)
 
     def count_member(self) -> None:
         self._members += 1
@@ -74,11 +80,14 @@ def _inflate(body: bytes | memoryview, window_bits: int, output: _Output) -> tup
     view = memoryview(body)
     position = 0
     while position < len(view) and not stream.eof:
-        piece = view[position : position + _SLICE_BYTES]
-        # One byte more than there is room for, so that the limit is noticed.
-        output.add(stream.decompress(piece, output.room + 1))
-        position += len(piece) - len(stream.unused_data)
-    return stream.eof, position
+        piece: bytes | memoryview = view[position : position + _SLICE_BYTES]
+        position += len(piece)
+        while piece:
+            output.add(stream.decompress(piece, output.step))
+            piece = stream.unconsumed_tail
+    while not stream.eof and (rest := stream.decompress(b"", output.step)):
+        output.add(rest)
+    return stream.eof, position - len(stream.unused_data)
 
 
 def _gzip(body: bytes, limit_bytes: int) -> bytes:
@@ -111,9 +120,9 @@ def _brotli(body: bytes, limit_bytes: int) -> bytes:
     for start in range(0, len(body), _SLICE_BYTES):
         if stream.is_finished():
             break
-        output.add(stream.process(bytes(view[start : start + _SLICE_BYTES]), output_buffer_limit=output.room + 1))
+        output.add(stream.process(bytes(view[start : start + _SLICE_BYTES]), output_buffer_limit=output.step))
         while not stream.can_accept_more_data() and not stream.is_finished():
-            output.add(stream.process(b"", output_buffer_limit=output.room + 1))
+            output.add(stream.process(b"", output_buffer_limit=output.step))
     return output.finish(stream.is_finished())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyreqwest.exceptions import BuilderError, ConnectError, DetailedPyreqwestError, PyreqwestError, RequestTimeoutError
+from pyreqwest.exceptions import BuilderError, ConnectError, DetailedPyreqwestError, RequestTimeoutError
 
 from gossamer.errors import ConnectFailed, FetchError, Forbidden, ProtocolBroken, TimedOut, TlsRefused, TooLarge
 
@@ -42,8 +42,9 @@ def translate(error: Exception, where: str) -> FetchError:
 
 
 def never_connected(error: Exception) -> bool:
-    """Whether the request cannot have reached the server, so that another address may be tried at once."""
-    return isinstance(error, PyreqwestError) and _connecting(_causes(error))
+    """Whether there was no connection at all, so that another address may be tried at once."""
+    causes = _causes(error)
+    return _connecting(causes) and ("tcp connect error" in causes or isinstance(error, RequestTimeoutError))
 
 
 def out_of_files(error: Exception) -> bool:

@@ -78,6 +78,11 @@ class Routes(Generic[C]):
         await asyncio.shield(waiting[1])
         return waiting[0]
 
+    def forget(self, route: Route[C]) -> None:
+        """Drop a route, so that its host is looked up anew; nothing changes for a literal address."""
+        if not route.is_literal and self._table.get(route.host) is route:
+            del self._table[route.host]
+
     def shed(self) -> None:
         """Let go of the older half of the generations, and so of their idle connections."""
         for _ in range((len(self._generations) + 1) // 2):

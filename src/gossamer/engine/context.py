@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gossamer.clock import Clock
 from gossamer.engine.commit import Committer
 from gossamer.engine.handle import Handler
-from gossamer.middleware import Fetch
+from gossamer.middleware.base import Fetch
 from gossamer.settings import Settings
 
 
@@ -25,3 +25,5 @@ class Context:
     slots: asyncio.Semaphore
     stopping: asyncio.Event
     went_to_sleep: Callable[[], None]
+    paused: bool = False
+    """Visits end after the request in hand, as for a stop, but the engine stays."""

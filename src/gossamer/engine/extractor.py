@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import traceback
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -14,8 +14,8 @@ from gossamer.errors import ExtractError
 from gossamer.extract.items import plain
 from gossamer.extract.links import LinkMemo
 from gossamer.extract.page import Page
-from gossamer.extract.spider import Spider
-from gossamer.middleware import compose
+from gossamer.extract.spider import FieldSpider, Spider, load
+from gossamer.middleware.base import compose
 from gossamer.model import Request, Response
 from gossamer.settings import Settings
 
@@ -37,6 +37,15 @@ class Extracted(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
+def make_spider(settings: Settings) -> Spider:
+    """The spider that the settings name: the user's class, one made of --extract fields, or one that follows links."""
+    if settings.spider:
+        return load(settings.spider)()
+    if settings.extract:
+        return FieldSpider(settings.extract)
+    return Spider()
+
+
 class Extractor:
     """One spider and the settings that say what to take from a page."""
 
@@ -50,7 +59,10 @@ class Extractor:
         """All that the page gives. A spider that raises costs the page its items, not its place in the record."""
         page = Page(response, request, memo=self._memo)
         digest = hashlib.sha1(response.body, usedforsecurity=False).hexdigest() if response.body else ""
-        links, requests, items, error = (), [], [], ""
+        links: Sequence[str] = ()
+        requests: list[Request] = []
+        items: list[dict[str, Any]] = []
+        error = ""
         try:
             for found in await self._parse(page):
                 if isinstance(found, Request):
@@ -72,7 +84,7 @@ class Extractor:
             error=error,
         )
 
-    def _links(self, page: Page) -> Iterable[str]:
+    def _links(self, page: Page) -> Sequence[str]:
         settings = self._settings
         return page.links(settings.links, nofollow=settings.nofollow, max_links=settings.max_links)
 

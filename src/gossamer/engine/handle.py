@@ -34,13 +34,15 @@ class Handled(NamedTuple):
 class Linker:
     """Turns links into requests: in scope, with key, site and depth, and not those that were queued a moment ago."""
 
-    def __init__(self, settings: Settings, secret: bytes, recent: Recent) -> None:
+    def __init__(
+        self, settings: Settings, secret: bytes, recent: Recent, *, refused: Counter[str] | None = None
+    ) -> None:
         self._settings = settings
         self._secret = secret
         self._recent = recent
         self._scope = Scope(settings)
         self._by_domain = settings.site_by == "domain"
-        self.refused: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter() if refused is None else refused
 
     def follow(self, page: Request, found: tuple[str, ...]) -> list[Request]:
         """Requests for plain links of a page."""

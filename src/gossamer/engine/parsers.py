@@ -12,7 +12,7 @@ import msgspec
 
 from gossamer import settings as configuration
 from gossamer.engine import wire
-from gossamer.engine.extractor import Extracted, Extractor
+from gossamer.engine.extractor import Extracted, Extractor, make_spider
 from gossamer.model import Request, Response
 from gossamer.settings import Settings
 
@@ -97,8 +97,6 @@ class ParserPool:
 
 def main() -> None:
     """Be a parser: settings first, then pages, until the worker closes the pipe."""
-    from gossamer.assemble import make_spider
-
     source, target = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     # A print in a spider must not land between the answers.
     os.dup2(2, 1)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from typing import Any
+from collections.abc import Coroutine
 
 from gossamer.clock import Clock
 from gossamer.engine.commit import Committer
@@ -15,7 +16,7 @@ from gossamer.engine.store import Result, Store
 from gossamer.engine.visit import Visit
 from gossamer.errors import Unavailable
 from gossamer.frontier.base import Frontier
-from gossamer.middleware import Fetch
+from gossamer.middleware.base import Fetch
 from gossamer.model import Grant, JobState
 from gossamer.settings import Settings
 
@@ -43,7 +44,7 @@ class Engine:
         self._clock = clock
         self._recent = recent
         self._visits: dict[int, Visit] = {}
-        self._sleeping = 0
+        self._tasks: dict[int, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         self._stop = asyncio.Event()
         self._committer = Committer(
@@ -81,16 +82,33 @@ class Engine:
             committing = tasks.create_task(self._committer.run())
             renewing = tasks.create_task(self._renew())
             state = await self._dispatch(tasks)
-            while self._visits:
-                self._changed.clear()
-                await self._changed.wait()
+            await self._drain()
             renewing.cancel()
             await self._committer.finish()
             await committing
         return state
 
+    async def _drain(self) -> None:
+        """Wait for the visits to end; after a stop only for a while, then what is under way goes back undone."""
+        timeout = asyncio.timeout(None)
+        try:
+            async with timeout:
+                while self._visits:
+                    self._changed.clear()
+                    if self._stop.is_set() and timeout.when() is None:
+                        timeout.reschedule(asyncio.get_running_loop().time() + self._settings.drain_seconds)
+                    await self._changed.wait()
+        except TimeoutError:
+            unfinished = list(self._visits.values())
+            for task in self._tasks.values():
+                task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            for visit in unfinished:
+                await self._committer.put(visit.lease)
+
     async def _dispatch(self, tasks: asyncio.TaskGroup) -> JobState:
-        settings, state = self._settings, "running"
+        settings = self._settings
+        state: JobState = "running"
         while not self._stop.is_set():
             free = self._free()
             if free <= 0:
@@ -106,19 +124,22 @@ class Engine:
                 continue
             for lease in grant.leases:
                 visit = self._visits[lease.token] = Visit(lease, self._context, sent_at=sent_at)
-                tasks.create_task(self._run_visit(visit))
+                self._tasks[lease.token] = tasks.create_task(self._run_visit(visit))
             state = grant.job
-            if state in ("finished", "stopping", "missing"):
+            self._context.paused = state == "paused"
+            if state in ("stopping", "missing"):
+                self.stop()
+            if state == "finished":
                 break
             if len(grant.leases) < free:
                 await self._idle(grant)
-        return state  # type: ignore[return-value]
+        return state
 
     async def _run_visit(self, visit: Visit) -> None:
         try:
             await visit.run()
         finally:
-            del self._visits[visit.lease.token]
+            del self._visits[visit.lease.token], self._tasks[visit.lease.token]
             self._changed.set()
 
     def _free(self) -> int:
@@ -136,9 +157,9 @@ class Engine:
     async def _idle(self, grant: Grant) -> None:
         await self._unless_stopped(self._frontier.idle(grant))
 
-    async def _unless_stopped(self, waiting: object) -> None:
-        task = asyncio.ensure_future(waiting)  # type: ignore[call-overload]
-        stopped = asyncio.ensure_future(self._stop.wait())
+    async def _unless_stopped(self, waiting: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(waiting)
+        stopped = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
             if task.done():
@@ -173,6 +194,3 @@ class Engine:
 
     def _acknowledged(self, result: Result) -> None:
         self._recent.update(link.key for link in result.outcome.links)
-
-
-Stopper = Callable[[], None]

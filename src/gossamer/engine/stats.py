@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from gossamer.clock import Clock
-from gossamer.model import Outcome, Record
+from gossamer.model import Outcome, PageRow, Record, SiteNote
+
+_MOST_HELD = 1000
+
+
+class Hold(NamedTuple):
+    """A site that is left alone for a while."""
+
+    until: float
+    """The clock's monotonic reading."""
+    reason: str
 
 
 class Stats:
@@ -20,13 +31,27 @@ class Stats:
         self.bytes = 0
         self.codes: Counter[int] = Counter()
         self.reasons: Counter[str] = Counter()
+        self.by_status: dict[str, Counter[str]] = {"failed": Counter(), "retry": Counter(), "skipped": Counter()}
+        """Reasons of the outcomes that were not done."""
+        self.examples: dict[str, str] = {}
+        """Reason -> a URL that failed for it."""
+        self.latest: deque[PageRow] = deque(maxlen=8)
+        self.held: dict[str, Hold] = {}
+        """Sites that are left alone; of very many only some."""
         self.failures = 0
         self.workers_restarted = 0
         self._recent: deque[tuple[float, int]] = deque(maxlen=100)
 
-    def saw(self, accepted: Sequence[Outcome], records: Sequence[Record]) -> None:
+    def saw(
+        self, accepted: Sequence[Outcome], records: Sequence[Record], notes: Sequence[SiteNote] = ()
+    ) -> None:
         """Count what was just committed."""
+        for note in notes:
+            if note.hold:
+                self._hold(note)
         for outcome in accepted:
+            if outcome.status != "done":
+                self._not_done(outcome, records)
             if outcome.code:
                 self.codes[outcome.code] += 1
             if outcome.reason:
@@ -36,7 +61,30 @@ class Stats:
         for record in records:
             self.items += len(record.items)
             self.bytes += record.page.bytes
+        self.latest.extend(record.page for record in records[-8:])
         self._recent.append((self._clock.monotonic(), self.pages))
+
+    def _not_done(self, outcome: Outcome, records: Sequence[Record]) -> None:
+        reason = outcome.reason or "unknown"
+        self.by_status[outcome.status][reason] += 1
+        held = self.held.get(outcome.site)
+        if held is not None and not held.reason:
+            self.held[outcome.site] = held._replace(reason=reason)
+        if outcome.status == "failed" and reason not in self.examples:
+            self.examples[reason] = next((record.page.url for record in records if record.key == outcome.key), "")
+
+    def _hold(self, note: SiteNote) -> None:
+        now = self._clock.monotonic()
+        if len(self.held) >= _MOST_HELD:
+            self.held = {site: held for site, held in self.held.items() if held.until > now}
+        if len(self.held) < _MOST_HELD or note.site in self.held:
+            self.held[note.site] = Hold(now + (note.hold or 0.0), "robots unreachable" if note.robots else "")
+
+    def holds(self) -> list[tuple[str, float, str]]:
+        """The sites that are left alone now, the seconds that remain, and why; the longest first."""
+        now = self._clock.monotonic()
+        left = [(site, held.until - now, held.reason) for site, held in self.held.items() if held.until > now]
+        return sorted(left, key=lambda hold: -hold[1])
 
     @property
     def seconds(self) -> float:

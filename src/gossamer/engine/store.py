@@ -50,5 +50,5 @@ class OwnerStore:
             for sink in self._sinks:
                 marks.update(await sink.write(records) if records else {})
             receipt = await settlement.commit(marks)
-        self._stats.saw(settlement.accepted, records)
+        self._stats.saw(settlement.accepted, records, notes)
         return receipt

@@ -43,7 +43,7 @@ class Visit:
             await self._context.committer.put(self.lease)
 
     def _over(self) -> bool:
-        return self.lost or self._left_alone or self._context.stopping.is_set()
+        return self.lost or self._left_alone or self._context.paused or self._context.stopping.is_set()
 
     async def _visit(self, request: Request) -> bool:
         """Settle one request; False if it was not, and the batch ends here."""
@@ -93,8 +93,8 @@ class Visit:
     async def _fetch(self, request: Request) -> Response:
         """One request on the wire, no sooner than the site's delay allows, and only while the lease is ours."""
         context = self._context
-        wait = self._next_at - self._clock.monotonic()
-        if wait > 0:
+        # A timer may fire a little early, and the delay is a promise: look at the clock again.
+        while (wait := self._next_at - self._clock.monotonic()) > 0:
             await self._sleep(wait)
         async with context.slots:
             if self.lost or self._clock.monotonic() >= self.deadline:

@@ -271,6 +271,8 @@ class LocalFrontier:
     def _free(self, lane: Lane, now: float) -> None:
         self._held.pop(lane.token, None)
         self._schedule.free(lane, now)
+        if lane.site.closed:
+            self._count(_closed_status(lane.site.closed), self._schedule.close(lane.site, lane.site.closed))
         self._tell()
 
     async def extend(self, leases: Sequence[Lease], *, seconds: float) -> list[Lease]:
@@ -506,6 +508,7 @@ class LocalFrontier:
             sites=len(schedule.sites),
             ready_sites=ready,
             held_sites=held,
+            active_sites=len({lane.site.number for lane in self._held.values()}),
             job=self.state,
             finished=self._over(),
         )

@@ -18,8 +18,8 @@ from gossamer.model import Request, Response
 def cache(folder: Path, clock: Clock) -> Middleware:
     """Answers from the folder what it holds, whatever its age, and keeps what it does not: for development only.
 
-    An answer is known by method, URL and body; headers and cookies of the request do not count. Not kept are 206 and 304,
-    which answer a particular request, and 429 and 5xx, which will pass."""
+    An answer is known by method, URL and body; headers and cookies of the request do not count. Not kept are 206 and
+    304, which answer a particular request, and 429 and 5xx, which will pass."""
     encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Response)
 
     def load(path: Path) -> Response | None:

@@ -23,7 +23,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 def cookies(clock: Clock) -> Middleware:
-    """Keeps what servers set and sends it back where it belongs; a Cookie header of the request itself stays as it is."""
+    """Keeps what servers set and sends it back where it belongs; a Cookie header of the request itself stays."""
     jar = CookieJar(clock)
 
     def wrap(fetch: Fetch) -> Fetch:
@@ -122,9 +122,8 @@ class CookieJar:
         name, value = name.strip(" \t"), value.strip(" \t")
         if not (name or value) or len(name) + len(value) > MAX_BYTES:
             return None
-        said = {
-            key.strip(" \t").lower(): content.strip(" \t") for key, _, content in (part.partition("=") for part in rest)
-        }
+        attributes = (part.partition("=") for part in rest)
+        said = {key.strip(" \t").lower(): content.strip(" \t") for key, _, content in attributes}
         own = host(host_port(url))
         domain = said.get("domain", "").removeprefix(".").lower()
         if domain and not _may_set(own, domain):

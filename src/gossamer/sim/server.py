@@ -15,7 +15,7 @@ import msgspec
 
 from gossamer.clock import Clock, SystemClock
 from gossamer.errors import ConfigError
-from gossamer.sim.answer import Answer, Fault, refused
+from gossamer.sim.answer import Answer, refused
 from gossamer.sim.log import LogWriter
 from gossamer.sim.pages import Pages
 from gossamer.sim.site import WebPlan
@@ -106,15 +106,11 @@ class SimServer:
             if visit >= answer.times:
                 answer = self.pages.answer(site, target, visit=visit)
         made = framed(answer, coding if answer.coding else "")
-        if not answer.times:
-            self._keep(key, made)
+        # Nothing is put out to make room: a crawl asks for each page once, so the oldest is as good as the newest.
+        if not answer.times and len(made.body) <= self._cache_room:
+            self._cache_room -= len(made.body)
+            self._cache[key] = made
         return made
-
-    def _keep(self, key: tuple[int, str, str], made: Reply) -> None:
-        self._cache_room -= len(made.payload)
-        while self._cache_room < 0 and self._cache:
-            self._cache_room += len(self._cache.pop(next(iter(self._cache))).payload)
-        self._cache[key] = made
 
     def record(self, connection: Connection, *, finished_at: float) -> None:
         """Put a request into the log."""
@@ -243,24 +239,23 @@ class Connection(asyncio.Protocol):
     def _send(self, reply: Reply) -> None:
         # Taken before the write: the client may have the headers before this process runs again.
         self.headers_at = self._server.now()
-        payload = reply.payload if self.method != "HEAD" else reply.payload[: reply.head_bytes]
         if reply.fault:
-            self._break_off(reply.fault, payload)
+            self._break_off(reply)
             return
         self.status = reply.status
-        self._transport.write(payload)
+        self._transport.writelines((reply.head,) if self.method == "HEAD" else (reply.head, reply.body))
         if not self._paused:
             self._finish()
 
-    def _break_off(self, fault: Fault, payload: bytes) -> None:
+    def _break_off(self, reply: Reply) -> None:
         self._closing = True
-        if fault == "reset":
+        if reply.fault == "reset":
             plug = self._transport.get_extra_info("socket")
             plug.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self._transport.abort()
             return
-        if fault == "cut":
-            self._transport.write(payload[: len(payload) * 2 // 3])
+        if reply.fault == "cut":
+            self._transport.write(reply.head + reply.body[: len(reply.body) // 2])
         self._transport.close()
 
     def _finish(self) -> None:

@@ -21,10 +21,10 @@ CODERS: dict[str, Callable[[bytes], bytes]] = {
 
 
 class Reply(NamedTuple):
-    """An answer as bytes on the wire; `head_bytes` of them are the headers."""
+    """An answer as bytes on the wire."""
 
-    payload: bytes
-    head_bytes: int
+    head: bytes
+    body: bytes
     status: int
     wait_seconds: float
     fault: Fault
@@ -47,7 +47,7 @@ def framed(answer: Answer, coding: str = "") -> Reply:
     else:
         lines.append(f"Content-Length: {len(body)}")
     head = "\r\n".join((*lines, "", "")).encode("latin-1")
-    return Reply(head + body, len(head), answer.status, answer.wait_seconds, answer.fault)
+    return Reply(head, body, answer.status, answer.wait_seconds, answer.fault)
 
 
 def header(head: bytes, name: bytes, lower: bytes | None = None) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from hashlib import blake2b, shake_128
 
 
@@ -53,6 +54,7 @@ def stream(seed: int, *names: object, count: int) -> memoryview:
     return memoryview(shake_128(text.encode()).digest(4 * count)).cast("I")
 
 
+@lru_cache(maxsize=16_384)
 def site_title(seed: int, site: int) -> str:
     """The name of a site, such as `The Amber Lighthouse`."""
     number = draw(seed, site, "name")
@@ -60,6 +62,7 @@ def site_title(seed: int, site: int) -> str:
     return f"The {adjective.title()} {noun.title()}"
 
 
+@lru_cache(maxsize=65_536)
 def page_words(seed: int, site: int, page: int) -> tuple[str, str, str]:
     """The section, adjective and noun that a page is about."""
     number = draw(seed, site, page)

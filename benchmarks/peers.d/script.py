@@ -1,0 +1,49 @@
+"""A crawler written by hand with aiohttp and selectolax: no durability, no politeness, no limits."""
+
+import asyncio
+import json
+import sys
+from urllib.parse import urldefrag, urljoin, urlsplit
+
+import aiohttp
+import uvloop
+from selectolax.lexbor import LexborHTMLParser
+
+
+async def main(seeds: list[str], output: str) -> None:
+    seen = set(seeds)
+    hosts = {urlsplit(url).netloc for url in seeds}
+    queue: asyncio.Queue[str] = asyncio.Queue()
+    for url in seeds:
+        queue.put_nowait(url)
+    connector = aiohttp.TCPConnector(limit=100)
+    async with aiohttp.ClientSession(connector=connector) as session:
+        with open(output, "w") as file:  # noqa: ASYNC230
+
+            async def work() -> None:
+                while True:
+                    url = await queue.get()
+                    try:
+                        async with session.get(url) as response:
+                            body = await response.read()
+                        tree = LexborHTMLParser(body)
+                        title = tree.css_first("title")
+                        hrefs = {node.attributes.get("href") for node in tree.css("a[href]")}
+                        for href in hrefs:
+                            link = urldefrag(urljoin(url, href or "")).url
+                            if link not in seen and urlsplit(link).netloc in hosts:
+                                seen.add(link)
+                                queue.put_nowait(link)
+                        row = {"url": url, "status": response.status, "title": title.text() if title else "", "links": len(hrefs)}
+                        file.write(json.dumps(row) + "\n")
+                    finally:
+                        queue.task_done()
+
+            workers = [asyncio.create_task(work()) for _ in range(100)]
+            await queue.join()
+            for worker in workers:
+                worker.cancel()
+
+
+if __name__ == "__main__":
+    uvloop.run(main(open(sys.argv[1]).read().split(), sys.argv[2]))

@@ -1,0 +1,41 @@
+"""What to do about a failure, by its kind."""
+
+from __future__ import annotations
+
+from gossamer.errors import FetchError
+from gossamer.settings import Settings
+
+_BY_KIND = {
+    "timeout": "the site answers slowly: raise --fetch-seconds or --connect-seconds, or try later",
+    "connect": "nothing answers there: check host and port, and whether this machine reaches the network",
+    "dns": "the name servers do not answer: check this machine's network",
+    "nxdomain": "there is no such host: check the spelling",
+    "protocol": "the server does not speak proper HTTP there: check scheme and port",
+    "tls": "the certificate is not trusted: name its authority with --ca-file",
+    "too-large": "raise --max-body-bytes or --max-decoded-bytes",
+    "forbidden": "the address is not a public one: --allow-private permits it",
+    "robots": "robots.txt does not allow it: --no-robots is for sites of your own",
+    "robots-unreachable": "robots.txt could not be had, so nothing may be fetched: try later; "
+    "--no-robots is for sites of your own",
+    "redirects": "the page redirects in a circle: some sites want --cookies for it to end",
+    "spider": "the spider raised: `gossamer shell URL --spider FILE` shows why",
+    "http-401": "the site wants a login: --header 'Authorization=...' or --header 'Cookie=...'",
+    "http-403": "the site refuses this crawler: a --user-agent with a contact may help, or ask the owner",
+    "http-429": "the site finds this too fast: raise --delay",
+    "http-503": "the site is overloaded, or finds this too fast: raise --delay",
+}
+
+
+def for_kind(kind: str) -> str:
+    """What may help against a kind of failure; empty where nothing general does."""
+    return _BY_KIND.get(kind, "")
+
+
+def for_error(error: FetchError) -> str:
+    """The error's own hint, or one for its kind."""
+    return error.hint or for_kind(error.kind)
+
+
+def introduces_itself(settings: Settings) -> bool:
+    """Whether the user agent says whom to write to, and not just what crawls."""
+    return settings.user_agent != Settings().user_agent

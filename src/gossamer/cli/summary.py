@@ -1,0 +1,139 @@
+"""What a crawl says at its end: what happened, where the files are, and what to do next."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from gossamer.cli import advice, figures
+from gossamer.cli.terminal import plain
+from gossamer.job import Summary
+from gossamer.settings import Settings
+from gossamer.sink.jsonl import ITEMS, PAGES
+
+_REFUSED = {
+    "scope": "on another site",
+    "depth": "too deep",
+    "allow": "not in --allow",
+    "deny": "in --deny",
+    "extension": "files, not pages",
+    "length": "URL too long",
+    "segments": "path too deep",
+    "repeats": "path repeats itself",
+}
+_STOPPED = {"SIGINT": "stopped by Ctrl-C", "SIGTERM": "stopped by SIGTERM", "seconds": "stopped after --max-seconds"}
+_FEW = 3
+
+
+def summary_lines(summary: Summary, folder: Path | None, settings: Settings) -> list[str]:
+    """The end of a crawl, for people."""
+    told = [("", _ending(summary, settings)), *_figures(summary), *_files(summary, folder)]
+    lines = [f"{label:<9} {text}".rstrip() if label else text for label, text in told]
+    steps = _next_steps(summary, folder, settings)
+    return [*lines, *(f"hint: {step}" for step in steps)]
+
+
+def _ending(summary: Summary, settings: Settings) -> str:
+    counts, stats = summary.counts, summary.stats
+    left = counts.queued + counts.delayed + counts.leased
+    if settings.max_pages is not None and counts.stored >= settings.max_pages:
+        how = f"reached --max-pages {settings.max_pages:,}"
+    elif counts.finished:
+        how = "finished: nothing is left to fetch" if stats.pages or not counts.done else "finished before this run"
+    else:
+        how = _STOPPED.get(summary.stopped_by) or {"stopping": "stopped", "paused": "paused"}.get(
+            summary.state, summary.state
+        )
+    waiting = f"; {figures.many(left, 'URL')} wait in the queue" if left else ""
+    return f"{how}, after {figures.span(stats.seconds)}{waiting}"
+
+
+def _figures(summary: Summary) -> list[tuple[str, str]]:
+    counts, stats = summary.counts, summary.stats
+    rows = [
+        (
+            "pages",
+            f"{stats.pages:,} ({figures.rate(stats.mean_rate)}, {figures.size(stats.bytes)})"
+            + (f"; {counts.stored:,} with those of earlier runs" if counts.stored > stats.pages else ""),
+        )
+    ]
+    if stats.items:
+        rows.append(("items", f"{stats.items:,}"))
+    if stats.codes:
+        rows.append(("answers", ", ".join(f"{code}: {count:,}" for code, count in figures.most(stats.codes, 8))))
+    rows += _troubles(summary)
+    if summary.refused:
+        rows.append(("links", "not followed: " + _listed(_worded(summary.refused))))
+    return rows
+
+
+def _troubles(summary: Summary) -> list[tuple[str, str]]:
+    counts, stats = summary.counts, summary.stats
+    failed, skipped = stats.by_status["failed"], stats.by_status["skipped"]
+    rows: list[tuple[str, str]] = []
+    for kind, count in figures.most(failed, 6):
+        url = stats.examples.get(kind, "")
+        example = f", as {plain(url, 200)}" if url else ""
+        rows.append(("failed" if not rows else "", f"{count:,} {plain(kind, 40)}{example}"))
+    if len(failed) > 6:
+        rows.append(("", f"{sum(failed.values()) - sum(count for _, count in figures.most(failed, 6)):,} otherwise"))
+    given_up = counts.failed - sum(failed.values())
+    if given_up > 0:
+        rows.append(("" if rows else "failed", f"{given_up:,} in earlier runs, or given up with their sites"))
+    if counts.parked:
+        rows.append(("parked", f"{counts.parked:,} that ended their workers again and again"))
+    if skipped:
+        rows.append(("skipped", _listed(skipped)))
+    return [(label or " ", text) for label, text in rows]
+
+
+def _files(summary: Summary, folder: Path | None) -> list[tuple[str, str]]:
+    if folder is None:
+        return [("files", "none: the crawl was in memory")]
+    files = str(folder / PAGES)
+    return [("files", f"{files}, {folder / ITEMS}" if summary.stats.items else files)]
+
+
+def _next_steps(summary: Summary, folder: Path | None, settings: Settings) -> list[str]:
+    counts, stats = summary.counts, summary.stats
+    steps: list[str] = []
+    good = stats.pages - stats.failures
+    reasons = stats.by_status["failed"] + stats.by_status["retry"] + stats.by_status["skipped"]
+    if good <= 0 and counts.finished and counts.done and not reasons:
+        steps.append("this job was done before; --job NAME starts another one" if folder else "nothing was left to do")
+    elif good <= 0:
+        steps += _why_nothing(reasons, settings)
+    else:
+        kinds = [kind for kind, _ in figures.most(reasons, _FEW) if kind != "robots"]
+        steps += [text for kind in kinds if (text := advice.for_kind(kind))]
+        if stats.pages <= _FEW and summary.refused.get("scope") and settings.scope != "any":
+            wider = "domain" if settings.scope == "site" else "any"
+            steps.append(f"most links lead to other sites: --scope {wider} follows them")
+    if folder is not None and not counts.finished:
+        steps.append(f"go on with: gossamer crawl --job {shlex.quote(str(folder))}")
+    elif folder is not None and counts.queued + counts.delayed:
+        steps.append(f"for more: gossamer crawl --job {shlex.quote(str(folder))} --max-pages N")
+    if folder is not None and stats.failures:
+        steps.append(f'see failures: grep -E \'"status":[045]|"error":"[^"]\' {shlex.quote(str(folder / PAGES))}')
+    if good > 0 and not advice.introduces_itself(settings):
+        steps.append("say who is crawling: --user-agent 'NAME/1.0 (+https://your.site; you@your.site)'")
+    return steps
+
+
+def _why_nothing(reasons: Counter[str], settings: Settings) -> list[str]:
+    steps = [f"{plain(kind, 40)}: {text}" for kind, _ in figures.most(reasons, _FEW) if (text := advice.for_kind(kind))]
+    if not steps:
+        steps.append("no page came back; `gossamer fetch URL` shows what the site answers")
+    if settings.tries > 1 and not reasons:
+        steps.append("the crawl may have been stopped before the first answer")
+    return steps
+
+
+def _worded(refused: Mapping[str, int]) -> dict[str, int]:
+    return {_REFUSED.get(reason, reason): count for reason, count in refused.items()}
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {plain(word, 60)}" for word, count in figures.most(counts, 8))

@@ -1,0 +1,59 @@
+"""Items: what a spider yields, made into plain mappings that any sink can store."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from gossamer.errors import ExtractError
+
+HINT = "yield a dict, a dataclass, an attrs or pydantic model, or a msgspec Struct, with values that JSON can hold"
+
+
+def plain(item: Any) -> dict[str, Any]:
+    """The item as a mapping of JSON values; an ExtractError names the type, or the field, that cannot be stored."""
+    fields = _fields(item)
+    try:
+        found = msgspec.to_builtins(fields, str_keys=True, enc_hook=_nested)
+        # What is left to go wrong only shows in the encoder: a whole number beyond 64 bits, or a lone surrogate.
+        msgspec.json.encode(found)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise ExtractError(f"item {type(item).__name__}: {_culprit(fields)}{error}", hint=HINT) from error
+    return dict(found)
+
+
+def _fields(item: Any) -> Mapping[str, Any]:
+    if isinstance(item, Mapping):
+        return dict(item)
+    kind = type(item)
+    if isinstance(item, msgspec.Struct):
+        return {name: getattr(item, name) for name in item.__struct_fields__}
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        return {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
+    if hasattr(kind, "__attrs_attrs__"):
+        return {field.name: getattr(item, field.name) for field in kind.__attrs_attrs__}
+    if hasattr(kind, "model_dump"):
+        return dict(item.model_dump())
+    raise ExtractError(f"{kind.__name__} is not an item: {item!r:.80}", hint=HINT)
+
+
+def _nested(value: Any) -> Any:
+    """A value inside an item that msgspec does not know by itself."""
+    if hasattr(value, "getall"):
+        raise TypeError("a selection is not a value: end it with .get() or .getall()")
+    if isinstance(value, Mapping) or hasattr(type(value), "model_dump"):
+        return dict(_fields(value))
+    raise TypeError(f"{type(value).__name__} is not a JSON value")
+
+
+def _culprit(fields: Mapping[str, Any]) -> str:
+    """The name of the first field that cannot be stored."""
+    for name, value in fields.items():
+        try:
+            msgspec.json.encode(msgspec.to_builtins(value, str_keys=True, enc_hook=_nested))
+        except (TypeError, ValueError, OverflowError, RecursionError):
+            return f"field {name!r}: "
+    return ""

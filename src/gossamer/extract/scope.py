@@ -1,0 +1,92 @@
+"""Scope: which of a page's links a crawl follows, and the word for why not."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from functools import lru_cache
+
+from gossamer import urls
+from gossamer.errors import ConfigError
+from gossamer.settings import Settings
+
+_SKIPPED = """
+    7z aac aiff apk avi avif bin bmp bz2 cab css cur deb dll dmg dwg dxf eot eps exe flac flv gif gz heic ico ics img
+    ipa iso jar jp2 jpe jpeg jpg js jxl less lz4 lzma m3u8 m4a m4v mid mjs mkv mov mp2 mp3 mp4 mpeg mpg msi oga ogg ogv
+    opus otf pkg png ps psd rar rm rpm sass scss svg svgz swf tar tbz tgz tif tiff torrent ttf txz vcf wasm wav weba
+    webm webmanifest webp whl wma wmv woff woff2 xapk xz zip zst
+"""
+SKIPPED_EXTENSIONS = frozenset(_SKIPPED.split())
+"""What these names promise is neither a page nor a document; `allow` overrides them."""
+
+
+class Scope:
+    """The rules of one job; a wrong regular expression is a ConfigError that names it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._allow = _compiled(settings.allow, "allow")
+        self._deny = _compiled(settings.deny, "deny")
+        self._kind = settings.scope
+        self._max_depth = settings.max_depth
+        self._max_length = settings.max_url_length
+        self._max_segments = settings.max_segments
+        self._max_repeats = settings.max_repeats
+
+    def refuse(self, url: str, page_url: str, depth: int) -> str | None:
+        """Why a normal URL, found on a page, is not followed at this depth; None if it is."""
+        if self._max_depth is not None and depth > self._max_depth:
+            return "depth"
+        if len(url) > self._max_length:
+            return "length"
+        if self._kind != "any" and not self._near(url, page_url):
+            return "scope"
+        if self._deny is not None and self._deny.search(url):
+            return "deny"
+        if self._allow is not None and not self._allow.search(url):
+            return "allow"
+        path = url.partition("?")[0]
+        if self._allow is None and _extension(path) in SKIPPED_EXTENSIONS:
+            return "extension"
+        segments = path.count("/") - 2
+        if segments > self._max_segments:
+            return "segments"
+        # Most paths are too short to repeat anything.
+        if segments > self._max_repeats and _repeats(path.split("/", 3)[3]) > self._max_repeats:
+            return "repeats"
+        return None
+
+    def _near(self, url: str, page_url: str) -> bool:
+        end = page_url.find("/", 8) + 1
+        if url.startswith(page_url[:end]):
+            return True
+        authority, own = urls.host_port(url), urls.host_port(page_url)
+        if self._kind == "domain":
+            return urls.registered_domain(authority) == urls.registered_domain(own)
+        return authority.removeprefix("www.") == own.removeprefix("www.")
+
+
+def _extension(path: str) -> str:
+    """What follows the last dot of the last segment, in lower case."""
+    dot = path.rfind(".")
+    if dot < 8 or len(path) - dot > 12:
+        return ""
+    last = path[dot + 1 :]
+    return "" if "/" in last or path.find("/", 8) > dot or path.find("/", 8) < 0 else last.lower()
+
+
+def _repeats(path: str) -> int:
+    """How often the most frequent segment stands in a path; a loop of relative links repeats all of its segments."""
+    return max(Counter(segment for segment in path.split("/") if segment).values(), default=0)
+
+
+@lru_cache(maxsize=16)
+def _compiled(patterns: tuple[str, ...], setting: str) -> re.Pattern[str] | None:
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(
+                f"{setting}: {pattern!r} is not a regular expression: {error}",
+                hint="a dot, a question mark and brackets have a meaning there; put a backslash before them",
+            ) from None
+    return re.compile("|".join(f"(?:{pattern})" for pattern in patterns)) if patterns else None

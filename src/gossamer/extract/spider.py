@@ -1,0 +1,156 @@
+"""Spiders: the classes that say what to take from pages and where to go on, and how they are found by name."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+from gossamer.errors import ConfigError, ExtractError
+from gossamer.extract.page import Page
+from gossamer.extract.selectors import check
+
+Yielded = Iterable[Any] | AsyncIterable[Any] | Awaitable[Any] | None
+Handler = Callable[[Page], Yielded]
+
+
+class Spider:
+    """What to do with each page. As it stands it takes nothing and follows every link in scope.
+
+    `parse` handles a page; a request with `label="product"` goes to `parse_product`. A handler is a generator of items
+    and requests, plain or async, or returns a list or None. It does no I/O, so that it can be run over stored pages."""
+
+    name: ClassVar[str] = ""
+    start: ClassVar[Sequence[str]] = ()
+    """The URLs to begin with, where the command line names none."""
+    settings: ClassVar[Mapping[str, Any]] = {}
+    """Settings of the job that the spider needs, such as `delay`; what the user says goes first."""
+    follows_links: ClassVar[bool] = True
+    """Whether the engine follows each page's links by itself; false for a class with its own `parse`, unless it says."""
+    fetch_middleware: Sequence[Any] = ()
+    parse_middleware: Sequence[Any] = ()
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if "parse" in cls.__dict__ and "follows_links" not in cls.__dict__:
+            cls.follows_links = False
+        if "name" not in cls.__dict__:
+            cls.name = cls.__name__
+
+    def parse(self, page: Page) -> Yielded:
+        """Handle a page that has no label."""
+        return None
+
+    def handler(self, label: str) -> Handler:
+        """The method for a request's label; an ExtractError names the spider and the label if there is none."""
+        if not label:
+            return self.parse
+        found: Handler | None = getattr(self, f"parse_{label}", None)
+        if not callable(found) or label == "middleware":
+            raise ExtractError(
+                f"spider {type(self).__name__} has no handler for label {label!r}",
+                hint=f"add a method parse_{label}(self, page), or drop the label",
+            )
+        return found
+
+
+class FieldSpider(Spider):
+    """A spider made of `--extract` options: one item per page with the fields that were found there, and its URL."""
+
+    follows_links: ClassVar[bool] = True
+
+    def __init__(self, fields: Mapping[str, str]) -> None:
+        for name, selector in fields.items():
+            try:
+                check(selector)
+            except ExtractError as error:
+                raise ConfigError(f"extract {name}: {error}", hint="as in NAME='h1::text' or 'a::attr(href)'") from None
+        self._fields = dict(fields)
+
+    def parse(self, page: Page) -> list[dict[str, Any]]:
+        """The item of this page; none where no field was found."""
+        item: dict[str, Any] = {}
+        for name, selector in self._fields.items():
+            values = page.css(selector).getall()
+            if values:
+                item[name] = values[0] if len(values) == 1 else values
+        return [{"url": page.url, **item}] if item else []
+
+
+def load(reference: str) -> type[Spider]:
+    """The class that `file.py`, `file.py:Class` or `module:Class` names; a ConfigError says what is wrong."""
+    place, colon, wanted = reference.rpartition(":")
+    if not colon or wanted.endswith(".py") or "/" in wanted or "\\" in wanted:
+        place, wanted = reference, ""
+    module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place, reference)
+    found = {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, Spider) and value.__module__ == module.__name__
+    }
+    if wanted:
+        named = getattr(module, wanted, None)
+        if isinstance(named, type) and issubclass(named, Spider):
+            return named
+        what = "is not a subclass of gossamer.Spider" if named is not None else "is not there"
+        raise ConfigError(f"{place}: {wanted} {what}", hint=_choices(found))
+    if not found:
+        raise ConfigError(f"{place} has no Spider", hint="define a class that inherits from gossamer.Spider")
+    if len(found) > 1:
+        raise ConfigError(f"{place} has {len(found)} spiders", hint=f"name one: {place}:{next(iter(found))}")
+    return next(iter(found.values()))
+
+
+def _choices(found: Mapping[str, type[Spider]]) -> str:
+    return f"it has {', '.join(found)}" if found else "it defines no Spider; inherit from gossamer.Spider"
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file", hint="give the path of a Python file with a Spider class")
+    # Two files of the same name in two folders are two modules, and a file named json.py hides nothing.
+    tag = hashlib.sha1(str(path.resolve()).encode("utf-8", "surrogateescape"), usedforsecurity=False).hexdigest()[:8]
+    name = f"gossamer_spider_{path.stem}_{tag}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path} cannot be read as Python")
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses and pickling by name look their module up there.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise ConfigError(f"{error.filename or path}, line {error.lineno}: {error.msg}", hint="fix the file") from None
+    except Exception as error:  # whatever a user's file raises is told in one line that names the place
+        raise ConfigError(f"{path}{_line(error, str(path))}: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _from_module(name: str, reference: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise ConfigError(
+                f"{reference}: no module named {error.name}", hint="a file is named with its ending: spider.py"
+            ) from None
+        raise ConfigError(f"{reference}: it needs {error.name}, which is not installed") from error
+    except SyntaxError as error:
+        raise ConfigError(f"{error.filename or name}, line {error.lineno}: {error.msg}", hint="fix the file") from None
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"{reference}: {error}", hint="as in FILE.py, FILE.py:Class or module:Class") from error
+
+
+def _line(error: BaseException, filename: str) -> str:
+    """Where in the file it went wrong."""
+    line, trace = 0, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == filename:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return f", line {line}" if line else ""

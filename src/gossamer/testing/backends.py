@@ -1,0 +1,197 @@
+"""Gossamer's own frontiers, opened for the suites: an example for authors of others."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+from unittest import SkipTest
+
+from gossamer.clock import ManualClock
+from gossamer.engine import wire
+from gossamer.engine.coordinator import Coordinator
+from gossamer.engine.handle import Linker
+from gossamer.engine.recent import Recent
+from gossamer.engine.remote import Connection, RemoteFrontier, connect
+from gossamer.engine.stats import Stats
+from gossamer.engine.store import OwnerStore
+from gossamer.frontier.base import Frontier
+from gossamer.frontier.local import LocalFrontier, open_memory
+from gossamer.frontier.sqlite import open_sqlite
+from gossamer.model import Grant, JobState
+from gossamer.settings import Settings
+from gossamer.testing.harness import Harness
+
+SECRET = b"0123456789abcdef"
+_ASKED = {"paused": "pause", "running": "resume", "stopping": "stop"}
+
+
+class MachineClock(ManualClock):
+    """A manual clock of a machine that can be started again: `monotonic` then begins anew, `epoch` goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._started_at = 0.0
+        self._set_back = 0.0
+
+    def monotonic(self) -> float:
+        return self.now - self._started_at
+
+    def epoch(self) -> float:
+        return super().epoch() - self._set_back
+
+    def restart(self) -> None:
+        self._started_at = self.now - 16.0
+
+    def set_back(self, seconds: float) -> None:
+        self._set_back += seconds
+
+
+class LocalWorker:
+    """A worker's view of a frontier in the same process: its name goes with what it leases."""
+
+    def __init__(self, frontier: LocalFrontier, name: str) -> None:
+        self._frontier = frontier
+        self.name = name
+
+    async def lease(self, limit: int, *, batch: int, seconds: float) -> Grant:
+        return await self._frontier.lease(limit, batch=batch, seconds=seconds, worker=self.name)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._frontier, name)
+
+
+class MemoryHarness(Harness):
+    """`memory:`, which dies with its process."""
+
+    durable = False
+
+    def __init__(self, local: LocalFrontier, clock: MachineClock) -> None:
+        self.local = local
+        self.clock = clock
+        self.frontier = local
+
+    async def advance(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    async def set_back(self, seconds: float) -> None:
+        self.clock.set_back(seconds)
+
+    async def worker(self, name: str) -> Frontier:
+        return cast(Frontier, LocalWorker(self.local, name))
+
+    async def lose(self, worker: Frontier) -> None:
+        await self.local.abandon(cast(LocalWorker, worker).name)
+
+    async def steer(self, job: JobState) -> None:
+        await self.local.steer(job)
+
+
+class SqliteHarness(MemoryHarness):
+    """`sqlite`, in a folder of its own."""
+
+    durable = True
+
+    def __init__(self, path: Path, settings: Settings, clock: MachineClock) -> None:
+        super().__init__(open_sqlite(path, settings, clock=clock), clock)
+        self.path = path
+        self.settings = settings
+        self._lives = 0
+
+    async def reopen(self, settings: Settings | None = None) -> None:
+        # A closed SQLite file is tidied up, a killed one is not. So the files are taken as they are at this moment,
+        # which is what `kill -9` leaves, and the old frontier is closed beside them.
+        old, self._lives = self.path, self._lives + 1
+        self.path = old.parent.parent / f"life-{self._lives}" / old.name
+        self.path.parent.mkdir()
+        for suffix in ("", "-wal"):
+            if Path(f"{old}{suffix}").exists():
+                shutil.copyfile(f"{old}{suffix}", f"{self.path}{suffix}")
+        await self.end()
+        self.clock.restart()
+        self.settings = settings or self.settings
+        self.frontier = self.local = open_sqlite(self.path, self.settings, clock=self.clock)
+        await self.begin()
+
+    async def begin(self) -> None:
+        """Let workers in."""
+
+    async def end(self) -> None:
+        """Let go of everything."""
+        await self.local.aclose()
+
+    async def marks(self) -> Mapping[str, int]:
+        return self.local.marks
+
+
+class RemoteHarness(SqliteHarness):
+    """Workers of a `sqlite` frontier that another process owns: everything crosses the coordinator's socket."""
+
+    def __init__(self, path: Path, settings: Settings, clock: MachineClock) -> None:
+        super().__init__(path, settings, clock)
+        self._connections: dict[int, Connection] = {}
+
+    async def begin(self) -> None:
+        store = OwnerStore(self.local, [], Stats(self.clock))
+        linker = Linker(self.settings, self.local.secret, Recent())
+        folder = self.path.parent
+        self._coordinator = Coordinator(self.local, store, linker=linker, settings=self.settings, folder=folder)
+        await self._coordinator.start()
+        self.frontier = await self.worker("first")
+
+    async def end(self) -> None:
+        for connection in self._connections.values():
+            await connection.aclose()
+        self._connections.clear()
+        await self._coordinator.aclose()
+        await super().end()
+
+    async def worker(self, name: str) -> Frontier:
+        connection, _ = await connect(self.path.parent, worker=name)
+        frontier = RemoteFrontier(connection)
+        self._connections[id(frontier)] = connection
+        return frontier
+
+    async def lose(self, worker: Frontier) -> None:
+        known = len(self._coordinator.workers)
+        await self._connections.pop(id(worker)).aclose()
+        while len(self._coordinator.workers) == known:
+            await asyncio.sleep(0)
+
+    async def steer(self, job: JobState) -> None:
+        await next(iter(self._connections.values())).call(wire.Ask(_ASKED[job]))
+
+    async def marks(self) -> Mapping[str, int]:
+        raise SkipTest("marks are the owner's: a worker has none")
+
+
+@asynccontextmanager
+async def memory(settings: Settings) -> AsyncIterator[Harness]:
+    """`memory:` on a manual clock."""
+    clock = MachineClock()
+    harness = MemoryHarness(open_memory(settings, clock=clock, secret=SECRET), clock)
+    yield harness
+    await harness.local.aclose()
+
+
+@asynccontextmanager
+async def sqlite(settings: Settings) -> AsyncIterator[SqliteHarness]:
+    """`sqlite` on a manual clock."""
+    with tempfile.TemporaryDirectory(prefix="gossamer-") as folder:
+        harness = SqliteHarness(Path(folder) / "life-0" / "frontier.db", settings, MachineClock())
+        yield harness
+        await harness.end()
+
+
+@asynccontextmanager
+async def remote(settings: Settings) -> AsyncIterator[RemoteHarness]:
+    """`sqlite` behind its coordinator, on a manual clock."""
+    with tempfile.TemporaryDirectory(prefix="gossamer-") as folder:
+        harness = RemoteHarness(Path(folder) / "life-0" / "frontier.db", settings, MachineClock())
+        await harness.begin()
+        yield harness
+        await harness.end()

@@ -1,0 +1,172 @@
+"""Content-Encoding: every kind undone, every bomb stopped, nothing cut off taken for whole."""
+
+from __future__ import annotations
+
+import gzip
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import brotli
+import pytest
+import zstandard
+from gossamer.download.decoding import decode, encodings
+from gossamer.errors import BadEncoding, ProtocolBroken, TooLarge
+from hypothesis import given
+from hypothesis import strategies as some
+
+SAMPLES = Path(__file__).parents[2] / "../shared/suites/http-scrapy-compressed"
+needs_samples = pytest.mark.skipif(not SAMPLES.is_dir(), reason="../shared/suites/http-scrapy-compressed is not there")
+LIMIT = 1024 * 1024
+TEXT = b"<html>" + b"".join(b"<a href=/%d>link</a>" % number for number in range(3000)) + b"</html>"
+
+
+def raw_deflate(data: bytes) -> bytes:
+    stream = zlib.compressobj(wbits=-15)
+    return stream.compress(data) + stream.flush()
+
+
+def streamed_zstd(data: bytes) -> bytes:
+    stream = zstandard.ZstdCompressor().compressobj()
+    return stream.compress(data) + stream.flush()
+
+
+ENCODERS = {
+    "gzip": gzip.compress,
+    "x-gzip": gzip.compress,
+    "deflate": zlib.compress,
+    "br": brotli.compress,
+    "zstd": zstandard.compress,
+}
+VARIANTS = [
+    *ENCODERS.items(),
+    ("deflate", raw_deflate),
+    ("zstd", streamed_zstd),
+    ("gzip", lambda data: gzip.compress(data[:99]) + gzip.compress(data[99:])),
+    ("gzip", lambda data: gzip.compress(data) + b"\0" * 100),
+    ("zstd", lambda data: zstandard.compress(data[:99]) + streamed_zstd(data[99:])),
+]
+
+
+@pytest.mark.parametrize(("name", "encode"), VARIANTS)
+def test_what_was_encoded_comes_back(name: str, encode: object) -> None:
+    assert decode(encode(TEXT), (name,), LIMIT) == TEXT  # type: ignore[operator]
+    assert decode(encode(b"x"), (name,), LIMIT) == b"x"  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("name", "encode"), VARIANTS[:7])
+def test_a_cut_off_body_is_never_taken_for_whole(name: str, encode: object) -> None:
+    body = encode(TEXT)  # type: ignore[operator]
+    for length in (1, 2, 5, 20, len(body) // 2, len(body) - 9, len(body) - 4, len(body) - 1):
+        with pytest.raises((ProtocolBroken, BadEncoding)):
+            decode(body[:length], (name,), LIMIT)
+
+
+@pytest.mark.parametrize(("name", "encode"), VARIANTS)
+def test_the_limit_is_exact(name: str, encode: object) -> None:
+    body = encode(TEXT)  # type: ignore[operator]
+    assert len(decode(body, (name,), len(TEXT))) == len(TEXT)
+    with pytest.raises(TooLarge):
+        decode(body, (name,), len(TEXT) - 1)
+
+
+@given(some.lists(some.sampled_from(sorted(ENCODERS)), max_size=5), some.binary(max_size=5000))
+def test_stacked_codings_are_undone_in_reverse(names: list[str], data: bytes) -> None:
+    body = data
+    for name in names:
+        body = ENCODERS[name](body)
+    assert decode(body, encodings([", ".join(names).upper()]), LIMIT) == data
+    assert decode(body, encodings([*names]), LIMIT) == data
+
+
+@given(some.sampled_from(sorted(ENCODERS)), some.binary(min_size=1, max_size=300))
+def test_garbage_ends_typed(name: str, data: bytes) -> None:
+    try:
+        decode(data, (name,), LIMIT)
+    except (BadEncoding, ProtocolBroken, TooLarge):
+        pass
+
+
+def test_a_damaged_body_is_refused() -> None:
+    body = bytearray(gzip.compress(TEXT))
+    body[-6] ^= 1
+    with pytest.raises(BadEncoding):
+        decode(bytes(body), ("gzip",), LIMIT)
+
+
+def test_names_that_are_not_codings_count_for_nothing() -> None:
+    assert encodings(["identity", "utf-8, GZIP,", ""]) == ("gzip",)
+    assert decode(b"plain", encodings(["none"]), LIMIT) == b"plain"
+
+
+def test_too_many_layers_are_refused() -> None:
+    with pytest.raises(BadEncoding):
+        encodings([", ".join(["gzip"] * 100)])
+
+
+def test_an_endless_row_of_empty_members_is_refused() -> None:
+    for name, member in (("gzip", gzip.compress(b"")), ("zstd", zstandard.compress(b""))):
+        with pytest.raises(BadEncoding):
+            decode(member * 2000, (name,), LIMIT)
+
+
+@needs_samples
+@pytest.mark.parametrize("name", ["br", "deflate", "gzip", "zstd"])
+def test_bombs_of_the_suite_stop_at_the_limit(name: str) -> None:
+    with pytest.raises(TooLarge):
+        decode((SAMPLES / f"bomb-{name}.bin").read_bytes(), (name,), LIMIT)
+
+
+@needs_samples
+@pytest.mark.parametrize("path", sorted(SAMPLES.glob("html-*.bin")), ids=lambda path: path.stem)
+def test_samples_of_the_suite_decode_to_their_page(path: Path) -> None:
+    names = {"zlibdeflate": ["deflate"], "rawdeflate": ["deflate"]}
+    kind = path.stem.removeprefix("html-").partition("-s")[0]
+    page = decode(path.read_bytes(), tuple(names.get(kind) or kind.split("-")), LIMIT)
+    assert b"<title>Tabellen nach Jack Daniels</title>" in page
+    assert page.strip().endswith(b"</html>")
+
+
+@needs_samples
+@pytest.mark.parametrize("name", ["truncated-crc-error-short.gz", "truncated-crc-error.gz", "unexpected-eof.gz"])
+def test_truncated_samples_of_the_suite_are_not_whole(name: str) -> None:
+    with pytest.raises(ProtocolBroken):
+        decode((SAMPLES / name).read_bytes(), ("gzip",), LIMIT)
+
+
+BOMBS = """
+import resource, zlib, brotli, zstandard
+from gossamer.download.decoding import decode
+from gossamer.errors import TooLarge
+MIB = 1024 * 1024
+stream = zlib.compressobj(9, zlib.DEFLATED, 31)
+head = stream.compress(bytes(10 * MIB)) + stream.flush(zlib.Z_FULL_FLUSH)
+block = stream.compress(bytes(10 * MIB)) + stream.flush(zlib.Z_FULL_FLUSH)
+gzipped = head + block * 1023
+twice = zlib.compress(gzipped, 9)
+bombs = [(("gzip",), gzipped), (("gzip", "deflate"), twice)]
+bombs += [(("zstd",), zstandard.compress(bytes(400 * MIB))), (("br",), brotli.compress(bytes(50 * MIB), quality=1))]
+del stream, head, block
+for _, body in bombs:
+    assert len(body) < 11 * MIB
+import ctypes; ctypes.CDLL(None).malloc_trim(0)
+now = lambda: int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+with open("/proc/self/clear_refs", "w") as file: file.write("5")
+before = now()
+for names, body in bombs:
+    try:
+        decode(body, names, 20 * MIB)
+    except TooLarge:
+        continue
+    raise SystemExit(f"{names} was not stopped")
+peak = next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print((peak - before) / MIB)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from /proc")
+def test_a_bomb_of_ten_gibibytes_holds_less_than_twice_the_limit() -> None:
+    done = subprocess.run([sys.executable, "-c", BOMBS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 40

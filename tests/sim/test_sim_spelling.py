@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import pytest
+from selectolax.lexbor import LexborHTMLParser
+
+from gossamer import urls
+from gossamer.sim import spelling
+
+TARGETS = [
+    "http://127.0.0.9:8000/maps/old-well-3?item=1&lang=en",
+    "http://s1.sim/",
+    "http://s1.sim:81/th%C3%A9%20vert/caf%C3%A9-3",
+    "https://s1.sim/a/b",
+]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("page", ["/", "/maps/", "/maps/new-pond-1", "/a/b/c?back=/d/"])
+def test_every_spelling_leads_to_the_same_url(target, page):
+    base = urls.join(target, page)
+    anchors = spelling.anchors(base, target, "text")
+    assert len(set(anchors)) > 20
+    for anchor in anchors:
+        (link,) = LexborHTMLParser(f"<body>{anchor}").css("[href]")
+        assert urls.join(base, link.attributes["href"]) == target, anchor
+
+
+def test_junk_holds_no_page():
+    base = "http://s1.sim/a"
+    for link in LexborHTMLParser(spelling.junk(3)).css("a[href]"):
+        assert urls.join(base, link.attributes["href"] or "") in (None, base)

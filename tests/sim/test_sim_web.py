@@ -1,0 +1,255 @@
+"""A reference crawler of few lines, against every kind of site."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import re
+from collections import Counter
+from urllib.parse import unquote
+
+import brotli
+import pytest
+import zstandard
+from selectolax.lexbor import LexborHTMLParser
+
+from gossamer import urls
+from gossamer.sim import kinds, log
+from gossamer.sim.site import CHARSETS
+from gossamer.testing.web import SimWeb
+
+SHUT = [("disallow", "/")]
+DECODERS = {"gzip": gzip.decompress, "br": brotli.decompress, "zstd": zstandard.decompress}
+
+
+class Reader:
+    """Crawls as the plan means it: one request at a time, robots and nofollow obeyed, only the sites of the seeds."""
+
+    def __init__(self, web: SimWeb) -> None:
+        self.web = web
+        self.rules: dict[str, list[tuple[str, str]]] = {}
+        self.titles: dict[str, str] = {}
+        self.items: dict[str, list[dict[str, str | None]]] = {}
+
+    def fetch(self, url: str) -> tuple[int, dict[str, str], bytes]:
+        authority = urls.host_port(url)
+        host = "127.0.0.1" if self.web.plan.names else urls.host(authority)
+        connection = http.client.HTTPConnection(host, self.web.plan.port, timeout=0.5)
+        headers = {"Host": authority, "User-Agent": "Gossamer/1", "Accept-Encoding": "gzip, br, zstd"}
+        try:
+            connection.request("GET", urls.path_query(url), headers=headers)
+            answer = connection.getresponse()
+            body = answer.read()
+            found = {name.lower(): value for name, value in answer.getheaders()}
+            return answer.status, found, DECODERS.get(found.get("content-encoding", ""), bytes)(body)
+        except (OSError, http.client.HTTPException):
+            return 0, {}, b""
+        finally:
+            connection.close()
+
+    def robots(self, origin: str) -> list[tuple[str, str]]:
+        url = f"{origin}/robots.txt"
+        for _ in range(6):
+            status, headers, body = self.fetch(url)
+            if status // 100 != 3:
+                break
+            url = urls.join(url, headers["location"]) or url
+        if status in (0, 429) or status >= 500:
+            return SHUT
+        return parsed(body.decode("utf-8-sig", "replace")) if status == 200 else []
+
+    def allowed(self, url: str) -> bool:
+        origin = urls.origin(url)
+        if origin not in self.rules:
+            self.rules[origin] = self.robots(origin)
+        best = (0, True)
+        for word, pattern in self.rules[origin]:
+            if pattern and matches(pattern, urls.path_query(url)):
+                best = max(best, (len(pattern), word == "allow"))
+        return best[1]
+
+    def crawl(self, seeds: list[str]) -> None:
+        sites = {urls.host_port(seed) for seed in seeds}
+        queue, seen = [(seed, 0) for seed in seeds], set(seeds)
+        while queue:
+            url, hops = queue.pop()
+            if not self.allowed(url) or self.web.plan.is_trap(url):
+                continue
+            for _ in range(3):
+                status, headers, body = self.fetch(url)
+                if status not in (0, 429) and status < 500:
+                    break
+            found: list[tuple[str, int]] = []
+            if status // 100 == 3 and hops < 10:
+                found = [(urls.join(url, headers["location"]), hops + 1)]
+            elif status == 200:
+                found = [(link, 0) for link in self.links(url, headers, body)]
+            for link, far in found:
+                if link and link not in seen and urls.host_port(link) in sites:
+                    seen.add(link)
+                    queue.append((link, far))
+
+    def links(self, url: str, headers: dict[str, str], body: bytes) -> list[str | None]:
+        tree = LexborHTMLParser(decoded(headers, body))
+        title = tree.css_first("title")
+        self.titles[url] = title.text() if title else ""
+        self.items[url] = [
+            {"name": item.css_first(".name").text(), "price": item.css_first(".price").text()}
+            for item in tree.css("div.item")
+        ]
+        meta = {
+            (node.attributes.get("name") or "").lower(): node.attributes.get("content") or ""
+            for node in tree.css("meta")
+        }
+        if "nofollow" in headers.get("x-robots-tag", "") + meta.get("robots", ""):
+            return []
+        base = tree.css_first("base[href]")
+        root = urls.join(url, base.attributes["href"] or "") if base else url
+        hrefs = [
+            node.attributes["href"] or ""
+            for node in tree.css("a[href], area[href], link[rel=canonical][href]")
+            if "nofollow" not in (node.attributes.get("rel") or "")
+        ]
+        for node in tree.css("meta[http-equiv]"):
+            if (node.attributes["http-equiv"] or "").lower() == "refresh":
+                hrefs.append((node.attributes["content"] or "").split("URL=")[1])
+        return [urls.join(root or url, href) for href in hrefs]
+
+
+def matches(pattern: str, target: str) -> bool:
+    if "*" not in pattern and not pattern.endswith("$"):
+        return target.startswith(pattern)
+    regex = re.escape(pattern.removesuffix("$")).replace(r"\*", ".*") + ("$" if pattern.endswith("$") else "")
+    return re.match(regex, target) is not None
+
+
+def parsed(text: str) -> list[tuple[str, str]]:
+    groups: dict[str, list[tuple[str, str]]] = {}
+    agents: list[str] = []
+    in_rules = False
+    for line in re.split(r"[\r\n]+", text):
+        word, colon, value = line.partition("#")[0].partition(":")
+        word, value = word.strip().lower(), unquote(value.strip())
+        if word == "user-agent" and colon:
+            agents = [value.lower()] if in_rules else [*agents, value.lower()]
+            in_rules = False
+            groups.setdefault(value.lower(), [])
+        elif word in ("allow", "disallow") and colon:
+            in_rules = True
+            for agent in agents:
+                groups[agent].append((word, value))
+    return groups.get("gossamer", groups.get("*", []))
+
+
+def decoded(headers: dict[str, str], body: bytes) -> str:
+    if body.startswith(b"\xff\xfe"):
+        return body[2:].decode("utf-16-le")
+    if body.startswith(b"\xef\xbb\xbf"):
+        return body[3:].decode()
+    told = re.search(r"charset=([\w-]+)", headers.get("content-type", "")) or re.search(
+        r"charset=([\w-]+)", body[:200].decode("latin-1")
+    )
+    return body.decode(told[1] if told else "utf-8")
+
+
+@pytest.mark.parametrize("names", [False, True])
+def test_a_reference_crawler_fetches_exactly_what_the_plan_says(names):
+    with SimWeb(
+        sites=len(kinds.FEATURES) + 1, pages_per_site=13, kinds=("all",), page_bytes=3000, links_per_page=8, names=names
+    ) as web:
+        reader = Reader(web)
+        reader.crawl(web.seeds)
+        verdict = web.judge()
+        assert verdict == log.Verdict(frozenset(), {}, {}, {})
+        counts = log.fetched(web.log())
+        assert {url for url in counts if not web.plan.is_trap(url)} >= web.reachable()
+        assert not log.disallowed(web.log(), web.plan.forbidden())
+        assert set(log.max_overlap(web.log()).values()) == {1}
+        for site in range(web.plan.sites):
+            for page in range(13):
+                url = web.url(site, web.plan.path(site, page))
+                if url in reader.titles:
+                    assert reader.titles[url] == web.plan.title(site, page)
+                    assert reader.items[url] == web.plan.items(site, page)
+        assert len(reader.titles) > 400
+
+
+def test_a_greedy_crawler_is_found_out():
+    with SimWeb(
+        sites=4, pages_per_site=7, kinds=("robots-part", "nofollow", "outside", "hidden"), page_bytes=3000
+    ) as web:
+        reader = Reader(web)
+        forbidden = web.plan.forbidden()
+        assert set(forbidden.values()) == {"robots", "nofollow", "scope", "unlinked"}
+        for url in forbidden:
+            assert reader.fetch(url)[0] == 200
+        verdict = web.judge()
+        assert verdict.forbidden == dict.fromkeys(forbidden, 1)
+        assert verdict.missed == web.reachable()
+
+
+def test_one_seed_asks_for_its_own_site_only():
+    with SimWeb(sites=5, pages_per_site=9, page_bytes=3000, links_per_page=30) as web:
+        Reader(web).crawl(web.seeds[2:3])
+        assert web.judge(sites=[2]) == log.Verdict(frozenset(), {}, {}, {})
+        assert len(web.judge().missed) == 4 * 9
+
+
+def test_sites_of_a_plain_web_lead_to_one_another():
+    with SimWeb(sites=9, pages_per_site=3, page_bytes=3000, links_per_page=10) as web:
+        reader = Reader(web)
+        found, queue = set(), [web.seeds[0]]
+        while queue:
+            url = queue.pop()
+            if url and url not in found:
+                found.add(url)
+                queue.extend(reader.links(url, *reader.fetch(url)[1:]))
+        assert found == web.reachable()
+
+
+@pytest.mark.parametrize("kind", list(kinds.TRAPS))
+def test_traps_have_no_end_and_are_known_as_traps(kind):
+    with SimWeb(sites=1, pages_per_site=3, kinds=(kind,), page_bytes=2000) as web:
+        reader = Reader(web)
+        first = [
+            link
+            for link in reader.links(web.seeds[0], *reader.fetch(web.seeds[0])[1:])
+            if link and web.plan.is_trap(link)
+        ]
+        seen, layer = set(first), first
+        assert len(first) == 1
+        for _ in range(60):
+            url = layer[-1]
+            layer = [link for link in reader.links(url, *reader.fetch(url)[1:]) if link and link not in seen]
+            seen.update(layer)
+            assert layer
+            assert all(map(web.plan.is_trap, layer))
+
+
+def test_sitemaps_list_every_page_and_the_orphans():
+    with SimWeb(sites=1, pages_per_site=6, kinds=("robots-sitemap",), page_bytes=2000) as web:
+        reader = Reader(web)
+        lines = reader.fetch(web.url(0, "/robots.txt"))[2].decode().splitlines()
+        index = next(line for line in lines if line.startswith("Sitemap:")).partition(" ")[2]
+        parts = re.findall(r"<loc>(.*?)</loc>", reader.fetch(index)[2].decode())
+        listed = {loc for part in parts for loc in re.findall(r"<loc>(.*?)</loc>", reader.fetch(part)[2].decode())}
+        orphans = web.reachable(sitemaps=True) - web.reachable()
+        assert listed == orphans | {web.url(0, web.plan.path(0, page)) for page in range(6)}
+        assert len(orphans) == 5
+
+
+def test_bodies_are_coded_only_for_clients_that_accept_it():
+    with SimWeb(sites=1, pages_per_site=1, kinds=("gzip",), page_bytes=20_000) as web:
+        connection = http.client.HTTPConnection(web.plan.host(0), web.plan.port, timeout=5)
+        sizes = Counter[str]()
+        for accepted in ("gzip", "identity", "gzip"):
+            connection.request("GET", "/", headers={"Accept-Encoding": accepted})
+            answer = connection.getresponse()
+            assert (answer.getheader("Content-Encoding") == "gzip") == (accepted == "gzip")
+            sizes[accepted] = len(answer.read())
+        assert sizes["identity"] == 20_000 > 2 * sizes["gzip"]
+        connection.close()
+
+
+def test_eight_charsets_are_there():
+    assert len({charset for charset, _, _ in CHARSETS}) == 8
