@@ -56,12 +56,21 @@ async def measure(path: Path, known: int) -> None:
         for lease in grant.leases:
             for leased in lease.requests:
                 fresh = sum(chance.random() < NEW for _ in range(LINKS))
-                numbers = [*range(following, following + fresh), *(chance.randrange(known) for _ in range(LINKS - fresh))]
+                numbers = [
+                    *range(following, following + fresh),
+                    *(chance.randrange(known) for _ in range(LINKS - fresh)),
+                ]
                 following += fresh
                 links = tuple(request(frontier.secret, number) for number in numbers)
                 outcomes.append(
                     Outcome(
-                        site=lease.site, lane=lease.lane, token=lease.token, key=leased.key, status="done", code=200, links=links
+                        site=lease.site,
+                        lane=lease.lane,
+                        token=lease.token,
+                        key=leased.key,
+                        status="done",
+                        code=200,
+                        links=links,
                     )
                 )
         started = time.process_time()
@@ -74,7 +83,9 @@ async def measure(path: Path, known: int) -> None:
     opening = time.monotonic() - started
     counts = await frontier.counts()
     await frontier.aclose()
-    print(f"{known:>10,} {cpu / pages * 1e6:>12.0f} {memory:>13.0f} {os.path.getsize(path) / counts.known:>12.0f} {opening:>9.1f}")
+    print(
+        f"{known:>10,} {cpu / pages * 1e6:>12.0f} {memory:>13.0f} {os.path.getsize(path) / counts.known:>12.0f} {opening:>9.1f}"
+    )
 
 
 def main() -> None:

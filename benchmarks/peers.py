@@ -2,7 +2,7 @@
 
     python benchmarks/peers.py [--runs 3] [--pages 4000] [--hosts 40]
 
-Every page of a simulated web of 40 KB pages on 40 hosts: title and link count of each to JSON lines, no delay, robots off.
+Every page of a simulated web of 40 KB pages on 40 hosts: title and link count to JSON lines, no delay, robots off.
 The web server runs in a process of its own and is not counted. Runs alternate; medians are compared.
 """
 
@@ -46,7 +46,9 @@ def environment(name: str) -> Path:
     if not (folder / "ready").exists():
         print(f"installing {PEERS[name]} ...", file=sys.stderr)
         venv.create(folder, with_pip=True, clear=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", *PEERS[name].split()], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [python, "-m", "pip", "install", "-q", *PEERS[name].split()], check=True, stdout=subprocess.DEVNULL
+        )
         (folder / "ready").touch()
     return python
 
@@ -55,7 +57,11 @@ def measure(command: list[str], output: Path, **environment_variables: str) -> R
     """Run a command to its end; CPU of it and all its children."""
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     done = subprocess.run(
-        command, env={**os.environ, **environment_variables}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False
+        command,
+        env={**os.environ, **environment_variables},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        check=False,
     )
     wall, after = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     if not output.exists():
@@ -109,12 +115,20 @@ def main() -> None:
     for number in range(choice.runs):
         for name, contender in contenders.items():
             with (
-                SimWeb(sites=choice.hosts, pages_per_site=choice.pages // choice.hosts, page_bytes=40_000, links_per_page=100) as web,
+                SimWeb(
+                    sites=choice.hosts,
+                    pages_per_site=choice.pages // choice.hosts,
+                    page_bytes=40_000,
+                    links_per_page=100,
+                ) as web,
                 tempfile.TemporaryDirectory() as folder,
             ):
                 run = contender(web, Path(folder))
             costs[name].append(run)
-            print(f"  run {number + 1}: {name:32} {run.cpu_seconds / run.pages * 1000:7.2f} ms a page, {run.pages} pages", flush=True)
+            print(
+                f"  run {number + 1}: {name:32} {run.cpu_seconds / run.pages * 1000:7.2f} ms a page, {run.pages} pages",
+                flush=True,
+            )
     base = statistics.median(run.cpu_seconds / run.pages for run in costs["gossamer"])
     print(f"\n{'':32} {'CPU ms a page':>14} {'pages/s':>9} {'pages':>7} {'times gossamer':>15}")
     for name, runs in costs.items():

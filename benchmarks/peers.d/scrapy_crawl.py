@@ -1,4 +1,4 @@
-"""The same crawl with Scrapy, tuned; with `seen` the spider keeps its own seen set instead of making a Request per link."""
+"""The same crawl with Scrapy, tuned; with `seen` the spider keeps its own seen set and makes no Request per link."""
 
 import sys
 
@@ -21,7 +21,12 @@ class Pages(scrapy.Spider):
 
     def parse(self, response):
         links = self.extractor.extract_links(response)
-        yield {"url": response.url, "status": response.status, "title": response.css("title::text").get(), "links": len(links)}
+        yield {
+            "url": response.url,
+            "status": response.status,
+            "title": response.css("title::text").get(),
+            "links": len(links),
+        }
         for link in links:
             if OWN_SEEN_SET:
                 if link.url in self.seen:

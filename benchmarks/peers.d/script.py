@@ -34,7 +34,12 @@ async def main(seeds: list[str], output: str) -> None:
                             if link not in seen and urlsplit(link).netloc in hosts:
                                 seen.add(link)
                                 queue.put_nowait(link)
-                        row = {"url": url, "status": response.status, "title": title.text() if title else "", "links": len(hrefs)}
+                        row = {
+                            "url": url,
+                            "status": response.status,
+                            "title": title.text() if title else "",
+                            "links": len(hrefs),
+                        }
                         file.write(json.dumps(row) + "\n")
                     finally:
                         queue.task_done()

@@ -18,7 +18,7 @@ from gossamer.engine.run import Engine
 from gossamer.engine.store import Store
 from gossamer.extract.spider import Spider
 from gossamer.frontier.base import Frontier
-from gossamer.middleware.base import Middleware, compose
+from gossamer.middleware.base import Fetch, Middleware, compose
 from gossamer.middleware.cache import cache
 from gossamer.middleware.cookies import cookies
 from gossamer.settings import Settings
@@ -55,7 +55,8 @@ async def worker(
     marker = Marker(None if pool else marker_path)
     extractor: Extracts = pool or Extractor(spider, settings)
     try:
-        fetch = compose(middlewares(spider, settings, clock), downloader.fetch)
+        inner: Fetch = downloader.fetch
+        fetch = compose(middlewares(spider, settings, clock), inner)
         yield Engine(
             frontier,
             store,

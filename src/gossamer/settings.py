@@ -110,7 +110,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         float, Meta(gt=0, description="How long a worker may be silent before its sites go to others.")
     ] = 60.0
     batch: Annotated[int, Meta(ge=1, description="Requests in one lease of a site.")] = 32
-    drain_seconds: Annotated[float, Meta(ge=0, description="Time that fetches under way get when a crawl is stopped.")] = 10.0
+    drain_seconds: Annotated[
+        float, Meta(ge=0, description="Time that fetches under way get when a crawl is stopped.")
+    ] = 10.0
     commit_seconds: Annotated[float, Meta(ge=0, description="Results of this time are stored together.")] = 0.1
     tries: Annotated[int, Meta(ge=1, description="Tries for a page before it counts as failed.")] = 3
     backoff_seconds: Annotated[

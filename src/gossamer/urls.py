@@ -12,7 +12,7 @@ from siphashc import siphash
 
 _TRACKING = """
     fbclid gclid dclid gbraid wbraid msclkid yclid twclid igshid mc_cid mc_eid _ga _gl _hsenc _hsmi utm_source utm_medium
-    utm_campaign utm_term utm_content utm_id utm_name utm_reader sessionid phpsessid jsessionid sid
+    utm_campaign utm_term utm_content utm_id utm_name utm_reader sessionid phpsessid jsessionid
 """
 TRACKING_PARAMETERS = frozenset(_TRACKING.split())
 _suffixes = PublicSuffixList()

@@ -15,7 +15,17 @@ from typing import Any
 
 from gossamer.testing.web import SimWeb
 
-FAST = ("--allow-private", "--concurrency", "32", "--backoff-seconds", "0.3", "--commit-seconds", "0.05", "--fetch-seconds", "5")
+FAST = (
+    "--allow-private",
+    "--concurrency",
+    "32",
+    "--backoff-seconds",
+    "0.3",
+    "--commit-seconds",
+    "0.05",
+    "--fetch-seconds",
+    "5",
+)
 
 
 def command(folder: Path, seeds: Sequence[str], *options: str) -> list[str]:
@@ -28,16 +38,25 @@ def command(folder: Path, seeds: Sequence[str], *options: str) -> list[str]:
 def crawl(folder: Path, web: SimWeb, *options: str, timeout: float = 90) -> subprocess.CompletedProcess[str]:
     """A crawl from its start to its end."""
     return subprocess.run(
-        command(folder, web.seeds, *options), capture_output=True, text=True, timeout=timeout, check=False, env=environment()
+        command(folder, web.seeds, *options),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        env=environment(),
     )
 
 
 def start(folder: Path, web: SimWeb, *options: str) -> subprocess.Popen[str]:
     """A crawl in a process group of its own, so that its whole tree can be killed."""
     return subprocess.Popen(
-        command(folder, web.seeds, *options), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        command(folder, web.seeds, *options),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
         env=environment(),
-    )  # fmt: skip
+    )
 
 
 def environment() -> dict[str, str]:

@@ -18,7 +18,12 @@ from gossamer.testing.web import SimWeb
 
 def gossamer(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "gossamer", *arguments], capture_output=True, text=True, timeout=30, check=False, env=environment()
+        [sys.executable, "-m", "gossamer", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        env=environment(),
     )
 
 

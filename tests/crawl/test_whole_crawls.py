@@ -19,7 +19,16 @@ KINDS = ("plain", "links", "bodies", "robots", "errors", "flaky", "resets")
 def test_every_allowed_page_is_fetched_once_and_politely(tmp_path: Path, workers: str) -> None:
     with SimWeb(sites=42, pages_per_site=12, kinds=KINDS, page_bytes=3000, crawl_delay_seconds=0.2) as web:
         done = crawl(
-            tmp_path / "job", web, "--delay", str(DELAY), "--workers", workers, "--fetch-seconds", "2", "--site-failures", "2"
+            tmp_path / "job",
+            web,
+            "--delay",
+            str(DELAY),
+            "--workers",
+            workers,
+            "--fetch-seconds",
+            "2",
+            "--site-failures",
+            "2",
         )
         assert done.returncode == 3, done.stderr
         verdict = web.judge()
@@ -79,7 +88,8 @@ def test_items_of_every_page_are_stored_once(tmp_path: Path) -> None:
         "class Shop(gossamer.Spider):\n"
         "    def parse(self, page):\n"
         "        for item in page.css('div.item'):\n"
-        "            yield {'url': page.url, 'name': item.css('.name::text').get(), 'price': item.css('.price::text').get()}\n"
+        "            name, price = item.css('.name::text').get(), item.css('.price::text').get()\n"
+        "            yield {'url': page.url, 'name': name, 'price': price}\n"
         "        yield from page.follow_all()\n"
     )
     with SimWeb(sites=4, pages_per_site=15, page_bytes=3000) as web:

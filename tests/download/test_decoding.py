@@ -11,10 +11,11 @@ from pathlib import Path
 import brotli
 import pytest
 import zstandard
-from gossamer.download.decoding import decode, encodings
-from gossamer.errors import BadEncoding, ProtocolBroken, TooLarge
 from hypothesis import given
 from hypothesis import strategies as some
+
+from gossamer.download.decoding import decode, encodings
+from gossamer.errors import BadEncoding, ProtocolBroken, TooLarge
 
 SAMPLES = Path(__file__).parents[2] / "../shared/suites/http-scrapy-compressed"
 needs_samples = pytest.mark.skipif(not SAMPLES.is_dir(), reason="../shared/suites/http-scrapy-compressed is not there")

@@ -7,6 +7,7 @@ import ipaddress
 import random
 
 import pytest
+
 from gossamer.clock import SystemClock
 from gossamer.download.client import HttpDownloader
 from gossamer.download.dns import Answer
@@ -161,8 +162,23 @@ def test_ports_of_other_services_are_refused(port: int) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        *("file:///etc/passwd", "ftp://a.example/", "gopher://a.example/", "data:text/html,x", "javascript:1", "jar:x!/"),
-        *("http://[fe80::1%25eth0]/", "http://a b/", "http://ex%00ample/", "http:///", "//a.example/", "", "http://x:99999/"),
+        *(
+            "file:///etc/passwd",
+            "ftp://a.example/",
+            "gopher://a.example/",
+            "data:text/html,x",
+            "javascript:1",
+            "jar:x!/",
+        ),
+        *(
+            "http://[fe80::1%25eth0]/",
+            "http://a b/",
+            "http://ex%00ample/",
+            "http:///",
+            "//a.example/",
+            "",
+            "http://x:99999/",
+        ),
     ],
 )
 def test_only_http_urls_are_fetched(url: str) -> None:

@@ -251,5 +251,16 @@ def test_bodies_are_coded_only_for_clients_that_accept_it():
         connection.close()
 
 
+def test_a_crawler_that_ignores_base_misses_pages():
+    class Astray(Reader):
+        def links(self, url, headers, body):
+            return super().links(url, headers, re.sub(rb"<base [^>]*>", b"", body))
+
+    with SimWeb(sites=1, pages_per_site=30, kinds=("bases",), page_bytes=2000, links_per_page=2) as web:
+        Astray(web).crawl(web.seeds)
+        assert web.judge().missed
+        assert web.judge().unknown
+
+
 def test_eight_charsets_are_there():
     assert len({charset for charset, _, _ in CHARSETS}) == 8

@@ -6,9 +6,8 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import msgspec
@@ -17,6 +16,8 @@ from gossamer import job as jobs
 from gossamer import settings as configuration
 from gossamer.cli.exits import Exit
 from gossamer.cli.options import given, settings_options
+from gossamer.cli.start import read_settings
+from gossamer.cli.start import run as run_loop
 from gossamer.cli.summary import summary_lines
 from gossamer.cli.terminal import log_to_stderr, say
 from gossamer.cli.view import follow
@@ -25,8 +26,6 @@ from gossamer.engine.remote import OwnerGone, connect
 from gossamer.errors import ConfigError, JobMissing
 from gossamer.job import Crawl, Summary
 from gossamer.member import die_with_parent, join
-
-Value = TypeVar("Value")
 
 
 @click.command()
@@ -50,32 +49,20 @@ def crawl(
         raise ConfigError(
             f"--frontier {frontier}: no such frontier in this version", hint="use sqlite (the default) or memory:"
         )
-    settings = _settings(folder, given(options))
+    settings = read_settings(folder, given(options))
     spider_seeds = [] if given_seeds or not settings.spider else jobs.spider_seeds(settings)
     run = Crawl(folder, settings, given_seeds or jobs.read_seeds(spider_seeds))
     if folder is not None:
         if not given_seeds and not spider_seeds and not (folder / jobs.FRONTIER).exists():
             raise JobMissing(f"there is no job in {folder}", hint="give a URL to start one")
         jobs.save_settings(folder, settings)
-    summary = _run(_crawl(run, quiet))
+    summary = run_loop(_crawl(run, quiet))
     if as_json:
         click.echo(json.dumps(_as_json(summary, folder)))
     if not quiet:
         for line in summary_lines(summary, folder, settings):
             say(line)
     return _exit_code(summary)
-
-
-def _settings(folder: Path | None, options: dict[str, Any]) -> configuration.Settings:
-    """Defaults, then file, then environment, then what the job had, then the command line."""
-    values = {**configuration.from_file(Path.cwd()), **configuration.from_environment()}
-    if folder is not None:
-        values.update(jobs.stored_settings(folder))
-    values.update(options)
-    settings = configuration.build(values)
-    if settings.spider:
-        settings = configuration.build({**jobs.spider_settings(settings), **values})
-    return settings
 
 
 async def _crawl(run: Crawl, quiet: bool) -> Summary:
@@ -136,7 +123,7 @@ def worker(folder: str, name: str, worker_name: str, supervised: bool) -> int:
     if supervised:
         die_with_parent()
     try:
-        _run(join(jobs.folder_of(folder, ()), name=worker_name or f"w{os.getpid()}"))
+        run_loop(join(jobs.folder_of(folder, ()), name=worker_name or f"w{os.getpid()}"))
     except OwnerGone as gone:
         if supervised:
             return Exit.ERROR
@@ -150,7 +137,7 @@ def worker(folder: str, name: str, worker_name: str, supervised: bool) -> int:
 def status(name: str, as_json: bool) -> int:
     """Show how far a job is, running or not."""
     folder = _existing(name)
-    found = _run(_status(folder))
+    found = run_loop(_status(folder))
     if as_json:
         click.echo(json.dumps(found))
         return Exit.OK
@@ -199,7 +186,7 @@ def _steering(verb: str, done: str) -> click.Command:
     @click.argument("name", metavar="JOB")
     def command(name: str) -> int:
         folder = _existing(name)
-        _run(_ask(folder, wire.Ask(verb)))
+        run_loop(_ask(folder, wire.Ask(verb)))
         click.echo(f"{folder}: {done}", err=True)
         return Exit.OK
 
@@ -216,7 +203,7 @@ def add(name: str, urls: tuple[str, ...]) -> int:
     """Add URLs to a running crawl."""
     folder = _existing(name)
     seeds = jobs.read_seeds(urls)
-    count = _run(_ask(folder, wire.AddUrls(seeds)))
+    count = run_loop(_ask(folder, wire.AddUrls(seeds)))
     click.echo(f"{folder}: {count} added, {len(seeds) - count} known already", err=True)
     return Exit.OK
 
@@ -236,13 +223,3 @@ def _existing(name: str) -> Path:
             f"there is no job {name!r} ({folder / jobs.FRONTIER} does not exist)", hint="see crawls/ for names"
         )
     return folder
-
-
-def _run(main: Coroutine[Any, Any, Value]) -> Value:
-    """Run on uvloop where there is one."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(main)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(main)

@@ -25,6 +25,33 @@ def settings_options(command: Command) -> Command:
     return command
 
 
+def some_settings(*names: str) -> Callable[[Command], Command]:
+    """Give a command the options of these settings only."""
+
+    def decorate(command: Command) -> Command:
+        for name in reversed(names):
+            command = _option(name)(command)
+        return command
+
+    return decorate
+
+
+def as_arguments(values: Mapping[str, Any]) -> list[str]:
+    """Settings as the words that say them on the command line."""
+    words: list[str] = []
+    for name, value in values.items():
+        flag, _, negative = _FLAGS.get(name, "--" + name.replace("_", "-")).partition("/")
+        if isinstance(value, bool):
+            words += [flag] if value else [negative] if negative else []
+        elif isinstance(value, Mapping):
+            words += [word for key, text in value.items() for word in (flag, f"{key}={text}")]
+        elif isinstance(value, tuple | list):
+            words += [word for text in value for word in (flag, str(text))]
+        else:
+            words += [flag, str(value)]
+    return words
+
+
 def given(options: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that were set on the command line."""
     values: dict[str, Any] = {}

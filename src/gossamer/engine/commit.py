@@ -34,7 +34,7 @@ class Committer:
         self.stale = 0
 
     async def put(self, entry: Entry) -> None:
-        """Hand over a result, a note, or a lease whose undone requests go back once all that was put before is stored."""
+        """Hand over a result, a note, or a lease; what a lease left undone goes back once all before it is stored."""
         await self._queue.put(entry)
 
     async def finish(self) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
 from collections.abc import Coroutine
+from typing import Any
 
 from gossamer.clock import Clock
 from gossamer.engine.commit import Committer

@@ -42,9 +42,7 @@ class Stats:
         self.workers_restarted = 0
         self._recent: deque[tuple[float, int]] = deque(maxlen=100)
 
-    def saw(
-        self, accepted: Sequence[Outcome], records: Sequence[Record], notes: Sequence[SiteNote] = ()
-    ) -> None:
+    def saw(self, accepted: Sequence[Outcome], records: Sequence[Record], notes: Sequence[SiteNote] = ()) -> None:
         """Count what was just committed."""
         for note in notes:
             if note.hold:

@@ -16,7 +16,7 @@ from gossamer.model import Lease, Outcome, PageRow, Record, Request, Response, S
 
 
 class Visit:
-    """Fetches the requests of one lease in turn, until they are done, the site wants to be left alone, or it is lost."""
+    """Fetches the requests of one lease in turn, until they are done, the site is to be left alone, or it is lost."""
 
     def __init__(self, lease: Lease, context: Context, *, sent_at: float) -> None:
         self.lease = lease

@@ -232,7 +232,9 @@ class Page:
     ) -> list[Request]:
         """Requests for many links, each URL once: hrefs, selections, or what a CSS selector (also given first) finds.
 
-        What is not a URL to follow is left out."""
+        Without any of these, all links of the page. What is not a URL to follow is left out."""
+        if not targets and not css and not xpath:
+            targets = self.links()
         if isinstance(targets, str):
             targets = self.css(targets)
         every = [*targets, *(self.css(css) if css else ()), *(self.xpath(xpath) if xpath else ())]

@@ -152,10 +152,14 @@ class Pages:
         )
 
     def _base(self, site: int, page: int, url: str) -> tuple[str, str]:
-        """The page's base URL and the elements that set it; of two the first counts."""
+        """The page's base URL and the elements that set it; of two the first counts.
+
+        It is the folder of another page, so that the link to that one is a bare name which leads astray from elsewhere."""
         if page % 3 == 0:
             return url, ""
-        href = "/library/shelf/" if page % 3 == 1 else self.plan.url(site, "/a/b/c/index.html?old")
+        other = self.plan.path(site, (self.plan.children(page) or [page // 2])[0])
+        folder = other[: other.rindex("/") + 1]
+        href = folder if page % 3 == 1 else self.plan.url(site, f"{folder}index.html?old")
         return urls.join(url, href) or url, f'<base target="_top"><base href="{href}"><base href="/wrong/turn/">'
 
     def _measures(self, site: int, page: int) -> tuple[memoryview, int, int, int]:

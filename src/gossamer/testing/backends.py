@@ -174,8 +174,10 @@ async def memory(settings: Settings) -> AsyncIterator[Harness]:
     """`memory:` on a manual clock."""
     clock = MachineClock()
     harness = MemoryHarness(open_memory(settings, clock=clock, secret=SECRET), clock)
-    yield harness
-    await harness.local.aclose()
+    try:
+        yield harness
+    finally:
+        await harness.local.aclose()
 
 
 @asynccontextmanager
@@ -183,8 +185,10 @@ async def sqlite(settings: Settings) -> AsyncIterator[SqliteHarness]:
     """`sqlite` on a manual clock."""
     with tempfile.TemporaryDirectory(prefix="gossamer-") as folder:
         harness = SqliteHarness(Path(folder) / "life-0" / "frontier.db", settings, MachineClock())
-        yield harness
-        await harness.end()
+        try:
+            yield harness
+        finally:
+            await harness.end()
 
 
 @asynccontextmanager
@@ -193,5 +197,7 @@ async def remote(settings: Settings) -> AsyncIterator[RemoteHarness]:
     with tempfile.TemporaryDirectory(prefix="gossamer-") as folder:
         harness = RemoteHarness(Path(folder) / "life-0" / "frontier.db", settings, MachineClock())
         await harness.begin()
-        yield harness
-        await harness.end()
+        try:
+            yield harness
+        finally:
+            await harness.end()

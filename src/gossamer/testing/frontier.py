@@ -1,0 +1,20 @@
+"""The conformance suite of frontiers: subclass `FrontierSuite`, say how to open the backend, and run pytest."""
+
+from __future__ import annotations
+
+from gossamer.testing.harness import Harness
+from gossamer.testing.order import Copies, Limits, Order, Steering
+from gossamer.testing.promises import Endings, Keys, Outcomes, Poison, Politeness, Recovery
+
+__all__ = ["FrontierSuite", "Harness"]
+
+
+class FrontierSuite(Keys, Outcomes, Politeness, Endings, Recovery, Poison, Order, Limits, Steering, Copies):
+    """All that a frontier promises, each test with the number of its promise.
+
+    A backend gives `open`, an async context manager that yields a `Harness`:
+
+        class TestMyFrontier(FrontierSuite):
+            def open(self, settings):
+                return my_harness(settings)
+    """

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import json
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import pytest
+
+from gossamer.settings import Settings
+from gossamer.testing import backends
+from gossamer.testing.frontier import FrontierSuite, Harness
+
+HOSTILE = Path(__file__).parents[2] / "../shared/suites/hostile-strings/blns.json"
+
+
+class _Ours(FrontierSuite):
+    def strings(self) -> list[str]:
+        if not HOSTILE.exists():
+            pytest.skip(f"{HOSTILE} is not there: hostile strings are not checked")
+        return [*super().strings(), *json.loads(HOSTILE.read_text("utf-8"))]
+
+
+class TestMemory(_Ours):
+    def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
+        return backends.memory(settings)
+
+
+class TestSqlite(_Ours):
+    def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
+        return backends.sqlite(settings)
+
+
+class TestRemote(_Ours):
+    def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
+        return backends.remote(settings)

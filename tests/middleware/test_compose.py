@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+from gossamer.middleware.base import Fetch, Middleware, compose
+from gossamer.model import Request, Response
+
+
+def test_the_first_of_the_list_is_the_outermost() -> None:
+    seen: list[str] = []
+
+    def noting(name: str) -> Middleware:
+        def wrap(fetch: Fetch) -> Fetch:
+            async def noted(request: Request) -> Response:
+                seen.append(f"{name} in")
+                response = await fetch(request)
+                seen.append(f"{name} out")
+                return response
+
+            return noted
+
+        return wrap
+
+    async def fetch(request: Request) -> Response:
+        seen.append("fetch")
+        return Response(url=request.url, status=200)
+
+    composed = compose([noting("a"), noting("b")], fetch)
+    assert asyncio.run(composed(Request(url="http://a.test/"))).status == 200
+    assert seen == ["a in", "b in", "fetch", "b out", "a out"]
+
+
+def test_the_same_shape_wraps_a_parser() -> None:
+    Parse = Callable[[str], Iterator[str]]
+
+    def shout(parse: Parse) -> Parse:
+        return lambda page: (item.upper() for item in parse(page))
+
+    parse = compose([shout], lambda page: iter(page.split()))
+    assert list(parse("two words")) == ["TWO", "WORDS"]
+
+
+def test_nothing_around_is_the_thing_itself() -> None:
+    assert compose([], 7) == 7

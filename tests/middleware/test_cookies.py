@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from gossamer.clock import ManualClock
+from gossamer.middleware.base import compose
+from gossamer.middleware.cookies import MAX_BYTES, MAX_COOKIES, CookieJar, cookies
+from gossamer.model import Request, Response
+
+
+def jar_after(url: str, *values: str, clock: ManualClock | None = None) -> CookieJar:
+    jar = CookieJar(clock or ManualClock())
+    jar.store(Response(url=url, status=200, headers=tuple(("set-cookie", value) for value in values)))
+    return jar
+
+
+@pytest.mark.parametrize(
+    ("value", "url", "sent"),
+    [
+        ("a=1", "http://x.example.com/", "a=1"),
+        ("a=1", "http://x.example.com/deep/er?q", "a=1"),
+        ("a=1", "http://x.example.com:8080/", "a=1"),
+        ("a=1", "http://y.example.com/", ""),
+        ("a=1", "http://example.com/", ""),
+        ("a=1; Domain=example.com", "http://y.example.com/", "a=1"),
+        ("a=1; domain=.EXAMPLE.com", "http://example.com/", "a=1"),
+        ("a=1; Domain=x.example.com", "http://sub.x.example.com/", "a=1"),
+        ("a=1; Domain=x.example.com", "http://example.com/", ""),
+        ("a=1; Domain=y.example.com", "http://y.example.com/", ""),
+        ("a=1; Domain=com", "http://other.com/", ""),
+        ("a=1; Domain=.com", "http://x.example.com/", ""),
+        ("a=1; Domain=other.com", "http://other.com/", ""),
+        ("a=1; Path=/app", "http://x.example.com/app", "a=1"),
+        ("a=1; Path=/app", "http://x.example.com/app/b", "a=1"),
+        ("a=1; Path=/app", "http://x.example.com/apple", ""),
+        ("a=1; Path=app", "http://x.example.com/other", "a=1"),
+        ("a = 1 ;HttpOnly", "http://x.example.com/", "a=1"),
+        ('a="b c"', "http://x.example.com/", 'a="b c"'),
+        ("a=b=c", "http://x.example.com/", "a=b=c"),
+        ("novalue", "http://x.example.com/", "novalue"),
+        ("=x", "http://x.example.com/", "x"),
+        ("", "http://x.example.com/", ""),
+        ("a=1\x00b", "http://x.example.com/", ""),
+        ("a=1\r\nEvil: 1", "http://x.example.com/", ""),
+        ("a=1; Secure", "https://x.example.com/", ""),
+        ("__Secure-a=1", "http://x.example.com/", ""),
+        ("__Host-a=1; Path=/; Secure", "https://x.example.com/", ""),
+    ],
+)
+def test_a_cookie_goes_where_the_standard_says(value: str, url: str, sent: str) -> None:
+    assert jar_after("http://x.example.com/", value).header(url) == sent
+
+
+@pytest.mark.parametrize(
+    ("value", "url", "sent"),
+    [
+        ("a=1; Secure", "https://x.co.uk/", "a=1"),
+        ("a=1; Secure", "http://x.co.uk/", ""),
+        ("a=1", "http://x.co.uk/", "a=1"),
+        ("a=1; Domain=co.uk", "https://y.co.uk/", ""),
+        ("a=1; Domain=co.uk", "https://x.co.uk/", ""),
+        ("__Host-a=1; Path=/; Secure", "https://x.co.uk/", "__Host-a=1"),
+        ("__Host-a=1; Path=/; Secure; Domain=x.co.uk", "https://x.co.uk/", ""),
+        ("__Secure-a=1; Secure", "https://x.co.uk/", "__Secure-a=1"),
+    ],
+)
+def test_secure_cookies_and_public_suffixes(value: str, url: str, sent: str) -> None:
+    assert jar_after("https://x.co.uk/", value).header(url) == sent
+
+
+def test_sites_of_a_private_suffix_do_not_share() -> None:
+    jar = jar_after("https://one.github.io/", "a=1; Domain=github.io", "b=2")
+    assert jar.header("https://two.github.io/") == ""
+    assert jar.header("https://one.github.io/") == "b=2"
+
+
+def test_an_address_has_only_cookies_of_its_own() -> None:
+    jar = jar_after("http://127.0.0.1:8000/", "a=1", "b=2; Domain=127.0.0.1", "c=3; Domain=0.0.1")
+    assert jar.header("http://127.0.0.1:9000/") == "a=1; b=2"
+    assert jar.header("http://1.127.0.0.1/") == ""
+    assert jar.header("http://127.0.0.2/") == ""
+
+
+def test_the_default_path_is_the_folder() -> None:
+    jar = jar_after("http://a.test/x/y?z", "a=1")
+    assert jar.header("http://a.test/x/other") == "a=1"
+    assert jar.header("http://a.test/") == ""
+
+
+def test_longer_paths_and_older_cookies_go_first() -> None:
+    jar = jar_after("http://a.test/p/q", "a=1; Path=/", "b=2; Path=/p", "c=3; Path=/", "a=9; Path=/")
+    assert jar.header("http://a.test/p/") == "b=2; a=9; c=3"
+
+
+def test_cookies_end_in_their_time() -> None:
+    clock = ManualClock()
+    jar = jar_after(
+        "http://a.test/",
+        "age=1; Max-Age=100",
+        "date=1; Expires=Thu, 01-Jan-1970 00:00:00 GMT",
+        "both=1; Max-Age=100; Expires=Thu, 01 Jan 1970 00:00:00 GMT",
+        "odd=1; Expires=whenever; Max-Age=x",
+        "late=1; Expires=Fri, 31 Dec 9999 23:59:59 GMT",
+        "far=1; Max-Age=999999999999999999999999",
+        clock=clock,
+    )
+    assert jar.header("http://a.test/") == "age=1; both=1; odd=1; late=1; far=1"
+    clock.advance(100)
+    assert jar.header("http://a.test/") == "odd=1; late=1; far=1"
+    jar.store(Response(url="http://a.test/", status=200, headers=(("set-cookie", "odd=; Max-Age=0"),)))
+    assert jar.header("http://a.test/") == "late=1; far=1"
+
+
+def test_a_jar_is_bounded() -> None:
+    jar = CookieJar(ManualClock())
+    for start in range(0, 10_000, 100):
+        values = tuple(("set-cookie", f"c{number}=1") for number in range(start, start + 100))
+        jar.store(Response(url="http://a.test/", status=200, headers=values))
+    assert jar.header("http://a.test/").count("=") == MAX_COOKIES
+    assert "c9999=1" in jar.header("http://a.test/")
+    assert jar_after("http://a.test/", "a=" + "x" * MAX_BYTES).header("http://a.test/") == ""
+    assert jar_after("http://a.test/", "a=1; Path=/" + "x" * 1_000_000).header("http://a.test/") == ""
+
+
+def test_hostile_cookies_cost_little() -> None:
+    before = time.process_time()
+    for value in (
+        'a="' + "\\" * 20_000,
+        ";" * 8000,
+        "=" * 8000,
+        "a=1;" + "x=y;" * 2000,
+        "a=1; Expires=" + "1 " * 30,
+        "x" * 10**6,
+    ):
+        for _ in range(10):
+            jar_after("http://a.test/", *[value] * 10)
+    assert time.process_time() - before < 5, "quadratic parsing would take minutes"
+
+
+def test_domains_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gossamer.middleware.cookies.MAX_DOMAINS", 3)
+    jar = CookieJar(ManualClock())
+    for number in range(10):
+        jar.store(Response(url=f"http://{number}.com/", status=200, headers=(("set-cookie", "a=1"),)))
+    assert [number for number in range(10) if jar.header(f"http://{number}.com/")] == [7, 8, 9]
+
+
+def test_the_middleware_sends_back_what_was_set() -> None:
+    sent: list[dict[str, str] | None] = []
+
+    async def fetch(request: Request) -> Response:
+        sent.append(request.headers)
+        return Response(url=request.url, status=200, headers=(("set-cookie", "a=1"),))
+
+    async def main() -> None:
+        layered = compose([cookies(ManualClock())], fetch)
+        await layered(Request(url="http://a.test/"))
+        await layered(Request(url="http://a.test/", headers={"x": "y"}))
+        await layered(Request(url="http://a.test/", headers={"Cookie": "mine=1"}))
+        await layered(Request(url="http://b.test/"))
+
+    asyncio.run(main())
+    assert sent == [None, {"x": "y", "cookie": "a=1"}, {"Cookie": "mine=1"}, None]
