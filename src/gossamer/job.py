@@ -172,6 +172,7 @@ class Crawl:
             else open_sqlite(folder / FRONTIER, settings, clock=clock)
         )
         sinks: list[Sink] = []
+        store: OwnerStore | None = None
         try:
             linker = Linker(settings, frontier.secret, Recent())
             if folder is not None:
@@ -192,8 +193,8 @@ class Crawl:
         finally:
             if self.coordinator is not None:
                 await self.coordinator.aclose()
-            for sink in sinks:
-                await sink.aclose()
+            if store is not None:
+                await store.aclose()
             await frontier.aclose()
 
     async def _work(self, frontier: LocalFrontier, store: OwnerStore, linker: Linker) -> JobState:

@@ -65,22 +65,31 @@ class PageRow(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One line of pages.jsonl: a URL that was fetched, and how that went."""
 
     url: str
+    """The URL, as it was asked for."""
     status: int = 0
     """The HTTP status, 0 where there was no answer."""
     depth: int = 0
+    """Links from the nearest seed."""
     title: str = ""
+    """The text of `<title>`."""
     fetched_at: float = 0.0
     """Epoch seconds."""
     elapsed: float = 0.0
+    """Seconds from the request to the last byte."""
     bytes: int = 0
+    """Length of the body after decoding."""
     digest: str = ""
+    """SHA-1 of the body, in hexadecimal: equal bodies have equal digests."""
     links: int = 0
     """How many links the page has."""
     error: str = ""
+    """Why there is no good page; empty if there is one, and where the status says it all."""
     referrer: str = ""
+    """The page on which this URL was found; empty for a seed."""
     location: str = ""
     """Where a redirect points to."""
     text: str | msgspec.UnsetType = msgspec.UNSET
+    """The text that a reader sees; only with the setting `text`."""
 
 
 class Record(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -24,9 +24,13 @@ class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     """What `[sites."x.org"]` may say; None means as for every site."""
 
     delay: NotNegative | None = None
+    """Seconds between two requests to this site; a longer Crawl-delay of its own still counts."""
     lanes: Whole | None = None
+    """Fetches at once from this site, in place of `per_site`."""
     budget: Whole | None = None
+    """At most this many pages from this site, in place of `site_budget`."""
     headers: dict[str, str] = {}
+    """Headers to send to this site only, on top of `headers`."""
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -80,16 +80,19 @@ def test_what_will_pass_is_not_kept(tmp_path: Path, status: int) -> None:
 
 def test_a_damaged_file_is_fetched_again(tmp_path: Path) -> None:
     fetch, fetched = counting()
+    layer = cache(tmp_path, ManualClock())(fetch)
 
-    async def main() -> None:
-        layer = cache(tmp_path, ManualClock())(fetch)
-        await layer(Request(url="http://a.test/"))
-        (kept,) = tmp_path.rglob("*.msgpack")
-        for damage in (b"", b"\xc1", kept.read_bytes()[:-3], b"\x01"):
-            kept.write_bytes(damage)
-            assert not (await layer(Request(url="http://a.test/"))).from_cache
-        assert (await layer(Request(url="http://a.test/"))).from_cache
-        assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [kept.name]
+    def is_kept() -> bool:
+        async def main() -> bool:
+            return (await layer(Request(url="http://a.test/"))).from_cache
 
-    asyncio.run(main())
+        return asyncio.run(main())
+
+    assert not is_kept()
+    (kept,) = tmp_path.rglob("*.msgpack")
+    for damage in (b"", b"\xc1", kept.read_bytes()[:-3], b"\x01"):
+        kept.write_bytes(damage)
+        assert not is_kept()
+    assert is_kept()
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [kept.name]
     assert len(fetched) == 5

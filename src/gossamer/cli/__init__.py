@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
 from gossamer.cli.crawl import add, crawl, pause, resume, status, stop, worker
 from gossamer.cli.exits import Exit
+from gossamer.cli.init import init
+from gossamer.cli.look import fetch, shell
+from gossamer.cli.terminal import flush_output, hold_standard_streams, plain, say
+from gossamer.cli.trial import trial
 from gossamer.errors import ConfigError, GossamerError
 from gossamer.settings import VERSION
 from gossamer.sim.command import simweb
@@ -24,29 +26,47 @@ def gossamer() -> None:
     """
 
 
-for command in (crawl, worker, status, pause, resume, stop, add, simweb):
+for command in (crawl, trial, fetch, shell, init, worker, status, pause, resume, stop, add, simweb):
     gossamer.add_command(command)
 
 
 def main() -> None:
     """Run a command; a mistake of the user's is a message with a hint, never a traceback."""
+    hold_standard_streams()
+    code = _run()
+    error = flush_output()
+    if error is not None and not isinstance(error, BrokenPipeError):
+        say(f"error: output could not be written: {error.strerror}")
+        code = Exit.ERROR
+    raise SystemExit(int(code))
+
+
+def _run() -> int:
     try:
-        code = gossamer.main(standalone_mode=False)
+        return int(gossamer.main(standalone_mode=False) or Exit.OK)
     except click.ClickException as error:
-        error.show()
-        code = Exit.USAGE
-    except click.Abort:
-        code = Exit.INTERRUPTED
+        say(_worded(error))
+        return Exit.USAGE
+    except (click.Abort, KeyboardInterrupt):
+        return Exit.INTERRUPTED
     except GossamerError as error:
-        click.echo(f"error: {error}", err=True)
+        say(f"error: {plain(str(error))}")
         if error.hint:
-            click.echo(f"hint: {error.hint}", err=True)
-        code = Exit.USAGE if isinstance(error, ConfigError) else Exit.ERROR
+            say(f"hint: {error.hint}")
+        return Exit.USAGE if isinstance(error, ConfigError) else Exit.ERROR
     except BrokenPipeError:
         # The reader of our output has left; nothing more can be said to it.
-        sys.stderr.close()
-        code = Exit.OK
+        return Exit.OK
     except OSError as error:
-        click.echo(f"error: {error}", err=True)
-        code = Exit.ERROR
-    raise SystemExit(int(code or 0))
+        say(f"error: {plain(str(error))}")
+        return Exit.ERROR
+
+
+def _worded(error: click.ClickException) -> str:
+    """What was wrong with the command line, and where to read on; a bare group is a question for its help."""
+    text = error.format_message()
+    if not isinstance(error, click.UsageError) or error.ctx is None:
+        return f"error: {text}"
+    if text.startswith("Usage:"):
+        return text
+    return f"error: {text}\nhint: {error.ctx.command_path} --help"

@@ -13,7 +13,7 @@ _BY_KIND = {
     "protocol": "the server does not speak proper HTTP there: check scheme and port",
     "tls": "the certificate is not trusted: name its authority with --ca-file",
     "too-large": "raise --max-body-bytes or --max-decoded-bytes",
-    "forbidden": "the address is not a public one: --allow-private permits it",
+    "forbidden": "the address guard refuses it: --allow-private permits addresses that are not public",
     "robots": "robots.txt does not allow it: --no-robots is for sites of your own",
     "robots-unreachable": "robots.txt could not be had, so nothing may be fetched: try later; "
     "--no-robots is for sites of your own",

@@ -20,7 +20,6 @@ from gossamer.cli.start import read_settings
 from gossamer.cli.start import run as run_loop
 from gossamer.cli.summary import summary_lines
 from gossamer.cli.terminal import log_to_stderr, say
-from gossamer.cli.view import follow
 from gossamer.engine import wire
 from gossamer.engine.remote import OwnerGone, connect
 from gossamer.errors import ConfigError, JobMissing
@@ -66,6 +65,9 @@ def crawl(
 
 
 async def _crawl(run: Crawl, quiet: bool) -> Summary:
+    # Workers, which show nothing, need not load what draws.
+    from gossamer.cli.view import follow
+
     loop = asyncio.get_running_loop()
     pressed: list[int] = []
 

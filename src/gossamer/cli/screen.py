@@ -160,6 +160,12 @@ class Screen:
         self._writer.say(plain(line.decode("utf-8", "replace").rstrip("\r"), 8000))
 
 
+def has_screen() -> bool:
+    """Whether stderr is a terminal that can be drawn on, and ours to draw on."""
+    drawable = os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+    return sys.stderr is not None and drawable and os.isatty(2) and not in_background(2)
+
+
 def terminal_size(descriptor: int) -> tuple[int, int]:
     """Columns and lines; 80 by 24 where the terminal does not know."""
     try:

@@ -9,6 +9,10 @@ from typing import Any, TypeVar
 
 from gossamer import job as jobs
 from gossamer import settings as configuration
+from gossamer.errors import ConfigError, ExtractError
+from gossamer.extract.scope import Scope
+from gossamer.extract.selectors import check
+from gossamer.extract.spider import FieldSpider
 from gossamer.settings import Settings
 
 Value = TypeVar("Value")
@@ -23,7 +27,18 @@ def read_settings(folder: Path | None, options: Mapping[str, Any]) -> Settings:
     settings = configuration.build(values)
     if settings.spider:
         settings = configuration.build({**jobs.spider_settings(settings), **values})
+    _check(settings)
     return settings
+
+
+def _check(settings: Settings) -> None:
+    """Find what is wrong before anything of it is kept: expressions and selectors."""
+    Scope(settings)
+    FieldSpider(settings.extract)
+    try:
+        check(settings.links or "a")
+    except ExtractError as error:
+        raise ConfigError(f"links: {error}", hint="as in --links 'main' or 'div.content'") from None
 
 
 def runner() -> asyncio.Runner:

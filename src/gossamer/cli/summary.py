@@ -13,7 +13,7 @@ from gossamer.job import Summary
 from gossamer.settings import Settings
 from gossamer.sink.jsonl import ITEMS, PAGES
 
-_REFUSED = {
+REFUSED = {
     "scope": "on another site",
     "depth": "too deep",
     "allow": "not in --allow",
@@ -101,10 +101,11 @@ def _next_steps(summary: Summary, folder: Path | None, settings: Settings) -> li
     steps: list[str] = []
     good = stats.pages - stats.failures
     reasons = stats.by_status["failed"] + stats.by_status["retry"] + stats.by_status["skipped"]
+    reasons.update(Counter(hold.reason for hold in stats.held.values() if hold.reason == "robots-unreachable"))
     if good <= 0 and counts.finished and counts.done and not reasons:
         steps.append("this job was done before; --job NAME starts another one" if folder else "nothing was left to do")
     elif good <= 0:
-        steps += _why_nothing(reasons, settings)
+        steps += _why_nothing(reasons)
     else:
         kinds = [kind for kind, _ in figures.most(reasons, _FEW) if kind != "robots"]
         steps += [text for kind in kinds if (text := advice.for_kind(kind))]
@@ -122,17 +123,15 @@ def _next_steps(summary: Summary, folder: Path | None, settings: Settings) -> li
     return steps
 
 
-def _why_nothing(reasons: Counter[str], settings: Settings) -> list[str]:
+def _why_nothing(reasons: Counter[str]) -> list[str]:
     steps = [f"{plain(kind, 40)}: {text}" for kind, _ in figures.most(reasons, _FEW) if (text := advice.for_kind(kind))]
     if not steps:
         steps.append("no page came back; `gossamer fetch URL` shows what the site answers")
-    if settings.tries > 1 and not reasons:
-        steps.append("the crawl may have been stopped before the first answer")
     return steps
 
 
 def _worded(refused: Mapping[str, int]) -> dict[str, int]:
-    return {_REFUSED.get(reason, reason): count for reason, count in refused.items()}
+    return {REFUSED.get(reason, reason): count for reason, count in refused.items()}
 
 
 def _listed(counts: Mapping[str, int]) -> str:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from gossamer.cli import figures
 from gossamer.cli.progress import Progress
-from gossamer.cli.screen import Line, Screen, Writer, in_background
+from gossamer.cli.screen import Line, Screen, Writer, has_screen
 from gossamer.cli.terminal import plain
 from gossamer.job import Crawl
 
@@ -34,12 +34,6 @@ async def follow(run: Crawl) -> None:
         await _live(run)
     else:
         await _lines(run)
-
-
-def has_screen() -> bool:
-    """Whether stderr is a terminal that can be drawn on, and ours to draw on."""
-    drawable = os.environ.get("TERM", "") not in ("", "dumb", "unknown")
-    return sys.stderr is not None and drawable and os.isatty(2) and not in_background(2)
 
 
 async def _live(run: Crawl) -> None:

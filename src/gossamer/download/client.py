@@ -103,11 +103,12 @@ class HttpDownloader:
         try:
             if self._proxies:
                 return await self._fetch_by_proxy(request, call, target)
-            return await self._fetch_directly(request, call, target, began)
+            with self._routes:
+                return await self._fetch_directly(request, call, target, began)
         except FetchError:
             raise
         except Exception as error:  # a page's fate is decided here, whatever the client raises
-            raise translate(error, target.host) from error
+            raise translate(error, target.host) from None
 
     async def _fetch_directly(self, request: Request, call: Call, target: Target, began: float) -> Response:
         route = self._routes.find(target.host)
@@ -157,7 +158,7 @@ class HttpDownloader:
             except Exception as error:  # translated above
                 if never_connected(error) and turn + 1 < len(self._proxies):
                     continue
-                raise translate(error, f"{target.host} by proxy {number + 1}") from error
+                raise translate(error, f"{target.host} by proxy {number + 1}") from None
             if reply.status == 407:
                 raise ConnectFailed(f"proxy {number + 1} wants other credentials")
             return await self._respond(request, reply, sent_at=sent_at, fetched_at=fetched_at, address="")

@@ -71,6 +71,9 @@ class Resolver:
             return cached[1]
         task = self._pending.get(host)
         if task is None:
+            own = self._own_answer(host)
+            if own is not None:
+                return own
             task = self._pending[host] = asyncio.create_task(self._find(host))
             task.add_done_callback(lambda done: self._found(host, done))
         # One waiter that gives up must not take the answer from the others.
@@ -83,13 +86,18 @@ class Resolver:
             await self._channel.close()
             self._channel = None
 
-    async def _find(self, host: str) -> Answer:
+    def _own_answer(self, host: str) -> Answer | None:
+        """What needs no name server."""
         name = host.rstrip(".").lower()
         for pattern, address in self._overrides:
             if fnmatchcase(name, pattern):
                 return Answer((address,), self._clock.monotonic() + LONGEST_SECONDS)
         if name == "localhost" or name.endswith(".localhost"):
             return Answer(("127.0.0.1", "::1"), self._clock.monotonic() + LONGEST_SECONDS)
+        return None
+
+    async def _find(self, host: str) -> Answer:
+        name = host.rstrip(".")
         try:
             found = await self._open_channel().getaddrinfo(name, socket.AF_UNSPEC, type=socket.SOCK_STREAM)
         except (aiodns.error.DNSError, pycares.AresError, OSError) as error:

@@ -13,7 +13,7 @@ from gossamer.errors import ConnectFailed
 
 GENERATION_HOSTS = 200
 MAX_GENERATIONS = 64
-BUILD_GAP_SECONDS = 0.05
+BUILD_GAP_SECONDS = 0.25
 IDLE_SECONDS = 30.0
 
 C = TypeVar("C")
@@ -56,6 +56,16 @@ class Routes(Generic[C]):
         self._waiting: dict[str, tuple[Route[C], asyncio.Future[None]]] = {}
         self._builder: asyncio.Task[None] | None = None
         self._next_build_at = 0.0
+        self._all_wait = asyncio.Event()
+        self._users = 0
+
+    def __enter__(self) -> None:
+        """Count one more fetch that is under way."""
+        self._users += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._users -= 1
+        self._notice_all_wait()
 
     def __len__(self) -> int:
         return len(self._table)
@@ -75,6 +85,7 @@ class Routes(Generic[C]):
             waiting = self._waiting[route.host] = (route, asyncio.get_running_loop().create_future())
             if self._builder is None or self._builder.done():
                 self._builder = asyncio.create_task(self._build_waiting())
+            self._notice_all_wait()
         await asyncio.shield(waiting[1])
         return waiting[0]
 
@@ -102,9 +113,7 @@ class Routes(Generic[C]):
 
     async def _build_waiting(self) -> None:
         while self._waiting:
-            wait = self._next_build_at - self._clock.monotonic()
-            if wait > 0 and len(self._waiting) < GENERATION_HOSTS:
-                await self._clock.sleep(wait)
+            await self._gather()
             batch = [self._waiting[host] for host in list(self._waiting)[:GENERATION_HOSTS]]
             routes = [route for route, _ in batch]
             routes += self._make_room(len(routes))
@@ -128,6 +137,22 @@ class Routes(Generic[C]):
                 self._waiting.pop(route.host, None)
                 if not future.done():
                     future.set_result(None)
+
+    async def _gather(self) -> None:
+        """Let more hosts come, unless the last client is old enough, or nobody is left who could bring one."""
+        wait = self._next_build_at - self._clock.monotonic()
+        self._all_wait.clear()
+        self._notice_all_wait()
+        if wait > 0 and not self._all_wait.is_set():
+            try:
+                async with asyncio.timeout(wait):
+                    await self._all_wait.wait()
+            except TimeoutError:
+                pass
+
+    def _notice_all_wait(self) -> None:
+        if self._waiting and len(self._waiting) >= min(self._users, GENERATION_HOSTS):
+            self._all_wait.set()
 
     def _enter(self, route: Route[C], generation: Generation[C]) -> None:
         route.generation = generation

@@ -8,7 +8,7 @@ import msgspec
 
 from gossamer import urls
 from gossamer.clock import Clock
-from gossamer.errors import FetchError
+from gossamer.errors import FetchError, Forbidden, NameUnknown, TlsRefused
 from gossamer.frontier import policy
 from gossamer.middleware import robots as rfc9309
 from gossamer.middleware.robots import Matcher, Robots
@@ -44,7 +44,9 @@ class Gate:
         return self._known[urls.origin(url)]
 
     async def refresh(self, url: str, fetch: PacedFetch) -> Robots:
-        """Ask for the robots.txt of this URL's origin; at most five redirects are followed, as RFC 9309 says."""
+        """Ask for the robots.txt of this URL's origin; at most five redirects are followed, as RFC 9309 says.
+
+        Raises what the page itself would meet for good: a name that does not exist, a forbidden address, bad TLS."""
         origin = urls.origin(url)
         status, body = await self._ask(f"{origin}/robots.txt", fetch)
         now = self._clock.epoch()
@@ -65,9 +67,13 @@ class Gate:
 
     async def _ask(self, url: str, fetch: PacedFetch) -> tuple[int | None, bytes]:
         site = urls.host_port(url)
-        for _ in range(rfc9309.MAX_REDIRECTS + 1):
+        for hop in range(rfc9309.MAX_REDIRECTS + 1):
             try:
                 response = await fetch(Request(url, site=site))
+            except (Forbidden, NameUnknown, TlsRefused):
+                if hop == 0:
+                    raise
+                return None, b""
             except FetchError:
                 return None, b""
             if response.status not in (301, 302, 303, 307, 308):

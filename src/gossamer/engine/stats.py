@@ -76,7 +76,7 @@ class Stats:
         if len(self.held) >= _MOST_HELD:
             self.held = {site: held for site, held in self.held.items() if held.until > now}
         if len(self.held) < _MOST_HELD or note.site in self.held:
-            self.held[note.site] = Hold(now + (note.hold or 0.0), "robots unreachable" if note.robots else "")
+            self.held[note.site] = Hold(now + (note.hold or 0.0), "robots-unreachable" if note.robots else "")
 
     def holds(self) -> list[tuple[str, float, str]]:
         """The sites that are left alone now, the seconds that remain, and why; the longest first."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from gossamer.engine.stats import Stats
+from gossamer.errors import FrontierError, SinkError
 from gossamer.frontier.local import LocalFrontier
 from gossamer.model import Outcome, Receipt, Record, SiteNote
 from gossamer.sink.base import Sink
@@ -37,18 +39,36 @@ class OwnerStore:
         self._frontier = frontier
         self._sinks = sinks
         self._stats = stats
+        self._commits: set[asyncio.Task[Receipt]] = set()
 
     async def commit(self, results: Sequence[Result], notes: Sequence[SiteNote]) -> Receipt:
+        # A commit that has begun is finished, whatever becomes of its caller: half of one would leave the memory of
+        # the frontier at odds with the disk.
+        task = asyncio.create_task(self._commit(results, notes))
+        self._commits.add(task)
+        task.add_done_callback(self._commits.discard)
+        return await asyncio.shield(task)
+
+    async def _commit(self, results: Sequence[Result], notes: Sequence[SiteNote]) -> Receipt:
         outcomes = [result.outcome for result in results]
         async with self._frontier.settling(outcomes, notes=notes) as settlement:
-            # A page can be settled twice in one call only by mistake; the token and key name its one record.
             held = {(result.outcome.token, result.outcome.key): result.record for result in results}
-            records = [
-                record for outcome in settlement.accepted if (record := held[outcome.token, outcome.key]) is not None
-            ]
+            found = (held[outcome.token, outcome.key] for outcome in settlement.accepted)
+            records = [record for record in found if record is not None]
             marks: dict[str, int] = {}
-            for sink in self._sinks:
-                marks.update(await sink.write(records) if records else {})
-            receipt = await settlement.commit(marks)
+            try:
+                for sink in self._sinks:
+                    marks.update(await sink.write(records) if records else {})
+                receipt = await settlement.commit(marks)
+            except (FrontierError, SinkError):
+                for sink in self._sinks:
+                    await sink.rewind(self._frontier.marks)
+                raise
         self._stats.saw(settlement.accepted, records, notes)
         return receipt
+
+    async def aclose(self) -> None:
+        """Wait for the commits that are under way, then close the sinks."""
+        await asyncio.gather(*self._commits, return_exceptions=True)
+        for sink in self._sinks:
+            await sink.aclose()

@@ -47,12 +47,12 @@ class Visit:
 
     async def _visit(self, request: Request) -> bool:
         """Settle one request; False if it was not, and the batch ends here."""
-        if self._settings.robots and not await self._may_fetch(request):
-            return False
-        if self._settings.robots and not self._gate.allows(request.url):
-            await self._settle(request, Verdict("skipped", Disallowed.kind))
-            return True
         try:
+            if self._settings.robots and not await self._may_fetch(request):
+                return False
+            if self._settings.robots and not self._gate.allows(request.url):
+                await self._settle(request, Verdict("skipped", Disallowed.kind))
+                return True
             response = await self._fetch(request)
         except _LeaseLost:
             return False

@@ -11,95 +11,137 @@ WORK_PER_BYTE = 64
 MAX_ELEMENTS = 400_000
 
 SMALL_BYTES = 4096
-BLOCK_BYTES = 4096
+LARGE_BYTES = 262_144
 MANY_TAGS = 8192
 MANY_COPIES = 300_000
+LONG_TAG_BYTES = 12_288
+MANY_ATTRIBUTES = 2048
 
-_SPACE = rb"\t\n\f\r "
-_ATTRIBUTE = rb"[^%(s)s/>][^%(s)s/>=]*+(?:[%(s)s]*+=[%(s)s]*+(?:\"[^\"]*+\"?|'[^']*+'?|[^%(s)s>\"'][^%(s)s>]*+)?)?" % {
-    b"s": _SPACE
+_PARTS = {
+    b"S": rb"\t\n\f\r ",
+    b"V": rb"(?:[\t\n\f\r ]*+=[\t\n\f\r ]*+(?:\"[^\"]*+\"?|'[^']*+'?|[^\t\n\f\r >\"'][^\t\n\f\r >]*+)?)?",
 }
-_ATTRIBUTES = re.compile(_ATTRIBUTE)
+_ATTRIBUTE = rb"[^%(S)s/>][^%(S)s/>=]*+%(V)s" % _PARTS
+_NAMES = re.compile(rb"([^%(S)s/>][^%(S)s/>=]*+)%(V)s" % _PARTS)
 _TOKEN = re.compile(
-    rb"<(?:/([a-zA-Z][^%(s)s/>]*+)(?:[%(s)s/]++|%(a)s)*+>?"
-    rb"|([a-zA-Z][^%(s)s/>]*+)(?:[%(s)s/]++|%(a)s)*+>?"
-    rb"|!--(?:-?>|.*?(?:--!?>|\Z))|(!\[CDATA\[)|[!?/][^>]*+>?)" % {b"s": _SPACE, b"a": _ATTRIBUTE},
+    rb"<(?:/([a-zA-Z][^%(S)s/>]*+)(?:[%(S)s/]++|%(A)s)*+>?"
+    rb"|([a-zA-Z][^%(S)s/>]*+)(?:[%(S)s/]++|%(A)s)*+>?"
+    rb"|!--(?:-?>|(?:[^-]++|-(?!-!?>))*+(?:--!?>)?)|(!\[CDATA\[)|[!?/][^>]*+>?)" % {b"A": _ATTRIBUTE, **_PARTS},
     re.DOTALL,
 )
-_LONG_TAG = re.compile(rb"<[a-zA-Z][^>]{%d}" % (BLOCK_BYTES // 2))
-_QUOTED_END = re.compile(rb"=[\t\n\f\r ]*(?:\"[^\">]*>|'[^'>]*>)")
+_LONG_TAG = re.compile(rb"<[a-zA-Z][^>]{%d}" % LONG_TAG_BYTES)
 _FORMATTING_START = re.compile(
     rb"<(?:[bBiIuUsS][\t\n\f\r />mMtTiI]|[eE][mM]|[tT][tT]|[fF][oO][nN]|[cC][oO][dD]|[nN][oO][bB])"
 )
-_HIDDEN_SCRIPT = re.compile(rb"<!--.*?<script", re.IGNORECASE | re.DOTALL)
+_SCRIPT = re.compile(rb"<[sS][cC][rR][iI][pP][tT]")
 
-_VOID = frozenset(
-    b"area base basefont bgsound br col embed frame hr image img input keygen link meta param source track wbr".split()
+_VOID_TAGS = b"area base basefont bgsound br col embed frame hr image img input keygen link meta param source track wbr"
+_RAW_TAGS = b"script style textarea title xmp iframe noembed noframes"
+_FORMATTING_TAGS = b"b big code em font i s small strike strong tt u a nobr"
+_FENCE_TAGS = b"table td th caption template object marquee applet foreignobject desc mi mo mn ms mtext annotation-xml"
+_REACHING_TAGS = (
+    b"address article aside blockquote button center details dialog dir div dl fieldset figcaption figure footer "
+    b"header hgroup listing main menu nav ol pre search section summary ul dd dt"
 )
-_RAW = frozenset(b"script style textarea title xmp iframe noembed noframes".split())
-_FORMATTING = frozenset(b"b big code em font i s small strike strong tt u nobr a".split())
-_FENCES = frozenset(
-    b"table td th caption template object marquee applet foreignobject desc mi mo mn ms mtext annotation-xml".split()
-)
-_TABLE_PARTS = frozenset(b"tr td th tbody thead tfoot caption colgroup".split())
-_CELLS = frozenset(b"td th caption".split())
-# A start tag of these ends an open element of the same kind, and the paragraph that stands in between.
-_SIBLINGS = frozenset(b"p li dt dd option optgroup rt rp a nobr".split())
-_END_RAW = {name: re.compile(rb"</" + name + rb"(?=[\t\n\f\r />])", re.IGNORECASE) for name in _RAW}
+_VOID = frozenset(_VOID_TAGS.split())
+_RAW = frozenset(_RAW_TAGS.split())
+_FORMATTING = frozenset(_FORMATTING_TAGS.split())
+_FENCES = frozenset(_FENCE_TAGS.split())
+_REACHING = frozenset(_REACHING_TAGS.split())
+"""Their end tags close all that is open inside them; those of others stop at such an element."""
+_SPECIAL = _REACHING | {b"li", b"p", b"form", b"select", b"h1", b"h2", b"h3", b"h4", b"h5", b"h6"}
+_TABLE_PARTS = frozenset({b"tr", b"td", b"th", b"tbody", b"thead", b"tfoot", b"caption", b"colgroup"})
+_CELLS = frozenset({b"td", b"th", b"caption"})
+_SIBLINGS = frozenset({b"p", b"li", b"dt", b"dd", b"option", b"optgroup", b"rt", b"rp", b"a", b"nobr"})
+"""A start tag of these ends an open element of the same kind, and the paragraph that stands in between."""
+_UNIQUE = frozenset({b"a", b"nobr"})
+_FOREIGN = frozenset({b"svg", b"math"})
+# Spelled out in both cases, because ignoring case would make the search slow.
+_END_RAW = {
+    name: re.compile(rb"</" + b"".join(b"[%c%c]" % (letter, letter - 32) for letter in name) + rb"(?=[\t\n\f\r />])")
+    for name in _RAW
+}
 
 
 def safe_length(body: bytes) -> int:
     """The length of the longest prefix whose tree is built in linear time and bounded memory; mostly all of it."""
-    return _measure(body) if _suspicious(body) else len(body)
+    return _measure(body) if _is_suspicious(body) else len(body)
 
 
-def _suspicious(body: bytes) -> bool:
+def _is_suspicious(body: bytes) -> bool:
     """Whether a body could reach a bad corner at all, told without reading its tags."""
     size = len(body)
     if size <= SMALL_BYTES:
         return False
-    formatting = len(_FORMATTING_START.findall(body))
-    if formatting * (size // 4) > MANY_COPIES or size > 4 * BLOCK_BYTES:
-        tags = body.count(b"<")
-        if tags > MANY_TAGS or formatting * tags > MANY_COPIES:
-            return True
-    # A tag with thousands of attributes leaves a whole block without an end of tag, or hides one in quotes.
-    for start in range(0, size - BLOCK_BYTES, BLOCK_BYTES):
-        if body.find(b">", start, start + BLOCK_BYTES) < 0:
-            return _LONG_TAG.search(body) is not None
-    return size > 16 * BLOCK_BYTES and len(_QUOTED_END.findall(body)) > 8
+    if size > LARGE_BYTES:
+        return True
+    tags = body.count(b"<")
+    # Half of them formatting, the other half places to open it again in, is the worst that they could be.
+    if tags > MANY_TAGS or (
+        tags * tags > 4 * MANY_COPIES and len(_FORMATTING_START.findall(body)) * tags > MANY_COPIES
+    ):
+        return True
+    # A tag with thousands of attributes leaves a long stretch without an end of tag.
+    block = LONG_TAG_BYTES // 2
+    for start in range(0, size - block, block):
+        if body.find(b">", start, start + block) < 0:
+            return any(_has_many_attributes(body, found.start()) for found in _LONG_TAG.finditer(body))
+    return False
+
+
+def _has_many_attributes(body: bytes, start: int) -> bool:
+    """Whether what looks like a tag has them; mostly it is a comparison in a script."""
+    end = body.find(b">", start)
+    return len(_NAMES.findall(body, start + 1, end if end >= 0 else len(body))) > MANY_ATTRIBUTES
 
 
 def _measure(body: bytes) -> int:
     tree, budget = _Tree(), WORK + WORK_PER_BYTE * len(body)
-    tokens = _TOKEN.finditer(body)
-    while (token := next(tokens, None)) is not None:
-        start, end = token.span()
-        if end - start > BLOCK_BYTES // 2 and token[2]:
-            tree.work += len(_ATTRIBUTES.findall(body, start + 1 + len(token[2]), end)) ** 2
-        if token[1]:
-            tree.close(token[1].lower())
-        elif token[2]:
-            name = token[2].lower()
-            if name not in _RAW:
-                tree.open(name)
-            elif not tree.foreign:
-                tree.elements += 1
-                found = _END_RAW[name].search(body, end)
-                after = found.start() if found is not None else len(body)
-                # Inside such a comment the parser may not see the script's end where it seems to be.
-                if name == b"script" and _HIDDEN_SCRIPT.search(body, end, after) is not None:
-                    tree.trusting = False
-                tokens = _TOKEN.finditer(body, after)
-        elif token[3] and tree.foreign:
-            tree.trusting = False
-        if tree.work > budget or tree.elements > MAX_ELEMENTS:
-            return start
+    names: set[bytes] = set()
+    position = 0
+    while position < len(body):
+        restart = len(body)
+        for token in _TOKEN.finditer(body, position):
+            kind = token.lastindex
+            if kind == 1:
+                tree.close(token[1].lower())
+            elif kind == 2:
+                name, tag = token[2].lower(), token[0]
+                if len(tag) > len(name) + 2:
+                    tree.work += _attribute_work(tag[len(name) + 1 :], names)
+                if name in _RAW and not tree.foreign:
+                    tree.elements += 1
+                    restart = _end_of_raw(body, name, token.end(), tree)
+                    break
+                tree.open(name, tag)
+            elif kind == 3 and tree.foreign:
+                tree.trusting = False
+            if tree.work > budget or tree.elements > MAX_ELEMENTS:
+                return token.start()
+        position = restart
     return len(body)
 
 
+def _attribute_work(rest: bytes, names: set[bytes]) -> int:
+    """Each name is compared with those before it in the tag, and a new one with a share of all names of the page."""
+    found = _NAMES.findall(rest)
+    known = len(names)
+    names.update(found)
+    return len(found) * len(found) + (len(names) - known) * known // 4
+
+
+def _end_of_raw(body: bytes, name: bytes, start: int, tree: _Tree) -> int:
+    found = _END_RAW[name].search(body, start)
+    end = found.start() if found is not None else len(body)
+    hidden = body.find(b"<!--", start, end) if name == b"script" else -1
+    if hidden >= 0 and _SCRIPT.search(body, hidden, end) is not None:
+        # Inside such a comment the parser may not see the script's end where it seems to be.
+        tree.trusting = False
+    return end
+
+
 class _Frame:
-    """The open elements inside one table cell, table or other element that end tags do not reach through."""
+    """The open elements inside one table, cell or other element that end tags do not reach through."""
 
     __slots__ = ("counts", "fence", "formatting", "names")
 
@@ -107,7 +149,8 @@ class _Frame:
         self.fence = fence
         self.names: list[bytes] = []
         self.counts: dict[bytes, int] = {}
-        self.formatting = 0
+        self.formatting: dict[tuple[bytes, bytes], int] = {}
+        """Formatting that is opened again in each new place until it is closed, by name and whole tag."""
 
 
 class _Tree:
@@ -116,66 +159,88 @@ class _Tree:
     def __init__(self) -> None:
         self.frames = [_Frame(b"")]
         self.depth = 0
-        self.formatting = 0
+        self.copies = 0
+        """How many elements each new place may begin with, to go on with formatting that was left open."""
         self.foreign = 0
+        self.unknown: set[bytes] = set()
         self.work = 0
         self.elements = 0
         self.trusting = True
         """Whether end tags are where they seem to be; after doubtful markup they count for nothing."""
 
-    def open(self, name: bytes) -> None:
+    def open(self, name: bytes, tag: bytes) -> None:
+        if len(name) > 6 and name not in _FENCES:
+            # A name that the parser does not know is looked up among all such names.
+            self.work += len(self.unknown) // 4
+            self.unknown.add(name)
         self.work += self.depth
-        # Formatting that was left open is opened again, by copies, in each new place.
-        self.elements += 1 + self.formatting
+        self.elements += 1 + self.copies
         if name in _VOID:
             return
         if name in _TABLE_PARTS and not self._enter_row(name):
             return
         frame = self.frames[-1]
-        if name in _SIBLINGS and frame.names and self.trusting:
-            if frame.names[-1] == b"p" and name != b"p" and len(frame.names) > 1 and frame.names[-2] == name:
+        names = frame.names
+        if name in _SIBLINGS and names and self.trusting:
+            if names[-1] == b"p" and name != b"p" and len(names) > 1 and names[-2] == name:
                 self._pop(frame)
-            if frame.names[-1] == name:
+            if names[-1] == name:
                 self._pop(frame)
-        frame.names.append(name)
+        names.append(name)
         frame.counts[name] = frame.counts.get(name, 0) + 1
         self.depth += 1
         if name in _FORMATTING:
-            frame.formatting += 1
-            self.formatting += 1
-        elif name in {b"svg", b"math"}:
-            self.foreign += 1
-        if name in _FENCES:
+            self._format(frame, name, b"" if name in _UNIQUE else tag)
+        elif name in _FENCES:
             self.frames.append(_Frame(name))
+        elif name in _FOREIGN:
+            self.foreign += 1
 
     def close(self, name: bytes) -> None:
         self.work += self.depth
         if not self.trusting:
             return
-        if name in _FENCES or name in _TABLE_PARTS:
-            self._leave(name)
-            return
         frame = self.frames[-1]
-        if not frame.counts.get(name):
-            return
-        if name in _FORMATTING and frame.names[-1] != name:
-            # Closed out of turn: it is not opened again, but what stands on top of it stays open.
-            if frame.formatting:
-                frame.formatting -= 1
-                self.formatting -= 1
-            return
-        while self._pop(frame, ended=name) != name:
-            pass
+        names = frame.names
+        if name in _FORMATTING:
+            self._unformat(frame, name)
+        if names and names[-1] == name:
+            self._pop(frame)
+        elif name in _FENCES or name in _TABLE_PARTS:
+            self._leave(name)
+        elif frame.counts.get(name) and (name in _REACHING or self._is_near(names, name)):
+            while self._pop(frame) != name:
+                pass
 
-    def _pop(self, frame: _Frame, *, ended: bytes = b"") -> bytes:
+    def _is_near(self, names: list[bytes], name: bytes) -> bool:
+        for above in names[-16:][::-1]:
+            if above == name:
+                return name != b"form"
+            if above in _SPECIAL:
+                return False
+        return False
+
+    def _format(self, frame: _Frame, name: bytes, tag: bytes) -> None:
+        # The parser keeps at most three of the same tag, and one of some.
+        same = frame.formatting.get((name, tag), 0)
+        if same < (1 if name in _UNIQUE else 3):
+            frame.formatting[name, tag] = same + 1
+            self.copies += 1
+
+    def _unformat(self, frame: _Frame, name: bytes) -> None:
+        for key in reversed(frame.formatting):
+            if key[0] == name:
+                frame.formatting[key] -= 1
+                if not frame.formatting[key]:
+                    del frame.formatting[key]
+                self.copies -= 1
+                return
+
+    def _pop(self, frame: _Frame) -> bytes:
         name = frame.names.pop()
         frame.counts[name] -= 1
         self.depth -= 1
-        # Formatting that is cut off by the end of its parent is not over: it will be opened again.
-        if name == ended and name in _FORMATTING and frame.formatting:
-            frame.formatting -= 1
-            self.formatting -= 1
-        elif name in {b"svg", b"math"}:
+        if name in _FOREIGN:
             self.foreign -= 1
         return name
 
@@ -183,10 +248,10 @@ class _Tree:
         frame = self.frames.pop()
         while frame.names:
             self._pop(frame)
-        self.formatting -= frame.formatting
+        self.copies -= sum(frame.formatting.values())
 
     def _leave(self, name: bytes) -> None:
-        """End an element that stands for a fence, or a part of the table; cells give way, other fences do not."""
+        """End a fenced element or a part of a table; cells give way, other fences do not."""
         for back in range(1, min(len(self.frames), 8) + 1):
             frame = self.frames[-back]
             if frame.counts.get(name):

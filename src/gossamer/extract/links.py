@@ -16,8 +16,9 @@ from gossamer.extract.encoding import codec
 SPACES = "\t\n\f\r "
 
 # A path and query of these characters is its own normal form, unless a segment starts with a dot.
-_SIMPLE = re.compile(r"([A-Za-z0-9_~/-][A-Za-z0-9._~/-]*(?:\?[A-Za-z0-9._~/=&%+,;:-]*)?)(?:#.*)?", re.DOTALL)
-_ABSOLUTE = re.compile(r"(https?://[a-z0-9.:-]+)(/[^#]*)?(?:#.*)?", re.DOTALL)
+_PATH_QUERY = r"[A-Za-z0-9._~/-]*(?:\?[A-Za-z0-9._~/=&%+,;:-]*)?"
+_SIMPLE = re.compile(rf"([A-Za-z0-9_~/-]{_PATH_QUERY})(?:#.*)?", re.DOTALL)
+_ABSOLUTE = re.compile(rf"(https?://[a-z0-9.:-]+)(/{_PATH_QUERY})(?:#.*)?", re.DOTALL)
 _REFRESH = re.compile(
     r"[\t\n\f\r ]*(?P<seconds>[0-9]*)(?P<fraction>[0-9.]*)"
     r"(?:(?P<end>\Z)|(?=[;,\t\n\f\r ])[\t\n\f\r ]*[;,]?[\t\n\f\r ]*(?P<rest>.*))",
@@ -34,10 +35,11 @@ _UNSAFE_QUERY = re.compile(rb"[\x00-\x20\x22\x23\x27\x3c\x3e\x7f-\xff]")
 _FLOAT = re.compile(r"-?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
 
-class Resolved(NamedTuple):
-    """The links of a page, each once; `cut` says that there were more than were asked for."""
+class Links(NamedTuple):
+    """The links of a page, each once, and its base; `cut` says that there were more than were asked for."""
 
     urls: list[str]
+    base: str
     cut: bool
 
 
@@ -92,27 +94,42 @@ class LinkMemo:
 
 def links(
     tree: LexborHTMLParser,
-    base: str,
+    url: str,
     *,
     encoding: str = "utf-8",
     region: str = "",
     nofollow: bool = True,
+    robots: Iterable[str] = (),
     max_links: int = 5000,
     memo: LinkMemo | None = None,
-) -> Resolved:
-    """The http(s) URLs that the page links to, in its order; `nofollow` leaves out what the page asks not to follow."""
-    references = dict.fromkeys(_references(tree, region=region, nofollow=nofollow))
+) -> Links:
+    """The http(s) URLs that the page at `url` links to, in its order.
+
+    `region` takes only those inside what a CSS selector finds. `nofollow` leaves out what the page asks not to follow:
+    some links by their `rel`, or all by its `<meta>` or the X-Robots-Tag headers in `robots`."""
+    found = _find(tree, nofollow=nofollow)
+    base = _effective_base(url, found.base)
+    if nofollow and (found.nofollow or any(_is_general(header) and _has_nofollow(header) for header in robots)):
+        return Links([], base, False)
+    references = found.references
+    if region:
+        references = [
+            reference for root in _regions(tree, region) for reference in _references(root, nofollow=nofollow)
+        ]
     if encoding != "utf-8":
-        references = dict.fromkeys(encode_query(reference, encoding) for reference in references)
-    found = (memo or LinkMemo()).resolve(base, references)
-    distinct = dict.fromkeys(found)
-    distinct.pop(None, None)
-    every = [url for url in distinct if url is not None]
-    return Resolved(every[:max_links], len(every) > max_links)
+        references = [encode_query(reference, encoding) for reference in references]
+    resolved = dict.fromkeys((memo or LinkMemo()).resolve(base, dict.fromkeys(references)))
+    resolved.pop(None, None)
+    every: list[str] = list(resolved)  # type: ignore[arg-type]
+    return Links(every[:max_links], base, len(every) > max_links)
 
 
 def resolve(base: str, reference: str) -> str | None:
     """`reference` as `urls.join` resolves it, by a shorter way where that is sure to give the same."""
+    if reference.startswith("http"):
+        absolute = _ABSOLUTE.fullmatch(reference)
+        if absolute is not None and "/." not in absolute[2] and _is_normal(absolute[1]):
+            return absolute[1] + absolute[2]
     simple = _SIMPLE.fullmatch(reference)
     if simple is not None:
         path = simple[1]
@@ -120,33 +137,13 @@ def resolve(base: str, reference: str) -> str | None:
             origin, folder = _places(base)
             if origin:
                 return (origin if path[0] == "/" else folder) + path
-    else:
-        absolute = _ABSOLUTE.fullmatch(reference)
-        if absolute is not None and _is_normal(absolute[1]):
-            path = absolute[2] or "/"
-            if path[:2] != "//" and "/." not in path and _SIMPLE.fullmatch(path):
-                return absolute[1] + path
     return urls.join(base, reference)
 
 
 def base_url(tree: LexborHTMLParser, url: str) -> str:
     """The URL that the page's links are relative to: the first `<base href>` if it is usable, else the page's own."""
-    for node in tree.css("base[href]")[:1]:
-        found = urls.resolve(url, (node.attributes["href"] or "").strip(SPACES))
-        if found is not None and not found.startswith(("data:", "javascript:")):
-            return found
-    return url
-
-
-def says_nofollow(tree: LexborHTMLParser, headers: Iterable[str] = ()) -> bool:
-    """Whether the page as a whole asks not to follow its links, by X-Robots-Tag or `<meta name=robots>`."""
-    if any(_is_general(header) and _has_nofollow(header) for header in headers):
-        return True
-    for node in tree.css("meta[name][content]"):
-        attributes = node.attributes
-        if (attributes["name"] or "").strip(SPACES).lower() == "robots" and _has_nofollow(attributes["content"] or ""):
-            return True
-    return False
+    hrefs = (node.attributes["href"] for node in tree.css("base[href]")[:1])
+    return _effective_base(url, next(hrefs, None))
 
 
 def parse_refresh(content: str) -> tuple[int, str | None] | None:
@@ -183,32 +180,65 @@ def parse_srcset(value: str) -> list[str]:
     return found
 
 
-def _references(tree: LexborHTMLParser, *, region: str, nofollow: bool) -> Iterable[str]:
-    for root in _roots(tree, region):
-        for node in root.css("[href]"):
-            tag = node.tag
-            attributes = node.attributes
+class _Found(NamedTuple):
+    base: str | None
+    references: list[str]
+    nofollow: bool
+
+
+def _find(tree: LexborHTMLParser, *, nofollow: bool) -> _Found:
+    """Everything about links that two walks over the tree tell."""
+    root = tree.root
+    if root is None:
+        return _Found(None, [], False)
+    base: list[str] = []
+    robots: list[str] = []
+    references = _references(root, nofollow=nofollow, base=base, robots=robots)
+    return _Found(base[0] if base else None, references, any(map(_has_nofollow, robots)))
+
+
+def _references(
+    root: LexborNode, *, nofollow: bool, base: list[str] | None = None, robots: list[str] | None = None
+) -> list[str]:
+    """The references below a node, as they are written; the page's bases and robots rules go into the other lists."""
+    found = []
+    for node in root.css("[href]"):
+        tag = node.tag
+        attributes = node.attributes
+        if tag in {"a", "area"}:
             rel = attributes.get("rel")
-            if tag in {"a", "area"}:
-                if rel and nofollow and not _NOFOLLOW.isdisjoint(rel.lower().split()):
-                    continue
-            elif tag != "link" or not rel or _FOLLOWED_RELS.isdisjoint(rel.lower().split()):
+            if rel and nofollow and not _NOFOLLOW.isdisjoint(rel.lower().split()):
                 continue
-            yield attributes["href"] or ""
-        for node in root.css("frame,iframe,meta"):
-            attributes = node.attributes
-            if node.tag != "meta":
-                if "src" in attributes:
-                    yield attributes["src"] or ""
-            elif (attributes.get("http-equiv") or "").lower() == "refresh":
-                refresh = parse_refresh(attributes.get("content") or "")
-                if refresh is not None and refresh[1] is not None:
-                    yield refresh[1]
+        elif tag == "link":
+            if _FOLLOWED_RELS.isdisjoint((attributes.get("rel") or "").lower().split()):
+                continue
+        else:
+            if tag == "base" and base is not None:
+                base.append(attributes["href"] or "")
+            continue
+        found.append(attributes["href"] or "")
+    for node in root.css("meta,iframe,frame"):
+        attributes = node.attributes
+        if node.tag != "meta":
+            if "src" in attributes:
+                found.append(attributes["src"] or "")
+        elif robots is not None and (attributes.get("name") or "").strip(SPACES).lower() == "robots":
+            robots.append(attributes.get("content") or "")
+        elif (attributes.get("http-equiv") or "").lower() == "refresh":
+            refresh = parse_refresh(attributes.get("content") or "")
+            if refresh is not None and refresh[1] is not None:
+                found.append(refresh[1])
+    return found
 
 
-def _roots(tree: LexborHTMLParser, region: str) -> list[LexborNode]:
-    if not region:
-        return [tree.root] if tree.root is not None else []
+def _effective_base(url: str, href: str | None) -> str:
+    if href is None:
+        return url
+    found = urls.resolve(url, href)
+    return url if found is None or found.startswith(("data:", "javascript:")) else found
+
+
+def _regions(tree: LexborHTMLParser, region: str) -> list[LexborNode]:
     try:
         return tree.css(region)
     except (SelectolaxError, ValueError) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lxml import etree
@@ -174,20 +174,21 @@ class Page:
     def links(self, region: str = "", *, nofollow: bool = True, max_links: int = 5000) -> list[str]:
         """The http(s) URLs that the page links to, each once, in its order.
 
-        `region` takes only those inside what a CSS selector finds. `nofollow` obeys the page's wish not to follow all, or some, of its links."""
+        `region` takes only those inside what a CSS selector finds. `nofollow` obeys the page's wish not to follow all,
+        or some, of its links."""
         if not self.is_html:
-            return []
-        if nofollow and links.says_nofollow(self.tree, self._all("x-robots-tag")):
             return []
         found = links.links(
             self.tree,
-            self.base,
+            self.url,
             encoding=self.encoding,
             region=region,
             nofollow=nofollow,
+            robots=[value for name, value in self.response.headers if name == "x-robots-tag"],
             max_links=max_links,
             memo=self._memo,
         )
+        self._base = found.base
         self.cut = self.cut or found.cut
         return found.urls
 
@@ -261,9 +262,6 @@ class Page:
             self.cut = True
             body = body[:length]
         return body
-
-    def _all(self, name: str) -> Sequence[str]:
-        return [value for key, value in self.response.headers if key == name]
 
 
 def _href(target: Target) -> str:

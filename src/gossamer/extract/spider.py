@@ -31,7 +31,7 @@ class Spider:
     settings: ClassVar[Mapping[str, Any]] = {}
     """Settings of the job that the spider needs, such as `delay`; what the user says goes first."""
     follows_links: ClassVar[bool] = True
-    """Whether the engine follows each page's links by itself; false for a class with its own `parse`, unless it says."""
+    """Whether the engine follows each page's links by itself; false with an own `parse`, unless the class says it."""
     fetch_middleware: Sequence[Any] = ()
     parse_middleware: Sequence[Any] = ()
 

@@ -48,6 +48,7 @@ class SiteRow:
     """What is remembered of a site; times are epoch seconds."""
 
     delay: float
+    """What the site asked for; 0 if nothing."""
     hold_until: float
     robots: dict[str, bytes]
     memo: dict[str, Any]
@@ -67,8 +68,8 @@ class Past:
         """Number, name, and what was noted."""
         yield from ()
 
-    def outcomes(self) -> Iterator[tuple[int, int, int, float | None]]:
-        """Row, number of the URL, status, and when it is due again; in the order in which they happened."""
+    def outcomes(self) -> Iterator[tuple[int, int, int, float | None, int]]:
+        """Row, number of the URL, status, when it is due again, whether it left a state; in order of time."""
         yield from ()
 
     def urls(self) -> Iterator[tuple[int, int, int, int, int, int]]:
@@ -120,7 +121,7 @@ class MemoryJournal:
             parent = self._parents.get(number)
             referrer = request.referrer or (self._requests[parent].url if parent else "")
             state = self._outcomes[visits[number]].state if number in visits else None
-            found.append(msgspec.structs.replace(request, referrer=referrer, state=state))
+            found.append(msgspec.structs.replace(request, referrer=referrer, state=state, tries=0))
         return found
 
     def lookup(self, key: int) -> dict[str, Any] | None:
@@ -128,6 +129,7 @@ class MemoryJournal:
             if request.key == key:
                 attempts = [row for row in self._outcomes if row.number == number]
                 return {
+                    "number": number,
                     "url": request.url,
                     "site": request.site,
                     "depth": request.depth,

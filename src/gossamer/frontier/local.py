@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ import msgspec
 
 from gossamer import urls
 from gossamer.clock import Clock
+from gossamer.errors import Unavailable
 from gossamer.frontier import journal as kept
 from gossamer.frontier import policy
 from gossamer.frontier.journal import Change, Journal, OutcomeRow, Past, SiteRow
@@ -30,14 +31,14 @@ class Settlement:
         self._frontier = frontier
         self._change = Change()
         self._lanes: list[Lane] = []
+        self._pinned: list[Lane] = []
         self._notes: list[SiteNote] = []
         self._committed = False
 
     async def commit(self, marks: Mapping[str, int] | None = None) -> Receipt:
         """Write it all down in one step, then let it count."""
         self._change.marks = marks
-        await self._frontier._commit(self)
-        self._committed = True
+        await _to_the_end(self._frontier._commit(self))
         return self.receipt
 
 
@@ -77,11 +78,12 @@ class LocalFrontier:
             if row is not None:
                 self._remember(site, row, now - epoch)
             # Nobody knows when the last request of the previous run went out: its sites wait one delay.
-            site.lanes[0].next_at = now + site.delay
+            for lane in site.lanes:
+                lane.next_at = now + site.delay * (1 + lane.number)
         self._new_sites.clear()
-        latest: dict[int, tuple[int, float | None]] = {}
+        latest: dict[int, tuple[int | None, float]] = {}
         final = bytearray(1)
-        for row_number, number, status, again_at in past.outcomes():
+        for row_number, number, status, again_at, has_state in past.outcomes():
             if number >= len(final):
                 final.extend(bytes(number * 2 - len(final)))
             if status == kept.RETRY:
@@ -90,41 +92,45 @@ class LocalFrontier:
                 self._stored += status in (kept.DONE, kept.FAILED)
                 self._tries.pop(number, None)
             final[number] = status
+            before, _ = latest.pop(number, (None, 0.0))
             if again_at is not None:
-                latest[number] = (row_number, again_at)
-            else:
-                latest.pop(number, None)
+                latest[number] = (before if status == kept.RETRY and not has_state else row_number, again_at)
             self._last = max(self._last, number)
         seen = self._seen
         for number, key, site_number, priority, depth, hops in past.urls():
             seen.add(key)
             site = by_number[site_number]
+            self._last = max(self._last, number)
             status = final[number] if number < len(final) else 0
-            self._count(status, 1)
             if status in (kept.DONE, kept.FAILED):
                 site.stored += 1
-            if number in latest:
-                self._visits[number] = latest[number][0]
-                due_at = (latest[number][1] or 0.0) + now - epoch
-                if status != kept.RETRY:
-                    schedule.revisits.add(number)
-                schedule.push_later(site, number, due_at)
-            elif status == 0:
-                if schedule.lapses.get(number, 0) >= self._settings.max_deliveries:
-                    self._count(kept.PARKED, 1)
-                elif site.closed:
+            if schedule.lapses.get(number, 0) >= self._settings.max_deliveries:
+                self._count(kept.PARKED, 1)
+                continue
+            self._count(status, 1)
+            if site.closed:
+                if status in (0, kept.RETRY):
                     self._count(_closed_status(site.closed), 1)
-                else:
-                    schedule.push(site, number, policy.rank(strategy, priority=priority, depth=depth, hops=hops))
-            self._last = max(self._last, number)
+            elif number in latest:
+                row_of_state, again_at = latest[number]
+                if row_of_state is not None:
+                    self._visits[number] = row_of_state
+                if status != kept.RETRY:
+                    schedule.revisits[number] = status
+                schedule.push_later(site, number, again_at + now - epoch)
+            elif status == 0:
+                schedule.push(site, number, policy.rank(strategy, priority=priority, depth=depth, hops=hops))
 
     def _remember(self, site: Site, row: SiteRow, shift: float) -> None:
-        own = self._settings.for_site(site.name).delay or 0.0
-        site.delay = max(own, row.delay)
+        self._slow_down(site, row.delay)
         site.hold_until = row.hold_until + shift if row.hold_until else 0.0
         site.robots, site.memo, site.closed = row.robots, row.memo, row.closed
         if row.robots or not self._settings.robots:
             self._schedule.open_lanes(site, self._clock.monotonic())
+
+    def _slow_down(self, site: Site, asked_delay: float) -> None:
+        site.asked_delay = asked_delay
+        site.delay = max(self._settings.for_site(site.name).delay or 0.0, asked_delay)
 
     def _count(self, status: int, by: int) -> None:
         if status == kept.DONE:
@@ -139,9 +145,10 @@ class LocalFrontier:
     def _site(self, name: str, number: int = 0) -> Site:
         site = self._schedule.sites.get(name)
         if site is None:
-            site = self._schedule.site(name, number or len(self._schedule.sites) + 1)
+            now = self._clock.monotonic()
+            site = self._schedule.site(name, number or len(self._schedule.sites) + 1, ready_at=now)
             if not self._settings.robots:
-                self._schedule.open_lanes(site, self._clock.monotonic())
+                self._schedule.open_lanes(site, now)
             self._new_sites.append(site)
         return site
 
@@ -151,10 +158,13 @@ class LocalFrontier:
             self._plan_urls(change, requests, parent=0)
             if not change.urls:
                 return 0
-            await self._write(change)
-            self._enqueue(change)
+            await _to_the_end(self._keep_urls(change))
         self._tell()
         return len(change.urls)
+
+    async def _keep_urls(self, change: Change) -> None:
+        await self._write(change)
+        self._enqueue(change)
 
     def _plan_urls(self, change: Change, requests: Sequence[Request], parent: int) -> None:
         for request in requests:
@@ -166,15 +176,17 @@ class LocalFrontier:
     async def _write(self, change: Change) -> Sequence[int]:
         """Write a change; if that fails, nothing of it has happened."""
         change.sites = [(site.number, site.name) for site in self._new_sites]
-        change.lapses = dict(self._new_lapses)
+        change.lapses = {**self._new_lapses, **change.lapses}
         try:
             rows = await self._journal.write(change)
         except BaseException:
             self._seen.difference_update(request.key for _, request, _, _ in change.urls)
             raise
         del self._new_sites[: len(change.sites)]
-        for number in change.lapses:
-            del self._new_lapses[number]
+        for number, count in change.lapses.items():
+            # It may have been lost once more while this was written.
+            if self._new_lapses.get(number) == count:
+                del self._new_lapses[number]
         return rows
 
     def _enqueue(self, change: Change) -> None:
@@ -192,8 +204,14 @@ class LocalFrontier:
         if self._job != "running" or self._over():
             return Grant(job=self.state, news=self._news)
         now = self._clock.monotonic()
+        if self._room() <= 0:
+            # All that may still be stored is in other hands: perhaps in dead ones.
+            for lane in list(self._held.values()):
+                if not lane.settling and lane.expires_at + self._schedule.lane_delay(lane.site) <= now:
+                    self._lapse(lane, now, blamed=frozenset(lane.batch.values()))
         room = self._room()
         leases: list[Lease] = []
+        passed: list[Site] = []
         busy = (
             any(lane.suspect and lane.worker == worker for lane in self._held.values())
             if self._schedule.lapses
@@ -202,13 +220,21 @@ class LocalFrontier:
         if room > 0 and limit > 0:
             for lane in self._schedule.due(now):
                 lease = self._lease(lane, min(batch, room), seconds, now, worker, suspect=not busy)
-                if lease is not None:
+                if lease is None:
+                    passed.append(lane.site)
+                else:
                     leases.append(lease)
                     busy = busy or lease.suspect
                     room -= len(lease.requests)
                     if len(leases) >= limit or room <= 0:
                         break
-        wait = self._schedule.next_due() if room > 0 else None
+        wait = self._schedule.next_due() if room > 0 else self._next_expiry()
+        for site in passed:
+            # Suspects that this worker may not have besides the one that it has: others may come for them.
+            self._schedule.wake(site)
+        if self._new_lapses:
+            async with self._lock:
+                await self._keep_lapses()
         return Grant(
             leases=tuple(leases), wait=None if wait is None else max(0.0, wait - now), job=self.state, news=self._news
         )
@@ -219,19 +245,19 @@ class LocalFrontier:
             self._lapse(lane, now, blamed=frozenset(lane.batch.values()))
             return None
         if site.room() <= 0:
-            if not site.leased:
-                self._count(kept.SKIPPED, schedule.close(site, "budget"))
+            self._spend(site)
             return None
         delay = schedule.lane_delay(site)
         size = min(site.room(), policy.batch_size(batch, delay=delay, seconds=seconds))
-        alone = suspect and bool(site.suspects)
         numbers = schedule.take(site, size, now, suspect=suspect)
         if not numbers:
-            # Only suspects wait here, and this worker has one already: others may come for them.
-            lane.next_at = now + 1.0
-            schedule.wake(site)
             return None
-        requests = self._journal.load(numbers, self._visits)
+        alone = schedule.lapses.get(numbers[0], 0) >= 2
+        try:
+            requests = self._journal.load(numbers, self._visits)
+        except BaseException:
+            schedule.give_back(site, numbers)
+            raise
         if self._tries:
             requests = [
                 msgspec.structs.replace(request, tries=self._tries[number]) if number in self._tries else request
@@ -268,11 +294,34 @@ class LocalFrontier:
                 self._count(kept.PARKED, 1)
         self._free(lane, now - schedule.lane_delay(lane.site))
 
+    async def _keep_lapses(self) -> None:
+        try:
+            await _to_the_end(self._write(Change()))
+        except Unavailable:
+            # They are written with the next change.
+            pass
+
+    def _next_expiry(self) -> float | None:
+        """When the first of the held lanes is taken back, unless its holder stays in touch."""
+        return min(
+            (lane.expires_at + self._schedule.lane_delay(lane.site) for lane in self._held.values()), default=None
+        )
+
+    def _spend(self, site: Site) -> None:
+        """Give up what waits on a site whose budget is used up."""
+        if not site.leased and not site.closed:
+            self._count(kept.SKIPPED, self._schedule.close(site, "budget"))
+            self._tell()
+
     def _free(self, lane: Lane, now: float) -> None:
+        site = lane.site
         self._held.pop(lane.token, None)
+        if site.robots or not self._settings.robots:
+            # Not before: the holder of a site's only lane goes at the pace of the whole site.
+            self._schedule.open_lanes(site, now)
         self._schedule.free(lane, now)
-        if lane.site.closed:
-            self._count(_closed_status(lane.site.closed), self._schedule.close(lane.site, lane.site.closed))
+        if site.closed:
+            self._count(_closed_status(site.closed), self._schedule.close(site, site.closed))
         self._tell()
 
     async def extend(self, leases: Sequence[Lease], *, seconds: float) -> list[Lease]:
@@ -282,6 +331,7 @@ class LocalFrontier:
             lane = self._held.get(lease.token)
             if lane is not None and lane.expires_at > now:
                 lane.expires_at = now + seconds
+                self._schedule.wake(lane.site)
                 kept_leases.append(msgspec.structs.replace(lease, ttl=seconds))
         return kept_leases
 
@@ -295,19 +345,19 @@ class LocalFrontier:
     async def settling(
         self, outcomes: Sequence[Outcome], *, notes: Sequence[SiteNote] = ()
     ) -> AsyncIterator[Settlement]:
-        """Check the tokens and hold the lanes, so that the caller can store records of what is accepted, then commit."""
+        """Check the tokens and hold the lanes: the caller may store records of what is accepted, then commits."""
         async with self._lock:
             settlement = self._plan(outcomes, notes)
             try:
                 yield settlement
             finally:
-                for lane in settlement._lanes:
+                for lane in settlement._pinned:
                     lane.settling -= 1
                 if not settlement._committed:
                     self._seen.difference_update(request.key for _, request, _, _ in settlement._change.urls)
-                for site in {lane.site.name: lane.site for lane in settlement._lanes}.values():
+                for site in {lane.site.name: lane.site for lane in settlement._pinned}.values():
                     self._schedule.wake(site)
-        self._tell()
+                self._tell()
 
     def _plan(self, outcomes: Sequence[Outcome], notes: Sequence[SiteNote]) -> Settlement:
         settlement = Settlement(self)
@@ -323,8 +373,9 @@ class LocalFrontier:
                 continue
             planned.add(number)
             settlement.accepted.append(outcome)
-            lane.settling += 1
             settlement._lanes.append(lane)
+            if number in self._schedule.lapses:
+                change.lapses[number] = 0
             change.outcomes.append(
                 OutcomeRow(
                     number,
@@ -340,9 +391,11 @@ class LocalFrontier:
             )
             if outcome.links:
                 self._plan_urls(change, outcome.links, number)
-        self._stale += stale
         settlement.receipt = Receipt(accepted=len(settlement.accepted), stale=stale, repeated=repeated)
         settlement._notes = [note for note in notes if note.token in self._held]
+        settlement._pinned = settlement._lanes + [self._held[note.token] for note in settlement._notes]
+        for lane in settlement._pinned:
+            lane.settling += 1
         return settlement
 
     def _was_settled(self, outcome: Outcome) -> bool:
@@ -358,6 +411,8 @@ class LocalFrontier:
             site = self._held[note.token].site
             change.notes[site.number] = self._noted(site, note, change.notes.get(site.number), epoch - now)
         rows = await self._write(change)
+        settlement._committed = True
+        self._stale += settlement.receipt.stale
         if change.marks:
             self.marks.update(change.marks)
         for note in settlement._notes:
@@ -371,7 +426,7 @@ class LocalFrontier:
 
     def _noted(self, site: Site, note: SiteNote, earlier: SiteRow | None, shift: float) -> SiteRow:
         old = earlier or SiteRow(
-            site.delay, site.hold_until + shift if site.hold_until else 0.0, site.robots, site.memo, site.closed
+            site.asked_delay, site.hold_until + shift if site.hold_until else 0.0, site.robots, site.memo, site.closed
         )
         held = self._clock.epoch() + note.hold if note.hold else 0.0
         return SiteRow(
@@ -379,32 +434,28 @@ class LocalFrontier:
             max(old.hold_until, held),
             {**old.robots, **(note.robots or {})},
             {**old.memo, **(note.memo or {})},
-            old.closed if note.close is None else note.close,
+            note.close or old.closed,
         )
 
     def _apply_note(self, note: SiteNote, now: float) -> None:
-        lane = self._held.get(note.token)
-        if lane is None:
-            return
-        site = lane.site
+        site = self._held[note.token].site
         if note.hold:
             site.hold_until = max(site.hold_until, now + note.hold)
         if note.delay is not None:
-            site.delay = note.delay
+            self._slow_down(site, note.delay)
         if note.memo:
             site.memo = {**site.memo, **note.memo}
         if note.robots:
             site.robots = {**site.robots, **note.robots}
-            self._schedule.open_lanes(site, now)
-        if note.close is not None:
+        if note.close:
             self._count(_closed_status(note.close), self._schedule.close(site, note.close))
 
     def _apply_outcome(self, row: OutcomeRow, outcome: Outcome, lane: Lane, row_number: int, now: float) -> None:
         schedule, number = self._schedule, row.number
         schedule.settle(lane, outcome.key)
-        if number in schedule.lapses:
-            del schedule.lapses[number]
-        self._visits.pop(number, None)
+        schedule.lapses.pop(number, None)
+        self._new_lapses.pop(number, None)
+        last_visit = self._visits.pop(number, None)
         site = lane.site
         if outcome.status == "retry":
             self._tries[number] = self._tries.get(number, 0) + 1
@@ -419,12 +470,18 @@ class LocalFrontier:
                 if outcome.status == "retry":
                     self._count(_closed_status(site.closed), 1)
             else:
-                self._visits[number] = row_number
+                if outcome.status != "retry" or outcome.state is not None:
+                    last_visit = row_number
+                if last_visit is not None:
+                    self._visits[number] = last_visit
                 if outcome.status != "retry":
-                    schedule.revisits.add(number)
+                    schedule.revisits[number] = row.status
                 schedule.push_later(site, number, now + (outcome.again_in or 0.0))
         if not lane.batch and lane.token:
+            lane.last_token = lane.token
             self._free(lane, now)
+        if site.room() <= 0 and (site.queue.size or site.suspects or site.delayed):
+            self._spend(site)
 
     async def release(self, leases: Sequence[Lease]) -> None:
         async with self._lock:
@@ -435,7 +492,7 @@ class LocalFrontier:
                     self._free(lane, now)
 
     async def abandon(self, worker: str, *, blamed: Sequence[int] = ()) -> int:
-        """Take back at once all that a dead worker held; `blamed` are the keys that it was handling. How many leases."""
+        """Take back at once what a dead worker held; `blamed` are the keys that it was handling. How many leases."""
         async with self._lock:
             now = self._clock.monotonic()
             lanes = [lane for lane in self._held.values() if lane.worker == worker]
@@ -443,16 +500,30 @@ class LocalFrontier:
                 guilty = frozenset(lane.batch[key] for key in blamed if key in lane.batch)
                 delay = self._schedule.lane_delay(lane.site)
                 self._lapse(lane, now + delay, blamed=guilty)
+            if self._new_lapses:
+                await self._keep_lapses()
             return len(lanes)
 
     async def blame(self, keys: Sequence[int]) -> None:
         """Count one lost delivery against requests that a dead owner was handling when it died."""
-        for key in keys:
-            found = self._journal.lookup(key)
-            if found is None or key not in self._seen:
-                continue
-            number = int(found["number"])
-            self._schedule.lapses[number] = self._new_lapses[number] = self._schedule.lapses.get(number, 0) + 1
+        async with self._lock:
+            for key in keys:
+                found = self._journal.lookup(key) if key in self._seen else None
+                if found is not None:
+                    self._blame(int(found["number"]), self._schedule.sites[found["site"]])
+            if self._new_lapses:
+                await self._keep_lapses()
+        self._tell()
+
+    def _blame(self, number: int, site: Site) -> None:
+        schedule = self._schedule
+        if not schedule.withdraw(site, number):
+            return
+        lapses = schedule.lapses[number] = self._new_lapses[number] = schedule.lapses.get(number, 0) + 1
+        if lapses >= self._settings.max_deliveries:
+            self._count(kept.PARKED, 1)
+        else:
+            schedule.push(site, number, policy.HEAD)
 
     def _room(self) -> int:
         limit = self._settings.max_pages
@@ -465,7 +536,10 @@ class LocalFrontier:
             return False
         if self._settings.max_pages is not None and self._stored >= self._settings.max_pages:
             return True
-        return schedule.queued + schedule.delayed - len(schedule.revisits) == 0
+        if schedule.queued + schedule.delayed > len(schedule.revisits):
+            return False
+        due_at = schedule.next_due() if schedule.revisits else None
+        return due_at is None or due_at > self._clock.monotonic()
 
     @property
     def state(self) -> JobState:
@@ -497,9 +571,9 @@ class LocalFrontier:
             queued=schedule.queued,
             delayed=schedule.delayed - len(schedule.revisits),
             leased=schedule.leased,
-            done=self._done - schedule.returned,
-            failed=self._failed,
-            skipped=self._skipped,
+            done=self._done - schedule.returned[kept.DONE],
+            failed=self._failed - schedule.returned[kept.FAILED],
+            skipped=self._skipped - schedule.returned[kept.SKIPPED],
             parked=self._parked,
             stale=self._stale,
             stored=self._stored,
@@ -516,10 +590,12 @@ class LocalFrontier:
     async def steer(self, job: JobState) -> None:
         """Pause, resume or stop the job; the wish outlives this process, but a stop ends with the run."""
         async with self._lock:
-            change = Change(job=job)
-            await self._write(change)
-            self._job = job
+            await _to_the_end(self._keep_job(job))
         self._tell()
+
+    async def _keep_job(self, job: JobState) -> None:
+        await self._write(Change(job=job))
+        self._job = job
 
     async def lookup(self, url: str) -> Mapping[str, Any] | None:
         found = self._journal.lookup(urls.fingerprint(self.secret, url))
@@ -551,9 +627,26 @@ class LocalFrontier:
 
     async def aclose(self) -> None:
         async with self._lock:
-            if self._new_lapses or self._new_sites:
-                await self._write(Change())
-            self._journal.close()
+            try:
+                if self._new_lapses or self._new_sites:
+                    await self._write(Change())
+            finally:
+                self._journal.close()
+
+
+async def _to_the_end(change: Coroutine[Any, Any, object]) -> None:
+    """Let a change be written and applied whole, though its caller be cancelled; the cancellation comes after it."""
+    task = asyncio.ensure_future(change)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        task.exception()
+        raise cancelled
+    task.result()
 
 
 def _closed_status(reason: str) -> int:

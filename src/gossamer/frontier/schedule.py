@@ -14,7 +14,8 @@ import heapq
 import random
 from array import array
 from bisect import insort
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from gossamer.frontier import policy
@@ -91,6 +92,22 @@ class Queue:
             del self.levels[rank], self.ranks[0]
         return found
 
+    def discard(self, number: int) -> bool:
+        """Take one request out, wherever it stands: slow, for the rare case. Whether it was there."""
+        if number in self.front:
+            self.front.remove(number)
+            self.size -= 1
+            return True
+        for rank, level in self.levels.items():
+            if number in level:
+                del level.ids[level.ids.index(number, level.head)]
+                self.size -= 1
+                if not level:
+                    del self.levels[rank]
+                    self.ranks.remove(rank)
+                return True
+        return False
+
     def clear(self) -> int:
         dropped = self.size
         self.front.clear()
@@ -135,6 +152,7 @@ class Site:
     """All that is known of a site."""
 
     __slots__ = (
+        "asked_delay",
         "budget",
         "closed",
         "delay",
@@ -157,6 +175,7 @@ class Site:
         self.number = number
         self.name = name
         self.delay = own.delay or 0.0
+        self.asked_delay = 0.0
         self.lanes_allowed = own.lanes or 1
         self.budget = own.budget
         self.queue = Queue()
@@ -182,8 +201,8 @@ class Schedule:
         self.settings = settings
         self.sites: dict[str, Site] = {}
         self.lapses: dict[int, int] = {}
-        self.revisits: set[int] = set()
-        self.returned = 0
+        self.revisits: dict[int, int] = {}
+        self.returned: Counter[int] = Counter()
         self.queued = self.delayed = self.leased = 0
         self._heap: list[tuple[float, int, Lane]] = []
         self._pushes = 0
@@ -199,7 +218,7 @@ class Schedule:
     def open_lanes(self, site: Site, now: float) -> None:
         """Let a site have all its lanes: for when its robots.txt is known, or not asked for."""
         while len(site.lanes) < site.lanes_allowed:
-            site.lanes.append(Lane(site, len(site.lanes), now + site.delay * (1 + len(site.lanes))))
+            site.lanes.append(Lane(site, len(site.lanes), now + site.delay * len(site.lanes)))
 
     def push(self, site: Site, number: int, rank: int) -> None:
         """Queue a request that may go out as soon as its site is ready."""
@@ -215,6 +234,25 @@ class Schedule:
         heapq.heappush(site.delayed, (due_at, number))
         self.delayed += 1
         self.wake(site)
+
+    def withdraw(self, site: Site, number: int) -> bool:
+        """Take a request out of all that waits on a site; whether it did."""
+        if site.queue.discard(number):
+            self.queued -= 1
+            return True
+        if number in site.suspects:
+            site.suspects.remove(number)
+            self.queued -= 1
+            return True
+        left = [entry for entry in site.delayed if entry[1] != number]
+        if len(left) == len(site.delayed):
+            return False
+        heapq.heapify(left)
+        site.delayed = left
+        self.delayed -= 1
+        if number in self.revisits:
+            self.returned[self.revisits.pop(number)] += 1
+        return True
 
     def wake(self, site: Site) -> None:
         """Put the site's lanes into the heap, or move them forward in it."""
@@ -244,48 +282,54 @@ class Schedule:
 
     def due(self, now: float) -> Iterator[Lane]:
         """The lanes that are ready now, those that have waited longest first; each is out of the heap once given."""
-        while self._heap:
-            ready_at, _, lane = self._heap[0]
-            if lane.heap_at != ready_at:
-                heapq.heappop(self._heap)
-                continue
-            if ready_at > now:
-                return
+        while (first := self._first()) is not None and first[0] <= now:
             heapq.heappop(self._heap)
-            lane.heap_at = None
-            actual = self._ready_at(lane)
-            if actual is None:
-                continue
-            if actual > now:
-                self._enter(lane, actual)
-                continue
-            yield lane
+            first[1].heap_at = None
+            yield first[1]
 
     def next_due(self) -> float | None:
-        """When the next lane may be ready; None if only news can change that."""
-        while self._heap and self._heap[0][2].heap_at != self._heap[0][0]:
+        """When the next lane is ready; None if only news can change that."""
+        first = self._first()
+        return None if first is None or first[0] == NEVER else first[0]
+
+    def _first(self) -> tuple[float, Lane] | None:
+        """The top of the heap; lanes that are ready later than they were entered for sink down on the way."""
+        while self._heap:
+            entered_at, _, lane = self._heap[0]
+            valid = lane.heap_at == entered_at
+            ready_at = self._ready_at(lane) if valid else None
+            if ready_at is not None and ready_at <= entered_at:
+                return ready_at, lane
             heapq.heappop(self._heap)
-        return self._heap[0][0] if self._heap and self._heap[0][0] != NEVER else None
+            if valid:
+                lane.heap_at = None
+                if ready_at is not None:
+                    self._enter(lane, ready_at)
+        return None
 
     def take(self, site: Site, count: int, now: float, *, suspect: bool) -> list[int]:
         """Up to `count` due requests out of the site's queue; a suspect goes alone."""
+        due = []
         while site.delayed and site.delayed[0][0] <= now:
             _, number = heapq.heappop(site.delayed)
             self.delayed -= 1
             self.queued += 1
             if number in self.revisits:
-                self.revisits.remove(number)
-                self.returned += 1
-            if self.lapses.get(number, 0) >= 2:
-                site.suspects.append(number)
-            else:
-                site.queue.push(number, policy.HEAD)
+                self.returned[self.revisits.pop(number)] += 1
+            due.append(number)
+        self._put_back(site, due)
         if suspect and site.suspects:
             taken = [site.suspects.pop(0)]
         else:
             taken = [site.queue.pop(self.settings.strategy) for _ in range(min(count, site.queue.size))]
         self.queued -= len(taken)
         return taken
+
+    def give_back(self, site: Site, numbers: Collection[int]) -> None:
+        """Undo `take`."""
+        self._put_back(site, numbers)
+        self.queued += len(numbers)
+        self.wake(site)
 
     def hold(self, lane: Lane, batch: dict[int, int], *, token: int, expires_at: float, worker: str) -> None:
         """Give a lane with its batch (key -> number) to a worker."""
@@ -312,23 +356,25 @@ class Schedule:
             site.leased -= len(lane.batch)
             self.leased -= len(lane.batch)
             self.queued += len(lane.batch)
-            calm = [number for number in lane.batch.values() if self.lapses.get(number, 0) < 2]
-            site.queue.put_back(calm)
-            site.suspects.extend(number for number in lane.batch.values() if self.lapses.get(number, 0) >= 2)
+            self._put_back(site, lane.batch.values())
             lane.batch = {}
-        lane.last_token, lane.token = lane.token, 0
+        lane.token = 0
         lane.suspect = False
         lane.next_at = max(lane.next_at, now + self.lane_delay(site))
         lane.heap_at = None
         self.wake(site)
 
+    def _put_back(self, site: Site, numbers: Collection[int]) -> None:
+        site.queue.put_back(number for number in numbers if self.lapses.get(number, 0) < 2)
+        site.suspects.extend(number for number in numbers if self.lapses.get(number, 0) >= 2)
+
     def close(self, site: Site, reason: str) -> int:
-        """Give up all that waits on a site; how many requests that were."""
+        """Give up all that waits on a site; how many requests that were. What is done stays done."""
         dropped = site.queue.clear() + len(site.suspects)
         site.suspects.clear()
         self.queued -= dropped
         self.delayed -= len(site.delayed)
-        dropped += len(site.delayed)
+        dropped += sum(self.revisits.pop(number, None) is None for _, number in site.delayed)
         site.delayed = []
         site.closed = reason
         return dropped

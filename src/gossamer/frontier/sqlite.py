@@ -8,6 +8,7 @@ import secrets
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from importlib import resources
 from pathlib import Path
 from typing import Any, cast
@@ -59,12 +60,17 @@ _decode = msgspec.json.Decoder().decode
 def open_sqlite(path: Path, settings: Settings, *, clock: Clock) -> LocalFrontier:
     """The frontier in this file, made if it is not there. It is ours alone until it is closed."""
     lock = _claim(path)
-    try:
-        journal = SqliteJournal(path, lock)
-        return LocalFrontier(journal, journal.past(), settings=settings, clock=clock)
-    except BaseException:
-        os.close(lock)
-        raise
+    with ExitStack() as undo:
+        undo.callback(os.close, lock)
+        try:
+            journal = SqliteJournal(path, lock)
+            undo.pop_all()
+            undo.callback(journal.close)
+            frontier = LocalFrontier(journal, journal.past(), settings=settings, clock=clock)
+        except sqlite3.Error as error:
+            raise _translated(error, path) from error
+        undo.pop_all()
+        return frontier
 
 
 def holder(path: Path) -> str:
@@ -93,7 +99,7 @@ def _claim(path: Path) -> int:
     import fcntl
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    _refuse_network_folder(path.parent)
+    refuse_network_folder(path.parent)
     descriptor = os.open(_lock_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -109,9 +115,9 @@ def _claim(path: Path) -> int:
     return descriptor
 
 
-def _refuse_network_folder(folder: Path) -> None:
+def refuse_network_folder(folder: Path, *, mounts: Path = Path("/proc/mounts")) -> None:
     """SQLite's files are not safe on network file systems: say so instead of corrupting them some day."""
-    kind = _filesystem(folder)
+    kind = _filesystem(folder, mounts)
     if kind in _NETWORK_FILESYSTEMS:
         raise FrontierError(
             f"{folder} is on a network file system ({kind}), where SQLite files can be corrupted",
@@ -119,13 +125,13 @@ def _refuse_network_folder(folder: Path) -> None:
         )
 
 
-def _filesystem(folder: Path) -> str:
+def _filesystem(folder: Path, mounts: Path) -> str:
     try:
-        mounts = Path("/proc/mounts").read_text("utf-8", "replace").splitlines()
+        lines = mounts.read_text("utf-8", "replace").splitlines()
     except OSError:
         return ""
     place, best, kind = str(folder.resolve()), "", ""
-    for line in mounts:
+    for line in lines:
         fields = line.split(" ")
         if len(fields) < 3:
             continue
@@ -144,13 +150,10 @@ class SqliteJournal:
         fresh = not path.exists()
         if not fresh:
             check_format(path)
+        if fresh:
+            _create(path)
         self._writer = self._connect()
-        try:
-            if fresh:
-                self._create()
-            self._reader = self._connect()
-        except sqlite3.Error as error:
-            raise _translated(error, path) from error
+        self._reader = self._connect()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gossamer-journal")
         row = self._reader.execute("SELECT coalesce(max(row), 0) FROM outcomes").fetchone()
         self._rows = int(row[0])
@@ -164,21 +167,13 @@ class SqliteJournal:
         connection.execute("PRAGMA journal_size_limit=67108864")
         return connection
 
-    def _create(self) -> None:
-        schema = resources.files("gossamer.frontier").joinpath("schema.sql").read_text("utf-8")
-        self._writer.executescript(
-            f"BEGIN IMMEDIATE; PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={FORMAT}; {schema} COMMIT;"
-        )
-        self._writer.execute("INSERT INTO meta VALUES ('secret', ?)", (secrets.token_bytes(16),))
-
     def past(self) -> Past:
         return _SqlitePast(self._reader, self._writer)
 
     async def write(self, change: Change) -> Sequence[int]:
         first = self._rows + 1
         loop = asyncio.get_running_loop()
-        # Shielded: a cancelled caller must not find half-applied memory beside a committed file.
-        await asyncio.shield(loop.run_in_executor(self._thread, self._write, change, first))
+        await loop.run_in_executor(self._thread, self._write, change, first)
         self._rows += len(change.outcomes)
         return range(first, first + len(change.outcomes))
 
@@ -205,12 +200,21 @@ class SqliteJournal:
             if change.job is not None:
                 run("INSERT OR REPLACE INTO meta VALUES ('job', ?)", (change.job,))
             run("COMMIT")
-        except sqlite3.Error as error:
+        except BaseException as error:
+            # Also when a value cannot be encoded: a transaction left open would refuse all that come after it.
             if self._writer.in_transaction:
                 run("ROLLBACK")
-            raise _translated(error, self._path) from error
+            if isinstance(error, sqlite3.Error):
+                raise _translated(error, self._path) from error
+            raise
 
     def load(self, numbers: Sequence[int], visits: Mapping[int, int]) -> list[Request]:
+        try:
+            return self._load(numbers, visits)
+        except sqlite3.Error as error:
+            raise _translated(error, self._path) from error
+
+    def _load(self, numbers: Sequence[int], visits: Mapping[int, int]) -> list[Request]:
         marks = ",".join("?" * len(numbers))
         rows = self._reader.execute(
             "SELECT u.number, u.url, u.key, s.name, u.priority, u.depth, u.hops, u.extra, p.url FROM urls u"
@@ -233,7 +237,7 @@ class SqliteJournal:
                 depth,
                 hops,
                 0,
-                referrer or more.referrer,
+                more.referrer or referrer or "",
                 more.label,
                 more.meta,
                 more.method,
@@ -280,6 +284,22 @@ class SqliteJournal:
         os.close(self._lock)
 
 
+def _create(path: Path) -> None:
+    """Make an empty frontier. It gets its name last, so that a kill on the way leaves no half one to be refused."""
+    schema = resources.files("gossamer.frontier").joinpath("schema.sql").read_text("utf-8")
+    temporary = path.with_name(path.name + "-new")
+    temporary.unlink(missing_ok=True)
+    connection = sqlite3.connect(temporary, isolation_level=None)
+    try:
+        connection.executescript(
+            f"BEGIN IMMEDIATE; PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={FORMAT}; {schema}"
+            f" INSERT INTO meta VALUES ('secret', x'{secrets.token_hex(16)}'); COMMIT;"  # noqa: S608
+        )
+    finally:
+        connection.close()
+    temporary.replace(path)
+
+
 def _url_rows(change: Change) -> Iterator[tuple[Any, ...]]:
     for number, request, site, parent in change.urls:
         extra = None
@@ -289,7 +309,7 @@ def _url_rows(change: Change) -> Iterator[tuple[Any, ...]]:
             or request.method != "GET"
             or request.headers
             or request.body
-            or (request.referrer and not parent)
+            or request.referrer
         ):
             extra = _encode(
                 Extra(
@@ -298,7 +318,7 @@ def _url_rows(change: Change) -> Iterator[tuple[Any, ...]]:
                     request.method,
                     request.headers,
                     request.body,
-                    "" if parent else request.referrer,
+                    request.referrer,
                 )
             ).decode()
         yield number, request.key, site, request.priority, request.depth, request.hops, parent, request.url, extra
@@ -327,7 +347,7 @@ class _SqlitePast(Past):
         self.epoch = int(meta.get("epoch", 0)) + 1
         self.job = cast(JobState, meta.get("job", "running"))
         self.marks = dict(reader.execute("SELECT name, bytes FROM files").fetchall())
-        self.lapses = dict(reader.execute("SELECT url, count FROM lapses").fetchall())
+        self.lapses = dict(reader.execute("SELECT url, count FROM lapses WHERE count > 0").fetchall())
         writer.execute("INSERT OR REPLACE INTO meta VALUES ('epoch', ?)", (self.epoch,))
 
     def sites(self) -> Iterator[tuple[int, str, SiteRow | None]]:
@@ -339,8 +359,10 @@ class _SqlitePast(Past):
                 row = SiteRow(delay, hold or 0.0, _decode_robots(robots), _decode(memo), closed or "")
             yield number, name, row
 
-    def outcomes(self) -> Iterator[tuple[int, int, int, float | None]]:
-        yield from self._reader.execute("SELECT row, url, status, again_at FROM outcomes ORDER BY row")
+    def outcomes(self) -> Iterator[tuple[int, int, int, float | None, int]]:
+        yield from self._reader.execute(
+            "SELECT row, url, status, again_at, state IS NOT NULL FROM outcomes ORDER BY row"
+        )
 
     def urls(self) -> Iterator[tuple[int, int, int, int, int, int]]:
         yield from self._reader.execute("SELECT number, key, site, priority, depth, hops FROM urls ORDER BY number")
@@ -365,6 +387,8 @@ def check_format(path: Path) -> None:
         connection.close()
     if identity != APPLICATION_ID:
         raise SchemaMismatch(f"{path} is a SQLite file of another program", hint=keep)
+    if version < 1:
+        raise SchemaMismatch(f"{path} is not a whole Gossamer frontier (format {version})", hint=keep)
     if version > FORMAT:
         raise SchemaMismatch(
             f"{path} was written by a newer Gossamer (format {version}, this one reads {FORMAT})",

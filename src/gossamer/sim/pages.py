@@ -154,7 +154,7 @@ class Pages:
     def _base(self, site: int, page: int, url: str) -> tuple[str, str]:
         """The page's base URL and the elements that set it; of two the first counts.
 
-        It is the folder of another page, so that the link to that one is a bare name which leads astray from elsewhere."""
+        It is the folder of another page, whose link is then a bare name that leads astray from anywhere else."""
         if page % 3 == 0:
             return url, ""
         other = self.plan.path(site, (self.plan.children(page) or [page // 2])[0])

@@ -17,6 +17,10 @@ class Sink(Protocol):
         If it raises, nothing of the call counts: what it wrote is cut off again, and the call may be repeated."""
         ...
 
+    async def rewind(self, marks: Mapping[str, int]) -> None:
+        """Go back to marks of an earlier moment, because what was written since then did not come to count."""
+        ...
+
     async def aclose(self) -> None:
         """Let go of files and connections."""
         ...

@@ -51,6 +51,11 @@ class JsonlSink:
         for name, part in parts.items():
             self._marks[name] += len(part)
 
+    async def rewind(self, marks: Mapping[str, int]) -> None:
+        for name in self._marks:
+            self._marks[name] = marks.get(name, 0)
+            os.ftruncate(self._files[name], self._marks[name])
+
     async def aclose(self) -> None:
         for descriptor in self._files.values():
             os.close(descriptor)

@@ -294,7 +294,17 @@ class Copies(Suite):
 
     def strings(self) -> list[str]:
         """Text that programs trip over."""
-        return ["", " ", "\x00", "\x7f\x1b[31m", "'; DROP TABLE urls; --", "\u202eabc", "é\U0001f577", "{}[]\"\\", "a" * 5000]
+        return [
+            "",
+            " ",
+            "\x00",
+            "\x7f\x1b[31m",
+            "'; DROP TABLE urls; --",
+            "\u202eabc",
+            "é\U0001f577",
+            '{}[]"\\',
+            "a" * 5000,
+        ]
 
     @scenario(delay=0.0)
     async def test_a_request_comes_out_as_it_was_put_in(self, harness: Harness) -> None:

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+
+import pyte
+
+from gossamer.cli.screen import Line, Screen, Writer
+
+
+def lines(*texts: str) -> list[Line]:
+    return [Line(text, len(text)) for text in texts]
+
+
+class Glass:
+    """A terminal of which only the screen is there."""
+
+    def __init__(self, columns: int = 20, rows: int = 8) -> None:
+        self.ours, self.theirs = pty.openpty()
+        self.resize(columns, rows)
+        self.screen = pyte.Screen(columns, rows)
+        self.stream = pyte.ByteStream(self.screen)
+
+    def resize(self, columns: int, rows: int) -> None:
+        fcntl.ioctl(self.ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def read(self) -> list[str]:
+        os.set_blocking(self.ours, False)
+        try:
+            while data := os.read(self.ours, 65536):
+                self.stream.feed(data)
+        except OSError:
+            pass
+        return [line.rstrip() for line in self.screen.display if line.strip()]
+
+    def close(self) -> None:
+        os.close(self.ours)
+        os.close(self.theirs)
+
+
+def test_a_frame_is_drawn_over_the_last_one_and_lines_go_above() -> None:
+    glass = Glass()
+    writer = Writer(glass.theirs)
+    writer.draw(lines("one", "two", "three"))
+    writer.say("a warning")
+    writer.draw(lines("four", "five"))
+    writer.say("another")
+    writer.draw(lines("last 1", "last 2"))
+    assert writer.close()
+    # Closing removes the frame and leaves what was said.
+    assert glass.read() == ["a warning", "another"]
+    glass.close()
+
+
+def test_what_is_shown_is_the_newest_frame() -> None:
+    glass = Glass()
+    writer = Writer(glass.theirs)
+    writer.say("said")
+    writer.draw(lines("old", "old"))
+    writer.draw(lines("new"))
+    os.set_blocking(glass.ours, True)
+    while "new" not in (shown := glass.read()) or "said" not in shown:
+        pass
+    assert shown == ["said", "new"]
+    writer.close()
+    glass.close()
+
+
+def test_a_terminal_made_narrower_is_cleaned_of_broken_lines() -> None:
+    """The way back counts the rows that the old lines take in the new width."""
+    glass = Glass(columns=40)
+    writer = Writer(glass.theirs)
+    writer._shown = lines("x" * 30, "y" * 10, "")
+    glass.resize(10, 8)
+    assert writer._way_back() == "\x1b[5A"
+    writer.close()
+    glass.close()
+
+
+def test_a_stopped_reader_holds_up_nobody() -> None:
+    reader, writer_end = os.pipe()
+    writer = Writer(writer_end)
+    for number in range(5000):
+        writer.say(f"{number} " + "x" * 1000)
+    assert not writer.close()
+    os.close(reader)
+
+
+def test_a_reader_that_left_is_no_error() -> None:
+    reader, writer_end = os.pipe()
+    os.close(reader)
+    writer = Writer(writer_end)
+    writer.say("to nobody")
+    assert writer.close()
+    writer.say("still to nobody")
+    os.close(writer_end)
+
+
+def test_all_that_is_written_to_stderr_goes_above_the_frame_harmlessly() -> None:
+    """In a process of its own, whose stderr is the terminal: its prints and those of its children are caught."""
+    glass = Glass(columns=60)
+    code = (
+        "import asyncio, sys, subprocess\n"
+        "from gossamer.cli.screen import Screen, Line\n"
+        "async def main():\n"
+        "    with Screen() as screen:\n"
+        "        screen.draw([Line('frame', 5)])\n"
+        "        print('from us \\x1b[2J', file=sys.stderr)\n"
+        "        subprocess.run(['sh', '-c', 'echo from a child >&2'], check=True)\n"
+        "        await asyncio.sleep(0.1)\n"
+        "        screen.draw([Line('frame 2', 7)])\n"
+        "    print('after', file=sys.stderr)\n"
+        "asyncio.run(main())\n"
+    )
+    subprocess.run([sys.executable, "-c", code], stderr=glass.theirs, check=True, timeout=30)
+    assert glass.read() == ["from us \\x1b[2J", "from a child", "after"]
+    glass.close()
+
+
+def test_a_screen_leaves_stderr_as_it_was() -> None:
+    before = os.fstat(2)
+
+    async def show() -> None:
+        with Screen() as screen:
+            screen.draw(lines("x"))
+
+    asyncio.run(show())
+    assert os.path.samestat(before, os.fstat(2))
