@@ -69,6 +69,7 @@ async def ours(kind: str, authority: str, run: Callable[[Fetch], Awaitable[None]
             "allow_private": True,
             "resolve": ["*.test=127.0.0.1"],
             "concurrency": AT_ONCE,
+            "per_site": AT_ONCE // 20,
             "downloader": kind,
             "ca_file": authority,
         }

@@ -83,9 +83,8 @@ async def measure(path: Path, known: int) -> None:
     opening = time.monotonic() - started
     counts = await frontier.counts()
     await frontier.aclose()
-    print(
-        f"{known:>10,} {cpu / pages * 1e6:>12.0f} {memory:>13.0f} {os.path.getsize(path) / counts.known:>12.0f} {opening:>9.1f}"
-    )
+    disk = path.stat().st_size / counts.known
+    print(f"{known:>10,} {cpu / pages * 1e6:>12.0f} {memory:>13.0f} {disk:>12.0f} {opening:>9.1f}")
 
 
 def main() -> None:

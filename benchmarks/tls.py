@@ -16,9 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from peers import Run, measure
-
 from gossamer.testing.web import SimWeb
+from peers import Run, measure
 
 
 def crawl(hosts: int, *, tls: bool) -> Run:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ _AHEAD = 64
 
 
 class Pages:
-    """The pages of a crawl. Iterate once; leaving the loop stops the crawl."""
+    """The pages of a crawl. Iterate once; leaving the loop stops the crawl.
+
+    In async code, `contextlib.aclosing(aiter(pages))` makes sure that it has stopped, and stored everything, by then."""
 
     def __init__(self, seeds: Sequence[str], folder: Path | None, settings: Settings, spider: Spider) -> None:
         self._seeds = seeds
@@ -29,7 +31,7 @@ class Pages:
         self._settings = settings
         self._spider = spider
 
-    async def __aiter__(self) -> AsyncIterator[Page]:
+    async def __aiter__(self) -> AsyncGenerator[Page]:
         ready: asyncio.Queue[Page | None] = asyncio.Queue(_AHEAD)
 
         def deliver(parse: Parse) -> Parse:
@@ -68,15 +70,16 @@ class Pages:
         leaving = threading.Event()
 
         async def feed() -> None:
-            async for page in self:
-                while not leaving.is_set():
-                    try:
-                        ready.put_nowait(page)
+            async with aclosing(aiter(self)) as pages:
+                async for page in pages:
+                    while not leaving.is_set():
+                        try:
+                            ready.put_nowait(page)
+                            break
+                        except queue.Full:
+                            await asyncio.sleep(0.01)
+                    if leaving.is_set():
                         break
-                    except queue.Full:
-                        await asyncio.sleep(0.01)
-                if leaving.is_set():
-                    break
 
         def work() -> None:
             try:

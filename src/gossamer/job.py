@@ -83,7 +83,10 @@ def save_settings(folder: Path, settings: Settings) -> None:
     """Write job.toml, whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = ["# Settings of this crawl; those that are not here have their defaults.\n"]
-    lines += [f"{name} = {_toml(value)}\n" for name, value in configuration.dump(settings).items() if value is not None]
+    values = {name: value for name, value in configuration.dump(settings).items() if value is not None}
+    # A time limit is for one run; the next one has its own.
+    values.pop("max_seconds", None)
+    lines += [f"{name} = {_toml(value)}\n" for name, value in values.items()]
     temporary = folder / f"{SETTINGS}.new"
     temporary.write_text("".join(lines), "utf-8")
     temporary.replace(folder / SETTINGS)

@@ -33,7 +33,7 @@ class Request(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server answered; `body` is decoded by its Content-Encoding, whole unless `truncated`."""
+    """What a server answered; `body` is whole, and decoded by its Content-Encoding."""
 
     url: str
     status: int

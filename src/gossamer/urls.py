@@ -11,8 +11,8 @@ from publicsuffixlist import PublicSuffixList
 from siphashc import siphash
 
 _TRACKING = """
-    fbclid gclid dclid gbraid wbraid msclkid yclid twclid igshid mc_cid mc_eid _ga _gl _hsenc _hsmi utm_source utm_medium
-    utm_campaign utm_term utm_content utm_id utm_name utm_reader sessionid phpsessid jsessionid
+    fbclid gclid dclid gbraid wbraid msclkid yclid twclid igshid mc_cid mc_eid _ga _gl _hsenc _hsmi utm_source
+    utm_medium utm_campaign utm_term utm_content utm_id utm_name utm_reader sessionid phpsessid jsessionid
 """
 TRACKING_PARAMETERS = frozenset(_TRACKING.split())
 _suffixes = PublicSuffixList()

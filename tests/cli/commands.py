@@ -91,7 +91,7 @@ def gossamer(*arguments: str, cwd: Path, stdin: str = "", **changes: str) -> sub
 class Terminal:
     """A command on a terminal of its own, in the foreground, as a shell would start it."""
 
-    def __init__(self, *arguments: str, cwd: Path, columns: int = 80, lines: int = 24) -> None:
+    def __init__(self, *arguments: str, cwd: Path, columns: int = 80, lines: int = 24, term: str = "") -> None:
         self.raw = b""
         self.screen = pyte.HistoryScreen(columns, lines, history=5000)
         self._stream = pyte.ByteStream(self.screen)
@@ -99,7 +99,11 @@ class Terminal:
         if self.pid == 0:
             os.chdir(cwd)
             self._resize(columns, lines, 0)
-            os.execve(sys.executable, [sys.executable, "-m", "gossamer", *arguments], environment())
+            os.execve(
+                sys.executable,
+                [sys.executable, "-m", "gossamer", *arguments],
+                environment(TERM=term or "xterm-256color"),
+            )
         self._resize(columns, lines, self._fd)
 
     def _resize(self, columns: int, lines: int, descriptor: int) -> None:
@@ -149,6 +153,11 @@ class Terminal:
                 raise AssertionError("it did not end:\n" + "\n".join(self.everything()))
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
+    def hang_up(self) -> None:
+        """Close the terminal under the command."""
+        os.close(self._fd)
+        self._fd = -1
+
     def close(self) -> None:
         try:
             if os.waitpid(self.pid, os.WNOHANG)[0] == 0:
@@ -156,12 +165,13 @@ class Terminal:
                 os.waitpid(self.pid, 0)
         except ChildProcessError:
             pass
-        os.close(self._fd)
+        if self._fd >= 0:
+            os.close(self._fd)
 
 
 @contextmanager
-def on_terminal(*arguments: str, cwd: Path, columns: int = 80, lines: int = 24) -> Iterator[Terminal]:
-    terminal = Terminal(*arguments, cwd=cwd, columns=columns, lines=lines)
+def on_terminal(*arguments: str, cwd: Path, columns: int = 80, lines: int = 24, term: str = "") -> Iterator[Terminal]:
+    terminal = Terminal(*arguments, cwd=cwd, columns=columns, lines=lines, term=term)
     try:
         yield terminal
     finally:

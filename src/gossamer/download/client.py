@@ -208,6 +208,7 @@ class HttpDownloader:
             address=address,
             fetched_at=fetched_at,
             elapsed=elapsed,
+            latency=reply.headers_at - sent_at,
             headers_at=reply.headers_at,
             wire_bytes=len(reply.body),
         )

@@ -11,11 +11,13 @@ WORK_PER_BYTE = 64
 MAX_ELEMENTS = 400_000
 
 SMALL_BYTES = 4096
-LARGE_BYTES = 262_144
+MEDIUM_BYTES = 262_144
+LARGE_BYTES = 524_288
 MANY_TAGS = 8192
 MANY_COPIES = 300_000
 LONG_TAG_BYTES = 12_288
 MANY_ATTRIBUTES = 2048
+MANY_QUOTED_ENDS = 4
 
 _PARTS = {
     b"S": rb"\t\n\f\r ",
@@ -33,6 +35,7 @@ _LONG_TAG = re.compile(rb"<[a-zA-Z][^>]{%d}" % LONG_TAG_BYTES)
 _FORMATTING_START = re.compile(
     rb"<(?:[bBiIuUsS][\t\n\f\r />mMtTiI]|[eE][mM]|[tT][tT]|[fF][oO][nN]|[cC][oO][dD]|[nN][oO][bB])"
 )
+_QUOTED_END = re.compile(rb"=[\t\n\f\r ]*(?:\"[^\">]*>|'[^'>]*>)")
 _SCRIPT = re.compile(rb"<[sS][cC][rR][iI][pP][tT]")
 
 _VOID_TAGS = b"area base basefont bgsound br col embed frame hr image img input keygen link meta param source track wbr"
@@ -56,9 +59,9 @@ _SIBLINGS = frozenset({b"p", b"li", b"dt", b"dd", b"option", b"optgroup", b"rt",
 """A start tag of these ends an open element of the same kind, and the paragraph that stands in between."""
 _UNIQUE = frozenset({b"a", b"nobr"})
 _FOREIGN = frozenset({b"svg", b"math"})
-# Spelled out in both cases, because ignoring case would make the search slow.
+# Spelled out in both cases and behind a lookahead, which lets the search run from one `<` to the next.
 _END_RAW = {
-    name: re.compile(rb"</" + b"".join(b"[%c%c]" % (letter, letter - 32) for letter in name) + rb"(?=[\t\n\f\r />])")
+    name: re.compile(rb"<(?=/" + b"".join(b"[%c%c]" % (letter, letter - 32) for letter in name) + rb"[\t\n\f\r />])")
     for name in _RAW
 }
 
@@ -81,12 +84,14 @@ def _is_suspicious(body: bytes) -> bool:
         tags * tags > 4 * MANY_COPIES and len(_FORMATTING_START.findall(body)) * tags > MANY_COPIES
     ):
         return True
-    # A tag with thousands of attributes leaves a long stretch without an end of tag.
+    # A tag with thousands of attributes leaves a long stretch without an end of tag, or hides ends of tag in quotes.
     block = LONG_TAG_BYTES // 2
     for start in range(0, size - block, block):
         if body.find(b">", start, start + block) < 0:
-            return any(_has_many_attributes(body, found.start()) for found in _LONG_TAG.finditer(body))
-    return False
+            if any(_has_many_attributes(body, found.start()) for found in _LONG_TAG.finditer(body)):
+                return True
+            break
+    return size > MEDIUM_BYTES and len(_QUOTED_END.findall(body)) > MANY_QUOTED_ENDS
 
 
 def _has_many_attributes(body: bytes, start: int) -> bool:
@@ -107,6 +112,9 @@ def _measure(body: bytes) -> int:
                 tree.close(token[1].lower())
             elif kind == 2:
                 name, tag = token[2].lower(), token[0]
+                if name not in names:
+                    tree.work += len(names) // 4
+                    names.add(name)
                 if len(tag) > len(name) + 2:
                     tree.work += _attribute_work(tag[len(name) + 1 :], names)
                 if name in _RAW and not tree.foreign:
@@ -162,17 +170,12 @@ class _Tree:
         self.copies = 0
         """How many elements each new place may begin with, to go on with formatting that was left open."""
         self.foreign = 0
-        self.unknown: set[bytes] = set()
         self.work = 0
         self.elements = 0
         self.trusting = True
         """Whether end tags are where they seem to be; after doubtful markup they count for nothing."""
 
     def open(self, name: bytes, tag: bytes) -> None:
-        if len(name) > 6 and name not in _FENCES:
-            # A name that the parser does not know is looked up among all such names.
-            self.work += len(self.unknown) // 4
-            self.unknown.add(name)
         self.work += self.depth
         self.elements += 1 + self.copies
         if name in _VOID:

@@ -207,15 +207,13 @@ class LocalFrontier:
         if self._room() <= 0:
             # All that may still be stored is in other hands: perhaps in dead ones.
             for lane in list(self._held.values()):
-                if not lane.settling and lane.expires_at + self._schedule.lane_delay(lane.site) <= now:
+                if self._is_lost(lane, now):
                     self._lapse(lane, now, blamed=frozenset(lane.batch.values()))
         room = self._room()
         leases: list[Lease] = []
         passed: list[Site] = []
-        busy = (
-            any(lane.suspect and lane.worker == worker for lane in self._held.values())
-            if self._schedule.lapses
-            else False
+        busy = bool(self._schedule.lapses) and any(
+            lane.suspect and lane.worker == worker and not self._is_lost(lane, now) for lane in self._held.values()
         )
         if room > 0 and limit > 0:
             for lane in self._schedule.due(now):
@@ -300,6 +298,9 @@ class LocalFrontier:
         except Unavailable:
             # They are written with the next change.
             pass
+
+    def _is_lost(self, lane: Lane, now: float) -> bool:
+        return not lane.settling and lane.expires_at + self._schedule.lane_delay(lane.site) <= now
 
     def _next_expiry(self) -> float | None:
         """When the first of the held lanes is taken back, unless its holder stays in touch."""

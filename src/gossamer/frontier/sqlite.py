@@ -37,6 +37,10 @@ _NETWORK_FILESYSTEMS = (
     "ceph",
     "glusterfs",
 )
+_LOAD = """
+SELECT u.number, u.url, u.key, s.name, u.priority, u.depth, u.hops, u.extra, p.url
+FROM urls u JOIN sites s ON s.number = u.site LEFT JOIN urls p ON p.number = u.parent WHERE u.number IN (MARKS)
+"""
 _WORDS = {number: word for word, number in STATUS.items()}
 
 
@@ -216,11 +220,7 @@ class SqliteJournal:
 
     def _load(self, numbers: Sequence[int], visits: Mapping[int, int]) -> list[Request]:
         marks = ",".join("?" * len(numbers))
-        rows = self._reader.execute(
-            "SELECT u.number, u.url, u.key, s.name, u.priority, u.depth, u.hops, u.extra, p.url FROM urls u"
-            f" JOIN sites s ON s.number = u.site LEFT JOIN urls p ON p.number = u.parent WHERE u.number IN ({marks})",
-            numbers,
-        )
+        rows = self._reader.execute(_LOAD.replace("MARKS", marks), numbers)
         found: dict[int, Request] = {}
         for number, url, key, site, priority, depth, hops, extra, referrer in rows:
             if extra is None:
@@ -291,10 +291,11 @@ def _create(path: Path) -> None:
     temporary.unlink(missing_ok=True)
     connection = sqlite3.connect(temporary, isolation_level=None)
     try:
-        connection.executescript(
-            f"BEGIN IMMEDIATE; PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={FORMAT}; {schema}"
-            f" INSERT INTO meta VALUES ('secret', x'{secrets.token_hex(16)}'); COMMIT;"  # noqa: S608
-        )
+        connection.executescript(f"BEGIN IMMEDIATE; {schema}")
+        connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version={FORMAT}")
+        connection.execute("INSERT INTO meta VALUES ('secret', ?)", (secrets.token_bytes(16),))
+        connection.execute("COMMIT")
     finally:
         connection.close()
     temporary.replace(path)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
-from unittest import SkipTest
+
+import msgspec
 
 from gossamer.frontier.base import Frontier
 from gossamer.settings import SiteSettings
@@ -59,7 +60,7 @@ class Order(Suite):
     @scenario(delay=0.0)
     async def test_the_next_hop_of_a_redirect_is_at_the_head(self, harness: Harness) -> None:
         frontier = harness.frontier
-        await frontier.add(pages(1, 2) + [page(3, priority=9)])
+        await frontier.add([*pages(1, 2), page(3, priority=9)])
         lease = await self.one(frontier, batch=2)
         assert keys(lease) == [3, 1]
         await frontier.complete([outcome(lease, 3, links=(page(4, hops=1, priority=-5),)), outcome(lease, 1)])
@@ -96,12 +97,13 @@ class Order(Suite):
         await frontier.complete(
             [outcome(lease, key, "retry", again_in=(60 - 10 * key) * self.tick) for key in keys(lease)]
         )
-        assert keys(await self.one(frontier, batch=1)) == [4], "others do not wait for it"
+        lease = await self.one(frontier, batch=1)
+        assert keys(lease) == [4], "others do not wait for it"
+        await frontier.complete(outcomes(lease))
         assert (await frontier.counts()).delayed == 3
         if harness.durable:
             await harness.reopen()
             frontier = harness.frontier
-            await frontier.complete(outcomes(await self.one(frontier)))
         grant = await self.none(frontier)
         assert grant.wait is not None
         assert grant.wait <= 30.01 * self.tick
@@ -230,16 +232,15 @@ class Steering(Suite):
         await busy.add(pages(1, 2))
         lease = await self.one(busy, batch=1, ticks=100_000)
         grant = await self.none(idle)
-        events = [
-            lambda: busy.add(pages(9, site="b.example")),
-            lambda: busy.complete(outcomes(lease)),
-            lambda: harness.steer("paused"),
-        ]
-        for event in events:
+        for event in (
+            busy.add(pages(9, site="b.example")),
+            busy.complete(outcomes(lease)),
+            harness.steer("paused"),
+        ):
             async with asyncio.timeout(_GUARD_SECONDS):
                 waiting = asyncio.ensure_future(idle.idle(grant))
                 await asyncio.sleep(0)
-                await event()
+                await event
                 await waiting
             grant = await self.lease(idle, 0)
 
@@ -381,18 +382,10 @@ class Copies(Suite):
         frontier = harness.frontier
         await frontier.add(pages(1))
         lease = await self.one(frontier)
-        from msgspec.structs import replace
-
-        nobody = replace(lease, token=lease.token + 1000, lane=77, site="nowhere.example")
+        nobody = msgspec.structs.replace(lease, token=lease.token + 1000, lane=77, site="nowhere.example")
         receipt = await frontier.complete(outcomes(nobody, links=(page(5),)), notes=[note(nobody, close="x")])
         assert (receipt.accepted, receipt.stale) == (0, 1)
         assert await frontier.extend([nobody], seconds=self.tick) == []
         await frontier.release([nobody])
         counts = await frontier.counts()
         assert (counts.leased, counts.known, counts.stale) == (1, 1, 1)
-
-
-def must_be_durable(harness: Harness) -> None:
-    """Skip, aloud, what only a durable backend promises."""
-    if not harness.durable:
-        raise SkipTest("this backend dies with its process")

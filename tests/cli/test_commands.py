@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from commands import environment, gossamer, on_terminal, small_site
+
+FAST = ("--allow-private", "--delay", "0.01", "--commit-seconds", "0.01")
+LOOK = ("--allow-private", "--delay", "0")
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[str]:
+    with small_site() as url:
+        yield url
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["crawl", "ftp://x/"], "is not a URL"),
+        (["crawl", "http://user:secret@x/"], "is not a URL"),
+        (["crawl"], "nothing to crawl"),
+        (["crawl", "http://x.invalid/", "--scope", "galaxy"], "galaxy"),
+        (["crawl", "http://x.invalid/", "--no-such-option"], "--no-such-option"),
+        (["crawl", "http://x.invalid/", "--delay", "-1"], "delay"),
+        (["crawl", "http://x.invalid/", "--deny", "("], "regular expression"),
+        (["crawl", "http://x.invalid/", "--extract", "nothing"], "'='"),
+        (["crawl", "http://x.invalid/", "--extract", "a=p["], "extract a"),
+        (["crawl", "http://x.invalid/", "--links", "p["], "links"),
+        (["crawl", "http://x.invalid/", "--spider", "missing.py"], "missing.py"),
+        (["crawl", "http://x.invalid/", "--frontier", "cassandra:"], "cassandra"),
+        (["crawl", "--seeds", "missing.txt"], "missing.txt"),
+        (["crawl", "--seeds", "latin.txt"], "latin.txt"),
+        (["fetch", "mailto:me"], "is not a URL"),
+        (["fetch"], "URL"),
+        (["try", "http://x.invalid/", "--allow", "*"], "regular expression"),
+        (["shell", ""], "URL"),
+        (["status", "nothing-here"], "nothing-here"),
+        (["nonsense"], "nonsense"),
+    ],
+)
+def test_a_mistake_is_a_message_with_a_hint_and_leaves_nothing(
+    arguments: list[str], words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "latin.txt").write_bytes(b"http://x.invalid/\xe9\xff\n")
+    done = gossamer(*arguments, cwd=tmp_path)
+    error = done.stderr.decode()
+    assert done.returncode == 2, error
+    assert done.stdout == b""
+    assert words in error
+    assert "Traceback" not in error
+    assert "hint: " in error
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latin.txt"]
+
+
+def test_a_crawl_says_what_happened_on_stderr_alone(site: str, tmp_path: Path) -> None:
+    done = gossamer("crawl", f"{site}/", "--job", "job/x", *FAST, cwd=tmp_path)
+    told = done.stderr.decode()
+    assert done.returncode == 3, told
+    assert done.stdout == b""
+    assert told.startswith("finished: nothing is left to fetch")
+    for words in ("http-404, as ", "/gone", "1 on another site", "job/x/pages.jsonl", "--user-agent"):
+        assert words in told
+    grep = re.search(r"see failures: (.*)", told)
+    assert grep is not None
+    shown = subprocess.run(["sh", "-c", grep[1]], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert [json.loads(line)["status"] for line in shown.splitlines()] == [404]
+
+
+def test_json_is_all_that_stdout_gets(site: str, tmp_path: Path) -> None:
+    done = gossamer("crawl", f"{site}/", "--json", "--quiet", *FAST, cwd=tmp_path)
+    assert json.loads(done.stdout)["pages"] == 4
+    assert done.stderr == b""
+
+
+def test_a_crawl_with_an_end_says_how_to_go_on(site: str, tmp_path: Path) -> None:
+    done = gossamer("crawl", f"{site}/", "--job", "job/x", "--max-pages", "2", *FAST, cwd=tmp_path)
+    told = done.stderr.decode()
+    assert done.returncode == 0
+    assert "reached --max-pages 2" in told
+    assert "gossamer crawl --job job/x --max-pages N" in told
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "words"),
+    [
+        ("/secret", FAST, "robots.txt does not allow it"),
+        ("/", ("--delay", "0"), "--allow-private"),
+    ],
+)
+def test_a_crawl_without_pages_says_why(
+    site: str, tmp_path: Path, path: str, options: tuple[str, ...], words: str
+) -> None:
+    done = gossamer("crawl", f"{site}{path}", *options, cwd=tmp_path)
+    assert words in done.stderr.decode()
+
+
+def test_a_name_that_does_not_exist_is_told_at_once(tmp_path: Path) -> None:
+    done = gossamer("crawl", "http://no.such.host.invalid/", "--delay", "0", "--max-seconds", "20", cwd=tmp_path)
+    assert done.returncode == 3
+    assert "nxdomain" in done.stderr.decode() or "dns" in done.stderr.decode()
+
+
+def test_a_job_that_is_done_says_so(site: str, tmp_path: Path) -> None:
+    gossamer("crawl", f"{site}/", *FAST, cwd=tmp_path)
+    done = gossamer("crawl", f"{site}/", *FAST, cwd=tmp_path)
+    assert "finished before this run" in done.stderr.decode()
+    assert "--job NAME" in done.stderr.decode()
+
+
+def test_fetch_gives_the_body_and_nothing_else(site: str, tmp_path: Path) -> None:
+    done = gossamer("fetch", f"{site}/data", *LOOK, cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout == b"\0\1\2"
+    assert b"content-type: application/octet-stream" in done.stderr
+    assert b"\x1b" not in done.stderr
+    assert rb"\x1b]0;owned\x07[bold]x" in done.stderr
+
+
+def test_fetch_follows_redirects_and_tells_each_step(site: str, tmp_path: Path) -> None:
+    done = gossamer("fetch", f"{site}/old", "--json", *LOOK, cwd=tmp_path)
+    record = json.loads(done.stdout)
+    assert record["url"] == f"{site}/a"
+    assert record["redirects"] == [f"{site}/old"]
+    assert record["title"] == "A"
+    assert record["links"] == [f"{site}/gone", f"{site}/b"]
+
+
+@pytest.mark.parametrize(
+    ("options", "lines"),
+    [
+        (["--links"], ["{site}/gone", "{site}/b"]),
+        (["--text"], ["one", "gone b"]),
+        (["--extract", "q=.quote::text"], ['{"url":"{site}/a","q":"one"}']),
+    ],
+)
+def test_fetch_prints_parts_of_a_page(site: str, tmp_path: Path, options: list[str], lines: list[str]) -> None:
+    done = gossamer("fetch", f"{site}/a", "--quiet", *LOOK, *options, cwd=tmp_path)
+    assert done.stderr == b""
+    printed = " ".join(done.stdout.decode().split())
+    assert printed == " ".join(line.replace("{site}", site) for line in lines).replace("gone b", "goneb") or all(
+        line.replace("{site}", site) in printed for line in lines
+    )
+
+
+def test_fetch_prints_only_headers_if_asked(site: str, tmp_path: Path) -> None:
+    done = gossamer("fetch", f"{site}/gone", "--headers", *LOOK, cwd=tmp_path)
+    assert done.returncode == 3
+    assert done.stderr == b""
+    assert done.stdout.startswith(b"HTTP/1.1 404 ")
+
+
+def test_fetch_obeys_robots_unless_told_otherwise(site: str, tmp_path: Path) -> None:
+    done = gossamer("fetch", f"{site}/secret", *LOOK, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stdout == b""
+    assert b"hint: " in done.stderr
+    assert b"--no-robots" in done.stderr
+    assert gossamer("fetch", f"{site}/secret", "--no-robots", *LOOK, cwd=tmp_path).returncode == 0
+
+
+def test_fetch_goes_through_the_address_guard(site: str, tmp_path: Path) -> None:
+    done = gossamer("fetch", f"{site}/", cwd=tmp_path)
+    assert done.returncode == 1
+    assert b"error: forbidden" in done.stderr
+    assert b"--allow-private" in done.stderr
+
+
+def test_a_body_cannot_command_the_terminal(site: str, tmp_path: Path) -> None:
+    with on_terminal("fetch", f"{site}/b", "--quiet", *LOOK, cwd=tmp_path) as terminal:
+        assert terminal.wait() == 0
+    assert b"\x1b" not in terminal.raw
+    assert b"\\x1b]0;owned\\x07" in terminal.raw
+
+
+def test_a_shell_takes_a_script_from_stdin(site: str, tmp_path: Path) -> None:
+    script = f"print(page.title)\nfor path in ('a', 'old'):\n    print(fetch('{site}/' + path).title)\nprint(type(spider).__name__)\n"
+    done = gossamer("shell", f"{site}/", *LOOK, cwd=tmp_path, stdin=script)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode().split() == ["Home", "A", "A", "Spider"]
+    assert done.stderr == b""
+
+
+@pytest.mark.parametrize("script", ["print(nothing)", "print(", "fetch('ftp://x')"])
+def test_a_script_that_fails_is_a_failure(site: str, tmp_path: Path, script: str) -> None:
+    assert gossamer("shell", f"{site}/", *LOOK, cwd=tmp_path, stdin=script).returncode == 1
+
+
+def test_a_shell_talks_with_a_person(site: str, tmp_path: Path) -> None:
+    with on_terminal("shell", f"{site}/", *LOOK, cwd=tmp_path) as terminal:
+        terminal.until(lambda shown: any(">>>" in line or "In [1]" in line for line in shown))
+        terminal.type(b"page.title + '!'\n")
+        terminal.until(lambda shown: any("'Home!'" in line for line in shown))
+        terminal.type(b"\x04")
+        terminal.read(0.2)
+        terminal.type(b"y\n")
+        assert terminal.wait() == 0
+
+
+def test_init_writes_a_project_that_works(site: str, tmp_path: Path) -> None:
+    assert gossamer("init", "project", cwd=tmp_path).returncode == 0
+    project = tmp_path / "project"
+    (project / "page.html").write_text("")
+    spider = (project / "spider.py").read_text()
+    assert "quotes.toscrape.com" in spider
+    spider = spider.replace("https://quotes.toscrape.com/", f"{site}/a").replace("div.quote", "body")
+    (project / "spider.py").write_text(spider.replace(".text::text", ".quote::text").replace("li.next a", "a"))
+    done = gossamer("crawl", *FAST, cwd=project)
+    assert done.returncode == 3, done.stderr
+    items = next(project.glob("crawls/*/items.jsonl")).read_text().splitlines()
+    assert {"text": "one", "author": None} in [json.loads(line) for line in items]
+
+
+def test_every_setting_in_the_written_file_exists(tmp_path: Path) -> None:
+    gossamer("init", cwd=tmp_path)
+    path = tmp_path / "gossamer.toml"
+    path.write_text(re.sub(r"(?m)^# (?=\w+ = |\[)", "", path.read_text()))
+    (tmp_path / "links.txt").write_text("")
+    done = gossamer("fetch", "http://127.0.0.1:9/", cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+
+
+def test_init_overwrites_nothing_unless_forced(tmp_path: Path) -> None:
+    (tmp_path / "spider.py").write_text("mine")
+    done = gossamer("init", cwd=tmp_path)
+    assert done.returncode == 2
+    assert b"--force" in done.stderr
+    assert (tmp_path / "spider.py").read_text() == "mine"
+    assert not (tmp_path / "gossamer.toml").exists()
+    assert gossamer("init", "--force", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "spider.py").read_text() != "mine"
+
+
+def test_a_reader_that_leaves_is_no_error(site: str, tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "gossamer", "fetch", f"{site}/a", "--quiet", *LOOK],
+        cwd=tmp_path,
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        timeout=60,
+        check=False,
+        env=environment(),
+    )
+    os.close(writer)
+    assert done.returncode == 0
+    assert done.stderr == b""
+
+
+def test_output_that_is_lost_is_an_error(site: str, tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "gossamer", "fetch", f"{site}/a", "--quiet", *LOOK],
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+            env=environment(),
+        )
+    assert done.returncode == 1
+    assert b"error: " in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("redirection", ["2>&-", ">&- 2>&-", "<&- >&- 2>&-", "2>/dev/full", "2>&1 | true"])
+def test_a_crawl_that_nobody_hears_is_still_a_crawl(site: str, tmp_path: Path, redirection: str) -> None:
+    command = f"{sys.executable} -m gossamer crawl {site}/ --job job/x --text {' '.join(FAST)} {redirection}"
+    subprocess.run(["sh", "-c", command], cwd=tmp_path, timeout=60, check=False, env=environment())
+    rows = [json.loads(line) for line in (tmp_path / "job/x/pages.jsonl").read_bytes().splitlines()]
+    assert sorted(row["url"].removeprefix(site) for row in rows) == ["/", "/a", "/b", "/gone"]
