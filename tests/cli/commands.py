@@ -47,7 +47,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Location", text)
         elif kind:
             self.send_header("Content-Type", kind)
-        self.send_header("X-Evil", "\x1b]0;owned\x07[bold]x")
+        self.send_header("X-Evil", "\x9b2J[bold]x")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

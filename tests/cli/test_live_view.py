@@ -3,35 +3,41 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from commands import on_terminal, small_site
+from commands import Terminal, on_terminal, small_site
 
 from gossamer.testing.web import SimWeb
 
-OPTIONS = ("--allow-private", "--delay", "0.1", "--job", "job/x")
+OPTIONS = ("--allow-private", "--delay", "0.1", "--job", "job/x", "--max-seconds", "60")
 
 
-def seeds(web: SimWeb, folder: Path) -> str:
-    path = folder / "seeds.txt"
-    path.write_text("\n".join(web.seeds))
-    return str(path)
+@contextmanager
+def crawl_on_terminal(folder: Path, *options: str, **plan: Any) -> Iterator[Terminal]:
+    """A crawl of a whole simulated web."""
+    with SimWeb(page_bytes=3000, **plan) as web:
+        (folder / "seeds.txt").write_text("\n".join(web.seeds))
+        with on_terminal("crawl", "--seeds", "seeds.txt", *OPTIONS, *options, cwd=folder) as terminal:
+            yield terminal
 
 
-def has(*words: str) -> object:
+def has(*words: str) -> Callable[[list[str]], bool]:
     return lambda shown: all(any(word in line for line in shown) for word in words)
 
 
 def test_a_crawl_is_shown_live_at_any_width_and_leaves_a_summary(tmp_path: Path) -> None:
-    with SimWeb(sites=4, pages_per_site=40, page_bytes=3000, kinds=("plain", "errors")) as web:
-        with on_terminal("crawl", "--seeds", seeds(web, tmp_path), *OPTIONS, cwd=tmp_path) as terminal:
-            shown = terminal.until(has("gossamer x", "pages", "now", "mean", "queue", "active", "answers", "latest"))
-            assert sum("gossamer x" in line for line in shown) == 1
-            terminal.resize(40, 20)
-            shown = terminal.until(lambda shown: "http-" in str(shown) or "…" in str(shown))
-            assert all(len(line) < 40 for line in shown)
-            terminal.resize(120, 30)
-            assert terminal.wait() == 3
+    with crawl_on_terminal(tmp_path, sites=4, pages_per_site=40, kinds=("plain", "errors")) as terminal:
+        shown = terminal.until(has("gossamer x", "pages", "now", "mean", "queue", "active", "answers", "latest"))
+        assert sum("gossamer x" in line for line in shown) == 1
+        terminal.resize(40, 20)
+        shown = terminal.until(lambda shown: any(line.endswith("…") for line in shown))
+        assert sum("gossamer x" in line for line in shown) == 1
+        terminal.resize(120, 30)
+        assert terminal.wait() == 3
     end = terminal.shown()
     assert not [line for line in end if line.startswith(("queue ", "latest "))]
     assert any(line.startswith("finished: ") for line in end)
@@ -43,9 +49,7 @@ def test_warnings_and_what_workers_say_go_above_the_view(tmp_path: Path) -> None
         "    def parse(self, page):\n        logging.getLogger('mine').warning('saw \\x1b[2J %s', page.depth)\n"
         "        print('printed', file=sys.stderr)\n"
     )
-    with SimWeb(sites=2, pages_per_site=10, page_bytes=3000) as web, on_terminal(
-        "crawl", "--seeds", seeds(web, tmp_path), "--spider", "loud.py", "--workers", "2", *OPTIONS, cwd=tmp_path
-    ) as terminal:
+    with crawl_on_terminal(tmp_path, "--spider", "loud.py", "--workers", "2", sites=2, pages_per_site=10) as terminal:
         assert terminal.wait() == 0
     everything = terminal.everything()
     assert sum("WARNING mine: saw \\x1b[2J" in line for line in everything) == 20
@@ -54,11 +58,10 @@ def test_warnings_and_what_workers_say_go_above_the_view(tmp_path: Path) -> None
 
 
 def test_ctrl_c_drains_and_says_how_to_go_on(tmp_path: Path) -> None:
-    with SimWeb(sites=2, pages_per_site=200, page_bytes=3000) as web:
-        with on_terminal("crawl", "--seeds", seeds(web, tmp_path), *OPTIONS, cwd=tmp_path) as terminal:
-            terminal.until(has("latest"))
-            terminal.type(b"\x03")
-            assert terminal.wait() == 130
+    with crawl_on_terminal(tmp_path, sites=2, pages_per_site=200) as terminal:
+        terminal.until(has("latest"))
+        terminal.type(b"\x03")
+        assert terminal.wait() == 130
     everything = terminal.everything()
     assert any(line.startswith("stopping: ") for line in everything)
     assert any("stopped by Ctrl-C" in line for line in everything)
@@ -76,11 +79,10 @@ def test_a_terminal_that_goes_away_does_not_end_the_crawl(tmp_path: Path) -> Non
     """The other side of the terminal is closed while it draws; hang-up is ignored, as under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with SimWeb(sites=2, pages_per_site=12, page_bytes=3000) as web:
-            with on_terminal("crawl", "--seeds", seeds(web, tmp_path), *OPTIONS, cwd=tmp_path) as terminal:
-                terminal.until(has("latest"))
-                terminal.hang_up()
-                assert os.waitstatus_to_exitcode(os.waitpid(terminal.pid, 0)[1]) == 0
+        with crawl_on_terminal(tmp_path, sites=2, pages_per_site=12) as terminal:
+            terminal.until(has("latest"))
+            terminal.hang_up()
+            assert os.waitstatus_to_exitcode(os.waitpid(terminal.pid, 0)[1]) == 0
     finally:
         signal.signal(signal.SIGHUP, before)
     rows = [json.loads(line) for line in (tmp_path / "job/x/pages.jsonl").read_bytes().splitlines()]
@@ -94,14 +96,11 @@ def test_a_frozen_terminal_does_not_hold_the_crawl(tmp_path: Path) -> None:
         "import sys\nfrom gossamer import Spider\n\n\nclass Loud(Spider):\n    follows_links = True\n\n"
         "    def parse(self, page):\n        print('x' * 5000, file=sys.stderr)\n"
     )
-    with SimWeb(sites=4, pages_per_site=25, page_bytes=3000) as web, on_terminal(
-        "crawl", "--seeds", seeds(web, tmp_path), "--spider", "loud.py", *OPTIONS, cwd=tmp_path
-    ) as terminal:
-        end = os.times().elapsed + 60
+    with crawl_on_terminal(tmp_path, "--spider", "loud.py", sites=4, pages_per_site=25) as terminal:
+        end = time.monotonic() + 60
         while not path.exists() or len(path.read_bytes().splitlines()) < 100:
-            assert os.times().elapsed < end, "the crawl waits for its terminal"
-            os.sched_yield()
-            signal.sigtimedwait([], 0.1)
+            assert time.monotonic() < end, "the crawl waits for its terminal"
+            time.sleep(0.1)
         assert terminal.wait() == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,8 @@ def test_one_site_can_have_its_own_delay_headers_and_budget(tmp_path: Path) -> N
         slow, small = (web.plan.url(site).split("/")[2] for site in (0, 1))
         settings_file(
             tmp_path,
-            f'delay = 0.02\n[sites."{slow}"]\ndelay = 0.2\nheaders = {{ "User-Agent" = "guest" }}\n[sites."{small}"]\nbudget = 5\n',
+            f'delay = 0.02\n[sites."{slow}"]\ndelay = 0.2\nheaders = {{ "User-Agent" = "guest" }}\n'
+            f'[sites."{small}"]\nbudget = 5\n',
         )
         crawl_in(tmp_path, web)
         log = web.log()
@@ -101,7 +103,7 @@ def test_adaptive_delay_follows_the_latency_of_the_site(tmp_path: Path) -> None:
     with SimWeb(sites=1, pages_per_site=8, page_bytes=2000, latency_seconds=0.3) as web:
         crawl(tmp_path / "job", web, "--delay", "0.01", "--adaptive-delay", "--batch", "2")
         log = web.log()
-    later = [second.arrived_at - first.headers_at for first, second in zip(log[4:], log[5:], strict=False)]
+    later = [second.arrived_at - first.headers_at for first, second in pairwise(log[4:])]
     assert min(later) >= 0.15
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -185,4 +185,3 @@ def _score(suite: str, results: Mapping[str, bool], explained: Mapping[str, str]
 
 
 EXPLAINED: dict[str, Mapping[str, str]] = {"encoding-wpt": ENCODING_WPT, "html-links-scrapy": LINKS_SCRAPY}
-EVERY: list[Callable[[], Score]] = [html5lib_encodings, wpt_encodings, meta_refresh, srcset, base, scrapy_links]

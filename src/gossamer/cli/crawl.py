@@ -16,10 +16,10 @@ from gossamer import job as jobs
 from gossamer import settings as configuration
 from gossamer.cli.exits import Exit
 from gossamer.cli.options import given, settings_options
-from gossamer.cli.start import read_settings
+from gossamer.cli.start import read_lines, read_settings
 from gossamer.cli.start import run as run_loop
 from gossamer.cli.summary import summary_lines
-from gossamer.cli.terminal import log_to_stderr, say
+from gossamer.cli.terminal import log_to_stderr, put, say
 from gossamer.engine import wire
 from gossamer.engine.remote import OwnerGone, connect
 from gossamer.errors import ConfigError, JobMissing
@@ -42,23 +42,29 @@ def crawl(
 ) -> int:
     """Crawl from one or more URLs. The same command again resumes; other URLs on an existing job are added."""
     log_to_stderr(quiet)
-    given_seeds = jobs.read_seeds([*urls, *(seeds.read().splitlines() if seeds else ())])
-    folder = None if frontier == "memory:" else jobs.folder_of(name, given_seeds)
     if frontier not in ("", "sqlite", "memory:"):
         raise ConfigError(
             f"--frontier {frontier}: no such frontier in this version", hint="use sqlite (the default) or memory:"
         )
+    first_urls = jobs.read_seeds([*urls, *(read_lines(seeds) if seeds else ())])
+    folder = jobs.folder_of(name, ()) if name and frontier != "memory:" else None
     settings = read_settings(folder, given(options))
-    spider_seeds = [] if given_seeds or not settings.spider else jobs.spider_seeds(settings)
-    run = Crawl(folder, settings, given_seeds or jobs.read_seeds(spider_seeds))
+    if not first_urls and settings.spider:
+        first_urls = jobs.read_seeds(jobs.spider_seeds(settings))
+    if folder is None and frontier != "memory:":
+        folder = jobs.folder_of("", first_urls)
+        settings = read_settings(folder, given(options))
+    run = Crawl(folder, settings, first_urls)
     if folder is not None:
-        if not given_seeds and not spider_seeds and not (folder / jobs.FRONTIER).exists():
+        if not first_urls and not (folder / jobs.FRONTIER).exists():
             raise JobMissing(f"there is no job in {folder}", hint="give a URL to start one")
         jobs.save_settings(folder, settings)
     summary = run_loop(_crawl(run, quiet))
     if as_json:
-        click.echo(json.dumps(_as_json(summary, folder)))
+        put(f"{json.dumps(_as_json(summary, folder))}\n".encode())
     if not quiet:
+        if run.known_before and run.added:
+            say(f"added {run.added} new URLs to the job that was there")
         for line in summary_lines(summary, folder, settings):
             say(line)
     return _exit_code(summary)

@@ -21,7 +21,7 @@ from gossamer.cli import advice
 from gossamer.cli.exits import Exit
 from gossamer.cli.options import given, some_settings
 from gossamer.cli.start import read_settings, run, runner
-from gossamer.cli.terminal import log_to_stderr, plain, say
+from gossamer.cli.terminal import log_to_stderr, plain, put, say
 from gossamer.clock import Clock, SystemClock
 from gossamer.download import open_downloader
 from gossamer.engine.extractor import Extractor, make_spider
@@ -210,7 +210,7 @@ def _as_json(page: Page, hops: list[Response]) -> dict[str, Any]:
 def _print_lines(lines: list[str]) -> None:
     on_terminal = sys.stdout is not None and sys.stdout.isatty()
     for line in lines:
-        click.echo(plain(line, 100_000) if on_terminal else line.encode("utf-8", "replace"))
+        put(f"{plain(line, 100_000) if on_terminal else line}\n".encode("utf-8", "replace"))
 
 
 def _print_body(page: Page) -> None:
@@ -218,12 +218,12 @@ def _print_body(page: Page) -> None:
     if sys.stdout is None:
         return
     if not sys.stdout.isatty():
-        sys.stdout.buffer.write(page.body)
+        put(page.body)
     elif b"\0" in page.body and not page.is_html:
         say(f"hint: {len(page.body):,} bytes that are not text; redirect them into a file")
     else:
         for line in page.html.splitlines():
-            click.echo(plain(line.expandtabs(), 100_000))
+            put(f"{plain(line.expandtabs(), 100_000)}\n".encode())
 
 
 @click.command()
@@ -255,7 +255,9 @@ def shell(url: str, **options: Any) -> int:
 def _explore(names: dict[str, Any]) -> int:
     if sys.stdin is None or not sys.stdin.isatty():
         piped = _Piped(names)
-        piped.runsource(sys.stdin.read() if sys.stdin is not None else "", "<stdin>", "exec")
+        if piped.runsource(sys.stdin.read() if sys.stdin is not None else "", "<stdin>", "exec"):
+            say("error: the script ends in the middle of a statement")
+            return Exit.ERROR
         return Exit.ERROR if piped.failed else Exit.OK
     say(plain(f"page is {names['page']!r}; fetch(url) gets another one; spider and settings are there too"))
     if find_spec("IPython") is not None:

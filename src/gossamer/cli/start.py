@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from gossamer import job as jobs
 from gossamer import settings as configuration
@@ -24,11 +24,23 @@ def read_settings(folder: Path | None, options: Mapping[str, Any]) -> Settings:
     if folder is not None:
         values.update(jobs.stored_settings(folder))
     values.update(options)
-    settings = configuration.build(values)
-    if settings.spider:
-        settings = configuration.build({**jobs.spider_settings(settings), **values})
+    try:
+        settings = configuration.build(values)
+        if settings.spider:
+            settings = configuration.build({**jobs.spider_settings(settings), **values})
+    except ConfigError as error:
+        error.hint = error.hint or "`gossamer crawl --help` lists all settings with their values"
+        raise
     _check(settings)
     return settings
+
+
+def read_lines(file: IO[str]) -> list[str]:
+    """The lines of a text file that the user named."""
+    try:
+        return file.read().splitlines()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file.name}: not UTF-8: {error.reason}", hint="write non-ASCII URLs in UTF-8") from None
 
 
 def _check(settings: Settings) -> None:
@@ -43,6 +55,7 @@ def _check(settings: Settings) -> None:
 
 def runner() -> asyncio.Runner:
     """A loop to run on: uvloop's where there is one."""
+    _allow_many_files()
     try:
         import uvloop
     except ImportError:
@@ -54,3 +67,15 @@ def run(main: Coroutine[Any, Any, Value]) -> Value:
     """Run to the end."""
     with runner() as loop:
         return loop.run(main)
+
+
+def _allow_many_files() -> None:
+    """Lift the limit of open files as far as the system lets us: each connection is one, and the usual 1,024 is low."""
+    try:
+        import resource
+    except ImportError:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -34,6 +34,16 @@ def say(line: str) -> None:
         pass
 
 
+def put(data: bytes) -> None:
+    """Data to stdout; that its reader has left is no error, that it is lost otherwise is one."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.buffer.write(data)
+    except BrokenPipeError:
+        _silence_stdout()
+
+
 class OneLine(logging.Formatter):
     """One record, one line, whatever text from the network is in it."""
 
@@ -68,8 +78,12 @@ def flush_output() -> OSError | None:
     try:
         sys.stdout.flush()
     except OSError as error:
-        silent = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silent, sys.stdout.fileno())
-        os.close(silent)
+        _silence_stdout()
         return error
     return None
+
+
+def _silence_stdout() -> None:
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, sys.stdout.fileno())
+    os.close(silent)

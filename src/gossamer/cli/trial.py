@@ -21,7 +21,7 @@ from gossamer.cli.options import as_arguments, given, settings_options
 from gossamer.cli.screen import Line, Screen, has_screen
 from gossamer.cli.start import read_settings, run
 from gossamer.cli.suggest import Survey, options
-from gossamer.cli.terminal import log_to_stderr, plain, say
+from gossamer.cli.terminal import log_to_stderr, plain, put, say
 from gossamer.clock import SystemClock
 from gossamer.engine.extractor import make_spider
 from gossamer.engine.gate import Gate
@@ -124,10 +124,9 @@ def trial(url: str, as_json: bool, **settings: Any) -> int:
     summary = run(_observe(Crawl(None, built, seeds, spider=observer.spider), limit))
     report = run(findings(seeds[0], observer, summary, built, chosen))
     if as_json:
-        click.echo(json.dumps(report, ensure_ascii=False))
+        put(f"{json.dumps(report)}\n".encode())
     else:
-        for line in trial_report.lines(report):
-            click.echo(line)
+        put("".join(f"{line}\n" for line in trial_report.lines(report)).encode())
     return Exit.INTERRUPTED if summary.stopped_by == "SIGINT" else Exit.OK if report["good_pages"] else Exit.SOME_FAILED
 
 

@@ -55,8 +55,12 @@ _REACHING = frozenset(_REACHING_TAGS.split())
 _SPECIAL = _REACHING | {b"li", b"p", b"form", b"select", b"h1", b"h2", b"h3", b"h4", b"h5", b"h6"}
 _TABLE_PARTS = frozenset({b"tr", b"td", b"th", b"tbody", b"thead", b"tfoot", b"caption", b"colgroup"})
 _CELLS = frozenset({b"td", b"th", b"caption"})
-_SIBLINGS = frozenset({b"p", b"li", b"dt", b"dd", b"option", b"optgroup", b"rt", b"rp", b"a", b"nobr"})
-"""A start tag of these ends an open element of the same kind, and the paragraph that stands in between."""
+_SIBLINGS = {
+    **{name: frozenset({name}) for name in (b"p", b"li", b"option", b"a", b"nobr")},
+    **{name: frozenset({b"dt", b"dd"}) for name in (b"dt", b"dd")},
+    **{name: frozenset({b"rt", b"rp"}) for name in (b"rt", b"rp")},
+}
+"""A start tag ends an open element of these names, and the paragraph that stands in between."""
 _UNIQUE = frozenset({b"a", b"nobr"})
 _FOREIGN = frozenset({b"svg", b"math"})
 # Spelled out in both cases and behind a lookahead, which lets the search run from one `<` to the next.
@@ -184,10 +188,11 @@ class _Tree:
             return
         frame = self.frames[-1]
         names = frame.names
-        if name in _SIBLINGS and names and self.trusting:
-            if names[-1] == b"p" and name != b"p" and len(names) > 1 and names[-2] == name:
+        ended = _SIBLINGS.get(name)
+        if ended is not None and names and self.trusting:
+            if names[-1] == b"p" and name != b"p" and len(names) > 1 and names[-2] in ended:
                 self._pop(frame)
-            if names[-1] == name:
+            if names[-1] in ended:
                 self._pop(frame)
         names.append(name)
         frame.counts[name] = frame.counts.get(name, 0) + 1

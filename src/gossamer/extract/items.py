@@ -18,7 +18,7 @@ def plain(item: Any) -> dict[str, Any]:
     fields = _fields(item)
     try:
         found = msgspec.to_builtins(fields, str_keys=True, enc_hook=_nested)
-        # What is left to go wrong only shows in the encoder: a whole number beyond 64 bits, or a lone surrogate.
+        # A lone surrogate only shows in the encoder.
         msgspec.json.encode(found)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ExtractError(f"item {type(item).__name__}: {_culprit(fields)}{error}", hint=HINT) from error

@@ -17,7 +17,7 @@ SPACES = "\t\n\f\r "
 
 # A path and query of these characters is its own normal form, unless a segment starts with a dot.
 _PATH_QUERY = r"[A-Za-z0-9._~/-]*(?:\?[A-Za-z0-9._~/=&%+,;:-]*)?"
-_SIMPLE = re.compile(rf"([A-Za-z0-9_~/-]{_PATH_QUERY})(?:#.*)?", re.DOTALL)
+_SIMPLE = re.compile(rf"((?:\.\./){{0,20}})((?:[A-Za-z0-9_~/-]{_PATH_QUERY})?)(?:#.*)?", re.DOTALL)
 _ABSOLUTE = re.compile(rf"(https?://[a-z0-9.:-]+)(/{_PATH_QUERY})(?:#.*)?", re.DOTALL)
 _REFRESH = re.compile(
     r"[\t\n\f\r ]*(?P<seconds>[0-9]*)(?P<fraction>[0-9.]*)"
@@ -64,28 +64,29 @@ class LinkMemo:
         young = self._young
         found = []
         for reference in references:
-            # What begins with a slash depends on the origin alone, an absolute URL on nothing.
+            # The part of the base that the answer depends on: pages that share it share the answer.
             first = reference[:1]
-            scope = (
-                origin
-                if first == "/"
-                else ""
-                if first == "h" and reference.startswith(("http://", "https://"))
-                else folder
-            )
-            key = (scope, reference)
+            if first == "/":
+                part = origin or base
+            elif first == "h" and reference.startswith(("http://", "https://")):
+                part = ""
+            elif first.isalnum() and ":" not in reference:
+                part = folder
+            else:
+                part = base
+            key = (part, reference)
             url = young.get(key, "")
             if url == "":
-                url = self._older(key, base, reference)
+                url = self._remember(key, base)
                 young = self._young
             found.append(url)
         return found
 
-    def _older(self, key: tuple[str, str], base: str, reference: str) -> str | None:
+    def _remember(self, key: tuple[str, str], base: str) -> str | None:
         url = self._old.pop(key, "")
         if url == "":
-            url = resolve(base, reference)
-        if len(reference) <= 512:
+            url = resolve(base, key[1])
+        if len(key[1]) <= 512:
             if len(self._young) >= self._half:
                 self._old, self._young = self._young, {}
             self._young[key] = url
@@ -118,7 +119,9 @@ def links(
         ]
     if encoding != "utf-8":
         references = [encode_query(reference, encoding) for reference in references]
-    resolved = dict.fromkeys((memo or LinkMemo()).resolve(base, dict.fromkeys(references)))
+    # An empty memo is false.
+    memo = LinkMemo() if memo is None else memo
+    resolved = dict.fromkeys(memo.resolve(base, dict.fromkeys(references)))
     resolved.pop(None, None)
     every: list[str] = list(resolved)  # type: ignore[arg-type]
     return Links(every[:max_links], base, len(every) > max_links)
@@ -126,18 +129,29 @@ def links(
 
 def resolve(base: str, reference: str) -> str | None:
     """`reference` as `urls.join` resolves it, by a shorter way where that is sure to give the same."""
+    return _short_way(*_places(base), reference) or urls.join(base, reference)
+
+
+def _short_way(origin: str, folder: str, reference: str) -> str:
+    """A reference of plain characters put behind the origin or the folder of the base; empty where that is not sure."""
     if reference.startswith("http"):
         absolute = _ABSOLUTE.fullmatch(reference)
         if absolute is not None and "/." not in absolute[2] and _is_normal(absolute[1]):
             return absolute[1] + absolute[2]
-    simple = _SIMPLE.fullmatch(reference)
-    if simple is not None:
-        path = simple[1]
-        if "/." not in path and path[:2] != "//":
-            origin, folder = _places(base)
-            if origin:
-                return (origin if path[0] == "/" else folder) + path
-    return urls.join(base, reference)
+    simple = _SIMPLE.fullmatch(reference) if origin else None
+    if simple is None:
+        return ""
+    up, path = simple.groups()
+    if "/." in path:
+        return ""
+    if up:
+        for _ in range(0, len(up), 3):
+            # The root has no folder above it.
+            folder = folder[: max(folder.rfind("/", 0, -1), len(origin)) + 1]
+        return folder + path
+    if path[:1] == "/":
+        return origin + path if path[:2] != "//" else ""
+    return folder + path if path else ""
 
 
 def base_url(tree: LexborHTMLParser, url: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from functools import lru_cache
 
 from gossamer import urls
 from gossamer.errors import ConfigError
@@ -40,12 +39,12 @@ class Scope:
             return "length"
         if self._kind != "any" and not self._near(url, page_url):
             return "scope"
-        if self._deny is not None and self._deny.search(url):
+        if self._deny and any(pattern.search(url) for pattern in self._deny):
             return "deny"
-        if self._allow is not None and not self._allow.search(url):
+        if self._allow and not any(pattern.search(url) for pattern in self._allow):
             return "allow"
         path = url.partition("?")[0]
-        if self._allow is None and _extension(path) in SKIPPED_EXTENSIONS:
+        if not self._allow and _extension(path) in SKIPPED_EXTENSIONS:
             return "extension"
         segments = path.count("/") - 2
         if segments > self._max_segments:
@@ -79,14 +78,15 @@ def _repeats(path: str) -> int:
     return max(Counter(segment for segment in path.split("/") if segment).values(), default=0)
 
 
-@lru_cache(maxsize=16)
-def _compiled(patterns: tuple[str, ...], setting: str) -> re.Pattern[str] | None:
+def _compiled(patterns: tuple[str, ...], setting: str) -> tuple[re.Pattern[str], ...]:
+    # Not joined into one: flags and numbered groups of a pattern are its own.
+    found = []
     for pattern in patterns:
         try:
-            re.compile(pattern)
+            found.append(re.compile(pattern))
         except re.error as error:
             raise ConfigError(
                 f"{setting}: {pattern!r} is not a regular expression: {error}",
                 hint="a dot, a question mark and brackets have a meaning there; put a backslash before them",
             ) from None
-    return re.compile("|".join(f"(?:{pattern})" for pattern in patterns)) if patterns else None
+    return tuple(found)

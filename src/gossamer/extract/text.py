@@ -15,6 +15,8 @@ _BLOCK_TAGS = """
 """
 _HIDDEN = frozenset(_HIDDEN_TAGS.split())
 _BLOCKS = frozenset(_BLOCK_TAGS.split())
+_BREAK = "\0"
+"""Stands for the edge of a block; the parser lets no such character through."""
 _CELLS = frozenset({"td", "th", "button"})
 
 
@@ -39,7 +41,7 @@ def visible_text(tree: LexborHTMLParser) -> str:
         else:
             tag = node.tag or ""
             if tag in _BLOCKS:
-                pieces.append(" " if tag in _CELLS else "\n\n")
+                pieces.append(" " if tag in _CELLS else _BREAK)
             below = None if tag in _HIDDEN else node.first_child
         if below is not None:
             node, depth = below, depth + 1
@@ -47,9 +49,9 @@ def visible_text(tree: LexborHTMLParser) -> str:
         while depth and node is not None and node.next is None:
             node, depth = node.parent, depth - 1
             if node is not None and node.tag in _BLOCKS:
-                pieces.append(" " if node.tag in _CELLS else "\n\n")
+                pieces.append(" " if node.tag in _CELLS else _BREAK)
         node = node.next if depth and node is not None else None
-    lines = (" ".join(line.split()) for line in "".join(pieces).split("\n\n"))
+    lines = (" ".join(line.split()) for line in "".join(pieces).split(_BREAK))
     return "\n".join(line for line in lines if line)
 
 

@@ -63,16 +63,18 @@ _decode = msgspec.json.Decoder().decode
 
 def open_sqlite(path: Path, settings: Settings, *, clock: Clock) -> LocalFrontier:
     """The frontier in this file, made if it is not there. It is ours alone until it is closed."""
-    lock = _claim(path)
     with ExitStack() as undo:
-        undo.callback(os.close, lock)
         try:
+            lock = _claim(path)
+            undo.callback(os.close, lock)
             journal = SqliteJournal(path, lock)
             undo.pop_all()
             undo.callback(journal.close)
             frontier = LocalFrontier(journal, journal.past(), settings=settings, clock=clock)
         except sqlite3.Error as error:
             raise _translated(error, path) from error
+        except OSError as error:
+            raise Unavailable(f"{path}: {error.strerror}", hint="choose a folder that can be written to") from error
         undo.pop_all()
         return frontier
 
@@ -151,10 +153,9 @@ class SqliteJournal:
     def __init__(self, path: Path, lock: int) -> None:
         self._path = path
         self._lock = lock
-        fresh = not path.exists()
-        if not fresh:
+        if path.exists():
             check_format(path)
-        if fresh:
+        else:
             _create(path)
         self._writer = self._connect()
         self._reader = self._connect()
@@ -288,7 +289,8 @@ def _create(path: Path) -> None:
     """Make an empty frontier. It gets its name last, so that a kill on the way leaves no half one to be refused."""
     schema = resources.files("gossamer.frontier").joinpath("schema.sql").read_text("utf-8")
     temporary = path.with_name(path.name + "-new")
-    temporary.unlink(missing_ok=True)
+    for leftover in (temporary, temporary.with_name(temporary.name + "-journal")):
+        leftover.unlink(missing_ok=True)
     connection = sqlite3.connect(temporary, isolation_level=None)
     try:
         connection.executescript(f"BEGIN IMMEDIATE; {schema}")
@@ -377,7 +379,10 @@ def check_format(path: Path) -> None:
     if not head.startswith(b"SQLite format 3\0"):
         what = "is empty" if not head else "is not a Gossamer frontier"
         raise SchemaMismatch(f"{path} {what}", hint=keep)
-    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    log = path.with_name(path.name + "-wal")
+    # Without a log to read, SQLite need not leave files of its own beside one that is perhaps not ours.
+    how = "mode=ro" if log.exists() and log.stat().st_size else "immutable=1"
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True)
     try:
         identity = connection.execute("PRAGMA application_id").fetchone()[0]
         version = connection.execute("PRAGMA user_version").fetchone()[0]

@@ -136,10 +136,10 @@ class RemoteHarness(SqliteHarness):
         self._connections: dict[int, Connection] = {}
 
     async def begin(self) -> None:
-        store = OwnerStore(self.local, [], Stats(self.clock))
+        self._store = OwnerStore(self.local, [], Stats(self.clock))
         linker = Linker(self.settings, self.local.secret, Recent())
         folder = self.path.parent
-        self._coordinator = Coordinator(self.local, store, linker=linker, settings=self.settings, folder=folder)
+        self._coordinator = Coordinator(self.local, self._store, linker=linker, settings=self.settings, folder=folder)
         await self._coordinator.start()
         self.frontier = await self.worker("first")
 
@@ -148,6 +148,7 @@ class RemoteHarness(SqliteHarness):
             await connection.aclose()
         self._connections.clear()
         await self._coordinator.aclose()
+        await self._store.aclose()
         await super().end()
 
     async def worker(self, name: str) -> Frontier:

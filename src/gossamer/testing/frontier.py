@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from gossamer.testing.harness import Harness
 from gossamer.testing.order import Copies, Limits, Order, Steering
-from gossamer.testing.promises import Endings, Keys, Outcomes, Poison, Politeness, Recovery
+from gossamer.testing.pace import Endings, Politeness
+from gossamer.testing.promises import Keys, Outcomes
+from gossamer.testing.recovery import Poison, Recovery
 
 __all__ = ["FrontierSuite", "Harness"]
 

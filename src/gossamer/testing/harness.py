@@ -87,6 +87,11 @@ class Suite:
         assert grant.leases == (), grant
         return grant
 
+    def must_be_durable(self, harness: Harness) -> None:
+        """Skip, aloud, what only a durable backend promises."""
+        if not harness.durable:
+            raise SkipTest("this backend dies with its process")
+
     async def past(self, harness: Harness, ticks: float) -> None:
         """Check that nothing can be leased until just before `ticks` are over, and go to just after them."""
         await harness.advance(0.9 * ticks * self.tick)

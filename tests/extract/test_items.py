@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import dataclasses
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import attrs
+import msgspec
+import pydantic
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.errors import ExtractError
+from gossamer.extract.items import plain
+from gossamer.extract.selectors import Selection
+
+WHEN = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
+
+
+@dataclasses.dataclass
+class Book:
+    title: str
+    published: datetime
+    tags: set[str]
+
+
+@attrs.define
+class Author:
+    name: str
+    books: list[Book]
+
+
+class Shop(pydantic.BaseModel):
+    name: str
+    opened: date
+
+
+class Price(msgspec.Struct):
+    amount: Decimal
+    currency: str = "EUR"
+
+
+def test_every_kind_of_item_becomes_a_plain_mapping() -> None:
+    book = Book("T", WHEN, {"x"})
+    assert plain({"a": 1, "b": [None, 2.5]}) == {"a": 1, "b": [None, 2.5]}
+    assert plain(book) == {"title": "T", "published": "2024-05-06T07:08:09Z", "tags": ["x"]}
+    assert plain(Author("N", [book])) == {"name": "N", "books": [plain(book)]}
+    assert plain(Shop(name="S", opened=date(2024, 1, 2))) == {"name": "S", "opened": "2024-01-02"}
+    assert plain(Price(Decimal("9.50"))) == {"amount": "9.50", "currency": "EUR"}
+    assert plain({"shop": Shop(name="S", opened=date(2024, 1, 2)), "price": Price(Decimal(1))})["shop"]["name"] == "S"
+
+
+@pytest.mark.parametrize("item", [1, "text", ["list"], object(), Book, None, b"x"])
+def test_what_is_no_item_is_refused_by_its_type(item: Any) -> None:
+    with pytest.raises(ExtractError, match=type(item).__name__):
+        plain(item)
+
+
+@pytest.mark.parametrize("value", [object(), lambda: 1, "\ud800", [[object()]], {"deep": {1, object()}}])
+def test_a_value_that_json_cannot_hold_is_refused_by_its_field(value: Any) -> None:
+    with pytest.raises(ExtractError, match="field 'bad'"):
+        plain({"good": 1, "bad": value})
+
+
+def test_a_selection_left_in_an_item_is_told_apart() -> None:
+    with pytest.raises(ExtractError, match=r"\.get\(\)"):
+        plain({"title": Selection(["x"])})
+
+
+def test_an_item_within_itself_is_refused() -> None:
+    item: dict[str, Any] = {}
+    item["self"] = item
+    with pytest.raises(ExtractError):
+        plain(item)
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**60), 2**60)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(), json_values, max_size=4))
+def test_json_values_come_back_as_they_are(item: dict[str, Any]) -> None:
+    assert msgspec.json.decode(msgspec.json.encode(plain(item))) == item

@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gossamer import urls
+from gossamer.errors import ExtractError
+from gossamer.extract import links as module
+from gossamer.extract.links import LinkMemo, encode_query, parse_refresh, parse_srcset, resolve
+from gossamer.extract.page import Page
+from gossamer.model import Request, Response
+
+URL = "http://a.example/dir/page.html?q=1"
+
+
+def page(
+    html: str | bytes, *, url: str = URL, charset: str = "utf-8", memo: LinkMemo | None = None, **headers: str
+) -> Page:
+    given = (("content-type", f"text/html; charset={charset}"), *((k.replace("_", "-"), v) for k, v in headers.items()))
+    body = html if isinstance(html, bytes) else html.encode(charset)
+    return Page(Response(url=url, status=200, headers=given, body=body), Request(url=url), memo=memo)
+
+
+def test_links_of_all_kinds_are_found_in_order_and_once() -> None:
+    html = """<head><link rel=canonical href=/canonical><link rel="NEXT" href=/next><link rel=stylesheet href=/s.css>
+    <meta http-equiv=Refresh content="5; url='/refreshed'"></head><body>
+    <a href=/one>1</a><map><area href="two"></map><a href="/one">again</a><a name=x>none</a><a href>self</a>
+    <iframe src=/framed></iframe><img src=/no.png><script src=/no.js></script><svg><use href="/no.svg"></use></svg>"""
+    assert page(html).links() == [
+        "http://a.example/canonical",
+        "http://a.example/next",
+        "http://a.example/one",
+        "http://a.example/dir/two",
+        "http://a.example/dir/page.html?q=1",
+        "http://a.example/refreshed",
+        "http://a.example/framed",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("href", "url"),
+    [
+        (" \n/x\t ", "http://a.example/x"),
+        ("/a&amp;b?c=1&amp;d=2", "http://a.example/a&b?c=1&d=2"),
+        ("x#frag", "http://a.example/dir/x"),
+        ("..\\up", "http://a.example/up"),
+        ("/a\nb", "http://a.example/ab"),
+        ("//B.example:80", "http://b.example/"),
+        ("/%2e%2e/x", "http://a.example/x"),
+        ("/a&#0;b", "http://a.example/a%EF%BF%BDb"),
+        ("http://b&uuml;cher.example/", "http://xn--bcher-kva.example/"),
+        ("?p=2", "http://a.example/dir/page.html?p=2"),
+        ("http:x", "http://a.example/dir/x"),
+        ("HTTPS://B.example/X", "https://b.example/X"),
+    ],
+)
+def test_an_href_is_read_as_a_browser_reads_it(href: str, url: str) -> None:
+    assert page(f'<a href="{href}">x</a>').links() == [url]
+
+
+@pytest.mark.parametrize(
+    "href", ["javascript:void(0)", "mailto:a@b.c", "ftp://x/", "data:,x", "http://[::1", "http://u:p@h/", "tel:1"]
+)
+def test_what_is_not_a_url_to_follow_is_left_out(href: str) -> None:
+    assert page(f'<a href="{href}">x</a><a href="/good">y</a>').links() == ["http://a.example/good"]
+
+
+@pytest.mark.parametrize(
+    ("bases", "url"),
+    [
+        ('<base href="http://b.example/x/">', "http://b.example/x/l"),
+        ('<base href="/y/"><base href="/z/">', "http://a.example/y/l"),
+        ('<base target=_top><base href="/z/">', "http://a.example/z/l"),
+        ('<base href="javascript:x"><base href="/z/">', "http://a.example/dir/l"),
+        ('<base href="data:,x">', "http://a.example/dir/l"),
+        ('<base href="http://[bad">', "http://a.example/dir/l"),
+        ('<base href="">', "http://a.example/dir/l"),
+        ('<base href="?other">', "http://a.example/dir/l"),
+    ],
+)
+def test_the_first_usable_base_counts(bases: str, url: str) -> None:
+    assert page(f"{bases}<a href=l>x</a>").links() == [url]
+
+
+def test_a_base_after_the_links_counts_for_them_too() -> None:
+    assert page("<a href=l>x</a><p><base href=/late/>").links() == ["http://a.example/late/l"]
+
+
+def test_a_base_of_another_scheme_leaves_only_absolute_links() -> None:
+    assert page('<base href="ftp://f.example/"><a href=l>x</a><a href="http://c.example/y">y</a>').links() == [
+        "http://c.example/y"
+    ]
+
+
+def test_nofollow_links_are_left_out_when_asked() -> None:
+    html = '<a href=/1>a</a><a href=/2 rel="x NoFollow">b</a><a href=/3 rel=ugc>c</a><a href=/4 rel=sponsored>d</a>'
+    assert page(html).links() == ["http://a.example/1"]
+    assert len(page(html).links(nofollow=False)) == 4
+
+
+@pytest.mark.parametrize("content", ["nofollow", "noindex, NOFOLLOW", "none"])
+def test_a_page_that_says_nofollow_gives_no_links(content: str) -> None:
+    html = f'<meta name="ROBOTS" content="{content}"><a href=/1>a</a>'
+    assert page(html).links() == []
+    assert page(html).links(nofollow=False) == ["http://a.example/1"]
+    assert page("<a href=/1>a</a>", x_robots_tag=content).links() == []
+
+
+@pytest.mark.parametrize("header", ["noindex", "otherbot: nofollow", "otherbot: noindex, nofollow", "nofollowing"])
+def test_other_robots_rules_do_not_stop_us(header: str) -> None:
+    assert page("<a href=/1>a</a>", x_robots_tag=header).links() == ["http://a.example/1"]
+
+
+def test_a_rule_with_a_value_does_not_hide_the_next() -> None:
+    assert page("<a href=/1>a</a>", x_robots_tag="max-snippet: 20, nofollow").links() == []
+
+
+def test_region_limits_links_but_not_the_base() -> None:
+    html = (
+        "<base href=/b/><nav><a href=no>n</a></nav><main><p><a href=yes>y</a></p></main><main><a href=too>t</a></main>"
+    )
+    assert page(html).links("main") == ["http://a.example/b/yes", "http://a.example/b/too"]
+    assert page(html).links("aside") == []
+    with pytest.raises(ExtractError, match=r"'main\['"):
+        page(html).links("main[")
+
+
+def test_links_in_templates_are_inert_and_in_noscript_are_not() -> None:
+    html = "<template><a href=/t>t</a></template><noscript><a href=/n>n</a></noscript>"
+    assert page(html).links() == ["http://a.example/n"]
+
+
+def test_links_beyond_the_limit_are_cut_and_it_shows() -> None:
+    one = page("".join(f"<a href=/{n}>x</a>" for n in range(30)))
+    assert len(one.links(max_links=10)) == 10
+    assert one.cut
+    assert not page("<a href=/1>x</a>").cut
+
+
+def test_a_query_is_written_in_the_encoding_of_the_page() -> None:
+    one = page('<a href="/stra\u00dfe?q=stra\u00dfe&amp;x=\u20ac#\u00df">x</a>', charset="windows-1252")
+    assert one.links() == ["http://a.example/stra%C3%9Fe?q=stra%DFe&x=%80"]
+    assert page('<a href="?q=\u65e5">x</a>', charset="shift_jis").links() == ["http://a.example/dir/page.html?q=%93%FA"]
+
+
+def test_what_the_encoding_lacks_becomes_a_character_reference() -> None:
+    assert encode_query("/x?q=a\u2603b", "windows-1252") == "/x?q=a%26%239731%3Bb"
+
+
+def test_a_shared_memo_is_filled_by_one_page_and_used_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    memo = LinkMemo()
+    first = page("<a href=/x>x</a>", memo=memo).links()
+    assert len(memo) == 1
+    monkeypatch.delattr(module, "resolve")
+    assert page("<a href=/x>x</a>", memo=memo).links() == first
+
+
+def test_a_shared_memo_gives_the_same_links_as_none() -> None:
+    memo = LinkMemo(8)
+    for folder in ("x", "y", "x"):
+        for number in range(5):
+            hrefs = (f"/top{number}", f"rel{number}", f"http://b.example/{number}", "//c/")
+            html = "".join(f"<a href={href}>x</a>" for href in hrefs)
+            url = f"https://a.example/{folder}/"
+            assert page(html, url=url, memo=memo).links() == page(html, url=url).links()
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["http://a/x/", "http://a/y/", "https://b/"]), st.sampled_from("abcdefgh/ij")),
+        max_size=60,
+    )
+)
+def test_memo_stays_within_its_size_and_never_changes_an_answer(asked: list[tuple[str, str]]) -> None:
+    memo = LinkMemo(6)
+    for base, reference in asked:
+        assert memo.resolve(base, [reference]) == [urls.join(base, reference)]
+        assert len(memo) <= 6
+
+
+def test_memo_keeps_what_is_asked_for_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def counted(base: str, reference: str) -> str | None:
+        asked.append(reference)
+        return urls.join(base, reference)
+
+    monkeypatch.setattr(module, "resolve", counted)
+    memo = LinkMemo(20)
+    for number in range(200):
+        memo.resolve("http://a/", ["/menu", f"/{number}"])
+    assert asked.count("/menu") == 1
+
+
+def test_a_huge_href_is_not_kept() -> None:
+    memo = LinkMemo()
+    memo.resolve("http://a/", ["/" + "x" * 1_000_000])
+    assert len(memo) == 0
+
+
+PARTS = """
+    a B 9 / // . .. ./ %2e % ? # : @ \\ - _ ~ http: https: http:// https:// x.example localhost 127.1 0x7f.1 [::1] :80
+    :443 & = + xn--a a.b. c| ; , ' " < ` { user@ 1.2.3.4.5 256.1.1.1 a..b -a- \u00fc
+"""
+pieces = st.sampled_from([*PARTS.split(), " ", "\t", "\n", "\0"])
+references = st.lists(pieces, max_size=8).map("".join)
+bases = st.sampled_from(
+    [
+        "http://a.example/",
+        "https://a.example:8080/dir/page.html?x=/y/..#f/g",
+        "http://a.example/a//b/",
+        "http://[::1]:81/x/y",
+        "http://127.0.0.1/%2e/x",
+        "https://u:p@a.example/x/",
+        "ftp://a.example/x/",
+        "http://a.example/x/.hidden/;p=1/z",
+    ]
+)
+
+
+@given(bases, references)
+@example("http://a.example/", "//")
+@example("http://a.example/", "/..")
+@example("http://a.example/x/", "")
+@example("http://a.example/", "http://a.example")
+@example("https://a.example/", "https://x.example:443/")
+@example("http://a.example/", "http://1/")
+@example("http://a.example/", "http://a.example/./b")
+def test_the_short_way_resolves_as_the_url_parser_does(base: str, reference: str) -> None:
+    normal = urls.resolve(base, "") or base
+    assert resolve(normal, reference) == urls.join(normal, reference)
+
+
+@given(bases, st.text(alphabet=st.characters(max_codepoint=0x17F), max_size=12))
+def test_any_text_resolves_as_the_url_parser_does(base: str, reference: str) -> None:
+    normal = urls.resolve(base, "") or base
+    assert resolve(normal, reference) == urls.join(normal, reference)
+    assert LinkMemo().resolve(normal, [reference]) == [urls.join(normal, reference)]
+
+
+@given(references)
+@example("?p=2")
+@example("")
+@example("#x")
+@example("http:?p")
+@example("\t?p")
+@example("//c.example/")
+def test_a_memo_filled_by_other_pages_gives_what_this_page_would(reference: str) -> None:
+    memo = LinkMemo()
+    for base in (
+        "http://a.example/x/one.html",
+        "http://a.example/x/two.html?q",
+        "http://a.example/x/y/",
+        "https://a.example/x/",
+        "http://b.example:81/x/",
+        "ftp://a.example/x/",
+        "https://u:p@a.example/x/",
+    ):
+        assert memo.resolve(base, [reference]) == [urls.join(base, reference)]
+
+
+def test_refresh_with_endless_digits_is_far_away_not_an_error() -> None:
+    assert parse_refresh("9" * 100_000 + ";url=x") == (10**9, "x")
+
+
+@given(st.text(alphabet="0123456789.;,=url'\" \t\nfoo", max_size=30))
+def test_refresh_never_raises(content: str) -> None:
+    found = parse_refresh(content)
+    assert found is None or found[0] >= 0
+
+
+@given(st.text(alphabet="ab ,()1wxh.-e\t", max_size=40))
+def test_srcset_gives_no_empty_candidates(value: str) -> None:
+    assert all(parse_srcset(value))
+
+
+def test_srcset_gives_all_candidates() -> None:
+    assert parse_srcset("a.jpg 1x, b.jpg 2x,c.jpg 100w 50h , d.jpg") == ["a.jpg", "b.jpg", "c.jpg", "d.jpg"]
+    assert len(parse_srcset(", ".join(f"{n}.jpg {n + 1}w" for n in range(10_000)))) == 10_000

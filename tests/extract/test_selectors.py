@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.errors import ExtractError
+from gossamer.extract.page import Page
+from gossamer.model import Request, Response
+
+URL = "http://a.example/shop/"
+HTML = """<html><head><title>Shop</title></head><body>
+<h1 id=top class="big red">Hello <b>dear</b> reader</h1>
+<ul><li class=item data-id=1><a href="/one">One</a> <i>9,50 EUR</i></li>
+<li class=item data-id=2><a href="two?x=1&amp;y=2">Two</a> <i>12,00 EUR</i></li></ul>
+<input disabled><div><p>outer <span>inner</span></p></div></body></html>"""
+
+
+def page(html: str = HTML) -> Page:
+    headers = (("content-type", "text/html; charset=utf-8"),)
+    return Page(Response(url=URL, status=200, headers=headers, body=html.encode()), Request(url=URL))
+
+
+def test_text_pseudo_element_takes_what_stands_directly_in_the_element() -> None:
+    assert page().css("h1::text").getall() == ["Hello ", " reader"]
+    assert page().css("h1::text").get() == "Hello "
+
+
+def test_text_after_a_space_takes_what_is_inside_too() -> None:
+    assert page().css("h1 ::text").getall() == ["Hello ", "dear", " reader"]
+
+
+def test_nested_matches_give_their_text_once() -> None:
+    assert page("<div>a<div>b</div></div>").css("div ::text").getall() == ["a", "b"]
+
+
+def test_attr_pseudo_element_decodes_entities() -> None:
+    assert page().css("a::attr(href)").getall() == ["/one", "two?x=1&y=2"]
+    assert page().css("input::attr(disabled)").getall() == [""]
+    assert page().css("h1::attr(nope)").getall() == []
+
+
+def test_comma_lists_keep_the_order_of_the_page_and_repeat_nothing() -> None:
+    assert page().css("b, h1 b, b").getall() == ["<b>dear</b>"]
+    assert page().css("a::text, h1::text").getall() == ["Hello ", " reader", "One", "Two"]
+
+
+def test_a_comma_list_of_unlike_parts_goes_part_by_part() -> None:
+    assert page().css("a::text, h1::attr(id)").getall() == ["One", "Two", "top"]
+
+
+def test_a_comma_in_quotes_or_brackets_does_not_split() -> None:
+    assert page('<p title="a,b">x</p>').css('p[title="a,b"]::text').get() == "x"
+    assert page().css("li:is(.item, .other)::attr(data-id)").getall() == ["1", "2"]
+
+
+def test_selections_nest_index_and_iterate() -> None:
+    items = page().css("li.item")
+    assert len(items) == 2
+    assert [item.css("a::text").get() for item in items] == ["One", "Two"]
+    assert items[1].css("a").attrib == {"href": "two?x=1&y=2"}
+    assert items[-1:].css("a::text").getall() == ["Two"]
+    with pytest.raises(IndexError):
+        items[2]
+
+
+def test_an_empty_selection_is_false_and_gives_defaults() -> None:
+    nothing = page().css("blink")
+    assert not nothing
+    assert nothing.get() is None
+    assert nothing.get("none") == "none"
+    assert nothing.getall() == []
+    assert nothing.attrib == {}
+    assert nothing.re_first("x", "none") == "none"
+
+
+def test_re_gives_groups_or_the_whole_match() -> None:
+    prices = page().css("li i::text")
+    assert prices.re(r"(\d+),(\d+)") == ["9", "50", "12", "00"]
+    assert prices.re(r"\d+,\d+") == ["9,50", "12,00"]
+    assert prices.re(r"(?P<extract>\d+),(\d+)") == ["9", "12"]
+    assert prices.re_first(r"\d\d,") == "12,"
+
+
+def test_an_element_is_given_as_its_html() -> None:
+    assert page().css("b").get() == "<b>dear</b>"
+    assert page().xpath("//b").get() == "<b>dear</b>"
+
+
+def test_xpath_gives_elements_strings_numbers_and_truth() -> None:
+    one = page()
+    assert one.xpath("//h1/text()").getall() == ["Hello ", " reader"]
+    assert one.xpath("//a/@href").getall() == ["/one", "two?x=1&y=2"]
+    assert one.xpath("string(//title)").get() == "Shop"
+    assert one.xpath("count(//li)").get() == "2"
+    assert one.xpath("boolean(//blink)").get() == "false"
+    assert one.xpath("//li[2]/a").attrib == {"href": "two?x=1&y=2"}
+
+
+def test_css_and_xpath_go_on_from_one_another() -> None:
+    one = page()
+    assert one.xpath("//ul").css("a::text").getall() == ["One", "Two"]
+    assert one.xpath("//li").css("a::attr(href)").getall() == ["/one", "two?x=1&y=2"]
+    assert one.xpath("//p").css("p ::text").getall() == ["outer ", "inner"]
+    assert one.css("li").xpath("./a/text()").getall() == ["One", "Two"]
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["", "h1[", "h1::before", "h1::text b", "h1,", ">>", "p:nosuch", "a:nth-child(", "h1::text::text", "\ud800"],
+)
+def test_a_bad_css_selector_is_named(query: str) -> None:
+    with pytest.raises(ExtractError, match="bad CSS selector") as error:
+        page().css(query)
+    assert repr(query) in str(error.value)
+
+
+def test_a_bad_selector_is_named_on_a_page_without_markup_too() -> None:
+    blank = Page(Response(url=URL, status=200, headers=(("content-type", "image/png"),)), Request(url=URL))
+    with pytest.raises(ExtractError, match="bad CSS selector"):
+        blank.css("h1[")
+    assert blank.css("h1::text").getall() == []
+    assert blank.xpath("//h1").getall() == []
+
+
+@pytest.mark.parametrize("query", ["", "//[", "//a[@", "nosuch(1)", "x:y"])
+def test_a_bad_xpath_expression_is_named(query: str) -> None:
+    with pytest.raises(ExtractError, match="bad XPath expression") as error:
+        page().xpath(query)
+    assert repr(query) in str(error.value)
+
+
+def test_a_bad_regular_expression_is_named() -> None:
+    with pytest.raises(ExtractError, match="bad regular expression"):
+        page().css("h1").re("(")
+
+
+@given(st.text(alphabet="ab.#[]()='\"*:>,+~ text-attr", max_size=30))
+def test_any_selector_works_or_is_refused_with_words(query: str) -> None:
+    try:
+        texts = page().css(query).getall()
+    except ExtractError as error:
+        texts = [str(error)]
+    assert all(isinstance(text, str) for text in texts)

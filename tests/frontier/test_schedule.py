@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.clock import ManualClock
+from gossamer.frontier import policy
+from gossamer.frontier.local import open_memory
+from gossamer.frontier.schedule import Lane, Queue, Schedule
+from gossamer.settings import Settings
+from gossamer.testing.harness import outcomes, page
+
+
+class CountingSchedule(Schedule):
+    """Counts how many lanes are looked at."""
+
+    looked = 0
+
+    def _ready_at(self, lane: Lane) -> float | None:
+        self.looked += 1
+        return super()._ready_at(lane)
+
+
+def test_a_lease_does_not_walk_over_the_sites() -> None:
+    async def run() -> None:
+        clock = ManualClock()
+        frontier = open_memory(Settings(), clock=clock, secret=b"0" * 16)
+        await frontier.add([page(2 * site + n, f"{site}.example") for site in range(20_000) for n in (0, 1)])
+        schedule = frontier._schedule
+        schedule.__class__ = CountingSchedule
+        assert isinstance(schedule, CountingSchedule)
+        for number in range(1000):
+            clock.advance(0.01)
+            (lease,) = (await frontier.lease(1, batch=1, seconds=60)).leases
+            if number % 2:
+                await frontier.release([lease])
+            else:
+                await frontier.complete(outcomes(lease))
+        assert schedule.looked < 20 * 1000
+        schedule.looked = 0
+        clock.advance(1e6)
+        assert len((await frontier.lease(100, batch=1, seconds=60)).leases) == 100
+        assert schedule.looked < 20 * (1000 + 100)
+
+    asyncio.run(run())
+
+
+def test_waiting_sites_cost_an_idle_worker_nothing() -> None:
+    schedule = CountingSchedule(Settings())
+    for number in range(1, 5001):
+        site = schedule.site(f"{number}.example", number)
+        site.hold_until = 100.0 + number
+        schedule.push(site, number, 0)
+    schedule.looked = 0
+    for _ in range(100):
+        assert list(schedule.due(50.0)) == []
+        assert schedule.next_due() == 101.0
+    assert schedule.looked < 1000
+
+
+def test_what_was_entered_too_early_sinks_to_its_time() -> None:
+    schedule = Schedule(Settings())
+    first, second = schedule.site("a", 1), schedule.site("b", 2, ready_at=5.0)
+    schedule.push(first, 1, 0)
+    schedule.push(second, 2, 0)
+    first.hold_until = 9.0
+    assert schedule.next_due() == 5.0
+    assert [lane.site.name for lane in schedule.due(7.0)] == ["b"]
+    assert schedule.next_due() == 9.0
+    schedule.close(first, "dark")
+    assert schedule.next_due() is None
+
+
+def test_the_heap_holds_each_lane_about_once() -> None:
+    schedule = Schedule(Settings(delay=1.0))
+    site = schedule.site("a", 1)
+    for number in range(1, 1001):
+        schedule.push(site, number, 0)
+    for now in range(1, 501):
+        (lane,) = schedule.due(float(now))
+        batch = {key: key for key in schedule.take(site, 1, float(now), suspect=True)}
+        schedule.hold(lane, batch, token=now, expires_at=now + 0.5, worker="")
+        for key in list(batch):
+            schedule.settle(lane, key)
+        schedule.free(lane, now - 0.5)
+    assert len(schedule._heap) < 20
+
+
+ranks = st.sampled_from([-5, 0, 0, 3])
+
+
+@pytest.mark.parametrize("strategy", ["bfs", "dfs", "random"])
+@given(steps=st.lists(st.one_of(ranks, st.sampled_from(["pop", "back", "drop"])), max_size=80))
+def test_a_queue_gives_each_request_once_and_the_lowest_rank_first(strategy: str, steps: list[int | str]) -> None:
+    queue, number = Queue(), 0
+    waiting: dict[int, int] = {}
+    front: list[int] = []
+    for step in steps:
+        if isinstance(step, int):
+            number += 1
+            queue.push(number, step)
+            waiting[number] = step
+        elif step == "drop" and waiting:
+            gone = max(waiting)
+            assert queue.discard(gone)
+            assert not queue.discard(gone)
+            del waiting[gone]
+        elif step == "back" and len(waiting) >= 2 and not front:
+            front = [queue.pop(strategy), queue.pop(strategy)]
+            queue.put_back(front)
+            for one in front:
+                waiting[one] = policy.HEAD
+        elif step == "pop" and waiting:
+            found = queue.pop(strategy)
+            assert waiting[found] == min(waiting.values())
+            del waiting[found]
+            front = [one for one in front if one != found and one in waiting]
+        assert queue.size == len(waiting)
+    assert sorted(queue.pop(strategy) for _ in range(queue.size)) == sorted(waiting)
+    assert (queue.size, queue.ranks, queue.levels, queue.front) == (0, [], {}, [])
+
+
+def test_a_long_queue_is_first_in_first_out_and_gives_its_memory_back() -> None:
+    queue = Queue()
+    for number in range(10_000):
+        queue.push(number, 0)
+    assert [queue.pop("bfs") for _ in range(9_000)] == list(range(9_000))
+    assert len(queue.levels[0].ids) < 3_000
+    queue.push(10_000, 0)
+    assert [queue.pop("bfs") for _ in range(1_001)] == list(range(9_000, 10_001))
+
+
+def test_closing_gives_up_what_waits_and_keeps_the_sums() -> None:
+    schedule = Schedule(Settings())
+    site, other = schedule.site("a", 1), schedule.site("b", 2)
+    schedule.lapses[3] = 2
+    for number in (1, 2, 3):
+        schedule.push(site, number, 0)
+    schedule.push_later(site, 4, 50.0)
+    schedule.push_later(site, 5, 60.0)
+    schedule.revisits[5] = 1
+    schedule.push_later(other, 6, 60.0)
+    assert schedule.close(site, "dark") == 4
+    assert (schedule.queued, schedule.delayed, len(schedule.revisits)) == (0, 1, 0)
+
+
+def test_a_withdrawn_request_is_nowhere() -> None:
+    schedule = Schedule(Settings())
+    site = schedule.site("a", 1)
+    schedule.lapses[2] = 2
+    schedule.push(site, 1, 0)
+    schedule.push(site, 2, 0)
+    schedule.push_later(site, 3, 5.0)
+    assert [schedule.withdraw(site, number) for number in (1, 2, 3, 3, 4)] == [True, True, True, False, False]
+    assert (schedule.queued, schedule.delayed, schedule.next_due()) == (0, 0, None)

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+
+from hypothesis import settings
+
+from gossamer.settings import Settings
+from gossamer.testing import backends
+from gossamer.testing.frontier import Harness
+from gossamer.testing.machine import FrontierMachine
+
+
+class MemoryMachine(FrontierMachine):
+    def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
+        return backends.memory(settings)
+
+
+class SqliteMachine(FrontierMachine):
+    def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
+        return backends.sqlite(settings)
+
+
+class RemoteMachine(FrontierMachine):
+    def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
+        return backends.remote(settings)
+
+
+class TestMemory(MemoryMachine.TestCase):
+    settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+class TestSqlite(SqliteMachine.TestCase):
+    settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+
+
+class TestRemote(RemoteMachine.TestCase):
+    settings = settings(max_examples=20, stateful_step_count=40, deadline=None)

@@ -1,0 +1,234 @@
+"""The documents: complete, up to date, with links that lead somewhere and code that runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import click
+import msgspec
+import pytest
+
+from gossamer.cli import gossamer as command_line
+from gossamer.model import PageRow
+from gossamer.settings import FIELDS, SiteSettings
+from gossamer.testing.frontier import FrontierSuite
+from gossamer.testing.web import SimWeb
+
+ROOT = Path(__file__).parents[1]
+REFERENCE = ROOT / "docs" / "reference"
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+WRITTEN = [path for path in DOCUMENTS if path.parent != REFERENCE]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+SITE = "http://127.0.0.1:8000/"
+"""The site of the documents' examples."""
+NAMED = re.compile(r"`((?:tests|benchmarks|scripts|examples)/[\w./*]+)(?:::([\w:]+)| -k (\w+))?[^`]*`")
+MACHINE_PATHS = re.compile(r"(?<![\w./~-])/(?:work|tmp|root|home|Users|var/folders)/")
+REGISTRIES = [name + end for name, end in (("pypi", ".org"), ("pythonhosted", ".org"), ("npmjs", ".com"))]
+
+
+def short(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text("utf-8")
+
+
+def generator() -> ModuleType:
+    """The script that makes the reference, as a module."""
+    path = ROOT / "scripts" / "reference"
+    module = ModuleType("reference")
+    module.__file__ = str(path)
+    exec(compile(path.read_text("utf-8"), path, "exec"), vars(module))
+    return module
+
+
+def test_every_document_is_there() -> None:
+    names = "README.md ARCHITECTURE.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE docs/tutorial.md docs/proof.md"
+    assert [name for name in names.split() if not (ROOT / name).is_file()] == []
+
+
+def test_the_reference_is_up_to_date() -> None:
+    made = generator().pages()
+    old = [name for name, text in made.items() if text_of(f"docs/reference/{name}") != text]
+    assert old == [], "run `make reference`"
+    assert sorted(made) == sorted(path.name for path in REFERENCE.iterdir()), "a page that nobody makes"
+
+
+def test_every_setting_is_documented() -> None:
+    page = text_of("docs/reference/settings.md")
+    names = [*FIELDS, *(field.name for field in msgspec.structs.fields(SiteSettings))]
+    assert [name for name in names if f"| `{name}` |" not in page] == []
+
+
+def test_every_command_and_option_is_documented() -> None:
+    page = text_of("docs/reference/cli.md")
+    parts = {part.split("\n")[0].strip(): part for part in page.split("## gossamer ")[1:]}
+    assert sorted(parts) == sorted(command_line.commands)
+    missing = [
+        f"{name} {flag}"
+        for name, command in command_line.commands.items()
+        for option in command.params
+        if isinstance(option, click.Option) and not option.hidden
+        for flag in (*option.opts, *option.secondary_opts)
+        if f"`{flag}`" not in parts[name]
+    ]
+    assert missing == []
+
+
+def test_every_error_is_documented() -> None:
+    page = text_of("docs/reference/errors.md")
+    names = [kind.__name__ for kind in generator().error_classes()]
+    assert len(names) > 10
+    assert [name for name in names if f"| `{name}` |" not in page or f"  {name} " not in page[:6000]][1:] == []
+
+
+def test_every_field_of_a_page_is_documented() -> None:
+    reference, readme = text_of("docs/reference/files.md"), text_of("README.md")
+    names = [field.name for field in msgspec.structs.fields(PageRow)]
+    assert [name for name in names if f"| `{name}` |" not in reference] == []
+    assert ", ".join(name for name in names if name != "text") in readme
+
+
+def test_every_promise_has_its_proof() -> None:
+    proof = text_of("docs/proof.md")
+    for name in [*(f"P{number}" for number in range(1, 11)), *(f"I{number}" for number in range(1, 10))]:
+        row = re.search(rf"^\| {name} \|.*$", proof, re.MULTILINE)
+        assert row is not None, name
+        assert re.search(r"`(?:tests|benchmarks)/|in I\d", row[0]), name
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=short)
+def test_every_link_leads_somewhere(path: Path) -> None:
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code(path.read_text("utf-8"))):
+        if target.startswith(("http://", "https://", "mailto:")):
+            continue
+        name, _, anchor = target.partition("#")
+        aim = (path.parent / name).resolve() if name else path
+        if not aim.exists() or (anchor and anchor not in anchors(aim)):
+            broken.append(target)
+    assert broken == []
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"`[^`\n]*`", "", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
+
+
+def anchors(path: Path) -> set[str]:
+    """The names of a document's headings, as the usual renderers make them."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=short)
+def test_every_test_that_is_named_exists(path: Path) -> None:
+    missing = []
+    suite = [one for one in dir(FrontierSuite) if one.startswith("test_")]
+    for name, test, words in NAMED.findall(path.read_text("utf-8")):
+        files = [file.read_text("utf-8") for file in ROOT.glob(name) if file.is_file()]
+        if not files:
+            missing.append(name)
+        elif words and not any(words in one for one in suite if "class TestSqlite" in files[0]):
+            missing.append(f"{name} -k {words}")
+        elif test and not re.search(rf"^\s*(?:async )?(?:def|class) {test.split('::')[-1]}\b", files[0], re.MULTILINE):
+            missing.append(f"{name}::{test}")
+    assert missing == []
+
+
+def test_proof_names_many_tests() -> None:
+    assert len(NAMED.findall(text_of("docs/proof.md"))) > 100
+
+
+def flags_of(command: click.Command) -> set[str]:
+    return {flag for option in command.params for flag in (*option.opts, *option.secondary_opts)} | {"--help"}
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=short)
+def test_every_command_that_is_shown_exists(path: Path) -> None:
+    wrong = []
+    text = path.read_text("utf-8").replace("\\\n", " ")
+    for name, rest in re.findall(r"(?:^ {4}(?:\$ )?|^\$ |`)gossamer ([a-z]+)((?: [^`\n&|;]*)?)", text, re.MULTILINE):
+        command = command_line.commands.get(name)
+        shown = re.findall(r"(?<= )--[a-z-]+", rest.split("  ")[0])
+        wrong += [f"gossamer {name} {flag}" for flag in shown if command is not None and flag not in flags_of(command)]
+        wrong += [f"gossamer {name}"] if command is None else []
+    every = set().union(*(flags_of(command) for command in command_line.commands.values()))
+    if "howto" in path.parts or "explanation" in path.parts or path.name in ("README.md", "tutorial.md"):
+        wrong += [flag for flag in re.findall(r"`(--[a-z-]+)", text) if flag not in every]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("path", [*DOCUMENTS, *EXAMPLES], ids=short)
+def test_nothing_names_a_machine_or_a_registry(path: Path) -> None:
+    text = path.read_text("utf-8")
+    assert MACHINE_PATHS.findall(text) == []
+    assert [host for host in REGISTRIES if host in text] == []
+
+
+@pytest.fixture(scope="module")
+def web() -> Iterator[SimWeb]:
+    with SimWeb(sites=2, pages_per_site=12, page_bytes=4000) as running:
+        yield running
+
+
+def run(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GOSSAMER_")}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def run_spider(spider: Path, web: SimWeb, folder: Path) -> None:
+    """Crawl with it; it has to find something."""
+    options = ["--allow-private", "--delay", "0", "--max-pages", "8", "--quiet", "--job", str(folder / "job")]
+    run(["-m", "gossamer", "crawl", web.seeds[0], "--spider", str(spider), *options], folder)
+    assert (folder / "job" / "items.jsonl").stat().st_size > 0
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=short)
+def test_example_runs(path: Path, web: SimWeb, tmp_path: Path) -> None:
+    if "__main__" in path.read_text("utf-8"):
+        assert run([str(path)], tmp_path).stdout
+    else:
+        run_spider(path, web, tmp_path)
+
+
+def blocks() -> list[tuple[str, str]]:
+    """Every piece of Python in the documents, with its place."""
+    found = []
+    for path in WRITTEN:
+        pieces = re.findall(r"^```python\n(.*?)^```", path.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+        found += [(f"{short(path)}-{number}", piece) for number, piece in enumerate(pieces, 1)]
+    return found
+
+
+def test_there_is_code_to_run() -> None:
+    assert sum(name.startswith("README") for name, _ in blocks()) >= 2
+
+
+@pytest.mark.parametrize("code", [pytest.param(piece, id=name) for name, piece in blocks()])
+def test_code_in_the_documents_runs(code: str, web: SimWeb, tmp_path: Path) -> None:
+    file = tmp_path / "test_piece.py"
+    site = web.seeds[0]
+    file.write_text(code.replace(SITE, site).replace(SITE[7:-1], site[7:-1]), "utf-8")
+    if "def test_" in code:
+        run(["-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)], tmp_path)
+    elif "gossamer.crawl(" in code:
+        assert run([str(file)], tmp_path).stdout
+    else:
+        run_spider(file, web, tmp_path)

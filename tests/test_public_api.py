@@ -1,0 +1,58 @@
+"""The names that users may rely on: adding or removing one is a decision, not an accident."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+import gossamer
+
+PUBLIC = (
+    "ConfigError",
+    "ExtractError",
+    "FetchError",
+    "FrontierError",
+    "GossamerError",
+    "Page",
+    "Pages",
+    "Request",
+    "Response",
+    "Settings",
+    "SinkError",
+    "Spider",
+    "crawl",
+)
+REFERENCE = Path(__file__).parents[1] / "docs" / "reference" / "python.md"
+
+
+def test_public_names_are_exactly_the_documented_ones() -> None:
+    documented = re.findall(r"^## (\w+)$", REFERENCE.read_text("utf-8"), re.MULTILINE)
+    assert tuple(gossamer.__all__) == PUBLIC
+    assert sorted({*documented} - {"Selection"}) == sorted(PUBLIC)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_name_is_there_and_says_what_it_is(name: str) -> None:
+    value = getattr(gossamer, name)
+    assert value.__doc__
+    assert value.__module__.startswith("gossamer.")
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="Spidr"):
+        _ = gossamer.Spidr
+
+
+def test_types_are_shipped() -> None:
+    assert files("gossamer").joinpath("py.typed").is_file()
+
+
+def test_importing_the_package_loads_little() -> None:
+    code = "import gossamer, sys; print(*sorted({'lxml', 'rich', 'selectolax', 'pyreqwest'} & sys.modules.keys()))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == []
