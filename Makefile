@@ -3,7 +3,7 @@ SHELL := /bin/sh
 BIN := .venv/bin
 JOBS ?= 2
 
-.PHONY: help setup setup-dev services crawl test test-long check architecture suites bench lock clean
+.PHONY: help setup setup-dev services crawl test test-long check architecture suites bench reference lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -37,6 +37,9 @@ suites: setup-dev ## scores of the outside suites in ../shared/suites
 
 bench: setup-dev ## every script of benchmarks/, in turn
 	@for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+
+reference: setup-dev ## docs/reference, made from the code
+	$(BIN)/python scripts/reference
 
 lock: ## pins the newest versions that pyproject.toml allows
 	@scripts/lock

@@ -23,7 +23,7 @@ _AHEAD = 64
 class Pages:
     """The pages of a crawl. Iterate once; leaving the loop stops the crawl.
 
-    In async code, `contextlib.aclosing(aiter(pages))` makes sure that it has stopped, and stored everything, by then."""
+    In async code, `contextlib.aclosing(aiter(pages))` makes sure that it has stopped and stored everything by then."""
 
     def __init__(self, seeds: Sequence[str], folder: Path | None, settings: Settings, spider: Spider) -> None:
         self._seeds = seeds

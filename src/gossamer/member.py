@@ -24,8 +24,8 @@ def die_with_parent() -> None:
             os._exit(1)
 
 
-async def join(folder: Path, *, name: str) -> JobState:
-    """Work for the job in `folder` until it is over."""
+async def join(folder: Path, *, name: str, supervised: bool = False) -> JobState:
+    """Work for the job in `folder` until it is over. With a supervisor, Ctrl-C is for that to handle."""
     connection, welcome = await connect(folder, worker=name)
     loop = asyncio.get_running_loop()
     frontier = RemoteFrontier(connection)
@@ -48,8 +48,8 @@ async def join(folder: Path, *, name: str) -> JobState:
                     os._exit(130)
                 engine.stop()
 
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, leave)
+            loop.add_signal_handler(signal.SIGTERM, leave)
+            loop.add_signal_handler(signal.SIGINT, (lambda: None) if supervised else leave)
             running = asyncio.create_task(engine.run())
             gone = asyncio.create_task(connection.gone.wait())
             await asyncio.wait((running, gone), return_when=asyncio.FIRST_COMPLETED)

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from gossamer.cli.progress import History, Progress
-from gossamer.cli.view import frame, progress_line, rendered
+from gossamer.cli.view import follow, frame, progress_line, rendered
 from gossamer.clock import ManualClock
 from gossamer.job import Crawl
 from gossamer.model import Counts, Outcome, PageRow, Record, SiteNote
@@ -99,6 +99,24 @@ def test_a_progress_line_is_one_line_of_words_with_values() -> None:
     assert found["queued"] == "1240"
     assert found["failed"] == "1"
     assert found["rate"] == "0.5/s"
+
+
+def test_without_a_terminal_there_is_a_line_now_and_then(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gossamer.cli.view._LINE_SECONDS", 1)
+
+    async def listen() -> str:
+        told = ""
+        following = asyncio.create_task(follow(Run()))
+        while told.count("\n") < 2:
+            await asyncio.sleep(0.05)
+            told += capfd.readouterr().err
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        return told
+
+    assert all(line.startswith("progress elapsed=") for line in asyncio.run(listen()).splitlines())
 
 
 def test_the_end_is_told_from_max_pages() -> None:

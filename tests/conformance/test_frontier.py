@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import asyncio
 import json
+import subprocess
+import sys
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
@@ -9,6 +12,7 @@ import pytest
 from gossamer.settings import Settings
 from gossamer.testing import backends
 from gossamer.testing.frontier import FrontierSuite, Harness
+from gossamer.testing.harness import pages
 
 HOSTILE = Path(__file__).parents[2] / "../shared/suites/hostile-strings/blns.json"
 
@@ -33,3 +37,59 @@ class TestSqlite(_Ours):
 class TestRemote(_Ours):
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
         return backends.remote(settings)
+
+
+WORKER = """
+import asyncio, sys
+from pathlib import Path
+from gossamer.engine.remote import RemoteFrontier, connect
+from gossamer.model import Outcome
+
+async def main(folder, name, dies_after):
+    connection, _ = await connect(Path(folder), worker=name)
+    frontier = RemoteFrontier(connection)
+    done = 0
+    while (grant := await frontier.lease(2, batch=3, seconds=3600)).job != "finished":
+        for lease in grant.leases:
+            if done >= dies_after:
+                print("dying", flush=True)
+                await asyncio.sleep(3600)
+            await frontier.complete([
+                Outcome(site=lease.site, lane=lease.lane, token=lease.token, key=one.key, status="done")
+                for one in lease.requests
+            ])
+            done += len(lease.requests)
+        if not grant.leases:
+            await frontier.idle(grant)
+    print("finished", done, flush=True)
+asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+"""
+
+
+def test_p8_processes_share_one_owner_and_one_may_be_killed() -> None:
+    async def run() -> None:
+        async with backends.remote(Settings(delay=0.0)) as harness:
+            for site in range(20):
+                await harness.frontier.add(pages(*range(site * 100, site * 100 + 20), site=f"{site}.example"))
+            workers = [
+                await asyncio.create_subprocess_exec(
+                    sys.executable, "-c", WORKER, str(harness.path.parent), name, dies_after, stdout=subprocess.PIPE
+                )
+                for name, dies_after in (("doomed", "5"), ("one", "9999"), ("two", "9999"))
+            ]
+            try:
+                doomed, *others = workers
+                assert doomed.stdout is not None
+                if await doomed.stdout.readline() == b"dying\n":
+                    doomed.kill()
+                said = [(await worker.communicate())[0].split() for worker in others]
+            finally:
+                for worker in workers:
+                    if worker.returncode is None:
+                        worker.kill()
+                    await worker.wait()
+            assert all(words[0] == b"finished" for words in said)
+            counts = await harness.frontier.counts()
+            assert (counts.done, counts.stale, counts.leased, counts.finished) == (400, 0, 0, True)
+
+    asyncio.run(run())

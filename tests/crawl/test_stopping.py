@@ -34,7 +34,8 @@ def test_a_signal_drains_and_returns_leases_at_once(tmp_path: Path, number: int,
     with SimWeb(sites=8, pages_per_site=50, page_bytes=2000, latency_seconds=0.05) as web:
         process = start(folder, web, "--delay", "0.02", "--workers", workers)
         until(lambda: (folder / "pages.jsonl").exists() and sum(stored(folder).values()) > 20)
-        os.kill(process.pid, number)
+        # Ctrl-C in a terminal reaches the workers too.
+        os.killpg(process.pid, number) if number == signal.SIGINT else os.kill(process.pid, number)
         assert process.wait(15) == code, process.stderr.read() if process.stderr else ""
         kill_tree(process)
         before = len(web.log())

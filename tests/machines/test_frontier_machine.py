@@ -26,12 +26,12 @@ class RemoteMachine(FrontierMachine):
 
 
 class TestMemory(MemoryMachine.TestCase):
-    settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+    settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
 
 
 class TestSqlite(SqliteMachine.TestCase):
-    settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+    settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
 
 
 class TestRemote(RemoteMachine.TestCase):
-    settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
+    settings = settings(max_examples=30, stateful_step_count=50, deadline=None)

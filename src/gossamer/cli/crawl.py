@@ -131,7 +131,7 @@ def worker(folder: str, name: str, worker_name: str, supervised: bool) -> int:
     if supervised:
         die_with_parent()
     try:
-        run_loop(join(jobs.folder_of(folder, ()), name=worker_name or f"w{os.getpid()}"))
+        run_loop(join(jobs.folder_of(folder, ()), name=worker_name or f"w{os.getpid()}", supervised=supervised))
     except OwnerGone as gone:
         if supervised:
             return Exit.ERROR

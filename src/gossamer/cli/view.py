@@ -49,7 +49,8 @@ async def _live(run: Crawl) -> None:
 
 async def _lines(run: Crawl) -> None:
     progress = Progress(run)
-    writer = Writer(os.dup(2), sys.stderr.encoding)
+    descriptor = os.dup(2)
+    writer = Writer(descriptor, sys.stderr.encoding)
     try:
         while True:
             for _ in range(int(_LINE_SECONDS)):
@@ -57,7 +58,8 @@ async def _lines(run: Crawl) -> None:
                 await progress.look()
             writer.say(progress_line(progress))
     finally:
-        writer.close()
+        if writer.close():
+            os.close(descriptor)
 
 
 def progress_line(progress: Progress) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gossamer.clock import Clock
 from gossamer.engine.commit import Committer
+from gossamer.engine.gate import Rulebook
 from gossamer.engine.handle import Handler
 from gossamer.middleware.base import Fetch
 from gossamer.settings import Settings
@@ -22,6 +23,7 @@ class Context:
     fetch: Fetch
     handler: Handler
     committer: Committer
+    rules: Rulebook
     slots: asyncio.Semaphore
     stopping: asyncio.Event
     went_to_sleep: Callable[[], None]

@@ -10,6 +10,7 @@ from typing import Any
 from gossamer.clock import Clock
 from gossamer.engine.commit import Committer
 from gossamer.engine.context import Context
+from gossamer.engine.gate import Rulebook
 from gossamer.engine.handle import Handler
 from gossamer.engine.recent import Recent
 from gossamer.engine.store import Result, Store
@@ -56,6 +57,7 @@ class Engine:
             fetch=fetch,
             handler=handler,
             committer=self._committer,
+            rules=Rulebook(),
             slots=asyncio.Semaphore(settings.concurrency),
             stopping=self._stop,
             went_to_sleep=self._changed.set,
@@ -188,7 +190,7 @@ class Engine:
                 if visit is None:
                     continue
                 if lease.token in kept:
-                    visit.deadline = sent_at + seconds
+                    visit.renewed(sent_at, seconds)
                 else:
                     visit.lost = True
 

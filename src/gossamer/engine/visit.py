@@ -20,17 +20,21 @@ class Visit:
 
     def __init__(self, lease: Lease, context: Context, *, sent_at: float) -> None:
         self.lease = lease
-        self.deadline = sent_at + lease.ttl
+        self._context = context
+        self.renewed(sent_at, lease.ttl)
         self.lost = False
         self.sleeping = False
-        self._context = context
         self._settings = context.settings
         self._clock = context.clock
-        self._gate = Gate(lease.robots, context.settings, context.clock)
+        self._gate = Gate(lease.robots, context.settings, context.clock, rulebook=context.rules)
         self._memo = dict(lease.memo)
         self._delay = lease.delay
         self._next_at = 0.0
         self._left_alone = False
+
+    def renewed(self, sent_at: float, ttl: float) -> None:
+        """The lease is ours for `ttl` from now on. The last part of it is too short to look up a name and connect."""
+        self.deadline = sent_at + ttl - min(self._context.settings.connect_seconds, ttl / 3)
 
     async def run(self) -> None:
         """Work through the batch; what is left undone goes back to the frontier."""

@@ -322,17 +322,27 @@ class FrontierMachine(RuleBasedStateMachine):
     def advance(self, quarters: int) -> None:
         self._advance(quarters / 4)
 
-    @rule()
-    def advance_beyond_leases(self) -> None:
-        self._advance(18.0)
+    @rule(pick=choices, early=st.booleans(), worker=st.integers(0, 1), batch=st.integers(1, 4))
+    def lease_at_an_edge(self, pick: int, early: bool, worker: int, batch: int) -> None:
+        """When something changes by the clock alone, or a moment before."""
+        edges = {known.due_at for known in self.known.values()}
+        for place in self.places.values():
+            edges |= {place.hold_until, *place.ready_at.values()}
+        for held in self.held.values():
+            place = self.places[held.lease.site]
+            edges |= {held.expires_at, held.expires_at + place.delay * place.lanes}
+        ahead = sorted(edge for edge in edges if edge > self.now)
+        if ahead:
+            self._advance(ahead[pick % min(3, len(ahead))] - self.now - (0.25 if early else 0.0))
+        self.lease(worker, batch, 8.0)
 
     def _advance(self, ticks: float) -> None:
         self.run(self.harness.advance(ticks))
         self.now += ticks
 
     @precondition(lambda self: self.harness.durable)
-    @rule()
-    def crash(self) -> None:
+    @rule(worker=st.integers(0, 1), batch=st.integers(1, 4))
+    def crash(self, worker: int, batch: int) -> None:
         self.run(self.harness.reopen())
         for held in list(self.held.values()):
             self._bury(held, settled=False)
@@ -344,6 +354,7 @@ class FrontierMachine(RuleBasedStateMachine):
         self.stale = 0
         self.workers.clear()
         self._hire()
+        self.lease(worker, batch, 8.0)
 
     @rule()
     def pause(self) -> None:

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from gossamer.clock import ManualClock
+from gossamer.frontier.local import LocalFrontier, open_memory
+from gossamer.settings import Settings
+from gossamer.testing.harness import keys, note, outcome, outcomes, page, pages
+
+
+def play(scene: Callable[[LocalFrontier, ManualClock], Coroutine[Any, Any, None]], **settings: Any) -> None:
+    clock = ManualClock()
+    asyncio.run(scene(open_memory(Settings(**settings), clock=clock, secret=b"0" * 16), clock))
+
+
+def test_a_lane_does_not_lapse_while_its_results_are_being_stored() -> None:
+    """A slow disk between the check of the tokens and the commit; also for what is only noted of a site."""
+
+    async def scene(frontier: LocalFrontier, clock: ManualClock) -> None:
+        await frontier.add(pages(1) + pages(2, site="b.example"))
+        first, second = (await frontier.lease(2, batch=1, seconds=10)).leases
+        async with frontier.settling(outcomes(first), notes=[note(second, memo={"x": 1})]) as settlement:
+            clock.advance(1000.0)
+            assert (await frontier.lease(5, batch=5, seconds=10)).leases == ()
+            receipt = await settlement.commit({"pages.jsonl": 5})
+        assert (receipt.accepted, receipt.stale) == (1, 0)
+        (again,) = (await frontier.lease(5, batch=5, seconds=10)).leases
+        assert (keys(again), again.memo) == ([2], {"x": 1})
+
+    play(scene)
+
+
+def test_results_that_could_not_be_stored_count_for_nothing() -> None:
+    async def scene(frontier: LocalFrontier, clock: ManualClock) -> None:
+        await frontier.add(pages(1))
+        (lease,) = (await frontier.lease(1, batch=1, seconds=10)).leases
+        late = outcome(lease, 99)
+        with pytest.raises(OSError, match="disk"):  # noqa: PT012
+            async with frontier.settling([*outcomes(lease, links=(page(2, "b.example"),)), late]):
+                clock.advance(1000.0)
+                raise OSError("disk")
+        counts = await frontier.counts()
+        assert (counts.known, counts.done, counts.leased, counts.stale) == (1, 0, 1, 0)
+        (again,) = (await frontier.lease(1, batch=1, seconds=10)).leases
+        assert again.token > lease.token
+        assert (await frontier.complete(outcomes(again, links=(page(2, "b.example"),)))).accepted == 1
+        assert (await frontier.counts()).queued == 1
+
+    play(scene)
+
+
+def test_an_idle_worker_hears_of_results_that_could_not_be_stored() -> None:
+    """Meanwhile the lane could not lapse, so the worker was told to wait for news only."""
+
+    async def scene(frontier: LocalFrontier, clock: ManualClock) -> None:
+        await frontier.add(pages(1))
+        (lease,) = (await frontier.lease(1, batch=1, seconds=10)).leases
+        with pytest.raises(OSError, match="disk"):  # noqa: PT012
+            async with frontier.settling(outcomes(lease)):
+                clock.advance(1000.0)
+                grant = await frontier.lease(1, batch=1, seconds=10)
+                assert (grant.leases, grant.wait) == ((), None)
+                raise OSError("disk")
+        async with asyncio.timeout(20):
+            await frontier.idle(grant)
+
+    play(scene)
+
+
+def test_steering_and_answers_to_people() -> None:
+    async def scene(frontier: LocalFrontier, clock: ManualClock) -> None:
+        await frontier.add(pages(1, 2, 3) + pages(4, site="b.example"))
+        (lease,) = (await frontier.lease(1, batch=2, seconds=60)).leases
+        await frontier.complete([outcome(lease, 1, "retry", again_in=50.0)], notes=[note(lease, hold=20.0)])
+        clock.advance(5.0)
+        first, second = await frontier.sites()
+        assert (first["site"], first["queued"], first["delayed"], first["leased"], first["hold"]) == (
+            "a.example",
+            1,
+            1,
+            1,
+            15.0,
+        )
+        assert second["site"] == "b.example"
+        assert len(await frontier.sites(limit=1)) == 1
+        assert await frontier.lookup("http://nowhere.example/") is None
+
+    play(scene)
