@@ -22,8 +22,10 @@ GossamerError
     SchemaMismatch     written by another version, or not ours at all
     Held               another process owns it
     JobMissing         the job that a worker was told to join is not there
+    OwnerGone          the process that owns the job has ended
   SinkError            output could not be stored; stops the job, because losing data silently is worse
     SinkFull           no space for now: the crawl waits until there is
+  WorkersDie           worker processes die again and again
 """
 
 from __future__ import annotations
@@ -151,9 +153,17 @@ class JobMissing(FrontierError):
     """There is no such job."""
 
 
+class OwnerGone(FrontierError):
+    """The process that owns the job has ended."""
+
+
 class SinkError(GossamerError):
     """Output could not be stored."""
 
 
 class SinkFull(SinkError):
     """There is no space for output at the moment."""
+
+
+class WorkersDie(GossamerError):
+    """Workers die again and again."""

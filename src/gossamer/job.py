@@ -29,8 +29,7 @@ from gossamer.frontier.local import LocalFrontier, open_memory
 from gossamer.frontier.sqlite import open_sqlite
 from gossamer.model import Counts, JobState
 from gossamer.settings import Settings
-from gossamer.sink.base import Sink
-from gossamer.sink.jsonl import JsonlSink
+from gossamer.sink import Sink, open_sinks
 
 FRONTIER, SETTINGS = "frontier.db", "job.toml"
 
@@ -179,7 +178,7 @@ class Crawl:
         try:
             linker = Linker(settings, frontier.secret, Recent())
             if folder is not None:
-                sinks.append(JsonlSink(folder, frontier.marks))
+                sinks = open_sinks(settings.sink, folder, frontier.marks)
                 await frontier.blame([left_behind(path) for path in (folder / "handling").glob("*")])
             store = OwnerStore(frontier, sinks, self.stats)
             self.known_before = (await frontier.counts()).known

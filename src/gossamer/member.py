@@ -11,7 +11,8 @@ from pathlib import Path
 
 from gossamer.assemble import worker
 from gossamer.clock import SystemClock
-from gossamer.engine.remote import OwnerGone, RemoteFrontier, RemoteStore, connect
+from gossamer.engine.remote import RemoteFrontier, RemoteStore, connect
+from gossamer.errors import OwnerGone
 from gossamer.model import JobState
 from gossamer.settings import build
 

@@ -21,8 +21,8 @@ from gossamer.cli.start import run as run_loop
 from gossamer.cli.summary import summary_lines
 from gossamer.cli.terminal import log_to_stderr, put, say
 from gossamer.engine import wire
-from gossamer.engine.remote import OwnerGone, connect
-from gossamer.errors import ConfigError, JobMissing
+from gossamer.engine.remote import connect
+from gossamer.errors import ConfigError, JobMissing, OwnerGone
 from gossamer.job import Crawl, Summary
 from gossamer.member import die_with_parent, join
 

@@ -14,6 +14,7 @@ from gossamer.extract.scope import Scope
 from gossamer.extract.selectors import check
 from gossamer.extract.spider import FieldSpider
 from gossamer.settings import Settings
+from gossamer.sink import check_sinks
 
 Value = TypeVar("Value")
 
@@ -46,6 +47,7 @@ def read_lines(file: IO[str]) -> list[str]:
 def _check(settings: Settings) -> None:
     """Find what is wrong before anything of it is kept: expressions and selectors."""
     Scope(settings)
+    check_sinks(settings.sink)
     FieldSpider(settings.extract)
     try:
         check(settings.links or "a")

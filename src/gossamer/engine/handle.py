@@ -82,17 +82,22 @@ class Linker:
         """The request for a seed, which is a normal URL."""
         return Request(url, urls.fingerprint(self._secret, url), self.site(url))
 
-    def hop(self, page: Request, target: str) -> tuple[Request, ...]:
+    def hop(self, page: Request, target: str, status: int) -> tuple[Request, ...]:
         """The next hop of a redirect, at the same depth. A seed may lead anywhere, other pages stay in scope."""
         if page.depth > 0 and (reason := self._scope.refuse(target, page.url, page.depth)) is not None:
             self.refused[reason] += 1
             return ()
-        key = urls.fingerprint(self._secret, target, page.method, page.body)
+        # As browsers do: what was posted is not posted again, unless the server insists on it.
+        resent = page.method in ("GET", "HEAD") or status in (307, 308)
+        method, body = (page.method, page.body) if resent else ("GET", b"")
+        key = urls.fingerprint(self._secret, target, method, body)
         return (
             msgspec.structs.replace(
                 page,
                 url=target,
                 key=key,
+                method=method,
+                body=body,
                 site=self.site(target),
                 hops=page.hops + 1,
                 tries=0,
@@ -116,8 +121,9 @@ class Handler:
         self._linker = linker
         self._marker = marker
 
-    def redirect(self, request: Request, target: str) -> tuple[Request, ...]:
-        return self._linker.hop(request, target)
+    def redirect(self, request: Request, target: str, status: int) -> tuple[Request, ...]:
+        """The request that a redirect leads to, if it may be followed."""
+        return self._linker.hop(request, target, status)
 
     async def handle(self, request: Request, response: Response) -> Handled:
         """Run the spider over a page; the marker names the page while it runs, should the process die of it."""

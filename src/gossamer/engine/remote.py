@@ -16,10 +16,6 @@ from gossamer.engine.store import Result
 from gossamer.model import Counts, Grant, Lease, Outcome, Receipt, Request, SiteNote
 
 
-class OwnerGone(errors.FrontierError):
-    """The process that owns the job has ended."""
-
-
 class Connection:
     """One connection to the owner; many calls may be under way on it at once."""
 
@@ -34,7 +30,7 @@ class Connection:
     async def call(self, call: wire.Call) -> Any:
         """Ask, and wait for the answer."""
         if self.gone.is_set():
-            raise OwnerGone("the crawl that this worker belongs to has ended")
+            raise errors.OwnerGone("the crawl that this worker belongs to has ended")
         self._last += 1
         number = self._last
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
@@ -43,7 +39,7 @@ class Connection:
             await self._writer.drain()
             answer = await future
         except ConnectionError:
-            raise OwnerGone("the crawl that this worker belongs to has ended") from None
+            raise errors.OwnerGone("the crawl that this worker belongs to has ended") from None
         finally:
             self._waiting.pop(number, None)
         if answer.error:
@@ -60,7 +56,7 @@ class Connection:
         self.gone.set()
         for future in self._waiting.values():
             if not future.done():
-                future.set_exception(OwnerGone("the crawl that this worker belongs to has ended"))
+                future.set_exception(errors.OwnerGone("the crawl that this worker belongs to has ended"))
 
     async def aclose(self) -> None:
         self._listening.cancel()

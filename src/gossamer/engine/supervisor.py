@@ -9,16 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gossamer.clock import Clock
-from gossamer.errors import GossamerError
+from gossamer.errors import WorkersDie
 from gossamer.model import JobState
 
 log = logging.getLogger("gossamer.supervisor")
 _HEALTHY_SECONDS = 30.0
 _MOST_DEATHS = 8
-
-
-class WorkersDie(GossamerError):
-    """Workers die again and again."""
 
 
 class Supervisor:

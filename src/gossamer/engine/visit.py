@@ -144,7 +144,7 @@ class Visit:
         if settings.adaptive_delay and not response.from_cache:
             await self._adapt(response)
         if verdict.target and verdict.status == "done":
-            links = self._context.handler.redirect(request, verdict.target)
+            links = self._context.handler.redirect(request, verdict.target, response.status)
             await self._settle(
                 request, verdict, response=response, row=_row(request, response, location=verdict.target), links=links
             )
