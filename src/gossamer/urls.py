@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from functools import lru_cache
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import unquote
 
 import ada_url
 from publicsuffixlist import PublicSuffixList
@@ -53,14 +53,18 @@ def _crawlable(href: str) -> str | None:
 
 
 def clean_query(url: str) -> str:
-    """The URL with its query sorted and without parameters that only track the visitor."""
+    """The URL with its query sorted and without parameters that only track the visitor.
+
+    What is left is fetched, so each parameter stays as its page wrote it."""
     base, mark, query = url.partition("?")
     if not mark:
         return url
-    pairs = sorted(
-        pair for pair in parse_qsl(query, keep_blank_values=True) if pair[0].lower() not in TRACKING_PARAMETERS
-    )
-    return f"{base}?{urlencode(pairs)}" if pairs else base
+    kept = [part for part in query.split("&") if part and not _tracks(part)]
+    return f"{base}?{'&'.join(sorted(kept))}" if kept else base
+
+
+def _tracks(parameter: str) -> bool:
+    return unquote(parameter.partition("=")[0]).lower() in TRACKING_PARAMETERS
 
 
 def fingerprint(secret: bytes, url: str, method: str = "GET", body: bytes = b"") -> int:

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from gossamer.clock import ManualClock
+from gossamer.errors import Unavailable
+from gossamer.frontier.journal import MemoryJournal, Past
 from gossamer.frontier.local import LocalFrontier, open_memory
+from gossamer.model import Request
 from gossamer.settings import Settings
 from gossamer.testing.harness import keys, note, outcome, outcomes, page, pages
 
@@ -69,6 +72,33 @@ def test_an_idle_worker_hears_of_results_that_could_not_be_stored() -> None:
             await frontier.idle(grant)
 
     play(scene)
+
+
+class FaultyJournal(MemoryJournal):
+    """Cannot read one of its requests for a while."""
+
+    unreadable = 0
+
+    def load(self, numbers: Sequence[int], visits: Mapping[int, int]) -> list[Request]:
+        if self.unreadable in numbers:
+            raise Unavailable("a bad sector")
+        return super().load(numbers, visits)
+
+
+def test_a_read_error_takes_nothing_out_of_the_hands_of_others() -> None:
+    async def scene() -> None:
+        journal = FaultyJournal()
+        frontier = LocalFrontier(journal, Past(), settings=Settings(), clock=ManualClock())
+        await frontier.add(pages(1) + pages(2, site="b.example") + pages(3, site="c.example"))
+        journal.unreadable = 2
+        found = [keys(*(await frontier.lease(9, batch=1, seconds=60)).leases) for _ in range(2)]
+        assert found == [[1], [3]], "what was taken before is handed out"
+        with pytest.raises(Unavailable):
+            await frontier.lease(9, batch=1, seconds=60)
+        journal.unreadable = 0
+        assert keys(*(await frontier.lease(9, batch=1, seconds=60)).leases) == [2]
+
+    asyncio.run(scene())
 
 
 def test_steering_and_answers_to_people() -> None:

@@ -29,7 +29,7 @@ def test_a_lease_does_not_walk_over_the_sites() -> None:
         clock = ManualClock()
         frontier = open_memory(Settings(), clock=clock, secret=b"0" * 16)
         await frontier.add([page(2 * site + n, f"{site}.example") for site in range(20_000) for n in (0, 1)])
-        schedule = frontier._schedule
+        schedule = frontier._state.schedule
         schedule.__class__ = CountingSchedule
         assert isinstance(schedule, CountingSchedule)
         for number in range(1000):

@@ -20,9 +20,9 @@ import pytest
 
 from gossamer.clock import ManualClock, SystemClock
 from gossamer.errors import FrontierError, GossamerError, Held, SchemaMismatch, Unavailable
-from gossamer.frontier import sqlite
 from gossamer.frontier.local import LocalFrontier
-from gossamer.frontier.sqlite import holder, open_sqlite
+from gossamer.frontier.ownership import holder, refuse_network_folder
+from gossamer.frontier.sqlite import open_sqlite
 from gossamer.settings import Settings
 from gossamer.testing.harness import keys, outcomes, page, pages
 
@@ -321,13 +321,13 @@ def test_f46_network_folders_are_refused(tmp_path: Path) -> None:
         f"/dev/sda / ext4 rw 0 0\nbroken\nserver:/x {place} nfs4 rw 0 0\n/dev/sdb {place}/local ext4 rw 0 0\n"
     )
     with pytest.raises(FrontierError, match=r"network file system \(nfs4\)") as caught:
-        sqlite.refuse_network_folder(share / "job", mounts=mounts)
+        refuse_network_folder(share / "job", mounts=mounts)
     assert "--job" in caught.value.hint
     with pytest.raises(FrontierError):
-        sqlite.refuse_network_folder(share, mounts=mounts)
+        refuse_network_folder(share, mounts=mounts)
     for good in (tmp_path, share / "local", share / "local" / "job", tmp_path / "my share2"):
-        sqlite.refuse_network_folder(good, mounts=mounts)
-    sqlite.refuse_network_folder(share, mounts=tmp_path / "not there")
+        refuse_network_folder(good, mounts=mounts)
+    refuse_network_folder(share, mounts=tmp_path / "not there")
 
 
 def frontier_file(path: Path) -> None:

@@ -26,7 +26,7 @@ class RemoteMachine(FrontierMachine):
 
 
 class TestMemory(MemoryMachine.TestCase):
-    settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+    settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
 
 
 class TestSqlite(SqliteMachine.TestCase):

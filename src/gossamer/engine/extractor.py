@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from gossamer.errors import ExtractError
-from gossamer.extract.items import plain
+from gossamer.extract.items import plain, sound
 from gossamer.extract.links import LinkMemo
 from gossamer.extract.page import Page
 from gossamer.extract.spider import FieldSpider, Spider, load
@@ -66,7 +66,7 @@ class Extractor:
         try:
             for found in await self._parse(page):
                 if isinstance(found, Request):
-                    requests.append(found)
+                    requests.append(sound(found))
                 elif found is not None:
                     items.append(plain(found))
             links = self._links(page) if page.is_html else ()
@@ -103,7 +103,12 @@ class Extractor:
 def _describe(failure: Exception) -> str:
     """The error and where in the spider it came from, on one line."""
     if isinstance(failure, ExtractError):
-        return str(failure)
+        return _storable(str(failure))
     frames = traceback.extract_tb(failure.__traceback__)
     where = f" ({frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno})" if frames else ""
-    return f"{type(failure).__name__}: {failure}{where}"
+    return _storable(f"{type(failure).__name__}: {failure}{where}")
+
+
+def _storable(text: str) -> str:
+    """The text without halves of characters, which no file can hold."""
+    return text.encode("utf-8", "replace").decode()

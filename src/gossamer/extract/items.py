@@ -1,4 +1,4 @@
-"""Items: what a spider yields, made into plain mappings that any sink can store."""
+"""What a spider yields, made plain: items that any sink can store, and requests that any frontier can keep."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ from typing import Any
 import msgspec
 
 from gossamer.errors import ExtractError
+from gossamer.extract.links import normal
+from gossamer.model import Request
 
 HINT = "yield a dict, a dataclass, an attrs or pydantic model, or a msgspec Struct, with values that JSON can hold"
+MOST_PRIORITY = 1_000_000_000
+_encode = msgspec.msgpack.Encoder().encode
+_decode_request = msgspec.msgpack.Decoder(Request).decode
 
 
 def plain(item: Any) -> dict[str, Any]:
@@ -18,11 +23,33 @@ def plain(item: Any) -> dict[str, Any]:
     fields = _fields(item)
     try:
         found = msgspec.to_builtins(fields, str_keys=True, enc_hook=_nested)
-        # A lone surrogate only shows in the encoder.
-        msgspec.json.encode(found)
+        # A lone surrogate, or a number that no database can hold, only shows in the encoder.
+        _encode(found)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ExtractError(f"item {type(item).__name__}: {_culprit(fields)}{error}", hint=HINT) from error
     return dict(found)
+
+
+def sound(request: Request) -> Request:
+    """A spider's request with its URL in normal form; an ExtractError says what of it cannot be queued."""
+    url = normal(request.url) if isinstance(request.url, str) else None
+    if url is None:
+        raise ExtractError(
+            f"{request.url!r:.200} is not a URL to follow",
+            hint="only http and https are followed; page.follow(...) resolves what is relative",
+        )
+    try:
+        meta = None if request.meta is None else plain(request.meta)
+        made = msgspec.structs.replace(request, url=url, meta=meta)
+        # Nothing but plain values may go on: one that cannot be stored would stop the crawl, not this page.
+        _decode_request(_encode(made))
+        if abs(request.priority) > MOST_PRIORITY:
+            raise ValueError(f"priority {request.priority:.0e} is over {MOST_PRIORITY}")
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.ValidationError, ExtractError) as error:
+        raise ExtractError(
+            f"request for {url}: {error}", hint="its values must be of the types that Request names"
+        ) from error
+    return made
 
 
 def _fields(item: Any) -> Mapping[str, Any]:
@@ -53,7 +80,7 @@ def _culprit(fields: Mapping[str, Any]) -> str:
     """The name of the first field that cannot be stored."""
     for name, value in fields.items():
         try:
-            msgspec.json.encode(msgspec.to_builtins(value, str_keys=True, enc_hook=_nested))
+            _encode(msgspec.to_builtins(value, str_keys=True, enc_hook=_nested))
         except (TypeError, ValueError, OverflowError, RecursionError):
             return f"field {name!r}: "
     return ""

@@ -132,6 +132,11 @@ def resolve(base: str, reference: str) -> str | None:
     return _short_way(*_places(base), reference) or urls.join(base, reference)
 
 
+def normal(url: str) -> str | None:
+    """A whole URL as `urls.normal` gives it, by the same shorter way."""
+    return _short_way("", "", url) or urls.normal(url)
+
+
 def _short_way(origin: str, folder: str, reference: str) -> str:
     """A reference of plain characters put behind the origin or the folder of the base; empty where that is not sure."""
     if reference.startswith("http"):

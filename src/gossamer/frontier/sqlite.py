@@ -16,27 +16,15 @@ from typing import Any, cast
 import msgspec
 
 from gossamer.clock import Clock
-from gossamer.errors import FrontierError, Held, SchemaMismatch, Unavailable
+from gossamer.errors import FrontierError, SchemaMismatch, Unavailable
 from gossamer.frontier.journal import STATUS, Change, Past, SiteRow
 from gossamer.frontier.local import LocalFrontier
+from gossamer.frontier.ownership import claim
 from gossamer.model import JobState, Request
 from gossamer.settings import Settings
 
 FORMAT = 1
 APPLICATION_ID = 0x676F7373
-_NETWORK_FILESYSTEMS = (
-    "nfs",
-    "nfs4",
-    "cifs",
-    "smb3",
-    "smbfs",
-    "9p",
-    "fuse.sshfs",
-    "fuse.s3fs",
-    "afs",
-    "ceph",
-    "glusterfs",
-)
 _LOAD = """
 SELECT u.number, u.url, u.key, s.name, u.priority, u.depth, u.hops, u.extra, p.url
 FROM urls u JOIN sites s ON s.number = u.site LEFT JOIN urls p ON p.number = u.parent WHERE u.number IN (MARKS)
@@ -65,7 +53,7 @@ def open_sqlite(path: Path, settings: Settings, *, clock: Clock) -> LocalFrontie
     """The frontier in this file, made if it is not there. It is ours alone until it is closed."""
     with ExitStack() as undo:
         try:
-            lock = _claim(path)
+            lock = claim(path)
             undo.callback(os.close, lock)
             journal = SqliteJournal(path, lock)
             undo.pop_all()
@@ -77,74 +65,6 @@ def open_sqlite(path: Path, settings: Settings, *, clock: Clock) -> LocalFrontie
             raise Unavailable(f"{path}: {error.strerror}", hint="choose a folder that can be written to") from error
         undo.pop_all()
         return frontier
-
-
-def holder(path: Path) -> str:
-    """Who owns the frontier file, as `pid N`; empty if nobody does."""
-    try:
-        lock = _claim(path)
-    except Held:
-        return _read_holder(_lock_path(path)) or "another process"
-    os.close(lock)
-    return ""
-
-
-def _lock_path(path: Path) -> Path:
-    return path.with_name(path.name + "-owner")
-
-
-def _read_holder(path: Path) -> str:
-    try:
-        return path.read_text("utf-8").strip()
-    except OSError:
-        return ""
-
-
-def _claim(path: Path) -> int:
-    """Lock the file against other owners. The lock ends with this process, however it ends."""
-    import fcntl
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    refuse_network_folder(path.parent)
-    descriptor = os.open(_lock_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        name = _read_holder(_lock_path(path)) or "another process"
-        raise Held(
-            f"{path} is in use by {name}",
-            hint=f"wait for it, stop it, or join it with: gossamer worker {path.parent}",
-        ) from None
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"pid {os.getpid()}\n".encode(), 0)
-    return descriptor
-
-
-def refuse_network_folder(folder: Path, *, mounts: Path = Path("/proc/mounts")) -> None:
-    """SQLite's files are not safe on network file systems: say so instead of corrupting them some day."""
-    kind = _filesystem(folder, mounts)
-    if kind in _NETWORK_FILESYSTEMS:
-        raise FrontierError(
-            f"{folder} is on a network file system ({kind}), where SQLite files can be corrupted",
-            hint="put the job on a local disk with --job DIR",
-        )
-
-
-def _filesystem(folder: Path, mounts: Path) -> str:
-    try:
-        lines = mounts.read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return ""
-    place, best, kind = str(folder.resolve()), "", ""
-    for line in lines:
-        fields = line.split(" ")
-        if len(fields) < 3:
-            continue
-        mount = fields[1].replace("\\040", " ")
-        if (place == mount or place.startswith(mount.rstrip("/") + "/")) and len(mount) >= len(best):
-            best, kind = mount, fields[2]
-    return kind
 
 
 class SqliteJournal:

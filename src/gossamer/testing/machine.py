@@ -21,9 +21,9 @@ DELIVERIES = 3
 _LONG = 1_000_000.0
 
 choices = st.integers(0, 1000)
-some_keys = st.sets(st.integers(1, 30), min_size=1, max_size=5)
+some_keys = st.sets(st.integers(1, 30), min_size=1, max_size=6)
 statuses = st.lists(st.sampled_from(["done", "done", "failed", "skipped", "retry", "revisit"]), min_size=1, max_size=4)
-learned = st.sampled_from(["", "", "", "hold", "delay", "robots", "memo", "close"])
+learned = st.sampled_from(["", "", "robots", "robots", "hold", "delay", "memo", "close"])
 
 
 @dataclass

@@ -1,0 +1,226 @@
+"""What an embedded frontier knows of its job, in memory: the schedule, the seen set, who holds what, and the counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gossamer.clock import Clock
+from gossamer.frontier import journal as kept
+from gossamer.frontier import policy
+from gossamer.frontier.journal import Change
+from gossamer.frontier.schedule import Lane, Schedule, Site
+from gossamer.model import Counts, JobState, Outcome, Request
+from gossamer.settings import Settings
+
+NO_LIMIT = 1 << 62
+
+
+class State:
+    """The memory of one job. It reads the clock and writes nothing down: that is done before anything here changes."""
+
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.schedule = Schedule(settings)
+        self.seen: set[int] = set()
+        self.held: dict[int, Lane] = {}
+        """Token -> the lane that it holds."""
+        self.tries: dict[int, int] = {}
+        self.visits: dict[int, int] = {}
+        """URL -> the outcome whose `state` goes out with its next lease."""
+        self.new_sites: list[Site] = []
+        self.new_lapses: dict[int, int] = {}
+        self.job: JobState = "running"
+        self.last_number = 0
+        self.last_token = 0
+        self.news = 0
+        self.stored = self.stale = 0
+        self._totals = {kept.DONE: 0, kept.FAILED: 0, kept.SKIPPED: 0, kept.PARKED: 0}
+
+    def count(self, status: int, by: int = 1) -> None:
+        """So many more URLs have come to this end; other statuses are no end."""
+        if status in self._totals:
+            self._totals[status] += by
+
+    def site(self, name: str, number: int = 0) -> Site:
+        """The site of that name, made if it is new."""
+        site = self.schedule.sites.get(name)
+        if site is None:
+            now = self.clock.monotonic()
+            site = self.schedule.site(name, number or len(self.schedule.sites) + 1, ready_at=now)
+            if not self.settings.robots:
+                self.schedule.open_lanes(site, now)
+            self.new_sites.append(site)
+        return site
+
+    def slow_down(self, site: Site, asked_delay: float) -> None:
+        """Heed what the site asked for, if that is more than our own delay."""
+        site.asked_delay = asked_delay
+        site.delay = max(self.settings.for_site(site.name).delay or 0.0, asked_delay)
+
+    def plan_urls(self, change: Change, requests: Sequence[Request], parent: int) -> None:
+        """Number the requests that are new, and put them into the change; `forget` takes that back."""
+        for request in requests:
+            if request.key not in self.seen:
+                self.seen.add(request.key)
+                self.last_number += 1
+                change.urls.append((self.last_number, request, self.site(request.site).number, parent))
+
+    def forget(self, change: Change) -> None:
+        """The change did not come about."""
+        self.seen.difference_update(request.key for _, request, _, _ in change.urls)
+
+    def enqueue(self, change: Change) -> None:
+        """Queue the new URLs of a change that is written down."""
+        strategy = self.settings.strategy
+        for number, request, _, _ in change.urls:
+            site = self.schedule.sites[request.site]
+            if site.closed:
+                self.count(closed_status(site.closed))
+                continue
+            rank = policy.rank(strategy, priority=request.priority, depth=request.depth, hops=request.hops)
+            self.schedule.push(site, number, rank)
+
+    def lapse(self, lane: Lane, now: float, *, blamed: frozenset[int]) -> None:
+        """Take a lane from a holder that is gone. Blamed requests that have cost too many holders are parked."""
+        schedule = self.schedule
+        for key, number in list(lane.batch.items()):
+            if number not in blamed:
+                continue
+            lapses = schedule.lapses[number] = self.new_lapses[number] = schedule.lapses.get(number, 0) + 1
+            if lapses >= self.settings.max_deliveries:
+                schedule.settle(lane, key)
+                self.count(kept.PARKED)
+        self.free(lane, now - schedule.lane_delay(lane.site))
+
+    def lapse_lost(self, now: float) -> None:
+        """Take back all lanes whose lease has run out, where waiting for them to come up would be too late."""
+        for lane in list(self.held.values()):
+            if self.is_lost(lane, now):
+                self.lapse(lane, now, blamed=frozenset(lane.batch.values()))
+
+    def blame(self, number: int, site: Site) -> None:
+        """Count a lost delivery against a queued request."""
+        schedule = self.schedule
+        if not schedule.withdraw(site, number):
+            return
+        lapses = schedule.lapses[number] = self.new_lapses[number] = schedule.lapses.get(number, 0) + 1
+        if lapses >= self.settings.max_deliveries:
+            self.count(kept.PARKED)
+        else:
+            schedule.push(site, number, policy.HEAD)
+
+    def is_lost(self, lane: Lane, now: float) -> bool:
+        """Whether the lane's lease has run out, and nothing of it is being settled."""
+        return not lane.settling and lane.expires_at + self.schedule.lane_delay(lane.site) <= now
+
+    def has_suspect(self, worker: str, now: float) -> bool:
+        """Whether the worker holds a suspect already: one at a time is enough to find out which it was."""
+        return bool(self.schedule.lapses) and any(
+            lane.suspect and lane.worker == worker and not self.is_lost(lane, now) for lane in self.held.values()
+        )
+
+    def next_expiry(self) -> float | None:
+        """When the first of the held lanes is taken back, unless its holder stays in touch."""
+        ends = (lane.expires_at + self.schedule.lane_delay(lane.site) for lane in self.held.values())
+        return min(ends, default=None)
+
+    def was_settled(self, outcome: Outcome) -> bool:
+        """Whether the outcome's lane has been through with this token."""
+        site = self.schedule.sites.get(outcome.site)
+        lanes = site.lanes if site is not None else []
+        return outcome.lane < len(lanes) and lanes[outcome.lane].last_token == outcome.token
+
+    def free(self, lane: Lane, now: float) -> None:
+        """Make a lane ready for others, one delay from now."""
+        site = lane.site
+        self.held.pop(lane.token, None)
+        if site.robots or not self.settings.robots:
+            # Not before: the holder of a site's only lane goes at the pace of the whole site.
+            self.schedule.open_lanes(site, now)
+        self.schedule.free(lane, now)
+        if site.closed:
+            self.close(site, site.closed)
+        self.news += 1
+
+    def close(self, site: Site, reason: str) -> None:
+        """Give up all that waits on a site."""
+        self.count(closed_status(reason), self.schedule.close(site, reason))
+
+    def spend(self, site: Site) -> None:
+        """Give up what waits on a site whose budget is used up, once nothing of it is under way."""
+        if not site.leased and not site.closed:
+            self.close(site, "budget")
+            self.news += 1
+
+    def room(self) -> int:
+        """How many more requests max_pages lets out now."""
+        limit = self.settings.max_pages
+        return NO_LIMIT if limit is None else limit - self.stored - self.schedule.leased
+
+    def is_over(self) -> bool:
+        """Whether nothing is left to hand out and nothing is under way that could bring more."""
+        schedule = self.schedule
+        if schedule.leased:
+            return False
+        if self.settings.max_pages is not None and self.stored >= self.settings.max_pages:
+            return True
+        if schedule.queued + schedule.delayed > len(schedule.revisits):
+            return False
+        due_at = schedule.next_due() if schedule.revisits else None
+        return due_at is None or due_at > self.clock.monotonic()
+
+    @property
+    def job_state(self) -> JobState:
+        """What the job is doing."""
+        return "finished" if self.job == "running" and self.is_over() else self.job
+
+    def counts(self) -> Counts:
+        """One view of it all."""
+        schedule, now = self.schedule, self.clock.monotonic()
+        ready = held = 0
+        for site in schedule.sites.values():
+            if site.queue.size or site.suspects or site.delayed:
+                held += site.hold_until > now
+                ready += site.hold_until <= now and any(not lane.token and lane.next_at <= now for lane in site.lanes)
+        totals = {status: total - schedule.returned[status] for status, total in self._totals.items()}
+        return Counts(
+            queued=schedule.queued,
+            delayed=schedule.delayed - len(schedule.revisits),
+            leased=schedule.leased,
+            done=totals[kept.DONE],
+            failed=totals[kept.FAILED],
+            skipped=totals[kept.SKIPPED],
+            parked=totals[kept.PARKED],
+            stale=self.stale,
+            stored=self.stored,
+            revisits=len(schedule.revisits),
+            known=len(self.seen),
+            sites=len(schedule.sites),
+            ready_sites=ready,
+            held_sites=held,
+            active_sites=len({lane.site.number for lane in self.held.values()}),
+            job=self.job_state,
+            finished=self.is_over(),
+        )
+
+    def describe(self, site: Site) -> dict[str, Any]:
+        """A site as people read it."""
+        return {
+            "site": site.name,
+            "queued": site.queue.size + len(site.suspects),
+            "delayed": len(site.delayed),
+            "leased": site.leased,
+            "stored": site.stored,
+            "delay": site.delay,
+            "lanes": len(site.lanes),
+            "hold": max(0.0, site.hold_until - self.clock.monotonic()),
+            "closed": site.closed,
+            "memo": site.memo,
+        }
+
+
+def closed_status(reason: str) -> int:
+    """What becomes of the requests of a closed site: those over a budget are skipped, others have failed."""
+    return kept.SKIPPED if reason == "budget" else kept.FAILED
