@@ -93,11 +93,13 @@ def save_settings(folder: Path, settings: Settings) -> None:
 
 def _toml(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(key)} = {_toml(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{_toml(key)} = {_toml(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
-    # JSON's strings, numbers and booleans are TOML's, but for the control character that JSON leaves as it is.
-    return json.dumps(value).replace("\x7f", "\\u007f")
+    if isinstance(value, float):
+        return repr(value)
+    # JSON's strings, whole numbers and booleans are TOML's, but for the control character that JSON leaves as it is.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,9 +141,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 def build(values: Mapping[str, Any], *, source: str = "settings") -> Settings:
     """Settings from plain values; an unknown name or a wrong type is a ConfigError that names it."""
     try:
-        return msgspec.convert(dict(values), Settings, strict=False)
+        settings = msgspec.convert(dict(values), Settings, strict=False)
+        # Bytes of the command line that are no text come as halves of characters, which no file can hold.
+        msgspec.msgpack.encode(settings)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{source}: {error}", hint=_nearest(values)) from None
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{source}: {error.object!r:.80} is not UTF-8") from None
+    return settings
 
 
 def dump(settings: Settings) -> dict[str, Any]:

@@ -37,12 +37,12 @@ def below(web: SimWeb, page: int) -> set[str]:
     return {web.url(0, numbered(web, child)) for child in children}.union(*(below(web, child) for child in children))
 
 
-def test_a_spider_that_raises_costs_only_its_page(tmp_path: Path) -> None:
+def test_a_spider_that_raises_costs_only_its_page(tmp_path: Path, workers: str) -> None:
     with SimWeb(sites=2, pages_per_site=10, page_bytes=2000) as web:
         odd = spider(
             tmp_path, f"if {numbered(web, 9)!r} in page.url: raise ValueError('no price')\nyield {{'url': page.url}}"
         )
-        done = crawl(tmp_path / "job", web, "--delay", "0", "--spider", odd)
+        done = crawl(tmp_path / "job", web, "--delay", "0", "--spider", odd, "--workers", workers)
     assert done.returncode == 3, done.stderr
     failed = [row for row in rows(tmp_path / "job" / "pages.jsonl") if row["error"]]
     assert [row["error"] for row in failed] == ["spider: ValueError: no price (spider.py:6)"]
@@ -77,21 +77,23 @@ def test_a_page_that_kills_the_whole_crawl_is_parked_after_a_few_runs(tmp_path: 
     assert set(stored(tmp_path / "job").values()) == {1}
 
 
-def test_parser_processes_take_heavy_handlers_and_survive_their_death(tmp_path: Path) -> None:
+def test_parser_processes_take_heavy_handlers_and_survive_their_death(tmp_path: Path, workers: str) -> None:
     with SimWeb(sites=3, pages_per_site=10, page_bytes=2000) as web:
         poison = web.url(0, numbered(web, 9))
         odd = spider(tmp_path, f"if page.url == {poison!r}: os._exit(7)\nyield {{'pid': os.getpid()}}")
-        done = crawl(tmp_path / "job", web, "--delay", "0", "--spider", odd, "--parse-processes", "2")
+        done = crawl(
+            tmp_path / "job", web, "--delay", "0", "--spider", odd, "--parse-processes", "2", "--workers", workers
+        )
         assert not web.judge().missed
     assert done.returncode == 3, done.stderr
     pids = {item["pid"] for item in rows(tmp_path / "job" / "items.jsonl")}
-    assert 2 <= len(pids) <= 3
+    assert 2 <= len(pids) <= 2 * int(workers) + 1
     assert stored(tmp_path / "job")[poison] == 1
 
 
-def test_a_download_slower_than_the_lease_is_fetched_once(tmp_path: Path) -> None:
+def test_a_download_slower_than_the_lease_is_fetched_once(tmp_path: Path, workers: str) -> None:
     with SimWeb(sites=2, pages_per_site=3, page_bytes=2000, latency_seconds=2.5) as web:
-        done = crawl(tmp_path / "job", web, "--delay", "0", "--lease-seconds", "1", "--workers", "2")
+        done = crawl(tmp_path / "job", web, "--delay", "0", "--lease-seconds", "1", "--workers", workers)
         assert done.returncode == 0, done.stderr
         assert set(fetched(web.log()).values()) == {1}
 
@@ -120,9 +122,9 @@ def test_a_handler_that_blocks_longer_than_the_lease_never_stores_its_page_twice
     assert len(stored(tmp_path / "job")) >= 15
 
 
-def test_few_file_descriptors_slow_the_crawl_down_but_lose_nothing(tmp_path: Path) -> None:
+def test_few_file_descriptors_slow_the_crawl_down_but_lose_nothing(tmp_path: Path, workers: str) -> None:
     with SimWeb(sites=60, pages_per_site=3, page_bytes=2000) as web:
-        arguments = command(tmp_path / "job", web.seeds, "--delay", "0")
+        arguments = command(tmp_path / "job", web.seeds, "--delay", "0", "--workers", workers)
         done = subprocess.run(
             ["bash", "-c", 'ulimit -n 64; exec "$@"', "bash", *arguments],
             capture_output=True,
@@ -136,7 +138,7 @@ def test_few_file_descriptors_slow_the_crawl_down_but_lose_nothing(tmp_path: Pat
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
-def test_a_full_disk_pauses_the_crawl_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_a_full_disk_pauses_the_crawl_and_nothing_is_lost(tmp_path: Path, workers: str) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)], check=True)
@@ -144,7 +146,7 @@ def test_a_full_disk_pauses_the_crawl_and_nothing_is_lost(tmp_path: Path) -> Non
         ballast = disk / "ballast"
         ballast.write_bytes(b"x" * 2_500_000)
         with SimWeb(sites=8, pages_per_site=150, page_bytes=3000, links_per_page=30) as web:
-            lines = command(tmp_path / "seeds", web.seeds, "--delay", "0")
+            lines = command(tmp_path / "seeds", web.seeds, "--delay", "0", "--workers", workers)
             lines[lines.index("--job") + 1] = str(disk / "job")
             with (tmp_path / "said").open("w") as said:
                 process = subprocess.Popen(lines, stderr=said, env=environment())

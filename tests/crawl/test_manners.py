@@ -34,9 +34,9 @@ def crawl_in(folder: Path, web: SimWeb, *options: str) -> object:
     )
 
 
-def test_lanes_keep_the_rate_and_fetch_side_by_side(tmp_path: Path) -> None:
+def test_lanes_keep_the_rate_and_fetch_side_by_side(tmp_path: Path, workers: str) -> None:
     with SimWeb(sites=1, pages_per_site=40, page_bytes=2000, latency_seconds=0.3) as web:
-        done = crawl(tmp_path / "job", web, "--delay", "0.05", "--per-site", "4", "--batch", "4")
+        done = crawl(tmp_path / "job", web, "--delay", "0.05", "--per-site", "4", "--batch", "4", "--workers", workers)
         assert done.returncode == 0, done.stderr
         log = web.log()
         assert not web.judge().missed
@@ -47,7 +47,7 @@ def test_lanes_keep_the_rate_and_fetch_side_by_side(tmp_path: Path) -> None:
     assert all(later - first >= 0.05 * (20 - 4) for first, later in zip(spans, spans[20:], strict=False))
 
 
-def test_one_site_can_have_its_own_delay_headers_and_budget(tmp_path: Path) -> None:
+def test_one_site_can_have_its_own_delay_headers_and_budget(tmp_path: Path, workers: str) -> None:
     with SimWeb(sites=3, pages_per_site=12, page_bytes=2000) as web:
         slow, small = (web.plan.url(site).split("/")[2] for site in (0, 1))
         settings_file(
@@ -55,7 +55,7 @@ def test_one_site_can_have_its_own_delay_headers_and_budget(tmp_path: Path) -> N
             f'delay = 0.02\n[sites."{slow}"]\ndelay = 0.2\nheaders = {{ "User-Agent" = "guest" }}\n'
             f'[sites."{small}"]\nbudget = 5\n',
         )
-        crawl_in(tmp_path, web)
+        crawl_in(tmp_path, web, "--workers", workers)
         log = web.log()
     least = gaps(log)
     assert least[slow] >= 0.2
@@ -65,10 +65,10 @@ def test_one_site_can_have_its_own_delay_headers_and_budget(tmp_path: Path) -> N
     assert len(stored(tmp_path / "job")) == 12 + 5 + 12
 
 
-def test_retry_after_holds_the_whole_site_also_over_a_restart(tmp_path: Path) -> None:
+def test_retry_after_holds_the_whole_site_also_over_a_restart(tmp_path: Path, workers: str) -> None:
     with SimWeb(sites=1, pages_per_site=14, page_bytes=2000, kinds=("flaky",), retry_after_seconds=2) as web:
         crawl(tmp_path / "job", web, "--delay", "0", "--max-seconds", "0.6")
-        crawl(tmp_path / "job", web, "--delay", "0", "--workers", "2")
+        crawl(tmp_path / "job", web, "--delay", "0", "--workers", workers)
         log = web.log()
         assert not web.judge().missed
     refusals = [entry for entry in log if entry.status in (429, 503)]
@@ -78,10 +78,12 @@ def test_retry_after_holds_the_whole_site_also_over_a_restart(tmp_path: Path) ->
         assert not following or min(following) - refusal.headers_at >= 2
 
 
-def test_a_site_that_goes_dark_is_closed_and_harms_nobody(tmp_path: Path) -> None:
+def test_a_site_that_goes_dark_is_closed_and_harms_nobody(tmp_path: Path, workers: str) -> None:
     with SimWeb(sites=4, pages_per_site=60, page_bytes=2000) as web:
         web.darken(0)
-        done = crawl(tmp_path / "job", web, "--delay", "0.01", "--site-failures", "3", "--no-robots")
+        done = crawl(
+            tmp_path / "job", web, "--delay", "0.01", "--site-failures", "3", "--no-robots", "--workers", workers
+        )
         assert done.returncode == 3, done.stderr
         tries = sum(entry.origin in web.url(0) for entry in web.log())
     assert tries <= 3
@@ -89,9 +91,9 @@ def test_a_site_that_goes_dark_is_closed_and_harms_nobody(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("trap", ["calendar", "sessions", "deep", "soft404", "facets"])
-def test_a_trap_ends_at_the_budget_and_the_pages_beside_it_are_fetched(tmp_path: Path, trap: str) -> None:
+def test_a_trap_ends_at_the_budget_and_the_pages_beside_it_are_fetched(tmp_path: Path, trap: str, workers: str) -> None:
     with SimWeb(sites=2, pages_per_site=20, page_bytes=2000, kinds=(trap, "plain")) as web:
-        done = crawl(tmp_path / "job", web, "--delay", "0", "--site-budget", "150")
+        done = crawl(tmp_path / "job", web, "--delay", "0", "--site-budget", "150", "--workers", workers)
         assert done.returncode == 0, done.stderr
         missed = web.judge().missed
         asked = fetched(web.log())
@@ -99,9 +101,9 @@ def test_a_trap_ends_at_the_budget_and_the_pages_beside_it_are_fetched(tmp_path:
     assert sum(asked.values()) <= 150 + 20
 
 
-def test_adaptive_delay_follows_the_latency_of_the_site(tmp_path: Path) -> None:
+def test_adaptive_delay_follows_the_latency_of_the_site(tmp_path: Path, workers: str) -> None:
     with SimWeb(sites=1, pages_per_site=8, page_bytes=2000, latency_seconds=0.3) as web:
-        crawl(tmp_path / "job", web, "--delay", "0.01", "--adaptive-delay", "--batch", "2")
+        crawl(tmp_path / "job", web, "--delay", "0.01", "--adaptive-delay", "--batch", "2", "--workers", workers)
         log = web.log()
     later = [second.arrived_at - first.headers_at for first, second in pairwise(log[4:])]
     assert min(later) >= 0.15

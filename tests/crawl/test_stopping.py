@@ -28,7 +28,6 @@ def gossamer(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-@pytest.mark.parametrize("workers", ["1", "3"])
 def test_a_signal_drains_and_returns_leases_at_once(tmp_path: Path, number: int, code: int, workers: str) -> None:
     folder = tmp_path / "job"
     with SimWeb(sites=8, pages_per_site=50, page_bytes=2000, latency_seconds=0.05) as web:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from processes import crawl, rows, stored
 
 from gossamer.sim.log import answered, fetched, gaps, max_overlap, robots_fetches
@@ -15,7 +14,6 @@ DELAY = 0.05
 KINDS = ("plain", "links", "bodies", "robots", "errors", "flaky", "resets")
 
 
-@pytest.mark.parametrize("workers", ["1", "4"])
 def test_every_allowed_page_is_fetched_once_and_politely(tmp_path: Path, workers: str) -> None:
     with SimWeb(sites=42, pages_per_site=12, kinds=KINDS, page_bytes=3000, crawl_delay_seconds=0.2) as web:
         done = crawl(
@@ -45,15 +43,14 @@ def test_every_allowed_page_is_fetched_once_and_politely(tmp_path: Path, workers
     assert set(pages) <= set(fetched(log))
 
 
-def test_robots_txt_is_asked_for_once_a_site(tmp_path: Path) -> None:
+def test_robots_txt_is_asked_for_once_a_site(tmp_path: Path, workers: str) -> None:
     with SimWeb(sites=6, pages_per_site=10, page_bytes=2000) as web:
-        crawl(tmp_path / "job", web, "--delay", "0", "--workers", "3", "--batch", "2")
+        crawl(tmp_path / "job", web, "--delay", "0", "--workers", workers, "--batch", "2")
         asked = robots_fetches(web.log())
     assert len(asked) == 6
     assert set(asked.values()) == {1}
 
 
-@pytest.mark.parametrize("workers", ["1", "4"])
 def test_max_pages_is_exact(tmp_path: Path, workers: str) -> None:
     with SimWeb(sites=10, pages_per_site=30, page_bytes=2000) as web:
         for limit in (57, 57, 121):
@@ -63,25 +60,25 @@ def test_max_pages_is_exact(tmp_path: Path, workers: str) -> None:
         assert sum(fetched(web.log()).values()) == 121
 
 
-def test_a_crawl_goes_on_where_max_pages_ended_it(tmp_path: Path) -> None:
+def test_a_crawl_goes_on_where_max_pages_ended_it(tmp_path: Path, workers: str) -> None:
     with SimWeb(sites=3, pages_per_site=20, page_bytes=2000) as web:
-        crawl(tmp_path / "job", web, "--delay", "0", "--max-pages", "10")
-        done = crawl(tmp_path / "job", web, "--delay", "0", "--max-pages", "1000")
+        crawl(tmp_path / "job", web, "--delay", "0", "--max-pages", "10", "--workers", workers)
+        done = crawl(tmp_path / "job", web, "--delay", "0", "--max-pages", "1000", "--workers", workers)
         assert done.returncode == 0, done.stderr
         assert not web.judge().missed
         assert not web.judge().repeated
     assert set(stored(tmp_path / "job").values()) == {1}
 
 
-def test_depth_is_counted_from_the_seeds(tmp_path: Path) -> None:
+def test_depth_is_counted_from_the_seeds(tmp_path: Path, workers: str) -> None:
     with SimWeb(sites=1, pages_per_site=60, page_bytes=2000, links_per_page=2) as web:
-        crawl(tmp_path / "job", web, "--delay", "0", "--max-depth", "2")
+        crawl(tmp_path / "job", web, "--delay", "0", "--max-depth", "2", "--workers", workers)
     depths = [row["depth"] for row in rows(tmp_path / "job" / "pages.jsonl")]
     assert max(depths) == 2
     assert depths.count(0) == 1
 
 
-def test_items_of_every_page_are_stored_once(tmp_path: Path) -> None:
+def test_items_of_every_page_are_stored_once(tmp_path: Path, workers: str) -> None:
     spider = tmp_path / "shop.py"
     spider.write_text(
         "import gossamer\n\n"
@@ -93,7 +90,7 @@ def test_items_of_every_page_are_stored_once(tmp_path: Path) -> None:
         "        yield from page.follow_all()\n"
     )
     with SimWeb(sites=4, pages_per_site=15, page_bytes=3000) as web:
-        done = crawl(tmp_path / "job", web, "--delay", "0", "--spider", str(spider), "--workers", "2")
+        done = crawl(tmp_path / "job", web, "--delay", "0", "--spider", str(spider), "--workers", workers)
         assert done.returncode == 0, done.stderr
         plan = web.plan
     found = sorted((item["url"], item["name"], item["price"]) for item in rows(tmp_path / "job" / "items.jsonl"))
@@ -106,9 +103,9 @@ def test_items_of_every_page_are_stored_once(tmp_path: Path) -> None:
     assert found == expected
 
 
-def test_the_summary_as_json_agrees_with_the_files(tmp_path: Path) -> None:
+def test_the_summary_as_json_agrees_with_the_files(tmp_path: Path, workers: str) -> None:
     with SimWeb(sites=3, pages_per_site=10, page_bytes=2000) as web:
-        done = crawl(tmp_path / "job", web, "--delay", "0", "--json")
+        done = crawl(tmp_path / "job", web, "--delay", "0", "--json", "--workers", workers)
     summary = json.loads(done.stdout)
     assert summary["state"] == "finished"
     assert summary["counts"]["stored"] == sum(stored(tmp_path / "job").values()) == 30

@@ -138,11 +138,13 @@ def encoded_queries() -> Score:
 def w3lib_canonical() -> Score:
     """w3lib's canonical form by the normal form and `clean_query`."""
     cases = [case for case in _cases("url-w3lib/cases.json") if case["func"] == "canonicalize_url"]
-    results = {}
+    results, explained = {}, {}
     for number, case in enumerate(cases):
+        name = f"{number} {_text(case)!r:.70}"
+        explained[name] = W3LIB_CANONICAL.get(number, "not explained")
         url = urls.normal(_written(case))
-        results[_numbered(number)] = (url and urls.clean_query(url)) == case["expected"]
-    return _score("url-w3lib-canonical", results, {_numbered(number): why for number, why in W3LIB_CANONICAL.items()})
+        results[name] = (url and urls.clean_query(url)) == case["expected"]
+    return _score("url-w3lib-canonical", results, explained)
 
 
 def w3lib_safe() -> Score:
@@ -180,10 +182,6 @@ def _text(case: dict[str, Any], encoding: str = "utf-8") -> str:
     if isinstance(value, list):
         return str(urlunparse(value))
     return str(value) if isinstance(value, str) else value["bytes_latin1"].encode("latin-1").decode(encoding, "replace")
-
-
-def _numbered(number: int) -> str:
-    return f"{number} canonicalize_url"
 
 
 def _score(suite: str, results: Mapping[str, bool], explained: Mapping[str, str]) -> Score:

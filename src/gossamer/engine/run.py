@@ -15,7 +15,7 @@ from gossamer.engine.handle import Handler
 from gossamer.engine.recent import Recent
 from gossamer.engine.store import Result, Store
 from gossamer.engine.visit import Visit
-from gossamer.errors import Unavailable
+from gossamer.errors import GossamerError, Unavailable
 from gossamer.frontier.base import Frontier
 from gossamer.middleware.base import Fetch
 from gossamer.model import Grant, JobState
@@ -80,14 +80,18 @@ class Engine:
 
     async def run(self) -> JobState:
         """Work until the job is finished or stopped."""
-        async with asyncio.TaskGroup() as tasks:
-            committing = tasks.create_task(self._committer.run())
-            renewing = tasks.create_task(self._renew())
-            state = await self._dispatch(tasks)
-            await self._drain()
-            renewing.cancel()
-            await self._committer.finish()
-            await committing
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                committing = tasks.create_task(self._committer.run())
+                renewing = tasks.create_task(self._renew())
+                state = await self._dispatch(tasks)
+                await self._drain()
+                renewing.cancel()
+                await self._committer.finish()
+                await committing
+        except* GossamerError as group:
+            # One broken store is met by many tasks: the first to say so speaks for all.
+            raise _first(group) from None
         return state
 
     async def _drain(self) -> None:
@@ -196,3 +200,11 @@ class Engine:
 
     def _acknowledged(self, result: Result) -> None:
         self._recent.update(link.key for link in result.outcome.links)
+
+
+def _first(group: BaseExceptionGroup[GossamerError]) -> GossamerError:
+    found: BaseException = group
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    assert isinstance(found, GossamerError)
+    return found

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gossamer import settings as configuration
+from gossamer.cli.start import read_settings
+from gossamer.errors import ConfigError
+from gossamer.job import save_settings, stored_settings
+from gossamer.settings import Settings, SiteSettings, build, dump, from_environment, from_file
+
+HOSTILE = "\x00\x01\t\n\r\x1b\x7f\x85\u2028\u202e\ufeff\U0001f600 ' \" \\ ''' \"\"\" # = [x] \\u0041 é"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to stand in, with no settings around."""
+    for name in [name for name in os.environ if name.startswith("GOSSAMER_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_nothing_said_gives_the_defaults() -> None:
+    assert build({}) == Settings()
+    assert dump(Settings()) == {}
+
+
+@pytest.mark.parametrize(
+    ("values", "names", "hint"),
+    [
+        ({"dealy": 1}, "dealy", "did you mean delay?"),
+        ({"max_page": 1}, "max_page", "did you mean max_pages?"),
+        ({"concurency": 1}, "concurency", "did you mean concurrency?"),
+        ({"qqqq": 1}, "qqqq", "see docs/reference/settings.md for the names"),
+        ({"sites": {"x.org": {"dely": 1}}}, "dely", ""),
+    ],
+)
+def test_a_typo_is_an_error_that_names_it(values: dict[str, Any], names: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=names) as caught:
+        build(values)
+    assert caught.value.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        ({"delay": -1}, r"\$\.delay"),
+        ({"delay": "fast"}, r"\$\.delay"),
+        ({"delay": float("nan")}, r"\$\.delay"),
+        ({"tries": 0}, r"\$\.tries"),
+        ({"workers": 0}, r"\$\.workers"),
+        ({"scope": "planet"}, "planet"),
+        ({"robots": "perhaps"}, r"\$\.robots"),
+        ({"user_agent": 5}, r"\$\.user_agent"),
+        ({"sites": {"x.org": {"lanes": 0}}}, "lanes"),
+        ({"user_agent": "half a \udcff character"}, "not UTF-8"),
+        ({"sites": {"x.org": {"headers": {"a": "\ud800"}}}}, "not UTF-8"),
+    ],
+)
+def test_a_wrong_value_is_an_error_that_names_its_setting(values: dict[str, Any], names: str) -> None:
+    with pytest.raises(ConfigError, match=names):
+        build(values)
+
+
+def test_the_environment_sets_the_same_names() -> None:
+    values = from_environment(
+        {
+            "GOSSAMER_DELAY": "2.5",
+            "GOSSAMER_MAX_PAGES": "7",
+            "GOSSAMER_ROBOTS": "false",
+            "GOSSAMER_ALLOW": "/a,/b",
+            "PATH": "/bin",
+            "gossamer_delay": "9",
+        }
+    )
+    assert build(values) == Settings(delay=2.5, max_pages=7, robots=False, allow=("/a", "/b"))
+
+
+def test_a_variable_that_sets_nothing_is_an_error_with_a_hint() -> None:
+    with pytest.raises(ConfigError, match="GOSSAMER_DEALY") as caught:
+        from_environment({"GOSSAMER_DEALY": "1"})
+    assert caught.value.hint == "did you mean delay?"
+
+
+def test_gossamer_toml_goes_before_pyproject(here: Path) -> None:
+    assert from_file(here) == {}
+    (here / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    assert from_file(here) == {}
+    (here / "pyproject.toml").write_text("[tool.gossamer]\ndelay = 3\n")
+    assert from_file(here) == {"delay": 3}
+    (here / "gossamer.toml").write_text('tries = 5\n[sites."x.org"]\ndelay = 4\n')
+    assert build(from_file(here)) == Settings(tries=5, sites={"x.org": SiteSettings(delay=4.0)})
+
+
+@pytest.mark.parametrize("content", [b"delay = ", b"[sites", b'user_agent = "\xff"'])
+def test_a_broken_file_is_an_error_that_names_it(here: Path, content: bytes) -> None:
+    (here / "gossamer.toml").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"gossamer\.toml"):
+        from_file(here)
+
+
+def test_the_later_word_counts(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = here / "job"
+    said = [read_settings(job, {}).delay]
+    (here / "gossamer.toml").write_text("delay = 2\ntries = 9\n")
+    said.append(read_settings(job, {}).delay)
+    monkeypatch.setenv("GOSSAMER_DELAY", "3")
+    said.append(read_settings(job, {}).delay)
+    save_settings(job, Settings(delay=4.0))
+    said.append(read_settings(job, {}).delay)
+    said.append(read_settings(job, {"delay": 5.0}).delay)
+    assert said == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert read_settings(job, {}).tries == 9
+
+
+def test_a_spiders_own_settings_come_before_everything_that_is_said(here: Path) -> None:
+    spider = here / "spider.py"
+    spider.write_text("import gossamer\n\nclass One(gossamer.Spider):\n    settings = {'delay': 2.0, 'tries': 7}\n")
+    assert read_settings(None, {"spider": str(spider)}).delay == 2.0
+    (here / "gossamer.toml").write_text("delay = 3\n")
+    found = read_settings(None, {"spider": str(spider)})
+    assert (found.delay, found.tries) == (3.0, 7)
+
+
+def test_a_job_keeps_its_settings_but_not_its_time_limit(tmp_path: Path) -> None:
+    assert stored_settings(tmp_path) == {}
+    settings = Settings(max_seconds=5.0, max_pages=3, extract={"t": "h1::text"}, allow=(r"\.html?$", "a|b"))
+    save_settings(tmp_path, settings)
+    assert build(stored_settings(tmp_path)) == Settings(
+        max_pages=3, extract={"t": "h1::text"}, allow=(r"\.html?$", "a|b")
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job.toml"]
+
+
+texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=30)
+
+
+@given(agent=texts, name=texts, value=texts, number=st.floats(0, 1e300) | st.sampled_from([1e22, 1e-7, float("inf")]))
+@example(agent=HOSTILE, name=HOSTILE, value=HOSTILE, number=1.5)
+def test_a_job_file_gives_back_what_was_put_in(
+    tmp_path_factory: pytest.TempPathFactory, agent: str, name: str, value: str, number: float
+) -> None:
+    folder = tmp_path_factory.mktemp("job")
+    settings = Settings(
+        user_agent=agent,
+        headers={name: value},
+        deny=(value, name),
+        delay=number,
+        sites={name: SiteSettings(delay=number, lanes=2, headers={value: agent})},
+    )
+    save_settings(folder, settings)
+    assert build(stored_settings(folder)) == settings
+
+
+def test_every_naughty_string_can_be_a_setting(tmp_path: Path, shared: Path) -> None:
+    naughty = json.loads((shared / "suites" / "hostile-strings" / "blns.json").read_text("utf-8"))
+    assert len(naughty) > 500
+    settings = Settings(deny=tuple(naughty), headers={text: text for text in naughty})
+    save_settings(tmp_path, settings)
+    assert build(stored_settings(tmp_path)) == settings
+    assert len((tmp_path / "job.toml").read_text("utf-8").split("\n")) == 4
+
+
+def test_a_job_file_that_was_mangled_is_an_error_with_a_hint(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text("delay = = 1")
+    with pytest.raises(ConfigError, match=r"job\.toml") as caught:
+        stored_settings(tmp_path)
+    assert "--job" in caught.value.hint
+
+
+def test_a_job_file_is_plain_toml(tmp_path: Path) -> None:
+    save_settings(tmp_path, Settings(delay=2.0, robots=False, sites={"x.org": SiteSettings(budget=3)}))
+    assert tomllib.loads((tmp_path / "job.toml").read_text("utf-8")) == {
+        "delay": 2.0,
+        "robots": False,
+        "sites": {"x.org": {"budget": 3}},
+    }
+
+
+def test_a_site_has_its_own_settings_or_the_jobs() -> None:
+    settings = Settings(
+        delay=2.0, per_site=3, site_budget=9, sites={"x.org": SiteSettings(delay=0.0, headers={"a": "b"})}
+    )
+    assert settings.for_site("x.org") == SiteSettings(delay=0.0, lanes=3, budget=9, headers={"a": "b"})
+    assert settings.for_site("y.org") == SiteSettings(delay=2.0, lanes=3, budget=9)
+    assert configuration.dump(settings)["sites"] == {"x.org": {"delay": 0.0, "headers": {"a": "b"}}}
