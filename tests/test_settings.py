@@ -58,6 +58,7 @@ def test_a_typo_is_an_error_that_names_it(values: dict[str, Any], names: str, hi
         ({"tries": 0}, r"\$\.tries"),
         ({"workers": 0}, r"\$\.workers"),
         ({"scope": "planet"}, "planet"),
+        ({"max_pages": 10**30}, "settings"),
         ({"robots": "perhaps"}, r"\$\.robots"),
         ({"user_agent": 5}, r"\$\.user_agent"),
         ({"sites": {"x.org": {"lanes": 0}}}, "lanes"),
@@ -121,7 +122,7 @@ def test_the_later_word_counts(here: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert read_settings(job, {}).tries == 9
 
 
-def test_a_spiders_own_settings_come_before_everything_that_is_said(here: Path) -> None:
+def test_a_spiders_own_settings_give_way_to_what_is_said(here: Path) -> None:
     spider = here / "spider.py"
     spider.write_text("import gossamer\n\nclass One(gossamer.Spider):\n    settings = {'delay': 2.0, 'tries': 7}\n")
     assert read_settings(None, {"spider": str(spider)}).delay == 2.0

@@ -148,6 +148,8 @@ def build(values: Mapping[str, Any], *, source: str = "settings") -> Settings:
         raise ConfigError(f"{source}: {error}", hint=_nearest(values)) from None
     except UnicodeEncodeError as error:
         raise ConfigError(f"{source}: {error.object!r:.80} is not UTF-8") from None
+    except OverflowError as error:
+        raise ConfigError(f"{source}: {error}") from None
     return settings
 
 
