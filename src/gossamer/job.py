@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import secrets
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -117,7 +118,7 @@ class Summary:
 class Crawl:
     """One run of an embedded job: opens it, adds the seeds, works until it is over, and closes it.
 
-    `folder` None keeps everything in memory, for as long as the run lasts."""
+    `folder` None keeps everything in memory, for as long as the run lasts; `in_memory` only the frontier."""
 
     def __init__(
         self,
@@ -127,8 +128,10 @@ class Crawl:
         *,
         spider: Spider | None = None,
         clock: Clock | None = None,
+        in_memory: bool = False,
     ) -> None:
         self._folder = folder
+        self._in_memory = in_memory or folder is None
         self._settings = settings
         self._seeds = seeds
         self._spider = spider
@@ -169,12 +172,8 @@ class Crawl:
 
     async def run(self) -> Summary:
         """Run to the end."""
-        settings, clock, folder = self._settings, self._clock, self._folder
-        frontier = self._frontier = (
-            open_memory(settings, clock=clock, secret=b"a run in memory.")
-            if folder is None
-            else open_sqlite(folder / FRONTIER, settings, clock=clock)
-        )
+        settings, folder = self._settings, self._folder
+        frontier = self._frontier = self._open_frontier()
         sinks: list[Sink] = []
         store: OwnerStore | None = None
         try:
@@ -200,6 +199,14 @@ class Crawl:
             if store is not None:
                 await store.aclose()
             await frontier.aclose()
+
+    def _open_frontier(self) -> LocalFrontier:
+        settings, clock, folder = self._settings, self._clock, self._folder
+        if folder is None or self._in_memory:
+            if folder is not None:
+                _refuse_old_files(folder)
+            return open_memory(settings, clock=clock, secret=secrets.token_bytes(16))
+        return open_sqlite(folder / FRONTIER, settings, clock=clock)
 
     async def _work(self, frontier: LocalFrontier, store: OwnerStore, linker: Linker) -> JobState:
         settings, folder = self._settings, self._folder
@@ -231,6 +238,16 @@ class Crawl:
         if self._stop_wanted:
             running.stop()
         return await running.run()
+
+
+def _refuse_old_files(folder: Path) -> None:
+    """A frontier in memory knows nothing of earlier runs, and would write over their output."""
+    for name in (FRONTIER, "pages.jsonl"):
+        if (folder / name).exists() and (folder / name).stat().st_size:
+            raise ConfigError(
+                f"{folder / name} is from an earlier run, which a frontier in memory cannot go on with",
+                hint="choose another --job, or leave out --frontier memory:",
+            )
 
 
 def spider_seeds(settings: Settings) -> list[str]:

@@ -15,7 +15,6 @@ _TRACKING = """
     utm_medium utm_campaign utm_term utm_content utm_id utm_name utm_reader sessionid phpsessid jsessionid
 """
 TRACKING_PARAMETERS = frozenset(_TRACKING.split())
-_suffixes = PublicSuffixList()
 
 
 def normal(url: str) -> str | None:
@@ -112,4 +111,10 @@ def registered_domain(authority: str) -> str:
     name = host(authority)
     if is_address(name):
         return authority
-    return str(_suffixes.privatesuffix(name) or name)
+    return str(_suffixes().privatesuffix(name) or name)
+
+
+@lru_cache(maxsize=1)
+def _suffixes() -> PublicSuffixList:
+    """The list of public suffixes; reading it takes a tenth of a second, and most crawls never ask."""
+    return PublicSuffixList()

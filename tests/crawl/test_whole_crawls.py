@@ -109,3 +109,17 @@ def test_the_summary_as_json_agrees_with_the_files(tmp_path: Path, workers: str)
     summary = json.loads(done.stdout)
     assert summary["state"] == "finished"
     assert summary["counts"]["stored"] == sum(stored(tmp_path / "job").values()) == 30
+
+
+def test_a_frontier_in_memory_stores_the_same_pages_and_writes_over_nothing(tmp_path: Path, workers: str) -> None:
+    options = ("--delay", "0", "--frontier", "memory:", "--workers", workers)
+    with SimWeb(sites=3, pages_per_site=10, page_bytes=2000) as web:
+        done = crawl(tmp_path / "job", web, *options)
+        assert done.returncode == 0, done.stderr
+        again = crawl(tmp_path / "job", web, *options)
+        assert not web.judge().missed
+        assert not web.judge().repeated
+    assert again.returncode == 2
+    assert "--job" in again.stderr
+    assert set(stored(tmp_path / "job")) == set(web.plan.reachable())
+    assert not (tmp_path / "job" / "frontier.db").exists()

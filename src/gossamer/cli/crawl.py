@@ -47,18 +47,17 @@ def crawl(
             f"--frontier {frontier}: no such frontier in this version", hint="use sqlite (the default) or memory:"
         )
     first_urls = jobs.read_seeds([*urls, *(read_lines(seeds) if seeds else ())])
-    folder = jobs.folder_of(name, ()) if name and frontier != "memory:" else None
+    folder = jobs.folder_of(name, ()) if name else None
     settings = read_settings(folder, given(options))
     if not first_urls and settings.spider:
         first_urls = jobs.read_seeds(jobs.spider_seeds(settings))
-    if folder is None and frontier != "memory:":
+    if folder is None:
         folder = jobs.folder_of("", first_urls)
         settings = read_settings(folder, given(options))
-    run = Crawl(folder, settings, first_urls)
-    if folder is not None:
-        if not first_urls and not (folder / jobs.FRONTIER).exists():
-            raise JobMissing(f"there is no job in {folder}", hint="give a URL to start one")
-        jobs.save_settings(folder, settings)
+    if not first_urls and not (folder / jobs.FRONTIER).exists():
+        raise JobMissing(f"there is no job in {folder}", hint="give a URL to start one")
+    run = Crawl(folder, settings, first_urls, in_memory=frontier == "memory:")
+    jobs.save_settings(folder, settings)
     summary = run_loop(_crawl(run, quiet))
     if as_json:
         put(f"{json.dumps(_as_json(summary, folder))}\n".encode())

@@ -7,6 +7,8 @@ from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+import msgspec
+
 from gossamer import job as jobs
 from gossamer import settings as configuration
 from gossamer.errors import ConfigError, ExtractError
@@ -33,7 +35,21 @@ def read_settings(folder: Path | None, options: Mapping[str, Any]) -> Settings:
         error.hint = error.hint or "`gossamer crawl --help` lists all settings with their values"
         raise
     _check(settings)
-    return settings
+    return _with_whole_paths(settings)
+
+
+def _with_whole_paths(settings: Settings) -> Settings:
+    """Paths that hold wherever the job is gone on with, or joined from."""
+    file, colon, name = settings.spider.partition(".py:")
+    if settings.spider.endswith(".py"):
+        spider = str(Path(settings.spider).absolute())
+    elif colon:
+        spider = f"{Path(file).absolute()}{colon}{name}"
+    else:
+        spider = settings.spider
+    ca_file = str(Path(settings.ca_file).absolute()) if settings.ca_file else ""
+    cache = str(Path(settings.cache).absolute()) if settings.cache else ""
+    return msgspec.structs.replace(settings, spider=spider, ca_file=ca_file, cache=cache)
 
 
 def read_lines(file: IO[str]) -> list[str]:

@@ -83,10 +83,10 @@ class Gate:
         return robots
 
     async def _ask(self, url: str, fetch: PacedFetch) -> tuple[int | None, bytes]:
-        site = urls.host_port(url)
         for hop in range(rfc9309.MAX_REDIRECTS + 1):
             try:
-                response = await fetch(Request(url, site=site))
+                # The site of each hop, not of the first: a site's own headers stay with it.
+                response = await fetch(Request(url, site=urls.host_port(url)))
             except (Forbidden, NameUnknown, TlsRefused):
                 if hop == 0:
                     raise

@@ -54,6 +54,14 @@ def judge_response(
     )
 
 
+def asks_again(request: Request, response: Response) -> bool:
+    """Whether a redirect leads to its own URL and sets a cookie: asked with that, the next answer may be the page."""
+    if response.status not in REDIRECTS or request.method not in ("GET", "HEAD"):
+        return False
+    to_itself = urls.join(request.url, response.header("location")) == request.url
+    return to_itself and bool(response.header("set-cookie"))
+
+
 def judge_error(request: Request, error: FetchError, memo: dict[str, Any], settings: Settings) -> Verdict:
     """No answer came. A host that cannot be reached is a fault of the site, and is charged to it."""
     if not isinstance(error, TransientError):

@@ -8,7 +8,7 @@ from typing import Any
 from gossamer import urls
 from gossamer.engine.context import Context
 from gossamer.engine.gate import Gate
-from gossamer.engine.judge import Verdict, judge_error, judge_response
+from gossamer.engine.judge import MAX_HOPS, Verdict, asks_again, judge_error, judge_response
 from gossamer.engine.store import Result
 from gossamer.errors import Disallowed, FetchError, Forbidden
 from gossamer.frontier import policy
@@ -58,6 +58,9 @@ class Visit:
                 await self._settle(request, Verdict("skipped", Disallowed.kind))
                 return True
             response = await self._fetch(request)
+            hops = request.hops
+            while self._settings.cookies and hops < MAX_HOPS and asks_again(request, response):
+                response, hops = await self._fetch(request), hops + 1
         except _LeaseLost:
             return False
         except FetchError as error:
@@ -149,7 +152,8 @@ class Visit:
                 request, verdict, response=response, row=_row(request, response, location=verdict.target), links=links
             )
         elif verdict.status != "done":
-            row = _row(request, response, location=verdict.target, error=verdict.reason if verdict.target else "")
+            said = "" if verdict.reason.startswith("http-") else verdict.reason
+            row = _row(request, response, location=verdict.target, error=said)
             await self._settle(request, verdict, response=response, row=row)
         else:
             handled = await self._context.handler.handle(request, response)
