@@ -215,7 +215,9 @@ class Crawl:
             timer = asyncio.get_running_loop().call_later(settings.max_seconds, self.stop, "seconds")
         try:
             if settings.workers > 1 and folder is not None:
-                supervisor = Supervisor(folder, count=settings.workers, clock=self._clock, state=lambda: frontier.state)
+                supervisor = Supervisor(
+                    [str(folder)], count=settings.workers, clock=self._clock, state=lambda: frontier.state
+                )
                 return await self._until_done(supervisor)
             marker = folder / "handling" / "owner" if folder is not None else None
             async with worker(

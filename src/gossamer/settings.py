@@ -181,6 +181,9 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> dict[str, A
         if not variable.startswith("GOSSAMER_"):
             continue
         name = variable.removeprefix("GOSSAMER_").lower()
+        if name == "frontier":
+            # An option of the commands: it says where a job is, not how it goes.
+            continue
         if name not in FIELDS:
             raise ConfigError(f"{variable}: no such setting", hint=_nearest({name: text}))
         kind = str(FIELDS[name].type)

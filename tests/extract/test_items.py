@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.errors import ExtractError
-from gossamer.extract.items import plain
+from gossamer.extract.items import plain, sound
 from gossamer.extract.selectors import Selection
+from gossamer.model import Request
 
 WHEN = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
 
@@ -90,3 +91,37 @@ json_values = st.recursive(
 @given(st.dictionaries(st.text(), json_values, max_size=4))
 def test_json_values_come_back_as_they_are(item: dict[str, Any]) -> None:
     assert msgspec.json.decode(msgspec.json.encode(plain(item))) == item
+
+
+def test_a_request_gets_its_normal_url_and_plain_values() -> None:
+    made = sound(
+        Request("HTTP://Example.com:80/a/../b#c", meta={"when": WHEN, "tags": {"a"}}, priority=-3, body=b"\xff")
+    )
+    assert made == Request(
+        "http://example.com/b", meta={"when": "2024-05-06T07:08:09Z", "tags": ["a"]}, priority=-3, body=b"\xff"
+    )
+
+
+@pytest.mark.parametrize("url", ["", "/relative", "ftp://x/", "http://u:p@x/", "http://x/\ud800", None, 5])
+def test_a_request_without_a_url_to_follow_is_refused(url: Any) -> None:
+    with pytest.raises(ExtractError, match="is not a URL to follow"):
+        sound(Request(url))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"meta": {"a": object()}},
+        {"meta": [1]},
+        {"meta": {"a": "\ud800"}},
+        {"label": 5},
+        {"headers": {"a": 5}},
+        {"body": "text"},
+        {"priority": 10**10},
+        {"priority": 0.5},
+        {"method": None},
+    ],
+)
+def test_a_request_with_values_that_cannot_be_kept_is_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(ExtractError, match="request for http://x/"):
+        sound(Request("http://x/", **values))

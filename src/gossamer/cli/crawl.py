@@ -23,6 +23,7 @@ from gossamer.cli.terminal import log_to_stderr, put, say
 from gossamer.engine import wire
 from gossamer.engine.remote import connect
 from gossamer.errors import ConfigError, JobMissing, OwnerGone
+from gossamer.fleet import SCHEMES, FleetCrawl, join_fleet
 from gossamer.job import Crawl, Summary
 from gossamer.member import die_with_parent, join
 
@@ -33,7 +34,13 @@ from gossamer.member import die_with_parent, join
 @click.option(
     "--job", "name", default="", help="Name (kept in crawls/NAME) or folder of the job.  [default: the first host]"
 )
-@click.option("--frontier", default="", metavar="URL", help="sqlite (in the job's folder) or memory:.")
+@click.option(
+    "--frontier",
+    default="",
+    metavar="URL",
+    envvar="GOSSAMER_FRONTIER",
+    help="sqlite (in the job's folder), memory:, or redis://host:port/db for a fleet.",
+)
 @click.option("--quiet", is_flag=True, help="Say nothing but errors.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @settings_options
@@ -42,9 +49,10 @@ def crawl(
 ) -> int:
     """Crawl from one or more URLs. The same command again resumes; other URLs on an existing job are added."""
     log_to_stderr(quiet)
-    if frontier not in ("", "sqlite", "memory:"):
+    if frontier not in ("", "sqlite", "memory:") and not frontier.startswith(SCHEMES):
         raise ConfigError(
-            f"--frontier {frontier}: no such frontier in this version", hint="use sqlite (the default) or memory:"
+            f"--frontier {frontier.rsplit('@', maxsplit=1)[-1]}: no such frontier in this version",
+            hint="use sqlite (the default), memory: or redis://host:port/db",
         )
     first_urls = jobs.read_seeds([*urls, *(read_lines(seeds) if seeds else ())])
     folder = jobs.folder_of(name, ()) if name else None
@@ -54,9 +62,13 @@ def crawl(
     if folder is None:
         folder = jobs.folder_of("", first_urls)
         settings = read_settings(folder, given(options))
-    if not first_urls and not (folder / jobs.FRONTIER).exists():
-        raise JobMissing(f"there is no job in {folder}", hint="give a URL to start one")
-    run = Crawl(folder, settings, first_urls, in_memory=frontier == "memory:")
+    run: Crawl | FleetCrawl
+    if frontier.startswith(SCHEMES):
+        run = FleetCrawl(frontier, name or folder.name, folder, settings, first_urls)
+    else:
+        if not first_urls and not (folder / jobs.FRONTIER).exists():
+            raise JobMissing(f"there is no job in {folder}", hint="give a URL to start one")
+        run = Crawl(folder, settings, first_urls, in_memory=frontier == "memory:")
     jobs.save_settings(folder, settings)
     summary = run_loop(_crawl(run, quiet))
     if as_json:
@@ -69,7 +81,7 @@ def crawl(
     return _exit_code(summary)
 
 
-async def _crawl(run: Crawl, quiet: bool) -> Summary:
+async def _crawl(run: Crawl | FleetCrawl, quiet: bool) -> Summary:
     # Workers, which show nothing, need not load what draws.
     from gossamer.cli.view import follow
 
@@ -120,21 +132,31 @@ def _as_json(summary: Summary, folder: Path | None) -> dict[str, Any]:
 
 
 @click.command()
-@click.argument("folder", metavar="DIR")
-@click.option("--job", "name", default="", hidden=True)
-@click.option("--name", "worker_name", default="", help="Name of this worker.  [default: its process number]")
+@click.argument("place", metavar="DIR|FRONTIER", default="", envvar="GOSSAMER_FRONTIER")
+@click.option("--job", "name", default="", help="Name of the job, where FRONTIER is a server.")
+@click.option("--name", "worker_name", default="", help="Name of this worker.  [default: machine and process number]")
+@click.option("--out", default="", help="Folder for what a worker of a fleet stores.  [default: crawls/JOB]")
 @click.option("--supervised", is_flag=True, hidden=True)
-def worker(folder: str, name: str, worker_name: str, supervised: bool) -> int:
-    """Join a running crawl: DIR is its folder or name. Leaves when the crawl is over."""
+def worker(place: str, name: str, worker_name: str, out: str, supervised: bool) -> int:
+    """Join a running crawl: DIR is its folder or name, FRONTIER the address of a fleet's. Leaves when it is over."""
     log_to_stderr(False)
     if supervised:
         die_with_parent()
+    own_name = worker_name or f"{os.uname().nodename}-{os.getpid()}"
+    if place.startswith(SCHEMES):
+        if not name:
+            raise ConfigError("which job?", hint="name it: gossamer worker FRONTIER --job NAME")
+        folder = Path(out) if out else jobs.folder_of(name, ())
+        run_loop(join_fleet(place, name, folder, name=own_name, supervised=supervised))
+        return Exit.OK
+    if not place:
+        raise ConfigError("which crawl?", hint="gossamer worker DIR, or gossamer worker FRONTIER --job NAME")
     try:
-        run_loop(join(jobs.folder_of(folder, ()), name=worker_name or f"w{os.getpid()}", supervised=supervised))
+        run_loop(join(jobs.folder_of(place, ()), name=own_name, supervised=supervised))
     except OwnerGone as gone:
         if supervised:
             return Exit.ERROR
-        click.echo(str(gone), err=True)
+        say(str(gone))
     return Exit.OK
 
 

@@ -6,6 +6,7 @@ from collections import deque
 from itertools import pairwise
 
 from gossamer.cli import figures
+from gossamer.fleet import FleetCrawl
 from gossamer.job import Crawl
 from gossamer.model import Counts
 
@@ -20,7 +21,7 @@ _BUCKETS = 120
 class Progress:
     """Looks at a run now and then; cheap, however large the frontier is."""
 
-    def __init__(self, run: Crawl) -> None:
+    def __init__(self, run: Crawl | FleetCrawl) -> None:
         self._run = run
         self.stats = run.stats
         self.counts = Counts()

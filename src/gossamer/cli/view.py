@@ -15,6 +15,7 @@ from gossamer.cli import figures
 from gossamer.cli.progress import Progress
 from gossamer.cli.screen import Line, Screen, Writer, has_screen
 from gossamer.cli.terminal import plain
+from gossamer.fleet import FleetCrawl
 from gossamer.job import Crawl
 
 FRAMES_A_SECOND = 4
@@ -26,7 +27,7 @@ Part = tuple[str, str]
 Cell = Sequence[Part]
 
 
-async def follow(run: Crawl) -> None:
+async def follow(run: Crawl | FleetCrawl) -> None:
     """Show the crawl as it goes, until cancelled. Nothing that happens to the terminal reaches the crawl."""
     if sys.stderr is None:
         return
@@ -36,7 +37,7 @@ async def follow(run: Crawl) -> None:
         await _lines(run)
 
 
-async def _live(run: Crawl) -> None:
+async def _live(run: Crawl | FleetCrawl) -> None:
     progress = Progress(run)
     console = Console(force_terminal=True, file=io.StringIO())
     with Screen() as screen:
@@ -47,7 +48,7 @@ async def _live(run: Crawl) -> None:
             await asyncio.sleep(1 / FRAMES_A_SECOND)
 
 
-async def _lines(run: Crawl) -> None:
+async def _lines(run: Crawl | FleetCrawl) -> None:
     progress = Progress(run)
     descriptor = os.dup(2)
     writer = Writer(descriptor, sys.stderr.encoding)

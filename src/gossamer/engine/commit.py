@@ -61,7 +61,13 @@ class Committer:
                     for result in results:
                         self._committed(result)
             if leases:
-                await self._frontier.release(leases)
+                await self._release(leases)
+
+    async def _release(self, leases: list[Lease]) -> None:
+        try:
+            await self._frontier.release(leases)
+        except Unavailable as error:
+            log.warning("%d leases were not returned, and end by themselves: %s", len(leases), error)
 
     async def _persist(self, results: list[Result], notes: list[SiteNote]) -> Receipt:
         wait = 0.5

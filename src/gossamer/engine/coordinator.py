@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -26,6 +27,7 @@ from gossamer.settings import Settings
 
 log = logging.getLogger("gossamer.coordinator")
 _STEERING = {"pause": "paused", "resume": "running", "stop": "stopping"}
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class Coordinator:
@@ -90,9 +92,10 @@ class Coordinator:
 
     async def _bury(self, worker: str) -> None:
         """Give a gone worker's leases to others at once; the page that it was handling is noted against that page."""
-        self.workers.pop(worker, None)
         key = left_behind(self._folder / "handling" / worker)
         lost = await self._frontier.abandon(worker, blamed=(key,) if key else ())
+        # Only now may another one have the name: it would lose its leases with these.
+        self.workers.pop(worker, None)
         if lost:
             log.warning("worker %s left with %d sites in hand; they are ready again", worker, lost)
 
@@ -107,6 +110,9 @@ class Coordinator:
             answer = wire.Answer(number, error=f"{type(error).__name__}\n{error}\n{error.hint}")
         except msgspec.MsgspecError as error:
             answer = wire.Answer(number, error=f"ConfigError\na call was not understood: {error}\n")
+        except Exception as error:  # one peer's call decides over that peer only, and it must not wait for ever
+            log.warning("a call of %s failed: %r", peer.worker or "somebody", error)
+            answer = wire.Answer(number, error=f"FrontierError\nthe owner could not do it: {error!r}\n")
         peer.writer.write(wire.frame(wire.encode(answer)))
         await peer.writer.drain()
 
@@ -117,6 +123,11 @@ class Coordinator:
                 hint="run the same version of Gossamer for both",
             )
         if call.worker:
+            # The name is also that of the worker's marker, a file beside the owner's.
+            if peer.worker or call.worker == "owner" or not _NAME.fullmatch(call.worker):
+                raise ConfigError(
+                    f"{call.worker!r:.80} cannot be this worker's name", hint="letters, digits and dashes"
+                )
             if call.worker in self.workers:
                 raise ConfigError(f"a worker called {call.worker} is here already", hint="give this one another --name")
             peer.worker = call.worker
@@ -131,6 +142,9 @@ class Coordinator:
         return await self._frontier.add([self._linker.seed(url) for url in seeds])
 
     async def _take(self, peer: _Peer, call: wire.Take) -> Grant:
+        if not peer.worker:
+            # Nobody would notice that it is gone, and give its leases to others.
+            raise ConfigError("only a worker that has given its name gets leases")
         return await self._frontier.lease(call.limit, batch=call.batch, seconds=call.seconds, worker=peer.worker)
 
     async def _extend(self, _: _Peer, call: wire.Extend) -> list[int]:

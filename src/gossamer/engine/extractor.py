@@ -62,25 +62,27 @@ class Extractor:
         links: Sequence[str] = ()
         requests: list[Request] = []
         items: list[dict[str, Any]] = []
-        error = ""
+        title, text, error = "", None, ""
         try:
+            title = page.title if page.is_html else ""
+            text = page.text if self._settings.text else None
             for found in await self._parse(page):
                 if isinstance(found, Request):
                     requests.append(sound(found))
                 elif found is not None:
                     items.append(plain(found))
             links = self._links(page) if page.is_html else ()
-        except Exception as failure:  # a page's fate is decided here: whatever a spider raises is its page's error
+        except Exception as failure:  # a page's fate is decided here: whatever it makes the spider or the parser raise
             error = _describe(failure)
             items, requests = [], []
         return Extracted(
-            title=page.title if page.is_html else "",
+            title=title,
             digest=digest,
             link_count=len(links) or len(requests),
             urls=tuple(links) if self._spider.follows_links and not error else (),
             requests=tuple(requests),
             items=tuple(items),
-            text=page.text if self._settings.text else None,
+            text=text,
             error=error,
         )
 

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 from gossamer.engine.stats import Stats
 from gossamer.errors import FrontierError, SinkError
+from gossamer.frontier.base import Frontier
 from gossamer.frontier.local import LocalFrontier
 from gossamer.model import Outcome, Receipt, Record, SiteNote
 from gossamer.sink.base import Sink
@@ -26,6 +27,27 @@ class Store(Protocol):
     async def commit(self, results: Sequence[Result], notes: Sequence[SiteNote]) -> Receipt:
         """Store the records, then settle the outcomes with their links; durable when it returns."""
         ...
+
+
+class FleetStore:
+    """The store of a worker in a fleet: its own segments first, then the frontier that all share.
+
+    A worker killed in between leaves records that no outcome stands for; readers keep the highest token of a page."""
+
+    def __init__(self, frontier: Frontier, sinks: Sequence[Sink]) -> None:
+        self._frontier = frontier
+        self._sinks = sinks
+
+    async def commit(self, results: Sequence[Result], notes: Sequence[SiteNote]) -> Receipt:
+        records = [result.record for result in results if result.record is not None]
+        for sink in self._sinks if records else ():
+            await sink.write(records)
+        return await self._frontier.complete([result.outcome for result in results], notes=notes)
+
+    async def aclose(self) -> None:
+        """Close the sinks."""
+        for sink in self._sinks:
+            await sink.aclose()
 
 
 class OwnerStore:

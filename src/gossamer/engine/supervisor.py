@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 
 from gossamer.clock import Clock
 from gossamer.errors import WorkersDie
@@ -18,16 +18,25 @@ _MOST_DEATHS = 8
 
 
 class Supervisor:
-    """Keeps `count` workers of the job in `folder` running until the job is over or they are told to stop."""
+    """Keeps `count` workers running until the job is over or they are told to stop.
+
+    They are started as `gossamer worker` with these arguments; what nobody should see in a list of processes goes
+    with `environment`."""
 
     def __init__(
-        self, folder: Path, *, count: int, clock: Clock, state: Callable[[], JobState], arguments: tuple[str, ...] = ()
+        self,
+        arguments: Sequence[str],
+        *,
+        count: int,
+        clock: Clock,
+        state: Callable[[], JobState],
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        self._folder = folder
+        self._arguments = arguments
+        self._environment = environment or {}
         self._count = count
         self._clock = clock
         self._state = state
-        self._arguments = arguments
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._stopping = asyncio.Event()
         self.restarts = 0
@@ -82,10 +91,10 @@ class Supervisor:
             "-m",
             "gossamer",
             "worker",
-            str(self._folder),
-            "--supervised",
             *self._arguments,
+            "--supervised",
             stdin=asyncio.subprocess.DEVNULL,
+            env={**os.environ, **self._environment},
         )
         self._processes[number] = process
         if self._stopping.is_set():

@@ -91,7 +91,9 @@ def _sites(state: State, past: Past, shift: float) -> dict[int, Site]:
 
 def _remember(state: State, site: Site, row: SiteRow, shift: float) -> None:
     state.slow_down(site, row.delay)
-    site.hold_until = row.hold_until + shift if row.hold_until else 0.0
+    # A wall clock that was set back since then must not make a hold endless.
+    longest = state.clock.monotonic() + policy.HOLD_MAX_SECONDS
+    site.hold_until = min(row.hold_until + shift, longest) if row.hold_until else 0.0
     site.robots, site.memo, site.closed = row.robots, row.memo, row.closed
     if row.robots or not state.settings.robots:
         state.schedule.open_lanes(site, state.clock.monotonic())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from gossamer.testing.copies import Copies
 from gossamer.testing.harness import Harness
-from gossamer.testing.order import Copies, Limits, Order, Steering
+from gossamer.testing.order import Limits, Order, Steering
 from gossamer.testing.pace import Endings, Politeness
 from gossamer.testing.promises import Keys, Outcomes
 from gossamer.testing.recovery import Poison, Recovery

@@ -1,69 +1,34 @@
-"""The state machine of frontiers: random calls against a small model that says what must have come of them."""
+"""The state machine of frontiers: random calls, compared with a model that says what must have come of them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gossamer.frontier.base import Frontier
-from gossamer.model import Counts, Lease, Request, SiteNote
+from gossamer.model import Counts, Lease, Outcome, SiteNote
 from gossamer.settings import Settings, SiteSettings
+from gossamer.testing.expected import DELIVERIES, SITES, Held, Model
 from gossamer.testing.harness import Harness, note, outcome, page
 
-SITES = ("a.example", "b.example", "two.example")
-DELIVERIES = 3
 _LONG = 1_000_000.0
+_SECONDS = 8.0
 
-choices = st.integers(0, 1000)
+picks = st.integers(0, 1000)
+two = st.integers(0, 1)
+batches = st.integers(1, 4)
 some_keys = st.sets(st.integers(1, 30), min_size=1, max_size=6)
-statuses = st.lists(st.sampled_from(["done", "done", "failed", "skipped", "retry", "revisit"]), min_size=1, max_size=4)
+words = st.lists(st.sampled_from(["done", "done", "failed", "skipped", "retry", "revisit"]), min_size=1, max_size=4)
 learned = st.sampled_from(["", "", "robots", "robots", "hold", "delay", "memo", "close"])
 
 
-@dataclass
-class Known:
-    """A request, as it must be."""
-
-    site: str
-    state: str = "open"
-    token: int = 0
-    due_at: float = 0.0
-    tries: int = 0
-    lapses: int = 0
-    revisit: bool = False
-
-
-@dataclass
-class Held:
-    """A lease that was not given back yet; after `expires_at` the frontier may take it back."""
-
-    lease: Lease
-    worker: int
-    expires_at: float
-    keys: set[int]
-
-
-@dataclass
-class Place:
-    """A site, as it must be."""
-
-    delay: float = 1.0
-    hold_until: float = 0.0
-    closed: bool = False
-    robots: bool = False
-    lanes: int = 1
-    ready_at: dict[int, float] = field(default_factory=dict)
-    memo: dict[str, Any] = field(default_factory=dict)
-
-
 class FrontierMachine(RuleBasedStateMachine):
-    """Give `open`, as for `FrontierSuite`; the clock must be virtual. Then `TestIt = MyMachine.TestCase`."""
+    """Give `open`, as for `FrontierSuite`, with a clock that is virtual. Then `TestMine = MyMachine.TestCase`."""
 
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
         """Open an empty frontier with these settings, and throw it away afterwards."""
@@ -72,79 +37,76 @@ class FrontierMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
-        settings = Settings(max_deliveries=DELIVERIES, sites={"two.example": SiteSettings(lanes=2)})
+        settings = Settings(delay=1.0, max_deliveries=DELIVERIES, sites={SITES[-1]: SiteSettings(lanes=2)})
         self.context = self.open(settings)
         self.harness: Harness = self.run(self.context.__aenter__())
         self.workers: list[Frontier] = []
-        self.born = 0
-        self.now = 0.0
-        self.known: dict[int, Known] = {}
-        self.places = {site: Place() for site in SITES}
-        self.held: dict[int, Held] = {}
-        self.dead: list[tuple[Lease, bool]] = []
+        self.hired = 0
+        self.model = Model()
         self.last_token = 0
         self.stale = 0
         self.paused = False
         self._hire()
 
-    def run(self, call: Coroutine[Any, Any, Any]) -> Any:
-        return self.runner.run(call)
-
     def teardown(self) -> None:
         self.run(self.context.__aexit__(None, None, None))
         self.runner.close()
 
-    def _hire(self) -> None:
-        while len(self.workers) < 2:
-            self.born += 1
-            self.workers.append(self.run(self.harness.worker(f"worker-{self.born}")))
+    def run(self, call: Coroutine[Any, Any, Any]) -> Any:
+        return self.runner.run(call)
 
     @property
     def frontier(self) -> Frontier:
         return self.harness.frontier
 
-    # What the calls mean.
+    def _hire(self) -> None:
+        while len(self.workers) < 2:
+            self.hired += 1
+            self.workers.append(self.run(self.harness.worker(f"worker-{self.hired}")))
 
-    def _queue(self, requests: list[Request]) -> int:
-        new = 0
-        for request in requests:
-            if request.key not in self.known:
-                closed = self.places[request.site].closed
-                self.known[request.key] = Known(request.site, "failed" if closed else "open")
-                new += 1
-        return new
+    def _pick(self, number: int) -> Held:
+        return list(self.model.held.values())[number % len(self.model.held)]
 
-    def _bury(self, held: Held, *, settled: bool) -> None:
-        """The lease is over: what is left of its batch waits again, and its lane rests."""
-        token, place = held.lease.token, self.places[held.lease.site]
-        del self.held[token]
-        self.dead.append((held.lease, settled))
-        for key in held.keys:
-            known = self.known[key]
-            known.token = 0
-            if known.state == "open" and place.closed:
-                known.state = "failed"
-        if place.robots and held.lease.site == "two.example" and place.lanes == 1:
-            place.lanes = 2
-            place.ready_at[1] = self.now + place.delay
+    @rule(keys=some_keys)
+    def add(self, keys: set[int]) -> None:
+        requests = [page(key, SITES[key % 3]) for key in sorted(keys)]
+        assert self.run(self.frontier.add(requests)) == self.model.add(requests)
 
-    def _rest(self, held: Held) -> None:
-        place = self.places[held.lease.site]
-        self._bury(held, settled=not held.keys)
-        place.ready_at[held.lease.lane] = self.now + place.delay * place.lanes
+    @rule(worker=two, batch=batches, seconds=st.sampled_from([4.0, 8.0, 12.0]))
+    def lease(self, worker: int, batch: int, seconds: float) -> None:
+        grant = self.run(self.workers[worker].lease(100, batch=batch, seconds=seconds))
+        if self.paused:
+            assert (grant.leases, grant.job) == ((), "paused")
+            return
+        self.model.lapse()
+        wanted = self.model.must_be_leased()
+        for lease in sorted(grant.leases, key=lambda lease: lease.token):
+            self._check(lease, batch)
+            self.model.hold(lease, worker, seconds)
+        assert wanted <= {lease.site for lease in grant.leases}
+        held = self.model.held.values()
+        assert sum(each.lease.suspect and each.worker == worker for each in held) <= 1
+        if held:
+            assert grant.wait is not None, "nobody sleeps through the end of a lease"
+            assert self.model.now + grant.wait <= max(self.model.now, min(self.model.end_of(each) for each in held))
 
-    def _lapse(self) -> None:
-        for held in list(self.held.values()):
-            place = self.places[held.lease.site]
-            if held.expires_at + place.delay * place.lanes <= self.now:
-                for key in held.keys:
-                    known = self.known[key]
-                    known.lapses += 1
-                    if known.lapses >= DELIVERIES:
-                        known.state = "parked"
-                self._bury(held, settled=False)
+    def _check(self, lease: Lease, batch: int) -> None:
+        model, place = self.model, self.model.places[lease.site]
+        assert lease.token > self.last_token
+        self.last_token = lease.token
+        assert 1 <= len(lease.requests) <= (1 if lease.suspect else batch)
+        assert all((lease.site, lease.lane) != (each.lease.site, each.lease.lane) for each in model.held.values())
+        assert lease.lane < place.lanes
+        assert not place.closed
+        assert model.now >= max(place.ready_at.get(lease.lane, 0.0), place.hold_until), "the gap"
+        assert (lease.delay, lease.memo) == (place.delay * place.lanes, place.memo)
+        for request in lease.requests:
+            known = model.known[request.key]
+            assert (known.state, known.token, known.site) == ("open", 0, lease.site)
+            assert known.due_at <= model.now
+            assert (request.tries, lease.suspect) == (known.tries, known.lapses >= 2)
 
-    def _note(self, lease: Lease, what: str, size: int) -> list[SiteNote]:
+    def _notes(self, lease: Lease, what: str, size: int) -> list[SiteNote]:
         kinds: dict[str, dict[str, Any]] = {
             "hold": {"hold": float(size % 16)},
             "delay": {"delay": 1.0 + size % 3},
@@ -154,166 +116,71 @@ class FrontierMachine(RuleBasedStateMachine):
         }
         return [note(lease, **kinds[what])] if what else []
 
-    def _apply_note(self, given: SiteNote) -> None:
-        place = self.places[given.site]
-        place.hold_until = max(place.hold_until, self.now + (given.hold or 0.0))
-        place.delay = given.delay or place.delay
-        place.robots = place.robots or bool(given.robots)
-        place.memo |= given.memo or {}
-        if given.close:
-            place.closed = True
-            for known in self.known.values():
-                if known.site == given.site:
-                    known.revisit = False
-                    if known.state == "open" and not known.token:
-                        known.state = "failed"
-
-    def _apply_outcome(self, held: Held, key: int, status: str, again_in: float | None) -> None:
-        known, closed = self.known[key], self.places[held.lease.site].closed
-        held.keys.discard(key)
-        known.token, known.lapses = 0, 0
-        if status == "retry":
-            known.tries += 1
-            known.due_at = self.now + (again_in or 0.0)
-            known.state = "failed" if closed else "open"
-        else:
-            known.state = status
-            known.revisit = again_in is not None and not closed
-
-    # What is done to it.
-
-    @rule(keys=some_keys)
-    def add(self, keys: set[int]) -> None:
-        requests = [page(key, SITES[key % 3]) for key in sorted(keys)]
-        assert self.run(self.frontier.add(requests)) == self._queue(requests)
-
-    @rule(worker=st.integers(0, 1), batch=st.integers(1, 4), ticks=st.sampled_from([4.0, 8.0, 12.0]))
-    def lease(self, worker: int, batch: int, ticks: float) -> None:
-        grant = self.run(self.workers[worker].lease(100, batch=batch, seconds=ticks))
-        if self.paused:
-            assert (grant.leases, grant.job) == ((), "paused")
-            return
-        self._lapse()
-        wanted = self._must_be_leased()
-        for lease in sorted(grant.leases, key=lambda lease: lease.token):
-            self._check(lease, batch)
-            keys = {request.key for request in lease.requests}
-            self.held[lease.token] = Held(lease, worker, self.now + ticks, keys)
-            for key in keys:
-                self.known[key].token = lease.token
-        assert wanted <= {lease.site for lease in grant.leases}
-        suspects = [held for held in self.held.values() if held.lease.suspect and held.worker == worker]
-        assert len(suspects) <= 1
-        self._check_wait(grant.wait)
-
-    def _must_be_leased(self) -> set[str]:
-        """One-lane sites that are ready and have a request that is due and not suspect."""
-        busy = {held.lease.site for held in self.held.values()}
-        ready = {
-            site
-            for site in SITES[:2]
-            if site not in busy
-            and self.now >= max(self.places[site].ready_at.get(0, 0.0), self.places[site].hold_until)
-        }
-        return {
-            known.site
-            for known in self.known.values()
-            if known.state == "open" and known.site in ready and known.due_at <= self.now and known.lapses < 2
-        }
-
-    def _check(self, lease: Lease, batch: int) -> None:
-        place = self.places[lease.site]
-        assert lease.token > self.last_token
-        self.last_token = lease.token
-        assert 1 <= len(lease.requests) <= (1 if lease.suspect else batch)
-        assert all((lease.site, lease.lane) != (held.lease.site, held.lease.lane) for held in self.held.values())
-        assert lease.lane < place.lanes
-        assert not place.closed
-        assert self.now >= max(place.ready_at.get(lease.lane, 0.0), place.hold_until), "the gap"
-        assert (lease.delay, lease.memo) == (place.delay * place.lanes, place.memo)
-        for request in lease.requests:
-            known = self.known[request.key]
-            assert (known.state, known.token, known.site) == ("open", 0, lease.site)
-            assert known.due_at <= self.now
-            assert (request.tries, lease.suspect) == (known.tries, known.lapses >= 2)
-
-    def _check_wait(self, wait: float | None) -> None:
-        """Nobody sleeps through the end of a lease, or through what is due on a site that nobody holds."""
-        ends = [held.expires_at + 2 * self.places[held.lease.site].delay for held in self.held.values()]
-        if ends:
-            assert wait is not None
-            assert self.now + wait <= max(min(ends), self.now)
-
-    @precondition(lambda self: self.held)
-    @rule(pick=choices, given=statuses, keys=some_keys, what=learned, size=st.integers(1, 40), again=st.booleans())
+    @precondition(lambda self: self.model.held)
+    @rule(pick=picks, given=words, keys=some_keys, what=learned, size=st.integers(1, 40), again=st.booleans())
     def complete(self, pick: int, given: list[str], keys: set[int], what: str, size: int, again: bool) -> None:
-        held = list(self.held.values())[pick % len(self.held)]
-        lease, late = held.lease, self.now >= held.expires_at
+        held = self._pick(pick)
+        lease, late = held.lease, self.model.now >= held.expires_at
         links = tuple(page(key, SITES[key % 3]) for key in sorted(keys)) if pick % 2 else ()
-        results = []
+        results: list[Outcome] = []
         for key, word in zip(sorted(held.keys), given, strict=False):
             again_in = {"retry": size / 4, "revisit": _LONG}.get(word)
             status: Any = "done" if word == "revisit" else word
             results.append(outcome(lease, key, status, again_in=again_in, links=links))
-        notes = self._note(lease, what, size)
+        notes = self._notes(lease, what, size)
         receipt = self.run(self.frontier.complete(results, notes=notes))
-        assert receipt.accepted + receipt.stale == len(results)
         if late and receipt.stale:
+            assert (receipt.accepted, receipt.stale) == (0, len(results))
             self.stale += receipt.stale
             return
-        assert receipt.stale == 0
+        assert (receipt.accepted, receipt.stale, receipt.repeated) == (len(results), 0, 0)
         for each in notes:
-            self._apply_note(each)
+            self.model.note(each)
         for result in results:
-            self._apply_outcome(held, result.key, result.status, result.again_in)
-            self._queue(list(result.links))
+            self.model.settle(held, result)
         if not held.keys:
-            self._rest(held)
+            self.model.free(held)
         if again:
-            self._repeat(results)
+            receipt = self.run(self.frontier.complete(results))
+            assert (receipt.accepted, receipt.stale, receipt.repeated) == (0, 0, len(results))
 
-    def _repeat(self, results: list[Any]) -> None:
-        receipt = self.run(self.frontier.complete(results))
-        assert (receipt.accepted, receipt.stale, receipt.repeated) == (0, 0, len(results))
-
-    @precondition(lambda self: self.dead)
-    @rule(pick=choices, keys=some_keys, what=learned)
+    @precondition(lambda self: self.model.dead)
+    @rule(pick=picks, keys=some_keys, what=learned)
     def complete_late(self, pick: int, keys: set[int], what: str) -> None:
-        lease, settled = self.dead[-1 - pick % len(self.dead)]
+        lease, settled = self.model.dead[-1 - pick % len(self.model.dead)]
         links = tuple(page(key, SITES[key % 3]) for key in keys)
         late = [outcome(lease, request.key, links=links) for request in lease.requests]
-        receipt = self.run(self.frontier.complete(late, notes=self._note(lease, what, 40)))
-        assert receipt.accepted == 0
-        assert receipt.stale + receipt.repeated == len(late)
+        receipt = self.run(self.frontier.complete(late, notes=self._notes(lease, what, 40)))
+        assert (receipt.accepted, receipt.stale + receipt.repeated) == (0, len(late))
         assert settled or receipt.repeated == 0
         self.stale += receipt.stale
         self.run(self.frontier.release([lease]))
         assert self.run(self.frontier.extend([lease], seconds=50.0)) == []
 
-    @precondition(lambda self: self.held)
-    @rule(pick=choices, ticks=st.integers(2, 14))
-    def extend(self, pick: int, ticks: int) -> None:
-        held = list(self.held.values())[pick % len(self.held)]
-        late = self.now >= held.expires_at
-        ours = self.run(self.frontier.extend([held.lease], seconds=float(ticks)))
-        assert ours or late
+    @precondition(lambda self: self.model.held)
+    @rule(pick=picks, seconds=st.integers(2, 14))
+    def extend(self, pick: int, seconds: int) -> None:
+        held = self._pick(pick)
+        ours = self.run(self.frontier.extend([held.lease], seconds=float(seconds)))
+        assert ours or self.model.now >= held.expires_at
         if ours:
-            held.expires_at = self.now + ticks
+            held.expires_at = self.model.now + seconds
 
-    @precondition(lambda self: self.held)
-    @rule(pick=choices)
+    @precondition(lambda self: self.model.held)
+    @rule(pick=picks)
     def release(self, pick: int) -> None:
-        held = list(self.held.values())[pick % len(self.held)]
-        if self.now < held.expires_at:
+        held = self._pick(pick)
+        if self.model.now < held.expires_at:
             self.run(self.frontier.release([held.lease]))
-            self._rest(held)
+            self.model.free(held)
 
-    @rule(worker=st.integers(0, 1))
+    @rule(worker=two)
     def lose(self, worker: int) -> None:
+        """Kill a worker so that the frontier notices."""
         self.run(self.harness.lose(self.workers.pop(worker)))
-        for held in list(self.held.values()):
+        for held in list(self.model.held.values()):
             if held.worker == worker:
-                self._rest(held)
+                self.model.free(held)
             else:
                 held.worker = 0
         self._hire()
@@ -322,59 +189,46 @@ class FrontierMachine(RuleBasedStateMachine):
     def advance(self, quarters: int) -> None:
         self._advance(quarters / 4)
 
-    @rule(pick=choices, early=st.booleans(), worker=st.integers(0, 1), batch=st.integers(1, 4))
+    @rule(pick=picks, early=st.booleans(), worker=two, batch=batches)
     def lease_at_an_edge(self, pick: int, early: bool, worker: int, batch: int) -> None:
         """When something changes by the clock alone, or a moment before."""
-        edges = {known.due_at for known in self.known.values()}
-        for place in self.places.values():
-            edges |= {place.hold_until, *place.ready_at.values()}
-        for held in self.held.values():
-            place = self.places[held.lease.site]
-            edges |= {held.expires_at, held.expires_at + place.delay * place.lanes}
-        ahead = sorted(edge for edge in edges if edge > self.now)
-        if ahead:
-            self._advance(ahead[pick % min(3, len(ahead))] - self.now - (0.25 if early else 0.0))
-        self.lease(worker, batch, 8.0)
+        edges = self.model.edges()
+        if edges:
+            self._advance(edges[pick % min(3, len(edges))] - self.model.now - (0.25 if early else 0.0))
+        self.lease(worker, batch, _SECONDS)
 
-    def _advance(self, ticks: float) -> None:
-        self.run(self.harness.advance(ticks))
-        self.now += ticks
+    def _advance(self, seconds: float) -> None:
+        self.run(self.harness.advance(seconds))
+        self.model.now += seconds
 
     @precondition(lambda self: self.harness.durable)
-    @rule(worker=st.integers(0, 1), batch=st.integers(1, 4))
+    @rule(worker=two, batch=batches)
     def crash(self, worker: int, batch: int) -> None:
         self.run(self.harness.reopen())
-        for held in list(self.held.values()):
-            self._bury(held, settled=False)
-        self.dead = [(lease, True) for lease, _ in self.dead]
-        for site, place in self.places.items():
-            place.lanes = 2 if place.robots and site == "two.example" else 1
-            if any(known.site == site for known in self.known.values()):
-                place.ready_at = {lane: self.now + place.delay * (1 + lane) for lane in range(place.lanes)}
+        self.model.crash()
         self.stale = 0
         self.workers.clear()
         self._hire()
-        self.lease(worker, batch, 8.0)
+        self.lease(worker, batch, _SECONDS)
 
     @rule()
-    def pause(self) -> None:
+    def pause_or_resume(self) -> None:
         self.run(self.harness.steer("running" if self.paused else "paused"))
         self.paused = not self.paused
-
-    # What always holds.
 
     @invariant()
     def counts_agree(self) -> None:
         counts: Counts = self.run(self.frontier.counts())
-        states = [known.state for known in self.known.values()]
+        known, held = self.model.known.values(), self.model.held.values()
+        states = [each.state for each in known]
         waiting = states.count("open")
         assert counts.queued + counts.delayed + counts.leased == waiting
-        assert counts.leased <= sum(len(held.keys) for held in self.held.values())
-        assert counts.leased >= sum(len(held.keys) for held in self.held.values() if self.now < held.expires_at)
+        assert counts.leased <= sum(len(each.keys) for each in held)
+        assert counts.leased >= sum(len(each.keys) for each in held if self.model.now < each.expires_at)
         found = {word: getattr(counts, word) for word in ("done", "failed", "skipped", "parked")}
         assert found == {word: states.count(word) for word in found}
-        assert counts.revisits == sum(known.revisit for known in self.known.values())
-        assert (counts.known, counts.stale) == (len(self.known), self.stale)
-        assert counts.sites == len({known.site for known in self.known.values()})
+        assert counts.revisits == sum(each.revisit for each in known)
+        assert (counts.known, counts.stale) == (len(known), self.stale)
+        assert counts.sites == len({each.site for each in known})
         assert counts.finished == (waiting == 0)
         assert counts.job == ("paused" if self.paused else "running" if waiting else "finished")

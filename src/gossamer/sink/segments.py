@@ -1,0 +1,96 @@
+"""Segments: what each worker of a fleet wrote, and how they become one record per page."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from gossamer.errors import SinkError, SinkFull
+from gossamer.model import Record
+
+FOLDER, SUFFIX = "segments", ".jsonl"
+_encode_into = msgspec.json.Encoder().encode_into
+_decode = msgspec.json.Decoder(Record).decode
+
+
+class Stamp(msgspec.Struct):
+    """The part of a record that says which of several is the last word on a page."""
+
+    key: int
+    token: int
+
+
+_decode_stamp = msgspec.json.Decoder(Stamp).decode
+
+
+class SegmentSink:
+    """A file of this worker's own: a record a line, each with its key and token; begun anew with every start."""
+
+    def __init__(self, folder: Path, worker: str) -> None:
+        place = folder / FOLDER
+        place.mkdir(parents=True, exist_ok=True)
+        number = 0
+        while True:
+            try:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                self._file = os.open(place / f"{worker}-{number}{SUFFIX}", flags, 0o644)
+                break
+            except FileExistsError:
+                number += 1
+        self._size = 0
+
+    async def write(self, records: Sequence[Record]) -> Mapping[str, int]:
+        lines = bytearray()
+        for record in records:
+            _encode_into(record, lines, len(lines))
+            lines += b"\n"
+        await asyncio.get_running_loop().run_in_executor(None, self._store, bytes(lines))
+        return {}
+
+    def _store(self, lines: bytes) -> None:
+        try:
+            offset, view = self._size, memoryview(lines)
+            while view:
+                written = os.pwrite(self._file, view, offset)
+                view, offset = view[written:], offset + written
+            os.fsync(self._file)
+        except OSError as error:
+            os.ftruncate(self._file, self._size)
+            kind = SinkFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else SinkError
+            raise kind(f"output could not be written: {error.strerror}", hint="free some disk space") from error
+        self._size = offset
+
+    async def rewind(self, marks: Mapping[str, int]) -> None:
+        """Nothing to do: what was written and did not come to count is sorted out when segments are read."""
+
+    async def aclose(self) -> None:
+        os.close(self._file)
+
+
+def gather(folder: Path) -> Iterator[Record]:
+    """The records of all segments, one per page: the one with the highest token."""
+    best: dict[int, int] = {}
+    for _, line in _lines(folder):
+        stamp = _decode_stamp(line)
+        if stamp.token > best.get(stamp.key, 0):
+            best[stamp.key] = stamp.token
+    for _, line in _lines(folder):
+        stamp = _decode_stamp(line)
+        # Of two with the same token, which a repeated commit leaves behind, the first is taken.
+        if best.get(stamp.key) == stamp.token:
+            del best[stamp.key]
+            yield _decode(line)
+
+
+def _lines(folder: Path) -> Iterator[tuple[Path, bytes]]:
+    """Whole lines only: a worker may have been killed in the middle of one."""
+    for path in sorted((folder / FOLDER).glob(f"*{SUFFIX}")):
+        with path.open("rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    yield path, line
