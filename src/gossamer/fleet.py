@@ -22,6 +22,7 @@ from gossamer.frontier.base import Frontier
 from gossamer.job import Summary
 from gossamer.model import Counts, JobState
 from gossamer.settings import Settings
+from gossamer.sink import shared_folder
 from gossamer.sink.jsonl import JsonlSink
 from gossamer.sink.segments import FOLDER, SegmentSink, gather
 
@@ -39,11 +40,18 @@ class FleetFrontier(Frontier, Protocol):
     async def abandon(self, worker: str, *, blamed: Sequence[int] = ()) -> int: ...
 
 
+def masked(url: str) -> str:
+    """An address as it may be shown: without its password."""
+    scheme, slashes, rest = url.partition("://")
+    head, at, tail = rest.rpartition("@")
+    return f"{scheme}{slashes}{head.partition(':')[0]}:***@{tail}" if at else url
+
+
 async def open_fleet(url: str, job: str, settings: Settings | None = None, *, worker_name: str = "") -> FleetFrontier:
     """Join a job at this address; with settings, make it if it is not there."""
     if not url.startswith(SCHEMES):
         raise ConfigError(
-            f"{url.rsplit('@', maxsplit=1)[-1]}: no such frontier in this version",
+            f"{masked(url)}: no such frontier in this version",
             hint="use sqlite, memory: or redis://",
         )
     from gossamer.frontier.redis import open_redis
@@ -54,6 +62,7 @@ async def open_fleet(url: str, job: str, settings: Settings | None = None, *, wo
 async def join_fleet(url: str, job: str, folder: Path, *, name: str, supervised: bool = False) -> JobState:
     """Work for the job at this address until it is over; the pages go to segments in `folder`."""
     frontier = await open_fleet(url, job, worker_name=name)
+    folder = shared_folder(frontier.settings.sink) or folder
     marker_path = folder / "handling" / name
     try:
         # A worker of this name that died held leases, and perhaps a page that killed it.

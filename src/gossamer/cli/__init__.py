@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import click
 
-from gossamer.cli.crawl import add, crawl, pause, resume, status, stop, worker
+from gossamer.cli.crawl import crawl, worker
 from gossamer.cli.exits import Exit
+from gossamer.cli.fleet import export, submit
 from gossamer.cli.init import init
 from gossamer.cli.look import fetch, shell
+from gossamer.cli.steer import add, pause, resume, status, stop
 from gossamer.cli.terminal import flush_output, hold_standard_streams, plain, say
 from gossamer.cli.trial import trial
 from gossamer.errors import ConfigError, GossamerError
@@ -26,7 +28,8 @@ def gossamer() -> None:
     """
 
 
-for command in (crawl, trial, fetch, shell, init, worker, status, pause, resume, stop, add, simweb):
+commands = (crawl, trial, fetch, shell, init, worker, submit, status, pause, resume, stop, add, export, simweb)
+for command in commands:
     gossamer.add_command(command)
 
 

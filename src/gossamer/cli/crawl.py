@@ -13,17 +13,14 @@ import click
 import msgspec
 
 from gossamer import job as jobs
-from gossamer import settings as configuration
 from gossamer.cli.exits import Exit
 from gossamer.cli.options import given, settings_options
 from gossamer.cli.start import read_lines, read_settings
 from gossamer.cli.start import run as run_loop
 from gossamer.cli.summary import summary_lines
 from gossamer.cli.terminal import log_to_stderr, put, say
-from gossamer.engine import wire
-from gossamer.engine.remote import connect
 from gossamer.errors import ConfigError, JobMissing, OwnerGone
-from gossamer.fleet import SCHEMES, FleetCrawl, join_fleet
+from gossamer.fleet import SCHEMES, FleetCrawl, join_fleet, masked
 from gossamer.job import Crawl, Summary
 from gossamer.member import die_with_parent, join
 
@@ -51,7 +48,7 @@ def crawl(
     log_to_stderr(quiet)
     if frontier not in ("", "sqlite", "memory:") and not frontier.startswith(SCHEMES):
         raise ConfigError(
-            f"--frontier {frontier.rsplit('@', maxsplit=1)[-1]}: no such frontier in this version",
+            f"--frontier {masked(frontier)}: no such frontier in this version",
             hint="use sqlite (the default), memory: or redis://host:port/db",
         )
     first_urls = jobs.read_seeds([*urls, *(read_lines(seeds) if seeds else ())])
@@ -158,97 +155,3 @@ def worker(place: str, name: str, worker_name: str, out: str, supervised: bool) 
             return Exit.ERROR
         say(str(gone))
     return Exit.OK
-
-
-@click.command()
-@click.argument("name", metavar="JOB")
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-def status(name: str, as_json: bool) -> int:
-    """Show how far a job is, running or not."""
-    folder = _existing(name)
-    found = run_loop(_status(folder))
-    if as_json:
-        click.echo(json.dumps(found))
-        return Exit.OK
-    counts = found["counts"]
-    click.echo(f"{folder}: {found['state']}")
-    for word in ("stored", "queued", "delayed", "leased", "done", "failed", "skipped", "parked", "known", "sites"):
-        click.echo(f"  {word:10} {counts[word]:>12,}")
-    for site in found["sites"][:10]:
-        waiting = f", held for {site['hold']:.0f} s" if site["hold"] else ""
-        closed = f", closed: {site['closed']}" if site["closed"] else ""
-        click.echo(f"  {site['site']:40} {site['queued']:>8,} queued, delay {site['delay']:g} s{waiting}{closed}")
-    return Exit.OK
-
-
-async def _status(folder: Path) -> dict[str, Any]:
-    """Ask the owner of a running job; open the file of one that rests."""
-    try:
-        connection, _ = await connect(folder)
-    except JobMissing:
-        from gossamer.clock import SystemClock
-        from gossamer.frontier.sqlite import open_sqlite
-
-        settings = configuration.build(jobs.stored_settings(folder))
-        frontier = open_sqlite(folder / jobs.FRONTIER, settings, clock=SystemClock())
-        try:
-            counts = msgspec.to_builtins(await frontier.counts())
-            state = "finished" if counts["finished"] else "not running"
-            return {"state": state, "counts": counts, "sites": await frontier.sites(), "workers": {}}
-        finally:
-            await frontier.aclose()
-    try:
-        counts = await connection.call(wire.Ask("counts"))
-        sites = await connection.call(wire.Ask("sites"))
-        return {
-            "state": counts["job"],
-            "counts": counts,
-            "sites": sites,
-            "workers": await connection.call(wire.Ask("workers")),
-        }
-    finally:
-        await connection.aclose()
-
-
-def _steering(verb: str, done: str) -> click.Command:
-    @click.command(verb, help=f"{verb.capitalize()} a running crawl.")
-    @click.argument("name", metavar="JOB")
-    def command(name: str) -> int:
-        folder = _existing(name)
-        run_loop(_ask(folder, wire.Ask(verb)))
-        click.echo(f"{folder}: {done}", err=True)
-        return Exit.OK
-
-    return command
-
-
-pause, resume, stop = _steering("pause", "paused"), _steering("resume", "running"), _steering("stop", "stopping")
-
-
-@click.command()
-@click.argument("name", metavar="JOB")
-@click.argument("urls", nargs=-1, required=True, metavar="URL...")
-def add(name: str, urls: tuple[str, ...]) -> int:
-    """Add URLs to a running crawl."""
-    folder = _existing(name)
-    seeds = jobs.read_seeds(urls)
-    count = run_loop(_ask(folder, wire.AddUrls(seeds)))
-    click.echo(f"{folder}: {count} added, {len(seeds) - count} known already", err=True)
-    return Exit.OK
-
-
-async def _ask(folder: Path, call: wire.Call) -> Any:
-    connection, _ = await connect(folder)
-    try:
-        return await connection.call(call)
-    finally:
-        await connection.aclose()
-
-
-def _existing(name: str) -> Path:
-    folder = jobs.folder_of(name, ())
-    if not (folder / jobs.FRONTIER).exists():
-        raise ConfigError(
-            f"there is no job {name!r} ({folder / jobs.FRONTIER} does not exist)", hint="see crawls/ for names"
-        )
-    return folder

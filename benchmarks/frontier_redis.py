@@ -1,0 +1,165 @@
+"""The frontier in Redis alone: CPU a page of client and server, and bytes of Redis memory a URL.
+
+    python benchmarks/frontier_redis.py [--urls 1e6]
+
+64 pages a batch, 50 links a page, 15 % of them new; lease, complete and add are counted, making the links is not.
+Three cases: "all" sends every link to Redis; "cached" drops those that the worker's memory of recent keys knows, as
+workers do (links repeat at random here, which is the worst case for it); "new" sends new links only, which is what a
+memory of all keys would do. Memory is of URLs with 60 characters, queued from a page of the same site, then all done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import platform
+import random
+import time
+
+import redis
+
+from gossamer import urls
+from gossamer.engine.recent import Recent
+from gossamer.frontier.redis import RedisFrontier, open_redis
+from gossamer.model import Outcome, Request
+from gossamer.settings import Settings
+from gossamer.testing.servers import RedisServer
+
+PAGES, LINKS, NEW, BATCH, SITES = 12_800, 50, 0.15, 64, 1000
+
+
+def request(secret: bytes, number: int, site: int | None = None) -> Request:
+    host = f"www.site-{number % SITES if site is None else site:04d}.example"
+    url = f"https://{host}/articles/{number:09d}/title-words"
+    return Request(url, urls.fingerprint(secret, url), host, depth=1)
+
+
+def server_cpu(watch: redis.Redis) -> float:
+    cpu = watch.info("cpu")
+    return float(cpu["used_cpu_user"] + cpu["used_cpu_sys"])
+
+
+async def fill(frontier: RedisFrontier, known: int) -> None:
+    """Queue URLs as links of pages, so that each has a referrer."""
+    for site in range(SITES):
+        await frontier.add([request(frontier.secret, -1 - site, site)])
+    number = 0
+    while number < known:
+        grant = await frontier.lease(SITES, batch=1, seconds=600)
+        outcomes = []
+        for lease in grant.leases:
+            if number >= known or not lease.requests[0].url.startswith("https://www.site-"):
+                break
+            site = int(lease.site[9:13])
+            share = [number + offset * SITES for offset in range(50)]
+            del share
+            links = tuple(request(frontier.secret, site + SITES * (number // SITES + step), site) for step in range(50))
+            outcomes.append(_done(lease.site, lease.lane, lease.token, lease.requests[0].key, links))
+        await frontier.complete(outcomes)
+        number += 50 * len(outcomes)
+
+
+def _done(site: str, lane: int, token: int, key: int, links: tuple[Request, ...] = ()) -> Outcome:
+    return Outcome(site=site, lane=lane, token=token, key=key, status="done", code=200, links=links)
+
+
+async def measure(url: str, known: int) -> None:
+    watch = redis.Redis.from_url(url)
+    watch.flushall()
+    settings = Settings(delay=0, robots=False)
+    frontier = await open_redis(url, "benchmark", settings, worker="bench")
+    empty = watch.info("memory")["used_memory"]
+    for first in range(0, known, 10_000):
+        await frontier.add([request(frontier.secret, number) for number in range(first, min(first + 10_000, known))])
+    queued = (watch.info("memory")["used_memory"] - empty) / known
+    results = []
+    following = known
+    for case in ("all", "cached", "new"):
+        client, server, following = await pages(frontier, watch, known, following, case)
+        results.append(f"{case} {client + server:.0f} ({client:.0f} + {server:.0f})")
+    await frontier.aclose()
+    print(f"{known:>10,}  {'  '.join(results)}  {queued:>8.1f} bytes a queued URL without referrer", flush=True)
+
+
+async def pages(
+    frontier: RedisFrontier, watch: redis.Redis, known: int, following: int, case: str
+) -> tuple[float, float, int]:
+    """Microseconds a page of the client and of the server."""
+    chance = random.Random(7)
+    recent = Recent()
+    count, cpu, served = 0, 0.0, 0.0
+    while count < PAGES:
+        before, started = server_cpu(watch), time.process_time()
+        grant = await frontier.lease(2, batch=BATCH // 2, seconds=60)
+        cpu += time.process_time() - started
+        served += server_cpu(watch) - before
+        outcomes = []
+        for lease in grant.leases:
+            for leased in lease.requests:
+                fresh = sum(chance.random() < NEW for _ in range(LINKS))
+                numbers = [*range(following, following + fresh)]
+                if case != "new":
+                    numbers += [chance.randrange(known) for _ in range(LINKS - fresh)]
+                following += fresh
+                links = tuple(request(frontier.secret, number) for number in numbers)
+                if case == "cached":
+                    links = tuple(link for link in links if link.key not in recent)
+                    recent.update(link.key for link in links)
+                outcomes.append(_done(lease.site, lease.lane, lease.token, leased.key, links))
+        before, started = server_cpu(watch), time.process_time()
+        await frontier.complete(outcomes)
+        cpu += time.process_time() - started
+        served += server_cpu(watch) - before
+        count += len(outcomes)
+    return cpu / count * 1e6, served / count * 1e6, following
+
+
+async def weigh(url: str, known: int) -> None:
+    """Bytes a URL that waits with a referrer of its own site, and a URL that is done."""
+    watch = redis.Redis.from_url(url)
+    watch.flushall()
+    frontier = await open_redis(url, "benchmark", Settings(delay=0, robots=False), worker="bench")
+    empty = watch.info("memory")["used_memory"]
+    made = 0
+    while made < known:
+        site = made // 50 % SITES
+        await frontier.add([request(frontier.secret, -1 - made, site)])
+        (lease,) = (await frontier.lease(1, batch=1, seconds=60)).leases
+        # The parent is at the head: what it leads to goes behind all that waits already.
+        assert lease.requests[0].url.split("/")[4].startswith("-") or made
+        links = tuple(request(frontier.secret, number, site) for number in range(made, made + 50))
+        await frontier.complete([_done(lease.site, lease.lane, lease.token, lease.requests[0].key, links)])
+        made += 50
+    counts = await frontier.counts()
+    waiting = (watch.info("memory")["used_memory"] - empty) / counts.queued
+    while (grant := await frontier.lease(64, batch=100, seconds=60)).leases:
+        await frontier.complete(
+            [
+                _done(lease.site, lease.lane, lease.token, leased.key)
+                for lease in grant.leases
+                for leased in lease.requests
+            ]
+        )
+    done = (watch.info("memory")["used_memory"] - empty) / counts.known
+    await frontier.aclose()
+    print(f"{known:>10,}  {waiting:.1f} bytes a queued URL with referrer, {done:.1f} a finished one", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--urls", type=float, nargs="*", default=[1e5, 1e6])
+    parser.add_argument("--weigh", type=float, default=2e5)
+    choice = parser.parse_args()
+    with RedisServer() as server:
+        version = redis.Redis.from_url(server.url).info("server")["redis_version"]
+        print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, Redis {version}")
+        print("known URLs, CPU us a page (client + server) for each case")
+        for known in choice.urls:
+            asyncio.run(measure(server.url, int(known)))
+        if choice.weigh:
+            asyncio.run(weigh(server.url, int(choice.weigh)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""The commands of a fleet: submit a job that workers anywhere take up, and gather what they stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from gossamer import job as jobs
+from gossamer.cli.exits import Exit
+from gossamer.cli.options import given, settings_options
+from gossamer.cli.start import read_lines, read_settings, run
+from gossamer.cli.terminal import put, say
+from gossamer.engine.handle import Linker
+from gossamer.engine.recent import Recent
+from gossamer.errors import ConfigError
+from gossamer.fleet import SCHEMES, masked, open_fleet
+from gossamer.settings import Settings
+from gossamer.sink import shared_folder
+from gossamer.sink.segments import FOLDER, gather
+
+
+@click.command()
+@click.argument("urls", nargs=-1, metavar="[SPIDER.py] URL...")
+@click.option("--seeds", type=click.File("r", encoding="utf-8"), help="File with one URL a line; - is standard input.")
+@click.option("--job", "name", default="", help="Name of the job.  [default: the first host]")
+@click.option("--frontier", required=True, metavar="URL", envvar="GOSSAMER_FRONTIER", help="redis://host:port/db")
+@settings_options
+def submit(urls: tuple[str, ...], seeds: Any, name: str, frontier: str, **options: Any) -> int:
+    """Put a job into a fleet's frontier; workers that join it by name do the rest."""
+    if not frontier.startswith(SCHEMES):
+        raise ConfigError("a fleet's frontier is a server", hint="as in --frontier redis://host:6379/0")
+    values = given(options)
+    if urls and urls[0].endswith(".py"):
+        values["spider"], urls = urls[0], urls[1:]
+    settings = read_settings(None, values)
+    first_urls = jobs.read_seeds([*urls, *(read_lines(seeds) if seeds else ())])
+    if not first_urls and settings.spider:
+        first_urls = jobs.read_seeds(jobs.spider_seeds(settings))
+    if shared_folder(settings.sink) is None:
+        raise ConfigError(
+            "workers on several machines need one place for what they store",
+            hint="name a folder that all of them have: --sink jsonl:/mnt/shared/crawl",
+        )
+    job = name or jobs.folder_of("", first_urls).name
+    count = run(_submit(frontier, job, settings, first_urls))
+    say(f"{job}: {count} URLs added, {len(first_urls) - count} known already")
+    say(f"next, on any machine: gossamer worker {masked(frontier)} --job {job}")
+    return Exit.OK
+
+
+async def _submit(frontier: str, job: str, settings: Settings, seeds: Sequence[str]) -> int:
+    fleet = await open_fleet(frontier, job, settings)
+    try:
+        linker = Linker(settings, fleet.secret, Recent())
+        count = await fleet.add([linker.seed(url) for url in seeds])
+        await fleet.steer("running")
+        return count
+    finally:
+        await fleet.aclose()
+
+
+@click.command()
+@click.argument("name", metavar="JOB|DIR")
+@click.option(
+    "--format", "kind", type=click.Choice(["jsonl", "items", "urls"]), default="jsonl", help="Pages, items, or URLs."
+)
+def export(name: str, kind: str) -> int:
+    """Print what a job has stored, one record per page, to standard output."""
+    folder = jobs.folder_of(name, ())
+    if not (folder / FOLDER).is_dir():
+        _print_files(folder, kind)
+        return Exit.OK
+    for record in gather(folder):
+        if kind == "urls":
+            put(f"{record.page.url}\n".encode())
+        elif kind == "jsonl":
+            put(msgspec.json.encode(record.page) + b"\n")
+        else:
+            put(b"".join(msgspec.json.encode(item) + b"\n" for item in record.items))
+    return Exit.OK
+
+
+def _print_files(folder: Path, kind: str) -> None:
+    path = folder / ("items.jsonl" if kind == "items" else "pages.jsonl")
+    if not path.exists():
+        raise ConfigError(f"{path} does not exist", hint="see crawls/ for the names of jobs")
+    with path.open("rb") as file:
+        for line in file:
+            put(f"{msgspec.json.decode(line)['url']}\n".encode() if kind == "urls" else line)

@@ -1,0 +1,186 @@
+"""The commands that look at a job and steer it, wherever it runs: status, pause, resume, stop, add."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import click
+import msgspec
+
+from gossamer import job as jobs
+from gossamer import settings as configuration
+from gossamer.cli.exits import Exit
+from gossamer.cli.start import run
+from gossamer.clock import SystemClock
+from gossamer.engine import wire
+from gossamer.engine.handle import Linker
+from gossamer.engine.recent import Recent
+from gossamer.engine.remote import Connection, connect
+from gossamer.errors import ConfigError, JobMissing
+from gossamer.fleet import SCHEMES, FleetFrontier, open_fleet
+from gossamer.frontier.sqlite import open_sqlite
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+_STATES = {"pause": "paused", "resume": "running", "stop": "stopping"}
+
+
+class Control(Protocol):
+    """A job within reach."""
+
+    async def status(self) -> dict[str, Any]: ...
+
+    async def steer(self, verb: str) -> None: ...
+
+    async def add(self, urls: Sequence[str]) -> int: ...
+
+
+class OwnerControl:
+    """A crawl that another process of this machine runs."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._call = connection.call
+
+    async def status(self) -> dict[str, Any]:
+        counts = await self._call(wire.Ask("counts"))
+        sites, workers = await self._call(wire.Ask("sites")), await self._call(wire.Ask("workers"))
+        return {"state": counts["job"], "counts": counts, "sites": sites, "workers": workers}
+
+    async def steer(self, verb: str) -> None:
+        await self._call(wire.Ask(verb))
+
+    async def add(self, urls: Sequence[str]) -> int:
+        return int(await self._call(wire.AddUrls(list(urls))))
+
+
+class FleetControl:
+    """A job on a fleet's frontier."""
+
+    def __init__(self, frontier: FleetFrontier) -> None:
+        self._frontier = frontier
+
+    async def status(self) -> dict[str, Any]:
+        counts = msgspec.to_builtins(await self._frontier.counts())
+        return {"state": counts["job"], "counts": counts, "sites": [], "workers": {}}
+
+    async def steer(self, verb: str) -> None:
+        await self._frontier.steer(_STATES[verb])  # type: ignore[arg-type]
+
+    async def add(self, urls: Sequence[str]) -> int:
+        linker = Linker(self._frontier.settings, self._frontier.secret, Recent())
+        return await self._frontier.add([linker.seed(url) for url in urls])
+
+
+@asynccontextmanager
+async def reach(name: str, frontier: str) -> AsyncIterator[Control]:
+    """The job of this name on a fleet's frontier, or the crawl that runs in its folder."""
+    if frontier.startswith(SCHEMES):
+        fleet = await open_fleet(frontier, name)
+        try:
+            yield FleetControl(fleet)
+        finally:
+            await fleet.aclose()
+        return
+    connection, _ = await connect(_existing(name))
+    try:
+        yield OwnerControl(connection)
+    finally:
+        await connection.aclose()
+
+
+def _existing(name: str) -> Path:
+    folder = jobs.folder_of(name, ())
+    if not (folder / jobs.FRONTIER).exists():
+        raise ConfigError(
+            f"there is no job {name!r} ({folder / jobs.FRONTIER} does not exist)", hint="see crawls/ for names"
+        )
+    return folder
+
+
+def on_a_job(command: Command) -> Command:
+    """Give a command the job's name and, for fleets, the address of its frontier."""
+    option = click.option(
+        "--frontier",
+        default="",
+        metavar="URL",
+        envvar="GOSSAMER_FRONTIER",
+        help="Where the job is, if not here.",
+    )
+    return click.argument("name", metavar="JOB")(option(command))
+
+
+@click.command()
+@on_a_job
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def status(name: str, frontier: str, as_json: bool) -> int:
+    """Show how far a job is, running or not."""
+    found = run(_status(name, frontier))
+    if as_json:
+        click.echo(json.dumps(found))
+        return Exit.OK
+    counts = found["counts"]
+    click.echo(f"{name}: {found['state']}")
+    for word in ("stored", "queued", "delayed", "leased", "done", "failed", "skipped", "parked", "known", "sites"):
+        click.echo(f"  {word:10} {counts[word]:>12,}")
+    for site in found["sites"][:10]:
+        waiting = f", held for {site['hold']:.0f} s" if site["hold"] else ""
+        closed = f", closed: {site['closed']}" if site["closed"] else ""
+        click.echo(f"  {site['site']:40} {site['queued']:>8,} queued, delay {site['delay']:g} s{waiting}{closed}")
+    return Exit.OK
+
+
+async def _status(name: str, frontier: str) -> dict[str, Any]:
+    try:
+        async with reach(name, frontier) as control:
+            return await control.status()
+    except JobMissing:
+        if frontier:
+            raise
+    # Nobody runs it: its file can be opened.
+    folder = _existing(name)
+    settings = configuration.build(jobs.stored_settings(folder))
+    resting = open_sqlite(folder / jobs.FRONTIER, settings, clock=SystemClock())
+    try:
+        counts = msgspec.to_builtins(await resting.counts())
+        state = "finished" if counts["finished"] else "not running"
+        return {"state": state, "counts": counts, "sites": await resting.sites(), "workers": {}}
+    finally:
+        await resting.aclose()
+
+
+def _steering(verb: str) -> click.Command:
+    @click.command(verb, help=f"{verb.capitalize()} a running crawl.")
+    @on_a_job
+    def command(name: str, frontier: str) -> int:
+        run(_steer(name, frontier, verb))
+        click.echo(f"{name}: {_STATES[verb]}", err=True)
+        return Exit.OK
+
+    return command
+
+
+async def _steer(name: str, frontier: str, verb: str) -> None:
+    async with reach(name, frontier) as control:
+        await control.steer(verb)
+
+
+pause, resume, stop = _steering("pause"), _steering("resume"), _steering("stop")
+
+
+@click.command()
+@on_a_job
+@click.argument("urls", nargs=-1, required=True, metavar="URL...")
+def add(name: str, frontier: str, urls: tuple[str, ...]) -> int:
+    """Add URLs to a running crawl."""
+    seeds = jobs.read_seeds(urls)
+    count = run(_add(name, frontier, seeds))
+    click.echo(f"{name}: {count} added, {len(seeds) - count} known already", err=True)
+    return Exit.OK
+
+
+async def _add(name: str, frontier: str, seeds: Sequence[str]) -> int:
+    async with reach(name, frontier) as control:
+        return await control.add(seeds)

@@ -1,0 +1,281 @@
+"""Real servers for tests, and a proxy that breaks the connections to them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from gossamer.errors import ConfigError
+from gossamer.member import die_with_parent
+
+PROGRAM = "redis-server"
+_HOST = "127.0.0.1"
+_START_SECONDS = 15.0
+
+Fault = Literal["", "cut", "mute", "refuse"]
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+class RedisServer:
+    """A redis-server of its own on a free port of the loopback; it dies with the process that started it.
+
+    `with RedisServer(appendonly="yes", appendfsync="everysec") as server:` takes what redis.conf takes, with
+    underscores for hyphens. Its data lie in a folder that goes away at the end of the block, not with `kill`.
+    """
+
+    def __init__(self, *, password: str = "", **options: str) -> None:
+        self.password = password
+        self.port = 0
+        self._options = {"save": "", "appendonly": "no", **options}
+        self._folder = tempfile.TemporaryDirectory(prefix="redis-", ignore_cleanup_errors=True)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @staticmethod
+    def is_there() -> bool:
+        """Whether the program is installed."""
+        return shutil.which(PROGRAM) is not None
+
+    @property
+    def url(self) -> str:
+        """The server's address, as a frontier takes it."""
+        return self.url_at(self.port)
+
+    def url_at(self, port: int) -> str:
+        """The address of a proxy before this server."""
+        user = f":{self.password}@" if self.password else ""
+        return f"redis://{user}{_HOST}:{port}/0"
+
+    @property
+    def pid(self) -> int:
+        """The process, while it runs."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def folder(self) -> Path:
+        """Where the server keeps its data."""
+        return Path(self._folder.name)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+        self._folder.cleanup()
+
+    def start(self, **options: str) -> None:
+        """Start it, on the port that it had before if it had one, and wait until it takes connections."""
+        if not self.is_there():
+            raise ConfigError(f"{PROGRAM} is not installed", hint="scripts/services installs it")
+        self._options |= options
+        for _ in range(5):
+            port = self.port or free_port()
+            self._launch(port)
+            if self._answers(port):
+                self.port = port
+                return
+            # Somebody else took the port in between.
+            self.kill()
+        raise ConfigError(f"{PROGRAM} does not start", hint=self._log().read_text(errors="replace")[-500:])
+
+    def _launch(self, port: int) -> None:
+        words = [PROGRAM, "--port", str(port), "--bind", _HOST, "--dir", self._folder.name, "--daemonize", "no"]
+        words += ["--logfile", str(self._log())]
+        if self.password:
+            words += ["--requirepass", self.password, "--masterauth", self.password]
+        for name, value in self._options.items():
+            words += [f"--{name.replace('_', '-')}", *(value.split() if value else [""])]
+        self._process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, preexec_fn=die_with_parent
+        )
+
+    def _log(self) -> Path:
+        return self.folder / "server.log"
+
+    def _answers(self, port: int) -> bool:
+        assert self._process is not None
+        for _ in range(int(_START_SECONDS / 0.02)):
+            try:
+                with socket.create_connection((_HOST, port), 1.0) as connection:
+                    connection.sendall(b"PING\r\n")
+                    answer = connection.recv(64)
+                    if answer and not answer.startswith(b"-LOADING"):
+                        return self._process.poll() is None
+            except OSError:
+                pass
+            try:
+                self._process.wait(0.02)
+                return False
+            except subprocess.TimeoutExpired:
+                continue
+        return False
+
+    def stop(self) -> None:
+        """End it in good order: it writes what it has."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """kill -9."""
+        self._end(signal.SIGKILL)
+
+    def _end(self, number: int) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+            if number != signal.SIGKILL:
+                self._process.send_signal(signal.SIGCONT)
+            self._process.wait(10)
+            self._process = None
+
+    def pause(self) -> None:
+        """SIGSTOP: connections stay open, and nothing is answered."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def restart(self) -> None:
+        """kill -9, then start again with the data that it left."""
+        self.kill()
+        self.start()
+
+
+class FaultyProxy:
+    """A TCP proxy that breaks what passes it, in a thread of its own; `port` is where clients connect.
+
+    Every `every`-th command meets the `fault`: `cut` ends the connection before the server sees it, `mute` after
+    the server has run it, without its answer; `refuse` takes no connections at all. Each answer waits for
+    `latency_seconds`. `rewrite` may put other bytes in the place of an answer. All of it may be changed at any time.
+    """
+
+    def __init__(self, port: int, *, fault: Fault = "", every: int = 0, latency_seconds: float = 0.0) -> None:
+        self.fault: Fault = fault
+        self.every = every
+        self.latency_seconds = latency_seconds
+        self.rewrite: Callable[[bytes], bytes] | None = None
+        self.commands = 0
+        self.faults = 0
+        self.port = 0
+        self._server_port = port
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._started = threading.Event()
+        self._open: set[asyncio.StreamWriter] = set()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._started.wait()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    def cut_all(self) -> None:
+        """End every connection at once."""
+        self._loop.call_soon_threadsafe(self._abort)
+
+    def _abort(self) -> None:
+        for writer in self._open:
+            writer.transport.abort()
+
+    def _run(self) -> None:
+        self._loop.run_until_complete(self._serve())
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        self._stop = asyncio.Event()
+        server = await asyncio.start_server(self._accept, _HOST, 0, limit=1 << 26)
+        self.port = server.sockets[0].getsockname()[1]
+        self._started.set()
+        await self._stop.wait()
+        server.close()
+        self._abort()
+        while self._open:
+            await asyncio.sleep(0.01)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.fault == "refuse":
+            self.faults += 1
+            writer.transport.abort()
+            return
+        try:
+            answers, server = await asyncio.open_connection(_HOST, self._server_port, limit=1 << 26)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._open |= {writer, server}
+        link = _Link(writer, server)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._forward(reader, link))
+                tasks.create_task(self._answer(answers, link))
+        except* (OSError, EOFError):
+            pass
+        finally:
+            writer.transport.abort()
+            server.transport.abort()
+            self._open -= {writer, server}
+
+    async def _forward(self, reader: asyncio.StreamReader, link: _Link) -> None:
+        while True:
+            command = await _read_command(reader)
+            self.commands += 1
+            meets = self.fault != "" and self.every > 0 and self.commands % self.every == 0
+            if meets:
+                self.faults += 1
+                if self.fault != "mute":
+                    raise EOFError
+                link.muted = True
+            link.server.write(command)
+            await link.server.drain()
+
+    async def _answer(self, answers: asyncio.StreamReader, link: _Link) -> None:
+        while True:
+            data = await answers.read(1 << 16)
+            if not data or link.muted:
+                raise EOFError
+            if self.latency_seconds:
+                await asyncio.sleep(self.latency_seconds)
+            link.client.write(self.rewrite(data) if self.rewrite is not None else data)
+            await link.client.drain()
+
+
+class _Link:
+    """One client's connection and ours to the server."""
+
+    def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
+        self.client = client
+        self.server = server
+        self.muted = False
+
+
+async def _read_command(reader: asyncio.StreamReader) -> bytes:
+    """The bytes of one command: an array of strings."""
+    head = await reader.readuntil(b"\r\n")
+    parts = [head]
+    for _ in range(int(head[1:])):
+        size = await reader.readuntil(b"\r\n")
+        parts += [size, await reader.readexactly(int(size[1:]) + 2)]
+    return b"".join(parts)
