@@ -25,6 +25,7 @@ except ImportError as missing:
     raise ConfigError("the redis frontier needs the redis package", hint="pip install 'gossamer[redis]'") from missing
 
 FORMAT = 1
+_LONGEST_SLEEP_SECONDS = 15.0
 _PASSING = ("LOADING", "BUSY", "READONLY", "MISCONF", "OOM", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS")
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -45,7 +46,7 @@ class RedisFrontier:
         self.settings = settings
         self._run = connection.register_script(_script())
         self._key = job_key(job)
-        self._poll_seconds = 1.0
+        self._listener: client.client.PubSub | None = None
         self._pages: dict[int, dict[int, str]] = {}
         """Token -> key -> URL of what is leased here: the links found there name it."""
 
@@ -167,8 +168,29 @@ class RedisFrontier:
         )
 
     async def idle(self, grant: Grant) -> None:
-        wait = self._poll_seconds if grant.wait is None else min(grant.wait, self._poll_seconds)
-        await asyncio.sleep(wait)
+        wait = _LONGEST_SLEEP_SECONDS if grant.wait is None else min(grant.wait, _LONGEST_SLEEP_SECONDS)
+        try:
+            async with asyncio.timeout(wait):
+                await self._news_after(grant.news)
+        except TimeoutError:
+            pass
+        except faults.RedisError:
+            # Whoever asks next will hear what is wrong.
+            self._listener = None
+            await asyncio.sleep(min(wait, 1.0))
+
+    async def _news_after(self, seen: int) -> None:
+        """Return once something has happened since `seen`."""
+        if self._listener is None:
+            self._listener = self._redis.pubsub(ignore_subscribe_messages=True)
+            await self._listener.subscribe(f"{self._key[:-3]}news")
+        # What happened before the subscription has to be asked for.
+        if int(await self._redis.hget(self._key, "news") or 0) > seen:
+            return
+        while True:
+            message = await self._listener.get_message(timeout=_LONGEST_SLEEP_SECONDS)
+            if message is not None and int(message["data"]) > seen:
+                return
 
     async def counts(self) -> Counts:
         state, over, totals, ready, active, held = await self._call("counts", region=self._region, **self._limit())
@@ -185,6 +207,8 @@ class RedisFrontier:
         await self._call("steer", state=job)
 
     async def aclose(self) -> None:
+        if self._listener is not None:
+            await self._listener.aclose()  # type: ignore[no-untyped-call]
         await self._redis.aclose()
 
     async def _call(self, operation: str, **given: Any) -> Any:

@@ -604,7 +604,10 @@ local answer = operations[operation]()
 enter_ready()
 local writes = operation ~= 'counts'
 if writes then
-    for name, by in pairs(counted) do call('HINCRBY', job_key, name, by) end
+    for name, by in pairs(counted) do
+        local value = call('HINCRBY', job_key, name, by)
+        if name == 'news' then call('PUBLISH', prefix .. 'news', value) end
+    end
     local changed = { 'now', text(now) }
     if job.token then changed[3], changed[4] = 'token', job.token end
     call('HSET', job_key, unpack(changed))
