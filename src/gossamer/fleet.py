@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +18,7 @@ from gossamer.engine.supervisor import Supervisor
 from gossamer.errors import ConfigError
 from gossamer.frontier.base import Frontier
 from gossamer.job import Summary
+from gossamer.member import leave_on_signals
 from gossamer.model import Counts, JobState
 from gossamer.settings import Settings
 from gossamer.sink import shared_folder
@@ -84,22 +83,6 @@ async def join_fleet(url: str, job: str, folder: Path, *, name: str, supervised:
             await store.aclose()
     finally:
         await frontier.aclose()
-
-
-def leave_on_signals(stop: Callable[[], None], *, ctrl_c: bool = True) -> None:
-    """Drain on the first signal, leave at once on the second; without `ctrl_c` that one is for the supervisor."""
-    presses = 0
-
-    def leave() -> None:
-        nonlocal presses
-        presses += 1
-        if presses > 1:
-            os._exit(130)
-        stop()
-
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, leave)
-    loop.add_signal_handler(signal.SIGINT, leave if ctrl_c else (lambda: None))
 
 
 class FleetCrawl:

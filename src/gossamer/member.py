@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from gossamer.assemble import worker
@@ -25,10 +26,25 @@ def die_with_parent() -> None:
             os._exit(1)
 
 
+def leave_on_signals(stop: Callable[[], None], *, ctrl_c: bool = True) -> None:
+    """Drain on the first signal, leave at once on the second; without `ctrl_c` that one is for the supervisor."""
+    presses = 0
+
+    def leave() -> None:
+        nonlocal presses
+        presses += 1
+        if presses > 1:
+            os._exit(130)
+        stop()
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, leave)
+    loop.add_signal_handler(signal.SIGINT, leave if ctrl_c else (lambda: None))
+
+
 async def join(folder: Path, *, name: str, supervised: bool = False) -> JobState:
     """Work for the job in `folder` until it is over. With a supervisor, Ctrl-C is for that to handle."""
     connection, welcome = await connect(folder, worker=name)
-    loop = asyncio.get_running_loop()
     frontier = RemoteFrontier(connection)
     marker_path = Path(welcome.folder) / "handling" / name
     try:
@@ -40,17 +56,7 @@ async def join(folder: Path, *, name: str, supervised: bool = False) -> JobState
             clock=SystemClock(),
             marker_path=marker_path,
         ) as engine:
-            presses = 0
-
-            def leave() -> None:
-                nonlocal presses
-                presses += 1
-                if presses > 1:
-                    os._exit(130)
-                engine.stop()
-
-            loop.add_signal_handler(signal.SIGTERM, leave)
-            loop.add_signal_handler(signal.SIGINT, (lambda: None) if supervised else leave)
+            leave_on_signals(engine.stop, ctrl_c=not supervised)
             running = asyncio.create_task(engine.run())
             gone = asyncio.create_task(connection.gone.wait())
             await asyncio.wait((running, gone), return_when=asyncio.FIRST_COMPLETED)

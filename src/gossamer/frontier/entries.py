@@ -9,7 +9,7 @@ import msgspec
 from gossamer.model import Request
 
 
-class _Extra(msgspec.Struct, omit_defaults=True):
+class Extra(msgspec.Struct, omit_defaults=True):
     """The parts of a request that most requests do not have."""
 
     label: str = ""
@@ -17,11 +17,12 @@ class _Extra(msgspec.Struct, omit_defaults=True):
     method: str = "GET"
     headers: dict[str, str] | None = None
     body: bytes = b""
+    referrer: str = ""
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Any]).decode
-_decode_extra = msgspec.json.Decoder(_Extra).decode
+_decode_extra = msgspec.json.Decoder(Extra).decode
 _decode_state = msgspec.json.Decoder().decode
 
 
@@ -29,7 +30,7 @@ def pack(request: Request, referrer: str = "") -> bytes:
     """A key of 8 bytes, then url, priority, depth, hops, tries, referrer, extra, state, and two for the store."""
     extra = b""
     if request.label or request.meta or request.method != "GET" or request.headers or request.body:
-        extra = msgspec.json.encode(_Extra(request.label, request.meta, request.method, request.headers, request.body))
+        extra = msgspec.json.encode(Extra(request.label, request.meta, request.method, request.headers, request.body))
     state = b"" if request.state is None else msgspec.json.encode(request.state)
     url, referrer = request.url, request.referrer or referrer
     numbers = (request.priority, request.depth, request.hops, 0)
@@ -40,7 +41,7 @@ def pack(request: Request, referrer: str = "") -> bytes:
 def unpack(entry: bytes, site: str) -> Request:
     """The request again."""
     url, priority, depth, hops, tries, referrer, extra, state, *_ = _decode(entry[8:])
-    more = _decode_extra(extra) if extra else _Extra()
+    more = _decode_extra(extra) if extra else Extra()
     return Request(
         url,
         int.from_bytes(entry[:8], "big"),
