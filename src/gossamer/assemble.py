@@ -18,7 +18,7 @@ from gossamer.engine.run import Engine
 from gossamer.engine.store import Store
 from gossamer.extract.spider import Spider
 from gossamer.frontier.base import Frontier
-from gossamer.middleware.base import Fetch, Middleware, compose
+from gossamer.middleware.base import Fetch, Middleware, compose, guarded
 from gossamer.middleware.cache import cache
 from gossamer.middleware.cookies import cookies
 from gossamer.settings import Settings
@@ -57,6 +57,8 @@ async def worker(
     try:
         inner: Fetch = downloader.fetch
         fetch = compose(middlewares(spider, settings, clock), inner)
+        if spider.fetch_middleware:
+            fetch = guarded(fetch)
         yield Engine(
             frontier,
             store,

@@ -16,6 +16,7 @@ GossamerError
       Forbidden        the address guard refused to connect
       Disallowed       robots.txt says no
       TooManyRedirects a chain of more than ten hops, or a loop
+      MiddlewareFailed the user's own middleware raised; the original is the cause
   ExtractError         the spider raised; the original is the cause
   FrontierError        the frontier is not usable
     Unavailable        for now: retried with back-off
@@ -125,6 +126,12 @@ class TooManyRedirects(FinalError):
     """A redirect chain of more than ten hops, or one that bites its tail."""
 
     kind = "redirects"
+
+
+class MiddlewareFailed(FinalError):
+    """Middleware of the user's raised something; the original error is in `__cause__`."""
+
+    kind = "middleware"
 
 
 class ExtractError(GossamerError):

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from gossamer import settings as configuration
+import msgspec
+
 from gossamer import urls
 from gossamer.assemble import worker
 from gossamer.clock import Clock, SystemClock
@@ -82,8 +83,9 @@ def stored_settings(folder: Path) -> dict[str, Any]:
 def save_settings(folder: Path, settings: Settings) -> None:
     """Write job.toml, whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
-    lines = ["# Settings of this crawl; those that are not here have their defaults.\n"]
-    values = {name: value for name, value in configuration.dump(settings).items() if value is not None}
+    lines = ["# Settings of this crawl. What is changed here counts from the next run on.\n"]
+    # All of them: a default that was asked for must not give way to a settings file when the job is gone on with.
+    values = {name: value for name, value in msgspec.to_builtins(settings).items() if value is not None}
     # A time limit is for one run; the next one has its own.
     values.pop("max_seconds", None)
     lines += [f"{name} = {_toml(value)}\n" for name, value in values.items()]

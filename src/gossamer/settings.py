@@ -18,6 +18,7 @@ MIB = 1024 * 1024
 
 NotNegative = Annotated[float, Meta(ge=0)]
 Whole = Annotated[int, Meta(ge=1)]
+Depth = Annotated[int, Meta(ge=0)]
 
 
 class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -44,9 +45,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     text: Annotated[bool, Meta(description="Keep the text of each page in pages.jsonl.")] = False
     sink: Annotated[tuple[str, ...], Meta(description="Where pages go; may be repeated.")] = ("jsonl",)
 
-    max_pages: Annotated[int | None, Meta(description="Stop after this many stored pages.")] = None
-    max_depth: Annotated[int | None, Meta(description="Follow links at most this deep from the seeds.")] = None
-    max_seconds: Annotated[float | None, Meta(description="Stop after this time.")] = None
+    max_pages: Annotated[Whole | None, Meta(description="Stop after this many stored pages.")] = None
+    max_depth: Annotated[Depth | None, Meta(description="Follow links at most this deep from the seeds.")] = None
+    max_seconds: Annotated[NotNegative | None, Meta(description="Stop after this time.")] = None
     scope: Annotated[
         Literal["site", "domain", "any"],
         Meta(description="Which links to follow: same site, same registered domain, any."),
@@ -79,7 +80,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     sites: Annotated[
         dict[str, SiteSettings], Meta(description="Settings for one site: delay, lanes, budget, headers.")
     ] = {}
-    site_budget: Annotated[int | None, Meta(description="At most this many pages from one site.")] = None
+    site_budget: Annotated[Whole | None, Meta(description="At most this many pages from one site.")] = None
 
     robots: Annotated[bool, Meta(description="Obey robots.txt.")] = True
     user_agent: Annotated[str, Meta(description="The User-Agent header; put a way to reach you into it.")] = (

@@ -204,3 +204,27 @@ def test_closed_standard_streams_do_not_stop_a_crawl(tmp_path: Path) -> None:
         )
         assert done.returncode == 0
     assert len(stored(tmp_path / "job")) == 10
+
+
+def test_middleware_that_raises_costs_only_its_page(tmp_path: Path, workers: str) -> None:
+    with SimWeb(sites=2, pages_per_site=8, page_bytes=2000) as web:
+        victim = web.url(0, numbered(web, 7))
+        path = tmp_path / "spider.py"
+        path.write_text(
+            "import gossamer\n\n"
+            "def picky(fetch):\n"
+            "    async def fetch_or_not(request):\n"
+            f"        if request.url == {victim!r}:\n"
+            "            raise KeyError('no key')\n"
+            "        return await fetch(request)\n"
+            "    return fetch_or_not\n\n"
+            "class Picky(gossamer.Spider):\n"
+            "    fetch_middleware = [picky]\n"
+        )
+        done = crawl(tmp_path / "job", web, "--delay", "0", "--spider", str(path), "--workers", workers)
+        assert victim not in fetched(web.log())
+    assert done.returncode == 3, done.stderr
+    assert stored(tmp_path / "job")[victim] == 1
+    errors = [row["error"] for row in rows(tmp_path / "job" / "pages.jsonl") if row["error"]]
+    assert errors == ["middleware: KeyError: 'no key'"]
+    assert len(stored(tmp_path / "job")) == 16

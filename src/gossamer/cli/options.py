@@ -87,12 +87,14 @@ def _option(name: str) -> Callable[[Command], Command]:
 def _unwrap(kind: Any) -> tuple[Any, str]:
     """The bare type of a field, and its description."""
     description = ""
-    if hasattr(kind, "__metadata__"):
-        description = next((meta.description for meta in kind.__metadata__ if meta.description), "")
-        kind = get_args(kind)[0]
-    if get_origin(kind) in (Union, types.UnionType):
-        kind = next(part for part in get_args(kind) if part is not type(None))
-    return kind, description
+    while True:
+        if hasattr(kind, "__metadata__"):
+            description = description or next((meta.description for meta in kind.__metadata__ if meta.description), "")
+            kind = get_args(kind)[0]
+        elif get_origin(kind) in (Union, types.UnionType):
+            kind = next(part for part in get_args(kind) if part is not type(None))
+        else:
+            return kind, description
 
 
 def _pairs(name: str, values: tuple[str, ...]) -> dict[str, str]:
