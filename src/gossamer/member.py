@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,15 +47,17 @@ async def join(folder: Path, *, name: str, supervised: bool = False) -> JobState
     """Work for the job in `folder` until it is over. With a supervisor, Ctrl-C is for that to handle."""
     connection, welcome = await connect(folder, worker=name)
     frontier = RemoteFrontier(connection)
+    refused: Counter[str] = Counter()
     marker_path = Path(welcome.folder) / "handling" / name
     try:
         async with worker(
             frontier,
-            RemoteStore(connection),
+            RemoteStore(connection, refused),
             settings=build(welcome.settings),
             secret=welcome.secret,
             clock=SystemClock(),
             marker_path=marker_path,
+            refused=refused,
         ) as engine:
             leave_on_signals(engine.stop, ctrl_c=not supervised)
             running = asyncio.create_task(engine.run())

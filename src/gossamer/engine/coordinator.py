@@ -153,6 +153,7 @@ class Coordinator:
 
     async def _commit(self, _: _Peer, call: wire.Commit) -> Any:
         results = [Result(outcome, record) for outcome, record in zip(call.outcomes, call.records, strict=True)]
+        self._linker.refused.update(call.refused)
         return await self._store.commit(results, call.notes)
 
     async def _release(self, _: _Peer, call: wire.Release) -> None:

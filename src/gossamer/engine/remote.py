@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -117,11 +118,18 @@ class RemoteFrontier:
 class RemoteStore:
     """The owner's store: records travel with their outcomes, and the owner writes them."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, refused: Counter[str]) -> None:
         self._call = connection.call
+        self._refused = refused
 
     async def commit(self, results: Sequence[Result], notes: Sequence[SiteNote]) -> Receipt:
         receipt: Receipt = await self._call(
-            wire.Commit([result.outcome for result in results], [result.record for result in results], list(notes))
+            wire.Commit(
+                [result.outcome for result in results],
+                [result.record for result in results],
+                list(notes),
+                dict(self._refused),
+            )
         )
+        self._refused.clear()
         return receipt

@@ -10,7 +10,7 @@ import msgspec
 
 from gossamer.model import Grant, Outcome, Receipt, Record, Request, SiteNote
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 _LENGTH = struct.Struct(">I")
 
@@ -52,6 +52,8 @@ class Commit(msgspec.Struct, tag="commit", frozen=True):
     outcomes: list[Outcome]
     records: list[Record | None]
     notes: list[SiteNote]
+    refused: dict[str, int] = {}
+    """Links that were not followed since the last commit, by reason."""
 
 
 class Release(msgspec.Struct, tag="release", frozen=True):
