@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from gossamer.testing.servers import RedisServer
+
 TESTS = Path(__file__).parent
 SHARED = TESTS.parent.parent / "shared"
 
@@ -25,6 +27,17 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip(f"{SHARED} is not there: its cases are not checked")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """A Redis for tests that leave it as they like; skipped aloud where there is none, which CI does not accept."""
+    if not RedisServer.is_there() and os.environ.get("CI") != "true":
+        pytest.skip(
+            "redis-server is not installed: the frontier in Redis is not checked (scripts/services installs it)"
+        )
+    with RedisServer() as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,7 @@ from gossamer.settings import Settings
 from gossamer.testing import backends
 from gossamer.testing.frontier import FrontierSuite, Harness
 from gossamer.testing.harness import pages
+from gossamer.testing.servers import RedisServer
 
 HOSTILE = Path(__file__).parents[2] / "../shared/suites/hostile-strings/blns.json"
 
@@ -37,6 +38,15 @@ class TestSqlite(_Ours):
 class TestRemote(_Ours):
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
         return backends.remote(settings)
+
+
+class TestRedis(_Ours):
+    @pytest.fixture(autouse=True)
+    def _server(self, redis_server: RedisServer) -> None:
+        self.url = redis_server.url
+
+    def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
+        return backends.redis(settings, self.url)
 
 
 WORKER = """

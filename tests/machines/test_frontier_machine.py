@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
+from typing import ClassVar
 
+import pytest
 from hypothesis import settings
 
 from gossamer.settings import Settings
 from gossamer.testing import backends
 from gossamer.testing.frontier import Harness
 from gossamer.testing.machine import FrontierMachine
+from gossamer.testing.servers import RedisServer
 
 
 class MemoryMachine(FrontierMachine):
@@ -25,6 +28,13 @@ class RemoteMachine(FrontierMachine):
         return backends.remote(settings)
 
 
+class RedisMachine(FrontierMachine):
+    url: ClassVar[str]
+
+    def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
+        return backends.redis(settings, self.url)
+
+
 class TestMemory(MemoryMachine.TestCase):
     settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
 
@@ -35,3 +45,11 @@ class TestSqlite(SqliteMachine.TestCase):
 
 class TestRemote(RemoteMachine.TestCase):
     settings = settings(max_examples=30, stateful_step_count=50, deadline=None)
+
+
+class TestRedis(RedisMachine.TestCase):
+    settings = settings(max_examples=30, stateful_step_count=50, deadline=None)
+
+    @pytest.fixture(autouse=True)
+    def _server(self, redis_server: RedisServer) -> None:
+        RedisMachine.url = redis_server.url

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from gossamer.model import Request
+
+
+class _Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What follows the key; fields at the end that have their default may be missing. Scripts know the numbers."""
+
+    url: str
+    depth: int = 0
+    referrer: str = ""
+    priority: int = 0
+    hops: int = 0
+    tries: int = 0
+    extra: str = ""
+    state: str = ""
+    again: str = ""
 
 
 class Extra(msgspec.Struct, omit_defaults=True):
@@ -20,51 +35,99 @@ class Extra(msgspec.Struct, omit_defaults=True):
     referrer: str = ""
 
 
+_NONE = Extra()
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(list[Any]).decode
+_decode = msgspec.msgpack.Decoder(_Entry).decode
 _decode_extra = msgspec.json.Decoder(Extra).decode
-_decode_state = msgspec.json.Decoder().decode
+_decode_state = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def pack(request: Request, referrer: str = "") -> bytes:
-    """A key of 8 bytes, then url, priority, depth, hops, tries, referrer, extra, state, and two for the store."""
-    extra = b""
-    if request.label or request.meta or request.method != "GET" or request.headers or request.body:
-        extra = msgspec.json.encode(Extra(request.label, request.meta, request.method, request.headers, request.body))
-    state = b"" if request.state is None else msgspec.json.encode(request.state)
+    """A key of 8 bytes, then an array in msgpack. What the site's name says already is left out of the addresses."""
+    site = request.site
     url, referrer = request.url, request.referrer or referrer
-    numbers = (request.priority, request.depth, request.hops, 0)
-    fields = (url, *numbers, referrer, as_text(extra), as_text(state), "", 0)
+    fields: tuple[Any, ...] = (squeeze(url, site), request.depth, squeeze(referrer, site) if referrer else "")
+    special = request.label or request.meta or request.method != "GET" or request.headers or request.body
+    if special or request.priority or request.hops or request.state is not None:
+        extra = Extra(request.label, request.meta, request.method, request.headers, request.body)
+        fields += (
+            request.priority,
+            request.hops,
+            0,
+            msgspec.json.encode(extra).decode() if special else "",
+            "" if request.state is None else msgspec.json.encode(request.state).decode(),
+        )
     return request.key.to_bytes(8, "big") + _encode(fields)
 
 
 def unpack(entry: bytes, site: str) -> Request:
-    """The request again."""
-    url, priority, depth, hops, tries, referrer, extra, state, *_ = _decode(entry[8:])
-    more = _decode_extra(extra) if extra else Extra()
+    """The request again; ValueError if it is none."""
+    try:
+        found = _decode(entry[8:])
+        extra = _decode_extra(found.extra) if found.extra else _NONE
+        state = _decode_state(found.state) if found.state else None
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from None
     return Request(
-        url,
+        expand(found.url, site),
         int.from_bytes(entry[:8], "big"),
         site,
-        int(priority),
-        int(depth),
-        int(hops),
-        int(tries),
-        referrer,
-        more.label,
-        more.meta,
-        more.method,
-        more.headers,
-        more.body,
-        _decode_state(state) if state else None,
+        found.priority,
+        found.depth,
+        found.hops,
+        found.tries,
+        expand(found.referrer, site) if found.referrer else "",
+        extra.label,
+        extra.meta,
+        extra.method,
+        extra.headers,
+        extra.body,
+        state,
     )
+
+
+def squeeze(url: str, site: str) -> str:
+    """A URL without what follows from its site: `/path` is https, `:/path` is http, `=` comes before any other."""
+    end = len(site) + 8
+    if url.startswith(site, 8) and url.startswith("/", end) and url.startswith("https://"):
+        return url[end:]
+    if url.startswith(site, 7) and url.startswith("/", end - 1) and url.startswith("http://"):
+        return ":" + url[end - 1 :]
+    return "=" + url
+
+
+def expand(short: str, site: str) -> str:
+    """The URL again; ValueError if `squeeze` never made this."""
+    if short.startswith("/"):
+        return f"https://{site}{short}"
+    if short.startswith(":/"):
+        return f"http://{site}{short[1:]}"
+    if short.startswith("="):
+        return short[1:]
+    raise ValueError("not an address")
 
 
 def as_text(data: bytes) -> msgspec.Raw:
     """Bytes as a msgpack string: the scripts of Redis know the older msgpack, which has no type for bytes."""
-    size = len(data)
+    return msgspec.Raw(_head(len(data)) + data)
+
+
+def as_texts(parts: Sequence[bytes]) -> bytes:
+    """A msgpack list of such strings."""
+    found = [b"\xdd" + len(parts).to_bytes(4, "big")]
+    for data in parts:
+        size = len(data)
+        found.append(_HEADS[size] if size < 256 else _head(size))
+        found.append(data)
+    return b"".join(found)
+
+
+def _head(size: int) -> bytes:
     if size < 32:
-        return msgspec.Raw(bytes((0xA0 | size,)) + data)
+        return bytes((0xA0 | size,))
     if size < 65_536:
-        return msgspec.Raw(b"\xda" + size.to_bytes(2, "big") + data)
-    return msgspec.Raw(b"\xdb" + size.to_bytes(4, "big") + data)
+        return b"\xda" + size.to_bytes(2, "big")
+    return b"\xdb" + size.to_bytes(4, "big")
+
+
+_HEADS = tuple(_head(size) for size in range(256))

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha1
 from importlib import resources
 from typing import Any
-from urllib.parse import quote
 
 import msgspec
 
-from gossamer import settings as configuration
-from gossamer.errors import ConfigError, FrontierError, JobMissing, SchemaMismatch, Unavailable
+from gossamer.errors import JobMissing
 from gossamer.frontier import policy
-from gossamer.frontier.entries import as_text, pack, unpack
+from gossamer.frontier.entries import as_text, as_texts, pack, unpack
+from gossamer.frontier.redis_job import check_server, client, connect, create, explain, faults, job_key, read, translate
 from gossamer.model import Counts, Grant, JobState, Lease, Outcome, Receipt, Request, SiteNote
 from gossamer.settings import Settings
 
-try:
-    from redis import asyncio as client
-    from redis import exceptions as faults
-except ImportError as missing:
-    raise ConfigError("the redis frontier needs the redis package", hint="pip install 'gossamer[redis]'") from missing
-
-FORMAT = 1
 _LONGEST_SLEEP_SECONDS = 15.0
-_PASSING = ("LOADING", "BUSY", "READONLY", "MISCONF", "OOM", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS")
+_MOST_LINKS = 10_000
+_ASK_FROM, _ASK_BELOW = 64, 0.6
+log = logging.getLogger("gossamer.frontier")
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -39,23 +34,45 @@ class RedisFrontier:
 
     def __init__(self, connection: client.Redis, job: str, settings: Settings, *, secret: bytes, worker: str) -> None:
         self.secret = secret
+        self.settings = settings
         self._redis = connection
         self._job = job
-        self._worker = worker
+        self.worker = worker
         self._region = ""
-        self.settings = settings
-        self._run = connection.register_script(_script())
+        self._script = _script()
+        self._digest = sha1(self._script.encode(), usedforsecurity=False).hexdigest()
         self._key = job_key(job)
+        self._ranks: dict[tuple[int, int, int], str] = {}
+        self._own = {site: _own(settings, site) for site in settings.sites}
         self._listener: client.client.PubSub | None = None
+        self._novelty = 1.0
         self._pages: dict[int, dict[int, str]] = {}
         """Token -> key -> URL of what is leased here: the links found there name it."""
 
     async def add(self, requests: Sequence[Request]) -> int:
-        if not requests:
-            return 0
-        return int(
-            await self._call("add", links=[self._link(request) for request in requests], sites=self._sites(requests))
-        )
+        added = 0
+        for first in range(0, len(requests), _MOST_LINKS):
+            some = requests[first : first + _MOST_LINKS]
+            load = _Load(await self._unknown(some))
+            runs = self._put(some, load)
+            found = await self._call("add", load.entries, runs=runs, names=list(load.names), own=self._sites(load))
+            added += int(found)
+            self._learn(int(found), len(some))
+        return added
+
+    async def _unknown(self, requests: Sequence[Request]) -> set[int] | None:
+        """The keys of those that may be new; None, which is all, while most are new and asking would not pay."""
+        if len(requests) < _ASK_FROM or self._novelty > _ASK_BELOW:
+            return None
+        keys = [request.key for request in requests]
+        unknown = await self._call("unknown", keys=list(map(str, keys)), digits=[key % 1_000_000_000 for key in keys])
+        return {keys[place - 1] for place in unknown}
+
+    def _learn(self, new: int, sent: int) -> None:
+        """Remember what share of the links was new of late."""
+        if sent:
+            weight = min(0.5, sent / _MOST_LINKS)
+            self._novelty += (new / sent - self._novelty) * weight
 
     async def lease(self, limit: int, *, batch: int, seconds: float) -> Grant:
         found = await self._call(
@@ -63,29 +80,38 @@ class RedisFrontier:
             limit=limit,
             batch=batch,
             seconds=seconds,
-            worker=self._worker,
+            worker=self.worker,
             region=self._region,
             **self._limit(),
         )
         granted, wait, state, news = found
-        leases = tuple(self._lease(lease, seconds) for lease in granted)
+        leases = [await self._lease(lease, seconds) for lease in granted]
         for lease in leases:
             self._pages[lease.token] = {request.key: request.url for request in lease.requests}
         return Grant(
-            leases=leases,
+            leases=tuple(lease for lease in leases if lease.requests),
             wait=float(wait) if wait else None,
             job=_text(state),
             news=int(news),
         )
 
-    def _lease(self, found: list[Any], seconds: float) -> Lease:
+    async def _lease(self, found: list[Any], seconds: float) -> Lease:
         site, lane, token, entries, delay, lanes, robots, memo, suspect = found
         name = _text(site)
+        requests, unreadable = [], []
+        for entry in entries:
+            try:
+                requests.append(unpack(entry, name))
+            except ValueError as error:
+                log.error("a request of %s cannot be read and is parked: %s: %.200r", name, error, entry)
+                unreadable.append(as_text(entry[:8]))
+        if unreadable:
+            await self._call("park", token=_text(token), keys=unreadable)
         return Lease(
             site=name,
             lane=int(lane),
             token=int(token),
-            requests=tuple(unpack(entry, name) for entry in entries),
+            requests=tuple(requests),
             ttl=seconds,
             delay=float(delay),
             lanes=int(lanes),
@@ -101,27 +127,38 @@ class RedisFrontier:
             int(token)
             for token in await self._call("extend", tokens=[str(lease.token) for lease in leases], seconds=seconds)
         }
+        for lease in leases:
+            if lease.token not in ours:
+                self._pages.pop(lease.token, None)
         return [msgspec.structs.replace(lease, ttl=seconds) for lease in leases if lease.token in ours]
 
     async def complete(
         self, outcomes: Sequence[Outcome], *, notes: Sequence[SiteNote] = (), marks: Mapping[str, int] | None = None
     ) -> Receipt:
-        linked = [link for outcome in outcomes for link in outcome.links]
-        packed = [self._outcome(outcome) for outcome in outcomes]
-        accepted, stale, repeated, _, _ = await self._call(
-            "complete",
-            outcomes=packed,
-            notes=[_note(note) for note in notes],
-            sites=self._sites(linked),
-        )
-        for outcome in outcomes:
-            pages = self._pages.get(outcome.token, {})
-            pages.pop(outcome.key, None)
-            if not pages:
-                self._pages.pop(outcome.token, None)
-        return Receipt(accepted=int(accepted), stale=int(stale), repeated=int(repeated))
+        accepted = stale = repeated = 0
+        for some in _parts(outcomes):
+            links = [link for outcome in some for link in outcome.links]
+            load = _Load(await self._unknown(links))
+            packed = [self._outcome(outcome, load) for outcome in some]
+            found = await self._call(
+                "complete",
+                load.entries,
+                outcomes=packed,
+                notes=[_note(note) for note in notes],
+                names=list(load.names),
+                own=self._sites(load),
+            )
+            accepted, stale, repeated = accepted + int(found[0]), stale + int(found[1]), repeated + int(found[2])
+            self._learn(int(found[3]), len(links))
+            notes = ()
+            for outcome in some:
+                pages = self._pages.get(outcome.token, {})
+                pages.pop(outcome.key, None)
+                if not pages:
+                    self._pages.pop(outcome.token, None)
+        return Receipt(accepted=accepted, stale=stale, repeated=repeated)
 
-    def _outcome(self, outcome: Outcome) -> list[Any]:
+    def _outcome(self, outcome: Outcome, load: _Load) -> list[Any]:
         comes_again = outcome.again_in is not None or outcome.status == "retry"
         page = self._pages.get(outcome.token, {}).get(outcome.key, "")
         return [
@@ -129,31 +166,44 @@ class RedisFrontier:
             as_text(outcome.key.to_bytes(8, "big")),
             outcome.status,
             str(outcome.again_in or 0.0) if comes_again else "",
-            [self._link(link, page) for link in outcome.links],
-            as_text(b"" if outcome.state is None else msgspec.json.encode(outcome.state)),
-            outcome.site,
-            str(outcome.lane),
+            self._put(outcome.links, load, page) if outcome.links else (),
+            "" if outcome.state is None else msgspec.json.encode(outcome.state).decode(),
+            load.number(outcome.site),
+            outcome.lane,
         ]
 
-    def _link(self, request: Request, referrer: str = "") -> list[Any]:
-        rank = policy.rank(self.settings.strategy, priority=request.priority, depth=request.depth, hops=request.hops)
-        return [
-            request.key & 0xFFFFFF,
-            str(request.key),
-            request.site,
-            "" if rank == policy.HEAD else str(rank),
-            as_text(pack(request, referrer)),
-        ]
-
-    def _sites(self, requests: Sequence[Request]) -> dict[str, list[Any]]:
-        """What a site begins with, should one of these requests be its first."""
-        found: dict[str, list[Any]] = {}
+    def _put(self, requests: Sequence[Request], load: _Load, referrer: str = "") -> list[Any]:
+        """Load requests; the runs of them that have one site and one rank, as site, rank and length."""
+        runs: list[Any] = []
+        ranks, entries, unknown = self._ranks, load.entries, load.unknown
+        last_site = last_rank = None
         for request in requests:
-            if request.site not in found:
-                own = self.settings.for_site(request.site)
-                delay = own.delay if own.delay != self.settings.delay else False
-                found[request.site] = [delay, own.lanes, own.budget or False, "", not self.settings.robots]
-        return found
+            if unknown is not None and request.key not in unknown:
+                continue
+            standing = (request.priority, request.depth, request.hops)
+            rank = ranks.get(standing)
+            if rank is None:
+                rank = self._rank(standing)
+            if request.site == last_site and rank == last_rank:
+                runs[-1] += 1
+            else:
+                last_site, last_rank = request.site, rank
+                runs += (load.number(last_site), rank, 1)
+            entries.append(b"%d" % request.key)
+            entries.append(pack(request, referrer))
+        return runs
+
+    def _rank(self, standing: tuple[int, int, int]) -> str:
+        priority, depth, hops = standing
+        rank = policy.rank(self.settings.strategy, priority=priority, depth=depth, hops=hops)
+        if len(self._ranks) > 10_000:
+            self._ranks.clear()
+        text = self._ranks[standing] = "" if rank == policy.HEAD else str(rank)
+        return text
+
+    def _sites(self, load: _Load) -> dict[str, dict[str, float]]:
+        """What the sites among these that have settings of their own begin with."""
+        return {site: own for site, own in self._own.items() if site in load.names} if self._own else {}
 
     async def release(self, leases: Sequence[Lease]) -> None:
         for lease in leases:
@@ -176,7 +226,7 @@ class RedisFrontier:
             pass
         except faults.RedisError:
             # Whoever asks next will hear what is wrong.
-            self._listener = None
+            await self._stop_listening()
             await asyncio.sleep(min(wait, 1.0))
 
     async def _news_after(self, seen: int) -> None:
@@ -191,6 +241,11 @@ class RedisFrontier:
             message = await self._listener.get_message(timeout=_LONGEST_SLEEP_SECONDS)
             if message is not None and int(message["data"]) > seen:
                 return
+
+    async def _stop_listening(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            await listener.aclose()  # type: ignore[no-untyped-call]
 
     async def counts(self) -> Counts:
         state, over, totals, ready, active, held = await self._call("counts", region=self._region, **self._limit())
@@ -207,77 +262,75 @@ class RedisFrontier:
         await self._call("steer", state=job)
 
     async def aclose(self) -> None:
-        if self._listener is not None:
-            await self._listener.aclose()  # type: ignore[no-untyped-call]
+        await self._stop_listening()
         await self._redis.aclose()
 
-    async def _call(self, operation: str, **given: Any) -> Any:
+    async def _call(self, operation: str, entries: Sequence[bytes] = (), /, **given: Any) -> Any:
+        arguments: list[Any] = [self._key, operation, _encode(given)]
+        if entries:
+            arguments.append(as_texts(entries))
         try:
-            return await self._run(keys=[self._key], args=[operation, _encode(given)])
+            try:
+                return await self._redis.evalsha(self._digest, 1, *arguments)
+            except faults.NoScriptError:
+                # Only a server that was started anew has not got it: nobody may lease before the job knows of that.
+                await self._redis.eval(self._script, 1, self._key, "restart", _encode({}))
+                return await self._redis.evalsha(self._digest, 1, *arguments)
         except faults.RedisError as error:
-            raise translate(error, self._job) from error
+            raise await explain(error, self._redis, self._job) from error
 
 
-def job_key(job: str) -> str:
-    """The key of a job's record; its hash tag keeps all keys of the job in one slot."""
-    # Quoted, so that no name can hold a brace, a colon or a line end.
-    return f"gossamer:{{{quote(job, safe='')}}}:job"
+class _Load:
+    """The links of one call, as they travel, and the sites that are spoken of."""
+
+    def __init__(self, unknown: set[int] | None) -> None:
+        self.unknown = unknown
+        self.names: dict[str, int] = {}
+        self.entries: list[bytes] = []
+
+    def number(self, site: str) -> int:
+        return self.names.setdefault(site, len(self.names) + 1)
+
+
+def _parts(outcomes: Sequence[Outcome]) -> Iterator[Sequence[Outcome]]:
+    """Outcomes in parts that Redis need not work on for long; at least one."""
+    first = links = 0
+    for index, outcome in enumerate(outcomes):
+        links += len(outcome.links)
+        if links > _MOST_LINKS:
+            yield outcomes[first : index + 1]
+            first, links = index + 1, 0
+    if first < len(outcomes) or not outcomes:
+        yield outcomes[first:]
 
 
 async def open_redis(url: str, job: str, settings: Settings | None = None, *, worker: str = "") -> RedisFrontier:
     """Join a job in Redis; with settings, make it if it is not there."""
-    connection = client.Redis.from_url(url, socket_timeout=10.0, socket_connect_timeout=5.0, health_check_interval=15)
+    connection = connect(url)
     try:
+        await check_server(connection)
         if settings is not None:
-            await _create(connection, job, settings)
+            await create(connection, job, settings)
         record = await connection.hgetall(job_key(job))
+        if not record:
+            raise JobMissing(
+                f"there is no job {job!r} in this Redis", hint="start it with: gossamer crawl --frontier ... --job NAME"
+            )
+        kept, secret = read(record, job)
+        return RedisFrontier(connection, job, settings or kept, secret=secret, worker=worker)
     except faults.RedisError as error:
         await connection.aclose()
         raise translate(error, job) from error
-    if not record:
+    except BaseException:
         await connection.aclose()
-        raise JobMissing(
-            f"there is no job {job!r} in this Redis", hint="start it with: gossamer crawl --frontier ... --job NAME"
-        )
-    if int(record[b"format"]) != FORMAT:
-        await connection.aclose()
-        raise SchemaMismatch(
-            f"job {job!r} was written by another version of Gossamer", hint="use the version that made it"
-        )
-    kept = settings or configuration.build(msgspec.json.decode(record[b"settings"]))
-    return RedisFrontier(connection, job, kept, secret=_bytes(record[b"secret"]), worker=worker)
+        raise
 
 
-async def _create(connection: client.Redis, job: str, settings: Settings) -> None:
-    key = job_key(job)
-    values: dict[Any, Any] = {
-        "settings": msgspec.json.encode(configuration.dump(settings)),
-        "strategy": settings.strategy,
-        "delay": settings.delay,
-        "robots": int(settings.robots),
-        "max_deliveries": settings.max_deliveries,
-    }
-    if await connection.hsetnx(key, "format", FORMAT):
-        values |= {"secret": secrets.token_bytes(16), "state": "running", "seen_level": 4}
-    elif await connection.hget(key, "state") == b"stopping":
-        values["state"] = "running"
-    await connection.hset(key, mapping=values)
-
-
-def translate(error: Exception, job: str) -> FrontierError:
-    """What a driver's error means; the address, which may hold a password, is never in it."""
-    text = str(error)
-    if "JOBMISSING" in text:
-        return JobMissing(
-            f"job {job!r} is not in Redis any more", hint="was Redis emptied, or restarted without its data?"
-        )
-    if isinstance(error, faults.AuthenticationError | faults.NoPermissionError) or text.startswith(
-        ("NOAUTH", "WRONGPASS", "NOPERM")
-    ):
-        return FrontierError("Redis refused the user or the password", hint="check the frontier's address")
-    if isinstance(error, faults.ConnectionError | faults.TimeoutError | OSError) or text.startswith(_PASSING):
-        return Unavailable(f"Redis: {text.splitlines()[0] if text else type(error).__name__}")
-    return FrontierError(f"Redis: {text.splitlines()[0] if text else type(error).__name__}")
+def _own(settings: Settings, site: str) -> dict[str, float]:
+    """What the settings say of one site alone."""
+    own = settings.for_site(site)
+    found = {"delay": own.delay, "lanes": own.lanes, "budget": own.budget}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _note(note: SiteNote) -> list[Any]:

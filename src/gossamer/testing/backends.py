@@ -21,12 +21,15 @@ from gossamer.engine.stats import Stats
 from gossamer.engine.store import OwnerStore
 from gossamer.frontier.base import Frontier
 from gossamer.frontier.local import LocalFrontier, open_memory
+from gossamer.frontier.redis import RedisFrontier, open_redis
+from gossamer.frontier.redis_job import client, job_key
 from gossamer.frontier.sqlite import open_sqlite
 from gossamer.model import Grant, JobState
 from gossamer.settings import Settings
 from gossamer.testing.harness import Harness
 
 SECRET = b"0123456789abcdef"
+_JOB = "job"
 _ASKED = {"paused": "pause", "running": "resume", "stopping": "stop"}
 
 
@@ -202,3 +205,69 @@ async def remote(settings: Settings) -> AsyncIterator[RemoteHarness]:
             yield harness
         finally:
             await harness.end()
+
+
+class RedisHarness(Harness):
+    """`redis://`, with a clock that stands still unless it is moved."""
+
+    rests_after_crash = False
+
+    def __init__(self, url: str, settings: Settings) -> None:
+        self.url = url
+        self.settings = settings
+        self._frontiers: dict[int, RedisFrontier] = {}
+        self._hired = 0
+
+    async def begin(self) -> None:
+        """Empty the server and make the job."""
+        self._server = client.Redis.from_url(self.url)
+        await self._server.flushall()
+        self.frontier = await self.worker("first")
+        await self._server.hset(job_key(_JOB), "clock", "1700000000")
+
+    async def end(self) -> None:
+        """Let go of everything."""
+        for frontier in self._frontiers.values():
+            await frontier.aclose()
+        await self._server.aclose()
+
+    async def advance(self, seconds: float) -> None:
+        await self._server.hincrbyfloat(job_key(_JOB), "clock", seconds)
+
+    async def set_back(self, seconds: float) -> None:
+        await self.advance(-seconds)
+
+    async def worker(self, name: str) -> Frontier:
+        frontier = await open_redis(self.url, _JOB, self.settings, worker=name)
+        self._frontiers[id(frontier)] = frontier
+        return frontier
+
+    async def lose(self, worker: Frontier) -> None:
+        # As a worker does that is started in the place of one that died.
+        frontier = self._frontiers[id(worker)]
+        await self._frontiers[id(self.frontier)].abandon(frontier.worker)
+
+    async def steer(self, job: JobState) -> None:
+        await self._frontiers[id(self.frontier)].steer(job)
+
+    async def reopen(self, settings: Settings | None = None) -> None:
+        """All workers die; the server lives on."""
+        self.settings = settings or self.settings
+        self._hired += 1
+        gone = list(self._frontiers.values())
+        self._frontiers.clear()
+        self.frontier = await self.worker(f"again-{self._hired}")
+        for frontier in gone:
+            await self._frontiers[id(self.frontier)].abandon(frontier.worker)
+            await frontier.aclose()
+
+
+@asynccontextmanager
+async def redis(settings: Settings, url: str) -> AsyncIterator[Harness]:
+    """`redis://` on a server that is there for tests only: it is emptied."""
+    harness = RedisHarness(url, settings)
+    await harness.begin()
+    try:
+        yield harness
+    finally:
+        await harness.end()

@@ -22,6 +22,9 @@ class Harness:
     durable = True
     """Whether acknowledged changes outlive the processes (P7)."""
 
+    rests_after_crash = True
+    """Whether every site rests after a crash; a store that outlives its clients knows which lanes they held."""
+
     frontier: Frontier
 
     async def advance(self, seconds: float) -> None:
@@ -91,6 +94,12 @@ class Suite:
         """Skip, aloud, what only a durable backend promises."""
         if not harness.durable:
             raise SkipTest("this backend dies with its process")
+
+    def must_rest_after_a_crash(self, harness: Harness) -> None:
+        """Skip, aloud, what only a backend does that loses its clocks with its process."""
+        self.must_be_durable(harness)
+        if not harness.rests_after_crash:
+            raise SkipTest("this backend keeps its lanes' clocks")
 
     async def past(self, harness: Harness, ticks: float) -> None:
         """Check that nothing can be leased until just before `ticks` are over, and go to just after them."""

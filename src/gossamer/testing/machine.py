@@ -205,8 +205,11 @@ class FrontierMachine(RuleBasedStateMachine):
     @rule(worker=two, batch=batches)
     def crash(self, worker: int, batch: int) -> None:
         self.run(self.harness.reopen())
-        self.model.crash()
-        self.stale = 0
+        if self.harness.rests_after_crash:
+            self.model.crash()
+            self.stale = 0
+        for held in list(self.model.held.values()):
+            self.model.free(held)
         self.workers.clear()
         self._hire()
         self.lease(worker, batch, _SECONDS)

@@ -105,7 +105,10 @@ class RedisServer:
         for name, value in self._options.items():
             words += [f"--{name.replace('_', '-')}", *(value.split() if value else [""])]
         self._process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, preexec_fn=die_with_parent
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            preexec_fn=die_with_parent,  # noqa: PLW1509
         )
 
     def _log(self) -> Path:
