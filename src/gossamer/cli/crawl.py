@@ -19,7 +19,8 @@ from gossamer.cli.start import read_lines, read_settings
 from gossamer.cli.start import run as run_loop
 from gossamer.cli.summary import summary_lines
 from gossamer.cli.terminal import log_to_stderr, put, say
-from gossamer.errors import ConfigError, JobMissing, OwnerGone
+from gossamer.engine.supervisor import FATAL
+from gossamer.errors import ConfigError, JobMissing, OwnerGone, SchemaMismatch
 from gossamer.fleet import SCHEMES, FleetCrawl, join_fleet, masked
 from gossamer.job import Crawl, Summary
 from gossamer.member import die_with_parent, join
@@ -144,7 +145,13 @@ def worker(place: str, name: str, worker_name: str, out: str, supervised: bool) 
         if not name:
             raise ConfigError("which job?", hint="name it: gossamer worker FRONTIER --job NAME")
         folder = Path(out) if out else jobs.folder_of(name, ())
-        run_loop(join_fleet(place, name, folder, name=own_name, supervised=supervised))
+        try:
+            run_loop(join_fleet(place, name, folder, name=own_name, supervised=supervised))
+        except (JobMissing, SchemaMismatch, ConfigError) as error:
+            if not supervised:
+                raise
+            say(f"error: {error}")
+            return FATAL
         return Exit.OK
     if not place:
         raise ConfigError("which crawl?", hint="gossamer worker DIR, or gossamer worker FRONTIER --job NAME")

@@ -13,6 +13,8 @@ from gossamer.errors import WorkersDie
 from gossamer.model import JobState
 
 log = logging.getLogger("gossamer.supervisor")
+FATAL = 78
+"""What a worker exits with when starting it again would not help."""
 _HEALTHY_SECONDS = 30.0
 _MOST_DEATHS = 8
 
@@ -74,6 +76,8 @@ class Supervisor:
             code = await self._run_one(number)
             if code == 0 or self._stopping.is_set() or self._state() in ("finished", "stopping"):
                 return
+            if code == FATAL:
+                raise WorkersDie("a worker cannot go on, and neither could another", hint="its message is above")
             lived = self._clock.monotonic() - started_at
             self._deaths = 1 if lived > _HEALTHY_SECONDS else self._deaths + 1
             if self._deaths > _MOST_DEATHS * self._count:

@@ -1,0 +1,653 @@
+"""What only the frontier in Redis promises: packed keys, hostile names, and words for every way in which Redis fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+from collections.abc import Coroutine, Iterator
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gossamer.errors import ConfigError, FrontierError, JobMissing, SchemaMismatch, Unavailable
+from gossamer.frontier.entries import expand, pack, squeeze, unpack
+from gossamer.frontier.redis import RedisFrontier, open_redis
+from gossamer.frontier.redis_job import KINDS, job_key
+from gossamer.model import Grant, Request
+from gossamer.settings import Settings
+from gossamer.testing.harness import keys, outcomes, page, pages
+from gossamer.testing.servers import FaultyProxy, RedisServer
+
+AT_ONCE = Settings(delay=0.0, robots=False)
+PASSWORD = "open-sesame"
+
+
+@pytest.fixture
+def store(redis_server: RedisServer) -> Iterator[redis.Redis]:
+    """The server as somebody else sees it, empty."""
+    connection = redis.Redis.from_url(redis_server.url)
+    connection.flushall()
+    yield connection
+    connection.close()
+
+
+class Opened:
+    """Frontiers that are closed at the end of a block."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._open: list[RedisFrontier] = []
+
+    async def __aenter__(self) -> Opened:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for frontier in self._open:
+            await frontier.aclose()
+
+    async def __call__(self, job: str = "j", given: Settings | None = AT_ONCE, worker: str = "w") -> RedisFrontier:
+        self._open.append(await open_redis(self.url, job, given, worker=worker))
+        return self._open[-1]
+
+
+async def take(frontier: RedisFrontier, limit: int = 100, *, batch: int = 100, seconds: float = 60.0) -> Grant:
+    return await frontier.lease(limit, batch=batch, seconds=seconds)
+
+
+async def crawl(frontier: RedisFrontier) -> list[int]:
+    """Take and finish everything; the keys in their order."""
+    found: list[int] = []
+    while (grant := await take(frontier)).leases:
+        for lease in grant.leases:
+            found += keys(lease)
+            await frontier.complete(outcomes(lease))
+    assert grant.job == "finished"
+    return found
+
+
+async def raises(kind: type[FrontierError], call: Coroutine[Any, Any, Any]) -> str:
+    """The words, with the hint, of an error of exactly this kind."""
+    with pytest.raises(FrontierError) as caught:
+        await call
+    assert type(caught.value) is kind, caught.value
+    return f"{caught.value} {caught.value.hint}"
+
+
+def names(store: redis.Redis, job: str, kind: str) -> list[bytes]:
+    return list(store.scan_iter(f"{job_key(job)[:-3]}{kind}:*".replace("*", "[*]", 0), count=1000))
+
+
+# Keys and entries
+
+
+def test_a_hundred_thousand_keys_are_packed_and_exact(redis_server: RedisServer, store: redis.Redis) -> None:
+    known = [number * 92_233_720_368_547 + 11 for number in range(100_000)]
+
+    async def run() -> None:
+        async with Opened(redis_server.url) as opened:
+            frontier = await opened()
+            for first in range(0, len(known), 10_000):
+                some = [page(key, f"{key % 50}.example") for key in known[first : first + 10_000]]
+                assert await frontier.add(some) == 10_000
+                assert await frontier.add(some[::3]) == 0
+            assert (await frontier.counts()).known == 100_000
+
+    asyncio.run(run())
+    buckets = names(store, "j", "seen")
+    assert {store.object("encoding", bucket) for bucket in buckets} == {b"intset"}
+    assert sum(store.scard(bucket) for bucket in buckets) == 100_000
+    bytes_a_key = sum(store.memory_usage(bucket, samples=0) for bucket in buckets) / 100_000
+    print(f"{bytes_a_key:.1f} bytes a known key")
+    assert bytes_a_key < 12
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.lists(st.integers(0, (1 << 63) - 1), max_size=900), min_size=1, max_size=6), st.integers(0, 5000))
+def test_no_key_is_lost_or_seen_twice_while_buckets_split(
+    redis_server: RedisServer, batches: list[list[int]], step: int
+) -> None:
+    """Keys at random, and rows of them, which fill some buckets more than others."""
+    store = redis.Redis.from_url(redis_server.url)
+    store.flushall()
+    rows = [[number * (1 << step % 40) + step for number in range(1500)] for step in (step, step + 1, step + 9)]
+
+    async def run() -> None:
+        seen: set[int] = set()
+        async with Opened(redis_server.url) as opened:
+            frontier = await opened()
+            for batch in (*batches, *rows, *batches):
+                assert await frontier.add([page(key) for key in batch]) == len(set(batch) - seen)
+                seen |= set(batch)
+        found = [int(key) for bucket in names(store, "j", "seen") for key in store.smembers(bucket)]
+        assert sorted(found) == sorted(seen)
+
+    asyncio.run(run())
+    store.close()
+
+
+def test_a_url_costs_few_bytes_while_it_waits_and_fewer_when_it_is_done(
+    redis_server: RedisServer, store: redis.Redis
+) -> None:
+    """URLs of 60 characters, found on pages of their site; the limits are the figures that are promised."""
+
+    async def run() -> None:
+        async with Opened(redis_server.url) as opened:
+            frontier = await opened()
+            sites = [f"www.site-{number:04d}.example" for number in range(10)]
+            await frontier.add([Request(f"https://{site}/", number + 1, site) for number, site in enumerate(sites)])
+            before, key = store.info("memory")["used_memory"], 1000
+            while key < 40_000:
+                for lease in (await take(frontier, batch=1)).leases:
+                    links = []
+                    for key in range(key + 1, key + 501):
+                        url = f"https://{lease.site}/articles/{key:09d}/title-words"
+                        assert len(url) == 60
+                        links.append(Request(url, key * 230_584_300_921 + 7, lease.site, depth=1))
+                    await frontier.complete(outcomes(lease, links=tuple(links)))
+            counts = await frontier.counts()
+            queued = (store.info("memory")["used_memory"] - before) / counts.queued
+            await crawl(frontier)
+            done = (store.info("memory")["used_memory"] - before) / counts.known
+            print(f"{queued:.1f} bytes a queued URL, {done:.1f} a finished one")
+            assert queued < 100
+            assert done < 12
+
+    asyncio.run(run())
+
+
+@given(st.text(), st.text())
+def test_an_address_comes_out_of_its_short_form_as_it_was(url: str, site: str) -> None:
+    for whole in (url, f"https://{site}/{url}", f"http://{site}/{url}", f"https://{site}{url}", f"http://{url}"):
+        assert expand(squeeze(whole, site), site) == whole
+
+
+def test_the_address_of_a_site_is_kept_without_its_origin() -> None:
+    request = Request("https://a.example/x", 5, "a.example", depth=1, referrer="http://a.example/y")
+    assert b"a.example" not in pack(request)
+    assert unpack(pack(request), "a.example") == request
+
+
+def test_tokens_grow_over_workers_restarts_and_a_clock_that_is_set_back(
+    redis_server: RedisServer, store: redis.Redis
+) -> None:
+    async def run() -> None:
+        tokens: list[int] = []
+        async with Opened(redis_server.url) as opened:
+            for step in range(6):
+                store.hset(job_key("j"), "clock", str(2_000_000_000 - step * 1000)) if step else None
+                frontier = await opened(worker=f"w{step}")
+                await frontier.add(pages(2 * step, 2 * step + 1) + pages(100 + step, site="b.example"))
+                grant = await take(frontier, batch=1)
+                tokens += sorted(lease.token for lease in grant.leases)
+                await frontier.release(grant.leases)
+        assert len(tokens) == 12
+        assert tokens == sorted(set(tokens))
+
+    asyncio.run(run())
+
+
+def test_a_clock_that_is_set_back_does_not_stop_the_crawl(redis_server: RedisServer, store: redis.Redis) -> None:
+    async def run() -> None:
+        async with Opened(redis_server.url) as opened:
+            frontier = await opened(given=Settings(delay=5.0, robots=False))
+            store.hset(job_key("j"), "clock", "2000000000")
+            await frontier.add(pages(1, 2))
+            await frontier.complete(outcomes((await take(frontier, batch=1)).leases[0]))
+            store.hset(job_key("j"), "clock", "1900000000")
+            assert not (await take(frontier)).leases
+            store.hincrbyfloat(job_key("j"), "clock", 4.0)
+            assert not (await take(frontier)).leases
+            store.hincrbyfloat(job_key("j"), "clock", 1.1)
+            assert (await take(frontier)).leases
+
+    asyncio.run(run())
+
+
+# Names and strangers
+
+HOSTILE = ("a:b", "{a}", "a}{b", "*", "[a-z]?", "a\nb\r\n", "'\"\\", " ", "j:job", "é\U0001f577", "a" * 300)
+
+
+def test_names_with_signs_that_redis_knows_are_names(redis_server: RedisServer, store: redis.Redis) -> None:
+    """H54: no two jobs share a key, nor two sites of one job, and a job's keys are all in one slot."""
+
+    async def run() -> None:
+        async with Opened(redis_server.url) as opened:
+            frontiers = {job: await opened(job) for job in HOSTILE}
+            for job, frontier in frontiers.items():
+                for number, site in enumerate(HOSTILE):
+                    await frontier.add([Request(f"http://x/{job}", number + 1, site), Request("u", number + 50, site)])
+            for job, frontier in frontiers.items():
+                grant = await take(frontier)
+                assert {lease.site for lease in grant.leases} == set(HOSTILE)
+                for lease in grant.leases:
+                    number = HOSTILE.index(lease.site)
+                    assert keys(lease) == [number + 1, number + 50]
+                    assert lease.requests[0].url == f"http://x/{job}"
+                    await frontier.complete(outcomes(lease, links=(Request("v", number + 90, lease.site),)))
+                assert sorted(await crawl(frontier)) == [number + 90 for number in range(len(HOSTILE))]
+                counts = await frontier.counts()
+                assert (counts.done, counts.sites) == (3 * len(HOSTILE), len(HOSTILE))
+
+    asyncio.run(run())
+    tags = {key[key.index(b"{") + 1 : key.index(b"}")] for key in store.scan_iter(count=1000)}
+    assert len(tags) == len(HOSTILE), "the hash tag is the job's alone"
+
+
+@pytest.mark.parametrize(
+    "stranger",
+    [b"", b"x", pickle.dumps(print), b"12345678" + pickle.dumps(print), b"12345678\x91", b"12345678\x93\x01\x02\x03",
+     b"12345678\x91\xa3abc", b"12345678\xc0", b"12345678" + b"\xff" * 100_000],
+    ids=["empty", "short", "pickle", "key and pickle", "cut", "numbers", "no address", "nil", "long"],
+)  # fmt: skip
+def test_what_is_not_a_request_is_parked_and_the_worker_lives(
+    redis_server: RedisServer, store: redis.Redis, stranger: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """H56, H57: nothing of it is run, and the others in the queue are fetched."""
+
+    async def run() -> None:
+        async with Opened(redis_server.url) as opened:
+            frontier = await opened()
+            await frontier.add(pages(1, 2, 3) + pages(4, site="b.example"))
+            store.lset(f"{job_key('j')[:-3]}queue:a.example:0", 1, stranger)
+            store.lset(f"{job_key('j')[:-3]}queue:b.example:0", 0, stranger)
+            assert sorted(await crawl(frontier)) == [1, 3]
+            counts = await frontier.counts()
+            assert (counts.done, counts.parked, counts.finished) == (2, 2, True)
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(run())
+    assert "b.example cannot be read and is parked" in caplog.text
+    assert len(caplog.text) < 20_000
+
+
+def test_a_stranger_among_delayed_requests_is_parked_too(redis_server: RedisServer, store: redis.Redis) -> None:
+    async def run() -> None:
+        async with Opened(redis_server.url) as opened:
+            frontier = await opened()
+            await frontier.add(pages(1, 2))
+            lease = (await take(frontier)).leases[0]
+            await frontier.complete(outcomes(lease, "retry", again_in=0.0))
+            later = f"{job_key('j')[:-3]}later:a.example"
+            victim = store.zrange(later, 0, 0)[0]
+            store.zrem(later, victim)
+            store.zadd(later, {pickle.dumps(print): 1.0})
+            assert len(await crawl(frontier)) == 1
+            assert (await frontier.counts()).parked == 1
+
+    asyncio.run(run())
+
+
+def test_a_job_of_another_version_is_refused_at_once_and_in_the_middle(
+    redis_server: RedisServer, store: redis.Redis
+) -> None:
+    async def run() -> None:
+        async with Opened(redis_server.url) as opened:
+            frontier = await opened()
+            await frontier.add(pages(1))
+            before = store.hgetall(job_key("j"))
+            for other in ("99", "x", ""):
+                store.hset(job_key("j"), "format", other)
+                for given in (None, AT_ONCE):
+                    assert "version" in await raises(SchemaMismatch, opened("j", given))
+                assert "version" in await raises(SchemaMismatch, take(frontier))
+                assert store.hgetall(job_key("j")) == {**before, b"format": other.encode()}, "it is left as it was"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("settings", "{"), ("settings", '{"nonsense": 1}'), ("settings", None), ("settings", "3"), ("secret", None)],
+)
+def test_a_record_that_cannot_be_read_is_refused_with_words(
+    redis_server: RedisServer, store: redis.Redis, field: str, value: str | None
+) -> None:
+    async def run() -> None:
+        async with Opened(redis_server.url) as opened:
+            await opened()
+            store.hset(job_key("j"), field, value) if value is not None else store.hdel(job_key("j"), field)
+            assert "'j'" in await raises(SchemaMismatch, opened("j", None))
+
+    asyncio.run(run())
+
+
+def test_a_key_that_is_no_record_is_refused(redis_server: RedisServer, store: redis.Redis) -> None:
+    async def run() -> None:
+        async with Opened(redis_server.url) as opened:
+            store.set(job_key("j"), "something else")
+            await raises(FrontierError, opened("j", None))
+            await raises(FrontierError, opened())
+            assert store.get(job_key("j")) == b"something else"
+
+    asyncio.run(run())
+
+
+def test_several_jobs_in_one_redis_know_nothing_of_one_another(redis_server: RedisServer, store: redis.Redis) -> None:
+    async def run() -> None:
+        async with Opened(redis_server.url) as opened:
+            one, two = await opened("one"), await opened("two", Settings(delay=0.0, strategy="dfs"))
+            assert one.secret != two.secret
+            await one.add(pages(1, 2, 3))
+            await two.add(pages(3, 4))
+            assert (await two.lease(5, batch=1, seconds=60)).leases[0].requests[0].key == 4
+            assert await crawl(one) == [1, 2, 3]
+            assert (await two.counts()).leased == 1
+            await one.steer("paused")
+            assert (await two.counts()).job == "running"
+            assert (await opened("two", None)).settings.strategy == "dfs"
+
+    asyncio.run(run())
+
+
+# Passwords
+
+
+def test_a_password_is_used_and_never_said() -> None:
+    async def run(server: RedisServer) -> None:
+        async with Opened(server.url) as opened:
+            frontier = await opened()
+            await frontier.add(pages(1))
+            said = []
+            for address in (f"redis://:wrong-{PASSWORD}@127.0.0.1:{server.port}/0", f"redis://127.0.0.1:{server.port}"):
+                words = await raises(FrontierError, open_redis(address, "j"))
+                assert "password" in words
+                said.append(words)
+            said.append(await raises(Unavailable, open_redis(f"redis://:{PASSWORD}@127.0.0.1:1/0", "j")))
+            for address in (
+                f"redis://:a/{PASSWORD}@127.0.0.1:1",
+                f"redis://x:{PASSWORD}@127.0.0.1:port",
+                "redis://:a@b:70000",
+            ):
+                with pytest.raises((ConfigError, FrontierError)) as caught:
+                    await open_redis(address, "j")
+                assert caught.value.__cause__ is None or isinstance(caught.value, FrontierError)
+                said.append(f"{caught.value} {caught.value.hint}")
+            server.kill()
+            said.append(await raises(Unavailable, take(frontier)))
+            assert PASSWORD not in " ".join(said), said
+            assert PASSWORD not in repr(frontier)
+
+    with RedisServer(password=PASSWORD) as server:
+        asyncio.run(run(server))
+
+
+# A Redis that fails
+
+
+def test_a_redis_that_comes_back_empty_has_no_job_and_is_not_finished() -> None:
+    """F26."""
+
+    async def run(server: RedisServer) -> None:
+        async with Opened(server.url) as opened:
+            frontier = await opened()
+            await frontier.add(pages(1, 2))
+            lease = (await take(frontier, batch=1)).leases[0]
+            server.restart()
+            calls = (
+                lambda: take(frontier),
+                frontier.counts,
+                lambda: frontier.complete(outcomes(lease)),
+                lambda: frontier.extend([lease], seconds=60),
+                lambda: frontier.add(pages(3)),
+                lambda: frontier.release([lease]),
+                lambda: opened("j", None),
+            )
+            for call in calls:
+                assert "'j'" in await raises(JobMissing, call())
+            assert redis.Redis.from_url(server.url).dbsize() == 0, "nothing is made of it"
+
+    with RedisServer() as server:
+        asyncio.run(run(server))
+
+
+def test_flushall_is_a_missing_job(redis_server: RedisServer, store: redis.Redis) -> None:
+    async def run() -> None:
+        async with Opened(redis_server.url) as opened:
+            frontier = await opened()
+            await frontier.add(pages(1))
+            store.flushall()
+            await raises(JobMissing, take(frontier))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", ["site:a.example", "queue:a.example:0", "ready:", "batch:b.example:0"])
+def test_a_key_that_somebody_deleted_is_found_out_and_named(
+    redis_server: RedisServer, store: redis.Redis, kind: str
+) -> None:
+    """F32."""
+
+    async def run() -> None:
+        async with Opened(redis_server.url) as opened:
+            frontier = await opened()
+            store.hset(job_key("j"), "clock", "1000")
+            await frontier.add(pages(1, site="b.example"))
+            lease = (await take(frontier)).leases[0]
+            await frontier.add(pages(2, 3))
+            if not kind.startswith("batch"):
+                await frontier.complete(outcomes(lease))
+            assert store.delete(f"{job_key('j')[:-3]}{kind}") == 1
+            store.hincrbyfloat(job_key("j"), "clock", 100.0)
+            assert kind in await raises(FrontierError, take(frontier))
+
+    asyncio.run(run())
+
+
+def test_a_part_of_the_seen_set_that_is_gone_is_found_out_when_it_is_to_be_split(
+    redis_server: RedisServer, store: redis.Redis
+) -> None:
+    async def run() -> None:
+        async with Opened(redis_server.url) as opened:
+            frontier = await opened()
+            await frontier.add(pages(*range(2000)))
+            store.delete(f"{job_key('j')[:-3]}seen:0")
+            assert "seen:0" in await raises(FrontierError, frontier.add(pages(*range(2001, 4000, 2))))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", ["site:a.example", "queue:a.example:0", "ready:", "ranks:a.example", "held", "seen:2"])
+def test_a_key_of_the_wrong_kind_is_named(redis_server: RedisServer, store: redis.Redis, kind: str) -> None:
+    """F32; also in a job whose name is a pattern."""
+
+    async def run() -> None:
+        async with Opened(redis_server.url) as opened:
+            other, frontier = await opened("job"), await opened("j*[b]")
+            await other.add(pages(1))
+            await frontier.add(pages(1))
+            key = f"{job_key('j*[b]')[:-3]}{kind}"
+            store.delete(key)
+            store.setbit(key, 7, 1)
+            with pytest.raises(FrontierError) as caught:
+                await frontier.add(pages(2))
+                await take(frontier)
+            assert not isinstance(caught.value, Unavailable)
+            assert kind in str(caught.value)
+            assert KINDS[kind.partition(":")[0]] in str(caught.value)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        ("LOADING Redis is loading the dataset in memory", Unavailable),
+        ("BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.", Unavailable),
+        ("READONLY You can't write against a read only replica.", Unavailable),
+        (
+            "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk.",
+            Unavailable,
+        ),
+        ("OOM command not allowed when used memory > 'maxmemory'.", Unavailable),
+        ("MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.", Unavailable),
+        ("NOREPLICAS Not enough good replicas to write.", Unavailable),
+        ("CLUSTERDOWN The cluster is down", Unavailable),
+        ("ERR max number of clients reached", Unavailable),
+        ("NOAUTH Authentication required.", FrontierError),
+        ("WRONGPASS invalid username-password pair or user is disabled.", FrontierError),
+        ("NOPERM this user has no permissions to run the 'evalsha' command", FrontierError),
+        ("ERR something that nobody has heard of", FrontierError),
+    ],
+)
+def test_what_redis_says_is_told_apart_by_whether_it_passes(
+    redis_server: RedisServer, store: redis.Redis, answer: str, kind: type[FrontierError]
+) -> None:
+    """F33: what passes is retried by the engine; what does not is final."""
+
+    async def run() -> None:
+        with FaultyProxy(redis_server.port) as proxy:
+            async with Opened(redis_server.url_at(proxy.port)) as opened:
+                frontier = await opened()
+                await frontier.add(pages(1))
+                proxy.rewrite = lambda _: f"-{answer}\r\n".encode()
+                for call in (lambda: take(frontier), frontier.counts):
+                    await raises(kind, call())
+                await raises(kind, opened())
+                proxy.rewrite = None
+                if kind is Unavailable:
+                    assert await crawl(frontier) == [1]
+
+    asyncio.run(run())
+
+
+def test_a_full_redis_holds_up_what_needs_room_and_goes_on_when_it_has_some() -> None:
+    """F27: links wait, outcomes without links and renewals do not, nothing is half done."""
+
+    async def run(server: RedisServer, store: redis.Redis) -> None:
+        async with Opened(server.url) as opened:
+            frontier = await opened()
+            await frontier.add(pages(1, 2, 3))
+            one, two = (await take(frontier)).leases, None
+            lease = one[0]
+            store.config_set("maxmemory", "1")
+            del two
+            links = tuple(pages(*range(10, 30)))
+            for call in (
+                lambda: frontier.add(pages(4)),
+                lambda: take(frontier),
+                lambda: frontier.complete(outcomes(lease, links=links)),
+            ):
+                assert "memory" in await raises(Unavailable, call())
+            assert await frontier.extend([lease], seconds=60) == [lease]
+            assert (await frontier.complete(outcomes(lease)[:1])).accepted == 1
+            counts = await frontier.counts()
+            assert (counts.known, counts.leased, counts.done) == (3, 2, 1)
+            store.config_set("maxmemory", "0")
+            assert (await frontier.complete(outcomes(lease, links=links))).accepted == 2
+            assert sorted(await crawl(frontier)) == list(range(10, 30))
+
+    with RedisServer(maxmemory_policy="noeviction") as server:
+        asyncio.run(run(server, redis.Redis.from_url(server.url)))
+
+
+def test_a_redis_that_would_throw_keys_away_is_refused() -> None:
+    """F27."""
+
+    async def run(server: RedisServer) -> None:
+        assert "noeviction" in await raises(FrontierError, open_redis(server.url, "j", AT_ONCE))
+        store = redis.Redis.from_url(server.url)
+        store.config_set("maxmemory-policy", "volatile-lru")
+        await (await open_redis(server.url, "j", AT_ONCE)).aclose()
+        store.close()
+
+    with RedisServer(maxmemory="100mb", maxmemory_policy="allkeys-lru") as server:
+        asyncio.run(run(server))
+
+
+def test_a_user_with_few_rights_may_crawl(redis_server: RedisServer, store: redis.Redis) -> None:
+    """Managed servers often forbid INFO and CONFIG: then what they say cannot be checked."""
+    store.acl_setuser("crawler", enabled=True, passwords=["+secret"], keys=["gossamer:*"], channels=["gossamer:*"],
+                      categories=["+@all", "-@admin", "-@dangerous"])  # fmt: skip
+
+    async def run() -> None:
+        async with Opened(f"redis://crawler:secret@127.0.0.1:{redis_server.port}/0") as opened:
+            frontier = await opened()
+            await frontier.add(pages(1))
+            assert await crawl(frontier) == [1]
+
+    try:
+        asyncio.run(run())
+    finally:
+        store.acl_deluser("crawler")
+
+
+def test_a_lost_answer_costs_nothing() -> None:
+    """F29: a claim that nobody got returns by its lease, an insert is made once, an outcome counts once."""
+
+    async def run(server: RedisServer) -> None:
+        store = redis.Redis.from_url(server.url)
+        with FaultyProxy(server.port) as proxy:
+            async with Opened(server.url_at(proxy.port)) as opened:
+                frontier = await opened(given=Settings(delay=0.0, robots=False, max_deliveries=9))
+                await frontier.add(pages(0))
+                store.hset(job_key("j"), "clock", "1000")
+                proxy.fault, proxy.every = "mute", 3
+                done: list[int] = []
+                for round_number in range(60):
+                    new = pages(*range(10 * round_number, 10 * round_number + 10), site=f"{round_number % 7}.example")
+                    await frontier.add(new)
+                    for lease in (await take(frontier, 3, batch=4, seconds=30)).leases:
+                        receipt = await frontier.complete(outcomes(lease, links=(page(10_000 + lease.token % 97),)))
+                        assert receipt.accepted + receipt.repeated == len(lease.requests)
+                        done += keys(lease)
+                    store.hincrbyfloat(job_key("j"), "clock", 10.0)
+                assert proxy.faults > 20
+                proxy.fault = ""
+                for _ in range(20):
+                    store.hincrbyfloat(job_key("j"), "clock", 100.0)
+                    for lease in (await take(frontier)).leases:
+                        assert (await frontier.complete(outcomes(lease))).accepted == len(lease.requests)
+                        done += keys(lease)
+                counts = await frontier.counts()
+                assert len(done) == len(set(done)), "nothing is done twice"
+                assert (counts.done, counts.known, counts.parked) == (len(done), len(done), 0)
+                assert counts.finished
+                assert set(range(600)) <= set(done)
+        store.close()
+
+    with RedisServer() as server:
+        asyncio.run(run(server))
+
+
+def test_a_restart_that_may_have_lost_a_lease_makes_lanes_wait_for_its_end(
+    redis_server: RedisServer, store: redis.Redis
+) -> None:
+    """P5: a worker whose lease the server forgot goes on with its site until the lease would have ended."""
+
+    async def run() -> None:
+        async with Opened(redis_server.url) as opened:
+            frontier = await opened(given=Settings(delay=2.0, robots=False))
+            store.hset(job_key("j"), "clock", "1000")
+            for site in ("lost", "held", "idle"):
+                await frontier.add(
+                    [page(number, site) for number in range(hash(site) % 1000 * 10, hash(site) % 1000 * 10 + 5)]
+                )
+            leases = {lease.site: lease for lease in (await take(frontier, batch=1, seconds=30)).leases}
+            # What a crash does that loses the last second: the lease of one site was never written down.
+            prefix = job_key("j")[:-3]
+            lost = leases["lost"]
+            store.rpush(f"{prefix}front:lost", store.hvals(f"{prefix}batch:lost:0")[0][4:])
+            store.delete(f"{prefix}batch:lost:0")
+            store.hdel(f"{prefix}held", str(lost.token))
+            store.hset(f"{prefix}site:lost", mapping={"t0": "0", "leased": "0"})
+            store.zadd(f"{prefix}ready:", {"0 lost": 1000})
+            store.hincrby(job_key("j"), "leased", -1)
+            store.hincrby(job_key("j"), "queued", 1)
+            await frontier.release([leases["idle"]])
+            store.script_flush()
+            store.hincrbyfloat(job_key("j"), "clock", 5.0)
+            assert (await take(frontier)).leases == (), "nobody knows which of them is being fetched from"
+            assert await frontier.extend([leases["held"]], seconds=30) != [], "a lease that it knows goes on"
+            await frontier.complete(outcomes(leases["held"]))
+            store.hincrbyfloat(job_key("j"), "clock", 2.1)
+            assert [lease.site for lease in (await take(frontier)).leases] == ["held"], "its clock is known"
+            store.hincrbyfloat(job_key("j"), "clock", 29.8)
+            grant = await take(frontier)
+            assert sorted(lease.site for lease in grant.leases) == ["idle", "lost"]
+
+    asyncio.run(run())
