@@ -5,8 +5,8 @@
 64 pages a batch, 50 links a page, 15 % of them new; lease, complete and add are counted, making the links is not.
 Three cases: "all" sends every link to Redis; "cached" drops those that the worker's memory of recent keys knows, as
 workers do (links repeat at random here, which is the worst case for it); "new" sends new links only, which is what a
-memory of all keys would do. Memory is of URLs with 60 characters on 1000 sites: added without a referrer, found on a page of
-the same site, and done; it includes what is kept of the sites.
+memory of all keys would do. Memory is of URLs with 60 characters on 1000 sites: added without a referrer, found on a
+page of the same site, and done; it includes what is kept of the sites.
 """
 
 from __future__ import annotations

@@ -178,7 +178,8 @@ class FaultyProxy:
         self.commands = 0
         self.faults = 0
         self.port = 0
-        self._server_port = port
+        self.server_port = port
+        """Where connections lead; those that are open stay where they are."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._started = threading.Event()
@@ -224,7 +225,7 @@ class FaultyProxy:
             writer.transport.abort()
             return
         try:
-            answers, server = await asyncio.open_connection(_HOST, self._server_port, limit=1 << 26)
+            answers, server = await asyncio.open_connection(_HOST, self.server_port, limit=1 << 26)
         except OSError:
             writer.transport.abort()
             return

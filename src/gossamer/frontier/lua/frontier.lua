@@ -438,7 +438,6 @@ local function split_seen()
     local from, into = prefix .. 'seen:' .. whole(seen_split), prefix .. 'seen:' .. whole(seen_split + seen_size)
     local bits = 2 * seen_size
     local moved, known = {}, call('SMEMBERS', from)
-    if #known == 0 then damaged(from, 'is gone') end
     for _, key in ipairs(known) do
         if string.sub(key, -9) % bits ~= seen_split then moved[#moved + 1] = key end
     end
