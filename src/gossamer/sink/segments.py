@@ -7,6 +7,7 @@ import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 import msgspec
 
@@ -38,7 +39,7 @@ class SegmentSink:
         while True:
             try:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-                self._file = os.open(place / f"{worker}-{number}{SUFFIX}", flags, 0o644)
+                self._file = os.open(place / f"{quote(worker, safe='')}-{number}{SUFFIX}", flags, 0o644)
                 break
             except FileExistsError:
                 number += 1
@@ -75,22 +76,25 @@ class SegmentSink:
 def gather(folder: Path) -> Iterator[Record]:
     """The records of all segments, one per page: the one with the highest token."""
     best: dict[int, int] = {}
-    for _, line in _lines(folder):
-        stamp = _decode_stamp(line)
+    for stamp, _ in _lines(folder):
         if stamp.token > best.get(stamp.key, 0):
             best[stamp.key] = stamp.token
-    for _, line in _lines(folder):
-        stamp = _decode_stamp(line)
+    for stamp, line in _lines(folder):
         # Of two with the same token, which a repeated commit leaves behind, the first is taken.
         if best.get(stamp.key) == stamp.token:
             del best[stamp.key]
             yield _decode(line)
 
 
-def _lines(folder: Path) -> Iterator[tuple[Path, bytes]]:
+def _lines(folder: Path) -> Iterator[tuple[Stamp, bytes]]:
     """Whole lines only: a worker may have been killed in the middle of one."""
     for path in sorted((folder / FOLDER).glob(f"*{SUFFIX}")):
         with path.open("rb") as file:
-            for line in file:
-                if line.endswith(b"\n"):
-                    yield path, line
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    continue
+                try:
+                    stamp = _decode_stamp(line)
+                except msgspec.DecodeError as error:
+                    raise SinkError(f"{path}, line {number}: {error}", hint="was the file changed?") from None
+                yield stamp, line

@@ -389,21 +389,26 @@ local function lease_lane(site, lane, wanted, may_suspect)
     local delay = lane_delay(site)
     local most = math.min(wanted, room_on(site))
     if delay > 0 then most = math.min(most, math.max(1, math.floor(given.seconds / 2 / delay))) end
-    local entries, alone = take(site, most, may_suspect)
-    if #entries == 0 then
+    local taken, alone = take(site, most, may_suspect)
+    if #taken == 0 then
         wake(site)
         return nil
     end
     local token = whole(math.max(total('token') + 1, math.floor(now * 1000000)))
     job.token, counted.token = token, nil
-    local batch, fields = batch_of(site, lane), {}
-    for index, entry in ipairs(entries) do
-        fields[2 * index - 1] = key_of(entry)
-        fields[2 * index] = string.format('%04x', index) .. entry
+    local entries, fields, size, inside = {}, {}, 0, {}
+    for _, entry in ipairs(taken) do
+        local key = key_of(entry)
+        if not inside[key] then
+            inside[key] = true
+            size = size + 1
+            entries[size] = entry
+            fields[2 * size - 1] = key
+            fields[2 * size] = string.format('%04x', size) .. entry
+        end
     end
-    with_all('HSET', batch, fields)
-    local size = call('HLEN', batch)
-    count('parked', #entries - size)
+    with_all('HSET', batch_of(site, lane), fields)
+    count('parked', #taken - size)
     call('HSET', prefix .. 'held', token, member(site.name, lane))
     set(site, 't' .. lane, token)
     set(site, 'e' .. lane, text(now + given.seconds))

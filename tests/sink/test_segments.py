@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from gossamer.errors import SinkError
+from gossamer.model import PageRow, Record
+from gossamer.sink.segments import SegmentSink, gather
+
+
+def record(key: int, token: int, title: str = "") -> Record:
+    page = PageRow(url=f"http://a.example/{key}", status=200, title=title)
+    return Record(key=key, token=token, page=page, items=({"n": token},))
+
+
+def write(folder: Path, worker: str, *records: Record) -> None:
+    async def run() -> None:
+        sink = SegmentSink(folder, worker)
+        for each in records:
+            await sink.write([each])
+        await sink.aclose()
+
+    asyncio.run(run())
+
+
+def test_of_several_records_of_a_page_the_highest_token_counts(tmp_path: Path) -> None:
+    write(tmp_path, "one", record(1, 10), record(2, 11), record(3, 12))
+    write(tmp_path, "two", record(2, 9, "late"), record(1, 20, "again"))
+    found = {each.key: each for each in gather(tmp_path)}
+    assert {key: each.token for key, each in found.items()} == {1: 20, 2: 11, 3: 12}
+    assert (found[1].page.title, found[1].items) == ("again", ({"n": 20},))
+
+
+def test_a_commit_that_was_repeated_leaves_one_record(tmp_path: Path) -> None:
+    write(tmp_path, "one", record(1, 10, "first"), record(1, 10, "second"))
+    assert [each.page.title for each in gather(tmp_path)] == ["first"]
+
+
+def test_every_start_has_a_file_of_its_own(tmp_path: Path) -> None:
+    for token in (5, 6, 7):
+        write(tmp_path, "one", record(token, token))
+    assert len(list((tmp_path / "segments").iterdir())) == 3
+    assert sorted(each.key for each in gather(tmp_path)) == [5, 6, 7]
+
+
+def test_the_line_in_which_a_worker_died_is_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, "one", record(1, 10), record(2, 11))
+    (path,) = (tmp_path / "segments").iterdir()
+    whole = path.read_bytes()
+    for cut in range(len(whole.splitlines(True)[0]), len(whole)):
+        path.write_bytes(whole[:cut])
+        assert [each.key for each in gather(tmp_path)] == [1]
+
+
+def test_a_line_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    write(tmp_path, "one", record(1, 10))
+    (path,) = (tmp_path / "segments").iterdir()
+    path.write_bytes(path.read_bytes() + b"nonsense\n")
+    with pytest.raises(SinkError, match=r"one-0\.jsonl, line 2"):
+        list(gather(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["../../x", "/etc/x", "a b\n*", "é"])
+def test_the_name_of_a_worker_cannot_lead_out_of_the_folder(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "job"
+    write(folder, name, record(1, 10))
+    assert len(list((folder / "segments").iterdir())) == 1
+    assert list(tmp_path.iterdir()) == [folder]
+    assert len(list(gather(folder))) == 1
