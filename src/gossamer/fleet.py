@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -138,6 +139,7 @@ class FleetCrawl:
                 clock=SystemClock(),
                 state=lambda: "stopping" if self._stop_wanted else "running",
                 environment={"GOSSAMER_FRONTIER": self._url},
+                names=f"{os.uname().nodename}-{os.getpid()}",
             )
             if self.settings.max_seconds is not None:
                 timer = asyncio.get_running_loop().call_later(self.settings.max_seconds, self.stop, "seconds")

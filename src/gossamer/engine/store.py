@@ -37,11 +37,15 @@ class FleetStore:
     def __init__(self, frontier: Frontier, sinks: Sequence[Sink]) -> None:
         self._frontier = frontier
         self._sinks = sinks
+        self._written: list[Record] = []
 
     async def commit(self, results: Sequence[Result], notes: Sequence[SiteNote]) -> Receipt:
         records = [result.record for result in results if result.record is not None]
-        for sink in self._sinks if records else ():
-            await sink.write(records)
+        # A commit that is tried again, because the frontier did not answer, finds its records stored already.
+        if records and records != self._written:
+            for sink in self._sinks:
+                await sink.write(records)
+            self._written = records
         return await self._frontier.complete([result.outcome for result in results], notes=notes)
 
     async def aclose(self) -> None:

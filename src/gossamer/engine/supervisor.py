@@ -23,7 +23,7 @@ class Supervisor:
     """Keeps `count` workers running until the job is over or they are told to stop.
 
     They are started as `gossamer worker` with these arguments; what nobody should see in a list of processes goes
-    with `environment`."""
+    with `environment`. With `names` a worker's successor has its name, by which a frontier knows what it takes over."""
 
     def __init__(
         self,
@@ -33,7 +33,9 @@ class Supervisor:
         clock: Clock,
         state: Callable[[], JobState],
         environment: Mapping[str, str] | None = None,
+        names: str = "",
     ) -> None:
+        self._names = names
         self._arguments = arguments
         self._environment = environment or {}
         self._count = count
@@ -96,6 +98,7 @@ class Supervisor:
             "gossamer",
             "worker",
             *self._arguments,
+            *(("--name", f"{self._names}-{number}") if self._names else ()),
             "--supervised",
             stdin=asyncio.subprocess.DEVNULL,
             env={**os.environ, **self._environment},
