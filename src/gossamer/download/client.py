@@ -29,6 +29,8 @@ READ_BYTES = 256 * 1024
 DECODE_INLINE_BYTES = 32 * 1024
 SLACK_SECONDS = 0.5
 FILES_WAIT_SECONDS = 0.25
+BUILD_TRIES = 12
+OWN_FILES = 40
 MAX_HOSTS = 4096
 MAX_SPARES = 2
 
@@ -69,9 +71,10 @@ class HttpDownloader:
         self._authorities = read_authorities(settings.ca_file)
         self._proxies = read_proxies(settings.proxy)
         self._proxy_clients: dict[int, Any] = {}
-        files = _file_limit()
-        self._routes: Routes[Any] = Routes(self._build, clock, max_hosts=min(MAX_HOSTS, max(8, files // 2)))
-        at_once = max(4, files // 4)
+        # The process itself, its journal and its clients need some too.
+        files = max(0, _file_limit() - OWN_FILES)
+        self._routes: Routes[Any] = Routes(self._build, clock, max_hosts=min(MAX_HOSTS, max(4, files // 3)))
+        at_once = max(2, files // 4)
         self._gate = asyncio.Semaphore(at_once) if at_once < settings.concurrency else None
         self._odd = OddHeaders()
         self._closed = False
@@ -113,7 +116,7 @@ class HttpDownloader:
     async def _fetch_directly(self, request: Request, call: Call, target: Target, began: float) -> Response:
         route = self._routes.find(target.host)
         if route is None or route.expires_at < began:
-            route = await self._open_route(target, route)
+            route = await self._find_route(target, route)
         while True:
             generation = route.generation
             if generation is None:
@@ -128,7 +131,7 @@ class HttpDownloader:
                 if out_of_files(error):
                     self._routes.shed()
                     await self._clock.sleep(FILES_WAIT_SECONDS)
-                    route = await self._open_route(target, None)
+                    route = await self._find_route(target, None)
                 elif never_connected(error) and route.spares:
                     spare = Route[Any](route.host, route.spares[0], route.spares[1:], route.expires_at)
                     route = await self._routes.open(spare)
@@ -163,6 +166,18 @@ class HttpDownloader:
                 raise ConnectFailed(f"proxy {number + 1} wants other credentials")
             return await self._respond(request, reply, sent_at=sent_at, fetched_at=fetched_at, address="")
         raise AssertionError("the last turn returns or raises")
+
+    async def _find_route(self, target: Target, known: Route[Any] | None) -> Route[Any]:
+        """A route to the target. A client takes files to build: where none are left, older ones are let go first."""
+        for _ in range(BUILD_TRIES):
+            try:
+                return await self._open_route(target, known)
+            except FetchError:
+                raise
+            except Exception:  # what a client's builder raises for want of files has many names
+                self._routes.shed()
+                await self._clock.sleep(FILES_WAIT_SECONDS)
+        return await self._open_route(target, known)
 
     async def _open_route(self, target: Target, known: Route[Any] | None) -> Route[Any]:
         if target.address:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyreqwest.exceptions import BuilderError, ConnectError, DetailedPyreqwestError, RequestTimeoutError
 
-from gossamer.errors import ConnectFailed, FetchError, Forbidden, ProtocolBroken, TimedOut, TlsRefused, TooLarge
+from gossamer.errors import ConnectFailed, FetchError, ProtocolBroken, TimedOut, TlsRefused, TooLarge
 
 _TLS_WORDS = (
     "certificate",
@@ -37,7 +37,8 @@ def translate(error: Exception, where: str) -> FetchError:
             return TlsRefused(text)
         return ConnectFailed(text)
     if isinstance(error, BuilderError):
-        return Forbidden(text)
+        # The address was checked before: what is missing now is a client, mostly for want of files.
+        return ConnectFailed(text)
     return ProtocolBroken(text)
 
 
