@@ -17,6 +17,7 @@ import msgspec
 
 from gossamer.clock import Clock
 from gossamer.errors import FrontierError, SchemaMismatch, Unavailable
+from gossamer.frontier.entries import Extra
 from gossamer.frontier.journal import STATUS, Change, Past, SiteRow
 from gossamer.frontier.local import LocalFrontier
 from gossamer.frontier.ownership import claim
@@ -30,17 +31,6 @@ SELECT u.number, u.url, u.key, s.name, u.priority, u.depth, u.hops, u.extra, p.u
 FROM urls u JOIN sites s ON s.number = u.site LEFT JOIN urls p ON p.number = u.parent WHERE u.number IN (MARKS)
 """
 _WORDS = {number: word for word, number in STATUS.items()}
-
-
-class Extra(msgspec.Struct, omit_defaults=True):
-    """The parts of a request that most requests do not have."""
-
-    label: str = ""
-    meta: dict[str, Any] | None = None
-    method: str = "GET"
-    headers: dict[str, str] | None = None
-    body: bytes = b""
-    referrer: str = ""
 
 
 _encode = msgspec.json.Encoder().encode
