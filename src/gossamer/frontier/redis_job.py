@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -18,62 +17,91 @@ from gossamer.settings import Settings
 try:
     from redis import asyncio as client
     from redis import exceptions as faults
+    from redis.asyncio.connection import parse_url
     from redis.asyncio.retry import Retry
     from redis.backoff import ExponentialBackoff
+
+    from gossamer.frontier.redis_refusals import check_options, refusal
+    from gossamer.frontier.redis_sentinel import SCHEMES as SENTINEL_SCHEMES
+    from gossamer.frontier.redis_sentinel import connect_sentinel
 except ImportError as missing:
     raise ConfigError("the redis frontier needs the redis package", hint="pip install 'gossamer[redis]'") from missing
 
-__all__ = ["check_server", "client", "connect", "create", "explain", "faults", "job_key", "read", "translate"]
+__all__ = ["client", "faults"]
 
 log = logging.getLogger("gossamer.frontier")
-FORMAT = 1
+FORMAT = 2
 _OLDEST = 7
 _REFUSED = (faults.AuthenticationError, faults.NoPermissionError)
 _PASSING = (
     faults.ConnectionError, faults.TimeoutError, faults.ReadOnlyError, faults.OutOfMemoryError,
-    faults.TryAgainError, faults.ClusterDownError,
+    faults.TryAgainError, faults.ClusterError, faults.ClusterDownError, faults.MovedError, faults.SlotNotCoveredError,
 )  # fmt: skip
-_PASSING_WORDS = ("LOADING", "BUSY", "READONLY", "MISCONF", "OOM", "MASTERDOWN", "NOREPLICAS", "UNKILLABLE")
+_PASSING_WORDS = ("LOADING", "BUSY", "READONLY", "MISCONF", "OOM", "MASTERDOWN", "NOREPLICAS", "UNKILLABLE", "TRYAGAIN")
 KINDS = {
     "job": "hash", "seen": "set", "site": "hash", "robots": "hash", "memo": "hash", "ranks": "zset", "queue": "list",
     "front": "list", "suspects": "list", "later": "zset", "batch": "hash", "held": "hash", "ready": "zset",
-    "holds": "zset", "lapses": "hash",
+    "holds": "zset", "lapses": "hash", "regions": "set", "dues": "zset", "workers": "hash", "beats": "zset",
 }  # fmt: skip
 """The types of the keys, by the first word after the job's prefix."""
 
 
-def job_key(job: str) -> str:
-    """The key of a job's record; its hash tag keeps all keys of the job in one slot."""
-    # Quoted, so that no name can hold a brace, a colon or a line end.
-    return f"gossamer:{{{quote(job, safe='', errors='surrogatepass')}}}:job"
+def job_key(job: str, shard: int = 0) -> str:
+    """The key of a shard's record; its hash tag keeps all keys of the shard in one slot."""
+    return f"gossamer:{{{_quoted(job)}:{shard}}}:job"
 
 
-def connect(url: str) -> client.Redis:
-    """A client of this server; nothing is sent yet."""
+def root_key(job: str) -> str:
+    """The key of the record of the whole job."""
+    return f"gossamer:{{{_quoted(job)}}}:root"
+
+
+def _quoted(job: str) -> str:
+    # So that no name can hold a brace, a colon or a line end.
+    return quote(job, safe="", errors="surrogatepass")
+
+
+def connect(url: str, **place: Any) -> client.Redis:
+    """A client of this server, or of another `place` with the same options; nothing is sent yet."""
     try:
-        # What a broken connection cut off is sent again, since all calls may be repeated; a slow answer is not.
-        return client.Redis.from_url(
-            url,
-            socket_timeout=10.0,
-            socket_connect_timeout=5.0,
-            health_check_interval=15,
-            retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), 2, supported_errors=(faults.ConnectionError,)),
-        )
+        if url.startswith(SENTINEL_SCHEMES):
+            redis = connect_sentinel(url, **_options())
+        elif place:
+            known: Any = parse_url(url)
+            redis = client.Redis(connection_pool=client.ConnectionPool(**{**_options(), **known, **place}))
+        else:
+            redis = client.Redis.from_url(url, **_options())
     except ValueError:
-        # Said without its words: they may hold a piece of the password.
-        raise ConfigError(
-            "the frontier's address is not one that Redis has",
-            hint="write redis://user:password@host:port/number, with %2F for a / in the password",
-        ) from None
+        raise _wrong_address() from None
+    check_options(redis)
+    return redis
 
 
-async def check_server(connection: client.Redis) -> None:
-    """Refuse a server that is too old, or that throws away what it has no room for."""
+def _options() -> dict[str, Any]:
+    # What a broken connection cut off is sent again, since all calls may be repeated; a slow answer is not.
+    return {
+        "socket_timeout": 10.0,
+        "socket_connect_timeout": 5.0,
+        "health_check_interval": 15,
+        "retry": Retry(ExponentialBackoff(cap=0.5, base=0.05), 2, supported_errors=(faults.ConnectionError,)),
+    }
+
+
+def _wrong_address() -> ConfigError:
+    # Said without its words: they may hold a piece of the password.
+    return ConfigError(
+        "the frontier's address is not one that Redis has",
+        hint="write redis://user:password@host:port/number, with %2F for a / in the password",
+    )
+
+
+async def check_server(connection: client.Redis) -> str:
+    """Refuse a server that is too old, or that throws away what it has no room for; its mode if it is a good one."""
     try:
         server, memory = await connection.info("server"), await connection.info("memory")
     except faults.NoPermissionError:
-        log.warning("this user may not ask Redis for INFO: its version and its memory policy are not checked")
-        return
+        log.warning("this user may not ask Redis for INFO: its version, its memory policy and restarts are not seen")
+        return ""
     version = str(server.get("redis_version", ""))
     major = version.partition(".")[0]
     if major.isdigit() and int(major) < _OLDEST:
@@ -84,26 +112,50 @@ async def check_server(connection: client.Redis) -> None:
             f"this Redis deletes any key when its memory is full (maxmemory-policy {policy_name}): pages would be lost",
             hint="CONFIG SET maxmemory-policy noeviction",
         )
+    return str(server.get("redis_mode", ""))
 
 
-def read(record: Mapping[Any, Any], job: str) -> tuple[Settings, bytes]:
-    """The settings and the secret of a job's record."""
-    if record.get(b"format") != str(FORMAT).encode():
-        raise SchemaMismatch(
-            f"job {job!r} was written by another version of Gossamer", hint="use the version that made it"
+class Root(msgspec.Struct, frozen=True):
+    """What a job is, as every server of it knows."""
+
+    settings: Settings
+    secret: bytes
+    placement: tuple[str, ...]
+    """The name of each shard's server, when this was written: a shard that has moved says so itself."""
+    is_made: bool
+
+
+def read_root(record: Mapping[Any, Any], job: str) -> Root:
+    """A job's record; JobMissing if there is none."""
+    if not record:
+        raise JobMissing(
+            f"there is no job {job!r} in this Redis", hint="start it with: gossamer crawl --frontier ... --job NAME"
         )
+    if record.get(b"format") != str(FORMAT).encode():
+        raise other_version(job)
     try:
-        return configuration.build(msgspec.json.decode(record[b"settings"])), record[b"secret"]
+        settings = configuration.build(msgspec.json.decode(record[b"settings"]))
+        placement = msgspec.json.decode(record[b"placement"], type=tuple[str, ...])
+        return Root(settings, record[b"secret"], placement, b"made" in record)
     except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise SchemaMismatch(
             f"the record of job {job!r} cannot be read: {error}", hint="was it written by another version of Gossamer?"
         ) from None
 
 
-async def create(connection: client.Redis, job: str, settings: Settings) -> None:
-    key = job_key(job)
-    values: dict[Any, Any] = {
-        "settings": msgspec.json.encode(configuration.dump(settings)),
+async def write_root(redis: Any, job: str, settings: Settings, placement: Sequence[str], secret: bytes) -> Root:
+    """Make a job's record, or give an old one new settings; the record as it is then."""
+    key = root_key(job)
+    first = {"secret": secret, "placement": msgspec.json.encode(placement)}
+    values = {"settings": msgspec.json.encode(configuration.dump(settings))}
+    # One step: a record that is half made would be taken for one of another version.
+    await redis.eval(_WRITE, 1, key, FORMAT, _encode_flat({**first, **values}), _encode_flat(values))
+    return read_root(await redis.hgetall(key), job)
+
+
+async def write_shard(redis: Any, job: str, shard: int, shards: int, settings: Settings) -> None:
+    """Make a shard's record, or give an old one new settings."""
+    values: dict[str, Any] = {
         "strategy": settings.strategy,
         "delay": settings.delay,
         "robots": int(settings.robots),
@@ -111,23 +163,36 @@ async def create(connection: client.Redis, job: str, settings: Settings) -> None
         "lanes": settings.per_site,
         "budget": settings.site_budget or "",
     }
-    first = {**values, "secret": secrets.token_bytes(16), "state": "running", "seen_level": 4}
-    # One step: a job that is half made would be taken for one of another version.
-    await connection.eval(_CREATE, 1, key, FORMAT, _encode_flat(first), _encode_flat(values))
+    first = {**values, "state": "running", "seen_level": 4, "shard": shard, "shards": shards}
+    await redis.eval(_WRITE, 1, job_key(job, shard), FORMAT, _encode_flat(first), _encode_flat(values))
 
 
-_CREATE = """
-local first = redis.call('EXISTS', KEYS[1]) == 0
-if not first and redis.call('HGET', KEYS[1], 'format') ~= ARGV[1] then return end
-if first then redis.call('HSET', KEYS[1], 'format', ARGV[1]) end
-redis.call('HSET', KEYS[1], unpack(cmsgpack.unpack(first and ARGV[2] or ARGV[3])))
-if redis.call('HGET', KEYS[1], 'state') == 'stopping' then redis.call('HSET', KEYS[1], 'state', 'running') end
+_WRITE = """
+local key = KEYS[1]
+local first = redis.call('EXISTS', key) == 0
+if not first and redis.call('HGET', key, 'format') ~= ARGV[1] then return end
+if first then redis.call('HSET', key, 'format', ARGV[1]) end
+redis.call('HSET', key, unpack(cmsgpack.unpack(first and ARGV[2] or ARGV[3])))
+if redis.call('HGET', key, 'state') == 'stopping' then redis.call('HSET', key, 'state', 'running') end
 """
 
 
 def _encode_flat(values: Mapping[str, Any]) -> bytes:
     parts = [part for name, value in values.items() for part in (name, value)]
     return as_texts([part if isinstance(part, bytes) else str(part).encode() for part in parts])
+
+
+def other_version(job: str) -> SchemaMismatch:
+    """The error of a record in another format."""
+    return SchemaMismatch(
+        f"job {job!r} was written by another version of Gossamer", hint="use the version that made it"
+    )
+
+
+def moved_to(error: Exception) -> str | None:
+    """The name of the server that a shard has moved to, if that is what the error says."""
+    _, found, name = str(error).partition("SHARDMOVED ")
+    return name.split(" ", 1)[0] if found else None
 
 
 def translate(error: Exception, job: str) -> FrontierError:
@@ -138,13 +203,14 @@ def translate(error: Exception, job: str) -> FrontierError:
             f"job {job!r} is not in Redis any more", hint="was Redis emptied, or restarted without its data?"
         )
     if "OTHERFORMAT" in text:
-        return SchemaMismatch(
-            f"job {job!r} was written by another version of Gossamer", hint="use the version that made it"
-        )
+        return other_version(job)
     if "DAMAGED" in text:
         return FrontierError(
             f"job {job!r} is damaged: {text.partition('DAMAGED ')[2]}", hint="did something else write to this Redis?"
         )
+    refused = refusal(text)
+    if refused is not None:
+        return refused
     if isinstance(error, _REFUSED) or text.startswith(("NOAUTH", "WRONGPASS", "NOPERM")):
         return FrontierError("Redis refused the user or the password", hint="check the frontier's address")
     if isinstance(error, _PASSING) or text.startswith(_PASSING_WORDS):
@@ -152,12 +218,12 @@ def translate(error: Exception, job: str) -> FrontierError:
     return FrontierError(f"Redis: {text}")
 
 
-async def explain(error: faults.RedisError, connection: client.Redis, job: str) -> FrontierError:
+async def explain(error: faults.RedisError, connection: Any, job: str, key: str) -> FrontierError:
     """What an error means; where a key is not of the kind that it must be, which one that is."""
-    if "WRONGTYPE" in str(error):
-        prefix = job_key(job)[: -len("job")]
+    if "WRONGTYPE" in str(error) and connection is not None:
+        prefix = key[: -len("job")]
         try:
-            async for found in connection.scan_iter(f"{_no_pattern(prefix)}*", count=1000):
+            async for found in connection.scan_iter(f"{no_pattern(prefix)}*", count=1000):
                 key = bytes(found).decode("utf-8", "backslashreplace")
                 kind = KINDS.get(key[len(prefix) :].partition(":")[0])
                 if await connection.type(found) != (kind or "").encode():
@@ -169,5 +235,5 @@ async def explain(error: faults.RedisError, connection: client.Redis, job: str) 
     return translate(error, job)
 
 
-def _no_pattern(text: str) -> str:
+def no_pattern(text: str) -> str:
     return "".join(f"\\{letter}" if letter in "*?[]^\\" else letter for letter in text)

@@ -19,10 +19,13 @@ from gossamer.engine.recent import Recent
 from gossamer.engine.remote import Connection, RemoteFrontier, connect
 from gossamer.engine.stats import Stats
 from gossamer.engine.store import OwnerStore
-from gossamer.frontier.base import Frontier
+from gossamer.frontier.base import Fleet, Frontier
 from gossamer.frontier.local import LocalFrontier, open_memory
-from gossamer.frontier.redis import RedisFrontier, open_redis
 from gossamer.frontier.redis_job import client, job_key
+from gossamer.frontier.redis_link import addresses
+from gossamer.frontier.redis_open import open_redis
+from gossamer.frontier.regions import parse_part
+from gossamer.frontier.sharded import Sharded
 from gossamer.frontier.sqlite import open_sqlite
 from gossamer.model import Grant, JobState
 from gossamer.settings import Settings
@@ -212,40 +215,56 @@ class RedisHarness(Harness):
 
     rests_after_crash = False
 
-    def __init__(self, url: str, settings: Settings) -> None:
+    def __init__(self, url: str, settings: Settings, shards: str, fold: int | None) -> None:
         self.url = url
         self.settings = settings
-        self._frontiers: dict[int, RedisFrontier] = {}
+        self._shards = shards
+        self._fold = fold
+        self.one_store = shards == "1"
+        self._frontiers: dict[int, Fleet] = {}
+        self._names: dict[int, str] = {}
         self._hired = 0
 
     async def begin(self) -> None:
         """Empty the server and make the job."""
-        self._server = client.Redis.from_url(self.url)
-        await self._server.flushall()
+        self._servers = [client.Redis.from_url(url) for url in addresses(self.url)]
+        for server in self._servers:
+            await server.flushall()
         self.frontier = await self.worker("first")
-        await self._server.hset(job_key(_JOB), "clock", "1700000000")
+        await self.advance(1_700_000_000)
+        if self._fold is not None:
+            for server, key in await self._records():
+                await server.hset(key, "fold", self._fold)
 
     async def end(self) -> None:
         """Let go of everything."""
         for frontier in self._frontiers.values():
             await frontier.aclose()
-        await self._server.aclose()
+        for server in self._servers:
+            await server.aclose()
 
     async def advance(self, seconds: float) -> None:
-        await self._server.hincrbyfloat(job_key(_JOB), "clock", seconds)
+        for server, key in await self._records():
+            await server.hincrbyfloat(key, "clock", seconds)
+
+    async def _records(self) -> list[tuple[Any, str]]:
+        keys = [job_key(_JOB, shard) for shard in range(parse_part(self._shards).of)]
+        return [(server, key) for server in self._servers for key in keys if await server.exists(key)]
 
     async def set_back(self, seconds: float) -> None:
         await self.advance(-seconds)
 
     async def worker(self, name: str) -> Frontier:
-        frontier = await open_redis(self.url, _JOB, self.settings, worker=name)
+        frontier = await open_redis(self.url, _JOB, self.settings, worker=name, shards=self._shards)
+        if isinstance(frontier, Sharded):
+            frontier.quiet_seconds = 0.0
         self._frontiers[id(frontier)] = frontier
+        self._names[id(frontier)] = name
         return frontier
 
     async def lose(self, worker: Frontier) -> None:
         # As a worker does that is started in the place of one that died.
-        frontier = self._frontiers[id(worker)]
-        await self._frontiers[id(self.frontier)].abandon(frontier.worker)
+        await self._frontiers[id(self.frontier)].abandon(self._names[id(worker)])
 
     async def steer(self, job: JobState) -> None:
         await self._frontiers[id(self.frontier)].steer(job)
@@ -258,14 +277,16 @@ class RedisHarness(Harness):
         self._frontiers.clear()
         self.frontier = await self.worker(f"again-{self._hired}")
         for frontier in gone:
-            await self._frontiers[id(self.frontier)].abandon(frontier.worker)
+            await self._frontiers[id(self.frontier)].abandon(self._names[id(frontier)])
             await frontier.aclose()
 
 
 @asynccontextmanager
-async def redis(settings: Settings, url: str) -> AsyncIterator[Harness]:
-    """`redis://` on a server that is there for tests only: it is emptied."""
-    harness = RedisHarness(url, settings)
+async def redis(settings: Settings, url: str, *, shards: str = "1", fold: int | None = None) -> AsyncIterator[Harness]:
+    """`redis://` on a server, or several, that are there for tests only: they are emptied.
+
+    With `fold`, queues are folded from so few requests on."""
+    harness = RedisHarness(url, settings, shards, fold)
     await harness.begin()
     try:
         yield harness

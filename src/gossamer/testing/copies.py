@@ -113,4 +113,6 @@ class Copies(Suite):
         assert await frontier.extend([nobody], seconds=self.tick) == []
         await frontier.release([nobody])
         counts = await frontier.counts()
-        assert (counts.leased, counts.known, counts.stale) == (1, 1, 1)
+        # Links that belong to another shard go there before anybody asks whether the outcome counts.
+        known = 1 if harness.one_store else 2
+        assert (counts.leased, counts.known, counts.stale) == (1, known, 1)

@@ -25,6 +25,9 @@ class Harness:
     rests_after_crash = True
     """Whether every site rests after a crash; a store that outlives its clients knows which lanes they held."""
 
+    one_store = True
+    """Whether the store sees all sites at once; where there are shards, each orders and admits only its own."""
+
     frontier: Frontier
 
     async def advance(self, seconds: float) -> None:
@@ -100,6 +103,11 @@ class Suite:
         self.must_be_durable(harness)
         if not harness.rests_after_crash:
             raise SkipTest("this backend keeps its lanes' clocks")
+
+    def must_be_one_store(self, harness: Harness) -> None:
+        """Skip, aloud, what shards promise each for its own sites only."""
+        if not harness.one_store:
+            raise SkipTest("the sites are in several shards")
 
     async def past(self, harness: Harness, ticks: float) -> None:
         """Check that nothing can be leased until just before `ticks` are over, and go to just after them."""

@@ -121,7 +121,8 @@ class FrontierMachine(RuleBasedStateMachine):
     def complete(self, pick: int, given: list[str], keys: set[int], what: str, size: int, again: bool) -> None:
         held = self._pick(pick)
         lease, late = held.lease, self.model.now >= held.expires_at
-        links = tuple(page(key, SITES[key % 3]) for key in sorted(keys)) if pick % 2 else ()
+        may_link = self.harness.one_store or not late
+        links = tuple(page(key, SITES[key % 3]) for key in sorted(keys)) if pick % 2 and may_link else ()
         results: list[Outcome] = []
         for key, word in zip(sorted(held.keys), given, strict=False):
             again_in = {"retry": size / 4, "revisit": _LONG}.get(word)
@@ -148,7 +149,8 @@ class FrontierMachine(RuleBasedStateMachine):
     @rule(pick=picks, keys=some_keys, what=learned)
     def complete_late(self, pick: int, keys: set[int], what: str) -> None:
         lease, settled = self.model.dead[-1 - pick % len(self.model.dead)]
-        links = tuple(page(key, SITES[key % 3]) for key in keys)
+        # Links that belong to another shard go there before anybody asks whether the outcome counts.
+        links = tuple(page(key, SITES[key % 3]) for key in keys) if self.harness.one_store else ()
         late = [outcome(lease, request.key, links=links) for request in lease.requests]
         receipt = self.run(self.frontier.complete(late, notes=self._notes(lease, what, 40)))
         assert (receipt.accepted, receipt.stale + receipt.repeated) == (0, len(late))

@@ -76,6 +76,7 @@ class Order(Suite):
 
     @scenario()
     async def test_sites_that_have_been_ready_longest_come_first(self, harness: Harness) -> None:
+        self.must_be_one_store(harness)
         frontier = harness.frontier
         await frontier.add(pages(1, 2))
         lease = await self.one(frontier, batch=1)
@@ -179,8 +180,10 @@ class Limits(Suite):
             await workers[0].add(pages(*range(number * 10, number * 10 + 4), site=f"{number}.example"))
         leases = (await self.lease(workers[0], 2, batch=2)).leases
         leases += (await self.lease(workers[1], 10, batch=2)).leases
-        assert len(keys(*leases)) == 5, "never more in hand and stored than may be stored"
-        await self.none(workers[0])
+        in_hand = len(keys(*leases))
+        assert in_hand == 5 or (not harness.one_store and in_hand < 5), "never more in hand than may be stored"
+        if harness.one_store:
+            await self.none(workers[0])
         first, second, *others = leases
         await workers[0].complete(outcomes(first, "skipped"))
         await workers[0].complete(outcomes(second, "failed"))

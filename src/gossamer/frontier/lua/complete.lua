@@ -1,0 +1,130 @@
+end
+
+local function apply_note(note)
+    local site = held_lane(note[1])
+    if not site then return 0 end
+    local hold, delay, close_reason = note[2], note[3], note[6]
+    if hold ~= '' then
+        set(site, 'hold', text(math.max(num(site, 'hold'), now + tonumber(hold))))
+        call('ZADD', prefix .. 'holds', site.hold, site.name)
+        call('ZREMRANGEBYSCORE', prefix .. 'holds', '-inf', text(now))
+    end
+    if delay ~= '' then set(site, 'asked', delay) end
+    if #note[4] > 0 then
+        call('HSET', place('robots', site.name), unpack(note[4]))
+        set(site, 'rules', 1)
+    end
+    if #note[5] > 0 then call('HSET', place('memo', site.name), unpack(note[5])) end
+    if close_reason ~= '' then close(site, close_reason) end
+    if note[7] then move_to(site, note[7]) end
+    wake(site)
+    return 1
+end
+
+local FAR_SECONDS = 86400
+local function settle(site, entry, status, again_in, visit)
+    if status ~= 'retry' then
+        count(status, 1)
+        if status == 'done' or status == 'failed' then
+            count('stored', 1)
+            set(site, 'stored', num(site, 'stored') + 1)
+        end
+    end
+    if again_in == '' then return end
+    if site.closed then
+        if status == 'retry' then count(closed_counter(site.closed), 1) end
+        return
+    end
+    local fields = fields_of(entry)
+    fields[TRIES] = status == 'retry' and fields[TRIES] + 1 or 0
+    if status ~= 'retry' or visit ~= '' then fields[STATE] = visit end
+    fields[AGAIN] = status == 'retry' and '' or status
+    if status ~= 'retry' then count('revisits', 1) end
+    local wait = tonumber(again_in)
+    local push = wait >= FAR_SECONDS and (status == 'done' or status == 'failed') and push_slot or push_later
+    push(site, with_fields(entry, fields), now + wait, status)
+end
+local function finish_lane(site, lane)
+    if site['t' .. lane] == '0' or call('EXISTS', batch_of(site, lane)) == 1 then return end
+    set(site, 'l' .. lane, site['t' .. lane])
+    set(site, 'r' .. lane, job.restarts)
+    free(site, lane, now)
+    if room_on(site) <= 0 and num(site, 'leased') == 0 and not site.closed
+        and (has_queued(site) or num(site, 'later') > 0) then
+        close(site, 'budget')
+    end
+end
+
+function operations.complete()
+    local accepted, stale, repeated, touched = 0, 0, 0, {}
+    if #links > 0 then needs_memory() else needs_no_memory() end
+    local noted = 0
+    for _, note in ipairs(given.notes) do noted = noted + apply_note(note) end
+    for _, outcome in ipairs(given.outcomes) do
+        local token, key, status, again_in, runs, visit, name, number_of_lane = unpack(outcome, 1, 8)
+        local site, lane = held_lane(token)
+        local kept = false
+        if site then
+            local batch = batch_of(site, lane)
+            if again_in ~= '' then kept = call('HGET', batch, key) end
+            kept = call('HDEL', batch, key) == 1 and (kept or true)
+        end
+        if kept then
+            accepted = accepted + 1
+            touched[token] = true
+            set(site, 'leased', num(site, 'leased') - 1)
+            count('leased', -1)
+            if total('lapsed') > 0 and call('HDEL', prefix .. 'lapses', key) == 1 then count('lapsed', -1) end
+            settle(site, kept ~= true and string.sub(kept, 5), status, again_in, visit)
+            admit(runs)
+        else
+            pass_over(runs)
+            local settled = site or load_site(given.names[name])['l' .. number_of_lane] == token
+            if settled then repeated = repeated + 1 else stale = stale + 1 end
+        end
+    end
+    for token in pairs(touched) do finish_lane(held_lane(token)) end
+    count('stale', stale)
+    if accepted + noted > 0 then count('news', 1) end
+    return { accepted, stale, repeated, admitted, to_fold }
+end
+
+-- Entries that no client can read.
+function operations.park()
+    needs_no_memory()
+    local site, lane = held_lane(given.token)
+    if not site then return end
+    for _, key in ipairs(given.keys) do
+        if call('HDEL', batch_of(site, lane), key) == 1 then
+            set(site, 'leased', num(site, 'leased') - 1)
+            count('leased', -1)
+            count('parked', 1)
+        end
+    end
+    finish_lane(site, lane)
+end
+
+function operations.release()
+    needs_no_memory()
+    for _, token in ipairs(given.tokens) do
+        local site, lane = held_lane(token)
+        if site then
+            set(site, 'r' .. lane, job.restarts)
+            free(site, lane, now)
+        end
+    end
+end
+
+function operations.abandon()
+    needs_no_memory()
+    local gone = 0
+    for _, token in ipairs(call('HKEYS', prefix .. 'held')) do
+        local site, lane = held_lane(token)
+        if site and site['w' .. lane] == given.worker then
+            lapse(site, lane, now + lane_delay(site), given.blamed)
+            gone = gone + 1
+        end
+    end
+    return gone
+end
+

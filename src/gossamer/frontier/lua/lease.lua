@@ -1,0 +1,107 @@
+function operations.add()
+    needs_memory()
+    admit(given.runs)
+    return { admitted, to_fold }
+end
+
+-- The sets of ready lanes that this worker may lease from; the one in which a lane has waited longest comes first.
+local function ready_sets()
+    local found = {}
+    for _, region in ipairs(given.regions) do
+        local name = prefix .. 'ready:' .. region
+        local first = call('ZRANGE', name, 0, 0, 'WITHSCORES')
+        if first[2] then found[#found + 1] = { name, tonumber(first[2]) } end
+    end
+    table.sort(found, function(a, b) return a[2] < b[2] end)
+    return found
+end
+-- When the first lane can be ready. What was passed over is not for this worker: it must not ask for it again and again.
+local function first_ready(ready, refused)
+    local refusals = 0
+    for _ in pairs(refused) do refusals = refusals + 1 end
+    local first = call('ZRANGE', ready, 0, refusals, 'WITHSCORES')
+    for index = 1, #first, 2 do
+        local at = tonumber(first[index + 1])
+        if not refused[first[index]] or at > now then return at end
+    end
+    return nil
+end
+local function lapse_all_ended()
+    for _, token in ipairs(call('HKEYS', prefix .. 'held')) do
+        local site, lane = held_lane(token)
+        if ready_at(site, lane) <= now then lapse(site, lane, now) end
+    end
+end
+local function first_end()
+    local first = nil
+    for _, token in ipairs(call('HKEYS', prefix .. 'held')) do
+        local site, lane = held_lane(token)
+        local at = ready_at(site, lane)
+        if not first or at < first then first = at end
+    end
+    return first
+end
+local function check_ready_sets()
+    local names = { prefix .. 'held' }
+    for _, region in ipairs(all_regions()) do names[#names + 1] = prefix .. 'ready:' .. region end
+    if call('EXISTS', unpack(names)) == 0 and not is_over() then
+        damaged(names[#names], 'is gone: ' .. whole(total('queued') + total('delayed')) .. ' requests wait')
+    end
+end
+
+function operations.lease()
+    if job.state ~= 'running' or is_over() then return { {}, false, state(), total('news'), {}, total('lapsed') } end
+    needs_memory()
+    if given.seconds > number('longest') then call('HSET', job_key, 'longest', given.seconds) end
+    if room() <= 0 then lapse_all_ended() end
+    local leases, left, busy = {}, room(), given.calm or has_suspect(given.worker)
+    local passed, refused, sets = {}, {}, ready_sets()
+    for _, ready in ipairs(sets) do
+        local fresh = 1
+        while #leases < given.limit and left > 0 and fresh > 0 do
+            fresh = 0
+            for _, found in ipairs(call('ZRANGEBYSCORE', ready[1], '-inf', text(now), 'LIMIT', 0, given.limit + 16)) do
+                if not passed[found] then
+                    passed[found] = true
+                    fresh = fresh + 1
+                    local lane, site = lane_and_site(found)
+                    local lease = lease_lane(site, lane, math.min(given.batch, left), not busy)
+                    if lease then
+                        leases[#leases + 1] = lease
+                        left = left - #lease[4]
+                        busy = busy or lease[9] == 1
+                    else
+                        refused[found] = true
+                    end
+                    if #leases >= given.limit or left <= 0 then break end
+                end
+            end
+            enter_ready()
+            woken = {}
+        end
+    end
+    local first = nil
+    if left > 0 then
+        for _, ready in ipairs(sets) do
+            local at = first_ready(ready[1], refused)
+            if at and (not first or at < first) then first = at end
+        end
+    else
+        first = first_end()
+    end
+    if #leases == 0 then check_ready_sets() end
+    return { leases, first and text(math.max(0, first - now)) or false, state(), total('news'), to_unfold, total('lapsed') }
+end
+
+function operations.extend()
+    needs_no_memory()
+    local ours = {}
+    for _, token in ipairs(given.tokens) do
+        local site, lane = held_lane(token)
+        if site and num(site, 'e' .. lane) > now then
+            set(site, 'e' .. lane, text(now + given.seconds))
+            wake(site)
+            ours[#ours + 1] = token
+        end
+    end
+    return ours

@@ -1,0 +1,158 @@
+-- Leases -----------------------------------------------------------------------------------------------------------
+
+local function lane_and_site(found)
+    local space = string.find(found, ' ', 1, true)
+    return string.sub(found, 1, space - 1), must_be_there(load_site(string.sub(found, space + 1)))
+end
+local held = {}
+local function held_lane(token)
+    local found = held[token]
+    if found == nil then
+        local where = call('HGET', prefix .. 'held', token)
+        found = where and { lane_and_site(where) }
+        held[token] = found
+    end
+    if found then return found[2], found[1] end
+    return nil
+end
+local function batch_of(site, lane) return place('batch', site.name) .. ':' .. lane end
+
+local function free(site, lane, from)
+    local batch = batch_of(site, lane)
+    local left = call('HVALS', batch)
+    if #left > 0 then
+        call('DEL', batch)
+        set(site, 'leased', num(site, 'leased') - #left)
+        count('leased', -#left)
+        -- Each goes to the head, so the last goes first.
+        table.sort(left, function(a, b) return a > b end)
+        for _, kept in ipairs(left) do put_back(site, string.sub(kept, 5)) end
+    end
+    local token = site['t' .. lane]
+    call('HDEL', prefix .. 'held', token)
+    held[token] = false
+    set(site, 't' .. lane, '0')
+    set(site, 'x' .. lane, 0)
+    if site.rules or job.robots ~= '1' then open_lanes(site) end
+    set(site, 'n' .. lane, text(math.max(num(site, 'n' .. lane), from + lane_delay(site))))
+    if site.closed then close(site, site.closed) end
+    wake(site)
+    count('news', 1)
+end
+local function lapse(site, lane, from, blamed)
+    local batch = batch_of(site, lane)
+    if call('EXISTS', batch) == 0 then damaged(batch, 'is gone') end
+    for _, key in ipairs(blamed or call('HKEYS', batch)) do
+        if call('HEXISTS', batch, key) == 1 then
+            local lapses = call('HINCRBY', prefix .. 'lapses', key, 1)
+            if lapses == 1 then count('lapsed', 1) end
+            if lapses >= number('max_deliveries') then
+                call('HDEL', batch, key)
+                call('HDEL', prefix .. 'lapses', key)
+                count('lapsed', -1)
+                set(site, 'leased', num(site, 'leased') - 1)
+                count('leased', -1)
+                count('parked', 1)
+            end
+        end
+    end
+    free(site, lane, from - lane_delay(site))
+end
+-- Where there are more shards, each has a part of what the job may store.
+local function max_pages() return tonumber(given.max_pages or job.allowance or '') end
+local function room()
+    local limit = max_pages()
+    return limit and limit - total('stored') - total('leased') or 9007199254740992
+end
+local function is_over()
+    if total('leased') > 0 then return false end
+    local limit = max_pages()
+    if limit and total('stored') >= limit then return true end
+    if total('queued') + total('delayed') > total('revisits') then return false end
+    if total('revisits') > 0 then
+        local first = call('ZRANGE', prefix .. 'dues', 0, 0, 'WITHSCORES')
+        return not first[2] or tonumber(first[2]) > now
+    end
+    return true
+end
+local function state()
+    if job.state == 'running' and is_over() then return 'finished' end
+    return job.state
+end
+
+-- A store that was started again may have lost its last second, and in it a lease: its holder goes on with that site
+-- until the lease would have ended. So a lane waits for that, unless its clock is known to be of after the start.
+local function must_rest(site, lane)
+    local rest = number('rest_until') + lane_delay(site)
+    if rest <= now or site['r' .. lane] == job.restarts then return false end
+    set(site, 'r' .. lane, job.restarts)
+    set(site, 'n' .. lane, text(math.max(num(site, 'n' .. lane), rest)))
+    wake(site)
+    return true
+end
+-- No two shards give the same.
+local function next_token()
+    local token, shards = math.max(total('token') + 1, math.floor(now * 1000000)), number('shards')
+    if shards > 1 then token = token + (number('shard') - token) % shards end
+    job.token, counted.token = whole(token), nil
+    return job.token
+end
+local function lease_lane(site, lane, wanted, may_suspect)
+    if num(site, 't' .. lane) ~= 0 then lapse(site, lane, now) end
+    if room_on(site) <= 0 then
+        if num(site, 'leased') == 0 and not site.closed then
+            close(site, 'budget')
+            count('news', 1)
+        end
+        return nil
+    end
+    if must_rest(site, lane) then return nil end
+    local at = ready_at(site, lane)
+    if not at or at > SOON then
+        wake(site)
+        return nil
+    end
+    local delay = lane_delay(site)
+    local most = math.min(wanted, room_on(site))
+    if delay > 0 then most = math.min(most, math.max(1, math.floor(given.seconds / 2 / delay))) end
+    local taken, alone = take(site, most, may_suspect)
+    if #taken == 0 then
+        wake(site)
+        return nil
+    end
+    local token = next_token()
+    local entries, fields, size, inside = {}, {}, 0, {}
+    for _, entry in ipairs(taken) do
+        local key = key_of(entry)
+        if not inside[key] then
+            inside[key] = true
+            size = size + 1
+            entries[size] = entry
+            fields[2 * size - 1] = key
+            fields[2 * size] = string.format('%04x', size) .. entry
+        end
+    end
+    with_all('HSET', batch_of(site, lane), fields)
+    count('parked', #taken - size)
+    call('HSET', prefix .. 'held', token, member(site.name, lane))
+    set(site, 't' .. lane, token)
+    set(site, 'e' .. lane, text(now + given.seconds))
+    set(site, 'w' .. lane, given.worker)
+    set(site, 'x' .. lane, alone and 1 or 0)
+    set(site, 'leased', num(site, 'leased') + size)
+    count('leased', size)
+    wake(site)
+    return {
+        site.name, tonumber(lane), token, entries, text(delay), lanes_of(site),
+        call('HGETALL', place('robots', site.name)), call('HGETALL', place('memo', site.name)), alone and 1 or 0,
+    }
+end
+local function has_suspect(worker)
+    if number('lapsed') == 0 then return false end
+    for _, found in ipairs(call('HVALS', prefix .. 'held')) do
+        local lane, site = lane_and_site(found)
+        if tostring(site['x' .. lane]) == '1' and site['w' .. lane] == worker and ready_at(site, lane) > now then return true end
+    end
+    return false
+end
+

@@ -1,0 +1,89 @@
+-- The frontier of one shard of a job. Every call is one run of this script, and so atomic.
+--
+-- KEYS[1] is the shard's record; all other keys share its hash tag. KEYS[2] never exists: it makes a cluster refuse the
+-- call while the slot is on its way to another node, where half of the keys would be missing.
+-- ARGV: the operation, its arguments in msgpack, and in msgpack too a list with the links, two strings each: the key in
+-- decimal, and the entry. The files of this folder are one script, in the order that redis_link.py names.
+--
+--   job            hash    state, counters, the last token, the last time
+--   seen:N         sets    of the integers of known keys; linear hashing keeps each below 512, where Redis packs them
+--   site:S         hash    delay, hold, closed, lanes, and for lane i: t(oken) e(xpires) n(ext) w(orker) x(suspect)
+--                          l(ast token) r(estart after which its clock is known)
+--   robots:S       hash    origin -> rules        memo:S  hash  name -> value
+--   ranks:S        zset    the ranks of queue:S:R, lists of entries, and of blocks of them, in their order; none is empty
+--   front:S        list    entries that go first  suspects:S  list  entries that go alone
+--   later:S        zset    entry -> when it is due
+--   batch:S:I      hash    key -> place in the order (4 characters) and entry, of the lane's lease
+--   held           hash    token -> lane, site
+--   ready:REGION   zset    "lane site" -> when the lane is ready; a leased one when its lease has ended. Every lane of
+--                          a site on which something waits is there.
+--   regions        set     the regions that sites are in
+--   dues           zset    site -> when the first of later:S is due, for the sites that have any
+--   lapses         hash    key -> lost deliveries
+--   workers        hash    name -> the last pulse        beats  zset  name -> when it came
+--
+-- An entry is a key (8 bytes) and a msgpack array; what is in it is the client's but for the fields named here.
+local TRIES, STATE, AGAIN = 6, 8, 9
+local DEFAULTS = { '', 0, '', 0, 0, 0, '', '', '' }
+local FORMAT = '2'
+-- Twice as many in a bucket, which it may have before its turn to be split comes, stay well below the 512 of Redis.
+local SEEN_LOAD = 184
+local MANY = 1000
+
+local job_key = KEYS[1]
+local prefix = string.sub(job_key, 1, -4)
+local call = redis.call
+local operation, given = ARGV[1], cmsgpack.unpack(ARGV[2])
+local links = ARGV[3] and cmsgpack.unpack(ARGV[3]) or {}
+
+local FIELDS = {
+    'format', 'state', 'strategy', 'delay', 'robots', 'lanes', 'budget', 'max_deliveries', 'now', 'skew', 'clock',
+    'token', 'news', 'shard', 'shards', 'allowance', 'reserved', 'moving', 'moved', 'run',
+    'seen_level', 'seen_split', 'known', 'sites', 'queued', 'delayed', 'leased', 'stored', 'done', 'failed', 'skipped',
+    'parked', 'stale', 'revisits', 'lapsed', 'restarts', 'rest_until', 'longest', 'fold',
+}
+local job = {}
+for index, value in ipairs(call('HMGET', job_key, unpack(FIELDS))) do job[FIELDS[index]] = value or nil end
+if not job.format then return redis.error_reply('JOBMISSING there is no such job') end
+if job.format ~= FORMAT then return redis.error_reply('OTHERFORMAT ' .. job.format) end
+if job.moved then return redis.error_reply('SHARDMOVED ' .. job.moved) end
+if job.moving then return redis.error_reply('TRYAGAIN this shard is on its way to ' .. job.moving) end
+
+local counted = {}
+local function number(name) return tonumber(job[name] or '0') end
+local function count(name, by)
+    if by ~= 0 then counted[name] = (counted[name] or 0) + by end
+end
+local function total(name) return number(name) + (counted[name] or 0) end
+
+-- The store's clock, or that of a test. Within a job it never steps back: where it does, it goes on from where it was.
+local now, skew = tonumber(job.clock or ''), number('skew')
+if not now then
+    local time = call('TIME')
+    now = tonumber(time[1]) + tonumber(time[2]) / 1000000
+end
+skew = math.max(skew, number('now') - now)
+now = math.floor((now + skew) * 1000000 + 0.5) / 1000000
+local SOON = now + 0.00001
+-- Otherwise each call would begin with the same numbers.
+if job.strategy == 'random' then math.randomseed(now * 1000000 % 2147483647) end
+
+local function text(value) return string.format('%.6f', value) end
+local function whole(value) return string.format('%.0f', value + 0) end
+local function key_of(entry) return string.sub(entry, 1, 8) end
+local function place(name, site) return prefix .. name .. ':' .. site end
+local function member(site, lane) return lane .. ' ' .. site end
+local function damaged(key, what) error({ err = 'DAMAGED ' .. key .. ' ' .. what }) end
+local function with_all(command, key, values)
+    for first = 1, #values, MANY do call(command, key, unpack(values, first, math.min(first + MANY - 1, #values))) end
+end
+
+-- None of an entry that is not ours: it goes its way to a client, which has it parked.
+local function fields_of(entry)
+    local is_whole, fields = pcall(cmsgpack.unpack, string.sub(entry, 9))
+    if not is_whole or type(fields) ~= 'table' then return {} end
+    for index = #fields + 1, #DEFAULTS do fields[index] = DEFAULTS[index] end
+    return fields
+end
+local function with_fields(entry, fields) return key_of(entry) .. cmsgpack.pack(fields) end
+

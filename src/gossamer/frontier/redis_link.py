@@ -1,0 +1,235 @@
+"""Links to Redis servers: one runs the frontier's script, and hears the news of all the shards that it holds."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from hashlib import sha1
+from importlib import resources
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from gossamer.errors import ConfigError
+from gossamer.frontier.entries import as_texts
+from gossamer.frontier.redis_cluster import Cluster
+from gossamer.frontier.redis_job import (
+    Root,
+    check_server,
+    connect,
+    faults,
+    read_root,
+    root_key,
+)
+from gossamer.frontier.redis_refusals import PROBED, check_rights
+
+_PARTS = ("record", "sites", "queues", "leases", "seen", "folds", "lease", "complete", "look", "answer")
+_MOST_RANDOM_SECONDS = 0.02
+_MOST_MOVES = 8
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Link:
+    """One server, or one cluster. Whatever asks it may be asked again: the script makes each call atomic."""
+
+    def __init__(self, redis: Any) -> None:
+        self.redis = redis
+        """The server itself; of a cluster, `at` knows the node that has a key."""
+        self._cluster = redis if isinstance(redis, Cluster) else None
+        self._script = _script()
+        self._digest = sha1(self._script.encode(), usedforsecurity=False).hexdigest()
+        self._waiting: dict[str, list[tuple[int, asyncio.Future[None]]]] = {}
+        self._listening: asyncio.Task[None] | None = None
+        self._subscribed = asyncio.Event()
+
+    async def run(self, key: str, operation: str, given: Any, entries: Sequence[bytes] = ()) -> Any:
+        """One call of the script, for the shard with this record."""
+        arguments: list[Any] = [2, key, f"{key}:never", operation, _encode(given)]
+        if entries:
+            arguments.append(as_texts(entries))
+        if self._cluster is None:
+            return await self._evaluate(self.redis, arguments)
+        for _ in range(_MOST_MOVES):
+            try:
+                return await self._evaluate(await self._cluster.at(key), arguments)
+            except faults.MovedError as error:
+                self._cluster.moved(error)
+            except (faults.ConnectionError, faults.TimeoutError):
+                # Another may have taken its place; whoever asks next asks that one.
+                await self._cluster.refresh()
+                raise
+            except faults.AskError as error:
+                raise faults.TryAgainError(f"slot {error.slot_id} is on its way to another node") from error
+        raise faults.TryAgainError(f"{key} moves from node to node")
+
+    async def _evaluate(self, redis: Any, arguments: list[Any]) -> Any:
+        try:
+            return await redis.evalsha(self._digest, *arguments)
+        except faults.NoScriptError:
+            return await redis.eval(self._script, *arguments)
+
+    async def at(self, key: str) -> Any:
+        """The server, or the node of the cluster, that has this key."""
+        return self.redis if self._cluster is None else await self._cluster.at(key)
+
+    async def news_after(self, key: str, seen: int) -> None:
+        """Return once something has happened to the shard with this record since `seen`."""
+        heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = self._waiting.setdefault(key, [])
+        waiting.append((seen, heard))
+        if self._listening is None:
+            self._subscribed.clear()
+            self._listening = asyncio.create_task(self._listen())
+        try:
+            subscribed = asyncio.ensure_future(self._subscribed.wait())
+            await asyncio.wait((subscribed, heard), return_when=asyncio.FIRST_COMPLETED)
+            subscribed.cancel()
+            # What happened before the subscription has to be asked for.
+            if not heard.done() and int(await (await self.at(key)).hget(key, "news") or 0) > seen:
+                return
+            await heard
+        finally:
+            waiting.remove((seen, heard))
+        # One page's links wake many workers: not all of them at the same moment.
+        await asyncio.sleep(random.uniform(0, _MOST_RANDOM_SECONDS))
+
+    async def _listen(self) -> None:
+        listener: Any = None
+        try:
+            # A cluster spreads news over all its nodes: any of them will do.
+            server = self.redis if self._cluster is None else await self._cluster.any()
+            listener = server.pubsub(ignore_subscribe_messages=True)
+            await listener.psubscribe("gossamer:{*}:news")
+            while not listener.subscribed:
+                await listener.get_message(timeout=1.0)
+            self._subscribed.set()
+            while True:
+                message = await listener.get_message(timeout=60.0)
+                if message is not None:
+                    self._heard(message["channel"].decode(), int(message["data"]))
+        except faults.RedisError as error:
+            self._fail(error)
+        finally:
+            self._listening = None
+            with suppress(faults.RedisError):
+                if listener is not None:
+                    await listener.aclose()
+
+    def _heard(self, channel: str, news: int) -> None:
+        key = channel.removesuffix("news") + "job"
+        for seen, heard in self._waiting.get(key, ()):
+            if news > seen and not heard.done():
+                heard.set_result(None)
+
+    def _fail(self, error: faults.RedisError) -> None:
+        for waiting in self._waiting.values():
+            for _, heard in waiting:
+                if not heard.done():
+                    heard.set_exception(type(error)(str(error)))
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.wait((self._listening,))
+        await self.redis.aclose()
+
+
+class Links:
+    """The servers of a job, by their names; those that are heard of later are reached with the same credentials."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self._urls = {server_name(url): url for url in urls}
+        self._open: dict[str, Link] = {}
+        self.is_cluster = False
+
+    @property
+    def names(self) -> list[str]:
+        """The servers that were given, in an order that all clients share."""
+        return sorted(self._urls)
+
+    async def link(self, name: str) -> Link:
+        """The link to the server of this name, open and checked; without a name, to the one that was given."""
+        if self.is_cluster:
+            name = next(iter(self._open))
+        # A job on one server is where it was found: machines may know that server by different names.
+        name = name or self.names[0]
+        if name not in self._open:
+            url = self._urls.get(name) or _as_given(next(iter(self._urls.values())), name)
+            redis: Any = connect(url)
+            try:
+                if await check_server(redis) == "cluster":
+                    await redis.aclose()
+                    redis = Cluster(url, [_place(given) for given in self._urls.values()])
+                    self.is_cluster = True
+                await check_rights(await redis.at(PROBED) if self.is_cluster else redis)
+            except BaseException:
+                await redis.aclose()
+                raise
+            self._open[name] = Link(redis)
+        return self._open[name]
+
+    async def aclose(self) -> None:
+        """Close them all."""
+        for link in self._open.values():
+            await link.aclose()
+
+
+async def find_root(links: Links, job: str) -> Root:
+    """The record of a job, on the first of the servers that has it: one may be down, or have joined just now."""
+    error: faults.RedisError | None = None
+    for name in links.names:
+        try:
+            link = await links.link(name)
+            record = await (await link.at(root_key(job))).hgetall(root_key(job))
+        except (faults.ConnectionError, faults.TimeoutError) as fault:
+            error = fault
+            continue
+        if record:
+            return read_root(record, job)
+    if error is not None:
+        raise error
+    return read_root({}, job)
+
+
+def addresses(text: str) -> list[str]:
+    """The addresses of a frontier on several servers: they are separated by commas."""
+    return re.split(r",(?=[a-z+]+://)", text)
+
+
+def server_name(url: str) -> str:
+    """A server's name: its address without credentials and options."""
+    parts = urlsplit(url)
+    try:
+        if parts.scheme == "unix":
+            return f"unix:{parts.path}"
+        place = parts.netloc.rpartition("@")[2]
+        if parts.scheme.endswith("+sentinel"):
+            return f"{place}{parts.path}"
+        return f"{parts.hostname}:{parts.port or 6379}/{parts.path.strip('/') or 0}"
+    except ValueError:
+        raise ConfigError("the frontier's address has no valid port", hint="write redis://host:6379/0") from None
+
+
+def _as_given(url: str, name: str) -> str:
+    """The address of a server by its name, with the scheme, credentials and options of another's."""
+    parts = urlsplit(url)
+    if name.startswith("unix:") or parts.scheme == "unix":
+        raise ConfigError(f"a shard is on {name}, which was not named", hint="give the addresses of all servers")
+    place, _, database = name.partition("/")
+    credentials, at, _ = parts.netloc.rpartition("@")
+    return parts._replace(netloc=f"{credentials}{at}{place}", path=f"/{database}").geturl()
+
+
+def _place(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    return parts.hostname or "localhost", parts.port or 6379
+
+
+def _script() -> str:
+    folder = resources.files("gossamer.frontier").joinpath("lua")
+    return "".join(folder.joinpath(f"{part}.lua").read_text("utf-8") for part in _PARTS)

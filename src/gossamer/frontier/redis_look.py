@@ -1,0 +1,119 @@
+"""Looking into a shard in Redis without changing it: its sites, and all that is known of one URL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from gossamer import urls
+from gossamer.frontier.entries import unpack
+from gossamer.frontier.redis_fold import unfold
+from gossamer.frontier.redis_job import faults, translate
+from gossamer.settings import Settings
+
+_LOOKED_AT = 500
+"""Sites that are looked at, of those whose turn comes next: Redis keeps no order by length."""
+_STEP = 1000
+_SLOT = b"\xfe"
+"""With this begins the name of a list of revisits among single ones."""
+
+
+async def sites(redis: Any, key: str, limit: int) -> list[Mapping[str, Any]]:
+    """The longest queues among the sites whose turn comes next."""
+    prefix = key.removesuffix("job")
+    try:
+        now = (await redis.time())[0]
+        names: dict[str, None] = {}
+        regions = {b"", *(await redis.smembers(f"{prefix}regions"))}
+        for region in sorted(regions):
+            for member in await redis.zrange(f"{prefix}ready:{region.decode()}", 0, _LOOKED_AT - 1):
+                names[member.decode().partition(" ")[2]] = None
+        found: list[Mapping[str, Any]] = [await _site(redis, prefix, name, now) for name in list(names)[:_LOOKED_AT]]
+    except faults.RedisError as error:
+        raise translate(error, "") from error
+    return sorted(found, key=lambda site: -site["queued"])[:limit]
+
+
+async def _site(redis: Any, prefix: str, name: str, now: float) -> dict[str, Any]:
+    pipeline = redis.pipeline(transaction=False)
+    pipeline.hgetall(f"{prefix}site:{name}")
+    pipeline.hget(f"{prefix}job", "delay")
+    pipeline.zrange(f"{prefix}ranks:{name}", 0, -1)
+    pipeline.llen(f"{prefix}front:{name}")
+    pipeline.llen(f"{prefix}suspects:{name}")
+    raw, default, ranks, front, suspects = await pipeline.execute()
+    record = {field.decode(): value.decode() for field, value in raw.items()}
+    queued = front + suspects + int(record.get("folded", 0))
+    for rank in ranks:
+        queued += await redis.llen(f"{prefix}queue:{name}:{rank.decode()}")
+    hold = float(record.get("hold", 0)) - now
+    return {
+        "site": name,
+        "queued": queued,
+        "leased": int(record.get("leased", 0)),
+        "delay": max(float(record.get("own", default or 0)), float(record.get("asked", 0))),
+        "hold": max(hold, 0.0),
+        "closed": record.get("closed", ""),
+        "region": record.get("region", ""),
+        "workers": [record[f"w{lane}"] for lane in range(64) if record.get(f"t{lane}", "0") != "0"],
+    }
+
+
+async def lookup(redis: Any, key: str, url: str, secret: bytes, settings: Settings) -> Mapping[str, Any] | None:
+    """Where a URL waits, or that it is done; None if it was never seen."""
+    prefix = key.removesuffix("job")
+    site = urls.site(url, by=settings.site_by)
+    number = urls.fingerprint(secret, url)
+    try:
+        level, split = await redis.hmget(key, "seen_level", "seen_split")
+        size, digits = 1 << int(level or 0), number % 1_000_000_000
+        bucket = digits % size
+        if bucket < int(split or 0):
+            bucket = digits % (2 * size)
+        if not await redis.sismember(f"{prefix}seen:{bucket}", number):
+            return None
+        about = await redis.hgetall(f"{prefix}site:{site}")
+        record = {field.decode(): value.decode() for field, value in about.items()}
+        found: dict[str, Any] = {"url": url, "key": number, "site": site, "region": record.get("region", "")}
+        return found | await _whereabouts(redis, prefix, site, number.to_bytes(8, "big"), record, secret)
+    except faults.RedisError as error:
+        raise translate(error, "") from error
+
+
+async def _whereabouts(
+    redis: Any, prefix: str, site: str, key: bytes, record: Mapping[str, str], secret: bytes
+) -> dict[str, Any]:
+    for lane in range(max(1, int(record.get("lanes", 1)))):
+        entry = await redis.hget(f"{prefix}batch:{site}:{lane}", key)
+        if entry is not None:
+            return {"state": "leased", "worker": record.get(f"w{lane}", ""), **_request(entry[4:], site)}
+    queued: dict[str, Any] = {"state": "queued"}
+    lists = {f"{prefix}front:{site}": queued, f"{prefix}suspects:{site}": queued}
+    async for entry, due in redis.zscan_iter(f"{prefix}later:{site}"):
+        if entry.startswith(key):
+            return {"state": "delayed", "due": due, **_request(entry, site)}
+        if entry.startswith(_SLOT):
+            lists[f"{prefix}queue:{site}:{entry[1:].decode('utf-8', 'replace')}"] = {"state": "delayed", "due": due}
+    for rank in await redis.zrange(f"{prefix}ranks:{site}", 0, -1):
+        lists[f"{prefix}queue:{site}:{rank.decode()}"] = queued
+    for name, state in lists.items():
+        for first in range(0, await redis.llen(name), _STEP):
+            for element in await redis.lrange(name, first, first + _STEP - 1):
+                for entry in _entries(element, site, secret):
+                    if entry.startswith(key):
+                        return {**state, **_request(entry, site)}
+    return {"state": "done"}
+
+
+def _entries(element: bytes, site: str, secret: bytes) -> list[bytes]:
+    try:
+        return unfold(element, site, secret)
+    except ValueError:
+        # Whoever takes it from the queue says so, and parks it.
+        return []
+
+
+def _request(entry: bytes, site: str) -> dict[str, Any]:
+    return {"request": msgspec.to_builtins(unpack(entry, site))}

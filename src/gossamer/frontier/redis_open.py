@@ -1,0 +1,91 @@
+"""Opening a job in Redis: on one server, on several by rendezvous hashing, or in a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+
+from gossamer.errors import ConfigError, JobMissing
+from gossamer.frontier.base import Fleet
+from gossamer.frontier.placement import server_of
+from gossamer.frontier.redis import RedisFrontier
+from gossamer.frontier.redis_job import Root, faults, job_key, root_key, translate, write_root, write_shard
+from gossamer.frontier.redis_link import Links, addresses, find_root
+from gossamer.frontier.regions import Part, parse_part
+from gossamer.frontier.sharded import Sharded, divide
+from gossamer.settings import Settings
+
+
+async def open_redis(
+    url: str, job: str, settings: Settings | None = None, *, worker: str = "", region: str = "", shards: str = ""
+) -> Fleet:
+    """Join a job in Redis; with settings, make it if it is not there. Several addresses are separated by commas."""
+    part = parse_part(shards) if shards else None
+    links = Links(addresses(url))
+    try:
+        root = await find_root(links, job) if settings is None else await _make(links, job, settings, part)
+        count = len(root.placement)
+        if part is not None and part.of != count:
+            raise ConfigError(
+                f"job {job!r} has {count} shards, not {part.of}",
+                hint=f"write --shards 0-{count - 1}/{count}, or a part of that",
+            )
+        own = [
+            RedisFrontier(
+                links,
+                server,
+                job,
+                settings or root.settings,
+                secret=root.secret,
+                worker=worker,
+                region=region,
+                shard=shard,
+                alone=count == 1,
+            )
+            for shard, server in enumerate(root.placement)
+        ]
+        if settings is not None and count > 1:
+            await divide(own, settings.max_pages)
+        return own[0] if count == 1 else Sharded(own, part=part.shards if part else range(count), close=links.aclose)
+    except faults.RedisError as error:
+        await links.aclose()
+        raise translate(error, job) from error
+    except BaseException:
+        await links.aclose()
+        raise
+
+
+async def _make(links: Links, job: str, settings: Settings, part: Part | None) -> Root:
+    """The job's record on every server, then its shards. All who make it at once ask the same one first."""
+    first = await links.link(links.names[0])
+    servers = [""] if links.is_cluster or len(links.names) == 1 else links.names
+    count = part.of if part is not None else len(links.names)
+    placement = [server_of(shard, servers) for shard in range(count)]
+    root = await write_root(await first.at(root_key(job)), job, settings, placement, secrets.token_bytes(16))
+    for server in {*servers, *root.placement}:
+        link = await links.link(server)
+        await write_root(await link.at(root_key(job)), job, settings, root.placement, root.secret)
+    count = len(root.placement)
+    await asyncio.gather(*(_make_shard(links, root, job, shard, settings) for shard in range(count)))
+    if not root.is_made:
+        for server in {*servers, *root.placement}:
+            link = await links.link(server)
+            await (await link.at(root_key(job))).hset(root_key(job), "made", 1)
+    return root
+
+
+async def _make_shard(links: Links, root: Root, job: str, shard: int, settings: Settings) -> None:
+    server = root.placement[shard]
+    for _ in range(8):
+        link = await links.link(server)
+        redis = await link.at(job_key(job, shard))
+        moved, format_ = await redis.hmget(job_key(job, shard), "moved", "format")
+        if moved is None:
+            break
+        server = moved.decode()
+    if root.is_made and format_ is None:
+        raise JobMissing(
+            f"shard {shard} of job {job!r} is not on {server} any more",
+            hint="was this Redis emptied, or restarted without its data? Begin anew under another name",
+        )
+    await write_shard(redis, job, shard, len(root.placement), settings)

@@ -1,0 +1,104 @@
+"""What crosses the wire to the script: links and outcomes on the way there, leases on the way back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from gossamer.frontier.entries import as_text, unpack
+from gossamer.frontier.regions import region_of
+from gossamer.model import Lease, Outcome, SiteNote
+from gossamer.settings import Settings
+
+MOST_LINKS = 10_000
+log = logging.getLogger("gossamer.frontier")
+
+
+class Load:
+    """The links of one call, as they travel, and the sites that are spoken of."""
+
+    def __init__(self, unknown: set[int] | None) -> None:
+        self.unknown = unknown
+        self.names: dict[str, int] = {}
+        self.entries: list[bytes] = []
+
+    def number(self, site: str) -> int:
+        """The number that stands for a site in this call."""
+        return self.names.setdefault(site, len(self.names) + 1)
+
+
+def parts(outcomes: Sequence[Outcome]) -> Iterator[Sequence[Outcome]]:
+    """Outcomes in parts that Redis need not work on for long; at least one."""
+    first = links = 0
+    for index, outcome in enumerate(outcomes):
+        links += len(outcome.links)
+        if links > MOST_LINKS:
+            yield outcomes[first : index + 1]
+            first, links = index + 1, 0
+    if first < len(outcomes) or not outcomes:
+        yield outcomes[first:]
+
+
+def first_values(settings: Settings, site: str) -> dict[str, Any]:
+    """What a site begins with that not all sites do: what the settings say of it alone, and its region."""
+    found: dict[str, Any] = {}
+    if site in settings.sites:
+        own = settings.for_site(site)
+        found = {"delay": own.delay, "lanes": own.lanes, "budget": own.budget}
+    if settings.regions:
+        found["region"] = region_of(settings.regions, site) or None
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def read_lease(found: list[Any], seconds: float) -> tuple[Lease, list[msgspec.Raw]]:
+    """A lease, and the keys of those of its entries that nobody can read."""
+    site, lane, token, entries, delay, lanes, robots, memo, suspect = found
+    name = text(site)
+    requests, unreadable = [], []
+    for entry in entries:
+        try:
+            requests.append(unpack(entry, name))
+        except ValueError as error:
+            log.error("a request of %s cannot be read and is parked: %s: %.200r", name, error, entry)
+            unreadable.append(as_text(entry[:8]))
+    lease = Lease(
+        site=name,
+        lane=int(lane),
+        token=int(token),
+        requests=tuple(requests),
+        ttl=seconds,
+        delay=float(delay),
+        lanes=int(lanes),
+        robots={text(robots[i]): data(robots[i + 1]) for i in range(0, len(robots), 2)},
+        memo={text(memo[i]): msgspec.json.decode(memo[i + 1]) for i in range(0, len(memo), 2)},
+        suspect=bool(suspect),
+    )
+    return lease, unreadable
+
+
+def packed_note(note: SiteNote) -> list[Any]:
+    """A note, as a list."""
+    robots = [part for origin, rules in (note.robots or {}).items() for part in (origin, as_text(rules))]
+    memo = [part for name, value in (note.memo or {}).items() for part in (name, as_text(msgspec.json.encode(value)))]
+    packed = [
+        str(note.token),
+        "" if note.hold is None else str(note.hold),
+        "" if note.delay is None else str(note.delay),
+        robots,
+        memo,
+        note.close or "",
+    ]
+    return packed if note.region is None else [*packed, note.region]
+
+
+def text(value: Any) -> Any:
+    """A string of an answer."""
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def data(value: Any) -> bytes:
+    """Bytes of an answer."""
+    return value.encode("utf-8", "surrogateescape") if isinstance(value, str) else bytes(value)

@@ -1,0 +1,335 @@
+"""A frontier of several shards: each site belongs to one, and each shard keeps the promises for its own sites."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from gossamer import urls
+from gossamer.errors import Unavailable
+from gossamer.frontier.base import Fleet
+from gossamer.frontier.placement import shard_of
+from gossamer.model import Counts, Grant, JobState, Lease, Outcome, Pulse, Receipt, Request, ShardView, SiteNote
+
+_LOOK_AGAIN_SECONDS = 2.0
+_MOST_RESERVED = 1024
+
+
+class Shard(Fleet, Protocol):
+    """One shard of a fleet's frontier, with its part of what the whole job may store."""
+
+    async def limit(self, pages: int | None, *, reserved: int | None = None) -> int: ...
+
+    async def reserve(self, pages: int, *, limit: int) -> tuple[int, int]: ...
+
+    async def allow(self, pages: int) -> tuple[int, int]: ...
+
+    calm: bool
+    """Whether to lease no suspects."""
+    lapsed: int
+    """Requests that were lost with a worker, when last a lease was asked for."""
+
+
+async def divide(shards: Sequence[Shard], max_pages: int | None) -> None:
+    """Begin, or end, to share out what a job may store among its shards; the first keeps what is left of it."""
+    used = sum(await asyncio.gather(*(shard.limit(max_pages) for shard in shards)))
+    if max_pages is not None:
+        await shards[0].limit(max_pages, reserved=used)
+
+
+class Sharded:
+    """All shards of a job, of which this worker leases from a `part`.
+
+    Links go to their shards before the outcome does that brought them: a crash in between repeats a page, and loses
+    none. The job is finished when two looks at all shards find them idle, and nothing has changed in between: a page
+    that was on its way from one shard to another has changed the second."""
+
+    quiet_seconds = 1.0
+    """A shard that had nothing is not asked again for this long, unless there is news of it."""
+
+    def __init__(self, shards: Sequence[Shard], *, part: Iterable[int], close: Callable[[], Awaitable[None]]) -> None:
+        self._shards = shards
+        self._part = list(part)
+        # Each worker begins elsewhere, so that they do not meet.
+        random.shuffle(self._part)
+        self._close = close
+        self._quiet: dict[int, tuple[float, Grant]] = {}
+        self._sources: dict[tuple[str, int], dict[int, str]] = {}
+        """Site and token -> key -> URL of what is leased here: links for other shards name it."""
+        self._gave_back = False
+        self._suspects: dict[tuple[str, int], float] = {}
+        self.secret = shards[0].secret
+        self.settings = shards[0].settings
+
+    @property
+    def also(self) -> frozenset[str]:
+        """Regions beside its own that this worker leases from."""
+        return self._shards[0].also
+
+    @also.setter
+    def also(self, regions: frozenset[str]) -> None:
+        for shard in self._shards:
+            shard.also = regions
+
+    def _of(self, site: str) -> int:
+        return shard_of(site, len(self._shards))
+
+    async def add(self, requests: Sequence[Request]) -> int:
+        by_shard: dict[int, list[Request]] = {}
+        for request in requests:
+            by_shard.setdefault(self._of(request.site), []).append(request)
+        return sum(await _all(self._shards[shard].add(some) for shard, some in by_shard.items()))
+
+    async def lease(self, limit: int, *, batch: int, seconds: float) -> Grant:
+        now = time.monotonic()
+        asked = [shard for shard in self._part if shard not in self._quiet or self._quiet[shard][0] <= now]
+        grants: dict[int, Grant] = {}
+        found: list[Lease] = []
+        error: Unavailable | None = None
+        # A few first; if they have too little, all the others. Who gave all that was asked of it may have more.
+        width = max(1, len(asked) // 4) if limit > 0 else len(asked)
+        while asked and (len(found) < limit or not grants):
+            shares = _shares(limit - len(found), asked[:width])
+            asked, width = asked[len(shares) :], len(self._part)
+            answers = await asyncio.gather(
+                *(self._ask(shard, share, batch=batch, seconds=seconds) for shard, share in shares.items()),
+                return_exceptions=True,
+            )
+            for (shard, share), answer in zip(shares.items(), answers):
+                if isinstance(answer, Unavailable):
+                    error = answer
+                elif isinstance(answer, BaseException):
+                    raise answer
+                else:
+                    grants[shard] = answer
+                    found += answer.leases
+                    if len(answer.leases) >= share > 0:
+                        asked.append(shard)
+        if not found and self._gave_back:
+            # One that was asked before may take it.
+            self._gave_back = False
+            return await self.lease(limit, batch=batch, seconds=seconds)
+        if not found and limit > 0:
+            found = await self._one_suspect(grants, batch=batch, seconds=seconds)
+        leases = tuple(found)
+        if error is not None and not leases:
+            raise error
+        for shard, grant in grants.items():
+            if grant.leases:
+                self._quiet.pop(shard, None)
+            else:
+                self._quiet[shard] = now + min(self.quiet_seconds, grant.wait or self.quiet_seconds), grant
+        for lease in leases:
+            self._sources[lease.site, lease.token] = {request.key: request.url for request in lease.requests}
+            if lease.suspect:
+                self._suspects[lease.site, lease.token] = now + seconds
+        return await self._grant(leases, grants)
+
+    async def _one_suspect(self, grants: dict[int, Grant], *, batch: int, seconds: float) -> list[Lease]:
+        """A suspect, if this worker has none: shards do not know of each other's, so they are asked in turn."""
+        now = time.monotonic()
+        self._suspects = {lease: ends for lease, ends in self._suspects.items() if ends > now}
+        # The shard of the one that we have knows whether we still have it.
+        ours = {self._of(site) for site, _ in self._suspects}
+        for shard in grants:
+            if not self._shards[shard].lapsed or (ours and shard not in ours):
+                continue
+            grant = await self._ask(shard, 1, batch=batch, seconds=seconds, calm=False)
+            if grant.leases:
+                grants[shard] = grant
+                return list(grant.leases)
+        return []
+
+    def _forget(self, site: str, token: int) -> None:
+        self._sources.pop((site, token), None)
+        self._suspects.pop((site, token), None)
+
+    async def _grant(self, leases: tuple[Lease, ...], grants: Mapping[int, Grant]) -> Grant:
+        known = {**{shard: grant for shard, (_, grant) in self._quiet.items()}, **grants}
+        state = _state([grant.job for grant in known.values()])
+        if state == "finished" and (len(known) < len(self._part) or not await self._is_finished()):
+            state = "running"
+        waits = [grant.wait for grant in known.values() if grant.wait is not None]
+        # That other shards are done is no news of these.
+        wait = min([*waits, _LOOK_AGAIN_SECONDS] if not waits or len(self._part) < len(self._shards) else waits)
+        # The parts rotate, so that no shard comes first for ever.
+        self._part.append(self._part.pop(0))
+        return Grant(leases=leases, wait=wait, job=state, news=sum(grant.news for grant in known.values()))
+
+    async def _ask(self, number: int, limit: int, *, batch: int, seconds: float, calm: bool = True) -> Grant:
+        shard, total = self._shards[number], self.settings.max_pages
+        shard.calm = calm
+        grant = await shard.lease(limit, batch=batch, seconds=seconds)
+        if total is None or grant.leases or grant.job not in ("running", "finished"):
+            return grant
+        ledger, counts = self._shards[0], await shard.counts()
+        _, room = await shard.allow(0)
+        if not counts.queued and not counts.leased and room > 0:
+            # It needs no room: others may.
+            returned, _ = await shard.allow(-room)
+            await ledger.reserve(returned, limit=total)
+            self._gave_back = True
+        if counts.queued and room <= 0:
+            taken, _ = await ledger.reserve(min(limit * batch, _MOST_RESERVED), limit=total)
+            if taken > 0:
+                await shard.allow(taken)
+                return await shard.lease(limit, batch=batch, seconds=seconds)
+        return grant
+
+    async def _is_finished(self) -> bool:
+        first = await self._look()
+        if not all(counts.finished for counts in first):
+            return False
+        if self.settings.max_pages is not None and any(counts.queued for counts in first):
+            _, left = await self._shards[0].reserve(0, limit=self.settings.max_pages)
+            if left > 0:
+                return False
+        second = await self._look()
+        return all(counts.finished for counts in second) and [c.changes for c in first] == [c.changes for c in second]
+
+    async def _look(self) -> list[Counts]:
+        return await _all(shard.counts() for shard in self._shards)
+
+    async def extend(self, leases: Sequence[Lease], *, seconds: float) -> list[Lease]:
+        groups = self._by_shard(leases)
+        found = await _all(self._shards[shard].extend(some, seconds=seconds) for shard, some in groups.items())
+        ours = [lease for some in found for lease in some]
+        kept = {(lease.site, lease.token) for lease in ours}
+        for lease in leases:
+            if (lease.site, lease.token) not in kept:
+                self._forget(lease.site, lease.token)
+        return ours
+
+    def _by_shard(self, leases: Iterable[Lease]) -> dict[int, list[Lease]]:
+        groups: dict[int, list[Lease]] = {}
+        for lease in leases:
+            groups.setdefault(self._of(lease.site), []).append(lease)
+        return groups
+
+    async def complete(
+        self, outcomes: Sequence[Outcome], *, notes: Sequence[SiteNote] = (), marks: Mapping[str, int] | None = None
+    ) -> Receipt:
+        own: dict[int, tuple[list[Outcome], list[SiteNote]]] = {}
+        foreign: list[Request] = []
+        for outcome in outcomes:
+            shard = self._of(outcome.site)
+            links = tuple(link for link in outcome.links if self._of(link.site) == shard)
+            if len(links) < len(outcome.links):
+                foreign += self._with_source(outcome, shard)
+                outcome = msgspec.structs.replace(outcome, links=links)
+            own.setdefault(shard, ([], []))[0].append(outcome)
+        for note in notes:
+            own.setdefault(self._of(note.site), ([], []))[1].append(note)
+        if foreign:
+            await self.add(foreign)
+        receipts = await _all(self._shards[shard].complete(some, notes=about) for shard, (some, about) in own.items())
+        for outcome in outcomes:
+            pages = self._sources.get((outcome.site, outcome.token), {})
+            pages.pop(outcome.key, None)
+            if not pages:
+                self._forget(outcome.site, outcome.token)
+        return Receipt(
+            accepted=sum(receipt.accepted for receipt in receipts),
+            stale=sum(receipt.stale for receipt in receipts),
+            repeated=sum(receipt.repeated for receipt in receipts),
+        )
+
+    def _with_source(self, outcome: Outcome, shard: int) -> list[Request]:
+        """The links that belong to other shards, with the page that they are on."""
+        page = self._sources.get((outcome.site, outcome.token), {}).get(outcome.key, "")
+        return [
+            link if link.referrer or not page else msgspec.structs.replace(link, referrer=page)
+            for link in outcome.links
+            if self._of(link.site) != shard
+        ]
+
+    async def release(self, leases: Sequence[Lease]) -> None:
+        for lease in leases:
+            self._forget(lease.site, lease.token)
+        await _all(self._shards[shard].release(some) for shard, some in self._by_shard(leases).items())
+
+    async def idle(self, grant: Grant) -> None:
+        waiting = {
+            asyncio.create_task(self._shards[shard].idle(msgspec.structs.replace(last, wait=grant.wait))): shard
+            for shard, (_, last) in self._quiet.items()
+        }
+        if not waiting:
+            await asyncio.sleep(min(grant.wait or _LOOK_AGAIN_SECONDS, _LOOK_AGAIN_SECONDS))
+            return
+        try:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                self._quiet.pop(waiting[task], None)
+                task.result()
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.wait(waiting)
+
+    async def counts(self) -> Counts:
+        first = await self._look()
+        finished = all(counts.finished for counts in first) and await self._is_finished()
+        states = [counts.job if counts.job != "finished" else "running" for counts in first]
+        sums = {
+            field: sum(getattr(counts, field) for counts in first)
+            for field in Counts.__struct_fields__
+            if field not in ("job", "finished", "freshness")
+        }
+        state = _state(states)
+        return Counts(**sums, job="finished" if finished and state == "running" else state, finished=finished)
+
+    async def steer(self, job: JobState) -> None:
+        await _all(shard.steer(job) for shard in self._shards)
+
+    async def abandon(self, worker: str, *, blamed: Sequence[int] = ()) -> int:
+        return sum(await _all(shard.abandon(worker, blamed=blamed) for shard in self._shards))
+
+    async def beat(self, pulse: Pulse) -> None:
+        await self._shards[0].beat(pulse)
+
+    async def workers(self) -> list[Pulse]:
+        return await self._shards[0].workers()
+
+    async def shards(self) -> list[ShardView]:
+        return [view for views in await _all(shard.shards() for shard in self._shards) for view in views]
+
+    async def sites(self, limit: int = 100) -> list[Mapping[str, Any]]:
+        found = [site for some in await _all(shard.sites(limit) for shard in self._shards) for site in some]
+        return sorted(found, key=lambda site: -site["queued"])[:limit]
+
+    async def lookup(self, url: str) -> Mapping[str, Any] | None:
+        site = urls.site(url, by=self.settings.site_by)
+        return await self._shards[self._of(site)].lookup(url)
+
+    async def aclose(self) -> None:
+        await self._close()
+
+
+def _shares(limit: int, shards: Sequence[int]) -> dict[int, int]:
+    """The limit, shared out evenly; shards that would get nothing are left out."""
+    if limit <= 0:
+        return dict.fromkeys(shards, 0)
+    some = shards[:limit]
+    return {shard: limit // len(some) + (place < limit % len(some)) for place, shard in enumerate(some)}
+
+
+async def _all(calls: Iterable[Awaitable[Any]]) -> list[Any]:
+    """The answers of all calls. Where some fail, the others are waited for: what they did is done."""
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    for answer in found:
+        if isinstance(answer, BaseException):
+            raise answer
+    return found
+
+
+def _state(states: Sequence[JobState]) -> JobState:
+    """The state of the job: shards differ only while somebody is steering them."""
+    for state in ("missing", "stopping", "paused", "running"):
+        if state in states:
+            return state
+    return "finished"

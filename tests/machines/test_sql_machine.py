@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import ClassVar
+
+import pytest
+from hypothesis import settings
+
+from gossamer.settings import Settings
+from gossamer.testing import sqlservers
+from gossamer.testing.frontier import Harness
+from gossamer.testing.machine import FrontierMachine
+from gossamer.testing.sqlservers import MariaServer, PostgresServer
+
+
+class PostgresMachine(FrontierMachine):
+    url: ClassVar[str]
+
+    def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
+        return sqlservers.sql(settings, self.url)
+
+
+class MariaMachine(PostgresMachine):
+    url: ClassVar[str]
+
+
+class TestPostgreSQL(PostgresMachine.TestCase):
+    settings = settings(max_examples=12, stateful_step_count=40, deadline=None)
+
+    @pytest.fixture(autouse=True)
+    def _server(self, postgres_server: PostgresServer) -> None:
+        PostgresMachine.url = postgres_server.url
+
+
+class TestMariaDB(MariaMachine.TestCase):
+    settings = settings(max_examples=12, stateful_step_count=40, deadline=None)
+
+    @pytest.fixture(autouse=True)
+    def _server(self, maria_server: MariaServer) -> None:
+        MariaMachine.url = maria_server.url
