@@ -3,65 +3,75 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from gossamer.assemble import worker
 from gossamer.clock import SystemClock
 from gossamer.engine.handle import Linker
 from gossamer.engine.marker import left_behind
+from gossamer.engine.pulse import Heart, beating, is_live
 from gossamer.engine.recent import Recent
+from gossamer.engine.region import Places
 from gossamer.engine.stats import Stats
 from gossamer.engine.store import FleetStore
 from gossamer.engine.supervisor import Supervisor
-from gossamer.errors import ConfigError
-from gossamer.frontier.base import Frontier
+from gossamer.errors import ConfigError, Unavailable
+from gossamer.frontier.advice import Advice, advise
+from gossamer.frontier.base import Fleet
+from gossamer.frontier.regions import check_region, parse_part
 from gossamer.job import Summary
 from gossamer.member import leave_on_signals
-from gossamer.model import Counts, JobState
+from gossamer.model import Counts, JobState, Pulse
 from gossamer.settings import Settings
 from gossamer.sink import shared_folder
 from gossamer.sink.jsonl import JsonlSink
 from gossamer.sink.segments import FOLDER, SegmentSink, gather
 
-SCHEMES = ("redis://", "rediss://", "unix://")
-
-
-class FleetFrontier(Frontier, Protocol):
-    """What a fleet's frontier has beside the frontier itself."""
-
-    secret: bytes
-    settings: Settings
-
-    async def steer(self, job: JobState) -> None: ...
-
-    async def abandon(self, worker: str, *, blamed: Sequence[int] = ()) -> int: ...
+log = logging.getLogger("gossamer.fleet")
+SCHEMES = ("redis://", "rediss://", "redis+sentinel://", "rediss+sentinel://", "unix://")
 
 
 def masked(url: str) -> str:
-    """An address as it may be shown: without its password."""
+    """An address, or several, as they may be shown: without their passwords."""
+    return ",".join(map(_masked, re.split(r",(?=[a-z+]+://)", url)))
+
+
+def _masked(url: str) -> str:
     scheme, slashes, rest = url.partition("://")
     head, at, tail = rest.rpartition("@")
-    return f"{scheme}{slashes}{head.partition(':')[0]}:***@{tail}" if at else url
+    shown = f"{scheme}{slashes}{head.partition(':')[0]}:***@{tail}" if at else url
+    return re.sub(r"(password[^=&]*=)[^&]*", r"\1***", shown)
 
 
-async def open_fleet(url: str, job: str, settings: Settings | None = None, *, worker_name: str = "") -> FleetFrontier:
-    """Join a job at this address; with settings, make it if it is not there."""
+async def open_fleet(
+    url: str, job: str, settings: Settings | None = None, *, worker_name: str = "", region: str = "", shards: str = ""
+) -> Fleet:
+    """Join a job at this address; with settings, make it if it is not there.
+
+    `region` is the worker's own, and so is its part of the `shards`; how many there are is fixed when a job is made."""
+    if region:
+        check_region(region)
+    if shards:
+        shards = str(parse_part(shards))
     if not url.startswith(SCHEMES):
         raise ConfigError(
             f"{masked(url)}: no such frontier in this version",
             hint="use sqlite, memory: or redis://",
         )
-    from gossamer.frontier.redis import open_redis
+    from gossamer.frontier.redis_open import open_redis
 
-    return await open_redis(url, job, settings, worker=worker_name)
+    return await open_redis(url, job, settings, worker=worker_name, region=region, shards=shards)
 
 
-async def join_fleet(url: str, job: str, folder: Path, *, name: str, supervised: bool = False) -> JobState:
+async def join_fleet(
+    url: str, job: str, folder: Path, *, name: str, region: str = "", shards: str = "", supervised: bool = False
+) -> JobState:
     """Work for the job at this address until it is over; the pages go to segments in `folder`."""
-    frontier = await open_fleet(url, job, worker_name=name)
+    frontier = await _joined(url, job, name=name, region=region, shards=shards, patient=supervised)
     folder = shared_folder(frontier.settings.sink) or folder
     marker_path = folder / "handling" / name
     try:
@@ -69,31 +79,71 @@ async def join_fleet(url: str, job: str, folder: Path, *, name: str, supervised:
         key = left_behind(marker_path)
         await frontier.abandon(name, blamed=(key,) if key else ())
         store = FleetStore(frontier, [SegmentSink(folder, name)])
+        clock, places = SystemClock(), places_of(frontier.settings, region)
         try:
             async with worker(
                 frontier,
                 store,
                 settings=frontier.settings,
                 secret=frontier.secret,
-                clock=SystemClock(),
+                clock=clock,
                 marker_path=marker_path,
+                places=places if region else None,
             ) as engine:
                 leave_on_signals(engine.stop, ctrl_c=not supervised)
-                return await engine.run()
+                pulse = Pulse(worker=name, region=region, shards=shards)
+                async with beating(Heart(frontier, engine, pulse=pulse, clock=clock, places=places)):
+                    return await engine.run()
         finally:
             await store.aclose()
     finally:
         await frontier.aclose()
 
 
+async def _joined(url: str, job: str, *, name: str, region: str, shards: str, patient: bool) -> Fleet:
+    """Join a job. The successor of a worker that died waits for a store that is away, as the others do."""
+    while True:
+        try:
+            return await open_fleet(url, job, worker_name=name, region=region, shards=shards)
+        except Unavailable as error:
+            if not patient:
+                raise
+            log.warning("waiting for the frontier: %s", error)
+            await asyncio.sleep(1.0)
+
+
+async def scale(fleet: Fleet, *, least: int = 0, most: int | None = None) -> Advice:
+    """How many workers the job can feed at this moment."""
+    counts, shards, sites = await fleet.counts(), await fleet.shards(), await fleet.sites(100)
+    pulses = [pulse for pulse in await fleet.workers() if is_live(pulse)]
+    return advise(counts, shards, pulses, settings=fleet.settings, sites=sites, least=least, most=most)
+
+
+def places_of(settings: Settings, region: str) -> Places | None:
+    """What a worker of this region has to know of the others, where sites find their region by themselves."""
+    return Places(region, settings.fetch_seconds) if settings.region_by == "auto" else None
+
+
 class FleetCrawl:
     """A crawl on a fleet's frontier with workers on this machine; others may join from elsewhere."""
 
-    def __init__(self, url: str, job: str, folder: Path, settings: Settings, seeds: Sequence[str]) -> None:
+    def __init__(
+        self,
+        url: str,
+        job: str,
+        folder: Path,
+        settings: Settings,
+        seeds: Sequence[str],
+        *,
+        region: str = "",
+        shards: str = "",
+    ) -> None:
         self._url = url
+        self._region = region
+        self._shards = shards
         self._job = job
         self._seeds = seeds
-        self._frontier: FleetFrontier | None = None
+        self._frontier: Fleet | None = None
         self._supervisor: Supervisor | None = None
         self._stop_wanted = ""
         self._stored_before = 0
@@ -125,7 +175,9 @@ class FleetCrawl:
 
     async def run(self) -> Summary:
         """Run to the end, then gather what the workers of this machine stored."""
-        frontier = self._frontier = await open_fleet(self._url, self._job, self.settings)
+        frontier = self._frontier = await open_fleet(
+            self._url, self._job, self.settings, region=self._region, shards=self._shards
+        )
         timer = None
         try:
             before = await frontier.counts()
@@ -138,7 +190,11 @@ class FleetCrawl:
                 count=self.settings.workers,
                 clock=SystemClock(),
                 state=lambda: "stopping" if self._stop_wanted else "running",
-                environment={"GOSSAMER_FRONTIER": self._url},
+                environment={
+                    "GOSSAMER_FRONTIER": self._url,
+                    "GOSSAMER_REGION": self._region,
+                    "GOSSAMER_SHARDS": self._shards,
+                },
                 names=f"{os.uname().nodename}-{os.getpid()}",
             )
             if self.settings.max_seconds is not None:

@@ -92,13 +92,17 @@ class PageRow(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The text that a reader sees; only with the setting `text`."""
 
 
-class Record(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class Record(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """What the sinks store for one fetched URL."""
 
     key: int
     token: int
     page: PageRow
     items: tuple[dict[str, Any], ...] = ()
+    body: bytes = b""
+    """Only where a sink keeps pages whole."""
+    found: tuple[str, ...] | None = None
+    """The links of the page, followed or not; only where a sink keeps pages whole."""
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,7 +187,9 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     stored: int = 0
     """Lines in pages.jsonl: what max_pages counts."""
     revisits: int = 0
-    """Done, and due again some day; they do not keep a job from being finished."""
+    """Done, and due again some day; they do not keep a job from being finished, unless it is a continuous one."""
+    freshness: float | None = None
+    """The predicted share of copies that are up to date at any moment; None where that is not known."""
     known: int = 0
     sites: int = 0
     ready_sites: int = 0
@@ -192,6 +198,62 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     """Sites that a worker has leased."""
     job: JobState = "running"
     finished: bool = False
+    changes: int = 0
+    """Grows with everything that may bring work: what is finished twice with the same number is finished."""
+
+
+class Pulse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a worker of a fleet tells about itself, every few seconds."""
+
+    worker: str
+    region: str = ""
+    shards: str = ""
+    """The part of the sites that it takes, as in 0-63/256; empty for all."""
+    version: str = ""
+    host: str = ""
+    pid: int = 0
+    up_seconds: float = 0.0
+    pages: int = 0
+    """Outcomes that were accepted since it began."""
+    rate: float = 0.0
+    """Pages a second since its last pulse."""
+    active: int = 0
+    """Sites that it holds."""
+    stale: int = 0
+    memory_bytes: int = 0
+    idle: bool = False
+    """Whether it has had nothing to fetch since its last pulse."""
+    fetching: int = 0
+    """Sites that it fetches from at this moment; the others wait for their delay."""
+    load: float = 0.0
+    """The share of one processor that it has used since its last pulse."""
+    left: bool = False
+    """Whether it has ended in good order."""
+    silent: float = 0.0
+    """Seconds since this pulse, by the store's clock; said by the store."""
+
+
+class RegionView(msgspec.Struct, frozen=True, kw_only=True):
+    """The lanes of one region in which something waits or is leased."""
+
+    ready: int = 0
+    """Could be leased now."""
+    later: int = 0
+    """Wait for their delay, a hold or a time that was set; those that are leased too."""
+    soon: int = 0
+    """Of these, those that can be leased within a minute, and those that are leased, whose turn comes after that."""
+    due_in: float | None = None
+    """Seconds until the first of these can be leased."""
+
+
+class ShardView(msgspec.Struct, frozen=True, kw_only=True):
+    """One shard of a fleet's frontier."""
+
+    shard: int
+    server: str
+    """Its address, without a password."""
+    counts: Counts
+    regions: dict[str, RegionView] = {}
 
 
 def header_map(headers: Headers) -> Mapping[str, str]:

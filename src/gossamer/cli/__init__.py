@@ -9,6 +9,8 @@ from gossamer.cli.exits import Exit
 from gossamer.cli.fleet import export, submit
 from gossamer.cli.init import init
 from gossamer.cli.look import fetch, shell
+from gossamer.cli.scale import scale
+from gossamer.cli.spread import spread
 from gossamer.cli.steer import add, pause, resume, status, stop
 from gossamer.cli.terminal import flush_output, hold_standard_streams, plain, say
 from gossamer.cli.trial import trial
@@ -28,7 +30,9 @@ def gossamer() -> None:
     """
 
 
-commands = (crawl, trial, fetch, shell, init, worker, submit, status, pause, resume, stop, add, export, simweb)
+commands = (
+    crawl, trial, fetch, shell, init, worker, submit, status, pause, resume, stop, add, scale, spread, export, simweb,
+)  # fmt: skip
 for command in commands:
     gossamer.add_command(command)
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from gossamer import job as jobs
 from gossamer.cli.exits import Exit
-from gossamer.cli.options import given, settings_options
+from gossamer.cli.options import given, region_option, settings_options, shards_option
 from gossamer.cli.start import read_lines, read_settings
 from gossamer.cli.start import run as run_loop
 from gossamer.cli.summary import summary_lines
@@ -41,9 +42,19 @@ from gossamer.member import die_with_parent, join
 )
 @click.option("--quiet", is_flag=True, help="Say nothing but errors.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@region_option
+@shards_option("Shards of a fleet's job: all N, of which these workers take A to B.")
 @settings_options
 def crawl(
-    urls: tuple[str, ...], seeds: Any, name: str, frontier: str, quiet: bool, as_json: bool, **options: Any
+    urls: tuple[str, ...],
+    seeds: Any,
+    name: str,
+    frontier: str,
+    quiet: bool,
+    as_json: bool,
+    region: str,
+    shards: str,
+    **options: Any,
 ) -> int:
     """Crawl from one or more URLs. The same command again resumes; other URLs on an existing job are added."""
     log_to_stderr(quiet)
@@ -62,8 +73,10 @@ def crawl(
         settings = read_settings(folder, given(options))
     run: Crawl | FleetCrawl
     if frontier.startswith(SCHEMES):
-        run = FleetCrawl(frontier, name or folder.name, folder, settings, first_urls)
+        job = name or folder.name
+        run = FleetCrawl(frontier, job, folder, settings, first_urls, region=region, shards=shards)
     else:
+        _refuse_fleet_options("region", "shards")
         if not first_urls and not (folder / jobs.FRONTIER).exists():
             raise JobMissing(f"there is no job in {folder}", hint="give a URL to start one")
         run = Crawl(folder, settings, first_urls, in_memory=frontier == "memory:")
@@ -77,6 +90,14 @@ def crawl(
         for line in summary_lines(summary, folder, settings):
             say(line)
     return _exit_code(summary)
+
+
+def _refuse_fleet_options(*names: str) -> None:
+    """A crawl without a fleet has no regions and shards; what the environment says for others does not matter."""
+    context = click.get_current_context()
+    for name in names:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise ConfigError(f"--{name} is for fleets", hint="name their frontier: --frontier redis://host:6379/0")
 
 
 async def _crawl(run: Crawl | FleetCrawl, quiet: bool) -> Summary:
@@ -134,8 +155,10 @@ def _as_json(summary: Summary, folder: Path | None) -> dict[str, Any]:
 @click.option("--job", "name", default="", help="Name of the job, where FRONTIER is a server.")
 @click.option("--name", "worker_name", default="", help="Name of this worker.  [default: machine and process number]")
 @click.option("--out", default="", help="Folder for what a worker of a fleet stores.  [default: crawls/JOB]")
+@region_option
+@shards_option("Part of the fleet's sites that this worker takes: shards A to B of N.")
 @click.option("--supervised", is_flag=True, hidden=True)
-def worker(place: str, name: str, worker_name: str, out: str, supervised: bool) -> int:
+def worker(place: str, name: str, worker_name: str, out: str, region: str, shards: str, supervised: bool) -> int:
     """Join a running crawl: DIR is its folder or name, FRONTIER the address of a fleet's. Leaves when it is over."""
     log_to_stderr(False)
     if supervised:
@@ -146,7 +169,9 @@ def worker(place: str, name: str, worker_name: str, out: str, supervised: bool) 
             raise ConfigError("which job?", hint="name it: gossamer worker FRONTIER --job NAME")
         folder = Path(out) if out else jobs.folder_of(name, ())
         try:
-            run_loop(join_fleet(place, name, folder, name=own_name, supervised=supervised))
+            run_loop(
+                join_fleet(place, name, folder, name=own_name, region=region, shards=shards, supervised=supervised)
+            )
         except (JobMissing, SchemaMismatch, ConfigError) as error:
             if not supervised:
                 raise
@@ -155,6 +180,7 @@ def worker(place: str, name: str, worker_name: str, out: str, supervised: bool) 
         return Exit.OK
     if not place:
         raise ConfigError("which crawl?", hint="gossamer worker DIR, or gossamer worker FRONTIER --job NAME")
+    _refuse_fleet_options("region", "shards")
     try:
         run_loop(join(jobs.folder_of(place, ()), name=own_name, supervised=supervised))
     except OwnerGone as gone:

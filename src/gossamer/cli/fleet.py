@@ -11,13 +11,14 @@ import msgspec
 
 from gossamer import job as jobs
 from gossamer.cli.exits import Exit
-from gossamer.cli.options import given, settings_options
+from gossamer.cli.options import given, settings_options, shards_option
 from gossamer.cli.start import read_lines, read_settings, run
 from gossamer.cli.terminal import put, say
 from gossamer.engine.handle import Linker
 from gossamer.engine.recent import Recent
 from gossamer.errors import ConfigError
 from gossamer.fleet import SCHEMES, masked, open_fleet
+from gossamer.frontier.regions import parse_part
 from gossamer.settings import Settings
 from gossamer.sink import shared_folder
 from gossamer.sink.segments import FOLDER, gather
@@ -28,8 +29,9 @@ from gossamer.sink.segments import FOLDER, gather
 @click.option("--seeds", type=click.File("r", encoding="utf-8"), help="File with one URL a line; - is standard input.")
 @click.option("--job", "name", default="", help="Name of the job.  [default: the first host]")
 @click.option("--frontier", required=True, metavar="URL", envvar="GOSSAMER_FRONTIER", help="redis://host:port/db")
+@shards_option("Number of shards: 256, or a part as workers write it, 0-63/256.  [default: one per server]")
 @settings_options
-def submit(urls: tuple[str, ...], seeds: Any, name: str, frontier: str, **options: Any) -> int:
+def submit(urls: tuple[str, ...], seeds: Any, name: str, frontier: str, shards: str, **options: Any) -> int:
     """Put a job into a fleet's frontier; workers that join it by name do the rest."""
     if not frontier.startswith(SCHEMES):
         raise ConfigError("a fleet's frontier is a server", hint="as in --frontier redis://host:6379/0")
@@ -46,14 +48,14 @@ def submit(urls: tuple[str, ...], seeds: Any, name: str, frontier: str, **option
             hint="name a folder that all of them have: --sink jsonl:/mnt/shared/crawl",
         )
     job = name or jobs.folder_of("", first_urls).name
-    count = run(_submit(frontier, job, settings, first_urls))
+    count = run(_submit(frontier, job, settings, first_urls, shards=str(parse_part(shards).of) if shards else ""))
     say(f"{job}: {count} URLs added, {len(first_urls) - count} known already")
     say(f"next, on any machine: gossamer worker {masked(frontier)} --job {job}")
     return Exit.OK
 
 
-async def _submit(frontier: str, job: str, settings: Settings, seeds: Sequence[str]) -> int:
-    fleet = await open_fleet(frontier, job, settings)
+async def _submit(frontier: str, job: str, settings: Settings, seeds: Sequence[str], *, shards: str) -> int:
+    fleet = await open_fleet(frontier, job, settings, shards=shards)
     try:
         linker = Linker(settings, fleet.secret, Recent())
         count = await fleet.add([linker.seed(url) for url in seeds])

@@ -10,10 +10,11 @@ import click
 import msgspec
 
 from gossamer.errors import ConfigError
+from gossamer.frontier.regions import check_region, parse_part
 from gossamer.settings import FIELDS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-_PAIRS = {"extract": "NAME=SELECTOR", "headers": "NAME=VALUE"}
+_PAIRS = {"extract": "NAME=SELECTOR", "headers": "NAME=VALUE", "regions": "NAME=PATTERN,..."}
 _FLAGS = {"headers": "--header", "robots": "--robots/--no-robots", "nofollow": "--nofollow/--no-nofollow"}
 
 
@@ -36,6 +37,30 @@ def some_settings(*names: str) -> Callable[[Command], Command]:
     return decorate
 
 
+def region_option(command: Command) -> Command:
+    """The region of the workers that a command starts: theirs, and no setting of the job."""
+    option = click.option(
+        "--region",
+        default="",
+        envvar="GOSSAMER_REGION",
+        callback=lambda _context, _option, value: check_region(value) if value else "",
+        help="Region of this machine's workers: they take only its sites, and those of no region.",
+    )
+    return option(command)
+
+
+def shards_option(help_text: str) -> Callable[[Command], Command]:
+    """The part of a job's shards that a command is about."""
+    return click.option(
+        "--shards",
+        default="",
+        metavar="A-B/N",
+        envvar="GOSSAMER_SHARDS",
+        callback=lambda _context, _option, value: str(parse_part(value)) if value else "",
+        help=help_text,
+    )
+
+
 def as_arguments(values: Mapping[str, Any]) -> list[str]:
     """Settings as the words that say them on the command line."""
     words: list[str] = []
@@ -44,12 +69,16 @@ def as_arguments(values: Mapping[str, Any]) -> list[str]:
         if isinstance(value, bool):
             words += [flag] if value else [negative] if negative else []
         elif isinstance(value, Mapping):
-            words += [word for key, text in value.items() for word in (flag, f"{key}={text}")]
+            words += [word for key, text in value.items() for word in (flag, f"{key}={_joined(text)}")]
         elif isinstance(value, tuple | list):
             words += [word for text in value for word in (flag, str(text))]
         else:
             words += [flag, str(value)]
     return words
+
+
+def _joined(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
 def given(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,7 +87,11 @@ def given(options: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in options.items():
         if name not in FIELDS or value is None or value == ():
             continue
+        if name == "recrawl" and "://" in value:
+            raise ConfigError(f"--recrawl {value}: that is a URL", hint="give the URL first, or write --recrawl=table")
         values[name] = _pairs(name, value) if name in _PAIRS else value
+        if name == "regions":
+            values[name] = {region: text.replace(" ", "").split(",") for region, text in values[name].items()}
     return values
 
 
@@ -79,6 +112,8 @@ def _option(name: str) -> Callable[[Command], Command]:
         extra["type"] = click.Choice(list(get_args(kind)))
     elif get_origin(kind) in (tuple, dict):
         extra.update(multiple=True, metavar=_PAIRS.get(name, "TEXT"))
+    elif name == "recrawl":
+        extra.update(is_flag=False, flag_value="table", metavar="[table|adaptive|budget=N/d]")
     else:
         extra["type"] = kind
     return click.option(flag, name, **extra)
@@ -102,6 +137,7 @@ def _pairs(name: str, values: tuple[str, ...]) -> dict[str, str]:
     for value in values:
         key, equals, text = value.partition("=")
         if not equals or not key.strip():
-            raise ConfigError(f"--{name.rstrip('s')} {value!r} has no '='", hint=f"write {_PAIRS[name]}")
+            flag = _FLAGS.get(name, f"--{name}")
+            raise ConfigError(f"{flag} {value!r} has no '='", hint=f"write {_PAIRS[name]}")
         pairs[key.strip()] = text.strip()
     return pairs

@@ -15,6 +15,7 @@ from gossamer.errors import ConfigError, ExtractError
 from gossamer.extract.scope import Scope
 from gossamer.extract.selectors import check
 from gossamer.extract.spider import FieldSpider
+from gossamer.frontier.regions import check_regions
 from gossamer.settings import Settings
 from gossamer.sink import check_sinks
 
@@ -63,6 +64,7 @@ def read_lines(file: IO[str]) -> list[str]:
 def _check(settings: Settings) -> None:
     """Find what is wrong before anything of it is kept: expressions and selectors."""
     Scope(settings)
+    check_regions(settings.regions)
     check_sinks(settings.sink)
     FieldSpider(settings.extract)
     try:

@@ -13,6 +13,7 @@ import msgspec
 
 from gossamer import job as jobs
 from gossamer import settings as configuration
+from gossamer.cli import fleet_status
 from gossamer.cli.exits import Exit
 from gossamer.cli.start import run
 from gossamer.clock import SystemClock
@@ -21,7 +22,8 @@ from gossamer.engine.handle import Linker
 from gossamer.engine.recent import Recent
 from gossamer.engine.remote import Connection, connect
 from gossamer.errors import ConfigError, JobMissing
-from gossamer.fleet import SCHEMES, FleetFrontier, open_fleet
+from gossamer.fleet import SCHEMES, open_fleet
+from gossamer.frontier.base import Fleet
 from gossamer.frontier.sqlite import open_sqlite
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -59,12 +61,11 @@ class OwnerControl:
 class FleetControl:
     """A job on a fleet's frontier."""
 
-    def __init__(self, frontier: FleetFrontier) -> None:
+    def __init__(self, frontier: Fleet) -> None:
         self._frontier = frontier
 
     async def status(self) -> dict[str, Any]:
-        counts = msgspec.to_builtins(await self._frontier.counts())
-        return {"state": counts["job"], "counts": counts, "sites": [], "workers": {}}
+        return await fleet_status.look(self._frontier)
 
     async def steer(self, verb: str) -> None:
         await self._frontier.steer(_STATES[verb])  # type: ignore[arg-type]
@@ -121,10 +122,16 @@ def status(name: str, frontier: str, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(found))
         return Exit.OK
+    if "regions" in found:
+        for line in fleet_status.lines(name, found):
+            click.echo(line)
+        return Exit.OK
     counts = found["counts"]
     click.echo(f"{name}: {found['state']}")
     for word in ("stored", "queued", "delayed", "leased", "done", "failed", "skipped", "parked", "known", "sites"):
         click.echo(f"  {word:10} {counts[word]:>12,}")
+    if counts.get("freshness") is not None:
+        click.echo(f"  {'fresh':10} {counts['freshness']:>12.1%}")
     for site in found["sites"][:10]:
         waiting = f", held for {site['hold']:.0f} s" if site["hold"] else ""
         closed = f", closed: {site['closed']}" if site["closed"] else ""

@@ -22,6 +22,8 @@ REFUSED = {
     "length": "URL too long",
     "segments": "path too deep",
     "repeats": "path repeats itself",
+    "calendar": "dates far away",
+    "score": "without a score, which raised",
 }
 _STOPPED = {"SIGINT": "stopped by Ctrl-C", "SIGTERM": "stopped by SIGTERM", "seconds": "stopped after --max-seconds"}
 _FEW = 3
@@ -61,6 +63,8 @@ def _figures(summary: Summary) -> list[tuple[str, str]]:
     ]
     if stats.items:
         rows.append(("items", f"{stats.items:,}"))
+    if counts.freshness is not None:
+        rows.append(("fresh", f"{counts.freshness:.1%} of the copies, as predicted from the changes that were seen"))
     if stats.codes:
         rows.append(("answers", ", ".join(f"{code}: {count:,}" for code, count in figures.most(stats.codes, 8))))
     rows += _troubles(summary)

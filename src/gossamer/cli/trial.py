@@ -139,6 +139,7 @@ def _brief(settings: Settings, limit: int) -> Settings:
         max_seconds=min(most_seconds, settings.max_seconds or most_seconds),
         workers=1,
         parse_processes=0,
+        recrawl="",
         tries=min(settings.tries, 2),
         site_failures=min(settings.site_failures, 2),
         backoff_seconds=min(settings.backoff_seconds, 1.0),

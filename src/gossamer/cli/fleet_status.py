@@ -1,0 +1,232 @@
+"""How a fleet's job is, for people and for programs: counts, workers, sites, regions, shards, and what is wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import click
+import msgspec
+
+from gossamer.cli.figures import many, rate, size, span
+from gossamer.cli.terminal import plain
+from gossamer.engine.pulse import is_live
+from gossamer.frontier.base import Fleet
+from gossamer.frontier.regions import parse_part
+from gossamer.model import Counts, JobState, Pulse, RegionView, ShardView
+
+_MOST_WORKERS, _MOST_ROWS = 20, 10
+_MANY_SHARDS = 12
+_COUNTS = (
+    ("stored", "queued", "known"),
+    ("done", "delayed", "sites"),
+    ("failed", "leased", "ready_sites"),
+    ("skipped", "stale", "held_sites"),
+    ("parked", "revisits", "active_sites"),
+)
+_UNFINISHED: tuple[JobState, ...] = ("running", "paused", "stopping")
+Row = Sequence[str]
+
+
+async def look(fleet: Fleet) -> dict[str, Any]:
+    """All that `status --json` says."""
+    counts, pulses, shards = await fleet.counts(), await fleet.workers(), await fleet.shards()
+    live = [pulse for pulse in pulses if is_live(pulse)]
+    regions = merged(shards)
+    return {
+        "state": counts.job,
+        "counts": msgspec.to_builtins(counts),
+        "rate": round(sum(pulse.rate for pulse in live), 2),
+        "workers": [{**_plain_values(pulse), "live": is_live(pulse)} for pulse in pulses],
+        "sites": [dict(site) for site in await fleet.sites(100)],
+        "regions": {
+            name: {
+                **msgspec.to_builtins(regions.get(name, RegionView())),
+                "workers": sum(pulse.region == name for pulse in live),
+                "rate": round(sum(pulse.rate for pulse in live if pulse.region == name), 2),
+            }
+            for name in sorted({*regions, *(pulse.region for pulse in live)})
+        },
+        "shards": msgspec.to_builtins(shards),
+        "warnings": warnings(counts, live, shards, is_auto=fleet.settings.region_by == "auto"),
+    }
+
+
+def _plain_values(pulse: Pulse) -> dict[str, Any]:
+    return {name: getattr(pulse, name) for name in Pulse.__struct_fields__}
+
+
+def merged(shards: Iterable[ShardView]) -> dict[str, RegionView]:
+    """The regions of all shards together."""
+    found: dict[str, RegionView] = {}
+    for shard in shards:
+        for name, view in shard.regions.items():
+            known = found.get(name, RegionView())
+            waits = [wait for wait in (known.due_in, view.due_in) if wait is not None]
+            found[name] = RegionView(
+                ready=known.ready + view.ready,
+                later=known.later + view.later,
+                soon=known.soon + view.soon,
+                due_in=min(waits, default=None),
+            )
+    return found
+
+
+def warnings(counts: Counts, live: Sequence[Pulse], shards: Sequence[ShardView], *, is_auto: bool = False) -> list[str]:
+    """What keeps a job from going on, or part of it."""
+    if counts.finished or counts.job not in _UNFINISHED:
+        return []
+    if not live:
+        return ["no worker is there: start some with gossamer worker FRONTIER --job NAME"]
+    found = []
+    manned = {pulse.region for pulse in live}
+    for name, view in sorted(merged(shards).items()):
+        lanes = view.ready + view.later
+        if name and lanes and name not in manned:
+            what = "workers of other regions take them over" if is_auto else f"start one with --region {name}"
+            found.append(f"region {name} has work on {many(lanes, 'site')}, but no worker: {what}")
+    taken: set[int] = set()
+    for pulse in live:
+        taken.update(parse_part(pulse.shards).shards if pulse.shards else range(len(shards)))
+    left = sorted({shard.shard for shard in shards} - taken)
+    if left:
+        found.append(f"no worker takes {_numbers(left)} of {many(len(shards), 'shard')}")
+    return found
+
+
+def lines(name: str, found: Mapping[str, Any]) -> list[str]:
+    """What `look` found, as a terminal shows it: bounded, whatever the size of the fleet."""
+    workers = found["workers"]
+    live = [worker for worker in workers if worker["live"]]
+    head = f"{plain(name)}: {found['state']}"
+    if live:
+        head += f", {rate(found['rate'])} by {many(len(live), 'worker')}"
+    text = [click.style(head, bold=True)]
+    text += [click.style(f"warning: {plain(warning)}", fg="yellow") for warning in found["warnings"]]
+    text += ["", *_counts(found["counts"])]
+    text += _workers(workers)
+    regions = found["regions"]
+    if any(regions):
+        text += _table("REGION", ("workers", "rate", "ready", "later"), [_region(*item) for item in regions.items()])
+    sites = [site for site in found["sites"] if site["queued"] or site["hold"] or site["closed"]]
+    text += _table("SITE", ("queued", "leased", "delay", "region", ""), [_site(site) for site in sites])
+    text += _shards(found["shards"])
+    return text
+
+
+def _counts(counts: Mapping[str, Any]) -> list[str]:
+    return [
+        "  " + "    ".join(f"{word.replace('_', ' '):<12} {counts[word]:>12,}" for word in words) for words in _COUNTS
+    ]
+
+
+def _workers(workers: Sequence[Mapping[str, Any]]) -> list[str]:
+    here = [worker for worker in workers if not worker["left"]]
+    # Those that are wanting come first, then those that do most.
+    here.sort(key=lambda worker: (worker["live"], -worker["rate"], worker["worker"]))
+    heads = ("region", "host", "pages", "rate", "sites", "cpu", "memory", "heard")
+    text = _table("WORKER", heads, [_worker(worker) for worker in here], _MOST_WORKERS)
+    left = len(workers) - len(here)
+    return [*text, f"  {left:,} left in good order within the last minutes"] if left else text
+
+
+def _worker(worker: Mapping[str, Any]) -> Row:
+    is_here = worker["live"]
+    heard = f"{span(worker['silent'])} ago"
+    part = f" [{worker['shards']}]" if worker["shards"] else ""
+    return (
+        _cut(worker["worker"] + part, 32),
+        _cut(worker["region"], 12) or "-",
+        _cut(worker["host"], 20),
+        f"{worker['pages']:,}",
+        rate(worker["rate"]) if is_here else "-",
+        f"{worker['active']:,}" if is_here else "-",
+        f"{worker['load']:.0%}" if is_here else "-",
+        size(worker["memory_bytes"]),
+        heard if is_here else click.style(f"dead: {heard}", fg="red"),
+    )
+
+
+def _region(name: str, region: Mapping[str, Any]) -> Row:
+    manned = f"{region['workers']:,}"
+    if name and not region["workers"] and region["ready"] + region["later"]:
+        manned = click.style(manned, fg="red")
+    return _cut(name, 20) or "(none)", manned, rate(region["rate"]), f"{region['ready']:,}", f"{region['later']:,}"
+
+
+def _site(site: Mapping[str, Any]) -> Row:
+    state = f"closed: {plain(site['closed'])}" if site["closed"] else f"held for {span(site['hold'])}"
+    return (
+        _cut(site["site"], 40),
+        f"{site['queued']:,}",
+        f"{site.get('leased', 0):,}",
+        f"{site['delay']:g} s",
+        _cut(site.get("region", ""), 12) or "-",
+        state if site["closed"] or site["hold"] else "",
+    )
+
+
+def _shards(shards: Sequence[Mapping[str, Any]]) -> list[str]:
+    if len(shards) < 2:
+        return []
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for shard in shards:
+        each = len(shards) <= _MANY_SHARDS
+        groups.setdefault(f"{shard['shard']}" if each else shard["server"], []).append(shard)
+    rows = []
+    for group in groups.values():
+        sums: Counter[str] = Counter()
+        for shard in group:
+            sums.update(
+                {word: shard["counts"][word] for word in ("queued", "delayed", "leased", "stored", "ready_sites")}
+            )
+        rows.append((
+            _cut(_numbers([shard["shard"] for shard in group]), 24),
+            _cut(group[0]["server"], 32),
+            *(f"{sums[word]:,}" for word in ("stored", "queued", "delayed", "leased", "ready_sites")),
+        ))  # fmt: skip
+    return _table("SHARD", ("server", "stored", "queued", "delayed", "leased", "ready"), rows, _MANY_SHARDS)
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    """`shard 7`, `shards 0-3, 8`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs[:8])
+    return f"shard{'' if len(numbers) == 1 else 's'} {text}{', ...' if len(runs) > 8 else ''}"
+
+
+def _cut(text: str, width: int) -> str:
+    return plain(text, width)
+
+
+def _table(title: str, heads: Row, rows: Sequence[Row], limit: int = _MOST_ROWS) -> list[str]:
+    """Rows under their heads, numbers to the right; of very many only the first."""
+    if not rows:
+        return []
+    shown = [(title, *heads), *rows[:limit]]
+    widths = [max(len(click.unstyle(row[column])) for row in shown) for column in range(len(shown[0]))]
+    rights = [all(_is_figure(row[column]) for row in shown[1:]) for column in range(len(widths))]
+    text = [""]
+    for number, row in enumerate(shown):
+        cells = [
+            (" " * (width - len(click.unstyle(cell))) + cell)
+            if right
+            else cell + " " * (width - len(click.unstyle(cell)))
+            for cell, width, right in zip(row, widths, rights, strict=True)
+        ]
+        line = ("  " + "  ".join(cells)).rstrip()
+        text.append(click.style(line, dim=True) if number == 0 else line)
+    if len(rows) > limit:
+        text.append(f"  ... and {len(rows) - limit:,} more")
+    return text
+
+
+def _is_figure(cell: str) -> bool:
+    text = click.unstyle(cell)
+    return text[:1].isdigit() or text in ("", "-")

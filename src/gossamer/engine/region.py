@@ -1,0 +1,84 @@
+"""Sites that find their region: a worker measures how fast they answer it, and has those moved that are far away."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from gossamer.errors import ConnectFailed, FetchError, TimedOut
+from gossamer.frontier.regions import Standing, place
+from gossamer.model import Lease, SiteNote
+
+_ANSWERS = 3
+"""Pages after which the fastest answer tells how far away a site is; the first one also pays for the connection."""
+_CHANGE = 0.25
+_CONNECT, _HOME, _MOVES = "connect", "home", "moves"
+"""What is kept in a site's memo: seconds by region, the region that it settled in, and its moves."""
+
+
+@dataclass(slots=True)
+class Places:
+    """A worker's region, and the regions that have live workers at this moment."""
+
+    here: str
+    unreachable_seconds: float
+    """What a site that cannot be reached is taken to need."""
+    live: frozenset[str] = frozenset()
+
+
+class Placing:
+    """Watches the answers of one lease, and says once where the site should be."""
+
+    def __init__(self, lease: Lease, places: Places) -> None:
+        self._lease = lease
+        self._places = places
+        self._fastest = inf
+        self._pages = 0
+        # Lanes of one site are leased side by side; where only one of them decides, no two decisions can cross.
+        self._over = lease.lane != 0
+        self.leaves = False
+        """Whether the rest of the batch is for another region."""
+
+    def saw(self, latency: float) -> None:
+        """Take note of an answer, of robots.txt too."""
+        self._fastest = min(self._fastest, latency)
+
+    def after_page(self) -> SiteNote | None:
+        """A page has come, and its outcome is still to be told: what the frontier should know of the site, if anything.
+
+        Later it would be too late: with the last outcome of its batch the lease ends."""
+        self._pages += 1
+        if self._over or self._fastest == inf or self._pages < min(_ANSWERS, len(self._lease.requests)):
+            return None
+        return self._decide(self._fastest)
+
+    def after_fault(self, error: FetchError | None = None) -> SiteNote | None:
+        """No page has come, or no robots.txt: a site that was never reached from here may be within reach of others."""
+        standing = _standing(self._lease.memo)
+        unreachable = isinstance(error, ConnectFailed | TimedOut | None) and self._fastest == inf
+        if self._over or not unreachable or self._places.here in standing.seconds:
+            return None
+        return self._decide(self._places.unreachable_seconds)
+
+    def _decide(self, seconds: float) -> SiteNote | None:
+        self._over = True
+        lease, here = self._lease, self._places.here
+        before = _standing(lease.memo)
+        region, after = place(lease.site, before, here=here, seconds=seconds, live=self._places.live)
+        self.leaves = region != here
+        known = before.seconds.get(here)
+        same = known is not None and abs(seconds - known) <= _CHANGE * max(known, 0.01)
+        if same and not self.leaves and after.home == before.home:
+            return None
+        memo = {
+            _CONNECT: {name: round(value, 4) for name, value in after.seconds.items()},
+            _HOME: after.home,
+            _MOVES: after.moves,
+        }
+        return SiteNote(site=lease.site, lane=lease.lane, token=lease.token, memo=memo, region=region)
+
+
+def _standing(memo: Mapping[str, Any]) -> Standing:
+    return Standing(memo.get(_CONNECT) or {}, memo.get(_HOME) or "", memo.get(_MOVES) or 0)
