@@ -8,15 +8,28 @@ from pathlib import Path
 from gossamer.errors import ConfigError
 from gossamer.sink.base import Sink
 from gossamer.sink.jsonl import JsonlSink
+from gossamer.sink.tree import TreeSink
 
-__all__ = ["Sink", "check_sinks", "open_sinks", "shared_folder"]
+__all__ = ["Sink", "check_sinks", "keeps_pages", "open_sinks", "shared_folder", "tree_folder"]
 
 
 def check_sinks(names: Sequence[str]) -> None:
     """Refuse what is not a sink of this version."""
     for name in names:
-        if name != "jsonl" and not name.startswith("jsonl:/"):
-            raise ConfigError(f"sink {name!r}: there is no such sink in this version", hint="jsonl is the one there is")
+        if name != "jsonl" and not name.startswith(("jsonl:/", "folder:/")):
+            raise ConfigError(
+                f"sink {name!r}: there is no such sink in this version", hint="there are jsonl and folder:/path"
+            )
+
+
+def keeps_pages(names: Sequence[str]) -> bool:
+    """Whether one of these sinks wants the bodies and the links of pages."""
+    return tree_folder(names) is not None
+
+
+def tree_folder(names: Sequence[str]) -> Path | None:
+    """The folder in which pages are to be kept as files, if one is named: `folder:/path`."""
+    return next((Path(name.removeprefix("folder:")) for name in names if name.startswith("folder:/")), None)
 
 
 def shared_folder(names: Sequence[str]) -> Path | None:
@@ -29,4 +42,6 @@ def open_sinks(names: Sequence[str], folder: Path, marks: Mapping[str, int]) -> 
     check_sinks(names)
     if shared_folder(names) is not None:
         raise ConfigError("jsonl:/path is for a fleet's workers", hint="on one machine, --job /path keeps it all there")
-    return [JsonlSink(folder, marks)] if names else []
+    sinks: list[Sink] = [JsonlSink(folder, marks)] if "jsonl" in names else []
+    tree = tree_folder(names)
+    return [*sinks, TreeSink(tree)] if tree is not None else sinks

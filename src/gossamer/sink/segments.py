@@ -48,6 +48,9 @@ class SegmentSink:
     async def write(self, records: Sequence[Record]) -> Mapping[str, int]:
         lines = bytearray()
         for record in records:
+            if record.body or record.found is not None:
+                # For sinks that keep pages whole; here they would only be in the way.
+                record = msgspec.structs.replace(record, body=b"", found=None)
             _encode_into(record, lines, len(lines))
             lines += b"\n"
         await asyncio.get_running_loop().run_in_executor(None, self._store, bytes(lines))

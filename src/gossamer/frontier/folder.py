@@ -1,0 +1,331 @@
+"""A frontier in a folder that several machines have mounted, and share nothing else: each has shards of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from gossamer import urls
+from gossamer.clock import Clock, SystemClock
+from gossamer.errors import Unavailable
+from gossamer.frontier.folder_chain import read_chain
+from gossamer.frontier.folder_job import open_job, place_of, write_wish
+from gossamer.frontier.folder_journal import story
+from gossamer.frontier.folder_owner import Lost, Owner
+from gossamer.frontier.folder_post import by_shard, shard_of
+from gossamer.frontier.folder_quota import Quota
+from gossamer.frontier.folder_shard import FETCHED_BEFORE, Shard
+from gossamer.frontier.folder_share import Share, ShareClock, explained
+from gossamer.frontier.folder_survey import Survey
+from gossamer.model import Counts, Grant, JobState, Lease, Outcome, Pulse, Receipt, Request, ShardView, SiteNote
+from gossamer.settings import Settings
+
+log = logging.getLogger("gossamer.frontier")
+
+
+async def open_folder(
+    url: str,
+    job: str,
+    settings: Settings | None = None,
+    *,
+    worker: str = "",
+    region: str = "",
+    clock: Clock | None = None,
+    share: Share | None = None,
+    tending: bool = True,
+) -> FolderFrontier:
+    """Join a job in this folder; with settings, make it if it is not there. Without a name one only looks and adds."""
+    root, shards = place_of(url, job)
+    share = share or Share(root)
+    try:
+        record, found = await asyncio.to_thread(open_job, share, job, settings, shards=shards)
+        server_time = await asyncio.to_thread(share.time)
+    except OSError as error:
+        raise explained(error, root) from error
+    share_clock = ShareClock(clock or SystemClock())
+    share_clock.set(server_time)
+    owner = Owner(share, found, shards=record.shards, worker=worker, clock=share_clock)
+    frontier = FolderFrontier(owner, record.secret, region=region)
+    await owner.tend()
+    if tending:
+        frontier.start()
+    return frontier
+
+
+class FolderFrontier:
+    """One worker's view of a job in a shared folder. It leases from the shards that it owns."""
+
+    def __init__(self, owner: Owner, secret: bytes, *, region: str = "") -> None:
+        self.secret = secret
+        self.settings = owner.settings
+        self.worker = owner.worker
+        self.region = region
+        self.also: frozenset[str] = frozenset()
+        self.owner = owner
+        self._clock = owner.clock
+        self._survey = Survey(owner)
+        self._quota = Quota(owner, self._survey)
+        self._news = 0
+        self._event = asyncio.Event()
+        self._stale = 0
+        self._tending: asyncio.Task[None] | None = None
+        owner.on_change(self._tell)
+
+    def start(self) -> None:
+        """Tend to our shards from now on, whatever is called or not."""
+        self._tending = asyncio.create_task(self._tend())
+
+    async def _tend(self) -> None:
+        while True:
+            await asyncio.sleep(self.owner.every_seconds)
+            try:
+                await self.owner.tend()
+            except Unavailable as error:
+                log.warning("waiting for the folder: %s", error)
+
+    def _shard(self, site: str) -> Shard | None:
+        return self.owner.shards.get(shard_of(site, self.owner.count))
+
+    async def add(self, requests: Sequence[Request]) -> int:
+        """Queue requests. Of those that go to other workers' shards nobody knows yet whether they are new."""
+        added = await self.owner.hand_out(by_shard(requests, self.owner.count))
+        if added:
+            self._tell()
+        return added
+
+    async def adopt(self, requests: Sequence[Request]) -> None:
+        """Take these for fetched: their pages are there already, from another program or an earlier crawl."""
+        done = [msgspec.structs.replace(request, tries=FETCHED_BEFORE) for request in requests]
+        await self.owner.hand_out(by_shard(done, self.owner.count))
+
+    async def lease(self, limit: int, *, batch: int, seconds: float, worker: str = "") -> Grant:
+        owner, worker = self.owner, worker or self.worker
+        if self._tending is not None and self._tending.done():
+            # Nobody beats for us any more: what ended it is worth an end with words.
+            self._tending.result()
+        await owner.keep_up()
+        news = self._news
+        if owner.job != "running":
+            return Grant(job=owner.job, wait=owner.every_seconds, news=news)
+        now = self._clock.monotonic()
+        leases, due_at = await self._lease(limit, batch, min(seconds, owner.remaining), worker, now)
+        # Lanes that are leased keep it busy, also when there is none for the rest of its hands.
+        under_way = sum(shard.lanes_held for shard in owner.shards.values())
+        owner.hungry = not leases and 2 * under_way < self.settings.concurrency
+        if owner.hungry and not under_way:
+            await self._quota.give_back()
+        job: JobState = "running"
+        if not leases and self._is_idle():
+            if owner.told_busy:
+                await owner.renew()
+            job = "finished" if await self._survey.is_over() else "running"
+        wait = owner.every_seconds if due_at is None else min(max(0.0, due_at - now), owner.every_seconds)
+        return Grant(leases=tuple(leases), wait=wait, job=job, news=news)
+
+    async def _lease(
+        self, limit: int, batch: int, seconds: float, worker: str, now: float
+    ) -> tuple[list[Lease], float | None]:
+        """The lanes of all our shards that have been ready longest; and when the next is."""
+        shards = [shard for shard in self.owner.shards.values() if not shard.leaving]
+        room = await self._quota.room(limit * batch)
+        if room <= 0:
+            for shard in shards:
+                shard.lapse_lost(now)
+            room = self._quota.left()
+        if room <= 0 or seconds <= 0:
+            return [], min((at for shard in shards if (at := shard.next_expiry()) is not None), default=None)
+        due = [(at, shard.number, shard) for shard in shards if (at := shard.next_due()) is not None]
+        heapq.heapify(due)
+        later: list[float] = []
+        leases: list[Lease] = []
+        while due and due[0][0] <= now and len(leases) < limit and room > 0:
+            _, number, shard = heapq.heappop(due)
+            busy = any(one.has_suspect(worker, now) for one in shards)
+            grant = await shard.lease(1, batch=min(batch, room), seconds=seconds, worker=worker, suspect=not busy)
+            leases += grant.leases
+            room -= sum(len(lease.requests) for lease in grant.leases)
+            if not grant.leases:
+                # Nothing there is for this worker now.
+                later += [] if grant.wait is None else [now + grant.wait]
+            elif (at := shard.next_due()) is not None:
+                heapq.heappush(due, (at, number, shard))
+        if room <= 0:
+            later += [at for shard in shards if (at := shard.next_expiry()) is not None]
+        return leases, min([*later, *(at for at, _, _ in due)], default=None)
+
+    def _is_idle(self) -> bool:
+        """Whether nothing of ours is under way, nor will be without news."""
+        shards = self.owner.shards.values()
+        if any(shard.leased for shard in shards):
+            return False
+        return self._quota.left() <= 0 or all(shard.is_over() for shard in shards)
+
+    async def extend(self, leases: Sequence[Lease], *, seconds: float) -> list[Lease]:
+        owner = self.owner
+        await owner.keep_up(seconds=seconds)
+        ours: list[Lease] = []
+        for lease in leases:
+            shard = self._shard(lease.site)
+            if shard is not None:
+                for longer in await shard.extend([lease], seconds=seconds):
+                    # Never longer than nobody can take the shard.
+                    ours.append(msgspec.structs.replace(longer, ttl=min(seconds, owner.remaining)))
+        return ours
+
+    async def complete(
+        self, outcomes: Sequence[Outcome], *, notes: Sequence[SiteNote] = (), marks: Mapping[str, int] | None = None
+    ) -> Receipt:
+        """Settle requests. Links to our own shards are written first, those to others with the outcome itself."""
+        owner, count = self.owner, self.owner.count
+        if owner.is_late:
+            await owner.renew()
+        settled: dict[int, tuple[list[Outcome], list[SiteNote]]] = defaultdict(lambda: ([], []))
+        for outcome in outcomes:
+            settled[shard_of(outcome.site, count)][0].append(outcome)
+        for note in notes:
+            settled[shard_of(note.site, count)][1].append(note)
+        receipts: list[Receipt] = []
+        async with owner.writing:
+            abroad = await self._links_first({number: pair[0] for number, pair in settled.items()})
+            results = await asyncio.gather(
+                *(self._settle(number, *pair, abroad.get(number, [])) for number, pair in settled.items()),
+                return_exceptions=True,
+            )
+        self._tell()
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+            receipts.append(result)
+        return Receipt(
+            accepted=sum(receipt.accepted for receipt in receipts),
+            stale=sum(receipt.stale for receipt in receipts),
+            repeated=sum(receipt.repeated for receipt in receipts),
+        )
+
+    async def _links_first(self, settled: Mapping[int, Sequence[Outcome]]) -> dict[int, list[Request]]:
+        """Queue links to other shards of ours. Those to shards of others, by the shard where they were found."""
+        owner, count = self.owner, self.owner.count
+        here: dict[int, list[Request]] = defaultdict(list)
+        abroad: dict[int, list[Request]] = {}
+        for number, outcomes in settled.items():
+            shard = owner.shards.get(number)
+            for outcome in outcomes if shard is not None else ():
+                strangers = [link for link in outcome.links if shard_of(link.site, count) != number]
+                if not strangers or shard is None or not shard.holds(outcome):
+                    continue
+                page = shard.page_of(outcome)
+                for link in strangers:
+                    named = link if link.referrer else msgspec.structs.replace(link, referrer=page)
+                    target = shard_of(link.site, count)
+                    (here[target] if target in owner.shards else abroad.setdefault(number, [])).append(named)
+        await asyncio.gather(*(owner.shards[number].add(links) for number, links in here.items()))
+        return abroad
+
+    async def _settle(
+        self, number: int, outcomes: list[Outcome], notes: list[SiteNote], abroad: list[Request]
+    ) -> Receipt:
+        shard, count = self.owner.shards.get(number), self.owner.count
+        if shard is None:
+            self._stale += len(outcomes)
+            return Receipt(stale=len(outcomes))
+        own = [
+            msgspec.structs.replace(
+                outcome, links=tuple(link for link in outcome.links if shard_of(link.site, count) == number)
+            )
+            if outcome.links
+            else outcome
+            for outcome in outcomes
+        ]
+        shard.journal.staged = abroad
+        before = shard.stored
+        try:
+            receipt = await shard.complete(own, notes=notes)
+            self.owner.stored += shard.stored - before
+            return receipt
+        except Lost:
+            self._stale += len(outcomes)
+            return Receipt(stale=len(outcomes))
+        finally:
+            shard.journal.staged = []
+
+    async def release(self, leases: Sequence[Lease]) -> None:
+        for lease in leases:
+            shard = self._shard(lease.site)
+            if shard is not None:
+                await shard.release([lease])
+        self._tell()
+
+    async def abandon(self, worker: str, *, blamed: Sequence[int] = ()) -> int:
+        """Take back what a dead worker held: its lanes in our shards, and its own shards. How many of both."""
+        owner = self.owner
+        found = 0
+        for shard in list(owner.shards.values()):
+            found += await shard.abandon(worker, blamed=blamed)
+        found += await owner.inherit(worker, blamed=blamed)
+        self._tell()
+        return found
+
+    async def idle(self, grant: Grant) -> None:
+        if grant.news != self._news:
+            return
+        try:
+            async with asyncio.timeout(grant.wait):
+                await self._event.wait()
+        except TimeoutError:
+            pass
+
+    def _tell(self) -> None:
+        self._news += 1
+        self._event.set()
+        self._event = asyncio.Event()
+
+    async def counts(self) -> Counts:
+        return await self._survey.counts(stale=self._stale)
+
+    async def steer(self, job: JobState) -> None:
+        """Pause, resume or stop the job, on all machines: each sees it within a second."""
+        await self.owner.run(write_wish, self.owner.share, job)
+        self.owner.job = job
+        self._tell()
+
+    async def lookup(self, url: str) -> Mapping[str, Any] | None:
+        key, site = urls.fingerprint(self.secret, url), urls.host_port(url)
+        if self.settings.site_by == "domain":
+            site = urls.registered_domain(site)
+        shard = self._shard(site)
+        if shard is not None:
+            return await shard.lookup(url)
+        chain = await self.owner.run(read_chain, self.owner.share, shard_of(site, self.owner.count))
+        return story(chain, key)
+
+    async def sites(self, limit: int = 100) -> list[Mapping[str, Any]]:
+        """The sites of our shards; other workers know theirs."""
+        found = [site for shard in self.owner.shards.values() for site in await shard.sites(limit)]
+        return sorted(found, key=lambda site: -int(site["queued"]))[:limit]
+
+    async def beat(self, pulse: Pulse) -> None:
+        self.owner.pulse = pulse
+
+    async def workers(self) -> list[Pulse]:
+        return await self._survey.workers()
+
+    async def shards(self) -> list[ShardView]:
+        return await self._survey.shards()
+
+    async def aclose(self) -> None:
+        if self._tending is not None:
+            self._tending.cancel()
+            await asyncio.gather(self._tending, return_exceptions=True)
+        try:
+            if self.owner.is_member:
+                await self._quota.close()
+        except Unavailable as error:
+            log.warning("the pages that may be stored were not settled: %s", error)
+        finally:
+            await self.owner.aclose()

@@ -1,0 +1,234 @@
+"""A shard's past: the chain of its owners' logs, read up to where each ceased to count, and made short again."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from gossamer.errors import SchemaMismatch
+from gossamer.frontier import journal as kept
+from gossamer.frontier.folder_log import (
+    MAGIC,
+    Frame,
+    Note,
+    Row,
+    column,
+    decode_frame,
+    decode_opening,
+    encode,
+    framed,
+    frames,
+    opening,
+    states_of,
+)
+from gossamer.frontier.folder_share import Share
+from gossamer.frontier.journal import Past, SiteRow
+
+_MOST_FILES = 6
+_URLS_PER_FRAME = 4096
+FILE_BITS = 40
+"""A place is a file's number and an offset in it, in one integer."""
+
+
+class Piece(NamedTuple):
+    """A frame, where its URLs begin, and its bytes."""
+
+    place: int
+    frame: Frame
+    blobs: memoryview
+
+
+class Chain:
+    """The files of a shard, and the frames in them that count."""
+
+    def __init__(self) -> None:
+        self.files: list[tuple[str, int]] = []
+        self.pieces: list[Piece] = []
+
+    def __iter__(self) -> Iterator[Frame]:
+        return (piece.frame for piece in self.pieces)
+
+    def take(self, name: str, data: bytes, limit: int) -> None:
+        """Read a file up to a length, or to the first frame that is not whole."""
+        view, file, end = memoryview(data)[:limit], len(self.files), 0
+        for number, (at, head, blobs) in enumerate(frames(view, len(MAGIC))):
+            end = at
+            if number:
+                self.pieces.append(Piece((file << FILE_BITS) | blobs, decode_frame(head), view[blobs:at]))
+        self.files.append((name, end))
+
+    def is_long(self) -> bool:
+        """Whether a start reads much that no longer matters."""
+        rows = sum(len(frame.outcomes) for frame in self)
+        urls = sum(len(frame.numbers) for frame in self) // 8
+        return len(self.files) >= _MOST_FILES or rows > 2 * urls + 1000
+
+
+def folder_of(shard: int) -> str:
+    """Where a shard's logs are."""
+    return f"shards/{shard:04}"
+
+
+def log_name(shard: int, claim: int) -> str:
+    """The log that the holder of a claim begins."""
+    return f"{folder_of(shard)}/log-{claim:010}"
+
+
+def read_chain(share: Share, shard: int) -> Chain:
+    """All that counts of a shard. Whoever reads it has the claim; what a former owner adds later is not looked at."""
+    chain = Chain()
+    logs = [name for name in share.names(folder_of(shard), fresh=True) if name.startswith("log-")]
+    for name in reversed(logs):
+        path = f"{folder_of(shard)}/{name}"
+        data = share.read(path)
+        first = next(frames(memoryview(data), len(MAGIC)), None)
+        if not data.startswith(MAGIC[: len(data)]):
+            raise SchemaMismatch(f"{share.root / path} is not a log of this version", hint="it was left as it is")
+        if first is None:
+            # Its owner died before it had written anything.
+            continue
+        for older, length in decode_opening(first[1]).base:
+            found = share.read(older)
+            if len(found) < length:
+                raise SchemaMismatch(
+                    f"{share.root / older} has {len(found)} bytes, and had {length} when it was last used",
+                    hint="was it cut, or restored from an older copy? the crawl cannot go on without it",
+                )
+            chain.take(older, found, length)
+        chain.take(path, data, len(data))
+        break
+    return chain
+
+
+def begin_log(share: Share, chain: Chain, *, shard: int, claim: int, session: str) -> Chain:
+    """Begin the log of a new owner, with a shorter past if the old one has grown long; the chain with it."""
+    if chain.is_long():
+        name = f"{folder_of(shard)}/past-{claim:010}"
+        data = shortened(chain, session, shard)
+        share.put(name, data)
+        chain = Chain()
+        chain.take(name, data, len(data))
+    path = log_name(shard, claim)
+    data = opening(session, shard, chain.files)
+    share.put(path, data)
+    chain.take(path, data, len(data))
+    return chain
+
+
+def sweep_logs(share: Share, chain: Chain, shard: int, claim: int) -> None:
+    """Delete logs of former owners that nothing refers to any more."""
+    needed = {name for name, _ in chain.files}
+    for name in share.names(folder_of(shard)):
+        path = f"{folder_of(shard)}/{name}"
+        kind, _, number = name.partition("-")
+        if kind in ("log", "past") and path not in needed and number.isdigit() and int(number) < claim:
+            share.remove(path)
+
+
+def shortened(chain: Chain, session: str, shard: int) -> bytes:
+    """The same past without what came to nothing: of each URL its last visit, and the tries since then."""
+    rows: dict[int, list[tuple[Row, bytes]]] = {}
+    stored = 0
+    for piece in chain.pieces:
+        for row, state in _with_states(piece):
+            before = rows.setdefault(row[0], [])
+            if row[1] != kept.RETRY:
+                stored += sum(old[1] in (kept.DONE, kept.FAILED) for old, _ in before)
+                before.clear()
+            before.append((row, state))
+    past = ShardPast(chain)
+    first = Frame(
+        sites=[site for frame in chain for site in frame.sites],
+        notes=past.notes,
+        lapses=dict(past.lapses),
+        out=past.unsent,
+        stored=stored + past.stored,
+    )
+    written = [opening(session, shard, []), framed(encode(first))]
+    for piece in chain.pieces:
+        frame = piece.frame
+        if frame.numbers:
+            # URLs stay as they are, with their frame's columns.
+            length = sum(column(frame.sizes, "I"))
+            urls = Frame(0.0, [], frame.numbers, frame.keys, frame.places, frame.parents, frame.ranks, frame.sizes)
+            written.append(framed(encode(urls), bytes(piece.blobs[:length])))
+    left = [pair for pairs in rows.values() for pair in pairs]
+    for start in range(0, len(left), _URLS_PER_FRAME):
+        some = left[start : start + _URLS_PER_FRAME]
+        written.append(framed(encode(Frame(outcomes=[row for row, _ in some])), b"".join(state for _, state in some)))
+    return b"".join(written)
+
+
+def _with_states(piece: Piece) -> Iterator[tuple[Row, bytes]]:
+    frame = piece.frame
+    start = sum(column(frame.sizes, "I"))
+    for row in frame.outcomes:
+        yield row, bytes(piece.blobs[start : start + row[6]])
+        start += row[6]
+
+
+class ShardPast(Past):
+    """What the frames of a chain say, for `restore`."""
+
+    def __init__(self, chain: Chain) -> None:
+        self._chain = chain
+        self.stored = sum(frame.stored for frame in chain)
+        self.out: list[bytes] = []
+        self.sent = 0
+        self.last_at = 0.0
+        self.notes: dict[int, Note] = {}
+        lapses: dict[int, int] = {}
+        for frame in chain:
+            self.out += frame.out
+            self.sent = frame.sent or self.sent
+            self.last_at = max(self.last_at, frame.at)
+            self.notes.update(frame.notes)
+            lapses.update(frame.lapses)
+        self.lapses = {number: count for number, count in lapses.items() if count > 0}
+
+    @property
+    def unsent(self) -> list[bytes]:
+        """Links that nobody knows to have gone out."""
+        return self.out[self.sent :]
+
+    def sites(self) -> Iterator[tuple[int, str, SiteRow | None]]:
+        for frame in self._chain:
+            for number, name in frame.sites:
+                note = self.notes.get(number)
+                yield number, name, None if note is None else SiteRow(*note)
+
+    def outcomes(self) -> Iterator[tuple[int, int, int, float | None, int]]:
+        for piece in self._chain.pieces:
+            for row, state in zip(piece.frame.outcomes, states_of(piece.frame, piece.place), strict=True):
+                yield state, row[0], row[1], row[4], bool(row[6])
+
+    def urls(self) -> Iterator[tuple[int, int, int, int, int, int]]:
+        for frame in self._chain:
+            if frame.numbers:
+                numbers, keys, places = column(frame.numbers), column(frame.keys), column(frame.places)
+                ranks = frame.ranks * len(numbers) if len(frame.ranks) == 1 else frame.ranks
+                for number, key, place, rank in zip(numbers, keys, places, ranks, strict=True):
+                    yield number, key, place, *rank
+
+
+class Index:
+    """Where each URL is, by its number: 20 bytes each."""
+
+    def __init__(self, chain: Chain) -> None:
+        self.places, self.sizes, self.parents = array("q", (0,)), array("I", (0,)), array("q", (0,))
+        for piece in chain.pieces:
+            self.take(piece.frame, piece.place)
+
+    def take(self, frame: Frame, place: int) -> None:
+        """Remember the URLs of a frame, of which the first is at this place."""
+        numbers = column(frame.numbers)
+        missing = max(numbers, default=0) + 1 - len(self.places)
+        if missing > 0:
+            # A number whose change could not be written is never used.
+            self.places.frombytes(bytes(8 * missing))
+            self.sizes.frombytes(bytes(4 * missing))
+            self.parents.frombytes(bytes(8 * missing))
+        for number, parent, size in zip(numbers, column(frame.parents), column(frame.sizes, "I"), strict=True):
+            self.places[number], self.sizes[number], self.parents[number] = place, size, parent
+            place += size

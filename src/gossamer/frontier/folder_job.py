@@ -1,0 +1,97 @@
+"""A job in a shared folder: its record, its folders, and the wish that it pause, go on or stop."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import parse_qs, quote
+
+import msgspec
+
+from gossamer import settings as configuration
+from gossamer.errors import ConfigError, JobMissing, SchemaMismatch
+from gossamer.frontier.folder_chain import folder_of
+from gossamer.frontier.folder_claims import CLAIMS, TERMS, WORKERS
+from gossamer.frontier.folder_share import TEMPORARY, Share
+from gossamer.model import JobState
+from gossamer.settings import Settings
+
+FORMAT = 1
+SHARDS = 64
+INBOX, REFUSED, QUOTA = "inbox", "refused", "quota"
+_RECORD, _WISH = "job.json", "wish.json"
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job is, for all its workers."""
+
+    format: int
+    secret: bytes
+    shards: int
+    settings: dict[str, Any]
+
+
+def place_of(url: str, job: str) -> tuple[Path, int]:
+    """Where a job is, and how many shards it gets if it is made: folder:/path or folder:/path?shards=128."""
+    scheme, _, rest = url.partition(":")
+    path, _, query = rest.partition("?")
+    if scheme != "folder" or not path.startswith("/"):
+        raise ConfigError(f"{url}: not a shared folder", hint="write folder:/path, with the whole path")
+    options = parse_qs(query)
+    shards = options.pop("shards", [str(SHARDS)])[-1]
+    if options or not shards.isdigit() or not 1 <= int(shards) <= 4096:
+        raise ConfigError(f"{url}: only shards=1 to 4096 can be set", hint="folder:/path?shards=128")
+    return Path(path) / "frontier" / quote(job, safe="", errors="surrogatepass"), int(shards)
+
+
+def open_job(share: Share, job: str, settings: Settings | None, *, shards: int) -> tuple[Record, Settings]:
+    """The record of a job. With settings it is made if it is not there, and these are its settings from now on."""
+    if settings is not None:
+        share.make_folders(TEMPORARY, CLAIMS, TERMS, WORKERS, INBOX, REFUSED, QUOTA)
+        share.make_folders(*(folder_of(shard) for shard in range(shards)))
+        plain = configuration.dump(settings)
+        made = Record(format=FORMAT, secret=secrets.token_bytes(16), shards=shards, settings=plain)
+        if not share.claim(_RECORD, msgspec.json.encode(made)):
+            found = _read(share, job)
+            share.put(_RECORD, msgspec.json.encode(msgspec.structs.replace(found, settings=plain)))
+        if read_wish(share) == "stopping":
+            # A stop ends with the run that was stopped.
+            write_wish(share, "running")
+    record = _read(share, job)
+    return record, configuration.build(record.settings, source=f"{share.root / _RECORD}")
+
+
+def _read(share: Share, job: str) -> Record:
+    try:
+        data = share.read(_RECORD)
+    except (FileNotFoundError, NotADirectoryError):
+        raise JobMissing(
+            f"there is no job {job!r} in {share.root.parent.parent}",
+            hint="start it with: gossamer crawl --frontier folder:/path --job NAME; is the folder mounted?",
+        ) from None
+    try:
+        record = msgspec.json.decode(data, type=Record)
+    except msgspec.MsgspecError as error:
+        raise SchemaMismatch(
+            f"{share.root / _RECORD} cannot be read: {error}", hint="it was left as it is; move it away to start anew"
+        ) from None
+    if record.format != FORMAT:
+        raise SchemaMismatch(
+            f"{share.root} was written by another Gossamer (format {record.format}, this one reads {FORMAT})",
+            hint="use the version that wrote it, on all machines",
+        )
+    return record
+
+
+def read_wish(share: Share) -> JobState:
+    """What people want the job to do."""
+    try:
+        return cast(JobState, msgspec.json.decode(share.read(_WISH), type=str))
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return "running"
+
+
+def write_wish(share: Share, job: JobState) -> None:
+    """Tell all workers what to do."""
+    share.put(_WISH, msgspec.json.encode(job))

@@ -1,0 +1,349 @@
+"""A worker's part in the job: it claims shards, keeps its claims alive, brings links to them, and shares out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import msgspec
+
+from gossamer.errors import Unavailable
+from gossamer.frontier.folder_balance import Scene, to_give, to_take
+from gossamer.frontier.folder_chain import Chain, begin_log, read_chain, sweep_logs
+from gossamer.frontier.folder_claims import Beat, Claims, Peers, new_session
+from gossamer.frontier.folder_job import read_wish
+from gossamer.frontier.folder_journal import FolderJournal
+from gossamer.frontier.folder_log import decode_request
+from gossamer.frontier.folder_post import Post, by_shard
+from gossamer.frontier.folder_shard import Shard, Tokens
+from gossamer.frontier.folder_share import Share, ShareClock, explained
+from gossamer.model import JobState, Pulse, Request
+from gossamer.settings import Settings
+
+log = logging.getLogger("gossamer.frontier")
+T = TypeVar("T")
+_THREADS = 8
+_SAFE = 0.9
+"""Of its lease an owner trusts this part; after that it makes sure with a new claim before it says that all is well."""
+_MOST_LETTERS = 256
+_LITTER_SECONDS = 3600.0
+_SILENT_SECONDS = 600.0
+
+
+class Lost(Unavailable):
+    """The shard is another worker's by now; tried again, the call finds that out by itself."""
+
+
+class Owner:
+    """One life of a worker, or of a visitor, who claims nothing."""
+
+    def __init__(
+        self, share: Share, settings: Settings, *, shards: int, worker: str, clock: ShareClock, region: str = ""
+    ) -> None:
+        self.share = share
+        self.settings = settings
+        self.count = shards
+        self.worker = worker
+        self.session = new_session(worker)
+        self.clock = clock
+        self.claims = Claims(share, shards)
+        self.peers = Peers(share, lease_seconds=settings.lease_seconds)
+        self.post = Post(share)
+        self.shards: dict[int, Shard] = {}
+        self.job: JobState = "running"
+        self.hungry = False
+        self.pulse: Pulse | None = None
+        self.every_seconds = min(1.0, settings.lease_seconds / 8)
+        self.writing = asyncio.Lock()
+        """Held by whoever changes what is in the shards: calls that span several of them must not cross."""
+        self.stored = 0
+        """Pages that this life of the worker has stored, in whatever shards."""
+        self.told_busy = False
+        """Whether the others have been told that something of ours is under way."""
+        self._tending = asyncio.Lock()
+        self._renewing = asyncio.Lock()
+        self._deadline = -1e18
+        self._tended_at = -1e18
+        self._beats = 0
+        self._tokens = Tokens()
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="gossamer-folder")
+        self._changed: Callable[[], None] = lambda: None
+
+    def on_change(self, tell: Callable[[], None]) -> None:
+        """Call this when something may have become due."""
+        self._changed = tell
+
+    async def run(self, work: Callable[..., T], *given: Any) -> T:
+        """Do something with the folder, in a thread; what goes wrong there is said in our words."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work, *given)
+        except OSError as error:
+            raise explained(error, self.share.root) from error
+
+    @property
+    def is_member(self) -> bool:
+        """Whether this is a worker, which takes shards."""
+        return bool(self.worker)
+
+    @property
+    def remaining(self) -> float:
+        """Seconds for which nobody can take our shards from us."""
+        return self._deadline - self.clock.monotonic()
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it is no longer sure that our shards are ours."""
+        return self.remaining < self.settings.lease_seconds * (1 - _SAFE)
+
+    async def keep_up(self, *, seconds: float = 0.0) -> None:
+        """Make sure that what we hold is ours, for `seconds` at least if that can be had; tend if that is due."""
+        if self.is_member and (self.is_late or self.remaining < min(seconds, self.settings.lease_seconds)):
+            await self.renew()
+        if self.clock.monotonic() >= self._tended_at + self.every_seconds:
+            await self.tend()
+
+    async def renew(self) -> None:
+        """Beat. An owner that was silent for too long claims its shards anew: those of which it still has the last
+        claim it keeps, since nobody can have been there in between."""
+        async with self._renewing:
+            await self._renew()
+
+    async def _renew(self) -> None:
+        sent_at, was_late = self.clock.monotonic(), self.is_late
+        self._beats += 1
+        beat = Beat(
+            session=self.session,
+            worker=self.worker,
+            at=self.clock.epoch(),
+            number=self._beats,
+            hungry=self.hungry,
+            stored=self.stored,
+            shards={number: shard.view() for number, shard in self.shards.items()},
+            pulse=self.pulse,
+        )
+        server_time = await self.run(self.peers.tell, beat)
+        self.told_busy = any(view.busy for view in beat.shards.values())
+        self.clock.set(server_time)
+        if was_late:
+            for number, shard in list(self.shards.items()):
+                claim = await self.run(self.claims.take, number, shard.claim, self.session, 0)
+                if claim:
+                    shard.claim = claim
+                else:
+                    self.drop(number)
+        self._deadline = max(self._deadline, sent_at + self.settings.lease_seconds)
+
+    async def confirm(self, number: int) -> None:
+        """Say nothing if what was just written to a shard's log counts; Lost if somebody else has read it before."""
+        if number in self.shards and self.is_late:
+            await self.renew()
+        if number not in self.shards:
+            raise Lost(f"shard {number} is another worker's by now")
+
+    def drop(self, number: int) -> None:
+        """Let go of a shard that is not ours any more."""
+        shard = self.shards.pop(number, None)
+        if shard is not None:
+            log.warning("shard %d was taken over: this worker was silent for too long", number)
+            shard.journal.close()
+            self._changed()
+
+    async def tend(self) -> None:
+        """One round: bring links in and out, beat, look at the others, take and give shards."""
+        async with self._tending:
+            self._tended_at = self.clock.monotonic()
+            if self.is_member:
+                if self.is_late:
+                    await self.renew()
+                taken = await self._collect()
+                await self.deliver()
+                # Told before the letters are gone: there is always one place that shows the work in them.
+                await self.renew()
+                await self.run(self.post.done, taken)
+            await self.look()
+            if self.is_member:
+                await self._balance()
+
+    async def look(self, *, fresh: bool = False) -> None:
+        """See what the others do, and what people want."""
+        job = await self.run(read_wish, self.share)
+        await self.run(self._look, fresh)
+        if not self.is_member:
+            self.clock.set(await self.run(self.share.time))
+        for number, shard in list(self.shards.items()):
+            newest = self.claims.newest[number]
+            if newest.number > shard.claim and newest.claim.session != self.session:
+                self.drop(number)
+        if job != self.job:
+            self.job = job
+            self._changed()
+
+    def _look(self, fresh: bool) -> None:
+        self.claims.look(fresh=fresh)
+        self.peers.look(monotonic=self.clock.monotonic(), epoch=self.clock.epoch())
+
+    async def _collect(self) -> list[str]:
+        """Queue what others sent to our shards; the letters that can go."""
+        waiting = await self.run(self.post.waiting)
+        taken: list[str] = []
+        for number in [number for number in waiting if number in self.shards]:
+            for name in waiting[number][:_MOST_LETTERS]:
+                requests = await self.run(self.post.read, name)
+                async with self.writing:
+                    if number not in self.shards:
+                        break
+                    if await self.shards[number].add(requests):
+                        self._changed()
+                taken.append(name)
+        return taken
+
+    async def deliver(self) -> None:
+        """Send on the links that our shards have for others. Those that are ours by now go there directly."""
+        sources = [(shard, len(shard.journal.outgoing)) for shard in self.shards.values() if shard.journal.outgoing]
+        links = [decode_request(one) for shard, count in sources for one in shard.journal.outgoing[:count]]
+        if not links:
+            return
+        await self.hand_out(by_shard(links, self.count))
+        for shard, count in sources:
+            shard.journal.sent(count)
+        self._changed()
+
+    async def hand_out(self, letters: dict[int, list[Request]]) -> int:
+        """Queue requests in our shards, and send the others; how many were new, as far as one can know."""
+        added = 0
+        elsewhere = dict(letters)
+        async with self.writing:
+            for number in list(letters):
+                if number in self.shards:
+                    added += await self.shards[number].add(elsewhere.pop(number))
+        if added and not self.told_busy:
+            # Nobody may say that the job is finished once this has returned.
+            await self.renew()
+        if elsewhere:
+            await self.run(lambda: self.post.send(elsewhere, epoch=self.clock.epoch()))
+        return added + sum(map(len, elsewhere.values()))
+
+    def scene(self) -> Scene:
+        """The shards as this worker sees them."""
+        holders = self.peers.holders(self.claims.newest)
+        # A claim of ours without a shard is what was left when the folder failed while we took it.
+        holders = {shard: who for shard, who in holders.items() if who != self.session or shard in self.shards}
+        work = {}
+        for number, standing in self.claims.newest.items():
+            beat = self.peers.beats.get(standing.claim.session)
+            view = beat.shards.get(number) if beat is not None else standing.claim.view
+            if number in self.shards:
+                view = self.shards[number].view()
+            if view is not None and view.busy:
+                work[number] = max(1, view.counts.queued + view.counts.delayed + view.counts.leased)
+            elif view is None and standing.number:
+                work[number] = 1
+        hungry = [name for name, beat in self.peers.beats.items() if beat.hungry and name in self.peers.live]
+        members = [name for name in self.peers.live if self.peers.beats[name].worker]
+        leased = [number for number, shard in self.shards.items() if shard.leased]
+        return Scene(self.session, members, hungry, holders, work, self.count, leased)
+
+    async def _balance(self) -> None:
+        scene = self.scene()
+        # As they stand now: what others claim from here on is theirs.
+        seen = {number: standing.number for number, standing in self.claims.newest.items()}
+        for number in to_give(scene):
+            self.shards[number].leaving = True
+        for number, shard in list(self.shards.items()):
+            if shard.leaving and not shard.leased:
+                await self.give(number)
+        wanted = to_take(scene)
+        if wanted:
+            await self.take({number: seen[number] for number in wanted})
+        epoch = self.clock.epoch()
+        if self._beats % 600 == 1:
+            needed = frozenset(found.claim.session for found in self.claims.newest.values())
+            await self.run(lambda: self.share.sweep(older_than=epoch - _LITTER_SECONDS))
+            await self.run(lambda: self.peers.sweep(epoch=epoch, older_than_seconds=_SILENT_SECONDS, needed=needed))
+
+    async def inherit(self, worker: str, *, blamed: Sequence[int]) -> int:
+        """Take the shards of earlier lives of a worker, who is known to be dead; how many there were."""
+        async with self._tending:
+            await self.look(fresh=True)
+            beats = self.peers.beats.items()
+            dead = [session for session, beat in beats if beat.worker == worker and session != self.session]
+            for session in dead:
+                await self.run(self.peers.forget, session)
+            orphans = {n: found.number for n, found in self.claims.newest.items() if found.claim.session in dead}
+            if not self.is_member or not orphans:
+                return 0
+            taken = await self.take(orphans)
+            for number in taken:
+                await self.shards[number].blame(blamed)
+            return len(taken)
+
+    async def take(self, after: Mapping[int, int]) -> list[int]:
+        """Claim shards, each after the claim that was seen to be void, and open them; those that we got."""
+        term = await self.run(self.claims.next_term)
+        got = []
+        for number, void in after.items():
+            if self.remaining < self.settings.lease_seconds / 2:
+                await self.renew()
+            claim = await self.run(self.claims.take, number, void, self.session, term)
+            if not claim:
+                continue
+            try:
+                await self._open(number, claim, term)
+            except Unavailable as error:
+                # A claim without a shard is only in the way.
+                log.warning("shard %d could not be opened: %s", number, error)
+                await self.run(self.claims.take, number, claim, "", 0)
+                continue
+            got.append(number)
+        if got:
+            await self.renew()
+            self._changed()
+        return got
+
+    async def _open(self, number: int, claim: int, term: int) -> None:
+        def opened() -> Chain:
+            chain = read_chain(self.share, number)
+            chain = begin_log(self.share, chain, shard=number, claim=claim, session=self.session)
+            sweep_logs(self.share, chain, number, claim)
+            return chain
+
+        chain = await self.run(opened)
+        journal = FolderJournal(self.share, chain, number, clock=self.clock, run=self.run, confirm=self.confirm)
+        journal.past.epoch = term - 1
+        self.shards[number] = Shard(
+            journal, number, claim, settings=self.settings, clock=self.clock, tokens=self._tokens
+        )
+
+    async def give(self, number: int) -> None:
+        """Give a shard up for others to take; what it had for other shards is sent first."""
+        await self.deliver()
+        async with self.writing:
+            shard = self.shards.get(number)
+            if shard is None or shard.journal.outgoing:
+                return
+            await shard.aclose()
+            view = msgspec.structs.replace(shard.view(), claim=shard.claim + 1)
+            await self.run(self.claims.take, number, shard.claim, "", 0, view)
+            self.shards.pop(number, None)
+
+    async def aclose(self) -> None:
+        """Give everything up, and be forgotten."""
+        try:
+            for number in list(self.shards):
+                await self.give(number)
+            if self.is_member:
+                await self.run(self.peers.forget, self.session)
+        except Unavailable as error:
+            log.warning("shards were not given back, and are taken over when the lease ends: %s", error)
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Let go as a killed process does: the folder stays as it is."""
+        for shard in self.shards.values():
+            shard.journal.close()
+        self.shards.clear()
+        self._threads.shutdown(wait=False)

@@ -1,0 +1,74 @@
+"""Links that cross shards: files in the inbox of the job, named after the shard that they are for."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from gossamer.frontier.folder_job import INBOX, REFUSED
+from gossamer.frontier.folder_share import Share
+from gossamer.model import Request
+
+log = logging.getLogger("gossamer.frontier")
+_MOST = 5000
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[Request]).decode
+
+
+def shard_of(site: str, shards: int) -> int:
+    """The shard of a site, for the whole life of a job."""
+    return zlib.crc32(site.encode("utf-8", "surrogatepass")) % shards
+
+
+def by_shard(requests: Iterable[Request], shards: int) -> dict[int, list[Request]]:
+    """Requests by the shard of their site."""
+    sorted_out: dict[int, list[Request]] = defaultdict(list)
+    for request in requests:
+        sorted_out[shard_of(request.site, shards)].append(request)
+    return sorted_out
+
+
+class Post:
+    """Sends requests to the owners of other shards, and fetches those that were sent to ours."""
+
+    def __init__(self, share: Share) -> None:
+        self._share = share
+        self._number = 0
+
+    def send(self, letters: dict[int, list[Request]], *, epoch: float) -> None:
+        """Put requests where the owners of their shards will find them; it is durable when this returns."""
+        for shard, requests in letters.items():
+            for start in range(0, len(requests), _MOST):
+                self._number += 1
+                # Read in this order: first sent, first queued.
+                name = f"{shard:04}-{int(epoch * 1e6):017}-{self._number:06}-{secrets.token_hex(4)}"
+                self._share.put(f"{INBOX}/{name}", _encode(requests[start : start + _MOST]))
+
+    def waiting(self, *, fresh: bool = False) -> dict[int, list[str]]:
+        """The letters that nobody has taken yet, by shard."""
+        found: dict[int, list[str]] = defaultdict(list)
+        for name in self._share.names(INBOX, fresh=fresh):
+            shard = name.partition("-")[0]
+            found[int(shard) if shard.isdigit() else -1].append(name)
+        return found
+
+    def read(self, name: str) -> Sequence[Request]:
+        """A letter's requests. One that cannot be read is put aside, with a word."""
+        try:
+            return _decode(self._share.read(f"{INBOX}/{name}"))
+        except FileNotFoundError:
+            return ()
+        except msgspec.MsgspecError as error:
+            log.error("%s cannot be read and was put into %s: %s", name, self._share.root / REFUSED, error)
+            (self._share.root / INBOX / name).replace(self._share.root / REFUSED / name)
+            return ()
+
+    def done(self, names: Iterable[str]) -> None:
+        """Throw away letters whose requests are written down."""
+        for name in names:
+            self._share.remove(f"{INBOX}/{name}")

@@ -1,0 +1,136 @@
+"""One shard in the hands of its owner: the embedded frontier over the shard's own log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from gossamer.clock import Clock
+from gossamer.frontier.folder_claims import View
+from gossamer.frontier.folder_journal import FolderJournal
+from gossamer.frontier.journal import DONE, Change, OutcomeRow
+from gossamer.frontier.local import LocalFrontier
+from gossamer.model import Counts, Grant, Outcome, Request
+from gossamer.settings import Settings
+
+_PATIENCE = 500.0
+"""Of its time, a worker spends at most this part on counting: one in so many."""
+FETCHED_BEFORE = -1
+"""As the tries of a request: it was fetched by another program, and is only to be known."""
+
+
+class Tokens:
+    """The last token that this process has given out: tokens of all its shards grow together."""
+
+    last = 0
+
+
+class Shard(LocalFrontier):
+    """A part of the sites, with their schedule in memory. How many pages the job may store is not its concern."""
+
+    def __init__(
+        self, journal: FolderJournal, number: int, claim: int, *, settings: Settings, clock: Clock, tokens: Tokens
+    ) -> None:
+        super().__init__(journal, journal.past, settings=msgspec.structs.replace(settings, max_pages=None), clock=clock)
+        self.journal = journal
+        self.number = number
+        self.claim = claim
+        self.leaving = False
+        """To be given to another worker as soon as nothing of it is leased."""
+        self._tokens = tokens
+        self._state.stored += journal.past.stored
+        self._counts = Counts()
+        self._counted_at, self._counting_seconds = -1e18, 0.0
+
+    async def add(self, requests: Sequence[Request]) -> int:
+        """Queue requests; those that say that they were fetched before are only remembered."""
+        fetched = [request for request in requests if request.tries == FETCHED_BEFORE]
+        if not fetched:
+            return await super().add(requests)
+        await self._remember(fetched)
+        return await super().add([request for request in requests if request.tries != FETCHED_BEFORE])
+
+    async def _remember(self, requests: Sequence[Request]) -> None:
+        state = self._state
+        async with self._lock:
+            change = Change()
+            state.plan_urls(change, requests, parent=0)
+            at = state.clock.epoch()
+            for number, _, _, _ in change.urls:
+                change.outcomes.append(OutcomeRow(number, DONE, 0, at, None, "adopted", None))
+            await self._write(change)
+            for _, request, _, _ in change.urls:
+                state.count(DONE)
+                state.stored += 1
+                state.schedule.sites[request.site].stored += 1
+
+    async def lease(self, limit: int, *, batch: int, seconds: float, worker: str = "", suspect: bool = True) -> Grant:
+        self._state.last_token = max(self._state.last_token, self._tokens.last)
+        try:
+            return await super().lease(limit, batch=batch, seconds=seconds, worker=worker, suspect=suspect)
+        finally:
+            self._tokens.last = self._state.last_token
+
+    @property
+    def leased(self) -> int:
+        """Requests in somebody's hands."""
+        return self._state.schedule.leased
+
+    @property
+    def lanes_held(self) -> int:
+        """Lanes in somebody's hands."""
+        return len(self._state.held)
+
+    @property
+    def stored(self) -> int:
+        """Pages stored over the job's life."""
+        return self._state.stored
+
+    def next_due(self) -> float | None:
+        """When the next lane may be leased."""
+        return self._state.schedule.next_due()
+
+    def next_expiry(self) -> float | None:
+        """When the next lease runs out."""
+        return self._state.next_expiry()
+
+    def lapse_lost(self, now: float) -> None:
+        """Take back what has run out."""
+        self._state.lapse_lost(now)
+
+    def has_suspect(self, worker: str, now: float) -> bool:
+        """Whether the worker holds a suspect of this shard."""
+        return self._state.has_suspect(worker, now)
+
+    def is_over(self) -> bool:
+        """Whether nothing is left to hand out, under way, or to be sent to other shards."""
+        return self._state.is_over() and not self.journal.outgoing
+
+    def holds(self, outcome: Outcome) -> bool:
+        """Whether an outcome would count now."""
+        lane = self._state.held.get(outcome.token)
+        return lane is not None and outcome.key in lane.batch
+
+    def page_of(self, outcome: Outcome) -> str:
+        """The URL of an outcome that would count."""
+        return self.journal.url(self._state.held[outcome.token].batch[outcome.key])
+
+    def view(self, *, exact: bool = False) -> View:
+        """What others are told of it. Walking over all sites takes a while: unless it must be exact, what only that can
+        tell may be some seconds old."""
+        schedule, now = self._state.schedule, self._state.clock.monotonic()
+        if exact or now >= self._counted_at + _PATIENCE * self._counting_seconds:
+            self._counts = self._state.counts()
+            self._counted_at = self._state.clock.monotonic()
+            self._counting_seconds = self._counted_at - now
+        else:
+            self._counts = msgspec.structs.replace(
+                self._counts,
+                queued=schedule.queued,
+                delayed=schedule.delayed - len(schedule.revisits),
+                leased=schedule.leased,
+                stored=self._state.stored,
+                known=len(self._state.seen),
+            )
+        return View(claim=self.claim, changes=self.journal.changes, busy=not self.is_over(), counts=self._counts)

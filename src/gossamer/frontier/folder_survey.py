@@ -1,0 +1,130 @@
+"""The whole job as one worker can see it: its own shards from memory, the others from what their owners say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gossamer.frontier.folder_claims import View
+from gossamer.model import Counts, JobState, Pulse, RegionView, ShardView
+
+if TYPE_CHECKING:
+    from gossamer.frontier.folder_owner import Owner
+
+_SUMMED = (
+    "queued", "delayed", "leased", "done", "failed", "skipped", "parked", "stale", "stored", "revisits", "known",
+    "sites", "ready_sites", "held_sites", "active_sites",
+)  # fmt: skip
+_RECENT_SECONDS = 600.0
+
+
+class Survey:
+    """Adds up what is known of all shards."""
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+
+    def _views(self, *, exact: bool = False) -> dict[int, View | None]:
+        """What is known of each shard; None where its owner has not said, or is dead."""
+        owner = self._owner
+        found: dict[int, View | None] = {}
+        for number, standing in owner.claims.newest.items():
+            session = standing.claim.session
+            if number in owner.shards:
+                found[number] = owner.shards[number].view(exact=exact)
+            elif not standing.number:
+                found[number] = View(claim=0, busy=False)
+            elif not session:
+                found[number] = standing.claim.view
+            else:
+                beat = owner.peers.beats.get(session)
+                view = beat.shards.get(number) if beat is not None else None
+                found[number] = view if session in owner.peers.live else None
+        return found
+
+    def _last_said(self, number: int) -> Counts:
+        """What the last owner of a shard said of it, dead or not."""
+        standing = self._owner.claims.newest[number]
+        beat = self._owner.peers.beats.get(standing.claim.session)
+        view = beat.shards.get(number) if beat is not None else None
+        return view.counts if view is not None else Counts()
+
+    def stored(self) -> int | None:
+        """Pages that are stored, of the whole job; None where that is not known of a shard."""
+        views = self._views().values()
+        return None if None in views else sum(view.counts.stored for view in views if view is not None)
+
+    def taken(self) -> int:
+        """Pages that are stored or in hand, of the whole job."""
+        total = 0
+        for number, view in self._views().items():
+            counts = view.counts if view is not None else self._last_said(number)
+            total += counts.stored + counts.leased
+        return total
+
+    def _is_quiet(self, views: dict[int, View | None]) -> dict[int, tuple[int, int]] | None:
+        """The claim and the changes of each shard, if nothing is under way in any."""
+        limit = self._owner.settings.max_pages
+        full = limit is not None and self.taken() >= limit
+        quiet: dict[int, tuple[int, int]] = {}
+        for number, view in views.items():
+            if view is None or view.claim != self._owner.claims.newest[number].number:
+                return None
+            if view.counts.leased if full else view.busy:
+                return None
+            quiet[number] = (view.claim, view.changes)
+        return quiet
+
+    async def is_over(self) -> bool:
+        """Whether nothing is queued, delayed, leased or on its way: two looks, between which nothing changed."""
+        owner = self._owner
+        before = self._is_quiet(self._views())
+        if before is None or bool(await owner.run(owner.post.waiting)):
+            return False
+        await owner.look(fresh=True)
+        after = self._is_quiet(self._views())
+        return after == before and not await owner.run(lambda: owner.post.waiting(fresh=True))
+
+    async def counts(self, *, stale: int) -> Counts:
+        """One view of it all."""
+        owner = self._owner
+        if len(owner.shards) < owner.count:
+            await owner.look()
+        views = self._views(exact=True)
+        letters = await owner.run(owner.post.waiting)
+        every = [view.counts if view is not None else self._last_said(number) for number, view in views.items()]
+        totals = {name: sum(getattr(counts, name) for counts in every) for name in _SUMMED}
+        totals["stale"] += stale
+        quiet = self._is_quiet(views)
+        over = quiet is not None and not letters
+        job: JobState = "finished" if over and owner.job == "running" else owner.job
+        changes = totals["known"] + totals["stored"] + totals["skipped"] + len(letters)
+        return Counts(**totals, job=job, finished=over, changes=changes)
+
+    async def workers(self) -> list[Pulse]:
+        """The last pulse of each worker."""
+        owner = self._owner
+        await owner.look()
+        found = []
+        for beat in owner.peers.beats.values():
+            silent = max(0.0, owner.clock.epoch() - beat.at)
+            if silent <= _RECENT_SECONDS and beat.worker:
+                pulse = beat.pulse or Pulse(worker=beat.worker)
+                held = ",".join(str(number) for number in sorted(beat.shards))
+                found.append(msgspec.structs.replace(pulse, silent=silent, shards=pulse.shards or held))
+        return found
+
+    async def shards(self) -> list[ShardView]:
+        """Each shard, with the worker that has it."""
+        owner = self._owner
+        await owner.look()
+        found = []
+        for number, view in self._views().items():
+            session = owner.claims.newest[number].claim.session
+            counts = view.counts if view is not None else self._last_said(number)
+            region = RegionView(ready=counts.ready_sites, later=max(0, counts.held_sites))
+            found.append(
+                ShardView(shard=number, server=session.rpartition("~")[0], counts=counts, regions={"": region})
+            )
+        return found

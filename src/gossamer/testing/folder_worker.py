@@ -1,0 +1,63 @@
+"""A worker of a job in a shared folder, as a process of its own: for tests that kill it, and for benchmarks.
+
+python -m gossamer.testing.folder_worker folder:/path JOB NAME OUTPUT
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from gossamer.assemble import worker
+from gossamer.clock import SystemClock
+from gossamer.engine.handle import Linker
+from gossamer.engine.marker import left_behind
+from gossamer.engine.recent import Recent
+from gossamer.engine.store import FleetStore
+from gossamer.frontier.folder import open_folder
+from gossamer.member import leave_on_signals
+from gossamer.model import JobState
+from gossamer.settings import Settings
+from gossamer.sink.segments import SegmentSink
+
+
+async def submit(url: str, job: str, settings: Settings, seeds: list[str], *, state: JobState = "running") -> None:
+    """Make a job, and leave it to its workers."""
+    frontier = await open_folder(url, job, settings)
+    try:
+        linker = Linker(settings, frontier.secret, Recent())
+        await frontier.add([linker.seed(seed) for seed in seeds])
+        await frontier.steer(state)
+    finally:
+        await frontier.aclose()
+
+
+async def work(url: str, job: str, name: str, output: Path) -> JobState:
+    """Work until the job is over."""
+    frontier = await open_folder(url, job, worker=name)
+    marker_path = output / "handling" / name
+    try:
+        key = left_behind(marker_path)
+        await frontier.abandon(name, blamed=(key,) if key else ())
+        store = FleetStore(frontier, [SegmentSink(output, name)])
+        try:
+            async with worker(
+                frontier,
+                store,
+                settings=frontier.settings,
+                secret=frontier.secret,
+                clock=SystemClock(),
+                marker_path=marker_path,
+            ) as engine:
+                leave_on_signals(engine.stop, ctrl_c=True)
+                return await engine.run()
+        finally:
+            await store.aclose()
+    finally:
+        await frontier.aclose()
+
+
+if __name__ == "__main__":
+    place, name_of_job, name_of_worker, out = sys.argv[1:]
+    print(asyncio.run(work(place, name_of_job, name_of_worker, Path(out))))

@@ -1,0 +1,601 @@
+"""Several owners of one shared folder, on a clock that the test moves: who has what, and what counts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gossamer.errors import ConfigError, JobMissing, SchemaMismatch
+from gossamer.frontier.folder import FolderFrontier, open_folder
+from gossamer.frontier.folder_balance import Scene, to_give, to_take
+from gossamer.frontier.folder_post import shard_of
+from gossamer.model import Lease
+from gossamer.settings import Settings
+from gossamer.testing.folder import JOB, FolderHarness
+from gossamer.testing.harness import keys, note, outcome, outcomes, page, pages
+
+LEASE = 10.0
+SHARDS = 7
+
+
+@pytest.fixture
+def tmp_path(tmp_path: Path) -> Iterator[Path]:
+    """In memory where that can be had: these tests sync thousands of times."""
+    if not Path("/dev/shm").is_dir():
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(prefix="gossamer-", dir="/dev/shm") as name:
+        yield Path(name)
+
+
+class Fleet(FolderHarness):
+    """Workers on machines of their own; each does a round only when the test says so, or when it leases."""
+
+    def __init__(self, folder: Path, **values: Any) -> None:
+        super().__init__(folder, Settings(lease_seconds=LEASE, **{"delay": 0.0, **values}), shards=SHARDS)
+        self.all: list[FolderFrontier] = []
+
+    async def hire(self, name: str) -> FolderFrontier:
+        worker = await self.open(name)
+        self.all.append(worker)
+        return worker
+
+    async def rounds(self, *workers: FolderFrontier, count: int = 4) -> None:
+        """Let time pass, with all of them alive."""
+        for _ in range(count):
+            self.clock.advance(1.25)
+            for worker in workers:
+                await worker.owner.tend()
+
+
+def play(test: Callable[[Fleet], Coroutine[Any, Any, None]], folder: Path, **values: Any) -> None:
+    async def run() -> None:
+        fleet = Fleet(folder, **values)
+        try:
+            await test(fleet)
+        finally:
+            for worker in fleet.all:
+                worker.owner.abort()
+
+    asyncio.run(run())
+
+
+async def lease(worker: FolderFrontier, **options: Any) -> list[Lease]:
+    return list((await worker.lease(100, **{"batch": 100, "seconds": LEASE, **options})).leases)
+
+
+async def drain(*workers: FolderFrontier) -> list[int]:
+    """Fetch all there is, in turns; the keys in their order."""
+    found: list[int] = []
+    over: set[str] = set()
+    for _ in range(200):
+        for worker in workers:
+            grant = await worker.lease(2, batch=3, seconds=LEASE)
+            for each in grant.leases:
+                found += keys(each)
+                assert (await worker.complete(outcomes(each))).accepted == len(each.requests)
+            over = over | {worker.worker} if grant.job == "finished" else over - {worker.worker}
+            worker.owner.clock._clock.advance(0.3)  # type: ignore[attr-defined]
+        if len(over) == len(workers):
+            return found
+    raise AssertionError("it does not end")
+
+
+def owners(*workers: FolderFrontier) -> list[int]:
+    return [len(worker.owner.shards) for worker in workers]
+
+
+def site_in(shard: int) -> str:
+    return next(f"{n}.example" for n in range(1000) if shard_of(f"{n}.example", SHARDS) == shard)
+
+
+def test_workers_share_out_the_shards_and_a_new_one_gets_its_part(tmp_path: Path) -> None:
+    async def run(fleet: Fleet) -> None:
+        one = await fleet.hire("one")
+        assert owners(one) == [SHARDS]
+        two = await fleet.hire("two")
+        await fleet.rounds(one, two)
+        assert sorted(owners(one, two)) == [3, 4]
+        three = await fleet.hire("three")
+        await fleet.rounds(one, two, three)
+        assert sorted(owners(one, two, three)) == [2, 2, 3]
+        held = [number for worker in (one, two, three) for number in worker.owner.shards]
+        assert sorted(held) == list(range(SHARDS))
+        await three.aclose()
+        await fleet.rounds(one, two)
+        assert sum(owners(one, two)) == SHARDS
+
+    play(run, tmp_path)
+
+
+def test_p8_workers_on_their_own_machines_fetch_everything_once(tmp_path: Path) -> None:
+    async def run(fleet: Fleet) -> None:
+        one, two, three = [await fleet.hire(name) for name in ("one", "two", "three")]
+        wanted = []
+        for site in range(20):
+            numbers = range(site * 100, site * 100 + 9)
+            wanted += numbers
+            await (one, two, three)[site % 3].add(pages(*numbers, site=f"{site}.example"))
+        found = await drain(one, two, three)
+        assert sorted(found) == sorted(wanted)
+        for worker in (one, two, three):
+            counts = await worker.counts()
+            assert (counts.done, counts.queued, counts.known, counts.finished) == (180, 0, 180, True)
+
+    play(run, tmp_path)
+
+
+def test_p9_a_dead_workers_shards_are_taken_over_within_lease_and_delay(tmp_path: Path) -> None:
+    async def run(fleet: Fleet) -> None:
+        dead = await fleet.hire("dead")
+        await dead.add(pages(1, 2, 3))
+        (old,) = await lease(dead, batch=2)
+        await dead.complete([outcome(old, 1)])
+        other = await fleet.hire("other")
+        assert await lease(other) == []
+        fleet.clock.advance(LEASE - 1.0)
+        await other.owner.tend()
+        assert owners(other) == [0], "its claim stands until its time is over"
+        fleet.clock.advance(1.1)
+        await other.owner.tend()
+        assert owners(other) == [SHARDS]
+        fleet.clock.advance(2.0)
+        (new,) = await lease(other)
+        assert keys(new) == [2, 3]
+        assert new.token > old.token
+
+    play(run, tmp_path, delay=2.0)
+
+
+def test_p5_the_sites_of_a_shard_rest_when_it_changes_hands(tmp_path: Path) -> None:
+    async def run(fleet: Fleet) -> None:
+        one = await fleet.hire("one")
+        await one.add(pages(1, 2))
+        await one.release(await lease(one))
+        await one.aclose()
+        two = await fleet.hire("two")
+        fleet.clock.advance(1.9)
+        assert await lease(two) == []
+        fleet.clock.advance(0.2)
+        assert len(await lease(two)) == 1
+
+    play(run, tmp_path, delay=2.0)
+
+
+def test_p4_a_late_worker_changes_nothing(tmp_path: Path) -> None:
+    """It was stopped for longer than its lease, and goes on as if nothing had been."""
+
+    async def run(fleet: Fleet) -> None:
+        late = await fleet.hire("late")
+        await late.add(pages(1, 2, 3))
+        (old,) = await lease(late)
+        other = await fleet.hire("other")
+        await lease(other)
+        fleet.clock.advance(LEASE + 0.1)
+        (new,) = await lease(other)
+        receipt = await late.complete(outcomes(old, links=(page(9), page(10, "b.example"))), notes=[note(old, hold=99)])
+        assert (receipt.accepted, receipt.stale) == (0, 3)
+        assert await late.extend([old], seconds=LEASE) == []
+        await late.release([old])
+        assert (await other.complete(outcomes(new))).accepted == 3
+        counts = await other.counts()
+        assert (counts.done, counts.known, counts.held_sites) == (3, 3, 0)
+        assert owners(late) == [0]
+
+    play(run, tmp_path)
+
+
+def test_p4_a_late_worker_whose_shards_nobody_wanted_goes_on(tmp_path: Path) -> None:
+    async def run(fleet: Fleet) -> None:
+        late = await fleet.hire("late")
+        await late.add(pages(1))
+        (old,) = await lease(late, seconds=100 * LEASE)
+        fleet.clock.advance(5 * LEASE)
+        assert (await late.complete(outcomes(old))).accepted == 1
+        assert (await late.counts()).finished
+
+    play(run, tmp_path)
+
+
+def test_p4_what_a_late_owner_writes_after_the_take_over_is_never_read(tmp_path: Path) -> None:
+    """The claim is lost between the check before a write and the write itself: the bytes are in the old log."""
+
+    async def run(fleet: Fleet) -> None:
+        late = await fleet.hire("late")
+        await late.add(pages(1))
+        (old,) = await lease(late)
+        number = shard_of("a.example", SHARDS)
+        shard = late.owner.shards[number]
+        append = shard.journal._append
+        taken: list[FolderFrontier] = []
+
+        def stopped(data: bytes, end: int) -> None:
+            # The process is stopped here, for longer than its lease; meanwhile everything is taken over.
+            fleet.clock.advance(LEASE + 0.1)
+            asyncio.run_coroutine_threadsafe(take_over(), loop).result(20)
+            append(data, end)
+
+        async def take_over() -> None:
+            other = await fleet.hire("other")
+            fleet.clock.advance(3.0)
+            await other.owner.tend()
+            taken.append(other)
+
+        loop = asyncio.get_running_loop()
+        shard.journal._append = stopped  # type: ignore[method-assign]
+        receipt = await late.complete(outcomes(old, links=(page(2),)))
+        assert (receipt.accepted, receipt.stale) == (0, 1), "what it wrote counts for nobody, and it must know"
+        (new,) = await lease(taken[0])
+        assert keys(new) == [1]
+        await taken[0].complete(outcomes(new))
+        taken[0].owner.abort()
+        third = await fleet.hire("third")
+        await third.abandon("other")
+        counts = await third.counts()
+        assert (counts.done, counts.known, counts.finished) == (1, 1, True)
+
+    play(run, tmp_path)
+
+
+def test_tokens_grow_over_all_owners(tmp_path: Path) -> None:
+    async def run(fleet: Fleet) -> None:
+        last = 0
+        previous = ""
+        for life in range(5):
+            worker = await fleet.hire(f"life-{life}")
+            if previous:
+                await worker.abandon(previous)
+            await worker.add(pages(1) + pages(2, site="b.example"))
+            found = sorted(one.token for one in await lease(worker))
+            assert found[0] > last
+            last, previous = found[-1], worker.worker
+            worker.owner.abort()
+
+    play(run, tmp_path)
+
+
+async def _two_halves(fleet: Fleet) -> tuple[FolderFrontier, FolderFrontier, str, str]:
+    """Two workers, and a site of each."""
+    one, two = await fleet.hire("one"), await fleet.hire("two")
+    await fleet.rounds(one, two)
+    assert all(owners(one, two))
+    return one, two, site_in(min(one.owner.shards)), site_in(min(two.owner.shards))
+
+
+def test_p3_links_to_other_workers_arrive_and_name_their_page(tmp_path: Path) -> None:
+    async def run(fleet: Fleet) -> None:
+        one, two, here, there = await _two_halves(fleet)
+        await one.add([page(1, here)])
+        (held,) = await lease(one)
+        await one.complete(outcomes(held, links=(page(2, there), page(3, here))))
+        await fleet.rounds(one, two, count=1)
+        (arrived,) = await lease(two)
+        assert [(request.key, request.referrer) for request in arrived.requests] == [(2, f"http://{here}/1")]
+        await one.complete(outcomes((await lease(one))[0], links=(page(2, there),)))
+        await two.complete(outcomes(arrived))
+        await fleet.rounds(one, two)
+        assert (await two.counts()).known == 3
+
+    play(run, tmp_path)
+
+
+def test_p3_links_of_a_worker_that_died_at_once_are_sent_by_its_heir(tmp_path: Path) -> None:
+    async def run(fleet: Fleet) -> None:
+        one, two, here, there = await _two_halves(fleet)
+        await one.add([page(1, here)])
+        (held,) = await lease(one)
+        assert (await one.complete(outcomes(held, links=(page(2, there),)))).accepted == 1
+        one.owner.abort()
+        await two.abandon("one")
+        assert not (await two.counts()).finished
+        assert await drain(two) == [2]
+
+    play(run, tmp_path)
+
+
+def test_p6_a_job_is_not_finished_while_links_are_on_their_way(tmp_path: Path) -> None:
+    async def run(fleet: Fleet) -> None:
+        one, two, here, there = await _two_halves(fleet)
+        await one.add([page(1, here)])
+        (held,) = await lease(one)
+        await one.complete(outcomes(held, links=(page(2, there),)))
+        for _ in range(3):
+            # It is in the log of one, then in the inbox, then with two.
+            for worker in (one, two):
+                assert not (await worker.counts()).finished
+                assert (await worker.lease(0, batch=1, seconds=LEASE)).job == "running"
+            await one.owner.deliver()
+        fleet.clock.advance(1.25)
+        assert (await one.lease(0, batch=1, seconds=LEASE)).job == "running", "two has not said what it found"
+        assert await drain(one, two) == [2]
+
+    play(run, tmp_path)
+
+
+def test_p6_a_job_is_not_finished_while_a_dead_workers_shards_wait_for_an_heir(tmp_path: Path) -> None:
+    async def run(fleet: Fleet) -> None:
+        one, two, here, _ = await _two_halves(fleet)
+        await fleet.rounds(one, two)
+        await one.add([page(1, here)])
+        one.owner.abort()
+        for _ in range(3):
+            assert (await two.lease(1, batch=1, seconds=LEASE)).job == "running"
+            fleet.clock.advance(LEASE / 4)
+        await two.abandon("one")
+        assert await drain(two) == [1]
+
+    play(run, tmp_path)
+
+
+def test_a_visitor_adds_counts_and_steers_but_takes_nothing(tmp_path: Path) -> None:
+    async def run(fleet: Fleet) -> None:
+        visitor = await fleet.hire("")
+        assert await visitor.add(pages(1, 2)) == 2
+        assert not (await visitor.counts()).finished
+        worker = await fleet.hire("worker")
+        await worker.owner.tend()
+        assert (await visitor.counts()).queued == 2
+        await visitor.steer("paused")
+        fleet.clock.advance(1.25)
+        assert (await worker.lease(9, batch=9, seconds=LEASE)).job == "paused"
+        await visitor.steer("running")
+        fleet.clock.advance(1.25)
+        assert await drain(worker) == [1, 2]
+        assert (await visitor.counts()).finished
+        assert owners(visitor) == [0]
+        assert [pulse.worker for pulse in await visitor.workers()] == ["worker"]
+        await worker.aclose()
+        counts = await visitor.counts()
+        assert (counts.done, counts.finished) == (2, True)
+        assert len(await visitor.shards()) == SHARDS
+        story = await visitor.lookup("http://a.example/1")
+        assert story is None, "the key of a page in this test is not that of its URL"
+
+    play(run, tmp_path)
+
+
+def test_an_idle_worker_is_given_work_by_those_who_have_more(tmp_path: Path) -> None:
+    async def run(fleet: Fleet) -> None:
+        one, two, _, _ = await _two_halves(fleet)
+        for shard in list(one.owner.shards):
+            await one.add(pages(*range(shard * 100, shard * 100 + 50), site=site_in(shard)))
+        assert await lease(two) == []
+        for _ in range(4):
+            await fleet.rounds(one, two, count=1)
+            if found := await lease(two):
+                break
+        assert found, "one had several shards with work, two none"
+
+    play(run, tmp_path)
+
+
+@asynccontextmanager
+async def opened(fleet: Fleet, life: int) -> AsyncIterator[FolderFrontier]:
+    worker = await fleet.hire(f"life-{life}")
+    await worker.abandon(f"life-{life - 1}")
+    yield worker
+    worker.owner.abort()
+
+
+def log_files(root: Path) -> list[Path]:
+    return sorted((root / "shards" / f"{shard_of('a.example', SHARDS):04}").iterdir())
+
+
+@pytest.mark.parametrize("damage", ["cut", "zeros", "garbage"])
+def test_p7_a_torn_tail_is_cut_and_what_was_acknowledged_is_there(tmp_path: Path, damage: str) -> None:
+    """F47: the owner died in the middle of a write."""
+
+    async def run(fleet: Fleet) -> None:
+        async with opened(fleet, 0) as worker:
+            await worker.add(pages(1, 2))
+            before = log_files(fleet.root)[-1].stat().st_size
+            await worker.add(pages(3))
+        log = log_files(fleet.root)[-1]
+        whole = log.read_bytes()
+        if damage == "cut":
+            log.write_bytes(whole[: before + 5])
+        else:
+            log.write_bytes(whole + (bytes(200) if damage == "zeros" else os.urandom(200)))
+        known = 2 if damage == "cut" else 3
+        for life in (1, 2):
+            async with opened(fleet, life) as worker:
+                assert (await worker.counts()).known == known
+                known += 1
+                assert await worker.add(pages(100 + life)) == 1
+
+    play(run, tmp_path)
+
+
+def test_p7_a_log_that_lost_acknowledged_bytes_is_refused_with_words(tmp_path: Path) -> None:
+    async def run(fleet: Fleet) -> None:
+        for life in (0, 1):
+            async with opened(fleet, life) as worker:
+                await worker.add(pages(life))
+        first = log_files(fleet.root)[0]
+        first.write_bytes(first.read_bytes()[:-9])
+        with pytest.raises(SchemaMismatch, match="had"):
+            async with opened(fleet, 2):
+                pass
+
+    play(run, tmp_path)
+
+
+def test_p7_a_long_past_is_made_short_and_says_the_same(tmp_path: Path) -> None:
+    async def run(fleet: Fleet) -> None:
+        counts = None
+        for life in range(14):
+            async with opened(fleet, life) as worker:
+                if counts is not None:
+                    assert await worker.counts() == counts
+                await worker.add(pages(*range(life * 10, life * 10 + 4)))
+                (held,) = await lease(worker, batch=3)
+                assert all(request.state in (None, {"n": 1}) for request in held.requests)
+                first, second, third = keys(held)
+                await worker.complete(
+                    [
+                        outcome(held, first, again_in=0.0, state={"n": 1}),
+                        outcome(held, second, "retry", again_in=5000.0),
+                        outcome(held, third, "failed", reason="x"),
+                    ],
+                    notes=[note(held, memo={"life": life})],
+                )
+                counts = await worker.counts()
+        names = [path.name for path in log_files(fleet.root)]
+        assert len(names) <= 7, "logs that nothing refers to are swept"
+        assert any(name.startswith("past-") for name in names)
+        assert not list((fleet.root / "tmp").iterdir())
+
+    play(run, tmp_path)
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    async def run(fleet: Fleet) -> None:
+        url = f"folder:{tmp_path}"
+        with pytest.raises(JobMissing):
+            await open_folder(url, JOB, worker="one")
+        for wrong in ("folder:relative", f"{url}?shards=0", f"{url}?shards=x", f"{url}?colour=red"):
+            with pytest.raises(ConfigError):
+                await open_folder(wrong, JOB, Settings())
+        await (await fleet.hire("one")).aclose()
+        record = fleet.root / "job.json"
+        whole = json.loads(record.read_text())
+        for text in ("", "{}", "[1, 2", json.dumps({**whole, "format": 99})):
+            record.write_text(text)
+            with pytest.raises(SchemaMismatch):
+                await open_folder(url, JOB, Settings(), worker="one")
+            assert record.read_text() == text, "it was left as it is"
+
+    play(run, tmp_path)
+
+
+def test_a_letter_that_cannot_be_read_is_put_aside(tmp_path: Path) -> None:
+    async def run(fleet: Fleet) -> None:
+        worker = await fleet.hire("one")
+        await worker.add(pages(1))
+        (fleet.root / "inbox" / f"{shard_of('a.example', SHARDS):04}-bad").write_bytes(b"\xc1")
+        await fleet.rounds(worker, count=1)
+        assert [path.name[5:] for path in (fleet.root / "refused").iterdir()] == ["bad"]
+        assert await drain(worker) == [1]
+
+    play(run, tmp_path)
+
+
+def scene(me: str, holders: dict[int, str], work: dict[int, int] | None = None, **more: Any) -> Scene:
+    return Scene(me, more.get("live", "abc"), more.get("hungry", ""), holders, work or {}, 9, more.get("leased", ()))
+
+
+def test_a_fair_number_is_taken_and_kept() -> None:
+    holders = dict.fromkeys(range(5), "a")
+    assert len(to_take(scene("b", holders))) == 3
+    assert len(to_give(scene("a", holders))) == 2
+    uneven = {**dict.fromkeys(range(4), "a"), **dict.fromkeys(range(4, 8), "b"), 8: "c"}
+    assert [len(to_give(scene(me, uneven))) for me in "abc"] == [1, 1, 0]
+    del uneven[3]
+    assert [len(to_take(scene(me, uneven))) for me in "abc"] == [0, 0, 1], "not back to who has just given it"
+    assert to_take(scene("a", holders)) == []
+    fair = {shard: "abc"[shard % 3] for shard in range(9)}
+    for me in "abc":
+        assert to_give(scene(me, fair, dict.fromkeys(range(9), 100))) == to_take(scene(me, fair)) == []
+    assert to_take(scene("b", {}, {4: 1}))[0] == 4, "where there is work first"
+    assert len(to_take(scene("a", {}, live="a"))) == 9
+
+
+def test_shards_without_work_are_given_before_others() -> None:
+    assert 0 not in to_give(scene("a", dict.fromkeys(range(5), "a"), {0: 5}))
+
+
+def test_work_goes_to_those_who_have_less_of_it() -> None:
+    fair = {shard: "abc"[shard % 3] for shard in range(9)}
+    work = {0: 200, 3: 100, 6: 100, 1: 200}
+    assert to_give(scene("a", fair, work)) == [0], "as much as it has too much"
+    assert to_give(scene("a", fair, work, leased=(0,))) == [3, 6], "first what is not in anybody's hands"
+    assert to_give(scene("b", fair, work)) == to_give(scene("c", fair, work)) == []
+    assert to_give(scene("a", fair, {0: 9, 3: 5})) == [], "too little to be moved"
+    assert to_take(scene("c", {shard: who for shard, who in fair.items() if shard}, work)) == [0]
+    assert to_take(scene("a", {shard: who for shard, who in fair.items() if shard}, {**work, 3: 400})) == []
+
+
+def test_a_claim_that_others_have_followed_meanwhile_is_theirs(tmp_path: Path) -> None:
+    """Two see the same shard without an owner; the slower one decides by what it saw, not by what is there now."""
+
+    async def run(fleet: Fleet) -> None:
+        first = await fleet.hire("first")
+        await first.owner.give(0)
+        await first.owner.look()
+        seen = first.owner.claims.newest[0].number
+        fleet.clock.advance(0.1)
+        second = await fleet.hire("second")
+        assert 0 in second.owner.shards
+        await first.owner.look()
+        assert await first.owner.take({0: seen}) == []
+        assert 0 in second.owner.shards
+        await second.add(pages(1, site=site_in(0)))
+        assert len(await lease(second)) == 1
+
+    play(run, tmp_path)
+
+
+def test_pages_that_are_there_already_are_known_and_not_fetched(tmp_path: Path) -> None:
+    async def run(fleet: Fleet) -> None:
+        visitor = await fleet.hire("")
+        await visitor.adopt(pages(1, 2))
+        await visitor.add(pages(2, 3))
+        worker = await fleet.hire("worker")
+        await fleet.rounds(worker, count=1)
+        await worker.adopt(pages(4))
+        assert await worker.add(pages(1, 4)) == 0
+        for _ in range(2):
+            counts = await worker.counts()
+            assert (counts.done, counts.stored, counts.queued, counts.known) == (3, 3, 1, 4)
+            worker.owner.abort()
+            previous, worker = worker, await fleet.hire(f"{worker.worker}+")
+            await worker.abandon(previous.worker)
+        assert await drain(worker) == [3]
+
+    play(run, tmp_path)
+
+
+def test_max_pages_is_exact_over_workers_on_their_own_machines(tmp_path: Path) -> None:
+    async def run(fleet: Fleet) -> None:
+        one, two, _, _ = await _two_halves(fleet)
+        for shard in range(SHARDS):
+            await one.add(pages(*range(shard * 100, shard * 100 + 20), site=site_in(shard)))
+        await fleet.rounds(one, two, count=2)
+        held = [*await lease(one), *await lease(two)]
+        assert len(keys(*held)) <= 30, "never more in hand and stored than may be stored"
+        for worker in (one, two):
+            mine = [each for each in held if shard_of(each.site, SHARDS) in worker.owner.shards]
+            await worker.complete([found for each in mine for found in outcomes(each)[:1]])
+            await worker.release(mine)
+        done = len(held)
+        two.owner.abort()
+        await one.abandon("two")
+        done += len(await drain(one))
+        counts = await one.counts()
+        assert (done, counts.stored, counts.finished) == (30, 30, True)
+        assert counts.queued == SHARDS * 20 - 30
+
+    play(run, tmp_path, max_pages=30)
+
+
+def test_a_jump_of_the_servers_clock_kills_nobody(tmp_path: Path) -> None:
+    async def run(fleet: Fleet) -> None:
+        one, two, _, _ = await _two_halves(fleet)
+        before = owners(one, two)
+        await fleet.set_back(-3600.0)
+        fleet.clock.advance(1.25)
+        await two.owner.tend()
+        await one.owner.tend()
+        await fleet.rounds(one, two)
+        assert owners(one, two) == before
+        assert max(standing.number for standing in two.owner.claims.newest.values()) <= 3, "nothing has changed hands"
+
+    play(run, tmp_path)
