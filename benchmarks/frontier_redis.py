@@ -5,8 +5,10 @@
 64 pages a batch, 50 links a page, 15 % of them new; lease, complete and add are counted, making the links is not.
 Three cases: "all" sends every link to Redis; "cached" drops those that the worker's memory of recent keys knows, as
 workers do (links repeat at random here, which is the worst case for it); "new" sends new links only, which is what a
-memory of all keys would do. Memory is of URLs with 60 characters on 1000 sites: added without a referrer, found on a
-page of the same site, and done; it includes what is kept of the sites.
+memory of all keys would do. Memory is of URLs with about 60 characters, added without referrer, found on a page of the
+same site or of another, done, and done with a date for the next visit; it includes what is kept of the sites. Queues of
+`--sites` sites: few of them have long queues, which are folded. The titles are of random words: counted ones would
+compress far better than real ones do.
 """
 
 from __future__ import annotations
@@ -22,17 +24,20 @@ import redis
 
 from gossamer import urls
 from gossamer.engine.recent import Recent
-from gossamer.frontier.redis import RedisFrontier, open_redis
+from gossamer.frontier.redis import RedisFrontier
+from gossamer.frontier.redis_open import open_redis
 from gossamer.model import Outcome, Request
 from gossamer.settings import Settings
 from gossamer.testing.servers import RedisServer
 
 PAGES, LINKS, NEW, BATCH, SITES = 12_800, 50, 0.15, 64, 1000
+WORDS = ["".join(random.Random(number).choices("abcdefghiklmnoprstu", k=3 + number % 7)) for number in range(2000)]
 
 
 def request(secret: bytes, number: int, site: int | None = None) -> Request:
     host = f"www.site-{number % SITES if site is None else site:04d}.example"
-    url = f"https://{host}/articles/{number:09d}/title-words"
+    one, two = WORDS[number * 7919 % 2000], WORDS[number * 104_729 // 2000 % 2000]
+    url = f"https://{host}/articles/{number * 7_368_787 % 1_000_003:07d}/{one}-{two}"
     return Request(url, urls.fingerprint(secret, url), host, depth=1)
 
 
@@ -41,8 +46,25 @@ def server_cpu(watch: redis.Redis) -> float:
     return float(cpu["used_cpu_user"] + cpu["used_cpu_sys"])
 
 
-def _done(site: str, lane: int, token: int, key: int, links: tuple[Request, ...] = ()) -> Outcome:
-    return Outcome(site=site, lane=lane, token=token, key=key, status="done", code=200, links=links)
+def _done(
+    site: str,
+    lane: int,
+    token: int,
+    key: int,
+    links: tuple[Request, ...] = (),
+    *,
+    again_in: float | None = None,
+) -> Outcome:
+    state = None
+    if again_in is not None:
+        chance = random.Random(key)
+        digests = [f"{chance.getrandbits(160):040x}", f"{chance.getrandbits(64):016x}"]
+        etag = f'"{chance.getrandbits(48):x}"'
+        seen_at = 1_700_000_000.0 + chance.randrange(100_000)
+        state = {"etag": etag, "digest": digests[0], "text": digests[1], "seen_at": seen_at, "interval": again_in}
+    return Outcome(
+        site=site, lane=lane, token=token, key=key, status="done", code=200, links=links, again_in=again_in, state=state
+    )
 
 
 async def measure(url: str, known: int) -> None:
@@ -96,19 +118,20 @@ async def pages(
     return cpu / count * 1e6, served / count * 1e6, following
 
 
-async def weigh(url: str, known: int) -> None:
-    """Bytes a URL that waits with a referrer of its own site, and a URL that is done."""
+async def weigh(url: str, known: int, sites: int, *, elsewhere: bool = False, again: bool = False) -> str:
+    """Bytes a URL that waits with a referrer of its own site, or of another, and a URL that is done."""
     watch = redis.Redis.from_url(url)
     watch.flushall()
     frontier = await open_redis(url, "benchmark", Settings(delay=0, robots=False), worker="bench")
     empty = watch.info("memory")["used_memory"]
-    await frontier.add([request(frontier.secret, SITES * 100_000 + site, site) for site in range(SITES)])
+    await frontier.add([request(frontier.secret, sites * 100_000 + site, site) for site in range(sites)])
     made = 0
     while made < known:
         outcomes = []
         for lease in (await frontier.lease(100, batch=1, seconds=60)).leases:
             site = int(lease.site.split("-")[1][:4])
-            links = tuple(request(frontier.secret, number, site) for number in range(made, made + 50))
+            target = (site * 31 + 7) % sites if elsewhere else site
+            links = tuple(request(frontier.secret, number, target) for number in range(made, made + 50))
             outcomes.append(_done(lease.site, lease.lane, lease.token, lease.requests[0].key, links))
             made += 50
         await frontier.complete(outcomes)
@@ -117,20 +140,23 @@ async def weigh(url: str, known: int) -> None:
     while (grant := await frontier.lease(64, batch=100, seconds=60)).leases:
         await frontier.complete(
             [
-                _done(lease.site, lease.lane, lease.token, leased.key)
+                _done(lease.site, lease.lane, lease.token, leased.key, again_in=1e6 if again else None)
                 for lease in grant.leases
                 for leased in lease.requests
             ]
         )
     done = (watch.info("memory")["used_memory"] - empty) / counts.known
     await frontier.aclose()
-    print(f"{known:>10,}  {waiting:.1f} bytes a queued URL with referrer, {done:.1f} a finished one", flush=True)
+    where = "another site" if elsewhere else "its own site"
+    end = "that comes again" if again else "that is done"
+    return f"{known:>10,} on {sites:>5} sites  {waiting:.1f} with a referrer of {where}, {done:.1f} {end}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--urls", type=float, nargs="*", default=[1e5, 1e6])
     parser.add_argument("--weigh", type=float, default=2e5)
+    parser.add_argument("--sites", type=int, nargs="*", default=[50, 1000])
     choice = parser.parse_args()
     with RedisServer() as server:
         version = redis.Redis.from_url(server.url).info("server")["redis_version"]
@@ -139,7 +165,10 @@ def main() -> None:
         for known in choice.urls:
             asyncio.run(measure(server.url, int(known)))
         if choice.weigh:
-            asyncio.run(weigh(server.url, int(choice.weigh)))
+            print("bytes of Redis memory a URL")
+        for sites in choice.sites if choice.weigh else ():
+            for options in ({}, {"elsewhere": True}, {"again": True}):
+                print(asyncio.run(weigh(server.url, int(choice.weigh), sites, **options)), flush=True)
 
 
 if __name__ == "__main__":

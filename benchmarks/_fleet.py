@@ -1,0 +1,158 @@
+"""Crawls by a fleet on Redis as the benchmarks run them: real processes, their CPU, and what they made of the web."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import redis
+
+from gossamer.member import die_with_parent
+from gossamer.sim.log import Entry, fetched
+from gossamer.testing.servers import RedisServer
+from gossamer.testing.web import SimWeb
+
+TICKS = os.sysconf("SC_CLK_TCK")
+DEADLINE_SECONDS = 1800.0
+
+
+class Crawl(NamedTuple):
+    """What one crawl cost, and what became of the pages."""
+
+    cpu_seconds: float
+    """Of all processes, without Redis."""
+    redis_seconds: float
+    pages: int
+    """Different ones that were stored."""
+    lost: int
+    """Pages of the web that stand in no output."""
+    unanswered: int
+    """Of the lost ones, those that the web never answered."""
+    repeated: int
+    """Fetches of a page beyond the first."""
+    rate: float
+    """Pages a second from the first request to the last."""
+
+    @property
+    def cost(self) -> float:
+        """CPU milliseconds a page, Redis included."""
+        return (self.cpu_seconds + self.redis_seconds) / max(1, self.pages) * 1000
+
+
+def machine(server: RedisServer) -> str:
+    """What the figures were measured on."""
+    with redis.Redis.from_url(server.url) as store:
+        version = store.info("server")["redis_version"]
+    return f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, Redis {version}"
+
+
+def process_seconds(pid: int) -> float:
+    """CPU of one process so far, by the kernel's account; 0 once it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def children(pid: int) -> list[int]:
+    """The running children of a process."""
+    try:
+        words = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+    return [int(word) for word in words]
+
+
+def requests(web: SimWeb) -> int:
+    """How many requests the web has logged."""
+    return web.log_path.read_bytes().count(b"\n") if web.log_path.exists() else 0
+
+
+def until(condition: Callable[[], object], *running: subprocess.Popen[bytes]) -> None:
+    """Wait for a condition; a process that ends before it, or no progress for long, ends the benchmark."""
+    end = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        if time.monotonic() > end or any(process.poll() is not None for process in running):
+            sys.exit("the crawl came to its end too early, or to none")
+        time.sleep(0.05)
+
+
+class Account:
+    """The CPU of a block: of the children that end in it, and of a Redis that goes on."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self._pid = server.pid
+        self._redis = process_seconds(server.pid)
+        self._children = resource.getrusage(resource.RUSAGE_CHILDREN)
+
+    def crawl(self, web: SimWeb, outputs: Iterable[Path]) -> Crawl:
+        """Close the account, and judge the crawl by what it stored and by the web's log."""
+        now, served = resource.getrusage(resource.RUSAGE_CHILDREN), process_seconds(self._pid)
+        cpu = now.ru_utime - self._children.ru_utime + now.ru_stime - self._children.ru_stime
+        stored = {url for path in outputs for url in urls(path)}
+        log = web.log()
+        counts, reachable = fetched(log), web.plan.reachable()
+        lost = reachable - stored
+        good = {entry.url for entry in log if entry.status == 200}
+        return Crawl(
+            cpu_seconds=cpu,
+            redis_seconds=served - self._redis,
+            pages=len(stored & reachable),
+            lost=len(lost),
+            unanswered=len(lost - good),
+            repeated=sum(counts.values()) - len(counts),
+            rate=rate(log),
+        )
+
+
+def urls(path: Path) -> Counter[str]:
+    """The pages in a file of JSON lines; a line that a kill cut off does not count."""
+    found: Counter[str] = Counter()
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        try:
+            found[json.loads(line)["url"]] += 1
+        except ValueError:
+            continue
+    return found
+
+
+def rate(log: list[Entry]) -> float:
+    """Pages a second from the first request to the last answer."""
+    if len(log) < 2:
+        return 0.0
+    return len(log) / (max(entry.finished_at for entry in log) - log[0].arrived_at)
+
+
+def start(web: SimWeb, folder: Path, *options: str) -> subprocess.Popen[bytes]:
+    """A Gossamer crawl of the whole web, as a command."""
+    seeds = folder / "seeds.txt"
+    seeds.write_text("\n".join(web.seeds))
+    command = [
+        sys.executable, "-m", "gossamer", "crawl", "--seeds", str(seeds), "--job", str(folder / "job"),
+        "--allow-private", "--quiet", *options,
+    ]  # fmt: skip
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GOSSAMER_")}
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment, preexec_fn=die_with_parent)  # noqa: PLW1509
+
+
+def finish(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a crawl's end; a failed one ends the benchmark, and an interrupt ends the crawl first."""
+    try:
+        code = process.wait(DEADLINE_SECONDS)
+    except BaseException:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+        raise
+    if code != 0:
+        sys.exit(f"the crawl failed with code {code}")

@@ -1,0 +1,272 @@
+"""One call of the frontier as one transaction: what it reads is locked, what it changes is written at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from gossamer.errors import FrontierError, JobMissing
+from gossamer.frontier.sql.database import Dialect
+from gossamer.frontier.sql.rows import DONE, FAILED, PARKED, RETRY, SKIPPED, SUSPECT, TIMED, WORDS, Row
+from gossamer.frontier.sql.site import MICRO, NEVER, Lane, Site
+from gossamer.settings import Settings
+
+COUNTERS = (
+    "queued", "delayed", "leased", "held", "done", "failed", "skipped", "parked", "stale", "kept", "revisits",
+    "suspects", "known", "sites", "news",
+)  # fmt: skip
+STRIPES = 32
+_STEP_BACK_MICRO = MICRO
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(list[tuple[int, int, int, int]]).decode
+
+
+class NeedsWhole(Exception):
+    """The call has to keep others out, and did not know that when it began: to be done anew with the whole lock."""
+
+
+class Changed(Exception):
+    """The job has other settings by now: to be read before the call is tried again."""
+
+
+class Held(NamedTuple):
+    """A row of the leases; `batch` holds key -> place, standing, age of what is not settled."""
+
+    token: int
+    site: int
+    lane: int
+    until_at: int
+    suspect: bool
+    worker: str
+    batch: dict[int, tuple[int, int, int]]
+
+    def at(self, key: int) -> tuple[int, int, int, int, int]:
+        """Where the queue has one request of the batch."""
+        return (self.site, *self.batch[key], key)
+
+
+class Call:
+    """What a call knows and what it will write."""
+
+    def __init__(
+        self, dialect: Dialect, settings: Settings, *, job: str, revision: int, stripe: int, alone: bool
+    ) -> None:
+        self.db = dialect
+        self.settings = settings
+        self._job = job
+        self._revision = revision
+        self.stripe = stripe
+        self._alone = alone
+        self.most: int | None = None
+        """How many pages may be stored here."""
+        self.now = 0
+        self.state = "running"
+        self.totals: dict[str, int] = {}
+        self.last_token = 0
+        self.token = 0
+        self.restarts = 0
+        self.rest_until = 0
+        self.longest = 0
+        self.has_inbox = False
+        self.tally = dict.fromkeys(COUNTERS, 0)
+        self.sites: dict[int, Site] = {}
+        self.touched: set[int] = set()
+        self.held: dict[int, Held] = {}
+        self.changed: set[int] = set()
+        self.ended: set[int] = set()
+        self.finished: list[tuple[int, ...]] = []
+        self.again: list[Row] = []
+        self.dropped: list[tuple[int, ...]] = []
+        self.asleep: dict[int, int | None] = {}
+        self.given: list[tuple[Any, ...]] = []
+
+    async def open(self, *, totals: bool = False, writes: bool = True) -> None:
+        """Read the clock and the job; with `totals`, the counts too."""
+        found = await self.db.fetch("moment" if totals else "brief_moment")
+        if not found:
+            raise JobMissing(
+                f"job {self._job!r} is not in this database any more", hint="was the database emptied or restored?"
+            )
+        row = found[0]
+        state, revision, clock, skew, self.restarts, self.rest_until, self.longest, allowance, *rest = row
+        if revision != self._revision:
+            raise Changed
+        if totals:
+            self.totals = dict(zip(COUNTERS, map(int, rest), strict=False))
+            self.last_token, latest, self.has_inbox = int(rest[15]), int(rest[16]), bool(rest[17])
+        else:
+            latest = int(rest[0] or 0)
+        self.state = state
+        self.most = self.settings.max_pages if self._alone else allowance
+        # Within a job time never steps back: where the server's does, it goes on from where it was.
+        if latest - (clock + skew) > _STEP_BACK_MICRO:
+            skew = latest - clock
+            if writes:
+                await self.db.fetch("set_skew", skew)
+        self.now = max(clock + skew, latest)
+
+    @property
+    def room(self) -> int:
+        """How many more requests may be handed out."""
+        return NEVER if self.most is None else self.most - self.total("kept") - self.total("leased")
+
+    def total(self, name: str) -> int:
+        return self.totals[name] + self.tally[name]
+
+    def count(self, name: str, by: int = 1) -> None:
+        self.tally[name] += by
+
+    async def lock(self, ids: Iterable[int], *, skip: bool = False) -> None:
+        """Lock sites, in their order; with `skip`, those that nobody else has locked."""
+        wanted = sorted(set(ids) - self.sites.keys())
+        if wanted:
+            for row in await self.db.fetch("try_sites" if skip else "lock_sites", wanted):
+                self.sites[row[0]] = Site(row, self.settings)
+
+    async def load(self, name: str, *given: Any) -> list[Held]:
+        """Leases, as a statement finds them; those that this call has ended are over."""
+        found = []
+        for row in await self.db.fetch(name, *given):
+            token = row[0]
+            if token not in self.held and token not in self.ended:
+                batch = {key: (place, standing, age) for key, place, standing, age in _decode(row[6])}
+                self.held[token] = Held(token, row[1], row[2], row[3], bool(row[4]), row[5], batch)
+            if token in self.held:
+                found.append(self.held[token])
+        return found
+
+    def lane_of(self, held: Held) -> tuple[Site, Lane]:
+        """The lane of a lease whose site is locked."""
+        site = self.sites.get(held.site)
+        if site is None or held.lane >= len(site.lanes):
+            raise FrontierError(
+                f"job {self._job!r} is damaged: a leased site is gone", hint="did something else write to its tables?"
+            )
+        return site, site.lanes[held.lane]
+
+    def finish(self, held: Held, key: int, status: int, code: int = 0) -> None:
+        """Take a request out of a lease and out of the queue, for good."""
+        self.finished.append((*held.at(key), status, min(max(code, 0), 32_767)))
+        self._take_out(held, key)
+        self.count(WORDS[status])
+
+    def _take_out(self, held: Held, key: int) -> None:
+        place = held.batch.pop(key)[0]
+        self.sites[held.site].kept.leased -= 1
+        self.count("leased", -1)
+        if place == SUSPECT:
+            self.count("suspects", -1)
+        self.changed.add(held.token)
+        self.touched.add(held.site)
+
+    def requeue(self, held: Held, old: Row, new: Row) -> None:
+        """Take a request out of a lease, and have it wait for its time."""
+        self.dropped.append(held.at(old.id))
+        self._take_out(held, old.id)
+        self.again.append(new)
+        self.count("delayed")
+
+    def end(self, held: Held, *, rests_from: int) -> None:
+        """Take a lane back; what is left of its batch waits where it always was."""
+        site, lane = self.lane_of(held)
+        if held.batch and site.closed:
+            status = closed_status(site.closed)
+            for key in list(held.batch):
+                self.finish(held, key, status)
+        left = len(held.batch)
+        site.kept.leased -= left
+        self.count("leased", -left)
+        self.count("queued", left)
+        site.free(lane, rests_from=rests_from, now=self.now)
+        self.held.pop(held.token, None)
+        self.ended.add(held.token)
+        self.changed.discard(held.token)
+        self.touched.add(site.id)
+        self.count("held", -1)
+        self.count("news")
+
+    async def lapse(self, held: Held, *, rests_from: int, blamed: Sequence[int] | None = None) -> None:
+        """A holder died: count that against the requests that it had, isolate them, park them."""
+        site, _ = self.lane_of(held)
+        keys = [key for key in held.batch if blamed is None or key in set(blamed)]
+        if keys:
+            for found in await self.db.bulk("rows_at", [held.at(key) for key in keys]):
+                row = Row(*found)
+                lapses = row.lapses + 1
+                if lapses >= self.settings.max_deliveries:
+                    self.finish(held, row.id, PARKED)
+                    continue
+                # A suspect goes to the end of them, so that each has its turn.
+                place, standing = (SUSPECT, self.now) if lapses >= 2 else (row.place, row.standing)
+                await self.db.bulk("drop_rows", [row[:5]])
+                await self.db.insert_rows([row._replace(place=place, standing=standing, lapses=lapses)])
+                if place != row.place:
+                    self.count("suspects")
+                held.batch[row.id] = (place, standing, row.age)
+        self.end(held, rests_from=rests_from - site.rest)
+
+    async def close(self, site: Site, reason: str) -> None:
+        """Give up what waits at a site. The caller has the whole lock, so nobody is adding to it."""
+        keep = [key for held in await self.load("leases_of_sites", [site.id]) for key in held.batch]
+        status = closed_status(reason)
+        await self.settle_rows()
+        for place, again, number in await self.db.close_site(site.id, keep, status, self.now):
+            number = int(number)
+            if again in (DONE, FAILED):
+                self.count("revisits", -number)
+                self.count("delayed", -number)
+            else:
+                self.count("delayed" if again == RETRY else "queued", -number)
+                self.count(WORDS[status], number)
+            if place == SUSPECT:
+                self.count("suspects", -number)
+        site.closed = reason
+        self.touched.add(site.id)
+
+    async def settle_rows(self) -> None:
+        """Write what became of requests."""
+        if self.dropped:
+            await self.db.bulk("drop_rows", self.dropped)
+            self.dropped = []
+        if self.again:
+            await self.db.insert_rows(self.again)
+            self.again = []
+        if self.finished:
+            await self.db.finish(self.finished, self.now)
+            self.finished = []
+
+    async def flush(self) -> None:
+        """Write everything that has changed; the counters last, so that they are locked for a moment only."""
+        await self.settle_rows()
+        sites = []
+        for number in sorted(self.touched):
+            site = self.sites[number]
+            site.ready_at = self.asleep[number] if number in self.asleep else self._awake(site)
+            sites.append(site.row())
+        changed = [
+            (held.token, held.until_at, batch_text(held)) for held in map(self.held.get, sorted(self.changed)) if held
+        ]
+        if sites or changed or self.ended or self.given or any(self.tally.values()):
+            counters = (self.stripe, *self.tally.values(), self.token, self.now)
+            await self.db.write(counters, ended=sorted(self.ended), given=self.given, changed=changed, sites=sites)
+
+    def _awake(self, site: Site) -> int | None:
+        """When the next lease looks at a site; if nothing is queued there, that one finds out."""
+        return None if site.closed and site.kept.leased == 0 else site.wake_at
+
+
+def closed_status(reason: str) -> int:
+    """What becomes of the requests of a closed site."""
+    return SKIPPED if reason == "budget" else FAILED
+
+
+def batch_text(held: Held) -> str:
+    """The batch as its row has it; anybody's JSON functions can read it."""
+    return _encode([(key, *where) for key, where in held.batch.items()]).decode()
+
+
+def timed(row: Row, due: int, *, again: int, **values: Any) -> Row:
+    """The row with a time before which it is not handed out."""
+    return row._replace(place=TIMED, standing=due, again=again, lapses=0, **values)

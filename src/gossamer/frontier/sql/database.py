@@ -1,0 +1,250 @@
+"""What the frontier needs of a database: named statements, whole transactions, and faults told apart."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from importlib import resources
+from typing import Any, Protocol, TypeVar
+
+from gossamer.errors import FrontierError, Unavailable
+
+T = TypeVar("T")
+log = logging.getLogger("gossamer.frontier")
+_CONFLICTS, _LOSSES = 12, 3
+
+
+class Dialect(Protocol):
+    """One connection to one kind of server. Statements are named as in its .sql file; the first value is the shard."""
+
+    shard: int
+    server: str
+    """The server's address, without a password."""
+
+    start_slack_seconds: float
+    """How much two answers of `last_start` may differ without a start in between."""
+
+    always_whole: bool
+    """Whether a statement alone needs a transaction around it too."""
+
+    async def connect(self) -> None: ...
+
+    async def make_tables(self) -> None: ...
+
+    async def last_start(self) -> tuple[str, float, bool]:
+        """Which server this is, when it was started, and whether it may lose what it has acknowledged."""
+        ...
+
+    async def begin(self, lock: str = "", stripe: int = 0) -> None:
+        """Begin a transaction with a lock: `share` it with all who add, have it `whole` and keep those out, or lock a
+        `stripe` of the counters, and with `shard` everybody else who leases."""
+        ...
+
+    async def commit(self, *, rings: bool = False) -> None:
+        """Commit; with `rings`, tell those who wait that there is news."""
+        ...
+
+    async def rollback(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def abort(self) -> None:
+        """End the connection at once, without a word."""
+        ...
+
+    @property
+    def is_open(self) -> bool: ...
+
+    async def ask(self, text: str, *given: Any) -> list[Sequence[Any]]:
+        """Run a statement that is not in the file."""
+        ...
+
+    async def fetch(self, name: str, *given: Any) -> list[Sequence[Any]]:
+        """Run a statement with the shard and these values; its rows."""
+        ...
+
+    async def bulk(self, name: str, rows: Sequence[Sequence[Any]], *given: Any) -> list[Sequence[Any]]:
+        """Run a statement over many rows at once."""
+        ...
+
+    async def insert_rows(self, rows: Sequence[Sequence[Any]]) -> None:
+        """Add rows of the queue."""
+        ...
+
+    async def write(
+        self,
+        counters: Sequence[int],
+        *,
+        ended: Sequence[int],
+        given: Sequence[Sequence[Any]],
+        changed: Sequence[Sequence[Any]],
+        sites: Sequence[Sequence[Any]],
+    ) -> None:
+        """Leases that end, that are given and that change, sites, and last the stripe of the counters."""
+        ...
+
+    async def put_seen(self, ids: Sequence[int]) -> set[int]:
+        """Add keys; those that nobody knew. The keys are in order, so that two such calls wait and do not deadlock."""
+        ...
+
+    async def insert_sites(self, rows: Sequence[Sequence[Any]]) -> int:
+        """Add sites (site, name, region, ready_at, wake_at, lanes) that are not there; how many were not."""
+        ...
+
+    async def finish(self, rows: Sequence[Sequence[Any]], now: int) -> None:
+        """Move rows of the queue (site, place, standing, age, id, status, code) to those that are done."""
+        ...
+
+    async def refuse(self, rows: Sequence[Sequence[Any]], now: int) -> None:
+        """Keep requests (id, site, depth, priority, status, url) that were never queued as done."""
+        ...
+
+    async def close_site(self, site: int, keep: Sequence[int], status: int, now: int) -> list[Sequence[Any]]:
+        """Move what waits at a site, but for `keep`, to what is done; numbers by place and again."""
+        ...
+
+    async def take_inbox(self, most: int) -> list[Sequence[Any]]:
+        """Lock the oldest entries of the inbox: entry, URL, priority, microseconds until it is due."""
+        ...
+
+    async def empty_inbox(self, entries: Sequence[int]) -> None: ...
+
+    async def refuse_inbox(self, entry: int, error: str) -> None: ...
+
+    async def compact(self, before: int, last: int, most: int) -> list[int]:
+        """Delete rows of what was done before then, with keys above `last`; their keys."""
+        ...
+
+    async def watch(self, seen: int) -> bool:
+        """Ask to be told of news; whether there is some already."""
+        ...
+
+    async def heard(self, round_number: int) -> bool:
+        """Wait, without using the connection; whether there is news, or only time has passed."""
+        ...
+
+    def explain(self, error: BaseException) -> FrontierError | None:
+        """What a driver's error means; None if it is none of a driver."""
+        ...
+
+    def is_conflict(self, error: BaseException) -> bool:
+        """Whether the transaction was undone because of another one, and may be tried again at once."""
+        ...
+
+    def is_loss(self, error: BaseException) -> bool:
+        """Whether the connection is gone."""
+        ...
+
+
+class Database:
+    """Transactions on one connection, one at a time; each is done whole, even if its caller goes away."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self.dialect = dialect
+        self.greet: Callable[[Dialect], Awaitable[None]] | None = None
+        """What is done first on every new connection."""
+        self._turn = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.conflicts = 0
+        """Transactions that had to be tried again, because of another one."""
+
+    async def run(
+        self,
+        work: Callable[[Dialect], Awaitable[T]],
+        *,
+        lock: str = "",
+        stripe: int = 0,
+        rings: bool = False,
+        whole: bool = True,
+    ) -> T:
+        """Do the work in one transaction; again, where another one or a lost connection undid it.
+
+        `rings`: others may wait for what has changed. Without `whole` every statement is a transaction of its own."""
+
+        whole = whole or self.dialect.always_whole
+
+        async def once() -> T:
+            if not self.dialect.is_open:
+                await self.dialect.connect()
+                if self.greet is not None:
+                    await self.dialect.begin()
+                    await self.greet(self.dialect)
+                    await self.dialect.commit()
+            try:
+                if whole:
+                    await self.dialect.begin(lock, stripe)
+                found = await work(self.dialect)
+                if whole:
+                    await self.dialect.commit(rings=rings)
+            except BaseException as error:
+                await self._undo(error)
+                raise
+            return found
+
+        task = asyncio.ensure_future(self._run(once))
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return await asyncio.shield(task)
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            # Heard by the caller, unless that is gone.
+            task.exception()
+
+    async def _run(self, once: Callable[[], Awaitable[T]]) -> T:
+        conflicts = losses = 0
+        async with self._turn:
+            while True:
+                try:
+                    return await once()
+                except Exception as error:
+                    if self.dialect.is_conflict(error):
+                        conflicts += 1
+                    elif self.dialect.is_loss(error) and losses < _LOSSES - 1:
+                        losses += 1
+                    else:
+                        raise self._told(error) from error
+                if conflicts > _CONFLICTS:
+                    raise Unavailable(f"{self.dialect.server}: other transactions came first {conflicts} times")
+                self.conflicts += 1
+                await asyncio.sleep(random.uniform(0.0, 0.005 * 2 ** min(conflicts + losses, 6)))
+
+    async def _undo(self, error: BaseException) -> None:
+        """Leave a connection that the next transaction can use, or none."""
+        if not self.dialect.is_loss(error) and not isinstance(error, (asyncio.CancelledError, TimeoutError)):
+            try:
+                await self.dialect.rollback()
+                return
+            except Exception as fault:
+                log.debug("a transaction could not be rolled back, so its connection is given up: %s", fault)
+        self.dialect.abort()
+
+    def _told(self, error: Exception) -> Exception:
+        return self.dialect.explain(error) or error
+
+    async def aclose(self) -> None:
+        """Let what is under way end, then close the connection."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        try:
+            await asyncio.wait_for(self.dialect.close(), 2.0)
+        except Exception:
+            self.dialect.abort()
+
+
+def statements(name: str) -> dict[str, str]:
+    """The statements of a .sql file beside this module, by their names."""
+    text = resources.files("gossamer.frontier.sql").joinpath(name).read_text("utf-8")
+    found = {}
+    for part in text.split("-- name: ")[1:]:
+        title, _, body = part.partition("\n")
+        found[title.strip()] = body.strip()
+    return found
+
+
+def schema(name: str) -> str:
+    """A .sql file as it is."""
+    return resources.files("gossamer.frontier.sql").joinpath(name).read_text("utf-8")

@@ -1,0 +1,383 @@
+"""The frontier of one shard of a job in a database: every call is one transaction, and the server's clock rules."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from gossamer import settings as configuration
+from gossamer.errors import FrontierError, Unavailable
+from gossamer.frontier.sql.call import STRIPES, Call, Changed, NeedsWhole
+from gossamer.frontier.sql.database import Database, Dialect
+from gossamer.frontier.sql.inbox import drain
+from gossamer.frontier.sql.leasing import Leasing, lull
+from gossamer.frontier.sql.ledger import SqlLedger
+from gossamer.frontier.sql.rows import PARKED, Row, request_of
+from gossamer.frontier.sql.settling import Admission, Settling
+from gossamer.frontier.sql.steering import SqlSteering
+from gossamer.model import Counts, Grant, Lease, Outcome, Receipt, Request, SiteNote
+from gossamer.settings import Settings
+
+_LONGEST_SLEEP_SECONDS = 15.0
+_LULL_SECONDS = 1.0
+_MANY_EMPTY = 512
+_MOST_LINKS = 10_000
+_WRITE, _TOTALS = False, True
+log = logging.getLogger("gossamer.frontier")
+_decode_robots = msgspec.msgpack.Decoder(dict[str, bytes]).decode
+_decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
+T = TypeVar("T")
+
+
+class SqlFrontier(SqlSteering, SqlLedger):
+    """The frontier of one shard of a job; any number of these, in any number of processes, share it."""
+
+    def __init__(
+        self,
+        database: Database,
+        job: str,
+        settings: Settings,
+        *,
+        secret: bytes,
+        revision: int,
+        worker: str = "",
+        region: str = "",
+        shard: int = 0,
+        alone: bool = True,
+    ) -> None:
+        self.settings = settings
+        self.secret = secret
+        self.worker = worker
+        self.region = region
+        self.shard = shard
+        self.region_of: Callable[[str], str] | None = None
+        """Where a new site belongs; sites belong nowhere, and so to everybody, unless this says so."""
+        self.forward: Callable[[Sequence[Request]], Awaitable[Sequence[Request]]] | None = None
+        """Takes those requests of the inbox that belong to other shards, and gives back the rest."""
+        self.calm = False
+        """Whether to lease no suspects."""
+        self.lapsed = 0
+        """Suspects that wait or are leased, when last a lease was asked for."""
+        self._alone = alone
+        self._database = database
+        self._job = job
+        self._revision = revision
+        self._stripe = random.randrange(STRIPES)
+        self._admission = Admission(secret, lambda name: self.region_of(name) if self.region_of else "")
+        self._pages: dict[int, dict[int, str]] = {}
+        """Token -> key -> URL of what is leased here: the links found there name it."""
+        self._empty: set[int] = set()
+        self._lulled_at = 0.0
+
+    @property
+    def conflicts(self) -> int:
+        """Transactions that had to be begun anew, because of others or of a lost connection."""
+        return self._database.conflicts
+
+    async def add(self, requests: Sequence[Request]) -> int:
+        added = 0
+        for first in range(0, len(requests), _MOST_LINKS):
+            some = [(request, "", 0) for request in requests[first : first + _MOST_LINKS]]
+
+            async def work(call: Call, some: Any = some) -> int:
+                found = await self._admission.admit(call, some)
+                await call.flush()
+                return found
+
+            added += await self._call(work, lock="share", rings=True)
+        return added
+
+    async def lease(self, limit: int, *, batch: int, seconds: float) -> Grant:
+        while True:
+            grant, empty, has_inbox = await self._lease(limit, batch=batch, seconds=seconds)
+            if has_inbox and await drain(self, self._call, self._admission) and not grant.leases:
+                continue
+            self._empty |= empty
+            now = asyncio.get_running_loop().time()
+            idle = not grant.leases and limit > 0
+            if self._empty and (idle or len(self._empty) >= _MANY_EMPTY or now - self._lulled_at > _LULL_SECONDS):
+                asleep, self._empty, self._lulled_at = self._empty, set(), now
+                closed = await self._call(lambda call, some=asleep: lull(call, some), lock="whole", rings=True)  # type: ignore[misc]
+                if closed and idle:
+                    continue
+            return grant
+
+    async def _lease(self, limit: int, *, batch: int, seconds: float) -> tuple[Grant, set[int], bool]:
+        regions = [self.region, ""] if self.region else [""]
+
+        async def work(call: Call) -> tuple[Grant, set[int], bool]:
+            await call.open(totals=True)
+            news = call.totals["news"]
+            state = await self._state(call)
+            if state != "running":
+                return Grant(job=state, news=news), set(), call.has_inbox  # type: ignore[arg-type]
+            if seconds * 1e6 > call.longest:
+                await call.db.fetch("set_longest", round(seconds * 1e6))
+            leasing = Leasing(call, worker=self.worker, regions=regions, batch=batch, seconds=seconds, calm=self.calm)
+            await leasing.take(limit)
+            self.lapsed = call.total("suspects")
+            await leasing.write()
+            wait = await leasing.wait(limit)
+            if wait is None and not leasing.leases and not leasing.empty:
+                await self._must_be_whole(call)
+            leases = await self._leases(call, leasing, seconds)
+            state = await self._state(call)
+            return Grant(leases=leases, wait=wait, job=state, news=news), leasing.empty, call.has_inbox  # type: ignore[arg-type]
+
+        lock = "stripe" if self.settings.max_pages is None else "shard"
+        grant, empty, has_inbox = await self._call(work, opens=False, lock=lock)
+        for lease in grant.leases:
+            self._pages[lease.token] = {request.key: request.url for request in lease.requests}
+        if unreadable := [lease for lease in grant.leases if not lease.requests]:
+            await self._park(unreadable)
+            grant = msgspec.structs.replace(grant, leases=tuple(lease for lease in grant.leases if lease.requests))
+        return grant, empty, has_inbox
+
+    async def _leases(self, call: Call, leasing: Leasing, seconds: float) -> tuple[Lease, ...]:
+        kept: dict[int, tuple[dict[str, bytes], dict[str, Any]]] = {}
+        if leasing.leases:
+            for row in await call.db.fetch("notes", sorted({site.id for site, _, _ in leasing.leases})):
+                kept[row[0]] = _decode_robots(row[1]), _decode(row[2])
+        leases = []
+        for site, held, rows in leasing.leases:
+            robots, memo = kept.get(site.id, ({}, {}))
+            leases.append(
+                Lease(
+                    site=site.name,
+                    lane=held.lane,
+                    token=held.token,
+                    requests=tuple(self._read(rows, site.name)),
+                    ttl=seconds,
+                    delay=site.delay,
+                    lanes=len(site.lanes),
+                    robots=robots,
+                    memo=memo,
+                    suspect=held.suspect,
+                )
+            )
+        return tuple(leases)
+
+    def _read(self, rows: Sequence[Row], site: str) -> Iterator[Request]:
+        for row in rows:
+            try:
+                yield request_of(row, site)
+            except ValueError as error:
+                log.error(
+                    "a request of %s cannot be read and is parked when its lease ends: %s: %.200r", site, error, row
+                )
+
+    async def _park(self, leases: Sequence[Lease]) -> None:
+        """Give up what no worker can read."""
+
+        async def work(call: Call) -> None:
+            await call.lock({self._admission.site_id(lease.site) for lease in leases})
+            for held in await call.load("leases_by_token", sorted(lease.token for lease in leases)):
+                for key in list(held.batch):
+                    call.finish(held, key, PARKED)
+                call.end(held, rests_from=call.now)
+            await call.flush()
+
+        await self._call(work, rings=True)
+
+    async def _must_be_whole(self, call: Call) -> None:
+        """Requests wait, and no site is there that has them: somebody has deleted rows."""
+        if call.total("held") == 0 and call.total("queued") > 0:
+            (row,) = await call.db.fetch("any_ready")
+            if not row[0]:
+                raise FrontierError(
+                    f"job {self._job!r} is damaged: {call.total('queued')} requests wait, and no site has them",
+                    hint="did something else write to its tables?",
+                )
+
+    async def extend(self, leases: Sequence[Lease], *, seconds: float) -> list[Lease]:
+        if not leases:
+            return []
+
+        async def work(call: Call) -> set[int]:
+            await call.lock({self._admission.site_id(lease.site) for lease in leases})
+            ours = set()
+            for held in await call.load("leases_by_token", sorted(lease.token for lease in leases)):
+                _, lane = call.lane_of(held)
+                if lane.token == held.token and held.until_at > call.now:
+                    lane.until_at = call.now + round(seconds * 1e6)
+                    call.held[held.token] = held._replace(until_at=lane.until_at)
+                    call.changed.add(held.token)
+                    call.touched.add(held.site)
+                    ours.add(held.token)
+            await call.flush()
+            return ours
+
+        ours = await self._call(work)
+        for lease in leases:
+            if lease.token not in ours:
+                self._pages.pop(lease.token, None)
+        return [msgspec.structs.replace(lease, ttl=seconds) for lease in leases if lease.token in ours]
+
+    async def complete(
+        self, outcomes: Sequence[Outcome], *, notes: Sequence[SiteNote] = (), marks: Mapping[str, int] | None = None
+    ) -> Receipt:
+        accepted = stale = repeated = 0
+        for some in parts(outcomes):
+            found = await self._settle(some, notes)
+            accepted, stale = accepted + found.accepted, stale + found.stale
+            repeated += found.repeated
+            notes = ()
+            for outcome in some:
+                pages = self._pages.get(outcome.token, {})
+                pages.pop(outcome.key, None)
+                if not pages:
+                    self._pages.pop(outcome.token, None)
+        return Receipt(accepted=accepted, stale=stale, repeated=repeated)
+
+    async def _settle(self, outcomes: Sequence[Outcome], notes: Sequence[SiteNote]) -> Settling:
+        closes = any(note.close is not None for note in notes)
+        lock = "whole" if closes else "share" if any(outcome.links for outcome in outcomes) else ""
+
+        async def work(call: Call) -> Settling:
+            settling = Settling(call, self._admission, whole=lock == "whole")
+            await settling.settle(outcomes, notes, self._pages)
+            return settling
+
+        try:
+            return await self._call(work, lock=lock, rings=True)
+        except NeedsWhole:
+            lock = "whole"
+            return await self._call(work, lock=lock, rings=True)
+
+    async def release(self, leases: Sequence[Lease]) -> None:
+        for lease in leases:
+            self._pages.pop(lease.token, None)
+        if not leases:
+            return
+
+        async def work(call: Call) -> None:
+            await call.lock({self._admission.site_id(lease.site) for lease in leases})
+            for held in await call.load("leases_by_token", sorted(lease.token for lease in leases)):
+                _, lane = call.lane_of(held)
+                lane.restart = call.restarts
+                call.end(held, rests_from=call.now)
+            await call.flush()
+
+        await self._call(work, rings=True)
+
+    async def abandon(self, worker: str, *, blamed: Sequence[int] = ()) -> int:
+        async def work(call: Call) -> int:
+            await call.lock({row[1] for row in await call.db.fetch("leases_of_worker", worker)})
+            gone = 0
+            for held in await call.load("leases_of_worker", worker):
+                if held.site in call.sites:
+                    site, _ = call.lane_of(held)
+                    await call.lapse(held, rests_from=call.now + site.rest, blamed=blamed)
+                    gone += 1
+            await call.flush()
+            return gone
+
+        return await self._call(work, rings=True)
+
+    async def idle(self, grant: Grant) -> None:
+        wait = _LONGEST_SLEEP_SECONDS if grant.wait is None else min(grant.wait, _LONGEST_SLEEP_SECONDS)
+        try:
+            async with asyncio.timeout(wait):
+                for number in range(1_000_000):
+                    if await self._database.run(lambda db: db.watch(grant.news), whole=False):
+                        return
+                    if await self._database.dialect.heard(number):
+                        return
+        except TimeoutError:
+            pass
+        except Unavailable:
+            # Whoever asks next will hear what is wrong.
+            await asyncio.sleep(min(wait, 1.0))
+
+    async def counts(self) -> Counts:
+        async def work(call: Call) -> Counts:
+            await call.open(totals=True, writes=False)
+            totals = call.totals
+            state = await self._state(call)
+            over = await self._is_over(call)
+            places = await call.db.fetch("ready_sites", call.now)
+            (held,) = await call.db.fetch("held_sites", call.now)
+            mine = {self.region, ""}
+            return Counts(
+                queued=totals["queued"],
+                delayed=totals["delayed"] - totals["revisits"],
+                leased=totals["leased"],
+                done=totals["done"],
+                failed=totals["failed"],
+                skipped=totals["skipped"],
+                parked=totals["parked"],
+                stale=totals["stale"],
+                stored=totals["kept"],
+                revisits=totals["revisits"],
+                known=totals["known"],
+                sites=totals["sites"],
+                ready_sites=sum(int(row[1]) for row in places if row[0] in mine),
+                held_sites=int(held[0]),
+                active_sites=totals["held"],
+                job=state,  # type: ignore[arg-type]
+                finished=over,
+                changes=totals["news"],
+            )
+
+        return await self._call(work, opens=False)
+
+    async def _is_over(self, call: Call) -> bool:
+        if call.total("leased") > 0:
+            return False
+        if call.most is not None and call.total("kept") >= call.most:
+            return True
+        if call.has_inbox or call.total("queued") + call.total("delayed") > call.total("revisits"):
+            return False
+        if call.total("revisits") > 0:
+            (row,) = await call.db.fetch("any_due", call.now)
+            return not row[0]
+        return True
+
+    async def _state(self, call: Call) -> str:
+        return "finished" if call.state == "running" and await self._is_over(call) else call.state
+
+    async def aclose(self) -> None:
+        await self._database.aclose()
+
+    async def _call(
+        self, work: Callable[[Call], Awaitable[T]], *, lock: str = "", opens: bool = True, rings: bool = False
+    ) -> T:
+        """Run one call as one transaction; with the job's settings as they are now."""
+
+        async def run(dialect: Dialect) -> T:
+            call = Call(
+                dialect, self.settings, job=self._job, revision=self._revision, stripe=self._stripe, alone=self._alone
+            )
+            if opens:
+                await call.open()
+            return await work(call)
+
+        while True:
+            try:
+                return await self._database.run(run, lock=lock, stripe=self._stripe, rings=rings)
+            except Changed:
+                await self._reload()
+
+    async def _reload(self) -> None:
+        async def read(dialect: Dialect) -> Any:
+            return await dialect.fetch("settings")
+
+        for row in await self._database.run(read, whole=False):
+            self.settings, self._revision = configuration.build(msgspec.json.decode(row[0])), row[1]
+
+
+def parts(outcomes: Sequence[Outcome]) -> Iterator[Sequence[Outcome]]:
+    """Outcomes in parts that hold their locks for a moment only; at least one."""
+    first = links = 0
+    for index, outcome in enumerate(outcomes):
+        links += len(outcome.links)
+        if links > _MOST_LINKS:
+            yield outcomes[first : index + 1]
+            first, links = index + 1, 0
+    if first < len(outcomes) or not outcomes:
+        yield outcomes[first:]

@@ -1,0 +1,127 @@
+"""A job's record in a database: opening it, making it, and refusing what is not ours."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from gossamer import settings as configuration
+from gossamer.errors import ConfigError, JobMissing, SchemaMismatch
+from gossamer.frontier.sql.call import STRIPES
+from gossamer.frontier.sql.database import Database, Dialect
+from gossamer.frontier.sql.frontier import SqlFrontier
+from gossamer.frontier.sql.steering import digest
+from gossamer.settings import Settings
+
+FORMAT = 1
+SCHEMES = ("postgresql://", "postgres://", "mysql://", "mariadb://")
+log = logging.getLogger("gossamer.frontier")
+
+
+def dialect_of(url: str) -> Dialect:
+    """A connection, not yet open, to the server at this address."""
+    if url.startswith(("postgresql://", "postgres://")):
+        from gossamer.frontier.sql.postgresql import PostgreSQL
+
+        return PostgreSQL(url)
+    if url.startswith(("mysql://", "mariadb://")):
+        from gossamer.frontier.sql.mysql import MySQL
+
+        return MySQL(url)
+    raise ConfigError("the frontier's address is not one of a database", hint="use postgresql:// or mysql://")
+
+
+async def open_sql(
+    url: str,
+    job: str,
+    settings: Settings | None = None,
+    *,
+    worker: str = "",
+    region: str = "",
+    shard: int = 0,
+    secret: bytes | None = None,
+    alone: bool = True,
+) -> SqlFrontier:
+    """Join one shard of a job in a database; with settings, make it if it is not there.
+
+    `secret` is for a job that is spread over several databases: the keys of its URLs are the same in all of them. One
+    that is not `alone` stores what `allow` lets it, in place of max_pages."""
+    dialect = dialect_of(url)
+    database = Database(dialect)
+    try:
+        if settings is not None:
+            await _create(database, job, settings, shard, secret)
+        row = await database.run(lambda db: _read(db, job, shard))
+        dialect.shard = int(row[0])
+        kept, key, revision = _understood(row, job)
+        await database.run(_notice_restart)
+        database.greet = _notice_restart
+        return SqlFrontier(
+            database,
+            job,
+            settings or kept,
+            secret=key,
+            revision=revision,
+            worker=worker,
+            region=region,
+            shard=shard,
+            alone=alone,
+        )
+    except BaseException:
+        await database.aclose()
+        raise
+
+
+async def _create(database: Database, job: str, settings: Settings, shard: int, secret: bytes | None) -> None:
+    text = msgspec.json.encode(configuration.dump(settings)).decode()
+
+    async def work(db: Dialect) -> None:
+        await db.make_tables()
+        await db.fetch("make_job", digest(job), job, FORMAT, text, secret or secrets.token_bytes(16))
+        await db.fetch("renew_job", digest(job), FORMAT, text)
+        await db.fetch("make_shard", digest(job), shard)
+        (row,) = await db.fetch("find_shard", digest(job), shard)
+        db.shard = int(row[0])
+        await db.fetch("make_stripes", list(range(STRIPES)))
+
+    await database.run(work)
+
+
+async def _read(db: Dialect, job: str, shard: int) -> Sequence[Any]:
+    rows = await db.fetch("read_job", digest(job), shard)
+    if not rows:
+        raise JobMissing(
+            f"there is no job {job!r} in this database", hint="start it with: gossamer crawl --frontier ... --job NAME"
+        )
+    return rows[0]
+
+
+def _understood(row: Sequence[Any], job: str) -> tuple[Settings, bytes, int]:
+    """The settings, the secret and the revision of a job's record."""
+    _, form, revision, text, secret = row
+    if form != FORMAT:
+        raise SchemaMismatch(
+            f"job {job!r} was written by another version of Gossamer", hint="use the version that made it"
+        )
+    try:
+        return configuration.build(msgspec.json.decode(text)), bytes(secret), int(revision)
+    except (TypeError, ValueError, ConfigError) as error:
+        raise SchemaMismatch(
+            f"the record of job {job!r} cannot be read: {error}", hint="was it written by another version of Gossamer?"
+        ) from None
+
+
+async def _notice_restart(db: Dialect) -> None:
+    """A server that may have lost its last second when it was started again: its lanes rest before they are leased."""
+    host, started, lossy = await db.last_start()
+    if not lossy:
+        return
+    for (known,) in await db.fetch("last_server"):
+        before, _, at = known.rpartition(" ")
+        if before != host[:40] or abs(float(at or 0.0) - started) > db.start_slack_seconds:
+            await db.fetch("restarted", f"{host[:40]} {started:.3f}")
+            log.warning("%s may lose what it has acknowledged when it crashes: see its settings", db.server)

@@ -1,0 +1,267 @@
+"""Handing out lanes: which sites are due, what they have, and putting those to sleep that have nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from gossamer.frontier.sql.call import STRIPES, Call, Held, batch_text
+from gossamer.frontier.sql.rows import DONE, FAILED, WORDS, Row
+from gossamer.frontier.sql.site import MICRO, NEVER, Lane, Site
+
+_DROWSY_MICRO = MICRO
+_SOON_MICRO = 10
+_LOCKED_WAIT = 0.02
+
+
+class Leasing:
+    """One `lease`. It never waits for another's lock: what is locked is looked at next time."""
+
+    def __init__(
+        self, call: Call, *, worker: str, regions: Sequence[str], batch: int, seconds: float, calm: bool = False
+    ) -> None:
+        self.call = call
+        self._calm = calm
+        self._worker = worker
+        self._regions = regions
+        self._batch = batch
+        self._seconds = seconds
+        self._busy = False
+        self.leases: list[tuple[Site, Held, list[Row]]] = []
+        self.empty: set[int] = set()
+        """Sites at which nothing was found: to be put to sleep."""
+        self._refused: set[int] = set()
+        self._left = NEVER
+
+    async def take(self, limit: int) -> None:
+        """Lease up to `limit` lanes."""
+        call = self.call
+        if call.room <= 0:
+            await self._take_back()
+        self._left = call.room
+        self._busy = self._calm or (call.total("suspects") > 0 and await self._has_suspect())
+        passed: set[int] = set()
+        while len(self.leases) < limit and self._left > 0:
+            fresh: list[Site] = []
+            wanted = limit - len(self.leases) + len(passed)
+            for region in self._regions:
+                for row in await call.db.fetch("take_ready", region, call.now, wanted):
+                    if row[0] not in passed and len(fresh) < wanted:
+                        passed.add(row[0])
+                        fresh.append(call.sites.setdefault(row[0], Site(row, call.settings)))
+            if not fresh:
+                break
+            await self._lapse(fresh)
+            await self._serve(fresh, limit)
+
+    async def _take_back(self) -> None:
+        """All that may still be fetched is in somebody's hands: take back what has run out."""
+        call = self.call
+        over = [held for held in await call.load("leases") if held.until_at <= call.now]
+        await call.lock((held.site for held in over), skip=True)
+        for held in over:
+            if held.site in call.sites and call.sites[held.site].ready(call.lane_of(held)[1]) <= call.now:
+                await call.lapse(held, rests_from=call.now)
+
+    async def _has_suspect(self) -> bool:
+        mine = await self.call.load("leases_of_worker", self._worker)
+        return any(held.suspect and held.until_at > self.call.now for held in mine)
+
+    async def _lapse(self, sites: Sequence[Site]) -> None:
+        """Take back the lanes whose holders are silent; and know what others hold at these sites."""
+        call = self.call
+        leased = [site.id for site in sites if any(lane.token for lane in site.lanes)]
+        if not leased:
+            return
+        for held in await call.load("leases_of_sites", leased):
+            site, lane = call.lane_of(held)
+            if lane.token == held.token and site.ready(lane) <= call.now:
+                await call.lapse(held, rests_from=call.now)
+        await call.settle_rows()
+
+    def _free_lanes(self, site: Site) -> list[Lane]:
+        call = self.call
+        found = []
+        for lane in site.lanes:
+            rest = call.rest_until + site.rest
+            if not lane.token and rest > call.now and lane.restart != call.restarts:
+                # A store that may have lost its last second may have lost a lease in it: its holder goes on.
+                lane.restart, lane.next_at = call.restarts, max(lane.next_at, rest)
+                call.touched.add(site.id)
+            if not lane.token and site.ready(lane) <= call.now + _SOON_MICRO:
+                found.append(lane)
+        return found
+
+    def _most(self, site: Site) -> int:
+        most = min(self._batch, site.room)
+        delay = site.delay
+        return most if delay <= 0 else min(most, max(1, int(self._seconds / 2 / delay)))
+
+    async def _serve(self, sites: Sequence[Site], limit: int) -> None:
+        call = self.call
+        wanted: dict[int, tuple[Site, list[Lane]]] = {}
+        for site in sites:
+            call.touched.add(site.id)
+            if site.closed:
+                continue
+            if site.room <= 0:
+                (self.empty if site.is_spent else self._refused).add(site.id)
+            elif lanes := self._free_lanes(site):
+                wanted[site.id] = site, lanes[: limit - len(self.leases)]
+        if not wanted:
+            return
+        hands = in_hand(call.held.values())
+        asks = []
+        for site, lanes in wanted.values():
+            asks.append((site.id, len(hands.get(site.id, ())) + len(lanes) * self._most(site)))
+        waiting = by_site(await call.db.bulk("heads", asks, call.now), hands)
+        suspects: dict[int, list[Row]] = {}
+        if call.total("suspects") > 0:
+            suspects = by_site(
+                await call.db.bulk("suspects", [(site, len(hands.get(site, ())) + 1) for site in wanted]), hands
+            )
+        for site, lanes in wanted.values():
+            for lane in lanes:
+                if len(self.leases) >= limit or self._left <= 0:
+                    break
+                self._grant(site, lane, waiting.get(site.id, []), suspects.get(site.id, []))
+        taken = [row[:5] for _, _, rows in self.leases for row in rows if row.again]
+        if taken:
+            await call.db.bulk("mark_taken", taken)
+
+    def _grant(self, site: Site, lane: Lane, waiting: list[Row], suspects: list[Row]) -> None:
+        call = self.call
+        alone = bool(suspects) and not self._busy
+        if alone:
+            rows = [suspects.pop(0)]
+            self._busy = True
+        else:
+            most = min(self._most(site), self._left)
+            rows, waiting[:] = waiting[:most], waiting[most:]
+        if not rows:
+            if suspects:
+                self._refused.add(site.id)
+            elif site.room > 0:
+                self.empty.add(site.id)
+            return
+        token = call.token = max(call.now, max(call.last_token, call.token, lane.settled) // STRIPES + 1)
+        token = call.token = token * STRIPES + call.stripe
+        held = Held(
+            token, site.id, site.lanes.index(lane), call.now + round(self._seconds * MICRO), alone, self._worker,
+            {row.id: (row.place, row.standing, row.age) for row in rows},
+        )  # fmt: skip
+        lane.token, lane.until_at = token, held.until_at
+        site.kept.leased += len(rows)
+        self._left -= len(rows)
+        call.held[token] = held
+        self.leases.append((site, held, rows))
+        call.count("leased", len(rows))
+        call.count("held")
+        for row in rows:
+            if row.again:
+                call.count("delayed", -1)
+                if row.again in (DONE, FAILED):
+                    call.count("revisits", -1)
+                    call.count(WORDS[row.again], -1)
+            else:
+                call.count("queued", -1)
+
+    async def write(self) -> None:
+        """Write the leases, and when to look at the sites again."""
+        call = self.call
+        for number in self.empty:
+            call.asleep[number] = min(call.now + _DROWSY_MICRO, _held_until(call.sites[number]))
+        call.given = [
+            (held.token, held.site, held.lane, held.until_at, held.suspect, held.worker, batch_text(held))
+            for _, held, _ in self.leases
+        ]
+        await call.flush()
+
+    async def wait(self, limit: int) -> float | None:
+        """Seconds until something can be due for this worker; None if only news can change that."""
+        call = self.call
+        if self.leases and len(self.leases) >= limit:
+            return 0.0
+        first = NEVER
+        if self._left > 0:
+            for region in self._regions:
+                for site, ready_at in await call.db.fetch("next_ready", region, len(self._refused) + 1):
+                    if site not in self._refused or ready_at > call.now:
+                        first = min(first, ready_at)
+        else:
+            held = await call.load("leases")
+            sites = {
+                row[0]: Site(row, call.settings)
+                for row in await call.db.fetch("peek_sites", sorted({each.site for each in held}))
+            }
+            for each in held:
+                if each.site in sites:
+                    first = min(first, each.until_at + sites[each.site].rest)
+        if first == NEVER:
+            return None
+        return (first - call.now) / MICRO if first > call.now else _LOCKED_WAIT if not self.leases else 0.0
+
+
+async def lull(call: Call, numbers: Iterable[int]) -> bool:
+    """Put sites to sleep at which nothing is due, and close those whose budget is used up; whether one was closed.
+
+    Only here does a site sleep: the whole lock keeps those out who might be adding to it at this moment."""
+    await call.lock(numbers, skip=True)
+    held = await call.load("leases_of_sites", sorted(call.sites))
+    hands = in_hand(held)
+    closed = False
+    quiet = []
+    for site in call.sites.values():
+        if site.is_spent:
+            await call.close(site, "budget")
+            call.count("news")
+            closed = True
+        elif not site.closed:
+            quiet.append(site)
+    if quiet:
+        asks = [(site.id, len(hands.get(site.id, ())) + 1) for site in quiet]
+        busy = by_site(await call.db.bulk("heads", asks, call.now), hands)
+        suspects = by_site(await call.db.bulk("suspects", asks), hands)
+        due = {row[0]: row[1] for row in await call.db.fetch("first_due", [site.id for site in quiet], call.now)}
+        for site in quiet:
+            if not busy.get(site.id) and not suspects.get(site.id):
+                first = due.get(site.id)
+                times = [_held_until(site)]
+                if first is not None and any(not lane.token for lane in site.lanes):
+                    free = min(site.ready(lane) for lane in site.lanes if not lane.token)
+                    times.append(max(first, free))
+                call.asleep[site.id] = None if min(times) == NEVER else min(times)
+            call.touched.add(site.id)
+    await call.flush()
+    return closed
+
+
+def _held_until(site: Site) -> int:
+    """When the first lane of a site that somebody holds would be taken back."""
+    return min((site.ready(lane) for lane in site.lanes if lane.token), default=NEVER)
+
+
+def in_hand(leases: Iterable[Held]) -> dict[int, set[int]]:
+    """Site -> keys that are leased."""
+    found: dict[int, set[int]] = {}
+    for held in leases:
+        found.setdefault(held.site, set()).update(held.batch)
+    return found
+
+
+def by_site(rows: Sequence[Sequence[Any]], hands: dict[int, set[int]]) -> dict[int, list[Row]]:
+    """Rows of the queue by their site, in order, without those in somebody's hands."""
+    found: dict[int, list[Row]] = {}
+    for row in map(Row._make, rows):
+        if row.id not in hands.get(row.site, ()):
+            found.setdefault(row.site, []).append(row)
+    for some in found.values():
+        some.sort(key=_standing)
+    return found
+
+
+def _standing(row: Row) -> tuple[int, int, int, int]:
+    return (row.place, row.standing, row.age, row.id)
+
+
+__all__ = ["Leasing", "in_hand", "lull"]

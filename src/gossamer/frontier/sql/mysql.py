@@ -1,0 +1,308 @@
+"""MariaDB and MySQL as the frontier uses them: many statements at once, and their errors in our words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from gossamer.errors import ConfigError, FrontierError, JobMissing, SchemaMismatch, Unavailable
+from gossamer.frontier.sql.database import schema, statements
+from gossamer.frontier.sql.mysql_text import PARTS, address, is_too_old, literal, quoted, written
+
+try:
+    import asyncmy
+    from asyncmy import errors as faults
+    from asyncmy.constants.CLIENT import MULTI_STATEMENTS
+except ImportError as missing:
+    raise ConfigError(
+        "the frontier in MariaDB or MySQL needs the asyncmy package", hint="pip install 'gossamer[mysql]'"
+    ) from missing
+
+_SESSION = (
+    "SET NAMES utf8mb4 COLLATE utf8mb4_bin",
+    "SET SESSION sql_mode = 'STRICT_ALL_TABLES', time_zone = '+00:00', innodb_lock_wait_timeout = 20, autocommit = 0",
+    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+)
+_ANSWER_SECONDS = 30.0
+_SLOWEST_POLL_SECONDS = 1.0
+_IN_LIST = 900
+_PACKET = 4_000_000
+_CONFLICT = {1205, 1213, 1020, 1062, 3572}
+_LOST = {0, 1047, 1053, 1077, 1079, 1080, 1152, 1153, 1158, 1159, 1160, 1161, 1184, 1927, 2003, 2006, 2013, 2055, 4031}
+_PASSING = {
+    1021,
+    1037,
+    1038,
+    1040,
+    1041,
+    1042,
+    1129,
+    1203,
+    1226,
+    1290,
+    1836,
+    1028,
+    1030,
+    1114,
+    3,
+    14,
+    1026,
+    1031,
+    1317,
+    1969,
+    3024,
+}
+_REFUSED = {1044, 1045, 1049, 1142, 1143, 1227, 1251, 1275, 1698, 3118}
+
+
+class MySQL:
+    """One connection."""
+
+    kind = "MySQL"
+    always_whole = True
+    start_slack_seconds = 1.5
+
+    def __init__(self, url: str) -> None:
+        self.shard = 0
+        self._address, self.server = address(url)
+        self._statements = {name: PARTS.split(text) for name, text in statements("mysql.sql").items()}
+        self._connection: Any = None
+        self._pending: list[str] = []
+
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None and bool(self._connection.connected)
+
+    async def connect(self) -> None:
+        """Connect, and refuse a server that lacks what the statements need."""
+        connection = await asyncio.wait_for(
+            asyncmy.connect(**self._address, charset="utf8mb4", connect_timeout=10, client_flag=MULTI_STATEMENTS), 15.0
+        )
+        self._connection = connection
+        self._pending.clear()
+        try:
+            for statement in _SESSION:
+                await self._run(statement)
+            ((version,),) = await self._run("SELECT VERSION()")
+            if is_too_old(version):
+                raise FrontierError(f"{version} is too old", hint="use MySQL 8.0 or MariaDB 10.6, or newer")
+            if "maria" in version.lower():
+                # Lists of numbers are looked up in the index one by one, not made into a table first.
+                await self._run("SET SESSION in_predicate_conversion_threshold = 0")
+            else:
+                await self._run("SET SESSION range_optimizer_max_mem_size = 0")
+        except BaseException:
+            self.abort()
+            raise
+
+    async def make_tables(self) -> None:
+        """Make the tables, if they are not there. Two who do so at once would trip over each other."""
+        await self._run("SELECT GET_LOCK('gossamer', 20)")
+        try:
+            there = {
+                row[0]
+                for row in await self._run(
+                    "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()"
+                    " AND table_name IN ('gossamer_tasks', 'tasks', 'inbox')"
+                )
+            }
+            if "gossamer_tasks" in there:
+                return
+            for statement in schema("mysql_schema.sql").split(";\n"):
+                if statement.strip():
+                    await self._run(statement)
+            for short in {"tasks", "inbox"} - there:
+                await self._run(f"CREATE VIEW {short} AS SELECT * FROM gossamer_{short}")  # noqa: S608
+        finally:
+            await self._run("SELECT RELEASE_LOCK('gossamer')")
+
+    async def last_start(self) -> tuple[str, float, bool]:
+        rows = await self._run("SELECT @@innodb_flush_log_at_trx_commit, @@hostname, UNIX_TIMESTAMP()")
+        flush, host, now = rows[0]
+        ((_, uptime),) = await self._run("SHOW GLOBAL STATUS LIKE 'Uptime'")
+        return str(host), float(now) - float(uptime), int(flush) != 1
+
+    async def begin(self, lock: str = "", stripe: int = 0) -> None:
+        # A transaction begins by itself with the first statement after the last one.
+        self._pending.clear()
+        if lock == "shard":
+            self._later("lock_shard")
+        if lock in ("stripe", "shard"):
+            self._later("lock_stripe", stripe)
+        elif lock:
+            self._later(f"{lock}_lock")
+
+    async def commit(self, *, rings: bool = False) -> None:
+        # Those who wait ask by themselves.
+        await self._run("COMMIT")
+
+    async def rollback(self) -> None:
+        self._pending.clear()
+        await self._run("ROLLBACK")
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            await connection.ensure_closed()
+
+    def abort(self) -> None:
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            connection.close()
+
+    async def _run(self, text: str) -> Sequence[Any]:
+        """Run what is pending and then this, in one go; the rows of this."""
+        connection = self._connection
+        if connection is None:
+            raise faults.OperationalError(2006, "the connection is closed")
+        if self._pending:
+            text = ";\n".join([*self._pending, text])
+            self._pending.clear()
+        async with asyncio.timeout(_ANSWER_SECONDS), connection.cursor() as cursor:
+            await cursor.execute(text)
+            while await cursor.nextset():
+                pass
+            found: Sequence[Any] = await cursor.fetchall() if cursor.description else ()
+            return found
+
+    def _later(self, name: str, *given: Any) -> None:
+        """Have a statement go with the next one, since nobody needs its answer."""
+        self._pending.append(written(self._statements[name], (self.shard, *given)))
+
+    async def _put(self, name: str, rows: Sequence[str]) -> None:
+        """The same for an INSERT of many rows, in parts that a packet can hold."""
+        head = self._statements[name][0]
+        part: list[str] = []
+        size = 0
+        for row in rows:
+            part.append(row)
+            size += len(row)
+            if size > _PACKET:
+                await self._run(head + ",".join(part))
+                part, size = [], 0
+        if part:
+            self._pending.append(head + ",".join(part))
+
+    async def ask(self, text: str, *given: Any) -> list[Sequence[Any]]:
+        """Run a statement that is not in the file."""
+        return list(await self._run(written(PARTS.split(text), (None, *given))))
+
+    async def fetch(self, name: str, *given: Any) -> list[Sequence[Any]]:
+        return list(await self._run(written(self._statements[name], (self.shard, *given))))
+
+    async def bulk(self, name: str, rows: Sequence[Sequence[Any]], *given: Any) -> list[Sequence[Any]]:
+        if not rows:
+            return []
+        parts, values = self._statements[name], (self.shard, *given)
+        if "a" in parts[1::2]:
+            text = "\nUNION ALL\n".join(written(parts, values, row=row) for row in rows)
+            return list(await self._run(text))
+        return list(await self._run(written(parts, values, rows=rows)))
+
+    async def insert_rows(self, rows: Sequence[Sequence[Any]]) -> None:
+        head = f"({self.shard},"
+        await self._put(
+            "insert_rows",
+            [
+                f"{head}{site},{place},{standing},{age},{key},{quoted(url)},{depth},{priority},{tries},{lapses},{again},"
+                f"{literal(extra)})"
+                for site, place, standing, age, key, url, depth, priority, tries, lapses, again, extra in rows
+            ],
+        )
+
+    async def write(
+        self,
+        counters: Sequence[int],
+        *,
+        ended: Sequence[int],
+        given: Sequence[Sequence[Any]],
+        changed: Sequence[Sequence[Any]],
+        sites: Sequence[Sequence[Any]],
+    ) -> None:
+        if ended:
+            self._later("delete_leases", ended)
+        for name, rows in (("insert_leases", given), ("save_leases", changed), ("save_sites", sites)):
+            if rows:
+                self._pending.append(written(self._statements[name], (self.shard,), rows=rows))
+        self._later("count", *counters)
+
+    async def put_seen(self, ids: Sequence[int]) -> set[int]:
+        new = sorted(row[0] for row in await self.bulk("unknown", ids))  # type: ignore[arg-type]
+        # A key that another transaction puts at the same time is a conflict, and this one is done anew.
+        head = f"({self.shard},"
+        await self._put("insert_seen", [f"{head}{key})" for key in new])
+        return set(new)
+
+    async def insert_sites(self, rows: Sequence[Sequence[Any]]) -> int:
+        # A site that another transaction adds at the same time is a conflict too.
+        self._pending.append(written(self._statements["insert_sites"], (self.shard,), rows=rows))
+        return len(rows)
+
+    async def finish(self, rows: Sequence[Sequence[Any]], now: int) -> None:
+        for name, given in (("keep_done", (self.shard, now)), ("drop_rows", (self.shard,))):
+            self._pending.append(written(self._statements[name], given, rows=rows))
+
+    async def refuse(self, rows: Sequence[Sequence[Any]], now: int) -> None:
+        await self.bulk("refuse_rows", [(*row, now, 0, 0) for row in rows])
+
+    async def close_site(self, site: int, keep: Sequence[int], status: int, now: int) -> list[Sequence[Any]]:
+        found = await self.fetch("count_site", site, keep)
+        if found:
+            await self.fetch("keep_site", site, keep, status, now)
+            await self.fetch("drop_site", site, keep)
+        return found
+
+    async def take_inbox(self, most: int) -> list[Sequence[Any]]:
+        ((name,),) = await self.fetch("job_name")
+        return await self.fetch("take_inbox", name, most)
+
+    async def empty_inbox(self, entries: Sequence[int]) -> None:
+        await self.fetch("empty_inbox", entries)
+
+    async def refuse_inbox(self, entry: int, error: str) -> None:
+        await self.fetch("refuse_inbox", entry, error)
+
+    async def compact(self, before: int, last: int, most: int) -> list[int]:
+        found = [row[0] for row in await self.fetch("old_done", before, last, most)]
+        for first in range(0, len(found), _IN_LIST):
+            await self.fetch("drop_done", found[first : first + _IN_LIST])
+        return found
+
+    async def watch(self, seen: int) -> bool:
+        ((news, inbox),) = await self.fetch("news")
+        return bool(inbox) or int(news or 0) > seen
+
+    async def heard(self, round_number: int) -> bool:
+        await asyncio.sleep(min(_SLOWEST_POLL_SECONDS, 0.02 * 1.5 ** min(round_number, 20)))
+        return False
+
+    def is_conflict(self, error: BaseException) -> bool:
+        return isinstance(error, faults.MySQLError) and _number(error) in _CONFLICT
+
+    def is_loss(self, error: BaseException) -> bool:
+        if isinstance(error, faults.MySQLError):
+            return _number(error) in _LOST or isinstance(error, faults.InterfaceError)
+        return isinstance(error, (OSError, TimeoutError, EOFError))
+
+    def explain(self, error: BaseException) -> FrontierError | None:
+        if isinstance(error, (OSError, TimeoutError, EOFError)):
+            return Unavailable(f"{self.server}: {error or type(error).__name__}")
+        if not isinstance(error, faults.MySQLError):
+            return None
+        number, text = _number(error), str(error.args[-1] if error.args else error)[:300]
+        if number == 1146:
+            return JobMissing(
+                "the job's tables are not in this database any more", hint="was the database emptied or restored?"
+            )
+        if number == 1054:
+            return SchemaMismatch("the tables were made by another version of Gossamer", hint="use that version")
+        if number in _REFUSED:
+            return FrontierError(f"{self.server} refused: {text}", hint="check the user, the password and the database")
+        if number in _PASSING or number in _LOST or number in _CONFLICT or isinstance(error, faults.InterfaceError):
+            return Unavailable(f"{self.server}: {text}")
+        return FrontierError(f"{self.server}: {text} ({number})")
+
+
+def _number(error: BaseException) -> int:
+    return int(error.args[0]) if error.args and isinstance(error.args[0], int) else -1

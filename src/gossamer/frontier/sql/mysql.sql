@@ -1,0 +1,309 @@
+-- What the frontier asks of MariaDB and MySQL; only what both take. $1 is the shard. Lists come as (1,2,3); $rows are
+-- the rows of VALUES, each with the shard before it; $json is a list of rows; $a and $b are the columns of one row, and
+-- such statements are joined by UNION ALL.
+
+-- name: moment
+SELECT j.state, j.revision, COALESCE(j.clock, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)) AS clock,
+    s.skew, s.restarts, s.rest_until, s.longest, s.allowance, c.*,
+    EXISTS (SELECT 1 FROM gossamer_inbox i WHERE i.job IN (j.name, '') AND i.error IS NULL) AS inbox
+FROM gossamer_shards s
+JOIN gossamer_jobs j ON j.job = s.job
+CROSS JOIN (
+    SELECT CAST(SUM(queued) AS SIGNED) AS queued, CAST(SUM(later) AS SIGNED) AS later,
+        CAST(SUM(leased) AS SIGNED) AS leased, CAST(SUM(held) AS SIGNED) AS held, CAST(SUM(done) AS SIGNED) AS done,
+        CAST(SUM(failed) AS SIGNED) AS failed, CAST(SUM(skipped) AS SIGNED) AS skipped,
+        CAST(SUM(parked) AS SIGNED) AS parked, CAST(SUM(stale) AS SIGNED) AS stale, CAST(SUM(kept) AS SIGNED) AS kept,
+        CAST(SUM(revisits) AS SIGNED) AS revisits, CAST(SUM(suspects) AS SIGNED) AS suspects,
+        CAST(SUM(known) AS SIGNED) AS known, CAST(SUM(sites) AS SIGNED) AS sites, CAST(SUM(news) AS SIGNED) AS news,
+        MAX(token) AS token, MAX(latest_at) AS latest_at
+    FROM gossamer_counters WHERE shard = $1
+) c
+WHERE s.shard = $1
+
+-- name: brief_moment
+SELECT j.state, j.revision, COALESCE(j.clock, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)) AS clock,
+    s.skew, s.restarts, s.rest_until, s.longest, s.allowance,
+    (SELECT MAX(latest_at) FROM gossamer_counters WHERE shard = $1) AS latest_at
+FROM gossamer_shards s JOIN gossamer_jobs j ON j.job = s.job WHERE s.shard = $1
+
+-- name: lock_stripe
+SELECT token FROM gossamer_counters WHERE shard = $1 AND stripe = $2 FOR UPDATE
+
+-- name: lock_shard
+SELECT token FROM gossamer_counters WHERE shard = $1 AND stripe = 0 FOR UPDATE
+
+-- name: share_lock
+SELECT shard FROM gossamer_shards WHERE shard = $1 LOCK IN SHARE MODE
+
+-- name: whole_lock
+SELECT shard FROM gossamer_shards WHERE shard = $1 FOR UPDATE
+
+-- name: set_skew
+UPDATE gossamer_shards SET skew = GREATEST(skew, $2) WHERE shard = $1
+
+-- name: set_longest
+UPDATE gossamer_shards SET longest = GREATEST(longest, $2) WHERE shard = $1
+
+-- name: take_ready
+SELECT site, name, region, ready_at, hold_at, closed, lanes FROM gossamer_sites FORCE INDEX (gossamer_sites_ready)
+WHERE shard = $1 AND region = $2 AND ready_at <= $3 ORDER BY ready_at LIMIT $4 FOR UPDATE SKIP LOCKED
+
+-- name: next_ready
+SELECT site, ready_at FROM gossamer_sites FORCE INDEX (gossamer_sites_ready)
+WHERE shard = $1 AND region = $2 AND ready_at > 0 ORDER BY ready_at LIMIT $3
+
+-- name: any_ready
+SELECT EXISTS (SELECT 1 FROM gossamer_sites WHERE shard = $1 AND ready_at IS NOT NULL)
+
+-- name: any_due
+SELECT EXISTS (
+    SELECT 1 FROM gossamer_sites s WHERE s.shard = $1 AND s.ready_at <= $2 AND EXISTS (
+        SELECT 1 FROM gossamer_queue q WHERE q.shard = $1 AND q.site = s.site AND q.place = 1 AND q.standing <= $2))
+
+-- name: ready_sites
+SELECT region, CAST(SUM(ready_at <= $2) AS SIGNED), CAST(SUM(ready_at > $2) AS SIGNED)
+FROM gossamer_sites FORCE INDEX (gossamer_sites_ready) WHERE shard = $1 AND ready_at IS NOT NULL GROUP BY region
+
+-- name: held_sites
+SELECT COUNT(*) FROM gossamer_sites FORCE INDEX (gossamer_sites_hold) WHERE shard = $1 AND hold_at > $2
+
+-- name: lock_sites
+SELECT site, name, region, ready_at, hold_at, closed, lanes FROM gossamer_sites FORCE INDEX (PRIMARY)
+WHERE shard = $1 AND site IN $2 ORDER BY site FOR UPDATE
+
+-- name: try_sites
+SELECT site, name, region, ready_at, hold_at, closed, lanes FROM gossamer_sites FORCE INDEX (PRIMARY)
+WHERE shard = $1 AND site IN $2 ORDER BY site FOR UPDATE SKIP LOCKED
+
+-- name: peek_sites
+SELECT site, name, region, ready_at, hold_at, closed, lanes FROM gossamer_sites WHERE shard = $1 AND site IN $2
+
+-- name: site_states
+SELECT site, closed, ready_at IS NULL OR ready_at > wake_at FROM gossamer_sites FORCE INDEX (PRIMARY)
+WHERE shard = $1 AND site IN $2
+
+-- name: wake
+UPDATE gossamer_sites FORCE INDEX (PRIMARY) SET ready_at = wake_at
+WHERE shard = $1 AND site IN $2 AND (ready_at IS NULL OR ready_at > wake_at) AND closed = ''
+
+-- name: insert_sites
+INSERT INTO gossamer_sites (shard, site, name, region, ready_at, wake_at, lanes) VALUES $rows
+
+-- name: save_sites
+UPDATE JSON_TABLE($json, '$[*]' COLUMNS (site BIGINT PATH '$[0]', ready_at BIGINT PATH '$[1]',
+    wake_at BIGINT PATH '$[2]', hold_at BIGINT PATH '$[3]', region VARCHAR(64) PATH '$[4]',
+    closed VARCHAR(255) PATH '$[5]', lanes MEDIUMTEXT PATH '$[6]')) n
+STRAIGHT_JOIN gossamer_sites s FORCE INDEX (PRIMARY) ON s.shard = $1 AND s.site = n.site
+SET s.ready_at = n.ready_at, s.wake_at = n.wake_at, s.hold_at = n.hold_at, s.region = n.region, s.closed = n.closed,
+    s.lanes = FROM_BASE64(n.lanes)
+
+-- name: notes
+SELECT site, robots, memo FROM gossamer_notes WHERE shard = $1 AND site IN $2
+
+-- name: save_note
+REPLACE INTO gossamer_notes (shard, site, robots, memo) VALUES ($1, $2, $3, $4)
+
+-- name: leases_by_token
+SELECT token, site, lane, until_at, suspect, worker, batch FROM gossamer_leases FORCE INDEX (PRIMARY)
+WHERE shard = $1 AND token IN $2
+
+-- name: leases_of_sites
+SELECT token, site, lane, until_at, suspect, worker, batch FROM gossamer_leases FORCE INDEX (gossamer_leases_site)
+WHERE shard = $1 AND site IN $2
+
+-- name: leases_of_worker
+SELECT token, site, lane, until_at, suspect, worker, batch FROM gossamer_leases
+WHERE shard = $1 AND CAST(worker AS BINARY) = CAST($2 AS BINARY)
+
+-- name: leases
+SELECT token, site, lane, until_at, suspect, worker, batch FROM gossamer_leases WHERE shard = $1
+
+-- name: insert_leases
+INSERT INTO gossamer_leases (shard, token, site, lane, until_at, suspect, worker, batch) VALUES $rows
+
+-- name: save_leases
+UPDATE JSON_TABLE($json, '$[*]' COLUMNS (token BIGINT PATH '$[0]', until_at BIGINT PATH '$[1]',
+    batch MEDIUMTEXT PATH '$[2]')) n
+STRAIGHT_JOIN gossamer_leases l FORCE INDEX (PRIMARY) ON l.shard = $1 AND l.token = n.token
+SET l.until_at = n.until_at, l.batch = n.batch
+
+-- name: delete_leases
+DELETE FROM gossamer_leases WHERE shard = $1 AND token IN $2
+
+-- name: unknown
+SELECT j.id FROM JSON_TABLE($json, '$[*]' COLUMNS (id BIGINT PATH '$')) j
+LEFT JOIN gossamer_seen s ON s.shard = $1 AND s.id = j.id WHERE s.id IS NULL
+
+-- name: insert_seen
+INSERT INTO gossamer_seen (shard, id) VALUES $text
+
+-- name: is_seen
+SELECT EXISTS (SELECT 1 FROM gossamer_seen WHERE shard = $1 AND id = $2)
+
+-- name: heads
+(SELECT site, place, standing, age, id, url, depth, priority, tries, lapses, again, extra FROM gossamer_queue
+WHERE shard = $1 AND site = $a AND place = 1 AND standing <= $2 ORDER BY standing, age, id LIMIT $b)
+UNION ALL
+(SELECT site, place, standing, age, id, url, depth, priority, tries, lapses, again, extra FROM gossamer_queue
+WHERE shard = $1 AND site = $a AND place = 2 ORDER BY standing, age, id LIMIT $b)
+
+-- name: suspects
+(SELECT site, place, standing, age, id, url, depth, priority, tries, lapses, again, extra FROM gossamer_queue
+WHERE shard = $1 AND site = $a AND place = 0 ORDER BY standing, age, id LIMIT $b)
+
+-- name: first_due
+SELECT site, MIN(standing) FROM gossamer_queue WHERE shard = $1 AND site IN $2 AND place = 1 AND standing > $3 GROUP BY site
+
+-- name: rows_at
+SELECT q.site, q.place, q.standing, q.age, q.id, q.url, q.depth, q.priority, q.tries, q.lapses, q.again, q.extra
+FROM JSON_TABLE($json, '$[*]' COLUMNS (site BIGINT PATH '$[0]', place TINYINT PATH '$[1]',
+    standing BIGINT PATH '$[2]', age BIGINT PATH '$[3]', id BIGINT PATH '$[4]')) w
+STRAIGHT_JOIN gossamer_queue q ON q.shard = $1 AND q.site = w.site AND q.place = w.place AND q.standing = w.standing
+    AND q.age = w.age AND q.id = w.id
+
+-- name: row_of
+SELECT site, place, standing, age, id, url, depth, priority, tries, lapses, again, extra
+FROM gossamer_queue WHERE shard = $1 AND site = $2 AND id = $3
+
+-- name: done_of
+SELECT status, code, depth, priority, tries, finished_at FROM gossamer_done WHERE shard = $1 AND id = $2
+
+-- name: insert_rows
+INSERT INTO gossamer_queue (shard, site, place, standing, age, id, url, depth, priority, tries, lapses, again, extra)
+VALUES $text
+
+-- name: drop_rows
+DELETE q FROM JSON_TABLE($json, '$[*]' COLUMNS (site BIGINT PATH '$[0]', place TINYINT PATH '$[1]',
+    standing BIGINT PATH '$[2]', age BIGINT PATH '$[3]', id BIGINT PATH '$[4]')) w
+STRAIGHT_JOIN gossamer_queue q ON q.shard = $1 AND q.site = w.site AND q.place = w.place AND q.standing = w.standing
+    AND q.age = w.age AND q.id = w.id
+
+-- name: mark_taken
+UPDATE JSON_TABLE($json, '$[*]' COLUMNS (site BIGINT PATH '$[0]', place TINYINT PATH '$[1]',
+    standing BIGINT PATH '$[2]', age BIGINT PATH '$[3]', id BIGINT PATH '$[4]')) w
+STRAIGHT_JOIN gossamer_queue q ON q.shard = $1 AND q.site = w.site AND q.place = w.place AND q.standing = w.standing
+    AND q.age = w.age AND q.id = w.id
+SET q.again = 0
+
+-- name: keep_done
+INSERT INTO gossamer_done (shard, id, site, finished_at, depth, priority, tries, status, code, url)
+SELECT q.shard, q.id, q.site, $2, q.depth, q.priority, q.tries, w.status, w.code, q.url
+FROM JSON_TABLE($json, '$[*]' COLUMNS (site BIGINT PATH '$[0]', place TINYINT PATH '$[1]',
+    standing BIGINT PATH '$[2]', age BIGINT PATH '$[3]', id BIGINT PATH '$[4]', status TINYINT PATH '$[5]',
+    code SMALLINT PATH '$[6]')) w
+STRAIGHT_JOIN gossamer_queue q ON q.shard = $1 AND q.site = w.site AND q.place = w.place AND q.standing = w.standing
+    AND q.age = w.age AND q.id = w.id
+ON DUPLICATE KEY UPDATE finished_at = $2, tries = q.tries, status = w.status, code = w.code
+
+-- name: refuse_rows
+INSERT INTO gossamer_done (shard, id, site, depth, priority, status, url, finished_at, tries, code) VALUES $rows
+ON DUPLICATE KEY UPDATE shard = gossamer_done.shard
+
+-- name: count_site
+SELECT place, again, COUNT(*) FROM gossamer_queue WHERE shard = $1 AND site = $2 AND id NOT IN $3 GROUP BY place, again
+
+-- name: keep_site
+INSERT INTO gossamer_done (shard, id, site, finished_at, depth, priority, tries, status, code, url)
+SELECT q.shard, q.id, q.site, $5, q.depth, q.priority, q.tries, CASE WHEN q.again IN (1, 2) THEN q.again ELSE $4 END, 0, q.url
+FROM gossamer_queue q WHERE q.shard = $1 AND q.site = $2 AND q.id NOT IN $3
+ON DUPLICATE KEY UPDATE shard = gossamer_done.shard
+
+-- name: drop_site
+DELETE FROM gossamer_queue WHERE shard = $1 AND site = $2 AND id NOT IN $3
+
+-- name: count
+UPDATE gossamer_counters SET queued = queued + $3, later = later + $4, leased = leased + $5, held = held + $6,
+    done = done + $7, failed = failed + $8, skipped = skipped + $9, parked = parked + $10, stale = stale + $11,
+    kept = kept + $12, revisits = revisits + $13, suspects = suspects + $14, known = known + $15, sites = sites + $16,
+    news = news + $17, token = GREATEST(token, $18), latest_at = GREATEST(latest_at, $19)
+WHERE shard = $1 AND stripe = $2
+
+-- name: news
+SELECT CAST(SUM(news) AS SIGNED),
+    EXISTS (SELECT 1 FROM gossamer_inbox i JOIN gossamer_shards s ON s.shard = $1 JOIN gossamer_jobs j ON j.job = s.job
+        WHERE i.job IN (j.name, '') AND i.error IS NULL)
+FROM gossamer_counters WHERE shard = $1
+
+-- name: steer
+UPDATE gossamer_jobs SET state = $2 WHERE job = (SELECT job FROM gossamer_shards WHERE shard = $1)
+
+-- name: settings
+SELECT j.settings, j.revision FROM gossamer_jobs j JOIN gossamer_shards s ON s.job = j.job WHERE s.shard = $1
+
+-- name: sites
+SELECT s.name, s.region, s.hold_at, s.ready_at, s.closed, s.lanes,
+    (SELECT COUNT(*) FROM gossamer_queue q WHERE q.shard = s.shard AND q.site = s.site) AS waiting
+FROM gossamer_sites s WHERE s.shard = $1 ORDER BY waiting DESC, s.name LIMIT $2
+
+-- name: site
+SELECT site, name, region, ready_at, hold_at, closed, lanes FROM gossamer_sites WHERE shard = $1 AND site = $2
+
+-- name: beat
+REPLACE INTO gossamer_workers (shard, digest, beat_at, pulse)
+VALUES ($1, $2, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED), $3)
+
+-- name: workers
+SELECT pulse, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED) - beat_at FROM gossamer_workers
+WHERE shard = $1 AND beat_at > UNIX_TIMESTAMP() * 1000000 - 600000000
+
+-- name: forget_workers
+DELETE FROM gossamer_workers WHERE shard = $1 AND beat_at < UNIX_TIMESTAMP() * 1000000 - 86400000000
+
+-- name: job_name
+SELECT j.name FROM gossamer_jobs j JOIN gossamer_shards s ON s.job = j.job WHERE s.shard = $1
+
+-- name: take_inbox
+SELECT entry, url, priority, TIMESTAMPDIFF(MICROSECOND, NOW(6), available_time) FROM gossamer_inbox
+WHERE $1 >= 0 AND job IN ($2, '') AND error IS NULL ORDER BY entry LIMIT $3 FOR UPDATE SKIP LOCKED
+
+-- name: empty_inbox
+DELETE FROM gossamer_inbox WHERE $1 >= 0 AND entry IN $2
+
+-- name: refuse_inbox
+UPDATE gossamer_inbox SET error = $3 WHERE $1 >= 0 AND entry = $2
+
+-- name: old_done
+SELECT id FROM gossamer_done WHERE shard = $1 AND finished_at < $2 AND id > $3 ORDER BY id LIMIT $4
+
+-- name: drop_done
+DELETE FROM gossamer_done WHERE shard = $1 AND id IN $2
+
+-- name: make_job
+INSERT INTO gossamer_jobs (digest, name, format, revision, settings, secret, state)
+SELECT $2, $3, $4, 0, $5, $6, 'running' FROM (SELECT 1) one WHERE $1 >= 0 ON DUPLICATE KEY UPDATE digest = gossamer_jobs.digest
+
+-- name: renew_job
+UPDATE gossamer_jobs SET revision = revision + CASE WHEN settings = $4 THEN 0 ELSE 1 END, settings = $4,
+    state = CASE state WHEN 'stopping' THEN 'running' ELSE state END
+WHERE $1 >= 0 AND digest = $2 AND format = $3
+
+-- name: make_shard
+INSERT INTO gossamer_shards (job, number) SELECT j.job, $3 FROM gossamer_jobs j WHERE $1 >= 0 AND j.digest = $2
+ON DUPLICATE KEY UPDATE number = gossamer_shards.number
+
+-- name: find_shard
+SELECT s.shard FROM gossamer_shards s JOIN gossamer_jobs j ON j.job = s.job WHERE $1 >= 0 AND j.digest = $2 AND s.number = $3
+
+-- name: make_stripes
+INSERT INTO gossamer_counters (shard, stripe)
+SELECT $1, n.stripe FROM JSON_TABLE($json2, '$[*]' COLUMNS (stripe INT PATH '$')) n
+ON DUPLICATE KEY UPDATE shard = gossamer_counters.shard
+
+-- name: read_job
+SELECT s.shard, j.format, j.revision, j.settings, j.secret FROM gossamer_shards s JOIN gossamer_jobs j ON j.job = s.job
+WHERE $1 >= 0 AND j.digest = $2 AND s.number = $3
+
+-- name: last_server
+SELECT server FROM gossamer_shards WHERE shard = $1
+
+-- name: restarted
+UPDATE gossamer_shards SET restarts = restarts + CASE server WHEN '' THEN 0 ELSE 1 END,
+    rest_until = CASE server WHEN '' THEN 0 ELSE CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED) + skew + longest END,
+    server = $2
+WHERE shard = $1
+
+-- name: ledger
+SELECT allowance, reserved FROM gossamer_shards WHERE shard = $1
+
+-- name: set_ledger
+UPDATE gossamer_shards SET allowance = $2, reserved = $3 WHERE shard = $1

@@ -1,0 +1,96 @@
+"""Statements for MariaDB and MySQL as text, values and all; and what an address of such a server says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import msgspec
+
+from gossamer.errors import ConfigError
+
+PARTS = re.compile(r"\$(\d+|rows|text|json2|json|a|b)\b")
+_encode = msgspec.json.Encoder().encode
+
+
+def written(
+    parts: Sequence[str], given: Sequence[Any], *, row: Sequence[Any] = (), rows: Sequence[Sequence[Any]] = ()
+) -> str:
+    """A statement with its values in it: every other part is the name of one."""
+    found = list(parts)
+    for index in range(1, len(parts), 2):
+        name = parts[index]
+        if name == "rows":
+            head = f"({given[0]},"
+            found[index] = ",".join([head + ",".join(map(literal, each)) + ")" for each in rows])
+        elif name == "json":
+            found[index] = quoted(_encode(rows).decode())
+        elif name == "json2":
+            found[index] = quoted(_encode(given[1]).decode())
+        elif name in ("a", "b"):
+            found[index] = str(int(row[name == "b"]))
+        else:
+            found[index] = literal(given[int(name) - 1])
+    return "".join(found)
+
+
+def literal(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, int):
+        return str(int(value))
+    if isinstance(value, str):
+        return quoted(value)
+    if isinstance(value, bytes):
+        return f"x'{value.hex()}'"
+    if isinstance(value, (list, tuple)):
+        # No key is below zero.
+        return f"({','.join(map(str, map(int, value))) or '-1'})"
+    raise TypeError(f"{type(value).__name__} has no place in a statement")
+
+
+def quoted(text: str) -> str:
+    # The session's sql_mode is ours, so a backslash is what it is by default.
+    return "'" + text.replace("\\", "\\\\").replace("'", "''").replace("\0", "\\0") + "'"
+
+
+def is_too_old(version: str) -> bool:
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None:
+        return False
+    return (int(found[1]), int(found[2])) < ((10, 6) if "maria" in version.lower() else (8, 0))
+
+
+def address(url: str) -> tuple[dict[str, Any], str]:
+    """What the driver takes, and how the server is called where others may read it."""
+    try:
+        parts = urlsplit(url)
+        options = dict(parse_qsl(parts.query))
+        socket = options.pop("socket", "") or options.pop("unix_socket", "")
+        port = parts.port or 3306
+        host = unquote(parts.hostname or "") or "localhost"
+        tls = options.pop("ssl", "")
+    except ValueError:
+        # Said without its words: they may hold a piece of the password.
+        raise ConfigError(
+            "the frontier's address is not one that MySQL has",
+            hint="write mysql://user:password@host:port/database, with %2F for a / in the password",
+        ) from None
+    if options:
+        raise ConfigError(
+            f"the frontier's address has options that are not known: {', '.join(sorted(options))}",
+            hint="socket and ssl are",
+        )
+    database = unquote(parts.path.lstrip("/"))
+    if not database:
+        raise ConfigError("the frontier's address names no database", hint="write mysql://user:password@host/database")
+    found: dict[str, Any] = {"database": database, "user": unquote(parts.username or "") or None}
+    if parts.password:
+        found["password"] = unquote(parts.password)
+    if tls:
+        found["ssl"] = {"ca": tls} if tls not in ("1", "true", "yes") else {"check_hostname": False}
+    if socket:
+        return {**found, "unix_socket": socket}, f"mysql://{socket}/{database}"
+    return {**found, "host": host, "port": port}, f"mysql://{host}:{port}/{database}"

@@ -1,0 +1,290 @@
+"""PostgreSQL as the frontier uses it: arrays in, LISTEN and NOTIFY, and its errors in our words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from gossamer.errors import ConfigError, FrontierError, JobMissing, SchemaMismatch, Unavailable
+from gossamer.frontier.sql.database import schema, statements
+
+try:
+    import asyncpg
+    from asyncpg import exceptions as faults
+except ImportError as missing:
+    raise ConfigError(
+        "the frontier in PostgreSQL needs the asyncpg package", hint="pip install 'gossamer[postgresql]'"
+    ) from missing
+
+_SESSION = """
+SET synchronous_commit = on; SET jit = off; SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off;
+SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_bitmapscan = off; SET timezone = 'UTC';
+SET default_transaction_isolation = 'read committed'; SET idle_in_transaction_session_timeout = '60s';
+SET lock_timeout = '20s'
+"""
+_BEGIN = {
+    "": "BEGIN",
+    "share": "BEGIN; SELECT pg_advisory_xact_lock_shared(1735357299, {shard})",
+    "whole": "BEGIN; SELECT pg_advisory_xact_lock(1735357299, {shard})",
+    "stripe": "BEGIN; SELECT 1 FROM gossamer_counters WHERE shard = {shard} AND stripe = {stripe} FOR UPDATE",
+    "shard": "BEGIN; SELECT 1 FROM gossamer_shards WHERE shard = {shard} FOR UPDATE;"
+    " SELECT 1 FROM gossamer_counters WHERE shard = {shard} AND stripe = {stripe} FOR UPDATE",
+}
+# Notifying holds up everybody's commits, so it is done after ours, and only if somebody waits.
+_COMMIT_AND_RING = (
+    "COMMIT; SELECT pg_notify('gossamer_{shard}', '') FROM gossamer_shards"
+    " WHERE shard = {shard} AND waiting_until > EXTRACT(EPOCH FROM clock_timestamp()) * 1000000"
+)
+_QUEUE = (
+    "shard", "site", "place", "standing", "age", "id", "url", "depth", "priority", "tries", "lapses", "again", "extra",
+)  # fmt: skip
+_OLDEST = 120000
+_ANSWER_SECONDS = 30.0
+_LONGEST_WAIT_MICRO = 16_000_000
+# Classes of SQLSTATE: connection, resources (full, too many), intervention by an operator, the system's own errors.
+_PASSING = ("08", "53", "57", "58", "25006", "55P03", "XX000")
+_CONFLICT = ("40001", "40P01", "23505")
+_REFUSED = ("28", "3D", "42501")
+
+
+class PostgreSQL:
+    """One connection."""
+
+    kind = "PostgreSQL"
+    always_whole = False
+    start_slack_seconds = 0.01
+
+    def __init__(self, url: str) -> None:
+        self.shard = 0
+        self._address, self.server = _address(url)
+        self._statements = statements("postgresql.sql")
+        self._connection: asyncpg.Connection[Any] | None = None
+        self._news = asyncio.Event()
+        self._listens = False
+
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None and not self._connection.is_closed()
+
+    @property
+    def _open(self) -> asyncpg.Connection[Any]:
+        if self._connection is None:
+            raise faults.InterfaceError("the connection is closed")
+        return self._connection
+
+    async def connect(self) -> None:
+        """Connect, and refuse a server that is too old."""
+        self._listens = False
+        connection = await asyncpg.connect(
+            **self._address, timeout=10.0, command_timeout=_ANSWER_SECONDS, statement_cache_size=200
+        )
+        try:
+            await connection.execute(_SESSION)
+            version = int(await connection.fetchval("SHOW server_version_num"))
+            if version < _OLDEST:
+                raise FrontierError(f"PostgreSQL {version // 10000} is too old", hint="use PostgreSQL 12 or newer")
+        except BaseException:
+            connection.terminate()
+            raise
+        self._connection = connection
+
+    async def make_tables(self) -> None:
+        """Make the tables, if they are not there. Two who do so at once would trip over each other."""
+        await self._open.execute("SELECT pg_advisory_xact_lock(1735357299, 0)")
+        if await self._open.fetchval("SELECT to_regclass('gossamer_tasks')") is not None:
+            return
+        await self._open.execute(schema("postgresql_schema.sql"))
+        for short in ("tasks", "inbox"):
+            if await self._open.fetchval("SELECT to_regclass($1)", short) is None:
+                await self._open.execute(f"CREATE VIEW {short} AS SELECT * FROM gossamer_{short}")  # noqa: S608
+
+    async def last_start(self) -> tuple[str, float, bool]:
+        rows = await self._open.fetch(
+            "SELECT COALESCE(inet_server_addr()::text, ''), EXTRACT(EPOCH FROM pg_postmaster_start_time())::float8,"
+            " current_setting('fsync') = 'off' OR current_setting('full_page_writes') = 'off'"
+        )
+        return str(rows[0][0]), float(rows[0][1]), bool(rows[0][2])
+
+    async def begin(self, lock: str = "", stripe: int = 0) -> None:
+        # In one go: what the first statement answers, nobody needs.
+        text = _BEGIN[lock].format(shard=int(self.shard), stripe=int(stripe))
+        await self._open.execute(text)
+
+    async def commit(self, *, rings: bool = False) -> None:
+        await self._open.execute(_COMMIT_AND_RING.format(shard=int(self.shard)) if rings else "COMMIT")
+
+    async def rollback(self) -> None:
+        await self._open.execute("ROLLBACK")
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            await connection.close()
+
+    def abort(self) -> None:
+        if self._connection is not None:
+            self._connection.terminate()
+            self._connection = None
+        self._news.set()
+
+    async def ask(self, text: str, *given: Any) -> list[Sequence[Any]]:
+        """Run a statement that is not in the file."""
+        return await self._open.fetch(text, *given)
+
+    async def fetch(self, name: str, *given: Any) -> list[Sequence[Any]]:
+        values = [_array(value) if isinstance(value, list) else value for value in given]
+        return await self._open.fetch(self._statements[name], self.shard, *values)
+
+    async def bulk(self, name: str, rows: Sequence[Sequence[Any]], *given: Any) -> list[Sequence[Any]]:
+        return await self.fetch(name, *_columns(rows), *given) if rows else []
+
+    async def insert_rows(self, rows: Sequence[Sequence[Any]]) -> None:
+        await self._open.copy_records_to_table(
+            "gossamer_queue", records=[(self.shard, *row) for row in rows], columns=_QUEUE
+        )
+
+    async def write(
+        self,
+        counters: Sequence[int],
+        *,
+        ended: Sequence[int],
+        given: Sequence[Sequence[Any]],
+        changed: Sequence[Sequence[Any]],
+        sites: Sequence[Sequence[Any]],
+    ) -> None:
+        values: list[Any] = [*counters, _array(list(ended))]
+        for rows, kinds in ((given, "nnnnntt"), (changed, "nnt"), (sites, "nnnnttt")):
+            columns = zip(*rows, strict=True) if rows else [()] * len(kinds)
+            values += [
+                _array(list(column)) if kind == "n" else list(column)
+                for kind, column in zip(kinds, columns, strict=True)
+            ]
+        await self._open.fetch(self._statements["write"], self.shard, *values)
+
+    async def put_seen(self, ids: Sequence[int]) -> set[int]:
+        return {row[0] for row in await self.fetch("put_seen", ids)}
+
+    async def insert_sites(self, rows: Sequence[Sequence[Any]]) -> int:
+        return len(await self.bulk("insert_sites", rows))
+
+    async def finish(self, rows: Sequence[Sequence[Any]], now: int) -> None:
+        await self.bulk("finish_rows", rows, now)
+
+    async def refuse(self, rows: Sequence[Sequence[Any]], now: int) -> None:
+        await self.fetch("refuse_rows", now, *_columns(rows))
+
+    async def close_site(self, site: int, keep: Sequence[int], status: int, now: int) -> list[Sequence[Any]]:
+        return await self.fetch("close_site", site, list(keep), status, now)
+
+    async def take_inbox(self, most: int) -> list[Sequence[Any]]:
+        return await self.fetch("take_inbox", most)
+
+    async def empty_inbox(self, entries: Sequence[int]) -> None:
+        await self._open.fetch(self._statements["empty_inbox"], _array(list(entries)))
+
+    async def refuse_inbox(self, entry: int, error: str) -> None:
+        await self._open.fetch(self._statements["refuse_inbox"], entry, error)
+
+    async def compact(self, before: int, last: int, most: int) -> list[int]:
+        return [row[0] for row in await self.fetch("compact", before, last, most)]
+
+    async def watch(self, seen: int) -> bool:
+        if not self._listens:
+            await self._open.add_listener(f"gossamer_{self.shard}", self._heard)
+            await self._open.add_listener("gossamer_inbox", self._heard)
+            self._listens = True
+        self._news.clear()
+        await self.fetch("wait", _LONGEST_WAIT_MICRO)
+        # What happened before anybody knew that we wait has to be asked for.
+        (row,) = await self.fetch("news")
+        return int(row[0] or 0) > seen
+
+    async def heard(self, round_number: int) -> bool:
+        await self._news.wait()
+        return True
+
+    def _heard(self, *_: Any) -> None:
+        self._news.set()
+
+    def is_conflict(self, error: BaseException) -> bool:
+        return isinstance(error, faults.PostgresError) and str(error.sqlstate) in _CONFLICT
+
+    def is_loss(self, error: BaseException) -> bool:
+        if isinstance(error, faults.PostgresError):
+            return str(error.sqlstate)[:2] in ("08", "57") and not self._survives(error)
+        return isinstance(error, (OSError, faults.InterfaceError, TimeoutError))
+
+    def _survives(self, error: BaseException) -> bool:
+        return self.is_open and isinstance(error, faults.QueryCanceledError)
+
+    def explain(self, error: BaseException) -> FrontierError | None:
+        if isinstance(error, faults.UndefinedTableError):
+            return JobMissing(
+                "the job's tables are not in this database any more", hint="was the database emptied or restored?"
+            )
+        if isinstance(error, faults.UndefinedColumnError):
+            return SchemaMismatch("the tables were made by another version of Gossamer", hint="use that version")
+        if isinstance(error, faults.PostgresError):
+            code = str(error.sqlstate or "")
+            if code.startswith(_PASSING):
+                return Unavailable(f"{self.server}: {_first_line(error)}")
+            if code.startswith(_REFUSED):
+                return FrontierError(
+                    f"{self.server} refused: {_first_line(error)}", hint="check the user, the password and the database"
+                )
+            return FrontierError(f"{self.server}: {_first_line(error)} ({code})")
+        if isinstance(error, (OSError, TimeoutError, faults.InterfaceError, faults.InternalClientError)):
+            return Unavailable(f"{self.server}: {_first_line(error) or type(error).__name__}")
+        return None
+
+
+def _columns(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def _array(values: list[Any]) -> Any:
+    """Numbers as one text, which is far cheaper for the driver than an array; other lists as they are."""
+    if values and not isinstance(values[0], (int, type(None))):
+        return values
+    if None in values:
+        return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
+    return "{" + ",".join(map(str, values)) + "}"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [""])[0][:300]
+
+
+def _address(url: str) -> tuple[dict[str, Any], str]:
+    """What the driver takes, and how the server is called where others may read it."""
+    try:
+        parts = urlsplit(url)
+        options = dict(parse_qsl(parts.query))
+        host: str | None = options.pop("host", "") or unquote(parts.hostname or "") or None
+        port = int(options.pop("port", 0)) or parts.port
+        sslmode = options.pop("sslmode", "")
+    except ValueError:
+        # Said without its words: they may hold a piece of the password.
+        raise ConfigError(
+            "the frontier's address is not one that PostgreSQL has",
+            hint="write postgresql://user:password@host:port/database, with %2F for a / in the password",
+        ) from None
+    if options:
+        raise ConfigError(
+            f"the frontier's address has options that are not known: {', '.join(sorted(options))}",
+            hint="host, port and sslmode are",
+        )
+    found: dict[str, Any] = {"database": unquote(parts.path.lstrip("/")) or None}
+    if host:
+        found["host"] = host
+    if port:
+        found["port"] = port
+    if parts.username:
+        found["user"] = unquote(parts.username)
+    if parts.password:
+        found["password"] = unquote(parts.password)
+    if sslmode:
+        found["ssl"] = sslmode
+    return found, f"postgresql://{host or 'localhost'}{f':{port}' if port else ''}/{found['database'] or ''}"

@@ -1,0 +1,297 @@
+-- What the frontier asks of PostgreSQL. $1 is the shard unless said otherwise.
+
+-- name: moment
+SELECT j.state, j.revision, COALESCE(j.clock, (EXTRACT(EPOCH FROM clock_timestamp()) * 1000000)::bigint) AS clock,
+    s.skew, s.restarts, s.rest_until, s.longest, s.allowance, c.*,
+    EXISTS (SELECT 1 FROM gossamer_inbox i WHERE i.job IN (j.name, '') AND i.error IS NULL) AS inbox
+FROM gossamer_shards s
+JOIN gossamer_jobs j ON j.job = s.job
+CROSS JOIN (
+    SELECT SUM(queued)::bigint AS queued, SUM(later)::bigint AS later, SUM(leased)::bigint AS leased,
+        SUM(held)::bigint AS held, SUM(done)::bigint AS done, SUM(failed)::bigint AS failed,
+        SUM(skipped)::bigint AS skipped, SUM(parked)::bigint AS parked, SUM(stale)::bigint AS stale,
+        SUM(kept)::bigint AS kept, SUM(revisits)::bigint AS revisits, SUM(suspects)::bigint AS suspects,
+        SUM(known)::bigint AS known, SUM(sites)::bigint AS sites, SUM(news)::bigint AS news,
+        MAX(token) AS token, MAX(latest_at) AS latest_at
+    FROM gossamer_counters WHERE shard = $1
+) c
+WHERE s.shard = $1
+
+-- name: brief_moment
+SELECT j.state, j.revision, COALESCE(j.clock, (EXTRACT(EPOCH FROM clock_timestamp()) * 1000000)::bigint) AS clock,
+    s.skew, s.restarts, s.rest_until, s.longest, s.allowance,
+    (SELECT MAX(latest_at) FROM gossamer_counters WHERE shard = $1) AS latest_at
+FROM gossamer_shards s JOIN gossamer_jobs j ON j.job = s.job WHERE s.shard = $1
+
+-- name: set_skew
+UPDATE gossamer_shards SET skew = GREATEST(skew, $2) WHERE shard = $1
+
+-- name: set_longest
+UPDATE gossamer_shards SET longest = GREATEST(longest, $2) WHERE shard = $1
+
+-- name: take_ready
+SELECT site, name, region, ready_at, hold_at, closed, lanes FROM gossamer_sites
+WHERE shard = $1 AND region = $2 AND ready_at <= $3 ORDER BY ready_at LIMIT $4 FOR UPDATE SKIP LOCKED
+
+-- name: next_ready
+SELECT site, ready_at FROM gossamer_sites WHERE shard = $1 AND region = $2 AND ready_at IS NOT NULL ORDER BY ready_at LIMIT $3
+
+-- name: any_ready
+SELECT EXISTS (SELECT 1 FROM gossamer_sites WHERE shard = $1 AND ready_at IS NOT NULL)
+
+-- name: any_due
+SELECT EXISTS (
+    SELECT 1 FROM gossamer_sites s WHERE s.shard = $1 AND s.ready_at <= $2 AND EXISTS (
+        SELECT 1 FROM gossamer_queue q WHERE q.shard = $1 AND q.site = s.site AND q.place = 1 AND q.standing <= $2))
+
+-- name: ready_sites
+SELECT region, COUNT(*) FILTER (WHERE ready_at <= $2), COUNT(*) FILTER (WHERE ready_at > $2)
+FROM gossamer_sites WHERE shard = $1 AND ready_at IS NOT NULL GROUP BY region
+
+-- name: held_sites
+SELECT COUNT(*) FROM gossamer_sites WHERE shard = $1 AND hold_at > $2
+
+-- name: lock_sites
+SELECT site, name, region, ready_at, hold_at, closed, lanes FROM gossamer_sites
+WHERE shard = $1 AND site = ANY($2::text::bigint[]) ORDER BY site FOR UPDATE
+
+-- name: try_sites
+SELECT site, name, region, ready_at, hold_at, closed, lanes FROM gossamer_sites
+WHERE shard = $1 AND site = ANY($2::text::bigint[]) ORDER BY site FOR UPDATE SKIP LOCKED
+
+-- name: site_states
+SELECT site, closed, ready_at IS NULL OR ready_at > wake_at AS sleeps FROM gossamer_sites
+WHERE shard = $1 AND site = ANY($2::text::bigint[])
+
+-- name: wake
+UPDATE gossamer_sites SET ready_at = wake_at WHERE shard = $1 AND site IN (
+    SELECT site FROM gossamer_sites
+    WHERE shard = $1 AND site = ANY($2::text::bigint[]) AND (ready_at IS NULL OR ready_at > wake_at) AND closed = ''
+    ORDER BY site FOR UPDATE)
+
+-- name: insert_sites
+INSERT INTO gossamer_sites (shard, site, name, region, ready_at, wake_at, lanes)
+SELECT $1, * FROM unnest($2::text::bigint[], $3::text[], $4::text[], $5::text::bigint[], $6::text::bigint[], $7::bytea[])
+ON CONFLICT DO NOTHING RETURNING site
+
+-- name: notes
+SELECT site, robots, memo FROM gossamer_notes WHERE shard = $1 AND site = ANY($2::text::bigint[])
+
+-- name: save_note
+INSERT INTO gossamer_notes (shard, site, robots, memo) VALUES ($1, $2, $3, $4)
+ON CONFLICT (shard, site) DO UPDATE SET robots = EXCLUDED.robots, memo = EXCLUDED.memo
+
+-- name: leases_by_token
+SELECT token, site, lane, until_at, suspect, worker, batch FROM gossamer_leases
+WHERE shard = $1 AND token = ANY($2::text::bigint[])
+
+-- name: leases_of_sites
+SELECT token, site, lane, until_at, suspect, worker, batch FROM gossamer_leases
+WHERE shard = $1 AND site = ANY($2::text::bigint[])
+
+-- name: leases_of_worker
+SELECT token, site, lane, until_at, suspect, worker, batch FROM gossamer_leases WHERE shard = $1 AND worker = $2
+
+-- name: leases
+SELECT token, site, lane, until_at, suspect, worker, batch FROM gossamer_leases WHERE shard = $1
+
+-- name: put_seen
+INSERT INTO gossamer_seen (shard, id)
+SELECT $1, k FROM unnest($2::text::bigint[]) AS k
+WHERE NOT EXISTS (SELECT 1 FROM gossamer_seen s WHERE s.shard = $1 AND s.id = k)
+ON CONFLICT DO NOTHING RETURNING id
+
+-- name: is_seen
+SELECT EXISTS (SELECT 1 FROM gossamer_seen WHERE shard = $1 AND id = $2)
+
+-- name: heads
+SELECT q.site, q.place, q.standing, q.age, q.id, q.url, q.depth, q.priority, q.tries, q.lapses, q.again, q.extra
+FROM unnest($2::text::bigint[], $3::text::int[]) AS w (site, most)
+CROSS JOIN LATERAL (
+    (SELECT * FROM gossamer_queue t WHERE t.shard = $1 AND t.site = w.site AND t.place = 1 AND t.standing <= $4
+    ORDER BY t.standing, t.age, t.id LIMIT w.most)
+    UNION ALL
+    (SELECT * FROM gossamer_queue t WHERE t.shard = $1 AND t.site = w.site AND t.place = 2
+    ORDER BY t.standing, t.age, t.id LIMIT w.most)
+) q
+
+-- name: suspects
+SELECT q.site, q.place, q.standing, q.age, q.id, q.url, q.depth, q.priority, q.tries, q.lapses, q.again, q.extra
+FROM unnest($2::text::bigint[], $3::text::int[]) AS w (site, most)
+CROSS JOIN LATERAL (
+    SELECT * FROM gossamer_queue t WHERE t.shard = $1 AND t.site = w.site AND t.place = 0
+    ORDER BY t.standing, t.age, t.id LIMIT w.most
+) q
+
+-- name: first_due
+SELECT w.site, (SELECT MIN(standing) FROM gossamer_queue q WHERE q.shard = $1 AND q.site = w.site AND q.place = 1 AND q.standing > $3)
+FROM unnest($2::text::bigint[]) AS w (site)
+
+-- name: peek_sites
+SELECT site, name, region, ready_at, hold_at, closed, lanes FROM gossamer_sites WHERE shard = $1 AND site = ANY($2::text::bigint[])
+
+-- name: rows_at
+SELECT q.site, q.place, q.standing, q.age, q.id, q.url, q.depth, q.priority, q.tries, q.lapses, q.again, q.extra
+FROM unnest($2::text::bigint[], $3::text::smallint[], $4::text::bigint[], $5::text::bigint[], $6::text::bigint[]) AS w (site, place, standing, age, id)
+JOIN gossamer_queue q ON q.shard = $1 AND q.site = w.site AND q.place = w.place AND q.standing = w.standing
+    AND q.age = w.age AND q.id = w.id
+
+-- name: row_of
+SELECT site, place, standing, age, id, url, depth, priority, tries, lapses, again, extra
+FROM gossamer_queue WHERE shard = $1 AND site = $2 AND id = $3
+
+-- name: done_of
+SELECT status, code, depth, priority, tries, finished_at FROM gossamer_done WHERE shard = $1 AND id = $2
+
+-- name: drop_rows
+DELETE FROM gossamer_queue q
+USING unnest($2::text::bigint[], $3::text::smallint[], $4::text::bigint[], $5::text::bigint[], $6::text::bigint[]) AS w (site, place, standing, age, id)
+WHERE q.shard = $1 AND q.site = w.site AND q.place = w.place AND q.standing = w.standing AND q.age = w.age AND q.id = w.id
+
+-- name: mark_taken
+UPDATE gossamer_queue q SET again = 0
+FROM unnest($2::text::bigint[], $3::text::smallint[], $4::text::bigint[], $5::text::bigint[], $6::text::bigint[]) AS w (site, place, standing, age, id)
+WHERE q.shard = $1 AND q.site = w.site AND q.place = w.place AND q.standing = w.standing AND q.age = w.age AND q.id = w.id
+
+-- name: finish_rows
+WITH gone AS (
+    DELETE FROM gossamer_queue q
+    USING unnest($2::text::bigint[], $3::text::smallint[], $4::text::bigint[], $5::text::bigint[], $6::text::bigint[], $7::text::smallint[], $8::text::smallint[])
+        AS w (site, place, standing, age, id, status, code)
+    WHERE q.shard = $1 AND q.site = w.site AND q.place = w.place AND q.standing = w.standing AND q.age = w.age AND q.id = w.id
+    RETURNING q.id, q.site, q.depth, q.priority, q.tries, w.status, w.code, q.url
+)
+INSERT INTO gossamer_done (shard, id, site, finished_at, depth, priority, tries, status, code, url)
+SELECT $1, id, site, $9, depth, priority, tries, status, code, url FROM gone
+ON CONFLICT (shard, id) DO UPDATE SET finished_at = EXCLUDED.finished_at, tries = EXCLUDED.tries,
+    status = EXCLUDED.status, code = EXCLUDED.code
+
+-- name: refuse_rows
+INSERT INTO gossamer_done (shard, id, site, finished_at, depth, priority, tries, status, code, url)
+SELECT $1, id, site, $2, depth, priority, 0, status, 0, url
+FROM unnest($3::text::bigint[], $4::text::bigint[], $5::text::int[], $6::text::bigint[], $7::text::smallint[], $8::text[])
+    AS n (id, site, depth, priority, status, url)
+ON CONFLICT DO NOTHING
+
+-- name: close_site
+WITH gone AS (
+    DELETE FROM gossamer_queue WHERE shard = $1 AND site = $2 AND id <> ALL($3::text::bigint[])
+    RETURNING id, site, depth, priority, tries, place, again, url
+), kept AS (
+    INSERT INTO gossamer_done (shard, id, site, finished_at, depth, priority, tries, status, code, url)
+    SELECT $1, id, site, $5, depth, priority, tries, CASE WHEN again IN (1, 2) THEN again ELSE $4 END, 0, url FROM gone
+    ON CONFLICT DO NOTHING
+)
+SELECT place, again, COUNT(*) FROM gone GROUP BY place, again
+
+-- name: write
+WITH gone AS (
+    DELETE FROM gossamer_leases WHERE shard = $1 AND token = ANY($20::text::bigint[])
+), given AS (
+    INSERT INTO gossamer_leases (shard, token, site, lane, until_at, suspect, worker, batch)
+    SELECT $1, * FROM unnest($21::text::bigint[], $22::text::bigint[], $23::text::int[], $24::text::bigint[],
+        $25::text::boolean[], $26::text[], $27::text[])
+), changed AS (
+    UPDATE gossamer_leases l SET until_at = n.until_at, batch = n.batch
+    FROM unnest($28::text::bigint[], $29::text::bigint[], $30::text[]) AS n (token, until_at, batch)
+    WHERE l.shard = $1 AND l.token = n.token
+), moved AS (
+    UPDATE gossamer_sites s SET ready_at = n.ready_at, wake_at = n.wake_at, hold_at = n.hold_at, region = n.region,
+        closed = n.closed, lanes = n.lanes
+    FROM unnest($31::text::bigint[], $32::text::bigint[], $33::text::bigint[], $34::text::bigint[], $35::text[],
+        $36::text[], $37::bytea[]) AS n (site, ready_at, wake_at, hold_at, region, closed, lanes)
+    WHERE s.shard = $1 AND s.site = n.site
+)
+UPDATE gossamer_counters SET queued = queued + $3, later = later + $4, leased = leased + $5, held = held + $6,
+    done = done + $7, failed = failed + $8, skipped = skipped + $9, parked = parked + $10, stale = stale + $11,
+    kept = kept + $12, revisits = revisits + $13, suspects = suspects + $14, known = known + $15, sites = sites + $16,
+    news = news + $17, token = GREATEST(token, $18), latest_at = GREATEST(latest_at, $19)
+WHERE shard = $1 AND stripe = $2
+
+-- name: news
+SELECT SUM(news)::bigint FROM gossamer_counters WHERE shard = $1
+
+-- name: wait
+UPDATE gossamer_shards SET waiting_until = GREATEST(waiting_until, (EXTRACT(EPOCH FROM clock_timestamp()) * 1000000)::bigint + $2)
+WHERE shard = $1
+
+-- name: steer
+UPDATE gossamer_jobs SET state = $2 WHERE job = (SELECT job FROM gossamer_shards WHERE shard = $1)
+
+-- name: settings
+SELECT j.settings, j.revision FROM gossamer_jobs j JOIN gossamer_shards s ON s.job = j.job WHERE s.shard = $1
+
+-- name: sites
+SELECT s.name, s.region, s.hold_at, s.ready_at, s.closed, s.lanes,
+    (SELECT COUNT(*) FROM gossamer_queue q WHERE q.shard = s.shard AND q.site = s.site) AS waiting
+FROM gossamer_sites s WHERE s.shard = $1 ORDER BY waiting DESC, s.name LIMIT $2
+
+-- name: site
+SELECT site, name, region, ready_at, hold_at, closed, lanes FROM gossamer_sites WHERE shard = $1 AND site = $2
+
+-- name: beat
+INSERT INTO gossamer_workers (shard, digest, beat_at, pulse)
+VALUES ($1, $2, (EXTRACT(EPOCH FROM clock_timestamp()) * 1000000)::bigint, $3)
+ON CONFLICT (shard, digest) DO UPDATE SET beat_at = EXCLUDED.beat_at, pulse = EXCLUDED.pulse
+
+-- name: workers
+SELECT pulse, ((EXTRACT(EPOCH FROM clock_timestamp()) * 1000000)::bigint - beat_at)::bigint AS silent FROM gossamer_workers
+WHERE shard = $1 AND beat_at > EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 - 600000000
+
+-- name: forget_workers
+DELETE FROM gossamer_workers WHERE shard = $1 AND beat_at < EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 - 86400000000
+
+-- name: take_inbox
+SELECT i.entry, i.url, i.priority, (EXTRACT(EPOCH FROM i.available_time - now()) * 1000000)::bigint AS wait
+FROM gossamer_inbox i
+JOIN gossamer_shards s ON s.shard = $1
+JOIN gossamer_jobs j ON j.job = s.job AND i.job IN (j.name, '')
+WHERE i.error IS NULL ORDER BY i.entry LIMIT $2 FOR UPDATE OF i SKIP LOCKED
+
+-- name: empty_inbox
+DELETE FROM gossamer_inbox WHERE entry = ANY($1::text::bigint[])
+
+-- name: refuse_inbox
+UPDATE gossamer_inbox SET error = $2 WHERE entry = $1
+
+-- name: compact
+DELETE FROM gossamer_done WHERE shard = $1 AND id IN (
+    SELECT id FROM gossamer_done WHERE shard = $1 AND finished_at < $2 AND id > $3 ORDER BY id LIMIT $4)
+RETURNING id
+
+-- name: make_job
+INSERT INTO gossamer_jobs (digest, name, format, revision, settings, secret, state)
+SELECT $2, $3, $4, 0, $5, $6, 'running' WHERE $1 >= 0 ON CONFLICT DO NOTHING
+
+-- name: renew_job
+UPDATE gossamer_jobs SET revision = revision + CASE WHEN settings = $4 THEN 0 ELSE 1 END, settings = $4,
+    state = CASE state WHEN 'stopping' THEN 'running' ELSE state END
+WHERE $1 >= 0 AND digest = $2 AND format = $3
+
+-- name: make_shard
+INSERT INTO gossamer_shards (job, number) SELECT job, $3 FROM gossamer_jobs WHERE $1 >= 0 AND digest = $2
+ON CONFLICT DO NOTHING
+
+-- name: find_shard
+SELECT s.shard FROM gossamer_shards s JOIN gossamer_jobs j ON j.job = s.job WHERE $1 >= 0 AND j.digest = $2 AND s.number = $3
+
+-- name: make_stripes
+INSERT INTO gossamer_counters (shard, stripe) SELECT $1, unnest($2::text::int[]) ON CONFLICT DO NOTHING
+
+-- name: read_job
+SELECT s.shard, j.format, j.revision, j.settings, j.secret FROM gossamer_shards s JOIN gossamer_jobs j ON j.job = s.job
+WHERE $1 >= 0 AND j.digest = $2 AND s.number = $3
+
+-- name: last_server
+SELECT server FROM gossamer_shards WHERE shard = $1
+
+-- name: restarted
+UPDATE gossamer_shards SET server = $2, restarts = restarts + CASE server WHEN '' THEN 0 ELSE 1 END,
+    rest_until = CASE server WHEN '' THEN 0 ELSE (EXTRACT(EPOCH FROM clock_timestamp()) * 1000000)::bigint + skew + longest END
+WHERE shard = $1
+
+-- name: ledger
+SELECT allowance, reserved FROM gossamer_shards WHERE shard = $1
+
+-- name: set_ledger
+UPDATE gossamer_shards SET allowance = $2, reserved = $3 WHERE shard = $1

@@ -1,0 +1,113 @@
+"""Requests as rows of the queue, and back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from gossamer.frontier import policy
+from gossamer.frontier.entries import expand, squeeze
+from gossamer.model import Request
+
+SUSPECT, TIMED, WAITING = 0, 1, 2
+"""Places: what goes alone, what has a time, and the rest."""
+DONE, FAILED, SKIPPED, PARKED, RETRY = 1, 2, 3, 4, 5
+STATUS = {"done": DONE, "failed": FAILED, "skipped": SKIPPED, "parked": PARKED}
+WORDS = {number: word for word, number in STATUS.items()}
+
+
+class Row(NamedTuple):
+    """One row of the queue. `again` says what it is counted as while its time has not come."""
+
+    site: int
+    place: int
+    standing: int
+    age: int
+    id: int
+    url: str
+    depth: int
+    priority: int
+    tries: int
+    lapses: int
+    again: int
+    extra: bytes | None
+
+
+class _Extra(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    referrer: str = ""
+    hops: int = 0
+    state: dict[str, Any] | None = None
+    label: str = ""
+    meta: dict[str, Any] | None = None
+    method: str = "GET"
+    headers: dict[str, str] | None = None
+    body: bytes = b""
+    url: str = ""
+    """The URL, where the database cannot hold it as text."""
+
+
+_NONE = _Extra()
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Extra).decode
+
+
+def extra_of(request: Request, referrer: str, url: str = "") -> bytes | None:
+    """What most requests have little of; None for nothing."""
+    site, referrer = request.site, request.referrer or referrer
+    origin = squeeze(referrer, site) if referrer else ""
+    special = request.label or request.meta or request.method != "GET" or request.headers or request.body or url
+    if not special:
+        if request.state is not None:
+            return _encode((origin, request.hops, request.state))
+        if request.hops:
+            return _encode((origin, request.hops))
+        return _encode((origin,)) if origin else None
+    return _encode(
+        (origin, request.hops, request.state, request.label, request.meta, request.method, request.headers,
+         request.body, url)
+    )  # fmt: skip
+
+
+def row_of(request: Request, site: int, *, strategy: str, age: int, referrer: str = "") -> Row:
+    """A request that nobody knew, as it waits."""
+    url = squeeze(request.url, request.site)
+    hidden = ""
+    if "\0" in url:
+        url, hidden = "=" + request.url.replace("\0", "\ufffd"), request.url
+    standing = policy.rank(strategy, priority=request.priority, depth=request.depth, hops=request.hops)
+    place = WAITING
+    if standing == policy.HEAD:
+        place, standing = TIMED, 0
+    elif strategy == "dfs":
+        age = -age
+    elif strategy == "random":
+        age = random.getrandbits(62)
+    extra = extra_of(request, referrer, hidden)
+    return Row(
+        site, place, standing, age, request.key, url, request.depth, request.priority, request.tries, 0, 0, extra
+    )
+
+
+def request_of(row: Sequence[Any], site: str) -> Request:
+    """The request again; ValueError if it is none."""
+    _, _, _, _, key, url, depth, priority, tries, _, _, packed = row
+    try:
+        extra = _decode(packed) if packed is not None else _NONE
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from None
+    return Request(
+        extra.url or expand(url, site), key, site, priority, depth, extra.hops, tries,
+        expand(extra.referrer, site) if extra.referrer else "", extra.label, extra.meta, extra.method, extra.headers,
+        extra.body, extra.state,
+    )  # fmt: skip
+
+
+def with_state(packed: bytes | None, state: dict[str, Any] | None) -> bytes | None:
+    """The extra part with what a visit left."""
+    extra = _decode(packed) if packed is not None else _NONE
+    if extra.state == state:
+        return packed
+    return _encode(msgspec.structs.replace(extra, state=state))

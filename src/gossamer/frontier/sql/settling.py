@@ -1,0 +1,253 @@
+"""Settling requests: outcomes and notes, and the links that come with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from gossamer import urls
+from gossamer.frontier.sql.call import Call, Held, NeedsWhole, closed_status, timed
+from gossamer.frontier.sql.rows import DONE, RETRY, SKIPPED, STATUS, TIMED, WORDS, Row, row_of, with_state
+from gossamer.frontier.sql.site import MICRO, new_site
+from gossamer.model import Outcome, Request, SiteNote
+
+_decode_robots = msgspec.msgpack.Decoder(dict[str, bytes]).decode
+_decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
+_encode = msgspec.msgpack.Encoder().encode
+_MOST_NAMES = 200_000
+Link = tuple[Request, str, int]
+"""A request, the page that it was found on, and microseconds until it is due."""
+
+
+class Admission:
+    """Adds requests that nobody knew. `region_of` says where a new site belongs."""
+
+    def __init__(self, secret: bytes, region_of: Callable[[str], str] | None) -> None:
+        self._secret = secret
+        self._region_of = region_of
+        self._ids: dict[str, int] = {}
+        self._age = 0
+
+    def site_id(self, name: str) -> int:
+        """The number that stands for a site in the tables."""
+        found = self._ids.get(name)
+        if found is None:
+            if len(self._ids) > _MOST_NAMES:
+                self._ids.clear()
+            found = self._ids[name] = urls.fingerprint(self._secret, name)
+        return found
+
+    async def admit(self, call: Call, links: Sequence[Link]) -> int:
+        """Queue what is new; how many those were. The caller shares the lock, so that no site falls asleep now."""
+        first: dict[int, Link] = {}
+        for link in links:
+            first.setdefault(link[0].key, link)
+        new = await call.db.put_seen(sorted(first))
+        if not new:
+            return 0
+        call.count("known", len(new))
+        call.count("news")
+        fresh = [link for key, link in first.items() if key in new]
+        closed = await self._closed(call, fresh)
+        self._age = max(self._age, call.now)
+        rows, refused = [], []
+        strategy = call.settings.strategy
+        for request, referrer, wait in fresh:
+            site = self.site_id(request.site)
+            self._age += 1
+            row = row_of(request, site, strategy=strategy, age=self._age, referrer=referrer)
+            if reason := closed.get(site):
+                status = closed_status(reason)
+                refused.append((row.id, site, row.depth, row.priority, status, row.url))
+                call.count(WORDS[status])
+            elif wait > 0:
+                rows.append(row._replace(place=TIMED, standing=call.now + wait, again=RETRY))
+                call.count("delayed")
+            else:
+                rows.append(row)
+                call.count("queued")
+        if rows:
+            await call.db.insert_rows(rows)
+        if refused:
+            await call.db.refuse(refused, call.now)
+        return len(new)
+
+    async def _closed(self, call: Call, fresh: Sequence[Link]) -> dict[int, str]:
+        """See that the sites are there and awake; why those are closed that are."""
+        names = {self.site_id(request.site): request.site for request, _, _ in fresh}
+        closed, sleeping = {}, []
+        for site in [number for number in names if number in call.sites]:
+            names.pop(site)
+            call.touched.add(site)
+            if call.sites[site].closed:
+                closed[site] = call.sites[site].closed
+        if names:
+            for site, reason, sleeps in await call.db.fetch("site_states", sorted(names)):
+                del names[site]
+                if reason:
+                    closed[site] = reason
+                elif sleeps:
+                    sleeping.append(site)
+        if sleeping:
+            await call.db.fetch("wake", sorted(sleeping))
+        if names:
+            rows = []
+            for place, (site, name) in enumerate(names.items()):
+                region = self._region_of(name) if self._region_of else ""
+                # Sites that were found together are ready in that order.
+                ready_at = call.now - len(names) + place
+                rows.append(new_site(site, name, call.settings, region=region, ready_at=ready_at, now=call.now))
+            call.count("sites", await call.db.insert_sites(sorted(rows)))
+        return closed
+
+
+class Settling:
+    """One `complete`."""
+
+    def __init__(self, call: Call, admission: Admission, *, whole: bool) -> None:
+        self.call = call
+        self._whole = whole
+        self._admission = admission
+        self.accepted = self.stale = self.repeated = 0
+        self._closing: dict[int, str] = {}
+        self._touched: dict[int, Held] = {}
+        self._later: dict[tuple[int, int], tuple[Held, Outcome]] = {}
+
+    async def settle(
+        self, outcomes: Sequence[Outcome], notes: Sequence[SiteNote], pages: Mapping[int, Mapping[int, str]]
+    ) -> None:
+        """Apply notes, then outcomes, then their links."""
+        call, site_id = self.call, self._admission.site_id
+        spoken: list[Outcome | SiteNote] = [*outcomes, *notes]
+        await call.lock({site_id(given.site) for given in spoken})
+        await call.load("leases_by_token", sorted({given.token for given in spoken}))
+        await self._note([note for note in notes if self._is_held(note.token, note.site)])
+        links: list[Link] = []
+        for outcome in outcomes:
+            if self._is_open(outcome):
+                self._accept(outcome)
+                if outcome.links:
+                    page = pages.get(outcome.token, {}).get(outcome.key, "")
+                    links += [(link, page, 0) for link in outcome.links]
+            else:
+                self._refuse(outcome)
+        await self._put_later()
+        for held in self._touched.values():
+            if not held.batch:
+                self.end(held)
+        call.count("stale", self.stale)
+        if self.accepted:
+            call.count("news")
+        if self._closing:
+            await self._close()
+        if links:
+            await self._admission.admit(call, links)
+        await call.flush()
+
+    def _is_held(self, token: int, site: str) -> bool:
+        held = self.call.held.get(token)
+        return held is not None and held.site == self._admission.site_id(site)
+
+    def _is_open(self, outcome: Outcome) -> bool:
+        if not self._is_held(outcome.token, outcome.site) or (outcome.token, outcome.key) in self._later:
+            return False
+        return outcome.key in self.call.held[outcome.token].batch
+
+    def _accept(self, outcome: Outcome) -> None:
+        call, held = self.call, self.call.held[outcome.token]
+        site = call.sites[held.site]
+        self.accepted += 1
+        self._touched[held.token] = held
+        closed = site.closed or self._closing.get(site.id, "")
+        if outcome.status in ("done", "failed"):
+            call.count("kept")
+            site.kept.kept += 1
+        comes_again = outcome.again_in is not None or outcome.status == "retry"
+        if comes_again and not closed:
+            self._later[held.token, outcome.key] = held, outcome
+        elif outcome.status == "retry":
+            call.finish(held, outcome.key, closed_status(closed))
+        else:
+            call.finish(held, outcome.key, STATUS[outcome.status], outcome.code)
+
+    def _refuse(self, outcome: Outcome) -> None:
+        call = self.call
+        site = call.sites.get(self._admission.site_id(outcome.site))
+        known = self._is_held(outcome.token, outcome.site)
+        if not known and site is not None and 0 <= outcome.lane < len(site.lanes):
+            known = site.lanes[outcome.lane].settled == outcome.token
+        if known:
+            self.repeated += 1
+        else:
+            self.stale += 1
+
+    async def _put_later(self) -> None:
+        """Have requests wait for their next try or visit."""
+        call = self.call
+        if not self._later:
+            return
+        found = await call.db.bulk("rows_at", [held.at(outcome.key) for held, outcome in self._later.values()])
+        rows = {row.id: row for row in map(Row._make, found)}
+        for held, outcome in self._later.values():
+            row = rows.get(outcome.key)
+            if row is None:
+                # Somebody has deleted it: it is not queued again, and it is not in hand any more.
+                call.finish(held, outcome.key, SKIPPED)
+                continue
+            due = call.now + round((outcome.again_in or 0.0) * MICRO)
+            if outcome.status == "retry":
+                extra = row.extra if outcome.state is None else with_state(row.extra, outcome.state)
+                new = timed(row, due, again=RETRY, tries=row.tries + 1, extra=extra)
+            else:
+                call.count(outcome.status)
+                call.count("revisits")
+                extra = with_state(row.extra, outcome.state)
+                new = timed(row, due, again=STATUS.get(outcome.status, DONE), tries=0, extra=extra)
+            call.requeue(held, row, new)
+
+    def end(self, held: Held) -> None:
+        """Everything of a lease is settled."""
+        call = self.call
+        site, lane = call.lane_of(held)
+        lane.settled, lane.restart = held.token, call.restarts
+        call.end(held, rests_from=call.now)
+        if site.is_spent:
+            self._closing.setdefault(site.id, "budget")
+
+    async def _close(self) -> None:
+        call = self.call
+        if not self._whole:
+            raise NeedsWhole
+        for site, reason in sorted(self._closing.items()):
+            await call.close(call.sites[site], reason)
+
+    async def _note(self, notes: Sequence[SiteNote]) -> None:
+        call = self.call
+        kept: dict[int, tuple[dict[str, bytes], dict[str, Any]]] = {}
+        wanted = sorted({call.held[note.token].site for note in notes if note.robots or note.memo})
+        if wanted:
+            kept = {site: ({}, {}) for site in wanted}
+            for row in await call.db.fetch("notes", wanted):
+                kept[row[0]] = _decode_robots(row[1]), _decode(row[2])
+        for note in notes:
+            site = call.sites[call.held[note.token].site]
+            call.touched.add(site.id)
+            if note.hold is not None:
+                site.hold_at = max(site.hold_at, call.now + round(note.hold * MICRO))
+            if note.delay is not None:
+                site.kept.asked = note.delay
+            if note.robots:
+                kept[site.id][0].update(note.robots)
+                site.kept.rules = True
+            if note.memo:
+                kept[site.id][1].update(note.memo)
+            if note.region is not None:
+                site.region = note.region[:64]
+            if note.close is not None:
+                self._closing[site.id] = note.close[:200] or "closed"
+        for number, (robots, memo) in kept.items():
+            await call.db.fetch("save_note", number, _encode(robots), _encode(memo))
+        if notes:
+            call.count("news")

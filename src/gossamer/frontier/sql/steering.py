@@ -1,0 +1,159 @@
+"""What people and services ask of a shard: state, sites, one URL, workers, and old rows thrown away."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from gossamer import urls
+from gossamer.frontier.sql.call import Call
+from gossamer.frontier.sql.database import Database, Dialect
+from gossamer.frontier.sql.inbox import site_of
+from gossamer.frontier.sql.rows import SUSPECT, WORDS, Row, request_of
+from gossamer.frontier.sql.settling import Admission
+from gossamer.frontier.sql.site import MICRO, Site
+from gossamer.model import Counts, JobState, Pulse, RegionView, ShardView
+from gossamer.settings import Settings
+
+_COMPACT_ROWS = 10_000
+_WAITING = {1: "done", 2: "failed"}
+
+
+def digest(text: str) -> int:
+    """A number that stands for a name: databases differ in which names they take for equal."""
+    return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big") >> 1
+
+
+class SqlSteering:
+    """The part of a frontier that is not on the way of a page."""
+
+    settings: Settings
+    secret: bytes
+    shard: int
+    _database: Database
+    _admission: Admission
+    _call: Callable[..., Awaitable[Any]]
+    counts: Callable[[], Awaitable[Counts]]
+
+    async def steer(self, job: JobState) -> None:
+        async def work(call: Call) -> None:
+            await call.db.fetch("steer", job)
+            call.count("news")
+            await call.flush()
+
+        await self._call(work, rings=True)
+
+    async def lookup(self, url: str) -> Mapping[str, Any] | None:
+        normal = urls.normal(url) or url
+        key, site_name = urls.fingerprint(self.secret, normal), site_of(normal, self.settings)
+        number = self._admission.site_id(site_name)
+
+        async def work(call: Call) -> Mapping[str, Any] | None:
+            sites = [Site(row, call.settings) for row in await call.db.fetch("site", number)]
+            about = {"url": normal, "key": key, "site": site_name, "shard": self.shard}
+            for held in await call.load("leases_of_sites", [number]):
+                if key in held.batch:
+                    about |= {
+                        "worker": held.worker,
+                        "token": held.token,
+                        "lease_ends_in": (held.until_at - call.now) / MICRO,
+                    }
+            if sites:
+                about |= _site_view(sites[0], call.now)
+            for found in await call.db.fetch("row_of", number, key):
+                return about | _queue_view(Row(*found), call.now, site_name, working="token" in about)
+            for status, code, depth, priority, tries, finished_at in await call.db.fetch("done_of", key):
+                word = WORDS[status]
+                return about | {
+                    "state": word, "code": code, "depth": depth, "priority": priority, "tries": tries,
+                    "finished_at": finished_at / MICRO,
+                }  # fmt: skip
+            (seen,) = await call.db.fetch("is_seen", key)
+            return about | {"state": "known"} if seen[0] else None
+
+        found: Mapping[str, Any] | None = await self._call(work)
+        return found
+
+    async def sites(self, limit: int = 100) -> list[Mapping[str, Any]]:
+        async def work(call: Call) -> list[Mapping[str, Any]]:
+            found: list[Mapping[str, Any]] = []
+            for name, region, hold_at, ready_at, closed, lanes, waiting in await call.db.fetch("sites", limit):
+                site = Site((0, name, region, ready_at, hold_at, closed, lanes), call.settings)
+                found.append({"site": name, "queued": int(waiting)} | _site_view(site, call.now))
+            return found
+
+        sites: list[Mapping[str, Any]] = await self._call(work)
+        return sites
+
+    async def beat(self, pulse: Pulse) -> None:
+        packed = msgspec.msgpack.encode(pulse)
+
+        async def work(dialect: Dialect) -> None:
+            await dialect.fetch("beat", digest(pulse.worker), packed)
+            await dialect.fetch("forget_workers")
+
+        await self._database.run(work, whole=False)
+
+    async def workers(self) -> list[Pulse]:
+        async def work(dialect: Dialect) -> Sequence[Any]:
+            return await dialect.fetch("workers")
+
+        found = []
+        for packed, silent in await self._database.run(work, whole=False):
+            pulse = msgspec.msgpack.decode(packed, type=Pulse)
+            found.append(msgspec.structs.replace(pulse, silent=max(0.0, int(silent) / MICRO)))
+        return sorted(found, key=lambda pulse: pulse.worker)
+
+    async def shards(self) -> list[ShardView]:
+        async def work(call: Call) -> dict[str, RegionView]:
+            return {
+                region: RegionView(ready=int(ready), later=int(later))
+                for region, ready, later in await call.db.fetch("ready_sites", call.now)
+            }
+
+        regions = await self._call(work)
+        counts = await self.counts()
+        return [ShardView(shard=self.shard, server=self._database.dialect.server, counts=counts, regions=regions)]
+
+    async def compact(self, older_than_seconds: float = 0.0) -> int:
+        """Throw away the rows of URLs that were finished that long ago; they stay known. How many.
+
+        It may be stopped at any time and run again: it deletes some rows at a time."""
+        gone, last = 0, -1
+
+        async def work(call: Call) -> list[int]:
+            before = call.now - round(older_than_seconds * MICRO) + 1
+            return await call.db.compact(before, last, _COMPACT_ROWS)
+
+        while found := await self._call(work):
+            gone, last = gone + len(found), max(found)
+        return gone
+
+
+def _site_view(site: Site, now: int) -> dict[str, Any]:
+    leased = sum(1 for lane in site.lanes if lane.token)
+    return {
+        "region": site.region,
+        "delay": site.delay,
+        "lanes": len(site.lanes),
+        "leased_lanes": leased,
+        "in_hand": site.kept.leased,
+        "stored": site.kept.kept,
+        "budget": site.kept.budget,
+        "hold": max(0.0, (site.hold_at - now) / MICRO),
+        "ready_in": None if site.ready_at is None else max(0.0, (site.ready_at - now) / MICRO),
+        "closed": site.closed,
+    }
+
+
+def _queue_view(row: Row, now: int, site: str, *, working: bool) -> dict[str, Any]:
+    request = request_of(row, site)
+    due = row.standing - now if row.place == 1 else 0
+    state = "leased" if working else "suspect" if row.place == SUSPECT else "delayed" if due > 0 else "queued"
+    return {
+        "state": _WAITING.get(row.again, state), "depth": row.depth, "priority": row.priority, "tries": row.tries,
+        "lapses": row.lapses, "referrer": request.referrer, "due_in": max(0.0, due / MICRO),
+    }  # fmt: skip
