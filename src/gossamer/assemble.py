@@ -14,6 +14,7 @@ from gossamer.engine.handle import Extracts, Handler, Linker
 from gossamer.engine.marker import Marker
 from gossamer.engine.parsers import ParserPool
 from gossamer.engine.recent import Recent
+from gossamer.engine.region import Places
 from gossamer.engine.run import Engine
 from gossamer.engine.store import Store
 from gossamer.extract.spider import Spider
@@ -45,11 +46,13 @@ async def worker(
     marker_path: Path | None = None,
     spider: Spider | None = None,
     refused: Counter[str] | None = None,
+    places: Places | None = None,
 ) -> AsyncIterator[Engine]:
     """An engine with everything it needs, which is closed again at the end."""
     spider = spider or make_spider(settings)
     recent = Recent()
-    linker = Linker(settings, secret, recent, refused=refused)
+    score = spider.score if type(spider).score is not Spider.score else None
+    linker = Linker(settings, secret, recent, refused=refused, score=score)
     downloader = open_downloader(settings, clock=clock)
     pool = ParserPool(settings.parse_processes, settings) if settings.parse_processes else None
     marker = Marker(None if pool else marker_path)
@@ -67,6 +70,7 @@ async def worker(
             recent=recent,
             settings=settings,
             clock=clock,
+            places=places,
         )
     finally:
         if pool is not None:

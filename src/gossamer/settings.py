@@ -15,6 +15,7 @@ from gossamer.errors import ConfigError
 
 VERSION = "0.1.0"
 MIB = 1024 * 1024
+WEEK_SECONDS = 7 * 86_400.0
 
 NotNegative = Annotated[float, Meta(ge=0)]
 Whole = Annotated[int, Meta(ge=1)]
@@ -81,6 +82,23 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         dict[str, SiteSettings], Meta(description="Settings for one site: delay, lanes, budget, headers.")
     ] = {}
     site_budget: Annotated[Whole | None, Meta(description="At most this many pages from one site.")] = None
+    prefix_budget: Annotated[
+        Whole | None, Meta(description="At most this many pages from one path prefix of a site.")
+    ] = None
+    site_share: Annotated[
+        float, Meta(gt=0, le=1, description="Largest share of the fetches for one site while other sites are ready.")
+    ] = 0.1
+    share_window: Annotated[int, Meta(ge=10, description="So many fetches back is the share of a site looked at.")] = (
+        1000
+    )
+    regions: Annotated[
+        dict[str, tuple[str, ...]],
+        Meta(description="Which sites belong to a region of a fleet: .de, www.x.org, *.x.org, or * for the rest."),
+    ] = {}
+    region_by: Annotated[
+        Literal["rules", "auto"],
+        Meta(description="Sites stay in the region that `regions` names, or move to where they answer fastest."),
+    ] = "rules"
 
     robots: Annotated[bool, Meta(description="Obey robots.txt.")] = True
     user_agent: Annotated[str, Meta(description="The User-Agent header; put a way to reach you into it.")] = (
@@ -110,6 +128,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_repeats: Annotated[
         int, Meta(ge=1, description="URLs that repeat a path segment more often are not followed.")
     ] = 3
+    years_ahead: Annotated[
+        int, Meta(ge=0, description="URLs with a date more years ahead are not followed: calendars have no end.")
+    ] = 2
+    years_back: Annotated[int, Meta(ge=0, description="URLs with a date more years back are not followed.")] = 100
+    alike_pages: Annotated[
+        int, Meta(ge=0, description="Near-duplicates in a row that put a path prefix to sleep; 0: none do.")
+    ] = 20
+    sleep_seconds: Annotated[float, Meta(gt=0, description="How long a path prefix sleeps.")] = 30 * 86_400.0
 
     lease_seconds: Annotated[
         float, Meta(gt=0, description="How long a worker may be silent before its sites go to others.")
@@ -121,12 +147,37 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     commit_seconds: Annotated[float, Meta(ge=0, description="Results of this time are stored together.")] = 0.1
     tries: Annotated[int, Meta(ge=1, description="Tries for a page before it counts as failed.")] = 3
     backoff_seconds: Annotated[
-        float, Meta(gt=0, description="First wait after a fault; it doubles with each further one.")
-    ] = 10.0
+        float, Meta(gt=0, description="First wait of a site after a fault; it doubles with each further one.")
+    ] = 60.0
     backoff_max_seconds: Annotated[float, Meta(gt=0, description="Longest wait after a fault.")] = 86_400.0
+    forgive_seconds: Annotated[
+        float, Meta(gt=0, description="Quiet time after which earlier faults of a site are forgiven.")
+    ] = 1800.0
     site_failures: Annotated[int, Meta(ge=1, description="Faults in a row after which a site is given up.")] = 6
     robots_seconds: Annotated[float, Meta(gt=0, description="How long a robots.txt is good for.")] = 86_400.0
     max_deliveries: Annotated[int, Meta(ge=2, description="Lost leases after which a page is parked as poison.")] = 5
+
+    recrawl: Annotated[
+        str,
+        Meta(
+            pattern=r"^(|table|adaptive|budget=\d+(\.\d+)?/[smhd])$",
+            description="Crawl for ever, and visit pages again: table, adaptive, or budget=N/d.",
+        ),
+    ] = ""
+    revisit_seconds: Annotated[float, Meta(gt=0, description="Time to the next visit after a success.")] = WEEK_SECONDS
+    revisit_failures: Annotated[
+        tuple[Annotated[float, Meta(gt=0)], ...],
+        Meta(min_length=1, description="Times to the next visit after the first failure in a row, the second, ..."),
+    ] = (2 * WEEK_SECONDS, 4 * WEEK_SECONDS, 8 * WEEK_SECONDS)
+    revisit_min_seconds: Annotated[float, Meta(gt=0, description="Shortest time between two visits of a page.")] = (
+        3600.0
+    )
+    revisit_max_seconds: Annotated[float, Meta(gt=0, description="Longest time between two visits of a page.")] = (
+        365 * 86_400.0
+    )
+    gone_visits: Annotated[
+        int, Meta(ge=1, description="Visits in a row that find a page gone (404, 410) before it is dropped.")
+    ] = 5
 
     def for_site(self, site: str) -> SiteSettings:
         """The settings of one site, with what is not set there taken from the job."""
@@ -182,8 +233,8 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> dict[str, A
         if not variable.startswith("GOSSAMER_"):
             continue
         name = variable.removeprefix("GOSSAMER_").lower()
-        if name == "frontier":
-            # An option of the commands: it says where a job is, not how it goes.
+        if name in ("frontier", "region", "shards"):
+            # Options of the commands: where a job is and which part of it a worker takes, not how it goes.
             continue
         if name not in FIELDS:
             raise ConfigError(f"{variable}: no such setting", hint=_nearest({name: text}))

@@ -114,6 +114,12 @@ def registered_domain(authority: str) -> str:
     return str(_suffixes().privatesuffix(name) or name)
 
 
+def site(url: str, *, by: str = "host") -> str:
+    """The site of a normal URL: its authority, or its registered domain."""
+    authority = host_port(url)
+    return registered_domain(authority) if by == "domain" else authority
+
+
 @lru_cache(maxsize=1)
 def _suffixes() -> PublicSuffixList:
     """The list of public suffixes; reading it takes a tenth of a second, and most crawls never ask."""

@@ -107,5 +107,11 @@ def test_a_batch_without_delay_is_whole() -> None:
     assert policy.batch_size(32, delay=0.0, seconds=1.0) == 32
 
 
-def test_revisits_follow_the_table() -> None:
-    assert [policy.revisit(failures) / policy.WEEK for failures in (0, 1, 2, 3, 4, 99)] == [1, 2, 4, 8, 8, 8]
+def test_faults_are_forgiven_after_a_quiet_time() -> None:
+    def next_one(before: int, *, seconds_after_hold: float) -> int:
+        return policy.incidents(before, quiet_from=1000.0, now=1000.0 + seconds_after_hold, forgive_seconds=1800.0)
+
+    assert next_one(0, seconds_after_hold=-1000.0) == 1
+    assert next_one(3, seconds_after_hold=1.0) == 4
+    assert next_one(3, seconds_after_hold=1799.0) == 4
+    assert next_one(3, seconds_after_hold=1800.0) == 1

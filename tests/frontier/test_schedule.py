@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from gossamer.clock import ManualClock
 from gossamer.frontier import policy
 from gossamer.frontier.local import open_memory
-from gossamer.frontier.schedule import Lane, Queue, Schedule
+from gossamer.frontier.queues import Queue
+from gossamer.frontier.schedule import Lane, Schedule
 from gossamer.settings import Settings
 from gossamer.testing.harness import outcomes, page
 

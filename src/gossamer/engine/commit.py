@@ -31,6 +31,7 @@ class Committer:
         self._every = every
         self._committed = committed
         self._queue: asyncio.Queue[Entry | None] = asyncio.Queue(_MOST)
+        self.accepted = 0
         self.stale = 0
 
     async def put(self, entry: Entry) -> None:
@@ -56,6 +57,7 @@ class Committer:
             leases = [entry for entry in entries if isinstance(entry, Lease)]
             if results or notes:
                 receipt = await self._persist(results, notes)
+                self.accepted += receipt.accepted
                 self.stale += receipt.stale
                 if receipt.accepted == len(results):
                     for result in results:

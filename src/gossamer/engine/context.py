@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gossamer.clock import Clock
+from gossamer.engine.breaker import Breaker
 from gossamer.engine.commit import Committer
 from gossamer.engine.gate import Rulebook
 from gossamer.engine.handle import Handler
+from gossamer.engine.region import Places
+from gossamer.engine.revisit import Revisits
 from gossamer.middleware.base import Fetch
 from gossamer.settings import Settings
+from gossamer.sink import keeps_pages
 
 
 @dataclass(slots=True)
@@ -27,5 +31,17 @@ class Context:
     slots: asyncio.Semaphore
     stopping: asyncio.Event
     went_to_sleep: Callable[[], None]
+    places: Places | None = None
+    """Given where sites find their region by themselves."""
     paused: bool = False
     """Visits end after the request in hand, as for a stop, but the engine stays."""
+    revisits: Revisits = field(init=False)
+    breaker: Breaker = field(init=False)
+
+    keeps_pages: bool = False
+    """Whether a sink wants bodies and links, which others have no use for."""
+
+    def __post_init__(self) -> None:
+        self.keeps_pages = keeps_pages(self.settings.sink)
+        self.revisits = Revisits(self.settings, self.clock)
+        self.breaker = Breaker(self.clock)

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from gossamer.engine.likeness import Look, Looks
 from gossamer.errors import ExtractError
 from gossamer.extract.items import plain, sound
 from gossamer.extract.links import LinkMemo
@@ -34,6 +35,10 @@ class Extracted(msgspec.Struct, frozen=True, kw_only=True):
     """Links that the spider made itself."""
     items: tuple[dict[str, Any], ...] = ()
     text: str | None = None
+    main: str = ""
+    """Digest of the main text; only where changes are looked for."""
+    likeness: int | None = None
+    """SimHash of the main text; only where the page may be a copy of the last one of its path."""
     error: str = ""
 
 
@@ -53,6 +58,7 @@ class Extractor:
         self._spider = spider
         self._settings = settings
         self._memo = LinkMemo()
+        self._looks = Looks(settings)
         self._parse: Parse = compose(spider.parse_middleware, self._run)
 
     async def extract(self, request: Request, response: Response) -> Extracted:
@@ -63,9 +69,11 @@ class Extractor:
         requests: list[Request] = []
         items: list[dict[str, Any]] = []
         title, text, error = "", None, ""
+        look = Look()
         try:
             title = page.title if page.is_html else ""
             text = page.text if self._settings.text else None
+            look = self._looks.at(page)
             for found in await self._parse(page):
                 if isinstance(found, Request):
                     requests.append(sound(found))
@@ -83,6 +91,8 @@ class Extractor:
             requests=tuple(requests),
             items=tuple(items),
             text=text,
+            main=look.digest,
+            likeness=look.likeness,
             error=error,
         )
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
+from collections.abc import Callable
+from time import gmtime
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -12,8 +15,13 @@ from gossamer.engine.extractor import Extracted
 from gossamer.engine.marker import Marker
 from gossamer.engine.recent import Recent
 from gossamer.extract.scope import Scope
+from gossamer.frontier.traps import has_far_date
 from gossamer.model import PageRow, Request, Response
 from gossamer.settings import Settings
+
+log = logging.getLogger("gossamer.engine")
+MAX_SCORE = 1000
+Score = Callable[[Request], int]
 
 
 class Extracts(Protocol):
@@ -29,23 +37,36 @@ class Handled(NamedTuple):
     links: tuple[Request, ...]
     items: tuple[dict[str, Any], ...]
     error: str
+    main: str = ""
+    """Digest of the main text."""
+    likeness: int | None = None
+    """SimHash of the main text; None for a page that is plainly no copy of the last one of its path."""
+    found: tuple[str, ...] = ()
+    """All links of the page, followed or not."""
 
 
 class Linker:
     """Turns links into requests: in scope, with key, site and depth, and not those that were queued a moment ago."""
 
     def __init__(
-        self, settings: Settings, secret: bytes, recent: Recent, *, refused: Counter[str] | None = None
+        self,
+        settings: Settings,
+        secret: bytes,
+        recent: Recent,
+        *,
+        refused: Counter[str] | None = None,
+        score: Score | None = None,
     ) -> None:
         self._settings = settings
         self._secret = secret
         self._recent = recent
         self._scope = Scope(settings)
         self._by_domain = settings.site_by == "domain"
+        self._score = score
         self.refused: Counter[str] = Counter() if refused is None else refused
 
-    def follow(self, page: Request, found: tuple[str, ...]) -> list[Request]:
-        """Requests for plain links of a page."""
+    def follow(self, page: Request, found: tuple[str, ...], *, year: int = 0) -> list[Request]:
+        """Requests for plain links of a page; dates are compared with `year`, if it is given."""
         depth, secret, recent = page.depth + 1, self._secret, self._recent
         refuse, source = self._scope.refuse, page.url
         requests = []
@@ -55,27 +76,43 @@ class Linker:
             key = urls.fingerprint(secret, url)
             if key in recent:
                 continue
-            reason = refuse(url, source, depth)
+            reason = refuse(url, source, depth) or self._calendar(url, year)
             if reason is not None:
                 self.refused[reason] += 1
                 continue
-            requests.append(Request(url, key, self.site(url), 0, depth))
+            requests.append(self._scored(Request(url, key, self.site(url), 0, depth)))
         return requests
 
-    def adopt(self, page: Request, made: tuple[Request, ...]) -> list[Request]:
+    def _calendar(self, url: str, year: int) -> str | None:
+        far = year and has_far_date(urls.path_query(url), year=year, settings=self._settings)
+        return "calendar" if far else None
+
+    def _scored(self, request: Request) -> Request:
+        """The request with the priority that the spider's `score` gives it, unless it has one of its own."""
+        if self._score is None or request.priority:
+            return request
+        try:
+            priority = int(self._score(request))
+        except Exception as error:  # a link's fate is decided here: the spider's own code may raise anything
+            if not self.refused["score"]:
+                log.warning("the spider's score raised, and such links get no priority: %r", error)
+            self.refused["score"] += 1
+            return request
+        return msgspec.structs.replace(request, priority=max(-MAX_SCORE, min(MAX_SCORE, priority)))
+
+    def adopt(self, page: Request, made: tuple[Request, ...], *, year: int = 0) -> list[Request]:
         """Requests that the spider made, with what only the engine knows filled in."""
         requests = []
         for request in made:
             key = urls.fingerprint(self._secret, request.url, request.method, request.body)
             if key in self._recent:
                 continue
-            reason = self._scope.refuse(request.url, page.url, page.depth + 1)
+            reason = self._scope.refuse(request.url, page.url, page.depth + 1) or self._calendar(request.url, year)
             if reason is not None:
                 self.refused[reason] += 1
                 continue
-            requests.append(
-                msgspec.structs.replace(request, key=key, site=self.site(request.url), depth=page.depth + 1)
-            )
+            whole = msgspec.structs.replace(request, key=key, site=self.site(request.url), depth=page.depth + 1)
+            requests.append(self._scored(whole))
         return requests
 
     def seed(self, url: str) -> Request:
@@ -129,9 +166,10 @@ class Handler:
         """Run the spider over a page; the marker names the page while it runs, should the process die of it."""
         with self._marker.handling(request.key):
             page = await self._extractor.extract(request, response)
-        links = self._linker.follow(request, page.urls) if page.urls else []
+        year = gmtime(response.fetched_at).tm_year if response.fetched_at else 0
+        links = self._linker.follow(request, page.urls, year=year) if page.urls else []
         if page.requests:
-            links += self._linker.adopt(request, page.requests)
+            links += self._linker.adopt(request, page.requests, year=year)
         row = PageRow(
             url=request.url,
             status=response.status,
@@ -146,4 +184,4 @@ class Handler:
             referrer=request.referrer,
             text=msgspec.UNSET if page.text is None else page.text,
         )
-        return Handled(row, tuple(links), page.items, page.error)
+        return Handled(row, tuple(links), page.items, page.error, page.main, page.likeness, page.urls)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from gossamer import urls
-from gossamer.errors import ConnectFailed, FetchError, NameUnresolved, TimedOut, TransientError
+from gossamer.errors import ConnectFailed, FetchError, NameUnknown, NameUnresolved, TimedOut, TransientError
 from gossamer.frontier import policy
 from gossamer.model import Request, Response, Status
 from gossamer.settings import Settings
@@ -40,18 +40,10 @@ def judge_response(
         return Verdict("done", memo=healed)
     if status not in policy.RETRY_STATUSES:
         return Verdict("failed", f"http-{status}", memo=healed)
-    tried = request.tries + 1
-    last = tried >= settings.tries
     if status not in policy.HOLD_STATUSES:
-        wait = policy.backoff(tried, base=settings.backoff_seconds, cap=settings.backoff_max_seconds)
-        return Verdict("failed" if last else "retry", f"http-{status}", None if last else wait, memo=healed)
-    failures = int(memo.get("failures", 0)) + 1
+        return _fault_of_page(request, f"http-{status}", settings, memo=healed)
     asked = policy.retry_after(response.header("retry-after"), now=now)
-    hold = _site_backoff(failures, settings) if asked is None else asked
-    close = f"http-{status}" if failures >= settings.site_failures and asked is None else None
-    return Verdict(
-        "failed" if last else "retry", f"http-{status}", None if last else hold, hold, {"failures": failures}, close
-    )
+    return _fault_of_site(request, f"http-{status}", memo, settings, now=now, asked=asked)
 
 
 def asks_again(request: Request, response: Response) -> bool:
@@ -62,20 +54,69 @@ def asks_again(request: Request, response: Response) -> bool:
     return to_itself and bool(response.header("set-cookie"))
 
 
-def judge_error(request: Request, error: FetchError, memo: dict[str, Any], settings: Settings) -> Verdict:
-    """No answer came. A host that cannot be reached is a fault of the site, and is charged to it."""
+def judge_error(
+    request: Request,
+    error: FetchError,
+    memo: dict[str, Any],
+    settings: Settings,
+    *,
+    now: float,
+    was_there: bool = False,
+) -> Verdict:
+    """No answer came. A host that cannot be reached is a fault of the site, and is charged to it.
+
+    A name that does not exist is final. If the site `was_there` before, it is asked for once more, then given up."""
+    if isinstance(error, NameUnknown) and was_there:
+        looked_again = memo.get("failures") and request.tries
+        return _fault_of_site(request, error.kind, memo, settings, now=now, is_final=bool(looked_again))
     if not isinstance(error, TransientError):
         return Verdict("failed", error.kind)
-    tried = request.tries + 1
-    last = tried >= settings.tries
     if not isinstance(error, ConnectFailed | NameUnresolved | TimedOut):
-        wait = policy.backoff(tried, base=settings.backoff_seconds, cap=settings.backoff_max_seconds)
-        return Verdict("failed" if last else "retry", error.kind, None if last else wait)
+        return _fault_of_page(request, error.kind, settings)
+    return _fault_of_site(request, error.kind, memo, settings, now=now)
+
+
+def _fault_of_page(request: Request, reason: str, settings: Settings, *, memo: dict[str, Any] | None = None) -> Verdict:
+    """A server error or a broken answer: other pages of the site may be well."""
+    tried = request.tries + 1
+    if tried >= settings.tries:
+        return Verdict("failed", reason, memo=memo)
+    wait = policy.backoff(tried, base=settings.backoff_seconds, cap=settings.backoff_max_seconds)
+    return Verdict("retry", reason, wait, memo=memo)
+
+
+def _fault_of_site(
+    request: Request,
+    reason: str,
+    memo: dict[str, Any],
+    settings: Settings,
+    *,
+    now: float,
+    asked: float | None = None,
+    is_final: bool = False,
+) -> Verdict:
+    """The site is dark or wants to be left alone: nobody fetches from it for a while. `asked` is its own wish.
+
+    One that stays dark is given up, so that crawls end; a continuous one does not end, and asks once a day."""
     failures = int(memo.get("failures", 0)) + 1
-    hold = _site_backoff(failures, settings)
-    close = error.kind if failures >= settings.site_failures else None
+    incidents = policy.incidents(
+        int(memo.get("incidents", 0)),
+        quiet_from=memo.get("quiet_from", 0.0),
+        now=now,
+        forgive_seconds=settings.forgive_seconds,
+    )
+    hold = asked
+    if hold is None:
+        hold = policy.backoff(incidents, base=settings.backoff_seconds, cap=settings.backoff_max_seconds)
+    given_up = (failures >= settings.site_failures and asked is None) or is_final
+    last = request.tries + 1 >= settings.tries or is_final
     return Verdict(
-        "failed" if last else "retry", error.kind, None if last else hold, hold, {"failures": failures}, close
+        "failed" if last else "retry",
+        reason,
+        None if last else hold,
+        hold,
+        {"failures": failures, "incidents": incidents, "quiet_from": round(now + hold, 3)},
+        reason if given_up and not settings.recrawl else None,
     )
 
 
@@ -86,7 +127,3 @@ def _redirect(request: Request, location: str, healed: dict[str, Any] | None) ->
     if target == request.url or request.hops >= MAX_HOPS:
         return Verdict("failed", "redirects", memo=healed, target=target)
     return Verdict("done", memo=healed, target=target)
-
-
-def _site_backoff(failures: int, settings: Settings) -> float:
-    return policy.backoff(failures, base=settings.backoff_seconds, cap=settings.backoff_max_seconds)

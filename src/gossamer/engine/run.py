@@ -13,6 +13,7 @@ from gossamer.engine.context import Context
 from gossamer.engine.gate import Rulebook
 from gossamer.engine.handle import Handler
 from gossamer.engine.recent import Recent
+from gossamer.engine.region import Places
 from gossamer.engine.store import Result, Store
 from gossamer.engine.visit import Visit
 from gossamer.errors import GossamerError, Unavailable
@@ -39,6 +40,7 @@ class Engine:
         recent: Recent,
         settings: Settings,
         clock: Clock,
+        places: Places | None = None,
     ) -> None:
         self._frontier = frontier
         self._settings = settings
@@ -61,12 +63,23 @@ class Engine:
             slots=asyncio.Semaphore(settings.concurrency),
             stopping=self._stop,
             went_to_sleep=self._changed.set,
+            places=places,
         )
 
     @property
     def active(self) -> int:
         """Sites that are being visited."""
         return len(self._visits)
+
+    @property
+    def fetching(self) -> int:
+        """Sites that are being visited, without those that wait for their delay."""
+        return sum(not visit.sleeping for visit in self._visits.values())
+
+    @property
+    def accepted(self) -> int:
+        """Outcomes that counted."""
+        return self._committer.accepted
 
     @property
     def stale(self) -> int:
@@ -150,9 +163,8 @@ class Engine:
 
     def _free(self) -> int:
         """How many more lanes to ask for: those that sleep out their delay take nobody's place."""
-        awake = sum(not visit.sleeping for visit in self._visits.values())
         limit = self._settings.concurrency
-        return min(limit - awake, limit * (1 + _SLEEPERS) - len(self._visits))
+        return min(limit - self.fetching, limit * (1 + _SLEEPERS) - len(self._visits))
 
     async def _some_change(self) -> None:
         self._changed.clear()

@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
+
 from gossamer import urls
 from gossamer.engine.context import Context
 from gossamer.engine.gate import Gate
 from gossamer.engine.judge import MAX_HOPS, Verdict, asks_again, judge_error, judge_response
+from gossamer.engine.paths import Paths
+from gossamer.engine.region import Placing
+from gossamer.engine.revisit import Seen
 from gossamer.engine.store import Result
 from gossamer.errors import Disallowed, FetchError, Forbidden
+from gossamer.extract.fingerprint import text_digest
 from gossamer.frontier import policy
 from gossamer.model import Lease, Outcome, PageRow, Record, Request, Response, SiteNote
 
@@ -28,9 +34,12 @@ class Visit:
         self._clock = context.clock
         self._gate = Gate(lease.robots, context.settings, context.clock, rulebook=context.rules)
         self._memo = dict(lease.memo)
+        self._paths = Paths(lease, self._memo, context.settings, context.clock)
+        context.revisits.meet(lease)
         self._delay = lease.delay
         self._next_at = 0.0
         self._left_alone = False
+        self._placing = Placing(lease, context.places) if context.places is not None else None
 
     def renewed(self, sent_at: float, ttl: float) -> None:
         """The lease is ours for `ttl` from now on. The last part of it is too short to look up a name and connect."""
@@ -52,20 +61,27 @@ class Visit:
     async def _visit(self, request: Request) -> bool:
         """Settle one request; False if it was not, and the batch ends here."""
         try:
+            if (refusal := self._paths.refuse(request)) != "":
+                await self._settle(request, Verdict("skipped", refusal))
+                return True
             if self._settings.robots and not await self._may_fetch(request):
                 return False
             if self._settings.robots and not self._gate.allows(request.url):
                 await self._settle(request, Verdict("skipped", Disallowed.kind))
                 return True
-            response = await self._fetch(request)
+            response = await self._fetch(self._context.revisits.conditional(request))
             hops = request.hops
             while self._settings.cookies and hops < MAX_HOPS and asks_again(request, response):
                 response, hops = await self._fetch(request), hops + 1
         except _LeaseLost:
             return False
         except FetchError as error:
+            if self._placing is not None:
+                await self._move(self._placing.after_fault(error))
             await self._failed(request, error)
             return True
+        if self._placing is not None:
+            await self._move(self._placing.after_page())
         await self._answered(request, response)
         return True
 
@@ -81,8 +97,11 @@ class Visit:
             if robots.kind == "unreachable":
                 self._left_alone = True
                 hold = robots.good_until - self._clock.epoch()
-                close = "robots-unreachable" if robots.failures >= self._settings.site_failures else None
+                dark = robots.failures >= self._settings.site_failures and not self._settings.recrawl
+                close = "robots-unreachable" if dark else None
                 note = self._note(robots=note.robots, hold=hold, close=close)
+                if self._placing is not None:
+                    await self._move(self._placing.after_fault())
             await self._context.committer.put(note)
         elif self._gate.state(request.url).kind == "unreachable":
             self._left_alone = True
@@ -99,23 +118,35 @@ class Visit:
 
     async def _fetch(self, request: Request) -> Response:
         """One request on the wire, no sooner than the site's delay allows, and only while the lease is ours."""
-        context = self._context
-        # A timer may fire a little early, and the delay is a promise: look at the clock again.
-        while (wait := self._next_at - self._clock.monotonic()) > 0:
-            await self._sleep(wait)
-        async with context.slots:
-            if self.lost or self._clock.monotonic() >= self.deadline:
-                self.lost = True
-                raise _LeaseLost
-            try:
-                response = await context.fetch(request)
-            except FetchError as error:
-                if not isinstance(error, Forbidden):
-                    self._next_at = self._clock.monotonic() + self._delay
-                raise
+        context, site = self._context, self.lease.site
+        while True:
+            # A timer may fire a little early, and the delay is a promise: look at the clock again.
+            while (wait := self._next_at - self._clock.monotonic()) > 0 or (wait := context.breaker.wait()) > 0:
+                await self._sleep(wait)
+            async with context.slots:
+                if self.lost or self._clock.monotonic() >= self.deadline:
+                    self.lost = True
+                    raise _LeaseLost
+                try:
+                    response = await context.fetch(request)
+                    break
+                except FetchError as error:
+                    if not isinstance(error, Forbidden):
+                        self._next_at = self._clock.monotonic() + self._delay
+                    if not context.breaker.takes(site, error, was_there=bool(self.lease.robots)):
+                        raise
         if not response.from_cache:
             self._next_at = response.headers_at + self._delay
+            context.breaker.answered(site)
+            if self._placing is not None:
+                self._placing.saw(response.latency)
         return response
+
+    async def _move(self, note: SiteNote | None) -> None:
+        """Tell the frontier where the site should be; if that is elsewhere, leave the rest of the batch to others."""
+        if note is not None:
+            await self._context.committer.put(note)
+            self._left_alone = self._left_alone or (self._placing is not None and self._placing.leaves)
 
     async def _sleep(self, seconds: float) -> None:
         """Wait without taking a place from other sites; a stop ends the wait."""
@@ -131,7 +162,8 @@ class Visit:
             self.sleeping = False
 
     async def _failed(self, request: Request, error: FetchError) -> None:
-        verdict = judge_error(request, error, self._memo, self._settings)
+        now, was_there = self._clock.epoch(), bool(self.lease.robots)
+        verdict = judge_error(request, error, self._memo, self._settings, now=now, was_there=was_there)
         row = PageRow(
             url=request.url,
             depth=request.depth,
@@ -148,9 +180,13 @@ class Visit:
             await self._adapt(response)
         if verdict.target and verdict.status == "done":
             links = self._context.handler.redirect(request, verdict.target, response.status)
-            await self._settle(
-                request, verdict, response=response, row=_row(request, response, location=verdict.target), links=links
-            )
+            row = _row(request, response, location=verdict.target)
+            seen = Seen(text_digest(verdict.target))
+            await self._settle(request, verdict, response=response, row=row, links=links, seen=seen)
+        elif response.status == 304 and request.state:
+            # Its links are known, and stay known.
+            row = _row(request, response, digest=str(request.state.get("digest", "")))
+            await self._settle(request, verdict, response=response, row=row)
         elif verdict.status != "done":
             said = "" if verdict.reason.startswith("http-") else verdict.reason
             row = _row(request, response, location=verdict.target, error=said)
@@ -159,8 +195,18 @@ class Visit:
             handled = await self._context.handler.handle(request, response)
             if handled.error:
                 verdict = verdict._replace(status="failed", reason="spider")
+            paths = self._paths.saw(request, handled.likeness, handled.links)
+            verdict = verdict._replace(memo={**(verdict.memo or {}), **paths})
+            self._memo.update(paths)
             await self._settle(
-                request, verdict, response=response, row=handled.row, links=handled.links, items=handled.items
+                request,
+                verdict,
+                response=response,
+                row=handled.row,
+                links=self._paths.open(handled.links),
+                items=handled.items,
+                seen=Seen(handled.row.digest, handled.main),
+                found=handled.found,
             )
 
     async def _adapt(self, response: Response) -> None:
@@ -182,12 +228,16 @@ class Visit:
         row: PageRow | None = None,
         links: tuple[Request, ...] = (),
         items: tuple[dict[str, Any], ...] = (),
+        seen: Seen | None = None,
+        found: tuple[str, ...] | None = None,
     ) -> None:
         lease, committer = self.lease, self._context.committer
-        if verdict.hold is not None or verdict.memo is not None or verdict.close is not None:
-            self._memo.update(verdict.memo or {})
+        plan = self._context.revisits.plan(lease, self._memo, request, verdict, answer=response, seen=seen)
+        memo = {**(verdict.memo or {}), **(plan.memo or {})}
+        if verdict.hold is not None or memo or verdict.close is not None:
+            self._memo.update(memo)
             self._left_alone = self._left_alone or bool(verdict.hold) or verdict.close is not None
-            await committer.put(self._note(hold=verdict.hold, memo=verdict.memo, close=verdict.close))
+            await committer.put(self._note(hold=verdict.hold, memo=memo or None, close=verdict.close))
         outcome = Outcome(
             site=lease.site,
             lane=lease.lane,
@@ -195,13 +245,16 @@ class Visit:
             key=request.key,
             status=verdict.status,
             code=response.status if response is not None else 0,
-            again_in=verdict.again_in,
+            again_in=plan.again_in,
             links=links,
+            state=plan.state,
             reason=verdict.reason,
         )
         record = None
         if row is not None and verdict.status in ("done", "failed"):
             record = Record(key=request.key, token=lease.token, page=row, items=items)
+            if self._context.keeps_pages and response is not None:
+                record = msgspec.structs.replace(record, body=response.body, found=found)
         await committer.put(Result(outcome, record))
 
     def _note(self, **known: Any) -> SiteNote:
@@ -212,7 +265,7 @@ class _LeaseLost(Exception):
     """The lease ended, or the run did, before the request was sent."""
 
 
-def _row(request: Request, response: Response, *, location: str = "", error: str = "") -> PageRow:
+def _row(request: Request, response: Response, *, location: str = "", error: str = "", digest: str = "") -> PageRow:
     return PageRow(
         url=request.url,
         status=response.status,
@@ -220,6 +273,7 @@ def _row(request: Request, response: Response, *, location: str = "", error: str
         fetched_at=round(response.fetched_at, 3),
         elapsed=round(response.elapsed, 4),
         bytes=len(response.body),
+        digest=digest,
         error=error,
         referrer=request.referrer,
         location=location,

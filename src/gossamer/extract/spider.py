@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from gossamer.errors import ConfigError, ExtractError
 from gossamer.extract.page import Page
 from gossamer.extract.selectors import check
+from gossamer.model import Request
 
 Yielded = Iterable[Any] | AsyncIterable[Any] | Awaitable[Any] | None
 Handler = Callable[[Page], Yielded]
@@ -45,6 +46,12 @@ class Spider:
     def parse(self, page: Page) -> Yielded:
         """Handle a page that has no label."""
         return None
+
+    def score(self, request: Request) -> int:
+        """The priority of a link that has none of its own, from -1000 to 1000; larger is sooner. Not called as it is.
+
+        It sees the request as it is queued, with its depth, and may be called for every link: it should be quick."""
+        return 0
 
     def handler(self, label: str) -> Handler:
         """The method for a request's label; an ExtractError names the spider and the label if there is none."""

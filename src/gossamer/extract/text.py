@@ -14,6 +14,7 @@ _BLOCK_TAGS = """
     option p plaintext pre search section summary table tbody td tfoot th thead tr ul xmp
 """
 _HIDDEN = frozenset(_HIDDEN_TAGS.split())
+_AROUND = _HIDDEN | {"nav", "aside", "footer", "form"}
 _BLOCKS = frozenset(_BLOCK_TAGS.split())
 _BREAK = "\0"
 """Stands for the edge of a block; the parser lets no such character through."""
@@ -29,7 +30,7 @@ def title_of(tree: LexborHTMLParser) -> str:
     return " ".join(node.text().split()) if node is not None else ""
 
 
-def visible_text(tree: LexborHTMLParser) -> str:
+def visible_text(tree: LexborHTMLParser, *, hidden: frozenset[str] = _HIDDEN) -> str:
     """The text outside scripts, styles and the like: a line per block, no white space but single spaces."""
     pieces: list[str] = []
     node: LexborNode | None = tree.body
@@ -42,7 +43,7 @@ def visible_text(tree: LexborHTMLParser) -> str:
             tag = node.tag or ""
             if tag in _BLOCKS:
                 pieces.append(" " if tag in _CELLS else _BREAK)
-            below = None if tag in _HIDDEN else node.first_child
+            below = None if tag in hidden else node.first_child
         if below is not None:
             node, depth = below, depth + 1
             continue
@@ -53,6 +54,11 @@ def visible_text(tree: LexborHTMLParser) -> str:
         node = node.next if depth and node is not None else None
     lines = (" ".join(line.split()) for line in "".join(pieces).split(_BREAK))
     return "\n".join(line for line in lines if line)
+
+
+def main_text(tree: LexborHTMLParser) -> str:
+    """The visible text without what surrounds it on every page of a site: menus, asides, forms and footers."""
+    return visible_text(tree, hidden=_AROUND)
 
 
 def _in_picture(node: LexborNode) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from gossamer.model import Counts, Grant, JobState, Lease, Outcome, Receipt, Request, SiteNote
+from gossamer.model import Counts, Grant, JobState, Lease, Outcome, Pulse, Receipt, Request, ShardView, SiteNote
+from gossamer.settings import Settings
 
 
 class Frontier(Protocol):
@@ -73,4 +74,29 @@ class Steering(Protocol):
 
     async def sites(self, limit: int = 100) -> list[Mapping[str, Any]]:
         """The sites with the most queued requests, with their delay, hold and reasons."""
+        ...
+
+
+class Fleet(Frontier, Steering, Protocol):
+    """A frontier that workers on many machines share; the job's settings and secret live in it."""
+
+    secret: bytes
+    settings: Settings
+    also: frozenset[str]
+    """Regions beside its own that this worker leases from: those whose workers are all gone."""
+
+    async def abandon(self, worker: str, *, blamed: Sequence[int] = ()) -> int:
+        """Take back at once what a dead worker held; `blamed` are the keys that it was handling. How many leases."""
+        ...
+
+    async def beat(self, pulse: Pulse) -> None:
+        """Keep what a worker tells about itself; an old pulse of the same name is replaced."""
+        ...
+
+    async def workers(self) -> list[Pulse]:
+        """The last pulse of every worker that was heard of within the last ten minutes."""
+        ...
+
+    async def shards(self) -> list[ShardView]:
+        """Every shard, with its server, counts and regions."""
         ...

@@ -69,7 +69,7 @@ class LocalFrontier:
                 del state.new_lapses[number]
         return rows
 
-    async def lease(self, limit: int, *, batch: int, seconds: float, worker: str = "") -> Grant:
+    async def lease(self, limit: int, *, batch: int, seconds: float, worker: str = "", suspect: bool = True) -> Grant:
         state, schedule = self._state, self._state.schedule
         if state.job != "running" or state.is_over():
             return Grant(job=state.job_state, news=state.news)
@@ -80,7 +80,7 @@ class LocalFrontier:
         room = state.room()
         leases: list[Lease] = []
         passed: list[Site] = []
-        busy = state.has_suspect(worker, now)
+        busy = not suspect or state.has_suspect(worker, now)
         if room > 0 and limit > 0:
             for lane in schedule.due(now):
                 try:
@@ -120,6 +120,8 @@ class LocalFrontier:
             return None
         delay = schedule.lane_delay(site)
         size = min(site.room(), policy.batch_size(batch, delay=delay, seconds=seconds))
+        if not lane.over_share:
+            size = min(size, schedule.share.left(site.name))
         numbers = schedule.take(site, size, now, suspect=suspect)
         if not numbers:
             return None
@@ -129,6 +131,7 @@ class LocalFrontier:
         keys = {request.key: number for number, request in zip(numbers, requests, strict=True)}
         schedule.hold(lane, keys, token=state.last_token, expires_at=now + seconds, worker=worker)
         state.held[lane.token] = lane
+        schedule.dispatch(site, len(numbers))
         return Lease(
             site=site.name,
             lane=lane.number,

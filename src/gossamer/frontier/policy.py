@@ -6,10 +6,10 @@ import random
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-WEEK = 7 * 86_400.0
 HOLD_MAX_SECONDS = 7 * 86_400.0
 RETRY_STATUSES = frozenset((408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524))
-HOLD_STATUSES = frozenset((429, 503))
+HOLD_STATUSES = frozenset((429, 502, 503, 504, 520, 521, 522, 523, 524))
+"""Answers that speak of the whole site: it is overloaded, or what stands before it cannot reach it."""
 HEAD = -(1 << 62)
 
 
@@ -27,6 +27,13 @@ def backoff(failures: int, *, base: float, cap: float, jitter: float = 0.1) -> f
     return wait * random.uniform(1.0, 1.0 + jitter)
 
 
+def incidents(before: int, *, quiet_from: float, now: float, forgive_seconds: float) -> int:
+    """The number of a site's new fault: one more than before, or the first if the site has been quiet for long.
+
+    `quiet_from` is when the last hold ended; an answer in between does not forgive, time does."""
+    return 1 if now >= quiet_from + forgive_seconds else before + 1
+
+
 def retry_after(value: str, *, now: float) -> float | None:
     """Seconds that a Retry-After header asks for, at most seven days; None if it says nothing usable."""
     text = value.strip()
@@ -41,7 +48,7 @@ def retry_after(value: str, *, now: float) -> float | None:
 
 
 def adaptive_delay(previous: float, *, latency: float, status: int, floor: float, cap: float = 60.0) -> float:
-    """The delay of a site that sets its own pace: half-way to its latency, doubled when it says 429 or 503."""
+    """The delay of a site that sets its own pace: half-way to its latency, doubled when it is overloaded."""
     if status in HOLD_STATUSES:
         return min(max(previous, floor, 0.5) * 2.0, cap)
     target = max(latency, (previous + latency) / 2.0)
@@ -54,8 +61,3 @@ def batch_size(batch: int, *, delay: float, seconds: float) -> int:
     if delay <= 0:
         return batch
     return max(1, min(batch, int(seconds / 2.0 / delay)))
-
-
-def revisit(failures: int, *, ok_seconds: float = WEEK) -> float:
-    """Seconds to the next visit of a continuous crawl: 1 week after a success; 2, 4, 8 after failures in a row."""
-    return ok_seconds * 2.0 ** min(failures, 3)

@@ -12,10 +12,12 @@ from gossamer.frontier.state import State, closed_status
 
 
 class _Endings(NamedTuple):
-    """What became of each URL so far: its last status by number, and for those that come again the row and the time."""
+    """What became of each URL so far: its last status by number, and for those that come again the row, the time, and
+    how many of their visits were stored."""
 
     last: bytearray
     again: dict[int, tuple[int | None, float]]
+    visits: dict[int, int]
 
 
 def restore(state: State, past: Past) -> None:
@@ -39,8 +41,7 @@ def restore(state: State, past: Past) -> None:
             site.queue.push(number, ranks[priority, depth, hops])
             schedule.queued += 1
             continue
-        if status in (kept.DONE, kept.FAILED):
-            site.stored += 1
+        site.stored += endings.visits.get(number, status in (kept.DONE, kept.FAILED))
         if schedule.lapses.get(number, 0) >= parked_at:
             state.count(kept.PARKED)
             continue
@@ -95,6 +96,7 @@ def _remember(state: State, site: Site, row: SiteRow, shift: float) -> None:
     longest = state.clock.monotonic() + policy.HOLD_MAX_SECONDS
     site.hold_until = min(row.hold_until + shift, longest) if row.hold_until else 0.0
     site.robots, site.memo, site.closed = row.robots, row.memo, row.closed
+    state.population.learn(site.name, row.memo)
     if row.robots or not state.settings.robots:
         state.schedule.open_lanes(site, state.clock.monotonic())
 
@@ -102,18 +104,22 @@ def _remember(state: State, site: Site, row: SiteRow, shift: float) -> None:
 def _endings(state: State, past: Past) -> _Endings:
     last = bytearray(1)
     again: dict[int, tuple[int | None, float]] = {}
+    visits: dict[int, int] = {}
     for row_number, number, status, again_at, has_state in past.outcomes():
         if number >= len(last):
             last.extend(bytes(number * 2 - len(last)))
         if status == kept.RETRY:
             state.tries[number] = state.tries.get(number, 0) + 1
         else:
-            state.stored += status in (kept.DONE, kept.FAILED)
+            is_stored = status in (kept.DONE, kept.FAILED)
+            state.stored += is_stored
             state.tries.pop(number, None)
+            if is_stored and (again_at is not None or number in visits):
+                visits[number] = visits.get(number, 0) + 1
         last[number] = status
         before, _ = again.pop(number, (None, 0.0))
         if again_at is not None:
             # A retry that left no state goes out again with that of the visit before.
             again[number] = (before if status == kept.RETRY and not has_state else row_number, again_at)
         state.last_number = max(state.last_number, number)
-    return _Endings(last, again)
+    return _Endings(last, again, visits)

@@ -1,120 +1,28 @@
 """The schedule of an embedded frontier: sites, lanes and queues in memory, with no input or output of its own.
 
-A lane waits in one heap under the time when it is ready:
+A lane waits in a heap under the time when it is ready:
 
     leased          the end of its lease + delay (an expired lease needs no sweeper: it just comes up)
     free, queued    max(next allowed, the site's hold)
     free, delayed   max(next allowed, the site's hold, the earliest due time)
     nothing to do   not in the heap
+
+Lanes of sites that have had their share of the fetches wait in a second heap, which is looked into when the first one
+has nobody that is ready (see `share`).
 """
 
 from __future__ import annotations
 
 import heapq
-import random
-from array import array
-from bisect import insort
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
-from gossamer.frontier import policy
+from gossamer.frontier.queues import Queue
+from gossamer.frontier.share import Share
 from gossamer.settings import Settings
 
 NEVER = float("inf")
-
-
-class Level:
-    """Requests of one rank: 8 bytes each."""
-
-    __slots__ = ("head", "ids")
-
-    def __init__(self) -> None:
-        self.ids = array("q")
-        self.head = 0
-
-    def __len__(self) -> int:
-        return len(self.ids) - self.head
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.ids[self.head :])
-
-    def pop(self, strategy: str) -> int:
-        if strategy == "dfs":
-            return self.ids.pop()
-        if strategy == "random":
-            pick = random.randrange(self.head, len(self.ids))
-            self.ids[pick], self.ids[self.head] = self.ids[self.head], self.ids[pick]
-        found = self.ids[self.head]
-        self.head += 1
-        if self.head > 256 and self.head * 2 > len(self.ids):
-            del self.ids[: self.head]
-            self.head = 0
-        return found
-
-
-class Queue:
-    """A site's requests in the order in which they are to be fetched."""
-
-    __slots__ = ("front", "levels", "ranks", "size")
-
-    def __init__(self) -> None:
-        self.front: list[int] = []
-        self.levels: dict[int, Level] = {}
-        self.ranks: list[int] = []
-        self.size = 0
-
-    def push(self, number: int, rank: int) -> None:
-        self.size += 1
-        if rank == policy.HEAD:
-            self.front.append(number)
-            return
-        level = self.levels.get(rank)
-        if level is None:
-            level = self.levels[rank] = Level()
-            insort(self.ranks, rank)
-        level.ids.append(number)
-
-    def put_back(self, numbers: Iterable[int]) -> None:
-        """Return requests to the head, in their old order."""
-        returned = list(numbers)
-        self.front.extend(reversed(returned))
-        self.size += len(returned)
-
-    def pop(self, strategy: str) -> int:
-        self.size -= 1
-        if self.front:
-            return self.front.pop()
-        rank = self.ranks[0]
-        level = self.levels[rank]
-        found = level.pop(strategy)
-        if not level:
-            del self.levels[rank], self.ranks[0]
-        return found
-
-    def discard(self, number: int) -> bool:
-        """Take one request out, wherever it stands: slow, for the rare case. Whether it was there."""
-        if number in self.front:
-            self.front.remove(number)
-            self.size -= 1
-            return True
-        for rank, level in self.levels.items():
-            if number in level:
-                del level.ids[level.ids.index(number, level.head)]
-                self.size -= 1
-                if not level:
-                    del self.levels[rank]
-                    self.ranks.remove(rank)
-                return True
-        return False
-
-    def clear(self) -> int:
-        dropped = self.size
-        self.front.clear()
-        self.levels.clear()
-        self.ranks.clear()
-        self.size = 0
-        return dropped
 
 
 class Lane:
@@ -127,6 +35,7 @@ class Lane:
         "last_token",
         "next_at",
         "number",
+        "over_share",
         "settling",
         "site",
         "suspect",
@@ -144,6 +53,7 @@ class Lane:
         self.heap_at: float | None = None
         self.batch: dict[int, int] = {}
         self.settling = 0
+        self.over_share = False
         self.suspect = False
         self.worker = ""
 
@@ -204,7 +114,9 @@ class Schedule:
         self.revisits: dict[int, int] = {}
         self.returned: Counter[int] = Counter()
         self.queued = self.delayed = self.leased = 0
+        self.share = Share(settings)
         self._heap: list[tuple[float, int, Lane]] = []
+        self._over_share: list[tuple[float, int, Lane]] = []
         self._pushes = 0
 
     def site(self, name: str, number: int, *, ready_at: float = 0.0) -> Site:
@@ -263,8 +175,10 @@ class Schedule:
 
     def _enter(self, lane: Lane, ready_at: float) -> None:
         lane.heap_at = ready_at
+        # A lease that ends must be noticed in any case.
+        lane.over_share = not lane.token and not self.share.left(lane.site.name)
         self._pushes += 1
-        heapq.heappush(self._heap, (ready_at, self._pushes, lane))
+        heapq.heappush(self._over_share if lane.over_share else self._heap, (ready_at, self._pushes, lane))
 
     def _ready_at(self, lane: Lane) -> float | None:
         site = lane.site
@@ -281,26 +195,50 @@ class Schedule:
         return site.delay * len(site.lanes)
 
     def due(self, now: float) -> Iterator[Lane]:
-        """The lanes that are ready now, those that have waited longest first; each is out of the heap once given."""
-        while (first := self._first()) is not None and first[0] <= now:
+        """The lanes that are ready now, each out of its heap once given: those that have waited longest first.
+
+        Sites that have had their share come last; `Lane.over_share` says which they are."""
+        while (first := self._first(self._heap)) is not None and first[0] <= now:
             heapq.heappop(self._heap)
+            lane = first[1]
+            lane.heap_at = None
+            if lane.token or self.share.left(lane.site.name):
+                yield lane
+            else:
+                self._enter(lane, first[0])
+        while (first := self._first(self._over_share)) is not None and first[0] <= now:
+            heapq.heappop(self._over_share)
             first[1].heap_at = None
             yield first[1]
 
+    def dispatch(self, site: Site, count: int) -> None:
+        """So many requests of a site are handed out; when the window moves on, those who waited for it come back."""
+        if self.share.count(site.name, count):
+            waiting = {id(lane): lane for at, _, lane in self._over_share if lane.heap_at == at}
+            self._over_share.clear()
+            for lane in waiting.values():
+                assert lane.heap_at is not None
+                self._enter(lane, lane.heap_at)
+
     def next_due(self) -> float | None:
         """When the next lane is ready; None if only news can change that."""
-        first = self._first()
-        return None if first is None or first[0] == NEVER else first[0]
+        firsts = (self._first(self._heap), self._first(self._over_share))
+        first = min((found[0] for found in firsts if found is not None), default=NEVER)
+        return None if first == NEVER else first
 
-    def _first(self) -> tuple[float, Lane] | None:
-        """The top of the heap; lanes that are ready later than they were entered for sink down on the way."""
-        while self._heap:
-            entered_at, _, lane = self._heap[0]
-            valid = lane.heap_at == entered_at
+    def has_due_revisits(self, now: float) -> bool:
+        """Whether a site has requests whose time has come, though it be held: for when nothing but revisits waits."""
+        return any(site.delayed and site.delayed[0][0] <= now for site in self.sites.values())
+
+    def _first(self, heap: list[tuple[float, int, Lane]]) -> tuple[float, Lane] | None:
+        """The top of a heap; lanes that are ready later than they were entered for sink down on the way."""
+        while heap:
+            entered_at, _, lane = heap[0]
+            valid = lane.heap_at == entered_at and lane.over_share == (heap is self._over_share)
             ready_at = self._ready_at(lane) if valid else None
             if ready_at is not None and ready_at <= entered_at:
                 return ready_at, lane
-            heapq.heappop(self._heap)
+            heapq.heappop(heap)
             if valid:
                 lane.heap_at = None
                 if ready_at is not None:

@@ -100,6 +100,7 @@ class Settlement:
             self._state.slow_down(site, note.delay)
         if note.memo:
             site.memo = {**site.memo, **note.memo}
+            self._state.population.learn(site.name, note.memo)
         if note.robots:
             site.robots = {**site.robots, **note.robots}
         if note.close:

@@ -8,6 +8,7 @@ from typing import Any
 from gossamer.clock import Clock
 from gossamer.frontier import journal as kept
 from gossamer.frontier import policy
+from gossamer.frontier.freshness import Population
 from gossamer.frontier.journal import Change
 from gossamer.frontier.schedule import Lane, Schedule, Site
 from gossamer.model import Counts, JobState, Outcome, Request
@@ -23,6 +24,7 @@ class State:
         self.settings = settings
         self.clock = clock
         self.schedule = Schedule(settings)
+        self.population = Population()
         self.seen: set[int] = set()
         self.held: dict[int, Lane] = {}
         """Token -> the lane that it holds."""
@@ -160,7 +162,9 @@ class State:
         return NO_LIMIT if limit is None else limit - self.stored - self.schedule.leased
 
     def is_over(self) -> bool:
-        """Whether nothing is left to hand out and nothing is under way that could bring more."""
+        """Whether nothing is left to hand out and nothing is under way that could bring more.
+
+        Revisits that are not due yet do not count, but in a continuous crawl they do: it waits for them."""
         schedule = self.schedule
         if schedule.leased:
             return False
@@ -168,8 +172,9 @@ class State:
             return True
         if schedule.queued + schedule.delayed > len(schedule.revisits):
             return False
-        due_at = schedule.next_due() if schedule.revisits else None
-        return due_at is None or due_at > self.clock.monotonic()
+        if not schedule.revisits:
+            return True
+        return not self.settings.recrawl and not schedule.has_due_revisits(self.clock.monotonic())
 
     @property
     def job_state(self) -> JobState:
@@ -196,6 +201,7 @@ class State:
             stale=self.stale,
             stored=self.stored,
             revisits=len(schedule.revisits),
+            freshness=self.population.freshness(),
             known=len(self.seen),
             sites=len(schedule.sites),
             ready_sites=ready,

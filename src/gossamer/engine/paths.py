@@ -1,0 +1,60 @@
+"""What a visit knows of its site's paths: which are asleep or have had their pages, and which are full of copies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gossamer import urls
+from gossamer.clock import Clock
+from gossamer.frontier import traps
+from gossamer.frontier.recrawl import was_seen
+from gossamer.model import Lease, Request
+from gossamer.settings import Settings
+
+ASLEEP, SPENT = "asleep", "prefix-budget"
+
+
+class Paths:
+    """The paths of one leased site. The memo is the visit's own, which others do not write to."""
+
+    def __init__(self, lease: Lease, memo: dict[str, Any], settings: Settings, clock: Clock) -> None:
+        self._key = f"{traps.PATHS}.{lease.lane}"
+        self._site = lease.site
+        self._memo = memo
+        self._settings = settings
+        self._clock = clock
+
+    def refuse(self, request: Request) -> str:
+        """Why a request of this site is not fetched now; empty if it may be. Seeds always may."""
+        if not request.depth or not any(name.startswith(traps.PATHS) for name in self._memo):
+            return ""
+        prefix = traps.prefix_of(urls.path_query(request.url))
+        if traps.sleeping(self._memo, prefix, now=self._clock.epoch()):
+            return ASLEEP
+        budget = self._settings.prefix_budget
+        if budget is None or was_seen(request.state):
+            return ""
+        return SPENT if traps.pages_of(self._memo, prefix) >= budget else ""
+
+    def open(self, links: tuple[Request, ...]) -> tuple[Request, ...]:
+        """The links without those of this site that would not be fetched now."""
+        return tuple(link for link in links if link.site != self._site or not self.refuse(link))
+
+    def saw(self, request: Request, likeness: int | None, links: tuple[Request, ...]) -> dict[str, Any]:
+        """A page came, with these links that are perhaps new; what of the memo changes by it."""
+        if was_seen(request.state):
+            return {}
+        prefix = traps.prefix_of(urls.path_query(request.url))
+        leads_on = likeness is not None and any(
+            link.site == self._site and traps.prefix_of(urls.path_query(link.url)) == prefix for link in links
+        )
+        paths = traps.after_page(
+            self._memo.get(self._key, {}),
+            request.url,
+            prefix,
+            likeness=likeness,
+            leads_on=leads_on,
+            now=self._clock.epoch(),
+            settings=self._settings,
+        )
+        return {} if paths is None else {self._key: paths}

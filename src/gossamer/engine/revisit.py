@@ -1,0 +1,164 @@
+"""What makes a crawl continuous: conditional requests, what a visit leaves for the next one, and when that is."""
+
+from __future__ import annotations
+
+import random
+from email.utils import parsedate_to_datetime
+from typing import Any, NamedTuple
+
+import msgspec
+
+from gossamer.clock import Clock
+from gossamer.engine.judge import Verdict
+from gossamer.frontier import freshness, recrawl
+from gossamer.frontier.recrawl import Visited
+from gossamer.model import Lease, Request, Response
+from gossamer.settings import Settings
+
+_WORLD = "world"
+"""Key of a site's memo: how many pages the whole crawl has, what a visit costs, and when that was worked out."""
+_HEARSAY_SECONDS = 7 * 86_400.0
+_WORKED_OUT_AGAIN = 1.02
+"""How much the number of pages must grow or shrink for a new price."""
+
+
+class Seen(NamedTuple):
+    """What a visit got: digests of the body and of the main text."""
+
+    digest: str = ""
+    text: str = ""
+
+
+class Plan(NamedTuple):
+    """What becomes of a page after this visit, and what its site must know."""
+
+    again_in: float | None
+    state: dict[str, Any] | None = None
+    memo: dict[str, Any] | None = None
+
+
+class Revisits:
+    """The revisits of one worker. For a budget it must know all pages: it learns them from the sites that it meets,
+    and, while others have met more, goes by what they left in the memos."""
+
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._population = freshness.Population()
+        self._rule = recrawl.rule_of(settings.recrawl)
+        self._price = 0.0
+        self._priced_pages = 0
+        self._priced_at = 0.0
+        self._heard: tuple[int, float, float] = (0, 0.0, 0.0)
+
+    def meet(self, lease: Lease) -> None:
+        """Learn what the memo of a leased site tells."""
+        if not self._rule.kind or not lease.memo:
+            return
+        self._population.learn(lease.site, lease.memo)
+        world = lease.memo.get(_WORLD)
+        if world and (world[0] >= self._heard[0] or self._clock.epoch() > self._heard[2] + _HEARSAY_SECONDS):
+            self._heard = (world[0], world[1], world[2])
+
+    def conditional(self, request: Request) -> Request:
+        """The request with the validators of the last visit, so that an unchanged page need not come again."""
+        if not self._rule.kind or request.state is None or request.method != "GET" or self._settings.cache:
+            return request
+        visited = recrawl.read(request.state)
+        headers = {}
+        if visited.etag:
+            headers["If-None-Match"] = visited.etag
+        if visited.modified:
+            headers["If-Modified-Since"] = visited.modified
+        return msgspec.structs.replace(request, headers=headers | (request.headers or {})) if headers else request
+
+    def plan(
+        self,
+        lease: Lease,
+        memo: dict[str, Any],
+        request: Request,
+        verdict: Verdict,
+        *,
+        answer: Response | None,
+        seen: Seen | None,
+    ) -> Plan:
+        """When the page is visited again, and what is remembered of it until then."""
+        rule, settings = self._rule, self._settings
+        if not rule.kind or verdict.status == "retry":
+            return Plan(verdict.again_in)
+        before = recrawl.read(request.state)
+        if verdict.status == "done" and answer is not None:
+            after = self._succeeded(before, request, answer, seen or Seen())
+        else:
+            after = recrawl.failed(before, answer.status if answer is not None else 0)
+        price, longest = self._offer() if rule.kind == "budget" else (0.0, 0.0)
+        wait = recrawl.again_in(after, rule, settings, price=price, longest=longest)
+        after = recrawl.counted(after, wait, settings)
+        changes = self._counted(lease, memo, before, after)
+        if wait is not None and rule.kind == "budget" and not before.seen_at and not after.failures:
+            # All pages are new in the first hours of a crawl: their second visits are spread out.
+            wait = max(random.random() * max(wait, settings.revisit_seconds), settings.revisit_min_seconds)
+        return Plan(wait, recrawl.written(after), changes)
+
+    def _succeeded(self, before: Visited, request: Request, answer: Response, seen: Seen) -> Visited:
+        now, settings = self._clock.epoch(), self._settings
+        if answer.status == 304:
+            return recrawl.succeeded(before, "same", settings, now=now)
+        found = recrawl.compared(before, digest=seen.digest, text=seen.text)
+        modified = recrawl.validator(answer.header("last-modified"))
+        after = recrawl.succeeded(before, found, settings, now=now, lastmod=_lastmod(request, modified))
+        return msgspec.structs.replace(
+            after,
+            etag=recrawl.validator(answer.header("etag")) if answer.status == 200 else "",
+            modified=modified if answer.status == 200 else "",
+            digest=seen.digest,
+            text=seen.text,
+        )
+
+    def _counted(self, lease: Lease, memo: dict[str, Any], before: Visited, after: Visited) -> dict[str, Any]:
+        old = (before.rate, before.fresh) if before.rate else None
+        new = (after.rate, after.fresh) if after.rate else None
+        if old == new:
+            return {}
+        key = f"{freshness.TALLY}.{lease.lane}"
+        changes: dict[str, Any] = {key: freshness.tallied(memo.get(key, {}), old, new)}
+        self._population.learn(lease.site, changes)
+        if self._rule.kind == "budget":
+            changes[_WORLD] = self._heard if self._goes_by_hearsay() else self._own_world()
+        return changes
+
+    def _own_world(self) -> tuple[int, float, float]:
+        return self._priced_pages, float(f"{self._price:.4g}"), round(self._priced_at)
+
+    def _goes_by_hearsay(self) -> bool:
+        pages, _, worked_out_at = self._heard
+        is_recent = self._clock.epoch() < worked_out_at + _HEARSAY_SECONDS
+        return is_recent and self._population.pages < 0.7 * pages
+
+    def _offer(self) -> tuple[float, float]:
+        """What a visit costs now, and the longest time between two."""
+        if self._goes_by_hearsay():
+            return self._heard[1], recrawl.longest_wait(self._heard[0], self._rule, self._settings)
+        now, pages, settings = self._clock.epoch(), max(self._population.pages, 1), self._settings
+        grown = max(pages, self._priced_pages) / max(min(pages, self._priced_pages), 1)
+        longest = recrawl.longest_wait(pages, self._rule, settings)
+        if not self._price or grown > _WORKED_OUT_AGAIN or now > self._priced_at + 3600.0:
+            self._price = freshness.price_of(
+                self._population.groups(),
+                self._rule.visits_per_second,
+                shortest=settings.revisit_min_seconds,
+                longest=longest,
+            )
+            self._priced_pages, self._priced_at = pages, now
+        return self._price, longest
+
+
+def _lastmod(request: Request, modified: str) -> float | None:
+    """When the page last changed: by `lastmod` (epoch seconds) in the request's meta, or by its Last-Modified."""
+    hint = (request.meta or {}).get("lastmod")
+    if isinstance(hint, int | float):
+        return float(hint)
+    try:
+        return parsedate_to_datetime(modified).timestamp() if modified else None
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None

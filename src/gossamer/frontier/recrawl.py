@@ -1,0 +1,177 @@
+"""When a continuous crawl visits a page again, as pure functions: by the table, by observed change, or by a budget.
+
+What a visit leaves for the next one is a `Visited`; it goes into `Outcome.state` and comes back in `Request.state`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from gossamer.frontier.freshness import estimated_rate, freshness, interval_at
+from gossamer.settings import Settings
+
+Found = Literal["new", "same", "changed"]
+GONE = frozenset((404, 410))
+FASTER, SLOWER = 0.8, 1.4
+"""What a change, and a visit without one, make of an adaptive interval."""
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_LONGEST_VALIDATOR = 300
+_MEMORY = 64
+"""Looks after which older ones begin to fade."""
+
+
+class Rule(NamedTuple):
+    """How a crawl comes again; `visits_per_second` is the budget."""
+
+    kind: Literal["", "table", "adaptive", "budget"]
+    visits_per_second: float = 0.0
+
+
+class Visited(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is known of a page from its visits; at most 1 KB when it is written down."""
+
+    etag: str = ""
+    modified: str = ""
+    """The Last-Modified header, as it came."""
+    digest: str = ""
+    """SHA-1 of the body."""
+    text: str = ""
+    """Digest of the main text: what counts as a change is a change of this."""
+    seen_at: float = 0.0
+    """Epoch seconds of the last visit that found the page."""
+    interval: float = 0.0
+    """Seconds to the next visit, as they were last chosen after a success."""
+    failures: int = 0
+    """Failures in a row."""
+    gone: int = 0
+    """Visits in a row that found the page gone."""
+    looks: float = 0.0
+    """Visits that could be compared with the one before."""
+    changes: float = 0.0
+    """Of these, visits that found a change."""
+    watched: float = 0.0
+    """Seconds that lay between them."""
+    rate: float = 0.0
+    """Changes a second, as they were last estimated; 0 for a page that does not count in its site's tally."""
+    fresh: float = 0.0
+    """Predicted freshness, as it was last counted."""
+
+
+def rule_of(recrawl: str) -> Rule:
+    """What the setting `recrawl` says."""
+    if recrawl.startswith("budget="):
+        number, _, unit = recrawl.removeprefix("budget=").partition("/")
+        return Rule("budget", float(number) / _SECONDS[unit])
+    return Rule(recrawl if recrawl in ("table", "adaptive") else "")  # type: ignore[arg-type]
+
+
+def read(state: dict[str, Any] | None) -> Visited:
+    """What the last visit left; a state that is none of ours counts as no visit."""
+    try:
+        return msgspec.convert(state, Visited) if state else Visited()
+    except msgspec.ValidationError:
+        return Visited()
+
+
+def was_seen(state: dict[str, Any] | None) -> bool:
+    """Whether a page was ever found; one that was only skipped, or failed, was not."""
+    return bool(state and state.get("seen_at"))
+
+
+def written(visited: Visited) -> dict[str, Any]:
+    """The state to give with an outcome."""
+    plain: dict[str, Any] = msgspec.to_builtins(visited)
+    return plain
+
+
+def validator(value: str) -> str:
+    """An ETag or Last-Modified that can be kept and sent back; empty if it cannot."""
+    return value if len(value) <= _LONGEST_VALIDATOR and value.isascii() and value.isprintable() else ""
+
+
+def compared(visited: Visited, *, digest: str, text: str) -> Found:
+    """What a visit that got a page found. The main text decides; where there is none, the bytes do."""
+    if not visited.seen_at:
+        return "new"
+    same = text == visited.text if text and visited.text else digest == visited.digest
+    return "same" if same else "changed"
+
+
+def succeeded(
+    visited: Visited, found: Found, settings: Settings, *, now: float, lastmod: float | None = None
+) -> Visited:
+    """The page was there. `lastmod` is when it last changed by its own account, or by its sitemap's: a hint."""
+    looks, changes, watched = visited.looks, visited.changes, visited.watched
+    if found != "new":
+        fade = 0.5 if looks >= _MEMORY else 1.0
+        looks, changes = looks * fade + 1, changes * fade + (found == "changed")
+        watched = watched * fade + max(now - visited.seen_at, 0.0)
+    return msgspec.structs.replace(
+        visited,
+        seen_at=now,
+        interval=_adapted(visited, found, settings, now=now, lastmod=lastmod),
+        failures=0,
+        gone=0,
+        looks=looks,
+        changes=changes,
+        watched=watched,
+    )
+
+
+def _adapted(visited: Visited, found: Found, settings: Settings, *, now: float, lastmod: float | None) -> float:
+    if found == "new" or not visited.interval:
+        # What changed an hour ago changes again sooner than what has stood for a year.
+        age = settings.revisit_seconds if lastmod is None or lastmod > now else now - lastmod
+        return _clamped(min(age, settings.revisit_seconds), settings)
+    return _clamped(visited.interval * (FASTER if found == "changed" else SLOWER), settings)
+
+
+def failed(visited: Visited, code: int) -> Visited:
+    """The visit failed for good: its tries are used up, or the error is final."""
+    gone = visited.gone + 1 if code in GONE else 0
+    return msgspec.structs.replace(visited, failures=visited.failures + 1, gone=gone)
+
+
+def rate(visited: Visited, settings: Settings) -> float:
+    """Changes a second, as far as the visits tell."""
+    return estimated_rate(visited.looks, visited.changes, visited.watched, prior_seconds=settings.revisit_seconds)
+
+
+def longest_wait(pages: int, rule: Rule, settings: Settings) -> float:
+    """The longest time between two visits under a budget: eight times the mean, so that nothing is ever given up."""
+    return min(settings.revisit_max_seconds, max(8.0 * pages / rule.visits_per_second, settings.revisit_min_seconds))
+
+
+def again_in(
+    visited: Visited, rule: Rule, settings: Settings, *, price: float = 0.0, longest: float = 0.0
+) -> float | None:
+    """Seconds to the next visit; None if there is to be none. For a budget, `price` is what a visit costs."""
+    if not rule.kind or visited.gone >= settings.gone_visits:
+        return None
+    if visited.failures:
+        return settings.revisit_failures[min(visited.failures, len(settings.revisit_failures)) - 1]
+    if rule.kind == "adaptive":
+        return visited.interval
+    if rule.kind == "table":
+        return settings.revisit_seconds
+    return interval_at(
+        price,
+        rate(visited, settings),
+        shortest=settings.revisit_min_seconds,
+        longest=longest or settings.revisit_max_seconds,
+    )
+
+
+def counted(visited: Visited, wait: float | None, settings: Settings) -> Visited:
+    """The page with the rate and the freshness that it now has in its site's tally; a dropped page has none."""
+    if wait is None or not visited.seen_at:
+        return msgspec.structs.replace(visited, rate=0.0, fresh=0.0)
+    now = rate(visited, settings)
+    # Rounded here, so that what is taken out of a tally later is what was put in.
+    return msgspec.structs.replace(visited, rate=float(f"{now:.4g}"), fresh=round(freshness(now, wait), 4))
+
+
+def _clamped(interval: float, settings: Settings) -> float:
+    return min(max(interval, settings.revisit_min_seconds), settings.revisit_max_seconds)

@@ -1,0 +1,227 @@
+"""Traps: parts of a site that have no end. The rest of the site, and all other sites, are crawled."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import crawl
+
+from gossamer import urls
+from gossamer.engine.handle import Linker
+from gossamer.engine.recent import Recent
+from gossamer.extract import fingerprint
+from gossamer.extract.spider import Spider
+from gossamer.frontier import traps
+from gossamer.job import Crawl
+from gossamer.model import Request, Response
+from gossamer.settings import Settings
+from gossamer.sim.log import fetched
+from gossamer.testing.virtual import LoopClock, run
+from gossamer.testing.web import SimWeb
+
+SECRET = b"0123456789abcdef"
+
+
+def test_a_trap_site_takes_little_from_forty_good_ones(tmp_path: Path) -> None:
+    """An endless calendar, session ids and soft 404s beside 40 good sites, and good pages on the trap site itself."""
+    kinds = ("calendar+sessions+soft404", *["plain"] * 40)
+    with SimWeb(sites=41, pages_per_site=25, kinds=kinds, page_bytes=3000) as web:
+        done = crawl(tmp_path / "job", web, "--delay", "0", timeout=100)
+        assert done.returncode == 0, done.stderr
+        assert not web.judge().missed
+        counts = fetched(web.log())
+        trapped = sum(count for url, count in counts.items() if web.plan.is_trap(url))
+        assert 0 < trapped < 0.15 * sum(counts.values())
+    assert "asleep" in done.stderr
+
+
+@pytest.mark.parametrize(("trap", "most"), [("calendar", 40), ("sessions", 40), ("soft404", 40), ("deep", 60)])
+def test_each_trap_ends(tmp_path: Path, trap: str, most: int) -> None:
+    with SimWeb(sites=1, pages_per_site=40, kinds=(trap,), page_bytes=3000) as web:
+        done = crawl(tmp_path / "job", web, "--delay", "0", "--alike-pages", "15", timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert not web.judge().missed
+        assert sum(web.plan.is_trap(url) for url in fetched(web.log())) <= most
+
+
+def test_a_prefix_budget_is_kept_and_the_rest_is_crawled(tmp_path: Path) -> None:
+    with SimWeb(sites=2, pages_per_site=30, kinds=("calendar+sessions",), page_bytes=3000) as web:
+        options = ("--delay", "0", "--prefix-budget", "40", "--alike-pages", "0", "--batch", "7")
+        done = crawl(tmp_path / "job", web, *options, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert not web.judge().missed
+        inside = Counter(urls.host_port(url) + traps.prefix_of(urls.path_query(url)) for url in fetched(web.log()))
+    assert sorted(inside.values())[-4:] == [40] * 4
+
+
+class Endless:
+    """One site in virtual time: /shelf/1 links to /shelf/2 and so on for ever, each page beside a good one."""
+
+    def __init__(self, clock: LoopClock, *, copies: bool) -> None:
+        self._clock = clock
+        self._copies = copies
+        self.asked: list[str] = []
+
+    def middleware(self, _: Any) -> Any:
+        async def fetch(request: Request) -> Response:
+            path = urls.path_query(request.url)
+            self.asked.append(path)
+            return Response(
+                url=request.url,
+                status=404 if path == "/robots.txt" else 200,
+                headers=(("content-type", "text/html"),),
+                body=self._body(path),
+                fetched_at=self._clock.epoch(),
+                headers_at=self._clock.monotonic(),
+            )
+
+        return fetch
+
+    def _body(self, path: str) -> bytes:
+        number = int(path.rpartition("/")[2] or 0) if path != "/robots.txt" else 0
+        if path.startswith("/good/"):
+            return f"<title>Good {chr(97 + number)}</title><p>{chr(97 + number) * 9} alone".encode()
+        word = "same" if self._copies else " ".join(chr(97 + (number + turn) % 26) * 4 for turn in range(9))
+        good = f'<a href="/good/{number % 26}">a good page</a>'
+        return f'<title>Shelf</title><p>{word} {number}</p><a href="/shelf/{number + 1}">on</a>{good}'.encode()
+
+
+async def _stroll(folder: Path | None, clock: LoopClock, *, copies: bool, **settings: Any) -> tuple[Endless, Any]:
+    web, spider = Endless(clock, copies=copies), Spider()
+    spider.fetch_middleware = [web.middleware]
+    values = {"alike_pages": 10, "max_pages": 200, **settings}
+    done = await Crawl(folder, Settings(**values), ["http://a.test/"], spider=spider, clock=clock).run()
+    return web, done
+
+
+def test_a_path_of_copies_sleeps_and_says_why(tmp_path: Path) -> None:
+    web, done = run(_stroll(tmp_path / "job", LoopClock(), copies=True))
+    shelves = [path for path in web.asked if path.startswith("/shelf/")]
+    assert 10 <= len(shelves) <= 13
+    assert done.counts.finished
+    assert {path for path in web.asked if path.startswith("/good/")} >= {f"/good/{number}" for number in range(10)}
+
+    async def look() -> Any:
+        from gossamer.frontier.sqlite import open_sqlite
+
+        frontier = open_sqlite(tmp_path / "job" / "frontier.db", Settings(), clock=LoopClock())
+        found = await frontier.lookup("http://a.test/shelf/3")
+        await frontier.aclose()
+        return found
+
+    found = asyncio.run(look())
+    evidence = found["site_state"]["memo"]["paths.0"]["/shelf/"]
+    assert evidence["example"].startswith("http://a.test/shelf/")
+    assert evidence["asleep_until"] > LoopClock()._epoch + 29 * 86_400
+    assert len(json.dumps(found["site_state"]["memo"])) < 2000
+
+
+def test_a_path_of_different_pages_stays_awake() -> None:
+    web, done = run(_stroll(None, LoopClock(), copies=False))
+    assert len(web.asked) == 200 + 1
+    assert done.counts.skipped == 0
+
+
+def test_a_path_wakes_up_in_a_continuous_crawl() -> None:
+    """What was skipped comes again with the failures' times; by then the path has slept enough, and is looked at."""
+    week = 7 * 86_400.0
+    settings = {
+        "recrawl": "table", "max_pages": None, "sleep_seconds": week, "lease_seconds": 86_400.0,
+        "max_seconds": 5 * week, "commit_seconds": 1.0, "robots_seconds": 100 * week,
+    }  # fmt: skip
+    web, _ = run(_stroll(None, LoopClock(), copies=True, **settings))
+    assert len({path for path in web.asked if path.startswith("/shelf/")}) > 13
+
+
+@pytest.mark.parametrize(
+    ("target", "prefix"),
+    [
+        ("/", "/"),
+        ("/page", "/"),
+        ("/calendar/2024/1", "/calendar/"),
+        ("/en/calendar/2024/1", "/en/calendar/"),
+        ("/a/b/c/d/e", "/a/b/c/"),
+        ("/shop/0?sid=f00", "/shop/?sid"),
+        ("/list?b=1&a=2&a=3", "/?a&b"),
+        ("/s/3f2a/page", "/s/"),
+        ("?", "/"),
+    ],
+)
+def test_the_prefix_of_a_path(target: str, prefix: str) -> None:
+    assert traps.prefix_of(target) == prefix
+
+
+@pytest.mark.parametrize(
+    ("target", "far"),
+    [
+        ("/calendar/2026/1", False),
+        ("/calendar/2028/12/31", False),
+        ("/calendar/2029/1", True),
+        ("/events?month=2031-05", True),
+        ("/events?month=2025-05", False),
+        ("/events?year=2040&month=3", True),
+        ("/events?month=3&year=2040", True),
+        ("/1851/09/18/archives.html", True),
+        ("/1951/09/18/archives.html", False),
+        ("/part/2999", False),
+        ("/part/2999/77", False),
+        ("/id/20991231", False),
+        ("/a-2099-01-title", True),
+    ],
+)
+def test_dates_far_away_are_not_followed(target: str, far: bool) -> None:
+    assert traps.has_far_date(target, year=2026, settings=Settings()) is far
+
+
+def test_a_calendar_is_left_at_its_edge() -> None:
+    linker = Linker(Settings(), SECRET, Recent())
+    page = Request("http://a.test/calendar/2028/12", site="a.test")
+    links = ("http://a.test/calendar/2028/11", "http://a.test/calendar/2029/1")
+    assert [link.url for link in linker.follow(page, links, year=2026)] == [links[0]]
+    assert linker.refused == {"calendar": 1}
+
+
+def test_many_paths_are_bounded_and_those_asleep_are_kept() -> None:
+    settings = Settings(alike_pages=3)
+    paths: dict[str, Any] = {}
+    for number in range(200):
+        prefix = f"/{chr(97 + number % 26) * (1 + number // 26)}/"
+        for turn in range(3 if number == 5 else 2):
+            found = traps.after_page(
+                paths, f"http://a.test{prefix}{turn}", prefix, likeness=7, leads_on=True, now=1.0, settings=settings
+            )
+            assert found is not None
+            paths = found
+    assert len(paths) <= 32
+    assert traps.sleeping({"paths.0": paths}, "/f/", now=2.0)
+
+
+def test_simhash_sees_small_differences_and_not_numbers() -> None:
+    text = "the quick brown fox jumps over lazy dogs while seven wizards brew"
+    one = fingerprint.simhash(f"{text} on 12 May")
+    assert one == fingerprint.simhash(f"{text} on 31 May")
+    other = fingerprint.simhash("an altogether different page about bread and butter in the old mill by the river")
+    assert one is not None
+    assert other is not None
+    assert not fingerprint.are_near(one, other)
+    assert fingerprint.simhash("2024 12 31") is None
+    assert fingerprint.simhash("word " * 100_000) is not None
+
+
+def test_simhashes_of_random_pages_are_far_apart() -> None:
+    from gossamer.sim.words import paragraphs
+
+    texts = [b" ".join(paragraphs(seed, 4)).decode() for seed in range(40)]
+    hashes = [fingerprint.simhash(text) for text in texts]
+    near = sum(
+        fingerprint.are_near(one, other)
+        for place, one in enumerate(hashes)
+        for other in hashes[place + 1 :]
+        if one is not None and other is not None
+    )
+    assert near == 0
