@@ -12,7 +12,7 @@
 --   robots:S       hash    origin -> rules        memo:S  hash  name -> value
 --   ranks:S        zset    the ranks of queue:S:R, lists of entries, and of blocks of them, in their order; none is empty
 --   front:S        list    entries that go first  suspects:S  list  entries that go alone
---   later:S        zset    entry -> when it is due
+--   later:S        zset    entry, or 254 and the rank of a slot of far revisits -> when it is due
 --   batch:S:I      hash    key -> place in the order (4 characters) and entry, of the lane's lease
 --   held           hash    token -> lane, site
 --   ready:REGION   zset    "lane site" -> when the lane is ready; a leased one when its lease has ended. Every lane of
