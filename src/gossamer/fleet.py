@@ -22,7 +22,7 @@ from gossamer.engine.supervisor import Supervisor
 from gossamer.errors import ConfigError, Unavailable
 from gossamer.frontier.advice import Advice, advise
 from gossamer.frontier.base import Fleet
-from gossamer.frontier.regions import check_region, parse_part
+from gossamer.frontier.regions import check_region, parse_part, region_of
 from gossamer.job import Summary
 from gossamer.member import leave_on_signals
 from gossamer.model import Counts, JobState, Pulse
@@ -32,7 +32,8 @@ from gossamer.sink.jsonl import JsonlSink
 from gossamer.sink.segments import FOLDER, SegmentSink, gather
 
 log = logging.getLogger("gossamer.fleet")
-SCHEMES = ("redis://", "rediss://", "redis+sentinel://", "rediss+sentinel://", "unix://")
+SQL_SCHEMES = ("postgresql://", "postgres://", "mysql://", "mariadb://")
+SCHEMES = ("redis://", "rediss://", "redis+sentinel://", "rediss+sentinel://", "unix://", "folder:/", *SQL_SCHEMES)
 
 
 def masked(url: str) -> str:
@@ -60,8 +61,22 @@ async def open_fleet(
     if not url.startswith(SCHEMES):
         raise ConfigError(
             f"{masked(url)}: no such frontier in this version",
-            hint="use sqlite, memory: or redis://",
+            hint="use sqlite, memory:, redis://, postgresql://, mysql:// or folder:/path",
         )
+    if url.startswith("folder:/"):
+        from gossamer.frontier.folder import open_folder
+
+        if shards:
+            raise ConfigError("workers on a folder share its shards out by themselves", hint="leave --shards away")
+        return await open_folder(url, job, settings, worker=worker_name, region=region)
+    if url.startswith(SQL_SCHEMES):
+        from gossamer.frontier.sql import open_sql
+
+        if shards or "," in url:
+            raise ConfigError("a job in SQL is in one database, as one shard, in this version", hint="see redis://")
+        fleet = await open_sql(url, job, settings, worker=worker_name, region=region)
+        fleet.region_of = lambda site: region_of(fleet.settings.regions, site)
+        return fleet
     from gossamer.frontier.redis_open import open_redis
 
     return await open_redis(url, job, settings, worker=worker_name, region=region, shards=shards)

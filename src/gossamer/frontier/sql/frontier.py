@@ -54,6 +54,8 @@ class SqlFrontier(SqlSteering, SqlLedger):
         self.secret = secret
         self.worker = worker
         self.region = region
+        self.also: frozenset[str] = frozenset()
+        """Regions without live workers of their own, from which this one leases too."""
         self.shard = shard
         self.region_of: Callable[[str], str] | None = None
         """Where a new site belongs; sites belong nowhere, and so to everybody, unless this says so."""
@@ -108,7 +110,7 @@ class SqlFrontier(SqlSteering, SqlLedger):
             return grant
 
     async def _lease(self, limit: int, *, batch: int, seconds: float) -> tuple[Grant, set[int], bool]:
-        regions = [self.region, ""] if self.region else [""]
+        regions = list({self.region, ""} | self.also)
 
         async def work(call: Call) -> tuple[Grant, set[int], bool]:
             await call.open(totals=True)
