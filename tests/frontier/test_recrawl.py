@@ -16,6 +16,7 @@ from gossamer.settings import Settings
 from gossamer.testing import backends
 from gossamer.testing.harness import Harness
 from gossamer.testing.revisits import Revisits
+from gossamer.testing.servers import RedisServer
 from gossamer.testing.share import Shares
 
 DAY, WEEK = 86_400.0, 7 * 86_400.0
@@ -40,6 +41,15 @@ class TestSqlite(_Policies):
 class TestRemote(_Policies):
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
         return backends.remote(settings)
+
+
+class TestRedis(_Policies):
+    @pytest.fixture(autouse=True)
+    def _server(self, redis_server: RedisServer) -> None:
+        self.url = redis_server.url
+
+    def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
+        return backends.redis(settings, self.url)
 
 
 def test_the_setting_is_read() -> None:

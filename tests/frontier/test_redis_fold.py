@@ -44,7 +44,7 @@ def store(redis_server: RedisServer) -> Iterator[redis.Redis]:
 @asynccontextmanager
 async def workers(url: str, count: int = 1, size: int = 4, **given: Any) -> AsyncIterator[list[RedisFrontier]]:
     """Workers of a job whose blocks have this size."""
-    settings = Settings(**{"delay": 0.0, "robots": False, **given})
+    settings = Settings(**{"delay": 0.0, "robots": False, "site_share": 1.0, **given})
     found: list[Any] = [await open_redis(url, "j", settings, worker=f"w{number}") for number in range(count)]
     with redis.Redis.from_url(url) as store:
         store.hset(job_key("j"), "fold", size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ from gossamer.model import (
 from gossamer.settings import Settings
 
 _LONGEST_SLEEP_SECONDS = 15.0
+_FIRST_RANDOM_SECONDS = 0.02
 _ASK_FROM, _ASK_BELOW = 64, 0.6
 _MOST_REMEMBERED = 10_000
 _MOST_UNFOLDED = 64
@@ -72,6 +74,7 @@ class RedisFrontier:
         self._ranks: dict[tuple[int, int, int], str] = {}
         self._first: dict[str, dict[str, Any]] = {}
         self._novelty = 1.0
+        self._in_vain = 0
         self._pages: dict[int, dict[int, str]] = {}
         """Token -> key -> URL of what is leased here: the links found there name it."""
 
@@ -132,6 +135,7 @@ class RedisFrontier:
             if lease.requests:
                 leases.append(lease)
                 self._pages[lease.token] = {request.key: request.url for request in lease.requests}
+        self._in_vain = 0 if leases else self._in_vain + 1
         return Grant(
             leases=tuple(leases),
             wait=float(wait) if wait else None,
@@ -252,6 +256,8 @@ class RedisFrontier:
         try:
             async with asyncio.timeout(wait):
                 await (await self._links.link(self._server)).news_after(self._key, grant.news)
+                # One page's links wake many workers: not all at once, and later those that came in vain before.
+                await asyncio.sleep(random.uniform(0, min(1.0, _FIRST_RANDOM_SECONDS * 2.0 ** min(self._in_vain, 10))))
         except TimeoutError:
             pass
         except faults.NoPermissionError as error:

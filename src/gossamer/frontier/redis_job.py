@@ -12,6 +12,7 @@ import msgspec
 from gossamer import settings as configuration
 from gossamer.errors import ConfigError, FrontierError, JobMissing, SchemaMismatch, Unavailable
 from gossamer.frontier.entries import as_texts
+from gossamer.frontier.share import Share
 from gossamer.settings import Settings
 
 try:
@@ -155,6 +156,7 @@ async def write_root(redis: Any, job: str, settings: Settings, placement: Sequen
 
 async def write_shard(redis: Any, job: str, shard: int, shards: int, settings: Settings) -> None:
     """Make a shard's record, or give an old one new settings."""
+    share = Share(settings)
     values: dict[str, Any] = {
         "strategy": settings.strategy,
         "delay": settings.delay,
@@ -162,6 +164,9 @@ async def write_shard(redis: Any, job: str, shard: int, shards: int, settings: S
         "max_deliveries": settings.max_deliveries,
         "lanes": settings.per_site,
         "budget": settings.site_budget or "",
+        "recrawl": int(bool(settings.recrawl)),
+        "share_most": share.most,
+        "share_half": share.half,
     }
     first = {**values, "state": "running", "seen_level": 4, "shard": shard, "shards": shards}
     await redis.eval(_WRITE, 1, job_key(job, shard), FORMAT, _encode_flat(first), _encode_flat(values))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,7 +27,6 @@ from gossamer.frontier.redis_job import (
 from gossamer.frontier.redis_refusals import PROBED, check_rights
 
 _PARTS = ("record", "sites", "queues", "leases", "seen", "folds", "lease", "complete", "look", "answer")
-_MOST_RANDOM_SECONDS = 0.02
 _MOST_MOVES = 8
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -89,13 +87,14 @@ class Link:
             await asyncio.wait((subscribed, heard), return_when=asyncio.FIRST_COMPLETED)
             subscribed.cancel()
             # What happened before the subscription has to be asked for.
-            if not heard.done() and int(await (await self.at(key)).hget(key, "news") or 0) > seen:
-                return
+            if not heard.done():
+                # Shielded: whoever waits here is cancelled often, and a call of the library may swallow that.
+                server = await self.at(key)
+                if int(await asyncio.shield(server.hget(key, "news")) or 0) > seen:
+                    return
             await heard
         finally:
             waiting.remove((seen, heard))
-        # One page's links wake many workers: not all of them at the same moment.
-        await asyncio.sleep(random.uniform(0, _MOST_RANDOM_SECONDS))
 
     async def _listen(self) -> None:
         listener: Any = None

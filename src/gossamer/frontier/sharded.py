@@ -58,7 +58,8 @@ class Sharded:
         # Each worker begins elsewhere, so that they do not meet.
         random.shuffle(self._part)
         self._close = close
-        self._quiet: dict[int, tuple[float, Grant]] = {}
+        self._last: dict[int, tuple[float, Grant]] = {}
+        """Shard -> when it may be asked again, and what it said last."""
         self._sources: dict[tuple[str, int], dict[int, str]] = {}
         """Site and token -> key -> URL of what is leased here: links for other shards name it."""
         self._gave_back = False
@@ -87,7 +88,7 @@ class Sharded:
 
     async def lease(self, limit: int, *, batch: int, seconds: float) -> Grant:
         now = time.monotonic()
-        asked = [shard for shard in self._part if shard not in self._quiet or self._quiet[shard][0] <= now]
+        asked = [shard for shard in self._part if shard not in self._last or self._last[shard][0] <= now]
         grants: dict[int, Grant] = {}
         found: list[Lease] = []
         error: Unavailable | None = None
@@ -120,15 +121,13 @@ class Sharded:
         if error is not None and not leases:
             raise error
         for shard, grant in grants.items():
-            if grant.leases:
-                self._quiet.pop(shard, None)
-            else:
-                self._quiet[shard] = now + min(self.quiet_seconds, grant.wait or self.quiet_seconds), grant
+            quiet = 0.0 if grant.leases else min(self.quiet_seconds, grant.wait or self.quiet_seconds)
+            self._last[shard] = now + quiet, grant
         for lease in leases:
             self._sources[lease.site, lease.token] = {request.key: request.url for request in lease.requests}
             if lease.suspect:
                 self._suspects[lease.site, lease.token] = now + seconds
-        return await self._grant(leases, grants)
+        return await self._grant(leases)
 
     async def _one_suspect(self, grants: dict[int, Grant], *, batch: int, seconds: float) -> list[Lease]:
         """A suspect, if this worker has none: shards do not know of each other's, so they are asked in turn."""
@@ -149,8 +148,8 @@ class Sharded:
         self._sources.pop((site, token), None)
         self._suspects.pop((site, token), None)
 
-    async def _grant(self, leases: tuple[Lease, ...], grants: Mapping[int, Grant]) -> Grant:
-        known = {**{shard: grant for shard, (_, grant) in self._quiet.items()}, **grants}
+    async def _grant(self, leases: tuple[Lease, ...]) -> Grant:
+        known = {shard: grant for shard, (_, grant) in self._last.items()}
         state = _state([grant.job for grant in known.values()])
         if state == "finished" and (len(known) < len(self._part) or not await self._is_finished()):
             state = "running"
@@ -256,7 +255,7 @@ class Sharded:
     async def idle(self, grant: Grant) -> None:
         waiting = {
             asyncio.create_task(self._shards[shard].idle(msgspec.structs.replace(last, wait=grant.wait))): shard
-            for shard, (_, last) in self._quiet.items()
+            for shard, (_, last) in self._last.items()
         }
         if not waiting:
             await asyncio.sleep(min(grant.wait or _LOOK_AGAIN_SECONDS, _LOOK_AGAIN_SECONDS))
@@ -264,7 +263,7 @@ class Sharded:
         try:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                self._quiet.pop(waiting[task], None)
+                self._last[waiting[task]] = 0.0, self._last[waiting[task]][1]
                 task.result()
         finally:
             for task in waiting:

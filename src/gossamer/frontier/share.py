@@ -24,21 +24,21 @@ class Share:
     """Who was handed how much of the last requests."""
 
     def __init__(self, settings: Settings) -> None:
-        self._half = max(1, settings.share_window // 2)
-        self._most = max(1, int(settings.site_share * settings.share_window))
+        self.half = max(1, settings.share_window // 2)
+        self.most = max(1, int(settings.site_share * settings.share_window))
         self._now: dict[str, int] = {}
         self._before: dict[str, int] = {}
         self._counted = 0
 
     def left(self, site: str) -> int:
         """How many more requests of a site are within its share."""
-        return max(0, self._most - self._now.get(site, 0) - self._before.get(site, 0))
+        return max(0, self.most - self._now.get(site, 0) - self._before.get(site, 0))
 
     def count(self, site: str, requests: int) -> bool:
         """So many were handed out; whether a half of the window was forgotten with that."""
         self._now[site] = self._now.get(site, 0) + requests
         self._counted += requests
-        if self._counted < self._half:
+        if self._counted < self.half:
             return False
         self._before, self._now, self._counted = self._now, {}, 0
         return True

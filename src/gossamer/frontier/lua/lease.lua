@@ -55,31 +55,49 @@ function operations.lease()
     if given.seconds > number('longest') then call('HSET', job_key, 'longest', given.seconds) end
     if room() <= 0 then lapse_all_ended() end
     local leases, left, busy = {}, room(), given.calm or has_suspect(given.worker)
-    local passed, refused, sets = {}, {}, ready_sets()
+    local passed, refused, over, sets = {}, {}, {}, ready_sets()
+    local function try(found, lane, site, most)
+        local lease = lease_lane(site, lane, math.min(given.batch, left, most), not busy)
+        if lease then
+            leases[#leases + 1] = lease
+            left = left - #lease[4]
+            busy = busy or lease[9] == 1
+        else
+            refused[found] = true
+        end
+        return #leases >= given.limit or left <= 0
+    end
     for _, ready in ipairs(sets) do
-        local fresh = 1
+        local fresh, behind = 1, 0
         while #leases < given.limit and left > 0 and fresh > 0 do
             fresh = 0
-            for _, found in ipairs(call('ZRANGEBYSCORE', ready[1], '-inf', text(now), 'LIMIT', 0, given.limit + 16)) do
+            local due = call('ZRANGEBYSCORE', ready[1], '-inf', text(now), 'LIMIT', behind, given.limit + 16)
+            for _, found in ipairs(due) do
                 if not passed[found] then
                     passed[found] = true
                     fresh = fresh + 1
                     local lane, site = lane_and_site(found)
-                    local lease = lease_lane(site, lane, math.min(given.batch, left), not busy)
-                    if lease then
-                        leases[#leases + 1] = lease
-                        left = left - #lease[4]
-                        busy = busy or lease[9] == 1
-                    else
-                        refused[found] = true
+                    if num(site, 't' .. lane) ~= 0 then lapse(site, lane, now) end
+                    local most = share_left(site)
+                    if most == 0 then
+                        over[#over + 1] = { found, lane, site }
+                        behind = behind + 1
+                    elseif try(found, lane, site, most) then
+                        break
                     end
-                    if #leases >= given.limit or left <= 0 then break end
                 end
             end
             enter_ready()
             woken = {}
         end
     end
+    -- Those who have had their share get what the others leave.
+    for _, lane in ipairs(over) do
+        if #leases >= given.limit or left <= 0 then break end
+        try(lane[1], lane[2], lane[3], given.batch)
+    end
+    enter_ready()
+    woken = {}
     local first = nil
     if left > 0 then
         for _, ready in ipairs(sets) do

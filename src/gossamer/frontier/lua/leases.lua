@@ -70,6 +70,7 @@ local function is_over()
     if limit and total('stored') >= limit then return true end
     if total('queued') + total('delayed') > total('revisits') then return false end
     if total('revisits') > 0 then
+        if job.recrawl == '1' then return false end
         local first = call('ZRANGE', prefix .. 'dues', 0, 0, 'WITHSCORES')
         return not first[2] or tonumber(first[2]) > now
     end
@@ -90,6 +91,28 @@ local function must_rest(site, lane)
     wake(site)
     return true
 end
+-- The quota of sites, by the rule in share.py: what a site was handed in this half of the window and the one before.
+local function shares_of(site)
+    local age = total('share_number') - num(site, 'sh')
+    if age == 0 then return num(site, 'sn'), num(site, 'sb') end
+    return 0, age == 1 and num(site, 'sn') or 0
+end
+local function share_left(site)
+    local this_half, before = shares_of(site)
+    return math.max(0, number('share_most') - this_half - before)
+end
+local function count_share(site, requests)
+    local this_half, before = shares_of(site)
+    set(site, 'sh', whole(total('share_number')))
+    set(site, 'sn', this_half + requests)
+    set(site, 'sb', before)
+    count('share_counted', requests)
+    if total('share_counted') >= number('share_half') then
+        count('share_number', 1)
+        count('share_counted', -total('share_counted'))
+    end
+end
+
 -- No two shards give the same.
 local function next_token()
     local token, shards = math.max(total('token') + 1, math.floor(now * 1000000)), number('shards')
@@ -98,7 +121,6 @@ local function next_token()
     return job.token
 end
 local function lease_lane(site, lane, wanted, may_suspect)
-    if num(site, 't' .. lane) ~= 0 then lapse(site, lane, now) end
     if room_on(site) <= 0 then
         if num(site, 'leased') == 0 and not site.closed then
             close(site, 'budget')
@@ -141,6 +163,7 @@ local function lease_lane(site, lane, wanted, may_suspect)
     set(site, 'x' .. lane, alone and 1 or 0)
     set(site, 'leased', num(site, 'leased') + size)
     count('leased', size)
+    count_share(site, size)
     wake(site)
     return {
         site.name, tonumber(lane), token, entries, text(delay), lanes_of(site),

@@ -9,6 +9,7 @@
 --   seen:N         sets    of the integers of known keys; linear hashing keeps each below 512, where Redis packs them
 --   site:S         hash    delay, hold, closed, lanes, and for lane i: t(oken) e(xpires) n(ext) w(orker) x(suspect)
 --                          l(ast token) r(estart after which its clock is known)
+--                          and what it was handed in the half numbered sh: sn, and in the one before: sb
 --   robots:S       hash    origin -> rules        memo:S  hash  name -> value
 --   ranks:S        zset    the ranks of queue:S:R, lists of entries, and of blocks of them, in their order; none is empty
 --   front:S        list    entries that go first  suspects:S  list  entries that go alone
@@ -38,7 +39,8 @@ local links = ARGV[3] and cmsgpack.unpack(ARGV[3]) or {}
 
 local FIELDS = {
     'format', 'state', 'strategy', 'delay', 'robots', 'lanes', 'budget', 'max_deliveries', 'now', 'skew', 'clock',
-    'token', 'news', 'shard', 'shards', 'allowance', 'reserved', 'moving', 'moved', 'run',
+    'token', 'news', 'shard', 'shards', 'allowance', 'reserved', 'moving', 'moved', 'run', 'recrawl',
+    'share_most', 'share_half', 'share_number', 'share_counted',
     'seen_level', 'seen_split', 'known', 'sites', 'queued', 'delayed', 'leased', 'stored', 'done', 'failed', 'skipped',
     'parked', 'stale', 'revisits', 'lapsed', 'restarts', 'rest_until', 'longest', 'fold',
 }
@@ -56,13 +58,14 @@ local function count(name, by)
 end
 local function total(name) return number(name) + (counted[name] or 0) end
 
--- The store's clock, or that of a test. Within a job it never steps back: where it does, it goes on from where it was.
+-- The store's clock, or that of a test. Within a job no two calls are at the same time, and it never steps back:
+-- where it does, it goes on from where it was.
 local now, skew = tonumber(job.clock or ''), number('skew')
 if not now then
     local time = call('TIME')
     now = tonumber(time[1]) + tonumber(time[2]) / 1000000
 end
-skew = math.max(skew, number('now') - now)
+skew = math.max(skew, number('now') + 0.000001 - now)
 now = math.floor((now + skew) * 1000000 + 0.5) / 1000000
 local SOON = now + 0.00001
 -- Otherwise each call would begin with the same numbers.
