@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from itertools import islice
 from typing import Any
 
+import msgspec
 import pytest
 import redis
 from hypothesis import given, settings
@@ -23,6 +24,7 @@ from gossamer.model import Grant, Request
 from gossamer.settings import Settings
 from gossamer.testing.harness import keys, outcomes, page, pages
 from gossamer.testing.servers import FaultyProxy, RedisServer
+from gossamer.urls import fingerprint
 
 AT_ONCE = Settings(delay=0.0, robots=False)
 PASSWORD = "open-sesame"
@@ -666,5 +668,29 @@ def test_a_restart_that_may_have_lost_a_lease_makes_lanes_wait_for_its_end(
             store.hincrbyfloat(job_key("j"), "clock", 30.0)
             grant = await take(frontier)
             assert sorted(lease.site for lease in grant.leases) == ["idle", "lost"]
+
+    asyncio.run(run())
+
+
+def test_a_url_can_be_looked_up_wherever_it_is(redis_server: RedisServer, store: redis.Redis) -> None:
+    async def run() -> None:
+        async with Opened(redis_server.url) as opened:
+            frontier = await opened()
+            found = [
+                Request(url := f"https://a.example/{number}", fingerprint(frontier.secret, url), "a.example")
+                for number in range(2000)
+            ]
+            await frontier.add(found)
+            lease = (await take(frontier, 1, batch=3)).leases[0]
+            first, second, third = (request.url for request in lease.requests)
+            results = outcomes(lease)
+            await frontier.complete([msgspec.structs.replace(results[0], status="retry", again_in=60.0), results[1]])
+            states = {url: await frontier.lookup(url) for url in (first, second, third, *(r.url for r in found[-1:]))}
+            assert [about and about["state"] for about in states.values()] == ["delayed", "done", "leased", "queued"]
+            assert states[third]["worker"] == "w"
+            middle = await frontier.lookup(found[1000].url)
+            assert (middle["state"], middle["request"]["url"]) == ("queued", found[1000].url), "inside a block"
+            assert await frontier.lookup("https://a.example/never") is None
+            assert (await frontier.sites())[0]["queued"] == 1997
 
     asyncio.run(run())
