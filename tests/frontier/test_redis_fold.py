@@ -367,10 +367,10 @@ def test_a_client_that_dies_between_reading_and_folding_leaves_all_as_it_was(
             store.hset(job_key("j"), "fold", 4)
             assert (await dying._call("fold", lists=[{"site": SITE, "rank": "0"}]))[0]
             assert store.lrange(QUEUE, 0, -1) == before
-            await other.add(requests(other, 1, 50))
+            await other.add(requests(other, 4, 50))
             assert blocks(store) > 3, "another is asked to"
             assert [request.url for request in await drain(other)] == [
-                request.url for request in some + requests(other, 1, 50)
+                request.url for request in some + requests(other, 4, 50)
             ]
 
     asyncio.run(run())
@@ -390,7 +390,7 @@ def test_when_folding_fails_what_was_added_is_added(redis_server: RedisServer, s
             assert await frontier.add(requests(frontier, 40)) == 40
             assert blocks(store) == 0
             frontier._call = call
-            await frontier.add(requests(frontier, 1, 50))
+            await frontier.add(requests(frontier, 4, 50))
             assert blocks(store) > 3
 
     asyncio.run(run())
@@ -545,10 +545,10 @@ def test_when_the_last_that_waits_is_a_damaged_block_the_job_ends(
 ) -> None:
     async def run() -> None:
         async with workers(redis_server.url, size=2) as (frontier,):
-            await frontier.add(requests(frontier, 4))
-            assert blocks(store) == 1
-            store.lset(QUEUE, 2, b"\xff\x00\x00\x02")
-            assert len(await drain(frontier)) == 2
+            await frontier.add(requests(frontier, 10))
+            assert blocks(store) == 4
+            store.lset(QUEUE, 5, b"\xff\x00\x00\x02")
+            assert len(await drain(frontier)) == 8
             assert (await frontier.counts()).parked == 2
 
     asyncio.run(run())
@@ -559,7 +559,7 @@ def test_a_block_that_something_else_took_away_is_named(redis_server: RedisServe
 
     async def run() -> None:
         async with workers(redis_server.url, size=4) as (frontier,):
-            await frontier.add(requests(frontier, 12))
+            await frontier.add(requests(frontier, 20))
             store.ltrim(QUEUE, 0, 3)
             with pytest.raises(FrontierError, match=r"queue:a\.example:0 has lost a block"):
                 await frontier.lease(1, batch=4, seconds=60)

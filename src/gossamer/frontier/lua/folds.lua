@@ -2,7 +2,7 @@
 
 -- A block is 255, the number of its entries in 3 bytes, 8 of a digest, and what only clients read.
 local BLOCK_ID = 12
-local MOST_BLOCKS, MOST_BYTES = 4, 1048576
+local MOST_BYTES = 1048576
 
 local function keep_first(list, size)
     if size > 0 then call('LTRIM', list, 0, size - 1) else call('DEL', list) end
@@ -33,7 +33,7 @@ local function foldable(site, rank)
     local list = queue_of(site.name, rank)
     local from, size = behind_blocks(site, rank, call('LLEN', list))
     if FOLD == 0 or size < FOLD then return {} end
-    local run, bytes = call('LRANGE', list, from, from + math.min(math.floor(size / FOLD), MOST_BLOCKS) * FOLD - 1), 0
+    local run, bytes = call('LRANGE', list, from, from + math.min(math.floor(size / FOLD), BLOCKS) * FOLD - 1), 0
     for index = 1, #run do
         bytes = bytes + #run[index]
         if bytes > MOST_BYTES and index > 1 then run[index] = nil end
