@@ -63,7 +63,7 @@ class TestRedis(RedisMachine.TestCase):
 
 
 class TestRedisShards(RedisShardsMachine.TestCase):
-    settings = settings(max_examples=20, stateful_step_count=50, deadline=None)
+    settings = settings(max_examples=10, stateful_step_count=50, deadline=None)
 
     @pytest.fixture(autouse=True)
     def _server(self, redis_server: RedisServer, second_redis_server: RedisServer) -> None:
