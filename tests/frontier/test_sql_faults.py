@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import subprocess
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -229,17 +230,15 @@ async def until_alone(server: SqlServer) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small volume")
-def test_f39_a_full_volume_is_waited_for(kind: type[SqlServer], tmp_path: Path) -> None:
-    volume = tmp_path / "volume"
-    volume.mkdir(mode=0o755)
+def test_f39_a_full_volume_is_waited_for(kind: type[SqlServer]) -> None:
+    # Not below the folder of the tests, which is root's alone: servers do not run as root.
+    volume = Path(tempfile.mkdtemp(prefix="volume-"))
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=500m,mode=755", "tmpfs", str(volume)], check=False, capture_output=True
     )
     if mounted.returncode:
+        volume.rmdir()
         pytest.skip("no volume can be mounted here")
-    tmp_path.chmod(0o755)
-    for parent in (tmp_path.parent, tmp_path.parent.parent):
-        parent.chmod(0o755)
     options = (
         {"innodb_log_file_size": "16M"} if kind is MariaServer else {"max_wal_size": "64MB", "min_wal_size": "32MB"}
     )
@@ -248,6 +247,7 @@ def test_f39_a_full_volume_is_waited_for(kind: type[SqlServer], tmp_path: Path) 
             asyncio.run(fill_and_free(server, volume / "ballast"))
     finally:
         subprocess.run(["umount", "-l", str(volume)], check=False)
+        volume.rmdir()
 
 
 async def fill_and_free(server: SqlServer, ballast: Path) -> None:

@@ -347,7 +347,7 @@ class SqlHarness(Harness):
 
     async def end(self) -> None:
         """Let go of everything."""
-        for frontier in self._frontiers.values():
+        for frontier in list(self._frontiers.values()):
             await frontier.aclose()
         await self._database.aclose()
 

@@ -39,7 +39,7 @@ class Leasing:
         if call.room <= 0:
             await self._take_back()
         self._left = call.room
-        self._busy = self._calm or (call.total("suspects") > 0 and await self._has_suspect())
+        self._busy = self._calm
         passed: set[int] = set()
         while len(self.leases) < limit and self._left > 0:
             fresh: list[Site] = []
@@ -52,6 +52,7 @@ class Leasing:
             if not fresh:
                 break
             await self._lapse(fresh)
+            self._busy = self._busy or (call.total("suspects") > 0 and await self._has_suspect())
             await self._serve(fresh, limit)
 
     async def _take_back(self) -> None:
@@ -64,8 +65,8 @@ class Leasing:
                 await call.lapse(held, rests_from=call.now)
 
     async def _has_suspect(self) -> bool:
-        mine = await self.call.load("leases_of_worker", self._worker)
-        return any(held.suspect and held.until_at > self.call.now for held in mine)
+        # One that has run out counts until its lane is taken back: its holder may not know yet.
+        return any(held.suspect for held in await self.call.load("leases_of_worker", self._worker))
 
     async def _lapse(self, sites: Sequence[Site]) -> None:
         """Take back the lanes whose holders are silent; and know what others hold at these sites."""
