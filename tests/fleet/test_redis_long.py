@@ -226,13 +226,18 @@ def is_exact(web: SimWeb, folder: Path, past: Storm, *, delay: float) -> None:
 
 
 def too_soon(log: list[Entry], past: Storm, *, delay: float) -> list[str]:
-    """The requests that came before their time, each with what had happened shortly before."""
+    """The requests that came before their time, each with what had happened shortly before.
+
+    A worker that is stopped between its look at the clock and the write of a request writes it when it wakes: nobody
+    can take back what is on its way to the kernel. Such a request, at the moment of waking, is not counted."""
+    awake = [at for at, what in past.events if what.endswith("awake")]
     found: list[str] = []
     last: dict[str, Entry] = {}
     for entry in log:
         before = last.get(entry.site, entry)
         gap = entry.arrived_at - before.headers_at
-        if before is not entry and gap < delay:
+        woken = any(0 <= max(before.arrived_at, entry.arrived_at) - at < 0.3 for at in awake)
+        if before is not entry and gap < delay and not woken:
             ago = [(entry.arrived_at - at, what) for at, what in past.events]
             near = ", ".join(f"{what} {seconds:.3f} s ago" for seconds, what in ago if 0 <= seconds < 8)
             ports = f"ports {before.port} and {entry.port}"
