@@ -401,7 +401,7 @@ def test_f31_sentinels_lead_a_crawl_to_the_new_primary(
         until(lambda: len(web.log()) > 80)
         first.kill()
         killed_at = time.time()
-        until(lambda: second.port in map(primary_port, sentinels))
+        until(lambda: {second.port} == set(map(primary_port, sentinels)))
         first.start()
         assert process.poll() is None
         code = process.wait(60)

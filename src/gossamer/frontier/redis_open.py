@@ -56,22 +56,34 @@ async def open_redis(
 
 
 async def _make(links: Links, job: str, settings: Settings, part: Part | None) -> Root:
-    """The job's record on every server, then its shards. All who make it at once ask the same one first."""
-    first = await links.link(links.names[0])
-    servers = [""] if links.is_cluster or len(links.names) == 1 else links.names
-    count = part.of if part is not None else len(links.names)
-    placement = [server_of(shard, servers) for shard in range(count)]
-    root = await write_root(await first.at(root_key(job)), job, settings, placement, secrets.token_bytes(16))
+    """The job's record on every server, then its shards."""
+    try:
+        # Any server that knows the job, not the first alone: that one may have come back empty.
+        root = await find_root(links, job)
+    except JobMissing:
+        root = await _begin(links, job, settings, part)
+    servers = _servers(links)
     for server in {*servers, *root.placement}:
         link = await links.link(server)
         await write_root(await link.at(root_key(job)), job, settings, root.placement, root.secret)
-    count = len(root.placement)
-    await asyncio.gather(*(_make_shard(links, root, job, shard, settings) for shard in range(count)))
+    await asyncio.gather(*(_make_shard(links, root, job, shard, settings) for shard in range(len(root.placement))))
     if not root.is_made:
         for server in {*servers, *root.placement}:
             link = await links.link(server)
             await (await link.at(root_key(job))).hset(root_key(job), "made", 1)
     return root
+
+
+def _servers(links: Links) -> list[str]:
+    return [""] if links.is_cluster or len(links.names) == 1 else links.names
+
+
+async def _begin(links: Links, job: str, settings: Settings, part: Part | None) -> Root:
+    """A record for a job that is new. All who make it at once ask the same server first, so they make the same one."""
+    first = await links.link(links.names[0])
+    count = part.of if part is not None else len(links.names)
+    placement = [server_of(shard, _servers(links)) for shard in range(count)]
+    return await write_root(await first.at(root_key(job)), job, settings, placement, secrets.token_bytes(16))
 
 
 async def _make_shard(links: Links, root: Root, job: str, shard: int, settings: Settings) -> None:
