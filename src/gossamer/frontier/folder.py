@@ -15,7 +15,7 @@ from gossamer import urls
 from gossamer.clock import Clock, SystemClock
 from gossamer.errors import Unavailable
 from gossamer.frontier.folder_chain import read_chain
-from gossamer.frontier.folder_job import open_job, place_of, write_wish
+from gossamer.frontier.folder_job import open_job, place_of, read_adopted, write_adopted, write_wish
 from gossamer.frontier.folder_journal import story
 from gossamer.frontier.folder_owner import Lost, Owner
 from gossamer.frontier.folder_post import by_shard, shard_of
@@ -104,6 +104,14 @@ class FolderFrontier:
         done = [msgspec.structs.replace(request, tries=FETCHED_BEFORE) for request in requests]
         await self.owner.hand_out(by_shard(done, self.owner.count))
 
+    async def has_adopted(self, tree: str) -> bool:
+        """Whether the job has taken over this tree of pages to its end."""
+        return tree in await self.owner.run(read_adopted, self.owner.share)
+
+    async def note_adopted(self, tree: str) -> None:
+        """Remember that it has."""
+        await self.owner.run(write_adopted, self.owner.share, tree)
+
     async def lease(self, limit: int, *, batch: int, seconds: float, worker: str = "") -> Grant:
         owner, worker = self.owner, worker or self.worker
         if self._tending is not None and self._tending.done():
@@ -121,11 +129,15 @@ class FolderFrontier:
         if owner.hungry and not under_way:
             await self._quota.give_back()
         job: JobState = "running"
-        if not leases and self._is_idle():
+        idle = not leases and self._is_idle()
+        if idle:
             if owner.told_busy:
                 await owner.renew()
             job = "finished" if await self._survey.is_over() else "running"
-        wait = owner.every_seconds if due_at is None else min(max(0.0, due_at - now), owner.every_seconds)
+        wait = owner.every_seconds if due_at is None else max(0.0, due_at - now)
+        if idle or self._quota.left() <= 0:
+            # What this worker waits for is the others' doing, and nobody tells it of that.
+            wait = min(wait, owner.every_seconds)
         return Grant(leases=tuple(leases), wait=wait, job=job, news=news)
 
     async def _lease(
