@@ -91,3 +91,26 @@ def test_pages_of_a_tree_are_not_fetched_again_and_those_it_lacks_are(gossamer: 
     before = fetched(web.log())
     assert "finished before this run" in gossamer("crawl", *of(web, "second"), *sink).stderr
     assert fetched(web.log()) == before, "and the same command again finds nothing to do"
+
+
+def test_regions_and_second_workers_of_a_name_are_refused_with_words(gossamer: Site, web: SimWeb) -> None:
+    said = gossamer("submit", *of(web, "shop"), "--region-by", "auto", code=2).stderr
+    assert "no regions" in said
+    gossamer("submit", *of(web, "shop"))
+    gossamer("pause", "shop")
+    assert "no regions" in gossamer("worker", "--job", "shop", "--region", "eu", code=2).stderr
+    command = [sys.executable, "-m", "gossamer", "worker", gossamer.frontier, "--job", "shop", "--name", "twin"]
+    with subprocess.Popen(command, cwd=gossamer.folder, stderr=subprocess.DEVNULL) as first:
+        try:
+            heartbeats = gossamer.folder / "share" / "frontier" / "shop" / "workers"
+            while not list(heartbeats.glob("twin*")):
+                assert first.poll() is None
+            said = gossamer("worker", "--job", "shop", "--name", "twin", code=1).stderr
+        finally:
+            first.kill()
+    assert "another worker named 'twin'" in said
+    assert "--name" in said
+    # Its successor begins at once.
+    gossamer("resume", "shop")
+    gossamer("worker", "--job", "shop", "--name", "twin")
+    assert json.loads(gossamer("status", "shop", "--json").stdout)["counts"]["finished"]

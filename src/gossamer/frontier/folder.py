@@ -35,7 +35,6 @@ async def open_folder(
     settings: Settings | None = None,
     *,
     worker: str = "",
-    region: str = "",
     clock: Clock | None = None,
     share: Share | None = None,
     tending: bool = True,
@@ -51,8 +50,12 @@ async def open_folder(
     share_clock = ShareClock(clock or SystemClock())
     share_clock.set(server_time)
     owner = Owner(share, found, shards=record.shards, worker=worker, clock=share_clock)
-    frontier = FolderFrontier(owner, record.secret, region=region)
-    await owner.tend()
+    frontier = FolderFrontier(owner, record.secret)
+    try:
+        await owner.join()
+    except BaseException:
+        owner.abort()
+        raise
     if tending:
         frontier.start()
     return frontier
@@ -61,11 +64,10 @@ async def open_folder(
 class FolderFrontier:
     """One worker's view of a job in a shared folder. It leases from the shards that it owns."""
 
-    def __init__(self, owner: Owner, secret: bytes, *, region: str = "") -> None:
+    def __init__(self, owner: Owner, secret: bytes) -> None:
         self.secret = secret
         self.settings = owner.settings
         self.worker = owner.worker
-        self.region = region
         self.also: frozenset[str] = frozenset()
         self.owner = owner
         self._clock = owner.clock

@@ -52,18 +52,24 @@ class Shard(LocalFrontier):
         return await super().add([request for request in requests if request.tries != FETCHED_BEFORE])
 
     async def _remember(self, requests: Sequence[Request]) -> None:
-        state = self._state
+        state, settings = self._state, self._state.settings
+        again_in = settings.revisit_seconds if settings.recrawl else None
         async with self._lock:
             change = Change()
             state.plan_urls(change, requests, parent=0)
-            at = state.clock.epoch()
+            at, now = state.clock.epoch(), state.clock.monotonic()
+            again_at = None if again_in is None else at + again_in
             for number, _, _, _ in change.urls:
-                change.outcomes.append(OutcomeRow(number, DONE, 0, at, None, "adopted", None))
+                change.outcomes.append(OutcomeRow(number, DONE, 0, at, again_at, "adopted", None))
             await self._write(change)
-            for _, request, _, _ in change.urls:
+            for number, request, _, _ in change.urls:
+                site = state.schedule.sites[request.site]
                 state.count(DONE)
                 state.stored += 1
-                state.schedule.sites[request.site].stored += 1
+                site.stored += 1
+                if again_in is not None and not site.closed:
+                    state.schedule.revisits[number] = DONE
+                    state.schedule.push_later(site, number, now + again_in)
 
     async def lease(self, limit: int, *, batch: int, seconds: float, worker: str = "", suspect: bool = True) -> Grant:
         self._state.last_token = max(self._state.last_token, self._tokens.last)
