@@ -45,7 +45,7 @@ class TestRemote(_Policies):
 
 class TestFolder(_Policies):
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
-        return folder.folder(settings, shards=1)
+        return folder.folder(settings)
 
 
 class TestRedis(_Policies):

@@ -154,24 +154,33 @@ class FolderFrontier:
             room = self._quota.left()
         if room <= 0 or seconds <= 0:
             return [], min((at for shard in shards if (at := shard.next_expiry()) is not None), default=None)
-        due = [(at, shard.number, shard) for shard in shards if (at := shard.next_due()) is not None]
-        heapq.heapify(due)
-        later: list[float] = []
         leases: list[Lease] = []
-        while due and due[0][0] <= now and len(leases) < limit and room > 0:
-            _, number, shard = heapq.heappop(due)
-            busy = any(one.has_suspect(worker, now) for one in shards)
-            grant = await shard.lease(1, batch=min(batch, room), seconds=seconds, worker=worker, suspect=not busy)
-            leases += grant.leases
-            room -= sum(len(lease.requests) for lease in grant.leases)
-            if not grant.leases:
-                # Nothing there is for this worker now.
-                later += [] if grant.wait is None else [now + grant.wait]
-            elif (at := shard.next_due()) is not None:
-                heapq.heappush(due, (at, number, shard))
+        for over_share in (False, True):
+            turns = [(shard.next_turn(over_share=over_share), shard) for shard in shards]
+            due = [(turn, shard.number, shard) for turn, shard in turns if turn is not None]
+            heapq.heapify(due)
+            later: list[float] = []
+            while due and due[0][0][0] <= now and len(leases) < limit and room > 0:
+                _, number, shard = heapq.heappop(due)
+                busy = any(one.has_suspect(worker, now) for one in shards)
+                grant = await shard.lease(
+                    1,
+                    batch=min(batch, room),
+                    seconds=seconds,
+                    worker=worker,
+                    suspect=not busy,
+                    over_share=over_share,
+                )
+                leases += grant.leases
+                room -= sum(len(lease.requests) for lease in grant.leases)
+                if not grant.leases:
+                    # Nothing there is for this worker now.
+                    later += [] if grant.wait is None else [now + grant.wait]
+                elif (turn := shard.next_turn(over_share=over_share)) is not None:
+                    heapq.heappush(due, (turn, number, shard))
         if room <= 0:
             later += [at for shard in shards if (at := shard.next_expiry()) is not None]
-        return leases, min([*later, *(at for at, _, _ in due)], default=None)
+        return leases, min([*later, *(turn[0] for turn, _, _ in due)], default=None)
 
     def _is_idle(self) -> bool:
         """Whether nothing of ours is under way, nor will be without news."""

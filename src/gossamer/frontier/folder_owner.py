@@ -19,7 +19,7 @@ from gossamer.frontier.folder_journal import FolderJournal
 from gossamer.frontier.folder_life import be_alone, this_process
 from gossamer.frontier.folder_log import decode_request
 from gossamer.frontier.folder_post import Post, by_shard
-from gossamer.frontier.folder_shard import Shard, Tokens
+from gossamer.frontier.folder_shard import Common, Shard
 from gossamer.frontier.folder_share import Share, ShareClock, explained
 from gossamer.model import JobState, Pulse, Request
 from gossamer.settings import Settings
@@ -70,7 +70,7 @@ class Owner:
         self._deadline = -1e18
         self._tended_at = -1e18
         self._beats = 0
-        self._tokens = Tokens()
+        self._common = Common(settings)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="gossamer-folder")
         self._changed: Callable[[], None] = lambda: None
 
@@ -325,7 +325,7 @@ class Owner:
         journal = FolderJournal(self.share, chain, number, clock=self.clock, run=self.run, confirm=self.confirm)
         journal.past.epoch = term - 1
         self.shards[number] = Shard(
-            journal, number, claim, settings=self.settings, clock=self.clock, tokens=self._tokens
+            journal, number, claim, settings=self.settings, clock=self.clock, common=self._common
         )
 
     async def give(self, number: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 
 import msgspec
 
@@ -11,6 +12,7 @@ from gossamer.frontier.folder_claims import View
 from gossamer.frontier.folder_journal import FolderJournal
 from gossamer.frontier.journal import DONE, Change, OutcomeRow
 from gossamer.frontier.local import LocalFrontier
+from gossamer.frontier.share import Share
 from gossamer.model import Counts, Grant, Outcome, Request
 from gossamer.settings import Settings
 
@@ -20,17 +22,29 @@ FETCHED_BEFORE = -1
 """As the tries of a request: it was fetched by another program, and is only to be known."""
 
 
-class Tokens:
-    """The last token that this process has given out: tokens of all its shards grow together."""
+class Common:
+    """What the shards of one process have in common."""
 
-    last = 0
+    def __init__(self, settings: Settings) -> None:
+        self.last_token = 0
+        """Tokens of all shards grow together."""
+        self.order = count()
+        self.handed = Share(settings)
+        """A site's share is that of all shards together: in one of them it may be the only site."""
 
 
 class Shard(LocalFrontier):
     """A part of the sites, with their schedule in memory. How many pages the job may store is not its concern."""
 
     def __init__(
-        self, journal: FolderJournal, number: int, claim: int, *, settings: Settings, clock: Clock, tokens: Tokens
+        self,
+        journal: FolderJournal,
+        number: int,
+        claim: int,
+        *,
+        settings: Settings,
+        clock: Clock,
+        common: Common,
     ) -> None:
         super().__init__(journal, journal.past, settings=msgspec.structs.replace(settings, max_pages=None), clock=clock)
         self.journal = journal
@@ -38,7 +52,8 @@ class Shard(LocalFrontier):
         self.claim = claim
         self.leaving = False
         """To be given to another worker as soon as nothing of it is leased."""
-        self._tokens = tokens
+        self._common = common
+        self._state.schedule.share, self._state.schedule.order = common.handed, common.order
         self._state.stored += journal.past.stored
         self._counts = Counts()
         self._counted_at, self._counting_seconds = -1e18, 0.0
@@ -71,12 +86,23 @@ class Shard(LocalFrontier):
                     state.schedule.revisits[number] = DONE
                     state.schedule.push_later(site, number, now + again_in)
 
-    async def lease(self, limit: int, *, batch: int, seconds: float, worker: str = "", suspect: bool = True) -> Grant:
-        self._state.last_token = max(self._state.last_token, self._tokens.last)
+    async def lease(
+        self,
+        limit: int,
+        *,
+        batch: int,
+        seconds: float,
+        worker: str = "",
+        suspect: bool = True,
+        over_share: bool = True,
+    ) -> Grant:
+        self._state.last_token = max(self._state.last_token, self._common.last_token)
         try:
-            return await super().lease(limit, batch=batch, seconds=seconds, worker=worker, suspect=suspect)
+            return await super().lease(
+                limit, batch=batch, seconds=seconds, worker=worker, suspect=suspect, over_share=over_share
+            )
         finally:
-            self._tokens.last = self._state.last_token
+            self._common.last_token = self._state.last_token
 
     @property
     def leased(self) -> int:
@@ -93,9 +119,9 @@ class Shard(LocalFrontier):
         """Pages stored over the job's life."""
         return self._state.stored
 
-    def next_due(self) -> float | None:
-        """When the next lane may be leased."""
-        return self._state.schedule.next_due()
+    def next_turn(self, *, over_share: bool) -> tuple[float, int] | None:
+        """When the next lane may be leased, and its place in the order of all shards of this worker."""
+        return self._state.schedule.next_turn(over_share=over_share)
 
     def next_expiry(self) -> float | None:
         """When the next lease runs out."""
