@@ -646,6 +646,10 @@ def test_adopted_pages_come_again_in_a_continuous_job(tmp_path: Path) -> None:
         assert [request.state for request in held.requests] == [None, None]
         await worker.complete(outcomes(held))
         assert (await worker.counts()).stored == 4
+        await worker.adopt(pages(3))
+        assert await lease(worker) == []
+        fleet.clock.advance(101.0)
+        assert keys(*await lease(worker)) == [3]
 
     play(run, tmp_path, recrawl="table", revisit_seconds=100.0)
 
