@@ -556,7 +556,7 @@ def test_pages_that_are_there_already_are_known_and_not_fetched(tmp_path: Path) 
         assert await worker.add(pages(1, 4)) == 0
         for _ in range(2):
             counts = await worker.counts()
-            assert (counts.done, counts.stored, counts.queued, counts.known) == (3, 3, 1, 4)
+            assert (counts.skipped, counts.stored, counts.queued, counts.known) == (3, 0, 1, 4)
             worker.owner.abort()
             previous, worker = worker, await fleet.hire(f"{worker.worker}+")
             await worker.abandon(previous.worker)
@@ -635,7 +635,7 @@ def test_adopted_pages_come_again_in_a_continuous_job(tmp_path: Path) -> None:
         for life in ("two", "three"):
             assert await lease(worker) == []
             counts = await worker.counts()
-            assert (counts.done, counts.revisits, counts.stored, counts.finished) == (2, 2, 2, False)
+            assert (counts.skipped, counts.revisits, counts.stored, counts.finished) == (2, 2, 0, False)
             worker.owner.abort()
             previous, worker = worker, await fleet.hire(life)
             await worker.abandon(previous.worker)
@@ -645,13 +645,26 @@ def test_adopted_pages_come_again_in_a_continuous_job(tmp_path: Path) -> None:
         assert sorted(keys(held)) == [1, 2]
         assert [request.state for request in held.requests] == [None, None]
         await worker.complete(outcomes(held))
-        assert (await worker.counts()).stored == 4
+        counts = await worker.counts()
+        assert (counts.skipped, counts.done, counts.stored) == (0, 2, 2)
         await worker.adopt(pages(3))
         assert await lease(worker) == []
         fleet.clock.advance(101.0)
         assert keys(*await lease(worker)) == [3]
 
     play(run, tmp_path, recrawl="table", revisit_seconds=100.0)
+
+
+def test_adopted_pages_do_not_count_against_max_pages(tmp_path: Path) -> None:
+    async def run(fleet: Fleet) -> None:
+        worker = await fleet.hire("one")
+        await worker.adopt(pages(*range(10)))
+        await worker.add(pages(*range(20)))
+        assert len(await drain(worker)) == 5
+        counts = await worker.counts()
+        assert (counts.stored, counts.queued, counts.finished) == (5, 5, True)
+
+    play(run, tmp_path, max_pages=5)
 
 
 def test_max_pages_is_exact_over_workers_on_their_own_machines(tmp_path: Path) -> None:

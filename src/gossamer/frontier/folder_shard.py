@@ -10,7 +10,7 @@ import msgspec
 from gossamer.clock import Clock
 from gossamer.frontier.folder_claims import View
 from gossamer.frontier.folder_journal import FolderJournal
-from gossamer.frontier.journal import DONE, Change, OutcomeRow
+from gossamer.frontier.journal import SKIPPED, Change, OutcomeRow
 from gossamer.frontier.local import LocalFrontier
 from gossamer.frontier.share import Share
 from gossamer.model import Counts, Grant, Outcome, Request
@@ -67,6 +67,7 @@ class Shard(LocalFrontier):
         return await super().add([request for request in requests if request.tries != FETCHED_BEFORE])
 
     async def _remember(self, requests: Sequence[Request]) -> None:
+        """Skip what is there already: it is not this job that stored it, and its limits do not count it."""
         state, settings = self._state, self._state.settings
         again_in = settings.revisit_seconds if settings.recrawl else None
         async with self._lock:
@@ -75,15 +76,13 @@ class Shard(LocalFrontier):
             at, now = state.clock.epoch(), state.clock.monotonic()
             again_at = None if again_in is None else at + again_in
             for number, _, _, _ in change.urls:
-                change.outcomes.append(OutcomeRow(number, DONE, 0, at, again_at, "adopted", None))
+                change.outcomes.append(OutcomeRow(number, SKIPPED, 0, at, again_at, "adopted", None))
             await self._write(change)
             for number, request, _, _ in change.urls:
                 site = state.schedule.sites[request.site]
-                state.count(DONE)
-                state.stored += 1
-                site.stored += 1
+                state.count(SKIPPED)
                 if again_in is not None and not site.closed:
-                    state.schedule.revisits[number] = DONE
+                    state.schedule.revisits[number] = SKIPPED
                     state.schedule.push_later(site, number, now + again_in)
 
     async def lease(
