@@ -6,15 +6,16 @@ import asyncio
 import logging
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from gossamer.assemble import worker
 from gossamer.clock import SystemClock
-from gossamer.engine.handle import Linker
 from gossamer.engine.marker import left_behind
 from gossamer.engine.pulse import Heart, beating, is_live
-from gossamer.engine.recent import Recent
 from gossamer.engine.region import Places
 from gossamer.engine.stats import Stats
 from gossamer.engine.store import FleetStore
@@ -27,11 +28,15 @@ from gossamer.job import Summary
 from gossamer.member import leave_on_signals
 from gossamer.model import Counts, JobState, Pulse
 from gossamer.settings import Settings
-from gossamer.sink import shared_folder
+from gossamer.sink import Sink, shared_folder, tree_folder
 from gossamer.sink.jsonl import JsonlSink
 from gossamer.sink.segments import FOLDER, SegmentSink, gather
+from gossamer.sink.tree import TreeSink
+from gossamer.takeover import begin
 
 log = logging.getLogger("gossamer.fleet")
+_GATHERED = f"{FOLDER}-gathered-"
+_LITTER_SECONDS = 86_400.0
 SQL_SCHEMES = ("postgresql://", "postgres://", "mysql://", "mariadb://")
 SCHEMES = ("redis://", "rediss://", "redis+sentinel://", "rediss+sentinel://", "unix://", "folder:/", *SQL_SCHEMES)
 
@@ -68,7 +73,9 @@ async def open_fleet(
 
         if shards:
             raise ConfigError("workers on a folder share its shards out by themselves", hint="leave --shards away")
-        return await open_folder(url, job, settings, worker=worker_name, region=region)
+        if region or (settings is not None and (settings.regions or settings.region_by == "auto")):
+            raise ConfigError("a job on a folder has no regions", hint="leave --region away, or take redis://")
+        return await open_folder(url, job, settings, worker=worker_name)
     if url.startswith(SQL_SCHEMES):
         from gossamer.frontier.sql import open_sql
 
@@ -82,18 +89,30 @@ async def open_fleet(
     return await open_redis(url, job, settings, worker=worker_name, region=region, shards=shards)
 
 
+def results_folder(url: str, job: str, settings: Settings, folder: Path) -> Path:
+    """Where a job's workers put their segments: where its sink says, in the folder that they share, or in `folder`."""
+    named = shared_folder(settings.sink)
+    if named is None and url.startswith("folder:/"):
+        from gossamer.frontier.folder_job import results_of
+
+        return results_of(url, job)
+    return named or folder
+
+
 async def join_fleet(
     url: str, job: str, folder: Path, *, name: str, region: str = "", shards: str = "", supervised: bool = False
 ) -> JobState:
-    """Work for the job at this address until it is over; the pages go to segments in `folder`."""
+    """Work for the job at this address until it is over; the pages go to segments in its results folder."""
     frontier = await _joined(url, job, name=name, region=region, shards=shards, patient=supervised)
-    folder = shared_folder(frontier.settings.sink) or folder
-    marker_path = folder / "handling" / name
+    results, tree = results_folder(url, job, frontier.settings, folder), tree_folder(frontier.settings.sink)
+    # It is memory that is written to, which a shared folder that fails turns into a deadly signal.
+    marker_path = (folder if url.startswith("folder:/") else results) / "handling" / name
     try:
         # A worker of this name that died held leases, and perhaps a page that killed it.
         key = left_behind(marker_path)
         await frontier.abandon(name, blamed=(key,) if key else ())
-        store = FleetStore(frontier, [SegmentSink(folder, name)])
+        sinks: list[Sink] = [SegmentSink(results, name)]
+        store = FleetStore(frontier, [*sinks, TreeSink(tree)] if tree is not None else sinks)
         clock, places = SystemClock(), places_of(frontier.settings, region)
         try:
             async with worker(
@@ -162,7 +181,8 @@ class FleetCrawl:
         self._supervisor: Supervisor | None = None
         self._stop_wanted = ""
         self._stored_before = 0
-        self.folder = folder
+        self._home = folder
+        self.folder = results_folder(url, job, settings, folder)
         self.settings = settings
         self.stats = Stats(SystemClock())
         self.added = 0
@@ -189,7 +209,7 @@ class FleetCrawl:
         return counts
 
     async def run(self) -> Summary:
-        """Run to the end, then gather what the workers of this machine stored."""
+        """Run to the end, then gather what was stored: here by this machine's workers, in a shared place by all."""
         frontier = self._frontier = await open_fleet(
             self._url, self._job, self.settings, region=self._region, shards=self._shards
         )
@@ -197,11 +217,9 @@ class FleetCrawl:
         try:
             before = await frontier.counts()
             self.known_before, self._stored_before = before.known, before.stored
-            linker = Linker(self.settings, frontier.secret, Recent())
-            self.added = await frontier.add([linker.seed(url) for url in self._seeds])
-            await frontier.steer("running")
+            self.added = await begin(frontier, self.settings, self._seeds)
             self._supervisor = Supervisor(
-                ["--job", self._job, "--out", str(self.folder)],
+                ["--job", self._job, "--out", str(self._home)],
                 count=self.settings.workers,
                 clock=SystemClock(),
                 state=lambda: "stopping" if self._stop_wanted else "running",
@@ -229,8 +247,11 @@ class FleetCrawl:
 
 async def export(folder: Path) -> int:
     """Make pages.jsonl and items.jsonl of the segments in a folder, one record per page; how many."""
-    target = folder / f"{FOLDER}-gathered"
-    target.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    _sweep(folder)
+    # Two machines may do this at the same time.
+    target = Path(tempfile.mkdtemp(prefix=_GATHERED, dir=folder))
+    target.chmod(0o755)
     sink = JsonlSink(target, {})
     count = 0
     try:
@@ -248,3 +269,11 @@ async def export(folder: Path) -> int:
         path.replace(folder / path.name)
     target.rmdir()
     return count
+
+
+def _sweep(folder: Path) -> None:
+    """Take away what those left who were killed while they gathered."""
+    for path in folder.glob(f"{_GATHERED}*"):
+        with suppress(FileNotFoundError):
+            if path.stat().st_mtime < SystemClock().epoch() - _LITTER_SECONDS:
+                shutil.rmtree(path, ignore_errors=True)

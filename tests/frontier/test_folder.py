@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
@@ -13,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from gossamer.errors import ConfigError, JobMissing, SchemaMismatch
+from gossamer.errors import ConfigError, Held, JobMissing, SchemaMismatch
 from gossamer.frontier.folder import FolderFrontier, open_folder
 from gossamer.frontier.folder_balance import Scene, to_give, to_take
+from gossamer.frontier.folder_life import _look_up, is_running, this_process
 from gossamer.frontier.folder_post import shard_of
 from gossamer.model import Lease
 from gossamer.settings import Settings
@@ -554,13 +556,115 @@ def test_pages_that_are_there_already_are_known_and_not_fetched(tmp_path: Path) 
         assert await worker.add(pages(1, 4)) == 0
         for _ in range(2):
             counts = await worker.counts()
-            assert (counts.done, counts.stored, counts.queued, counts.known) == (3, 3, 1, 4)
+            assert (counts.skipped, counts.stored, counts.queued, counts.known) == (3, 0, 1, 4)
             worker.owner.abort()
             previous, worker = worker, await fleet.hire(f"{worker.worker}+")
             await worker.abandon(previous.worker)
         assert await drain(worker) == [3]
 
     play(run, tmp_path)
+
+
+def test_a_second_worker_of_a_living_ones_name_is_refused(tmp_path: Path) -> None:
+    async def run(fleet: Fleet) -> None:
+        one = await fleet.hire("one")
+        await one.add(pages(1, 2))
+        (held,) = await lease(one)
+        with pytest.raises(Held, match="'one'"):
+            await fleet.hire("one")
+        # On another machine it is known only by its heart.
+        one.owner.life = "elsewhere"
+        await one.owner.renew()
+        second = asyncio.create_task(fleet.hire("one"))
+        while not second.done():
+            await one.owner.renew()
+        with pytest.raises(Held):
+            await second
+        assert (await one.complete(outcomes(held))).accepted == 2
+        await one.aclose()
+        again = await fleet.hire("one")
+        assert (await again.counts()).done == 2
+
+    play(run, tmp_path)
+
+
+def test_a_dead_worker_of_the_same_name_is_followed_at_once_if_its_end_can_be_seen(tmp_path: Path) -> None:
+    """Otherwise when its lease is over: it may only be asleep, and then what it says still counts."""
+
+    with subprocess.Popen(["true"]) as process:
+        life = this_process().replace(f" {os.getpid()} ", f" {process.pid} ")
+
+    async def run(fleet: Fleet) -> None:
+        waited = []
+        for seen in (life, "", "other-boot pid:[1] 1 1"):
+            old = await fleet.hire("one")
+            old.owner.life = seen
+            await old.owner.renew()
+            before = fleet.clock.monotonic()
+            new = await fleet.hire("one")
+            await new.abandon("one")
+            waited.append(fleet.clock.monotonic() - before)
+            assert owners(new) == [SHARDS]
+            await new.aclose()
+        assert waited[0] == 0.0
+        assert min(waited[1:]) >= LEASE
+
+    play(run, tmp_path)
+
+
+def test_a_process_is_told_from_its_successor() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        started = _look_up(str(process.pid))[1]
+        boot, space, _, _ = this_process().split()
+        life = f"{boot} {space} {process.pid}"
+        assert is_running(this_process())
+        assert is_running(f"{life} {started}")
+        assert is_running(f"{life} {int(started) - 1}") is False, "the number was given away again"
+        assert is_running(f"other {space} {process.pid} {started}") is None
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert is_running(f"{life} {started}") is False, "dead, though nobody has asked after it"
+    assert is_running(f"{life} {started}") is False
+    assert is_running("") is None
+
+
+def test_adopted_pages_come_again_in_a_continuous_job(tmp_path: Path) -> None:
+    async def run(fleet: Fleet) -> None:
+        worker = await fleet.hire("one")
+        await worker.adopt(pages(1, 2))
+        for life in ("two", "three"):
+            assert await lease(worker) == []
+            counts = await worker.counts()
+            assert (counts.skipped, counts.revisits, counts.stored, counts.finished) == (2, 2, 0, False)
+            worker.owner.abort()
+            previous, worker = worker, await fleet.hire(life)
+            await worker.abandon(previous.worker)
+            fleet.clock.advance(40.0)
+        fleet.clock.advance(40.0)
+        (held,) = await lease(worker)
+        assert sorted(keys(held)) == [1, 2]
+        assert [request.state for request in held.requests] == [None, None]
+        await worker.complete(outcomes(held))
+        counts = await worker.counts()
+        assert (counts.skipped, counts.done, counts.stored) == (0, 2, 2)
+        await worker.adopt(pages(3))
+        assert await lease(worker) == []
+        fleet.clock.advance(101.0)
+        assert keys(*await lease(worker)) == [3]
+
+    play(run, tmp_path, recrawl="table", revisit_seconds=100.0)
+
+
+def test_adopted_pages_do_not_count_against_max_pages(tmp_path: Path) -> None:
+    async def run(fleet: Fleet) -> None:
+        worker = await fleet.hire("one")
+        await worker.adopt(pages(*range(10)))
+        await worker.add(pages(*range(20)))
+        assert len(await drain(worker)) == 5
+        counts = await worker.counts()
+        assert (counts.stored, counts.queued, counts.finished) == (5, 5, True)
+
+    play(run, tmp_path, max_pages=5)
 
 
 def test_max_pages_is_exact_over_workers_on_their_own_machines(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gossamer.frontier import freshness, recrawl
 from gossamer.frontier.recrawl import Found, Rule, Visited
 from gossamer.settings import Settings
-from gossamer.testing import backends
+from gossamer.testing import backends, folder
 from gossamer.testing.harness import Harness
 from gossamer.testing.revisits import Revisits
 from gossamer.testing.servers import RedisServer
@@ -41,6 +41,11 @@ class TestSqlite(_Policies):
 class TestRemote(_Policies):
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
         return backends.remote(settings)
+
+
+class TestFolder(_Policies):
+    def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
+        return folder.folder(settings)
 
 
 class TestRedis(_Policies):

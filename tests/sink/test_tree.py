@@ -54,6 +54,14 @@ def test_a_redirect_leads_to_its_target(tmp_path: Path) -> None:
     assert links == ("http://b.example/",)
 
 
+def test_a_page_that_has_not_changed_stays_as_it_is(tmp_path: Path) -> None:
+    url = "http://a.example/"
+    store(tmp_path, record(url, body=b"old", found=("http://a.example/1",)))
+    store(tmp_path, record(url, status=304))
+    assert (tmp_path / "htmls" / "/".join(place_of(url))).read_bytes() == b"old"
+    assert list(Tree(tmp_path).links()) == [("a.example", ("http://a.example/1",))]
+
+
 def test_a_page_that_is_fetched_again_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
     for body in (b"old", b"new"):
         store(tmp_path, record("http://a.example/", body=body))

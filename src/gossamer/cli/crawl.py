@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import signal
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,7 @@ def crawl(
         folder = jobs.folder_of("", first_urls)
         settings = read_settings(folder, given(options))
     run: Crawl | FleetCrawl
+    job = ""
     if frontier.startswith(SCHEMES):
         job = name or folder.name
         run = FleetCrawl(frontier, job, folder, settings, first_urls, region=region, shards=shards)
@@ -83,11 +85,12 @@ def crawl(
     jobs.save_settings(folder, settings)
     summary = run_loop(_crawl(run, quiet))
     if as_json:
-        put(f"{json.dumps(_as_json(summary, folder))}\n".encode())
+        put(f"{json.dumps(_as_json(summary, run.folder))}\n".encode())
     if not quiet:
         if run.known_before and run.added:
             say(f"added {run.added} new URLs to the job that was there")
-        for line in summary_lines(summary, folder, settings):
+        again = f"{shlex.quote(job)} --frontier {shlex.quote(masked(frontier))}" if job else ""
+        for line in summary_lines(summary, run.folder, settings, job=again):
             say(line)
     return _exit_code(summary)
 

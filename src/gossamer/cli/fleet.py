@@ -14,14 +14,13 @@ from gossamer.cli.exits import Exit
 from gossamer.cli.options import given, settings_options, shards_option
 from gossamer.cli.start import read_lines, read_settings, run
 from gossamer.cli.terminal import put, say
-from gossamer.engine.handle import Linker
-from gossamer.engine.recent import Recent
 from gossamer.errors import ConfigError
-from gossamer.fleet import SCHEMES, masked, open_fleet
+from gossamer.fleet import SCHEMES, masked, open_fleet, results_folder
 from gossamer.frontier.regions import parse_part
 from gossamer.settings import Settings
 from gossamer.sink import shared_folder
 from gossamer.sink.segments import FOLDER, gather
+from gossamer.takeover import begin
 
 
 @click.command()
@@ -42,7 +41,7 @@ def submit(urls: tuple[str, ...], seeds: Any, name: str, frontier: str, shards: 
     first_urls = jobs.read_seeds([*urls, *(read_lines(seeds) if seeds else ())])
     if not first_urls and settings.spider:
         first_urls = jobs.read_seeds(jobs.spider_seeds(settings))
-    if shared_folder(settings.sink) is None:
+    if shared_folder(settings.sink) is None and not frontier.startswith("folder:/"):
         raise ConfigError(
             "workers on several machines need one place for what they store",
             hint="name a folder that all of them have: --sink jsonl:/mnt/shared/crawl",
@@ -57,10 +56,7 @@ def submit(urls: tuple[str, ...], seeds: Any, name: str, frontier: str, shards: 
 async def _submit(frontier: str, job: str, settings: Settings, seeds: Sequence[str], *, shards: str) -> int:
     fleet = await open_fleet(frontier, job, settings, shards=shards)
     try:
-        linker = Linker(settings, fleet.secret, Recent())
-        count = await fleet.add([linker.seed(url) for url in seeds])
-        await fleet.steer("running")
-        return count
+        return await begin(fleet, settings, seeds)
     finally:
         await fleet.aclose()
 
@@ -70,9 +66,14 @@ async def _submit(frontier: str, job: str, settings: Settings, seeds: Sequence[s
 @click.option(
     "--format", "kind", type=click.Choice(["jsonl", "items", "urls"]), default="jsonl", help="Pages, items, or URLs."
 )
-def export(name: str, kind: str) -> int:
+@click.option(
+    "--frontier", default="", metavar="URL", envvar="GOSSAMER_FRONTIER", help="The folder:/path that holds the job."
+)
+def export(name: str, kind: str, frontier: str) -> int:
     """Print what a job has stored, one record per page, to standard output."""
     folder = jobs.folder_of(name, ())
+    if frontier.startswith("folder:/") and "/" not in name:
+        folder = run(_results(frontier, name, folder))
     if not (folder / FOLDER).is_dir():
         _print_files(folder, kind)
         return Exit.OK
@@ -84,6 +85,14 @@ def export(name: str, kind: str) -> int:
         else:
             put(b"".join(msgspec.json.encode(item) + b"\n" for item in record.items))
     return Exit.OK
+
+
+async def _results(frontier: str, job: str, folder: Path) -> Path:
+    fleet = await open_fleet(frontier, job)
+    try:
+        return results_folder(frontier, job, fleet.settings, folder)
+    finally:
+        await fleet.aclose()
 
 
 def _print_files(folder: Path, kind: str) -> None:

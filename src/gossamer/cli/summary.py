@@ -29,11 +29,11 @@ _STOPPED = {"SIGINT": "stopped by Ctrl-C", "SIGTERM": "stopped by SIGTERM", "sec
 _FEW = 3
 
 
-def summary_lines(summary: Summary, folder: Path | None, settings: Settings) -> list[str]:
-    """The end of a crawl, for people."""
+def summary_lines(summary: Summary, folder: Path | None, settings: Settings, *, job: str = "") -> list[str]:
+    """The end of a crawl, for people; `job` is what follows `--job` to go on with it, if that is not its folder."""
     told = [("", _ending(summary, settings)), *_figures(summary), *_files(summary, folder)]
     lines = [f"{label:<9} {text}".rstrip() if label else text for label, text in told]
-    steps = _next_steps(summary, folder, settings)
+    steps = _next_steps(summary, folder, settings, job or shlex.quote(str(folder)))
     return [*lines, *(f"hint: {step}" for step in steps)]
 
 
@@ -100,7 +100,7 @@ def _files(summary: Summary, folder: Path | None) -> list[tuple[str, str]]:
     return [("files", f"{files}, {folder / ITEMS}" if summary.stats.items else files)]
 
 
-def _next_steps(summary: Summary, folder: Path | None, settings: Settings) -> list[str]:
+def _next_steps(summary: Summary, folder: Path | None, settings: Settings, job: str) -> list[str]:
     counts, stats = summary.counts, summary.stats
     steps: list[str] = []
     good = stats.pages - stats.failures
@@ -117,9 +117,9 @@ def _next_steps(summary: Summary, folder: Path | None, settings: Settings) -> li
             wider = "domain" if settings.scope == "site" else "any"
             steps.append(f"most links lead to other sites: --scope {wider} follows them")
     if folder is not None and not counts.finished:
-        steps.append(f"go on with: gossamer crawl --job {shlex.quote(str(folder))}")
+        steps.append(f"go on with: gossamer crawl --job {job}")
     elif folder is not None and counts.queued + counts.delayed:
-        steps.append(f"for more: gossamer crawl --job {shlex.quote(str(folder))} --max-pages N")
+        steps.append(f"for more: gossamer crawl --job {job} --max-pages N")
     if folder is not None and stats.failures:
         steps.append(f'see failures: grep -E \'"status":[045]|"error":"[^"]\' {shlex.quote(str(folder / PAGES))}')
     if good > 0 and not advice.introduces_itself(settings):

@@ -200,13 +200,14 @@ class Engine:
             except Unavailable as error:
                 log.warning("leases could not be renewed: %s", error)
                 continue
-            kept = {lease.token for lease in ours}
+            kept = {lease.token: lease.ttl for lease in ours}
             for lease in held:
                 visit = self._visits.get(lease.token)
                 if visit is None:
                     continue
                 if lease.token in kept:
-                    visit.renewed(sent_at, seconds)
+                    # A frontier may not have given as much as was asked for.
+                    visit.renewed(sent_at, kept[lease.token])
                 else:
                     visit.lost = True
 

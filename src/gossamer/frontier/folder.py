@@ -15,7 +15,7 @@ from gossamer import urls
 from gossamer.clock import Clock, SystemClock
 from gossamer.errors import Unavailable
 from gossamer.frontier.folder_chain import read_chain
-from gossamer.frontier.folder_job import open_job, place_of, write_wish
+from gossamer.frontier.folder_job import open_job, place_of, read_adopted, write_adopted, write_wish
 from gossamer.frontier.folder_journal import story
 from gossamer.frontier.folder_owner import Lost, Owner
 from gossamer.frontier.folder_post import by_shard, shard_of
@@ -35,7 +35,6 @@ async def open_folder(
     settings: Settings | None = None,
     *,
     worker: str = "",
-    region: str = "",
     clock: Clock | None = None,
     share: Share | None = None,
     tending: bool = True,
@@ -51,8 +50,12 @@ async def open_folder(
     share_clock = ShareClock(clock or SystemClock())
     share_clock.set(server_time)
     owner = Owner(share, found, shards=record.shards, worker=worker, clock=share_clock)
-    frontier = FolderFrontier(owner, record.secret, region=region)
-    await owner.tend()
+    frontier = FolderFrontier(owner, record.secret)
+    try:
+        await owner.join()
+    except BaseException:
+        owner.abort()
+        raise
     if tending:
         frontier.start()
     return frontier
@@ -61,11 +64,10 @@ async def open_folder(
 class FolderFrontier:
     """One worker's view of a job in a shared folder. It leases from the shards that it owns."""
 
-    def __init__(self, owner: Owner, secret: bytes, *, region: str = "") -> None:
+    def __init__(self, owner: Owner, secret: bytes) -> None:
         self.secret = secret
         self.settings = owner.settings
         self.worker = owner.worker
-        self.region = region
         self.also: frozenset[str] = frozenset()
         self.owner = owner
         self._clock = owner.clock
@@ -104,6 +106,14 @@ class FolderFrontier:
         done = [msgspec.structs.replace(request, tries=FETCHED_BEFORE) for request in requests]
         await self.owner.hand_out(by_shard(done, self.owner.count))
 
+    async def has_adopted(self, tree: str) -> bool:
+        """Whether the job has taken over this tree of pages to its end."""
+        return tree in await self.owner.run(read_adopted, self.owner.share)
+
+    async def note_adopted(self, tree: str) -> None:
+        """Remember that it has."""
+        await self.owner.run(write_adopted, self.owner.share, tree)
+
     async def lease(self, limit: int, *, batch: int, seconds: float, worker: str = "") -> Grant:
         owner, worker = self.owner, worker or self.worker
         if self._tending is not None and self._tending.done():
@@ -121,11 +131,15 @@ class FolderFrontier:
         if owner.hungry and not under_way:
             await self._quota.give_back()
         job: JobState = "running"
-        if not leases and self._is_idle():
+        idle = not leases and self._is_idle()
+        if idle:
             if owner.told_busy:
                 await owner.renew()
             job = "finished" if await self._survey.is_over() else "running"
-        wait = owner.every_seconds if due_at is None else min(max(0.0, due_at - now), owner.every_seconds)
+        wait = owner.every_seconds if due_at is None else max(0.0, due_at - now)
+        if idle or self._quota.left() <= 0:
+            # What this worker waits for is the others' doing, and nobody tells it of that.
+            wait = min(wait, owner.every_seconds)
         return Grant(leases=tuple(leases), wait=wait, job=job, news=news)
 
     async def _lease(
@@ -140,24 +154,33 @@ class FolderFrontier:
             room = self._quota.left()
         if room <= 0 or seconds <= 0:
             return [], min((at for shard in shards if (at := shard.next_expiry()) is not None), default=None)
-        due = [(at, shard.number, shard) for shard in shards if (at := shard.next_due()) is not None]
-        heapq.heapify(due)
-        later: list[float] = []
         leases: list[Lease] = []
-        while due and due[0][0] <= now and len(leases) < limit and room > 0:
-            _, number, shard = heapq.heappop(due)
-            busy = any(one.has_suspect(worker, now) for one in shards)
-            grant = await shard.lease(1, batch=min(batch, room), seconds=seconds, worker=worker, suspect=not busy)
-            leases += grant.leases
-            room -= sum(len(lease.requests) for lease in grant.leases)
-            if not grant.leases:
-                # Nothing there is for this worker now.
-                later += [] if grant.wait is None else [now + grant.wait]
-            elif (at := shard.next_due()) is not None:
-                heapq.heappush(due, (at, number, shard))
+        for over_share in (False, True):
+            turns = [(shard.next_turn(over_share=over_share), shard) for shard in shards]
+            due = [(turn, shard.number, shard) for turn, shard in turns if turn is not None]
+            heapq.heapify(due)
+            later: list[float] = []
+            while due and due[0][0][0] <= now and len(leases) < limit and room > 0:
+                _, number, shard = heapq.heappop(due)
+                busy = any(one.has_suspect(worker, now) for one in shards)
+                grant = await shard.lease(
+                    1,
+                    batch=min(batch, room),
+                    seconds=seconds,
+                    worker=worker,
+                    suspect=not busy,
+                    over_share=over_share,
+                )
+                leases += grant.leases
+                room -= sum(len(lease.requests) for lease in grant.leases)
+                if not grant.leases:
+                    # Nothing there is for this worker now.
+                    later += [] if grant.wait is None else [now + grant.wait]
+                elif (turn := shard.next_turn(over_share=over_share)) is not None:
+                    heapq.heappush(due, (turn, number, shard))
         if room <= 0:
             later += [at for shard in shards if (at := shard.next_expiry()) is not None]
-        return leases, min([*later, *(at for at, _, _ in due)], default=None)
+        return leases, min([*later, *(turn[0] for turn, _, _ in due)], default=None)
 
     def _is_idle(self) -> bool:
         """Whether nothing of ours is under way, nor will be without news."""

@@ -53,6 +53,8 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stored: int = 0
     """Pages that it has stored in this life."""
     shards: dict[int, View] = {}
+    life: str = ""
+    """The process: see `folder_life`."""
     pulse: Pulse | None = None
 
 

@@ -20,7 +20,7 @@ from gossamer.settings import Settings
 FORMAT = 1
 SHARDS = 64
 INBOX, REFUSED, QUOTA = "inbox", "refused", "quota"
-_RECORD, _WISH = "job.json", "wish.json"
+_RECORD, _WISH, _ADOPTED = "job.json", "wish.json", "adopted.json"
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +43,12 @@ def place_of(url: str, job: str) -> tuple[Path, int]:
     if options or not shards.isdigit() or not 1 <= int(shards) <= 4096:
         raise ConfigError(f"{url}: only shards=1 to 4096 can be set", hint="folder:/path?shards=128")
     return Path(path) / "frontier" / quote(job, safe="", errors="surrogatepass"), int(shards)
+
+
+def results_of(url: str, job: str) -> Path:
+    """Where its workers put what they store, unless the job says otherwise."""
+    root, _ = place_of(url, job)
+    return root.parents[1] / "results" / root.name
 
 
 def open_job(share: Share, job: str, settings: Settings | None, *, shards: int) -> tuple[Record, Settings]:
@@ -90,6 +96,19 @@ def read_wish(share: Share) -> JobState:
         return cast(JobState, msgspec.json.decode(share.read(_WISH), type=str))
     except (FileNotFoundError, msgspec.MsgspecError):
         return "running"
+
+
+def read_adopted(share: Share) -> list[str]:
+    """The trees of pages that the job has taken over to their end."""
+    try:
+        return msgspec.json.decode(share.read(_ADOPTED), type=list[str])
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return []
+
+
+def write_adopted(share: Share, tree: str) -> None:
+    """Add a tree to those."""
+    share.put(_ADOPTED, msgspec.json.encode(sorted({*read_adopted(share), tree})))
 
 
 def write_wish(share: Share, job: JobState) -> None:

@@ -16,9 +16,10 @@ from gossamer.frontier.folder_chain import Chain, begin_log, read_chain, sweep_l
 from gossamer.frontier.folder_claims import Beat, Claims, Peers, new_session
 from gossamer.frontier.folder_job import read_wish
 from gossamer.frontier.folder_journal import FolderJournal
+from gossamer.frontier.folder_life import be_alone, this_process
 from gossamer.frontier.folder_log import decode_request
 from gossamer.frontier.folder_post import Post, by_shard
-from gossamer.frontier.folder_shard import Shard, Tokens
+from gossamer.frontier.folder_shard import Common, Shard
 from gossamer.frontier.folder_share import Share, ShareClock, explained
 from gossamer.model import JobState, Pulse, Request
 from gossamer.settings import Settings
@@ -40,14 +41,15 @@ class Lost(Unavailable):
 class Owner:
     """One life of a worker, or of a visitor, who claims nothing."""
 
-    def __init__(
-        self, share: Share, settings: Settings, *, shards: int, worker: str, clock: ShareClock, region: str = ""
-    ) -> None:
+    def __init__(self, share: Share, settings: Settings, *, shards: int, worker: str, clock: ShareClock) -> None:
         self.share = share
         self.settings = settings
         self.count = shards
         self.worker = worker
         self.session = new_session(worker)
+        self.life = this_process()
+        self.forebears: frozenset[str] = frozenset()
+        """Sessions of former processes with this worker's name."""
         self.clock = clock
         self.claims = Claims(share, shards)
         self.peers = Peers(share, lease_seconds=settings.lease_seconds)
@@ -68,9 +70,15 @@ class Owner:
         self._deadline = -1e18
         self._tended_at = -1e18
         self._beats = 0
-        self._tokens = Tokens()
+        self._common = Common(settings)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="gossamer-folder")
         self._changed: Callable[[], None] = lambda: None
+
+    async def join(self) -> None:
+        """Make sure that no other process has our name, then begin."""
+        if self.is_member:
+            self.forebears = await be_alone(self)
+        await self.tend()
 
     def on_change(self, tell: Callable[[], None]) -> None:
         """Call this when something may have become due."""
@@ -121,6 +129,7 @@ class Owner:
             number=self._beats,
             hungry=self.hungry,
             stored=self.stored,
+            life=self.life,
             shards={number: shard.view() for number, shard in self.shards.items()},
             pulse=self.pulse,
         )
@@ -268,8 +277,10 @@ class Owner:
         """Take the shards of earlier lives of a worker, who is known to be dead; how many there were."""
         async with self._tending:
             await self.look(fresh=True)
-            beats = self.peers.beats.items()
-            dead = [session for session, beat in beats if beat.worker == worker and session != self.session]
+            dead = [session for session, beat in self.peers.beats.items() if beat.worker == worker]
+            if worker == self.worker:
+                # Not one that has taken our name since we looked.
+                dead = [session for session in dead if session in self.forebears]
             for session in dead:
                 await self.run(self.peers.forget, session)
             orphans = {n: found.number for n, found in self.claims.newest.items() if found.claim.session in dead}
@@ -314,7 +325,7 @@ class Owner:
         journal = FolderJournal(self.share, chain, number, clock=self.clock, run=self.run, confirm=self.confirm)
         journal.past.epoch = term - 1
         self.shards[number] = Shard(
-            journal, number, claim, settings=self.settings, clock=self.clock, tokens=self._tokens
+            journal, number, claim, settings=self.settings, clock=self.clock, common=self._common
         )
 
     async def give(self, number: int) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 
 import msgspec
 
 from gossamer.clock import Clock
 from gossamer.frontier.folder_claims import View
 from gossamer.frontier.folder_journal import FolderJournal
-from gossamer.frontier.journal import DONE, Change, OutcomeRow
+from gossamer.frontier.journal import SKIPPED, Change, OutcomeRow
 from gossamer.frontier.local import LocalFrontier
+from gossamer.frontier.share import Share
 from gossamer.model import Counts, Grant, Outcome, Request
 from gossamer.settings import Settings
 
@@ -20,17 +22,29 @@ FETCHED_BEFORE = -1
 """As the tries of a request: it was fetched by another program, and is only to be known."""
 
 
-class Tokens:
-    """The last token that this process has given out: tokens of all its shards grow together."""
+class Common:
+    """What the shards of one process have in common."""
 
-    last = 0
+    def __init__(self, settings: Settings) -> None:
+        self.last_token = 0
+        """Tokens of all shards grow together."""
+        self.order = count()
+        self.handed = Share(settings)
+        """A site's share is that of all shards together: in one of them it may be the only site."""
 
 
 class Shard(LocalFrontier):
     """A part of the sites, with their schedule in memory. How many pages the job may store is not its concern."""
 
     def __init__(
-        self, journal: FolderJournal, number: int, claim: int, *, settings: Settings, clock: Clock, tokens: Tokens
+        self,
+        journal: FolderJournal,
+        number: int,
+        claim: int,
+        *,
+        settings: Settings,
+        clock: Clock,
+        common: Common,
     ) -> None:
         super().__init__(journal, journal.past, settings=msgspec.structs.replace(settings, max_pages=None), clock=clock)
         self.journal = journal
@@ -38,7 +52,8 @@ class Shard(LocalFrontier):
         self.claim = claim
         self.leaving = False
         """To be given to another worker as soon as nothing of it is leased."""
-        self._tokens = tokens
+        self._common = common
+        self._state.schedule.share, self._state.schedule.order = common.handed, common.order
         self._state.stored += journal.past.stored
         self._counts = Counts()
         self._counted_at, self._counting_seconds = -1e18, 0.0
@@ -52,25 +67,41 @@ class Shard(LocalFrontier):
         return await super().add([request for request in requests if request.tries != FETCHED_BEFORE])
 
     async def _remember(self, requests: Sequence[Request]) -> None:
-        state = self._state
+        """Skip what is there already: it is not this job that stored it, and its limits do not count it."""
+        state, settings = self._state, self._state.settings
+        again_in = settings.revisit_seconds if settings.recrawl else None
         async with self._lock:
             change = Change()
             state.plan_urls(change, requests, parent=0)
-            at = state.clock.epoch()
+            at, now = state.clock.epoch(), state.clock.monotonic()
+            again_at = None if again_in is None else at + again_in
             for number, _, _, _ in change.urls:
-                change.outcomes.append(OutcomeRow(number, DONE, 0, at, None, "adopted", None))
+                change.outcomes.append(OutcomeRow(number, SKIPPED, 0, at, again_at, "adopted", None))
             await self._write(change)
-            for _, request, _, _ in change.urls:
-                state.count(DONE)
-                state.stored += 1
-                state.schedule.sites[request.site].stored += 1
+            for number, request, _, _ in change.urls:
+                site = state.schedule.sites[request.site]
+                state.count(SKIPPED)
+                if again_in is not None and not site.closed:
+                    state.schedule.revisits[number] = SKIPPED
+                    state.schedule.push_later(site, number, now + again_in)
 
-    async def lease(self, limit: int, *, batch: int, seconds: float, worker: str = "", suspect: bool = True) -> Grant:
-        self._state.last_token = max(self._state.last_token, self._tokens.last)
+    async def lease(
+        self,
+        limit: int,
+        *,
+        batch: int,
+        seconds: float,
+        worker: str = "",
+        suspect: bool = True,
+        over_share: bool = True,
+    ) -> Grant:
+        self._state.last_token = max(self._state.last_token, self._common.last_token)
         try:
-            return await super().lease(limit, batch=batch, seconds=seconds, worker=worker, suspect=suspect)
+            return await super().lease(
+                limit, batch=batch, seconds=seconds, worker=worker, suspect=suspect, over_share=over_share
+            )
         finally:
-            self._tokens.last = self._state.last_token
+            self._common.last_token = self._state.last_token
 
     @property
     def leased(self) -> int:
@@ -87,9 +118,9 @@ class Shard(LocalFrontier):
         """Pages stored over the job's life."""
         return self._state.stored
 
-    def next_due(self) -> float | None:
-        """When the next lane may be leased."""
-        return self._state.schedule.next_due()
+    def next_turn(self, *, over_share: bool) -> tuple[float, int] | None:
+        """When the next lane may be leased, and its place in the order of all shards of this worker."""
+        return self._state.schedule.next_turn(over_share=over_share)
 
     def next_expiry(self) -> float | None:
         """When the next lease runs out."""

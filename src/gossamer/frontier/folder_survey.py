@@ -96,11 +96,14 @@ class Survey:
         every = [view.counts if view is not None else self._last_said(number) for number, view in views.items()]
         totals = {name: sum(getattr(counts, name) for counts in every) for name in _SUMMED}
         totals["stale"] += stale
+        visited = sum(counts.revisits for counts in every if counts.freshness is not None)
+        fresh = sum(counts.revisits * (counts.freshness or 0.0) for counts in every)
         quiet = self._is_quiet(views)
         over = quiet is not None and not letters
         job: JobState = "finished" if over and owner.job == "running" else owner.job
         changes = totals["known"] + totals["stored"] + totals["skipped"] + len(letters)
-        return Counts(**totals, job=job, finished=over, changes=changes)
+        freshness = fresh / visited if visited else None
+        return Counts(**totals, job=job, finished=over, changes=changes, freshness=freshness)
 
     async def workers(self) -> list[Pulse]:
         """The last pulse of each worker."""

@@ -69,7 +69,16 @@ class LocalFrontier:
                 del state.new_lapses[number]
         return rows
 
-    async def lease(self, limit: int, *, batch: int, seconds: float, worker: str = "", suspect: bool = True) -> Grant:
+    async def lease(
+        self,
+        limit: int,
+        *,
+        batch: int,
+        seconds: float,
+        worker: str = "",
+        suspect: bool = True,
+        over_share: bool = True,
+    ) -> Grant:
         state, schedule = self._state, self._state.schedule
         if state.job != "running" or state.is_over():
             return Grant(job=state.job_state, news=state.news)
@@ -82,7 +91,7 @@ class LocalFrontier:
         passed: list[Site] = []
         busy = not suspect or state.has_suspect(worker, now)
         if room > 0 and limit > 0:
-            for lane in schedule.due(now):
+            for lane in schedule.due(now, over_share=over_share):
                 try:
                     lease = self._lease(lane, min(batch, room), seconds, now, worker, suspect=not busy)
                 except FrontierError:

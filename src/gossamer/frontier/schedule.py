@@ -16,6 +16,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Collection, Iterator
+from itertools import count
 from typing import Any
 
 from gossamer.frontier.queues import Queue
@@ -117,7 +118,9 @@ class Schedule:
         self.share = Share(settings)
         self._heap: list[tuple[float, int, Lane]] = []
         self._over_share: list[tuple[float, int, Lane]] = []
-        self._pushes = 0
+        self._turn = 0
+        self.order: Iterator[int] = count(-(1 << 60))
+        """Breaks ties. Several schedules may share one that begins at 0: what they had before stays unlike."""
 
     def site(self, name: str, number: int, *, ready_at: float = 0.0) -> Site:
         """The site of that name, made if it is new."""
@@ -177,8 +180,7 @@ class Schedule:
         lane.heap_at = ready_at
         # A lease that ends must be noticed in any case.
         lane.over_share = not lane.token and not self.share.left(lane.site.name)
-        self._pushes += 1
-        heapq.heappush(self._over_share if lane.over_share else self._heap, (ready_at, self._pushes, lane))
+        heapq.heappush(self._over_share if lane.over_share else self._heap, (ready_at, next(self.order), lane))
 
     def _ready_at(self, lane: Lane) -> float | None:
         site = lane.site
@@ -194,10 +196,11 @@ class Schedule:
         """The gap that one lane keeps, so that all lanes together keep the site's rate."""
         return site.delay * len(site.lanes)
 
-    def due(self, now: float) -> Iterator[Lane]:
+    def due(self, now: float, *, over_share: bool = True) -> Iterator[Lane]:
         """The lanes that are ready now, each out of its heap once given: those that have waited longest first.
 
-        Sites that have had their share come last; `Lane.over_share` says which they are."""
+        Sites that have had their share come last, or not at all; `Lane.over_share` says which they are."""
+        self._come_back()
         while (first := self._first(self._heap)) is not None and first[0] <= now:
             heapq.heappop(self._heap)
             lane = first[1]
@@ -206,14 +209,20 @@ class Schedule:
                 yield lane
             else:
                 self._enter(lane, first[0])
-        while (first := self._first(self._over_share)) is not None and first[0] <= now:
+        while over_share and (first := self._first(self._over_share)) is not None and first[0] <= now:
             heapq.heappop(self._over_share)
             first[1].heap_at = None
             yield first[1]
 
     def dispatch(self, site: Site, count: int) -> None:
-        """So many requests of a site are handed out; when the window moves on, those who waited for it come back."""
-        if self.share.count(site.name, count):
+        """So many requests of a site are handed out."""
+        self.share.count(site.name, count)
+        self._come_back()
+
+    def _come_back(self) -> None:
+        """When the window has moved on, those who waited for that are like the others again."""
+        if self._turn != self.share.turns:
+            self._turn = self.share.turns
             waiting = {id(lane): lane for at, _, lane in self._over_share if lane.heap_at == at}
             self._over_share.clear()
             for lane in waiting.values():
@@ -222,9 +231,16 @@ class Schedule:
 
     def next_due(self) -> float | None:
         """When the next lane is ready; None if only news can change that."""
-        firsts = (self._first(self._heap), self._first(self._over_share))
-        first = min((found[0] for found in firsts if found is not None), default=NEVER)
-        return None if first == NEVER else first
+        first = self.next_turn()
+        return None if first is None else first[0]
+
+    def next_turn(self, *, over_share: bool = True) -> tuple[float, int] | None:
+        """The same, with the place of the lane among those that are ready at the same time."""
+        self._come_back()
+        heaps = (self._heap, self._over_share) if over_share else (self._heap,)
+        firsts = [(found[0], heap[0][1]) for heap in heaps if (found := self._first(heap)) is not None]
+        first = min(firsts, default=(NEVER, 0))
+        return None if first[0] == NEVER else first
 
     def has_due_revisits(self, now: float) -> bool:
         """Whether a site has requests whose time has come, though it be held: for when nothing but revisits waits."""

@@ -1,6 +1,6 @@
 """The quota of sites: nobody gets more than a share of the fetches while others are ready.
 
-The rule, for every backend (each shard of a fleet counts for itself):
+The rule, for every backend (each shard of a fleet counts for itself, but on a folder a worker for all its shards):
 
 - Requests are counted when they are leased, by site and in total, in two halves of the window: the half that is being
   filled, and the one before it. When `share_window / 2` requests were counted, the older half is forgotten and a new
@@ -29,6 +29,8 @@ class Share:
         self._now: dict[str, int] = {}
         self._before: dict[str, int] = {}
         self._counted = 0
+        self.turns = 0
+        """How often a half of the window was forgotten."""
 
     def left(self, site: str) -> int:
         """How many more requests of a site are within its share."""
@@ -41,4 +43,5 @@ class Share:
         if self._counted < self.half:
             return False
         self._before, self._now, self._counted = self._now, {}, 0
+        self.turns += 1
         return True

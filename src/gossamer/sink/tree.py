@@ -58,6 +58,9 @@ class TreeSink:
         if record.page.location:
             found = (record.page.location,)
         try:
+            if record.page.status == 304:
+                # The page that is there is still the page.
+                return
             if record.page.status == 0 or record.page.status >= 400 or record.page.error:
                 self._put(ERRS, place, b"")
             else:

@@ -1,0 +1,126 @@
+"""How a job on a fleet's frontier begins: with its seeds, and with the pages of a tree that is there already."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from gossamer import urls
+from gossamer.engine.extractor import make_spider
+from gossamer.engine.handle import Linker
+from gossamer.engine.recent import Recent
+from gossamer.extract.spider import Spider
+from gossamer.frontier.base import Fleet
+from gossamer.model import Request
+from gossamer.settings import Settings
+from gossamer.sink import tree_folder
+from gossamer.sink.tree import Tree
+
+_LINKS = 50_000
+"""Links that are sorted out at a time."""
+_REMEMBERED = 500_000
+"""Links that are not sent once more when they are met once more."""
+
+
+@runtime_checkable
+class Adopting(Protocol):
+    """A frontier that can take pages for fetched."""
+
+    async def adopt(self, requests: Sequence[Request]) -> None:
+        """Take these for fetched; what is known already stays as it is."""
+        ...
+
+    async def has_adopted(self, tree: str) -> bool:
+        """Whether this tree was taken over to its end."""
+        ...
+
+    async def note_adopted(self, tree: str) -> None:
+        """Remember that this tree was taken over to its end."""
+        ...
+
+
+class Sorted(NamedTuple):
+    """Requests for pages that a tree has, and for those that it only links to."""
+
+    fetched: list[Request]
+    missing: list[Request]
+
+
+async def begin(fleet: Fleet, settings: Settings, seeds: Sequence[str]) -> int:
+    """Give a job its seeds and let it run; how many of them were new.
+
+    What the tree of its sink has is not fetched; what that only links to is. Until all of it is known the job rests:
+    else workers would fetch what is about to be found. Killed on the way, it is done from the start by the next run."""
+    spider, recent = make_spider(settings), Recent(_REMEMBERED)
+    score = spider.score if type(spider).score is not Spider.score else None
+    linker = Linker(settings, fleet.secret, recent, score=score)
+    requests = [linker.seed(url) for url in seeds]
+    place = tree_folder(settings.sink)
+    if place is not None and isinstance(fleet, Adopting):
+        takeover = Takeover(Tree(place), linker, clean_query=settings.clean_query)
+        if not await fleet.has_adopted(str(place)):
+            await fleet.steer("paused")
+            while (found := await asyncio.to_thread(takeover.some)) is not None:
+                await fleet.adopt(found.fetched)
+                await fleet.add(found.missing)
+                recent.update(request.key for part in found for request in part)
+            await fleet.note_adopted(str(place))
+        found = await asyncio.to_thread(takeover.divide, requests)
+        await fleet.adopt(found.fetched)
+        requests = found.missing
+    added = await fleet.add(requests)
+    await fleet.steer("running")
+    return added
+
+
+class Takeover:
+    """Reads a tree, some links at a time."""
+
+    def __init__(self, tree: Tree, linker: Linker, *, clean_query: bool = False) -> None:
+        self._tree = tree
+        self._linker = linker
+        self._clean_query = clean_query
+        self._links = self._batches()
+
+    def some(self) -> Sorted | None:
+        """The next requests; None when there are no more. Links of pages that were just met are left out."""
+        batch = next(self._links, None)
+        if batch is None:
+            return None
+        spellings: dict[str, set[str]] = defaultdict(set)
+        requests: dict[int, Request] = {}
+        for host, found in batch:
+            normal = []
+            for spelling in found:
+                if (url := self._normal(spelling)) is not None:
+                    # Another program may have kept the page under the name that it read.
+                    spellings[url].add(spelling)
+                    normal.append(url)
+            for request in self._linker.follow(Request(f"http://{host}/"), tuple(normal)):
+                requests[request.key] = request
+        return self.divide(requests.values(), spellings)
+
+    def _batches(self) -> Iterator[list[tuple[str, tuple[str, ...]]]]:
+        batch, size = [], 0
+        for host, found in self._tree.links():
+            batch.append((host, found))
+            size += len(found)
+            if size >= _LINKS:
+                yield batch
+                batch, size = [], 0
+        if batch:
+            yield batch
+
+    def _normal(self, spelling: str) -> str | None:
+        url = urls.normal(spelling)
+        return urls.clean_query(url) if url is not None and self._clean_query else url
+
+    def divide(self, requests: Iterable[Request], spellings: Mapping[str, set[str]] | None = None) -> Sorted:
+        """Tell the pages that the tree has from the others. Those of one host come together: see `Tree.has`."""
+        found = Sorted([], [])
+        for request in sorted(requests, key=lambda request: urls.host_port(request.url)):
+            names = {request.url} | (spellings or {}).get(request.url, set())
+            (found.fetched if any(map(self._tree.has, names)) else found.missing).append(request)
+        return found

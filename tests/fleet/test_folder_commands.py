@@ -1,0 +1,116 @@
+"""The commands of a fleet on a shared folder: where pages go, and what is taken over from a tree that is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gossamer.sim.log import fetched
+from gossamer.sink.tree import Tree, place_of
+from gossamer.testing.web import SimWeb
+
+
+@pytest.fixture(scope="module")
+def web() -> Iterator[SimWeb]:
+    with SimWeb(sites=3, pages_per_site=15, page_bytes=2000) as web:
+        yield web
+
+
+class Site:
+    """A folder, with the commands that are given it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.frontier = f"folder:{folder}/share?shards=4"
+
+    def __call__(self, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "gossamer", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            cwd=self.folder,
+            env={**os.environ, "GOSSAMER_FRONTIER": self.frontier},
+        )
+        assert done.returncode == code, done.stderr
+        return done
+
+    def files(self, kind: str) -> list[Path]:
+        return [path for path in (self.folder / "share" / kind).rglob("*") if path.is_file()]
+
+
+@pytest.fixture
+def gossamer(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def of(web: SimWeb, job: str) -> tuple[str, ...]:
+    return (*web.seeds, "--job", job, "--allow-private", "--delay", "0.01")
+
+
+def test_a_submitted_job_keeps_its_pages_in_the_folder_and_export_finds_them(gossamer: Site, web: SimWeb) -> None:
+    before = fetched(web.log())
+    said = gossamer("submit", *of(web, "shop"), "--sink", f"folder:{gossamer.folder}/share").stderr
+    assert "3 URLs added" in said
+    gossamer("worker", "--job", "shop", "--name", "w0")
+    pages = fetched(web.log()) - before
+    assert set(pages) == web.reachable()
+    assert set(pages.values()) == {1}
+    exported = gossamer("export", "shop", "--format", "urls").stdout.split()
+    assert Counter(exported) == pages
+    assert len(list((gossamer.folder / "share" / "results" / "shop" / "segments").iterdir())) == 1
+    tree = Tree(gossamer.folder / "share")
+    assert all(tree.has(url) for url in pages)
+    assert len(gossamer.files("htmls")) + len(gossamer.files("errs")) == len(pages)
+
+
+def test_pages_of_a_tree_are_not_fetched_again_and_those_it_lacks_are(gossamer: Site, web: SimWeb) -> None:
+    sink = ("--sink", f"folder:{gossamer.folder}/share")
+    gossamer("crawl", *of(web, "first"), *sink, "--quiet")
+    results = gossamer.folder / "share" / "results"
+    gathered = [json.loads(line)["url"] for line in (results / "first" / "pages.jsonl").read_text().splitlines()]
+    assert set(gathered) == web.reachable()
+    lost = sorted(set(gathered) - set(web.seeds))[::4]
+    for number, url in enumerate(lost):
+        for kind in ("htmls", "links")[: 1 + number % 2]:
+            (gossamer.folder / "share" / kind / "/".join(place_of(url))).unlink()
+    before = fetched(web.log())
+    gossamer("crawl", *of(web, "second"), *sink, "--quiet")
+    assert Counter(fetched(web.log())) - Counter(before) == Counter(lost)
+    counts = json.loads(gossamer("status", "second", "--json").stdout)["counts"]
+    assert (counts["known"], counts["finished"]) == (len(gathered), True)
+    assert gossamer("export", "second", "--format", "urls").stdout.split() != []
+    before = fetched(web.log())
+    assert "finished before this run" in gossamer("crawl", *of(web, "second"), *sink).stderr
+    assert fetched(web.log()) == before, "and the same command again finds nothing to do"
+
+
+def test_regions_and_second_workers_of_a_name_are_refused_with_words(gossamer: Site, web: SimWeb) -> None:
+    said = gossamer("submit", *of(web, "shop"), "--region-by", "auto", code=2).stderr
+    assert "no regions" in said
+    gossamer("submit", *of(web, "shop"))
+    gossamer("pause", "shop")
+    assert "no regions" in gossamer("worker", "--job", "shop", "--region", "eu", code=2).stderr
+    command = [sys.executable, "-m", "gossamer", "worker", gossamer.frontier, "--job", "shop", "--name", "twin"]
+    with subprocess.Popen(command, cwd=gossamer.folder, stderr=subprocess.DEVNULL) as first:
+        try:
+            heartbeats = gossamer.folder / "share" / "frontier" / "shop" / "workers"
+            while not list(heartbeats.glob("twin*")):
+                assert first.poll() is None
+            said = gossamer("worker", "--job", "shop", "--name", "twin", code=1).stderr
+        finally:
+            first.kill()
+    assert "another worker named 'twin'" in said
+    assert "--name" in said
+    # Its successor begins at once.
+    gossamer("resume", "shop")
+    gossamer("worker", "--job", "shop", "--name", "twin")
+    assert json.loads(gossamer("status", "shop", "--json").stdout)["counts"]["finished"]
