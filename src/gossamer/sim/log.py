@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -110,6 +110,17 @@ def answered(entries: Iterable[Entry], status: int = 200) -> Counter[str]:
 def robots_fetches(entries: Iterable[Entry]) -> Counter[str]:
     """How often the robots.txt of each site was asked for."""
     return Counter(entry.site for entry in entries if entry.target == "/robots.txt")
+
+
+def cut_short(entries: Iterable[Entry], moments: Sequence[float]) -> list[Entry]:
+    """The log with every answer that was under way at one of these moments ended then: its client was killed.
+
+    Nobody waits for such an answer any more, so the delay counts from the kill."""
+    found = []
+    for entry in entries:
+        ended = [moment for moment in moments if entry.arrived_at <= moment <= entry.headers_at]
+        found.append(msgspec.structs.replace(entry, headers_at=ended[0]) if ended else entry)
+    return found
 
 
 def gaps(entries: Iterable[Entry]) -> dict[str, float]:
