@@ -9,13 +9,13 @@ import msgspec
 
 from gossamer.errors import FrontierError, JobMissing
 from gossamer.frontier.sql.database import Dialect
-from gossamer.frontier.sql.rows import DONE, FAILED, PARKED, RETRY, SKIPPED, SUSPECT, TIMED, WORDS, Row
+from gossamer.frontier.sql.rows import FAILED, PARKED, RETRY, REVISITS, SKIPPED, SUSPECT, TIMED, WORDS, Row
 from gossamer.frontier.sql.site import MICRO, NEVER, Lane, Site
 from gossamer.settings import Settings
 
 COUNTERS = (
     "queued", "delayed", "leased", "held", "done", "failed", "skipped", "parked", "stale", "kept", "revisits",
-    "suspects", "known", "sites", "news",
+    "suspects", "known", "sites", "news", "handed",
 )  # fmt: skip
 STRIPES = 32
 _STEP_BACK_MICRO = MICRO
@@ -95,7 +95,8 @@ class Call:
             raise Changed
         if totals:
             self.totals = dict(zip(COUNTERS, map(int, rest), strict=False))
-            self.last_token, latest, self.has_inbox = int(rest[15]), int(rest[16]), bool(rest[17])
+            token, latest, inbox = rest[len(COUNTERS) :]
+            self.last_token, latest, self.has_inbox = int(token), int(latest), bool(inbox)
         else:
             latest = int(rest[0] or 0)
         self.state = state
@@ -105,7 +106,8 @@ class Call:
             skew = latest - clock
             if writes:
                 await self.db.fetch("set_skew", skew)
-        self.now = max(clock + skew, latest)
+        # Two calls are never at the same time, so that who has been ready longest is always known.
+        self.now = max(clock + skew, latest + 1)
 
     @property
     def room(self) -> int:
@@ -117,6 +119,14 @@ class Call:
 
     def count(self, name: str, by: int = 1) -> None:
         self.tally[name] += by
+
+    @property
+    def half(self) -> int:
+        """The number of the half of the quota's window that is being filled (see `share`).
+
+        All that was ever handed out is summed over the stripes, so no row is everybody's; what others hand out in
+        this moment is not in it yet."""
+        return self.total("handed") // max(1, self.settings.share_window // 2)
 
     async def lock(self, ids: Iterable[int], *, skip: bool = False) -> None:
         """Lock sites, in their order; with `skip`, those that nobody else has locked."""
@@ -214,7 +224,7 @@ class Call:
         await self.settle_rows()
         for place, again, number in await self.db.close_site(site.id, keep, status, self.now):
             number = int(number)
-            if again in (DONE, FAILED):
+            if again in REVISITS:
                 self.count("revisits", -number)
                 self.count("delayed", -number)
             else:

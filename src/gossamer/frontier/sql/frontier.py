@@ -104,8 +104,9 @@ class SqlFrontier(SqlSteering, SqlLedger):
             idle = not grant.leases and limit > 0
             if self._empty and (idle or len(self._empty) >= _MANY_EMPTY or now - self._lulled_at > _LULL_SECONDS):
                 asleep, self._empty, self._lulled_at = self._empty, set(), now
-                closed = await self._call(lambda call, some=asleep: lull(call, some), lock="whole", rings=True)  # type: ignore[misc]
-                if closed and idle:
+                await self._call(lambda call, some=asleep: lull(call, some), lock="whole", rings=True)  # type: ignore[misc]
+                if idle:
+                    # What sleeps now says when it wakes, and a site that was closed may have been the last one.
                     continue
             return grant
 
@@ -336,6 +337,8 @@ class SqlFrontier(SqlSteering, SqlLedger):
         if call.has_inbox or call.total("queued") + call.total("delayed") > call.total("revisits"):
             return False
         if call.total("revisits") > 0:
+            if call.settings.recrawl:
+                return False
             (row,) = await call.db.fetch("any_due", call.now)
             return not row[0]
         return True

@@ -45,6 +45,7 @@ CREATE TABLE IF NOT EXISTS gossamer_counters (
     known     BIGINT NOT NULL DEFAULT 0,
     sites     BIGINT NOT NULL DEFAULT 0,
     news      BIGINT NOT NULL DEFAULT 0,
+    handed    BIGINT NOT NULL DEFAULT 0,
     token     BIGINT NOT NULL DEFAULT 0,
     latest_at BIGINT NOT NULL DEFAULT 0,
     PRIMARY KEY (shard, stripe)
@@ -152,8 +153,8 @@ WITH working AS (
         JSON_TABLE(l.batch, '$[*]' COLUMNS (id BIGINT PATH '$[0]')) b
 ), every AS (
     SELECT q.shard, q.site, q.id, q.url, q.depth, q.priority, q.tries, w.worker,
-        CASE WHEN w.id IS NOT NULL THEN 'working' WHEN q.again = 1 THEN 'done' WHEN q.again = 2 THEN 'failed' ELSE 'idle' END AS state,
-        CASE WHEN q.again IN (1, 2) THEN 'again' WHEN q.place = 0 THEN 'suspect' ELSE '' END AS reason,
+        CASE WHEN w.id IS NOT NULL THEN 'working' WHEN q.again IN (1, 3) THEN 'done' WHEN q.again = 2 THEN 'failed' ELSE 'idle' END AS state,
+        CASE WHEN q.again IN (1, 2, 3) THEN 'again' WHEN q.place = 0 THEN 'suspect' ELSE '' END AS reason,
         NULL AS code,
         CASE q.place WHEN 1 THEN FROM_UNIXTIME(q.standing / 1000000) END AS available_time, NULL AS finished_time
     FROM gossamer_queue q LEFT JOIN working w ON w.shard = q.shard AND w.id = q.id

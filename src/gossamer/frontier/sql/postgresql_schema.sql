@@ -46,6 +46,7 @@ CREATE TABLE IF NOT EXISTS gossamer_counters (
     known     bigint NOT NULL DEFAULT 0,
     sites     bigint NOT NULL DEFAULT 0,
     news      bigint NOT NULL DEFAULT 0,
+    handed    bigint NOT NULL DEFAULT 0,
     token     bigint NOT NULL DEFAULT 0,
     latest_at bigint NOT NULL DEFAULT 0,
     PRIMARY KEY (shard, stripe)
@@ -157,8 +158,8 @@ WITH working AS (
     SELECT l.shard, (b.entry ->> 0)::bigint AS id, l.worker FROM gossamer_leases l, json_array_elements(l.batch::json) AS b (entry)
 ), every AS (
     SELECT q.shard, q.site, q.id, q.url, q.depth, q.priority, q.tries, w.worker,
-        CASE WHEN w.id IS NOT NULL THEN 'working' WHEN q.again = 1 THEN 'done' WHEN q.again = 2 THEN 'failed' ELSE 'idle' END AS state,
-        CASE WHEN q.again IN (1, 2) THEN 'again' WHEN q.place = 0 THEN 'suspect' ELSE '' END AS reason,
+        CASE WHEN w.id IS NOT NULL THEN 'working' WHEN q.again IN (1, 3) THEN 'done' WHEN q.again = 2 THEN 'failed' ELSE 'idle' END AS state,
+        CASE WHEN q.again IN (1, 2, 3) THEN 'again' WHEN q.place = 0 THEN 'suspect' ELSE '' END AS reason,
         NULL::smallint AS code,
         CASE q.place WHEN 1 THEN to_timestamp(q.standing / 1e6) END AS available_time, NULL::timestamptz AS finished_time
     FROM gossamer_queue q LEFT JOIN working w ON w.shard = q.shard AND w.id = q.id
