@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gossamer.errors import FrontierError, JobMissing
+from gossamer.errors import FrontierError, JobMissing, Unavailable
 from gossamer.frontier.sql.database import Dialect
 from gossamer.frontier.sql.rows import FAILED, PARKED, RETRY, REVISITS, SKIPPED, SUSPECT, TIMED, WORDS, Row
 from gossamer.frontier.sql.site import MICRO, NEVER, Lane, Site
@@ -18,6 +18,8 @@ COUNTERS = (
     "suspects", "known", "sites", "news", "handed",
 )  # fmt: skip
 STRIPES = 32
+HERE, LEAVING, ARRIVING, GONE = range(4)
+"""Phases of a shard."""
 _STEP_BACK_MICRO = MICRO
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(list[tuple[int, int, int, int]]).decode
@@ -29,6 +31,10 @@ class NeedsWhole(Exception):
 
 class Changed(Exception):
     """The job has other settings by now: to be read before the call is tried again."""
+
+
+class Moved(Exception):
+    """The shard is in another database by now; where."""
 
 
 class Held(NamedTuple):
@@ -90,7 +96,11 @@ class Call:
                 f"job {self._job!r} is not in this database any more", hint="was the database emptied or restored?"
             )
         row = found[0]
-        state, revision, clock, skew, self.restarts, self.rest_until, self.longest, allowance, *rest = row
+        state, revision, clock, skew, self.restarts, self.rest_until, self.longest, allowance, phase, place, *rest = row
+        if phase == GONE:
+            raise Moved(place)
+        if phase:
+            raise Unavailable(f"a shard of job {self._job!r} is on its way to {place or self.db.server}")
         if revision != self._revision:
             raise Changed
         if totals:

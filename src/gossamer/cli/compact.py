@@ -1,0 +1,49 @@
+"""The command that throws away what nobody will read any more."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+
+from gossamer.cli.exits import Exit
+from gossamer.cli.start import run
+from gossamer.cli.terminal import say
+from gossamer.errors import ConfigError
+from gossamer.fleet import SQL_SCHEMES
+
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+
+
+class Age(click.ParamType):
+    """A length of time, such as 12h or 30d."""
+
+    name = "AGE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The seconds."""
+        if isinstance(value, float):
+            return value
+        found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smhdw])", str(value).strip())
+        if found is None:
+            self.fail(f"{value!r} is no age: write a number and s, m, h, d or w, as in 30d", param, ctx)
+        return float(found[1]) * _SECONDS[found[2]]
+
+
+@click.command()
+@click.argument("name", metavar="JOB")
+@click.option("--frontier", required=True, metavar="URL", envvar="GOSSAMER_FRONTIER", help="postgresql:// or mysql://")
+@click.option("--older-than", type=Age(), default="30d", show_default=True, help="Only what was finished before that.")
+def compact(name: str, frontier: str, older_than: float) -> int:
+    """Delete the rows of URLs that a job in SQL has finished, while it is crawled.
+
+    Their keys stay, so that they are not fetched again. It may be interrupted and run again.
+    """
+    if not frontier.startswith(SQL_SCHEMES):
+        raise ConfigError("only jobs in SQL keep rows of what is finished", hint="--frontier postgresql://host/crawl")
+    from gossamer.frontier.sql import compact_databases
+
+    gone = run(compact_databases(frontier, name, older_than))
+    say(f"{name}: {gone:,} rows deleted")
+    return Exit.OK
