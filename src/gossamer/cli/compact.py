@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import click
 
@@ -16,25 +15,24 @@ from gossamer.fleet import SQL_SCHEMES
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 
 
-class Age(click.ParamType):
-    """A length of time, such as 12h or 30d."""
-
-    name = "AGE"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The seconds."""
-        if isinstance(value, float):
-            return value
-        found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smhdw])", str(value).strip())
-        if found is None:
-            self.fail(f"{value!r} is no age: write a number and s, m, h, d or w, as in 30d", param, ctx)
-        return float(found[1]) * _SECONDS[found[2]]
+def _seconds(_context: click.Context, _option: click.Parameter, age: str) -> float:
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smhdw])", age.strip())
+    if found is None:
+        raise click.BadParameter(f"{age!r} is no age: write a number and s, m, h, d or w, as in 30d")
+    return float(found[1]) * _SECONDS[found[2]]
 
 
 @click.command()
 @click.argument("name", metavar="JOB")
 @click.option("--frontier", required=True, metavar="URL", envvar="GOSSAMER_FRONTIER", help="postgresql:// or mysql://")
-@click.option("--older-than", type=Age(), default="30d", show_default=True, help="Only what was finished before that.")
+@click.option(
+    "--older-than",
+    metavar="AGE",
+    callback=_seconds,
+    default="30d",
+    show_default=True,
+    help="Only what was finished before that.",
+)
 def compact(name: str, frontier: str, older_than: float) -> int:
     """Delete the rows of URLs that a job in SQL has finished, while it is crawled.
 
