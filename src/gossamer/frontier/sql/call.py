@@ -18,6 +18,8 @@ COUNTERS = (
     "suspects", "known", "sites", "news", "handed",
 )  # fmt: skip
 STRIPES = 32
+TURNS = 1024
+"""Microseconds within which the order of sites that are ready is that of their last leases."""
 HERE, LEAVING, ARRIVING, GONE = range(4)
 """Phases of a shard."""
 _STEP_BACK_MICRO = MICRO
@@ -116,8 +118,7 @@ class Call:
             skew = latest - clock
             if writes:
                 await self.db.fetch("set_skew", skew)
-        # Two calls are never at the same time, so that who has been ready longest is always known.
-        self.now = max(clock + skew, latest + 1)
+        self.now = max(clock + skew, latest)
 
     @property
     def room(self) -> int:
@@ -274,7 +275,11 @@ class Call:
 
     def _awake(self, site: Site) -> int | None:
         """When the next lease looks at a site; if nothing is queued there, that one finds out."""
-        return None if site.closed and site.kept.leased == 0 else site.wake_at
+        if site.closed and site.kept.leased == 0:
+            return None
+        at = site.wake_at
+        # Of those that are ready in the same moment, who was served last comes last.
+        return at if at > self.now else min(at, self.now - TURNS + site.kept.turn % TURNS)
 
 
 def closed_status(reason: str) -> int:

@@ -292,12 +292,13 @@ class SqlFrontier(SqlSteering, SqlLedger):
 
     async def idle(self, grant: Grant) -> None:
         wait = _LONGEST_SLEEP_SECONDS if grant.wait is None else min(grant.wait, _LONGEST_SLEEP_SECONDS)
+        database = self._database
         try:
             async with asyncio.timeout(wait):
                 for number in range(1_000_000):
-                    if await self._database.run(lambda db: db.watch(grant.news), whole=False):
+                    if await database.run(lambda db: db.watch(grant.news), whole=False):
                         return
-                    if await self._database.dialect.heard(number, self._database.shard):
+                    if await database.dialect.heard(number, database.shard):
                         return
         except TimeoutError:
             pass

@@ -172,6 +172,7 @@ class Leasing:
         self.leases.append((site, held, rows))
         site.count_share(call.half, len(rows))
         call.count("handed", len(rows))
+        site.kept.turn = call.total("handed")
         call.count("leased", len(rows))
         call.count("held")
         for row in rows:

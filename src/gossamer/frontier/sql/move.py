@@ -13,7 +13,7 @@ from gossamer.frontier.sql.job import make_shard
 from gossamer.frontier.sql.places import Databases, Root
 from gossamer.frontier.sql.steering import digest
 
-_STEP = 2000
+_STEP = 1000
 _TABLES = [table for table in CARGO if table != "counters"]
 
 

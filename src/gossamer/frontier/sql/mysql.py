@@ -54,7 +54,7 @@ _PASSING = {
     3024,
 }
 # Counters that were frozen overflow.
-_FROZEN = 1690
+_OUT_OF_RANGE = 1690
 _REFUSED = {1044, 1045, 1049, 1142, 1143, 1227, 1251, 1275, 1698, 3118}
 
 
@@ -328,7 +328,7 @@ class MySQL:
             )
         if number == 1054:
             return SchemaMismatch("the tables were made by another version of Gossamer", hint="use that version")
-        if number == _FROZEN:
+        if number == _OUT_OF_RANGE and "frozen" in text:
             return Unavailable(f"{self.server}: the shard is on its way to another database")
         if number in _REFUSED:
             return FrontierError(f"{self.server} refused: {text}", hint="check the user, the password and the database")

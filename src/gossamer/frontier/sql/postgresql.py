@@ -48,7 +48,7 @@ _PASSING = ("08", "53", "57", "58", "25006", "55P03", "XX000")
 _CONFLICT = ("40001", "40P01", "23505")
 _REFUSED = ("28", "3D", "42501")
 # Counters that were frozen overflow.
-_FROZEN = "22003"
+_OUT_OF_RANGE = "22003"
 
 
 class PostgreSQL:
@@ -261,7 +261,7 @@ class PostgreSQL:
             return SchemaMismatch("the tables were made by another version of Gossamer", hint="use that version")
         if isinstance(error, faults.PostgresError):
             code = str(error.sqlstate or "")
-            if code == _FROZEN:
+            if code == _OUT_OF_RANGE and "bigint" in str(error):
                 return Unavailable(f"{self.server}: the shard is on its way to another database")
             if code.startswith(_PASSING):
                 return Unavailable(f"{self.server}: {_first_line(error)}")

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from gossamer import urls
-from gossamer.frontier.sql.call import Call, Held, NeedsWhole, closed_status, timed
+from gossamer.frontier.sql.call import TURNS, Call, Held, NeedsWhole, closed_status, timed
 from gossamer.frontier.sql.rows import DONE, RETRY, SKIPPED, STATUS, TIMED, WORDS, Row, row_of, with_state
 from gossamer.frontier.sql.site import MICRO, new_site
 from gossamer.model import Outcome, Request, SiteNote
@@ -99,7 +99,7 @@ class Admission:
             for place, (site, name) in enumerate(names.items()):
                 region = self._region_of(name) if self._region_of else ""
                 # Sites that were found together are ready in that order.
-                ready_at = call.now - len(names) + place
+                ready_at = call.now - TURNS - len(names) + place
                 rows.append(new_site(site, name, call.settings, region=region, ready_at=ready_at, now=call.now))
             call.count("sites", await call.db.insert_sites(sorted(rows)))
         return closed

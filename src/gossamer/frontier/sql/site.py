@@ -36,6 +36,8 @@ class _Kept(msgspec.Struct, array_like=True, gc=False):
     """The half of the quota's window in which requests were handed out last; how many, and in the one before it."""
     handed: int = 0
     before: int = 0
+    turn: int = 0
+    """How many requests had been handed out to all, when some were to this site."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
