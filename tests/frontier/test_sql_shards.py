@@ -254,6 +254,54 @@ def test_a_move_that_is_killed_anywhere_is_finished_by_the_next(
     asyncio.run(play())
 
 
+def test_two_who_spread_at_once_do_no_harm(places: list[str]) -> None:
+    async def spread(url: str) -> None:
+        async for _ in spread_sql(url, "job"):
+            pass
+
+    async def play() -> None:
+        fleet = await open_databases(places[0], "job", FREE, worker="one", shards="3")
+        try:
+            await fleet.add(seeds())
+            (lease,) = (await fleet.lease(1, batch=2, seconds=60)).leases
+            for url in (",".join(places[:2]), places[1], places[0]):
+                await asyncio.gather(*(spread(f"{url},{places[2]}") for _ in range(3)))
+            await fleet.complete(outcomes(lease))
+            fetched = Counter(one.key for one in lease.requests) + await fetch_all(fleet)
+            assert len(fetched) == SITES * 3
+            assert set(fetched.values()) == {1}
+        finally:
+            await fleet.aclose()
+
+    asyncio.run(play())
+
+
+def test_a_lease_ends_when_it_would_have_whatever_the_clock_of_the_new_server_says(places: list[str]) -> None:
+    async def play() -> None:
+        fleet = await open_databases(places[0], "job", FREE, worker="one", shards="1")
+        feeder = await open_sql(places[0], "other", FREE)
+        try:
+            # It is 2023 there.
+            await feeder._database.run(lambda db: db.ask("UPDATE gossamer_jobs SET clock = 1700000000000000"))
+            request = good(fleet, "http://a.example/")
+            await fleet.add([request])
+            (lease,) = (await fleet.lease(1, batch=1, seconds=600)).leases
+            assert [move.target async for move in spread_sql(f"{places[0]},{places[1]}", "job")]
+            assert [move.rows async for move in spread_sql(places[1], "job")] != []
+            found = await fleet.lookup(request.url)
+            assert found is not None
+            assert 500 < found["lease_ends_in"] <= 600
+            assert not (await fleet.lease(1, batch=1, seconds=600)).leases
+            assert (await fleet.complete(outcomes(lease))).accepted == 1
+            (view,) = await fleet.shards()
+            assert view.server.endswith("/second")
+        finally:
+            await feeder.aclose()
+            await fleet.aclose()
+
+    asyncio.run(play())
+
+
 def test_a_late_transaction_cannot_write_to_a_shard_that_leaves(places: list[str]) -> None:
     async def play() -> None:
         frontier = await open_sql(places[0], "job", FREE)
