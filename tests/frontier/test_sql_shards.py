@@ -14,6 +14,7 @@ from gossamer.errors import ConfigError, JobMissing, Unavailable
 from gossamer.frontier.base import Fleet
 from gossamer.frontier.sql import open_databases, open_sql, spread_sql
 from gossamer.frontier.sql.database import CARGO, Database
+from gossamer.frontier.sql.move import _freeze
 from gossamer.frontier.sql.places import like
 from gossamer.model import Request
 from gossamer.settings import Settings
@@ -259,15 +260,37 @@ def test_two_who_spread_at_once_do_no_harm(places: list[str]) -> None:
         async for _ in spread_sql(url, "job"):
             pass
 
+    async def patient(fleet: Fleet) -> Counter[int]:
+        fetched: Counter[int] = Counter()
+        while True:
+            try:
+                grant = await fleet.lease(1, batch=1, seconds=60)
+            except Unavailable:
+                await asyncio.sleep(0.01)
+                continue
+            if grant.job == "finished":
+                return fetched
+            for lease in grant.leases:
+                fetched.update(one.key for one in lease.requests)
+                await asyncio.sleep(0.01)
+                while True:
+                    try:
+                        await fleet.complete(outcomes(lease))
+                        break
+                    except Unavailable:
+                        await asyncio.sleep(0.01)
+
     async def play() -> None:
         fleet = await open_databases(places[0], "job", FREE, worker="one", shards="3")
         try:
             await fleet.add(seeds())
             (lease,) = (await fleet.lease(1, batch=2, seconds=60)).leases
+            crawl = asyncio.create_task(patient(fleet))
             for url in (",".join(places[:2]), places[1], places[0]):
                 await asyncio.gather(*(spread(f"{url},{places[2]}") for _ in range(3)))
             await fleet.complete(outcomes(lease))
-            fetched = Counter(one.key for one in lease.requests) + await fetch_all(fleet)
+            fetched = Counter(one.key for one in lease.requests) + await crawl
+            assert (await fleet.counts()).done == SITES * 3
             assert len(fetched) == SITES * 3
             assert set(fetched.values()) == {1}
         finally:
@@ -308,13 +331,9 @@ def test_a_late_transaction_cannot_write_to_a_shard_that_leaves(places: list[str
         mover = await open_sql(places[0], "job", FREE)
         try:
 
-            async def freeze(db: Any) -> None:
-                await db.fetch("set_phase", 1, "elsewhere")
-                await db.fetch("freeze")
-
             async def late(call: Any) -> None:
                 await frontier._admission.admit(call, [(page(1), "", 0)])
-                await mover._database.run(freeze)
+                await mover._database.run(lambda db: _freeze(db, "elsewhere"))
                 await call.flush()
 
             with pytest.raises(Unavailable, match="on its way"):
