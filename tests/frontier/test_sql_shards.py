@@ -299,6 +299,55 @@ def test_two_who_spread_at_once_do_no_harm(places: list[str]) -> None:
     asyncio.run(play())
 
 
+def test_one_who_spreads_and_sleeps_in_between_changes_nothing_afterwards(
+    places: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else has moved the shard meanwhile, and it was crawled to its end."""
+    run = Database.run
+
+    async def spread(job: str) -> None:
+        for url in (",".join(places[:2]), places[1]):
+            async for _ in spread_sql(url, job):
+                pass
+
+    async def check(sleeps_after: int) -> None:
+        left, awake, asleep = sleeps_after, asyncio.Event(), asyncio.Event()
+
+        async def sleepy(self: Database, work: Callable[[Any], Awaitable[Any]], **options: Any) -> Any:
+            nonlocal left
+            task = asyncio.current_task()
+            if task is not None and task.get_name() == "sleepy":
+                left -= 1
+                if left == 0:
+                    asleep.set()
+                    await awake.wait()
+            return await run(self, work, **options)
+
+        monkeypatch.setattr(Database, "run", sleepy)
+        job = f"job{sleeps_after}"
+        fleet = await open_databases(places[0], job, FREE, worker="one", shards="1")
+        try:
+            await fleet.add(seeds(4))
+            slow = asyncio.create_task(spread(job), name="sleepy")
+            await asyncio.wait({slow, asyncio.create_task(asleep.wait())}, return_when="FIRST_COMPLETED")
+            await spread(job)
+            assert (await fetch_all(fleet)).total() == 12
+            before = await fleet.counts()
+            awake.set()
+            await slow
+            assert await fleet.counts() == before
+            assert not (await fleet.lease(9, batch=9, seconds=60)).leases
+        finally:
+            await fleet.aclose()
+
+    async def play() -> None:
+        for sleeps_after in range(4, 40, 3):
+            await check(sleeps_after)
+        assert (await counted(places[0]))["queue"] + (await counted(places[1]))["queue"] == 0
+
+    asyncio.run(play())
+
+
 def test_a_lease_ends_when_it_would_have_whatever_the_clock_of_the_new_server_says(places: list[str]) -> None:
     async def play() -> None:
         fleet = await open_databases(places[0], "job", FREE, worker="one", shards="1")
