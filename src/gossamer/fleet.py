@@ -23,7 +23,7 @@ from gossamer.engine.supervisor import Supervisor
 from gossamer.errors import ConfigError, Unavailable
 from gossamer.frontier.advice import Advice, advise
 from gossamer.frontier.base import Fleet
-from gossamer.frontier.regions import check_region, parse_part, region_of
+from gossamer.frontier.regions import check_region, parse_part
 from gossamer.job import Summary
 from gossamer.member import leave_on_signals
 from gossamer.model import Counts, JobState, Pulse
@@ -77,13 +77,9 @@ async def open_fleet(
             raise ConfigError("a job on a folder has no regions", hint="leave --region away, or take redis://")
         return await open_folder(url, job, settings, worker=worker_name)
     if url.startswith(SQL_SCHEMES):
-        from gossamer.frontier.sql import open_sql
+        from gossamer.frontier.sql import open_databases
 
-        if shards or "," in url:
-            raise ConfigError("a job in SQL is in one database, as one shard, in this version", hint="see redis://")
-        fleet = await open_sql(url, job, settings, worker=worker_name, region=region)
-        fleet.region_of = lambda site: region_of(fleet.settings.regions, site)
-        return fleet
+        return await open_databases(url, job, settings, worker=worker_name, region=region, shards=shards)
     from gossamer.frontier.redis_open import open_redis
 
     return await open_redis(url, job, settings, worker=worker_name, region=region, shards=shards)

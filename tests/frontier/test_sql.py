@@ -153,9 +153,10 @@ def test_the_inbox_gives_other_shards_what_is_theirs(server: SqlServer) -> None:
     passed: list[str] = []
 
     async def check(frontier: SqlFrontier) -> None:
-        async def forward(requests: Any) -> list[Request]:
-            passed.extend(one.url for one in requests if one.site == "b.example")
-            return [one for one in requests if one.site != "b.example"]
+        async def forward(links: Any) -> tuple[set[int], set[int]]:
+            passed.extend(one.url for one, _, _ in links if one.site == "b.example")
+            ours = {one.key for one, _, _ in links if one.site == "a.example"}
+            return ours, {one.key for one, _, _ in links} - ours
 
         frontier.forward = forward
         await asyncio.to_thread(

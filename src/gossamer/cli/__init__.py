@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from gossamer.cli.compact import compact
 from gossamer.cli.crawl import crawl, worker
 from gossamer.cli.exits import Exit
 from gossamer.cli.fleet import export, submit
@@ -31,7 +32,8 @@ def gossamer() -> None:
 
 
 commands = (
-    crawl, trial, fetch, shell, init, worker, submit, status, pause, resume, stop, add, scale, spread, export, simweb,
+    crawl, trial, fetch, shell, init, worker, submit, status, pause, resume, stop, add, scale, spread, compact, export,
+    simweb,
 )  # fmt: skip
 for command in commands:
     gossamer.add_command(command)

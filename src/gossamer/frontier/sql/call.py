@@ -7,17 +7,21 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gossamer.errors import FrontierError, JobMissing
+from gossamer.errors import FrontierError, JobMissing, Unavailable
 from gossamer.frontier.sql.database import Dialect
-from gossamer.frontier.sql.rows import DONE, FAILED, PARKED, RETRY, SKIPPED, SUSPECT, TIMED, WORDS, Row
+from gossamer.frontier.sql.rows import FAILED, PARKED, RETRY, REVISITS, SKIPPED, SUSPECT, TIMED, WORDS, Row
 from gossamer.frontier.sql.site import MICRO, NEVER, Lane, Site
 from gossamer.settings import Settings
 
 COUNTERS = (
     "queued", "delayed", "leased", "held", "done", "failed", "skipped", "parked", "stale", "kept", "revisits",
-    "suspects", "known", "sites", "news",
+    "suspects", "known", "sites", "news", "handed",
 )  # fmt: skip
 STRIPES = 32
+TURNS = 1024
+"""Microseconds within which the order of sites that are ready is that of their last leases."""
+HERE, LEAVING, ARRIVING, GONE = range(4)
+"""Phases of a shard."""
 _STEP_BACK_MICRO = MICRO
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(list[tuple[int, int, int, int]]).decode
@@ -29,6 +33,10 @@ class NeedsWhole(Exception):
 
 class Changed(Exception):
     """The job has other settings by now: to be read before the call is tried again."""
+
+
+class Moved(Exception):
+    """The shard is in another database by now; where."""
 
 
 class Held(NamedTuple):
@@ -90,12 +98,17 @@ class Call:
                 f"job {self._job!r} is not in this database any more", hint="was the database emptied or restored?"
             )
         row = found[0]
-        state, revision, clock, skew, self.restarts, self.rest_until, self.longest, allowance, *rest = row
+        state, revision, clock, skew, self.restarts, self.rest_until, self.longest, allowance, phase, place, *rest = row
+        if phase == GONE:
+            raise Moved(place)
+        if phase:
+            raise Unavailable(f"a shard of job {self._job!r} is on its way to {place or self.db.server}")
         if revision != self._revision:
             raise Changed
         if totals:
             self.totals = dict(zip(COUNTERS, map(int, rest), strict=False))
-            self.last_token, latest, self.has_inbox = int(rest[15]), int(rest[16]), bool(rest[17])
+            token, latest, inbox = rest[len(COUNTERS) :]
+            self.last_token, latest, self.has_inbox = int(token), int(latest), bool(inbox)
         else:
             latest = int(rest[0] or 0)
         self.state = state
@@ -117,6 +130,14 @@ class Call:
 
     def count(self, name: str, by: int = 1) -> None:
         self.tally[name] += by
+
+    @property
+    def half(self) -> int:
+        """The number of the half of the quota's window that is being filled (see `share`).
+
+        All that was ever handed out is summed over the stripes, so no row is everybody's; what others hand out in
+        this moment is not in it yet."""
+        return self.total("handed") // max(1, self.settings.share_window // 2)
 
     async def lock(self, ids: Iterable[int], *, skip: bool = False) -> None:
         """Lock sites, in their order; with `skip`, those that nobody else has locked."""
@@ -214,7 +235,7 @@ class Call:
         await self.settle_rows()
         for place, again, number in await self.db.close_site(site.id, keep, status, self.now):
             number = int(number)
-            if again in (DONE, FAILED):
+            if again in REVISITS:
                 self.count("revisits", -number)
                 self.count("delayed", -number)
             else:
@@ -254,7 +275,11 @@ class Call:
 
     def _awake(self, site: Site) -> int | None:
         """When the next lease looks at a site; if nothing is queued there, that one finds out."""
-        return None if site.closed and site.kept.leased == 0 else site.wake_at
+        if site.closed and site.kept.leased == 0:
+            return None
+        at = site.wake_at
+        # Of those that are ready in the same moment, who was served last comes last.
+        return at if at > self.now else min(at, self.now - TURNS + site.kept.turn % TURNS)
 
 
 def closed_status(reason: str) -> int:

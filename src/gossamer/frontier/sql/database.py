@@ -14,6 +14,21 @@ from gossamer.errors import FrontierError, Unavailable
 T = TypeVar("T")
 log = logging.getLogger("gossamer.frontier")
 _CONFLICTS, _LOSSES = 12, 3
+CARGO = {
+    "sites": (1, ("site", "name", "region", "ready_at", "wake_at", "hold_at", "closed", "lanes")),
+    "notes": (1, ("site", "robots", "memo")),
+    "leases": (1, ("token", "site", "until_at", "lane", "suspect", "worker", "batch")),
+    "seen": (1, ("id",)),
+    "queue": (5, (
+        "site", "place", "standing", "age", "id", "url", "depth", "priority", "tries", "lapses", "again", "extra",
+    )),
+    "done": (1, ("id", "site", "finished_at", "depth", "priority", "tries", "status", "code", "url")),
+    "counters": (1, (
+        "stripe", "queued", "later", "leased", "held", "done", "failed", "skipped", "parked", "stale", "kept",
+        "revisits", "suspects", "known", "sites", "news", "handed", "token", "latest_at",
+    )),
+}  # fmt: skip
+"""Table -> how many of its columns are the key, and its columns without the shard."""
 
 
 class Dialect(Protocol):
@@ -121,8 +136,20 @@ class Dialect(Protocol):
         """Ask to be told of news; whether there is some already."""
         ...
 
-    async def heard(self, round_number: int) -> bool:
-        """Wait, without using the connection; whether there is news, or only time has passed."""
+    async def heard(self, round_number: int, shard: int) -> bool:
+        """Wait, without using the connection; whether there is news of the shard, or only time has passed."""
+        ...
+
+    async def page(self, table: str, after: Sequence[Any], most: int, *, last: bool = False) -> list[Sequence[Any]]:
+        """The shard's rows of a table of `CARGO` that come after this key, in order, or the `last` ones first."""
+        ...
+
+    async def put(self, table: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Add such rows to the shard; those that are there stay as they are."""
+        ...
+
+    async def drop(self, table: str, most: int) -> None:
+        """Delete some of the shard's rows."""
         ...
 
     def explain(self, error: BaseException) -> FrontierError | None:
@@ -143,12 +170,24 @@ class Database:
 
     def __init__(self, dialect: Dialect) -> None:
         self.dialect = dialect
-        self.greet: Callable[[Dialect], Awaitable[None]] | None = None
-        """What is done first on every new connection."""
+        self.shard = 0
+        """The row of gossamer_shards that statements are about."""
+        self._greetings: dict[int, Callable[[Dialect], Awaitable[None]]] = {}
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self.conflicts = 0
         """Transactions that had to be tried again, because of another one."""
+
+    def at(self, shard: int) -> Database:
+        """The same connection, for another shard: they take turns."""
+        other = Database(self.dialect)
+        other.shard = shard
+        other._greetings, other._turn, other._tasks = self._greetings, self._turn, self._tasks
+        return other
+
+    def greet(self, greeting: Callable[[Dialect], Awaitable[None]]) -> None:
+        """Do this first for the shard on every new connection."""
+        self._greetings[self.shard] = greeting
 
     async def run(
         self,
@@ -168,10 +207,12 @@ class Database:
         async def once() -> T:
             if not self.dialect.is_open:
                 await self.dialect.connect()
-                if self.greet is not None:
+                for shard, greeting in list(self._greetings.items()):
+                    self.dialect.shard = shard
                     await self.dialect.begin()
-                    await self.greet(self.dialect)
+                    await greeting(self.dialect)
                     await self.dialect.commit()
+            self.dialect.shard = self.shard
             try:
                 if whole:
                     await self.dialect.begin(lock, stripe)

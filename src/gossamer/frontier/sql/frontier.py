@@ -12,13 +12,13 @@ import msgspec
 
 from gossamer import settings as configuration
 from gossamer.errors import FrontierError, Unavailable
-from gossamer.frontier.sql.call import STRIPES, Call, Changed, NeedsWhole
+from gossamer.frontier.sql.call import STRIPES, Call, Changed, Moved, NeedsWhole
 from gossamer.frontier.sql.database import Database, Dialect
 from gossamer.frontier.sql.inbox import drain
 from gossamer.frontier.sql.leasing import Leasing, lull
 from gossamer.frontier.sql.ledger import SqlLedger
 from gossamer.frontier.sql.rows import PARKED, Row, request_of
-from gossamer.frontier.sql.settling import Admission, Settling
+from gossamer.frontier.sql.settling import MOST_LINKS, Admission, Link, Settling, parts
 from gossamer.frontier.sql.steering import SqlSteering
 from gossamer.model import Counts, Grant, Lease, Outcome, Receipt, Request, SiteNote
 from gossamer.settings import Settings
@@ -26,7 +26,6 @@ from gossamer.settings import Settings
 _LONGEST_SLEEP_SECONDS = 15.0
 _LULL_SECONDS = 1.0
 _MANY_EMPTY = 512
-_MOST_LINKS = 10_000
 _WRITE, _TOTALS = False, True
 log = logging.getLogger("gossamer.frontier")
 _decode_robots = msgspec.msgpack.Decoder(dict[str, bytes]).decode
@@ -59,8 +58,13 @@ class SqlFrontier(SqlSteering, SqlLedger):
         self.shard = shard
         self.region_of: Callable[[str], str] | None = None
         """Where a new site belongs; sites belong nowhere, and so to everybody, unless this says so."""
-        self.forward: Callable[[Sequence[Request]], Awaitable[Sequence[Request]]] | None = None
-        """Takes those requests of the inbox that belong to other shards, and gives back the rest."""
+        self.forward: Callable[[Sequence[Link]], Awaitable[tuple[set[int], set[int]]]] | None = None
+        """Brings those links of the inbox that belong to other shards to them: the keys that are ours, and theirs that
+        they have now; the others stay."""
+        self.follow: Callable[[str], Awaitable[Database]] | None = None
+        """Opens the database to which the shard has gone."""
+        self.closing: Callable[[], Awaitable[None]] | None = None
+        """Closes all connections, where there are more than this one."""
         self.calm = False
         """Whether to lease no suspects."""
         self.lapsed = 0
@@ -82,9 +86,13 @@ class SqlFrontier(SqlSteering, SqlLedger):
         return self._database.conflicts
 
     async def add(self, requests: Sequence[Request]) -> int:
+        return await self.admit([(request, "", 0) for request in requests])
+
+    async def admit(self, links: Sequence[Link]) -> int:
+        """Queue what is not known yet, each with its referrer and its time; how many those were."""
         added = 0
-        for first in range(0, len(requests), _MOST_LINKS):
-            some = [(request, "", 0) for request in requests[first : first + _MOST_LINKS]]
+        for first in range(0, len(links), MOST_LINKS):
+            some = links[first : first + MOST_LINKS]
 
             async def work(call: Call, some: Any = some) -> int:
                 found = await self._admission.admit(call, some)
@@ -104,8 +112,9 @@ class SqlFrontier(SqlSteering, SqlLedger):
             idle = not grant.leases and limit > 0
             if self._empty and (idle or len(self._empty) >= _MANY_EMPTY or now - self._lulled_at > _LULL_SECONDS):
                 asleep, self._empty, self._lulled_at = self._empty, set(), now
-                closed = await self._call(lambda call, some=asleep: lull(call, some), lock="whole", rings=True)  # type: ignore[misc]
-                if closed and idle:
+                await self._call(lambda call, some=asleep: lull(call, some), lock="whole", rings=True)  # type: ignore[misc]
+                if idle:
+                    # What sleeps now says when it wakes, and a site that was closed may have been the last one.
                     continue
             return grant
 
@@ -283,12 +292,13 @@ class SqlFrontier(SqlSteering, SqlLedger):
 
     async def idle(self, grant: Grant) -> None:
         wait = _LONGEST_SLEEP_SECONDS if grant.wait is None else min(grant.wait, _LONGEST_SLEEP_SECONDS)
+        database = self._database
         try:
             async with asyncio.timeout(wait):
                 for number in range(1_000_000):
-                    if await self._database.run(lambda db: db.watch(grant.news), whole=False):
+                    if await database.run(lambda db: db.watch(grant.news), whole=False):
                         return
-                    if await self._database.dialect.heard(number):
+                    if await database.dialect.heard(number, database.shard):
                         return
         except TimeoutError:
             pass
@@ -336,6 +346,8 @@ class SqlFrontier(SqlSteering, SqlLedger):
         if call.has_inbox or call.total("queued") + call.total("delayed") > call.total("revisits"):
             return False
         if call.total("revisits") > 0:
+            if call.settings.recrawl:
+                return False
             (row,) = await call.db.fetch("any_due", call.now)
             return not row[0]
         return True
@@ -344,7 +356,7 @@ class SqlFrontier(SqlSteering, SqlLedger):
         return "finished" if call.state == "running" and await self._is_over(call) else call.state
 
     async def aclose(self) -> None:
-        await self._database.aclose()
+        await (self.closing or self._database.aclose)()
 
     async def _call(
         self, work: Callable[[Call], Awaitable[T]], *, lock: str = "", opens: bool = True, rings: bool = False
@@ -364,6 +376,14 @@ class SqlFrontier(SqlSteering, SqlLedger):
                 return await self._database.run(run, lock=lock, stripe=self._stripe, rings=rings)
             except Changed:
                 await self._reload()
+            except Moved as moved:
+                place = str(moved)
+                if self.follow is None:
+                    raise FrontierError(
+                        f"shard {self.shard} of job {self._job!r} has gone to {place}", hint="give that address"
+                    ) from None
+                self._database = await self.follow(place)
+                await self._reload()
 
     async def _reload(self) -> None:
         async def read(dialect: Dialect) -> Any:
@@ -371,15 +391,3 @@ class SqlFrontier(SqlSteering, SqlLedger):
 
         for row in await self._database.run(read, whole=False):
             self.settings, self._revision = configuration.build(msgspec.json.decode(row[0])), row[1]
-
-
-def parts(outcomes: Sequence[Outcome]) -> Iterator[Sequence[Outcome]]:
-    """Outcomes in parts that hold their locks for a moment only; at least one."""
-    first = links = 0
-    for index, outcome in enumerate(outcomes):
-        links += len(outcome.links)
-        if links > _MOST_LINKS:
-            yield outcomes[first : index + 1]
-            first, links = index + 1, 0
-    if first < len(outcomes) or not outcomes:
-        yield outcomes[first:]

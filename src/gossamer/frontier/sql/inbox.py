@@ -18,7 +18,7 @@ _HIGHEST = 1_000_000_000
 class _Frontier(Protocol):
     secret: bytes
     settings: Settings
-    forward: Callable[[Sequence[Request]], Awaitable[Sequence[Request]]] | None
+    forward: Callable[[Sequence[Link]], Awaitable[tuple[set[int], set[int]]]] | None
 
 
 def site_of(url: str, settings: Settings) -> str:
@@ -43,26 +43,31 @@ def read(text: str, priority: int, *, secret: bytes, settings: Settings) -> Requ
 async def drain(frontier: _Frontier, run: Callable[..., Awaitable[Any]], admission: Admission) -> int:
     """Take what is in the inbox, some at a time; how many entries were good."""
 
-    async def work(call: Call) -> int:
-        links: list[Link] = []
-        good = []
+    async def look(call: Call) -> dict[int, Link]:
+        found: dict[int, Link] = {}
         for entry, text, priority, wait in await call.db.take_inbox(_MOST):
             try:
                 request = read(text, priority, secret=frontier.secret, settings=call.settings)
             except ValueError as error:
                 await call.db.refuse_inbox(entry, str(error)[:200])
-                continue
-            good.append(entry)
-            links.append((request, "", max(0, int(wait or 0))))
-        if not good:
-            return 0
-        if frontier.forward is not None:
-            # They are there before they are gone from here: a crash in between gives them twice, which is once.
-            ours = {request.key for request in await frontier.forward([link[0] for link in links])}
-            links = [link for link in links if link[0].key in ours]
-        await admission.admit(call, links)
-        await call.db.empty_inbox(good)
+            else:
+                found[entry] = request, "", max(0, int(wait or 0))
+        return found
+
+    ours: set[int] | None = None
+    theirs: set[int] = set()
+    if frontier.forward is not None:
+        # They are there before they are gone from here: a crash in between gives them twice, which is once.
+        ours, theirs = await frontier.forward(list((await run(look)).values()))
+
+    async def work(call: Call) -> int:
+        found = await look(call)
+        if ours is not None:
+            found = {entry: link for entry, link in found.items() if link[0].key in ours | theirs}
+        await admission.admit(call, [link for link in found.values() if link[0].key not in theirs])
+        if found:
+            await call.db.empty_inbox(list(found))
         await call.flush()
-        return len(good)
+        return len(found)
 
     return int(await run(work, lock="share", rings=True))

@@ -11,7 +11,7 @@ import msgspec
 
 from gossamer import settings as configuration
 from gossamer.errors import ConfigError, JobMissing, SchemaMismatch
-from gossamer.frontier.sql.call import STRIPES
+from gossamer.frontier.sql.call import HERE, STRIPES
 from gossamer.frontier.sql.database import Database, Dialect
 from gossamer.frontier.sql.frontier import SqlFrontier
 from gossamer.frontier.sql.steering import digest
@@ -50,59 +50,85 @@ async def open_sql(
 
     `secret` is for a job that is spread over several databases: the keys of its URLs are the same in all of them. One
     that is not `alone` stores what `allow` lets it, in place of max_pages."""
-    dialect = dialect_of(url)
-    database = Database(dialect)
+    database = Database(dialect_of(url))
     try:
         if settings is not None:
-            await _create(database, job, settings, shard, secret)
-        row = await database.run(lambda db: _read(db, job, shard))
-        dialect.shard = int(row[0])
-        kept, key, revision = _understood(row, job)
-        await database.run(_notice_restart)
-        database.greet = _notice_restart
-        return SqlFrontier(
-            database,
-            job,
-            settings or kept,
-            secret=key,
-            revision=revision,
-            worker=worker,
-            region=region,
-            shard=shard,
-            alone=alone,
-        )
+            await make_job(database, job, settings, secret or secrets.token_bytes(16))
+            await make_shard(database, job, shard)
+        return await open_shard(database, job, shard, settings, worker=worker, region=region, alone=alone)
     except BaseException:
         await database.aclose()
         raise
 
 
-async def _create(database: Database, job: str, settings: Settings, shard: int, secret: bytes | None) -> None:
+async def open_shard(
+    database: Database, job: str, shard: int, settings: Settings | None, *, worker: str, region: str, alone: bool
+) -> SqlFrontier:
+    """A shard that is there, or was before it went elsewhere."""
+    row = await database.run(lambda db: _read(db, job, shard))
+    kept, key, revision = understood(row[1:], job)
+    own = await seat(database, int(row[0]))
+    return SqlFrontier(
+        own,
+        job,
+        settings or kept,
+        secret=key,
+        revision=revision,
+        worker=worker,
+        region=region,
+        shard=shard,
+        alone=alone,
+    )
+
+
+async def seat(database: Database, row: int) -> Database:
+    """The connection for one shard, by the number of its row."""
+    own = database.at(row)
+    await own.run(_notice_restart)
+    own.greet(_notice_restart)
+    return own
+
+
+async def make_job(database: Database, job: str, settings: Settings, secret: bytes) -> None:
+    """A job's record with these settings; the secret is kept if it is there."""
     text = msgspec.json.encode(configuration.dump(settings)).decode()
 
     async def work(db: Dialect) -> None:
         await db.make_tables()
-        await db.fetch("make_job", digest(job), job, FORMAT, text, secret or secrets.token_bytes(16))
+        await db.fetch("make_job", digest(job), job, FORMAT, text, secret)
         await db.fetch("renew_job", digest(job), FORMAT, text)
+
+    await database.run(work)
+
+
+async def make_shard(database: Database, job: str, shard: int, *, phase: int = HERE) -> int:
+    """A shard of a job that is there; the number of its row. One that is not `HERE` is not used."""
+
+    async def work(db: Dialect) -> int:
         await db.fetch("make_shard", digest(job), shard)
         (row,) = await db.fetch("find_shard", digest(job), shard)
         db.shard = int(row[0])
         await db.fetch("make_stripes", list(range(STRIPES)))
+        if phase != HERE:
+            await db.fetch("set_phase", phase, "")
+        return int(row[0])
 
-    await database.run(work)
+    return await database.run(work)
 
 
 async def _read(db: Dialect, job: str, shard: int) -> Sequence[Any]:
     rows = await db.fetch("read_job", digest(job), shard)
     if not rows:
         raise JobMissing(
-            f"there is no job {job!r} in this database", hint="start it with: gossamer crawl --frontier ... --job NAME"
+            f"there is no job {job!r} in {db.server}, or not this part of it",
+            hint="start it with: gossamer crawl --frontier ... --job NAME; was the database emptied or restored?",
         )
     return rows[0]
 
 
-def _understood(row: Sequence[Any], job: str) -> tuple[Settings, bytes, int]:
+def understood(row: Sequence[Any], job: str) -> tuple[Settings, bytes, int]:
     """The settings, the secret and the revision of a job's record."""
-    _, form, revision, text, secret = row
+    form, revision, text, secret = row
     if form != FORMAT:
         raise SchemaMismatch(
             f"job {job!r} was written by another version of Gossamer", hint="use the version that made it"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gossamer.frontier.sql.call import STRIPES, Call, Held, batch_text
-from gossamer.frontier.sql.rows import DONE, FAILED, WORDS, Row
+from gossamer.frontier.sql.rows import REVISITS, WORDS, Row
 from gossamer.frontier.sql.site import MICRO, NEVER, Lane, Site
 
 _DROWSY_MICRO = MICRO
@@ -31,6 +31,8 @@ class Leasing:
         self.empty: set[int] = set()
         """Sites at which nothing was found: to be put to sleep."""
         self._refused: set[int] = set()
+        self._over: list[Site] = []
+        """Sites that have had their share of the fetches: they get what the others leave."""
         self._left = NEVER
 
     async def take(self, limit: int) -> None:
@@ -43,17 +45,23 @@ class Leasing:
         passed: set[int] = set()
         while len(self.leases) < limit and self._left > 0:
             fresh: list[Site] = []
-            wanted = limit - len(self.leases) + len(passed)
+            over: list[Site] = []
+            wanted = limit - len(self.leases)
             for region in self._regions:
-                for row in await call.db.fetch("take_ready", region, call.now, wanted):
+                most = wanted + len(passed) + len(self._over)
+                for row in await call.db.fetch("take_ready", region, call.now, most):
                     if row[0] not in passed and len(fresh) < wanted:
                         passed.add(row[0])
-                        fresh.append(call.sites.setdefault(row[0], Site(row, call.settings)))
-            if not fresh:
+                        site = call.sites.setdefault(row[0], Site(row, call.settings))
+                        (fresh if site.share_left(call.half) else over).append(site)
+            if not fresh and not over:
                 break
-            await self._lapse(fresh)
+            self._over += over
+            await self._lapse([*fresh, *over])
             self._busy = self._busy or (call.total("suspects") > 0 and await self._has_suspect())
             await self._serve(fresh, limit)
+        if self._over and len(self.leases) < limit and self._left > 0:
+            await self._serve(self._over, limit, whole=True)
 
     async def _take_back(self) -> None:
         """All that may still be fetched is in somebody's hands: take back what has run out."""
@@ -93,13 +101,17 @@ class Leasing:
                 found.append(lane)
         return found
 
-    def _most(self, site: Site) -> int:
+    def _most(self, site: Site, whole: bool) -> int:
         most = min(self._batch, site.room)
+        if not whole:
+            most = min(most, site.share_left(self.call.half))
         delay = site.delay
         return most if delay <= 0 else min(most, max(1, int(self._seconds / 2 / delay)))
 
-    async def _serve(self, sites: Sequence[Site], limit: int) -> None:
+    async def _serve(self, sites: Sequence[Site], limit: int, *, whole: bool = False) -> None:
+        """Lease lanes of these sites, within their share of the fetches or with `whole` batches."""
         call = self.call
+        before = len(self.leases)
         wanted: dict[int, tuple[Site, list[Lane]]] = {}
         for site in sites:
             call.touched.add(site.id)
@@ -114,7 +126,7 @@ class Leasing:
         hands = in_hand(call.held.values())
         asks = []
         for site, lanes in wanted.values():
-            asks.append((site.id, len(hands.get(site.id, ())) + len(lanes) * self._most(site)))
+            asks.append((site.id, len(hands.get(site.id, ())) + len(lanes) * self._most(site, whole)))
         waiting = by_site(await call.db.bulk("heads", asks, call.now), hands)
         suspects: dict[int, list[Row]] = {}
         if call.total("suspects") > 0:
@@ -125,19 +137,22 @@ class Leasing:
             for lane in lanes:
                 if len(self.leases) >= limit or self._left <= 0:
                     break
-                self._grant(site, lane, waiting.get(site.id, []), suspects.get(site.id, []))
-        taken = [row[:5] for _, _, rows in self.leases for row in rows if row.again]
+                if not whole and not site.share_left(call.half):
+                    self._over.append(site)
+                    break
+                self._grant(site, lane, waiting.get(site.id, []), suspects.get(site.id, []), whole)
+        taken = [row[:5] for _, _, rows in self.leases[before:] for row in rows if row.again]
         if taken:
             await call.db.bulk("mark_taken", taken)
 
-    def _grant(self, site: Site, lane: Lane, waiting: list[Row], suspects: list[Row]) -> None:
+    def _grant(self, site: Site, lane: Lane, waiting: list[Row], suspects: list[Row], whole: bool) -> None:
         call = self.call
         alone = bool(suspects) and not self._busy
         if alone:
             rows = [suspects.pop(0)]
             self._busy = True
         else:
-            most = min(self._most(site), self._left)
+            most = min(self._most(site, whole), self._left)
             rows, waiting[:] = waiting[:most], waiting[most:]
         if not rows:
             if suspects:
@@ -156,12 +171,15 @@ class Leasing:
         self._left -= len(rows)
         call.held[token] = held
         self.leases.append((site, held, rows))
+        site.count_share(call.half, len(rows))
+        call.count("handed", len(rows))
+        site.kept.turn = call.total("handed")
         call.count("leased", len(rows))
         call.count("held")
         for row in rows:
             if row.again:
                 call.count("delayed", -1)
-                if row.again in (DONE, FAILED):
+                if row.again in REVISITS:
                     call.count("revisits", -1)
                     call.count(WORDS[row.again], -1)
             else:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from gossamer.errors import ConfigError, FrontierError, JobMissing, SchemaMismatch, Unavailable
-from gossamer.frontier.sql.database import schema, statements
-from gossamer.frontier.sql.mysql_text import PARTS, address, is_too_old, literal, quoted, written
+from gossamer.frontier.sql.database import CARGO, schema, statements
+from gossamer.frontier.sql.mysql_text import PARTS, address, beyond, is_too_old, literal, quoted, written
 
 try:
     import asyncmy
@@ -53,6 +53,8 @@ _PASSING = {
     1969,
     3024,
 }
+# Counters that were frozen overflow.
+_OUT_OF_RANGE = 1690
 _REFUSED = {1044, 1045, 1049, 1142, 1143, 1227, 1251, 1275, 1698, 3118}
 
 
@@ -269,11 +271,40 @@ class MySQL:
             await self.fetch("drop_done", found[first : first + _IN_LIST])
         return found
 
+    async def page(self, table: str, after: Sequence[Any], most: int, *, last: bool = False) -> list[Sequence[Any]]:
+        width, columns = CARGO[table]
+        key, way = columns[:width], " DESC" if last else ""
+        where = f" AND {beyond(key, after)}" if after else ""
+        return list(
+            await self._run(
+                f"SELECT {', '.join(columns)} FROM gossamer_{table} FORCE INDEX (PRIMARY)"  # noqa: S608
+                f" WHERE shard = {self.shard}{where} ORDER BY {', '.join(name + way for name in key)} LIMIT {int(most)}"
+            )
+        )
+
+    async def put(self, table: str, rows: Sequence[Sequence[Any]]) -> None:
+        _, columns = CARGO[table]
+        head = f"INSERT INTO gossamer_{table} (shard, {', '.join(columns)}) VALUES "  # noqa: S608
+        tail = f" ON DUPLICATE KEY UPDATE shard = gossamer_{table}.shard"
+        part: list[str] = []
+        size = 0
+        for row in rows:
+            part.append(f"({self.shard},{','.join(map(literal, row))})")
+            size += len(part[-1])
+            if size > _PACKET:
+                await self._run(head + ",".join(part) + tail)
+                part, size = [], 0
+        if part:
+            await self._run(head + ",".join(part) + tail)
+
+    async def drop(self, table: str, most: int) -> None:
+        await self._run(f"DELETE FROM gossamer_{table} WHERE shard = {self.shard} LIMIT {int(most)}")  # noqa: S608
+
     async def watch(self, seen: int) -> bool:
         ((news, inbox),) = await self.fetch("news")
         return bool(inbox) or int(news or 0) > seen
 
-    async def heard(self, round_number: int) -> bool:
+    async def heard(self, round_number: int, shard: int) -> bool:
         await asyncio.sleep(min(_SLOWEST_POLL_SECONDS, 0.02 * 1.5 ** min(round_number, 20)))
         return False
 
@@ -297,6 +328,8 @@ class MySQL:
             )
         if number == 1054:
             return SchemaMismatch("the tables were made by another version of Gossamer", hint="use that version")
+        if number == _OUT_OF_RANGE and "frozen" in text:
+            return Unavailable(f"{self.server}: the shard is on its way to another database")
         if number in _REFUSED:
             return FrontierError(f"{self.server} refused: {text}", hint="check the user, the password and the database")
         if number in _PASSING or number in _LOST or number in _CONFLICT or isinstance(error, faults.InterfaceError):

@@ -4,7 +4,7 @@
 
 -- name: moment
 SELECT j.state, j.revision, COALESCE(j.clock, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)) AS clock,
-    s.skew, s.restarts, s.rest_until, s.longest, s.allowance, c.*,
+    s.skew, s.restarts, s.rest_until, s.longest, s.allowance, s.phase, s.place, c.*,
     EXISTS (SELECT 1 FROM gossamer_inbox i WHERE i.job IN (j.name, '') AND i.error IS NULL) AS inbox
 FROM gossamer_shards s
 JOIN gossamer_jobs j ON j.job = s.job
@@ -15,6 +15,7 @@ CROSS JOIN (
         CAST(SUM(parked) AS SIGNED) AS parked, CAST(SUM(stale) AS SIGNED) AS stale, CAST(SUM(kept) AS SIGNED) AS kept,
         CAST(SUM(revisits) AS SIGNED) AS revisits, CAST(SUM(suspects) AS SIGNED) AS suspects,
         CAST(SUM(known) AS SIGNED) AS known, CAST(SUM(sites) AS SIGNED) AS sites, CAST(SUM(news) AS SIGNED) AS news,
+        CAST(SUM(handed) AS SIGNED) AS handed,
         MAX(token) AS token, MAX(latest_at) AS latest_at
     FROM gossamer_counters WHERE shard = $1
 ) c
@@ -22,7 +23,7 @@ WHERE s.shard = $1
 
 -- name: brief_moment
 SELECT j.state, j.revision, COALESCE(j.clock, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)) AS clock,
-    s.skew, s.restarts, s.rest_until, s.longest, s.allowance,
+    s.skew, s.restarts, s.rest_until, s.longest, s.allowance, s.phase, s.place,
     (SELECT MAX(latest_at) FROM gossamer_counters WHERE shard = $1) AS latest_at
 FROM gossamer_shards s JOIN gossamer_jobs j ON j.job = s.job WHERE s.shard = $1
 
@@ -57,7 +58,7 @@ SELECT EXISTS (SELECT 1 FROM gossamer_sites WHERE shard = $1 AND ready_at IS NOT
 
 -- name: any_due
 SELECT EXISTS (
-    SELECT 1 FROM gossamer_sites s WHERE s.shard = $1 AND s.ready_at <= $2 AND EXISTS (
+    SELECT 1 FROM gossamer_sites s WHERE s.shard = $1 AND s.closed = '' AND EXISTS (
         SELECT 1 FROM gossamer_queue q WHERE q.shard = $1 AND q.site = s.site AND q.place = 1 AND q.standing <= $2))
 
 -- name: ready_sites
@@ -204,7 +205,7 @@ SELECT place, again, COUNT(*) FROM gossamer_queue WHERE shard = $1 AND site = $2
 
 -- name: keep_site
 INSERT INTO gossamer_done (shard, id, site, finished_at, depth, priority, tries, status, code, url)
-SELECT q.shard, q.id, q.site, $5, q.depth, q.priority, q.tries, CASE WHEN q.again IN (1, 2) THEN q.again ELSE $4 END, 0, q.url
+SELECT q.shard, q.id, q.site, $5, q.depth, q.priority, q.tries, CASE WHEN q.again IN (1, 2, 3) THEN q.again ELSE $4 END, 0, q.url
 FROM gossamer_queue q WHERE q.shard = $1 AND q.site = $2 AND q.id NOT IN $3
 ON DUPLICATE KEY UPDATE shard = gossamer_done.shard
 
@@ -215,7 +216,9 @@ DELETE FROM gossamer_queue WHERE shard = $1 AND site = $2 AND id NOT IN $3
 UPDATE gossamer_counters SET queued = queued + $3, later = later + $4, leased = leased + $5, held = held + $6,
     done = done + $7, failed = failed + $8, skipped = skipped + $9, parked = parked + $10, stale = stale + $11,
     kept = kept + $12, revisits = revisits + $13, suspects = suspects + $14, known = known + $15, sites = sites + $16,
-    news = news + $17, token = GREATEST(token, $18), latest_at = GREATEST(latest_at, $19)
+    news = news + $17,
+    handed = handed + $18, token = GREATEST(token, $19), latest_at = GREATEST(latest_at, $20),
+    frozen = frozen * 2
 WHERE shard = $1 AND stripe = $2
 
 -- name: news
@@ -307,3 +310,38 @@ SELECT allowance, reserved FROM gossamer_shards WHERE shard = $1
 
 -- name: set_ledger
 UPDATE gossamer_shards SET allowance = $2, reserved = $3 WHERE shard = $1
+
+-- name: read_root
+SELECT format, revision, settings, secret, placement, made FROM gossamer_jobs WHERE $1 >= 0 AND digest = $2
+
+-- name: propose_root
+UPDATE gossamer_jobs SET placement = COALESCE(placement, $3) WHERE $1 >= 0 AND digest = $2
+
+-- name: place_root
+UPDATE gossamer_jobs SET placement = $3, made = 1 WHERE $1 >= 0 AND digest = $2
+
+-- name: shard_phase
+SELECT s.shard, s.phase, s.place FROM gossamer_shards s JOIN gossamer_jobs j ON j.job = s.job
+WHERE $1 >= 0 AND j.digest = $2 AND s.number = $3
+
+-- name: lock_phase
+SELECT phase, place FROM gossamer_shards WHERE shard = $1 FOR UPDATE
+
+-- name: set_phase
+UPDATE gossamer_shards SET phase = $2, place = $3 WHERE shard = $1
+
+-- name: freeze
+UPDATE gossamer_counters SET frozen = 4611686018427387904 WHERE shard = $1
+
+-- name: tell
+UPDATE gossamer_counters SET news = news + 1 WHERE shard = $1 AND stripe = 0
+
+-- name: shard_times
+SELECT restarts, rest_until, longest, allowance, reserved FROM gossamer_shards WHERE shard = $1
+
+-- name: set_shard_times
+UPDATE gossamer_shards SET restarts = $2, rest_until = $3, longest = $4, allowance = $5, reserved = $6, skew = $7,
+    server = '', phase = 0, place = '' WHERE shard = $1
+
+-- name: drop_counters
+DELETE FROM gossamer_counters WHERE shard = $1

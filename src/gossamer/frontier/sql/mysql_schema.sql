@@ -9,9 +9,12 @@ CREATE TABLE IF NOT EXISTS gossamer_jobs (
     settings MEDIUMTEXT NOT NULL,
     secret   VARBINARY(64) NOT NULL,
     state    VARCHAR(16) NOT NULL,
+    placement MEDIUMTEXT,
+    made     SMALLINT NOT NULL DEFAULT 0,
     clock    BIGINT
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
+-- phase 0: here; 1: leaves for `place`; 2: arrives; 3: gone to `place`.
 CREATE TABLE IF NOT EXISTS gossamer_shards (
     shard      INT NOT NULL AUTO_INCREMENT PRIMARY KEY,
     job        INT NOT NULL,
@@ -23,10 +26,13 @@ CREATE TABLE IF NOT EXISTS gossamer_shards (
     longest    BIGINT NOT NULL DEFAULT 0,
     allowance  BIGINT,
     reserved   BIGINT,
+    phase      SMALLINT NOT NULL DEFAULT 0,
+    place      VARCHAR(500) NOT NULL DEFAULT '',
     UNIQUE KEY (job, number)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
--- Sums of these are the counts; a worker writes to one stripe, so that workers do not wait for one another.
+-- Sums of these are the counts; a worker writes to one stripe, so that workers do not wait for one another. `frozen` is
+-- doubled by every write: that fails where it is 2^62, and undoes the transaction.
 CREATE TABLE IF NOT EXISTS gossamer_counters (
     shard     INT NOT NULL,
     stripe    INT NOT NULL,
@@ -45,8 +51,10 @@ CREATE TABLE IF NOT EXISTS gossamer_counters (
     known     BIGINT NOT NULL DEFAULT 0,
     sites     BIGINT NOT NULL DEFAULT 0,
     news      BIGINT NOT NULL DEFAULT 0,
+    handed    BIGINT NOT NULL DEFAULT 0,
     token     BIGINT NOT NULL DEFAULT 0,
     latest_at BIGINT NOT NULL DEFAULT 0,
+    frozen    BIGINT NOT NULL DEFAULT 0,
     PRIMARY KEY (shard, stripe)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
@@ -152,8 +160,8 @@ WITH working AS (
         JSON_TABLE(l.batch, '$[*]' COLUMNS (id BIGINT PATH '$[0]')) b
 ), every AS (
     SELECT q.shard, q.site, q.id, q.url, q.depth, q.priority, q.tries, w.worker,
-        CASE WHEN w.id IS NOT NULL THEN 'working' WHEN q.again = 1 THEN 'done' WHEN q.again = 2 THEN 'failed' ELSE 'idle' END AS state,
-        CASE WHEN q.again IN (1, 2) THEN 'again' WHEN q.place = 0 THEN 'suspect' ELSE '' END AS reason,
+        CASE WHEN w.id IS NOT NULL THEN 'working' WHEN q.again IN (1, 3) THEN 'done' WHEN q.again = 2 THEN 'failed' ELSE 'idle' END AS state,
+        CASE WHEN q.again IN (1, 2, 3) THEN 'again' WHEN q.place = 0 THEN 'suspect' ELSE '' END AS reason,
         NULL AS code,
         CASE q.place WHEN 1 THEN FROM_UNIXTIME(q.standing / 1000000) END AS available_time, NULL AS finished_time
     FROM gossamer_queue q LEFT JOIN working w ON w.shard = q.shard AND w.id = q.id
@@ -171,5 +179,5 @@ SELECT e.id,
     e.code, e.reason, e.finished_time
 FROM every e
 JOIN gossamer_sites s ON s.shard = e.shard AND s.site = e.site
-JOIN gossamer_shards h ON h.shard = e.shard
+JOIN gossamer_shards h ON h.shard = e.shard AND h.phase < 2
 JOIN gossamer_jobs j ON j.job = h.job;

@@ -56,6 +56,14 @@ def quoted(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "''").replace("\0", "\\0") + "'"
 
 
+def beyond(key: Sequence[str], values: Sequence[Any]) -> str:
+    """That a row comes after another in the order of its key, said in a way that an index can be used for."""
+    name, value = key[0], literal(values[0])
+    if len(key) == 1:
+        return f"{name} > {value}"
+    return f"({name} > {value} OR ({name} = {value} AND {beyond(key[1:], values[1:])}))"
+
+
 def is_too_old(version: str) -> bool:
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is None:

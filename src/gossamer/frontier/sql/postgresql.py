@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from gossamer.errors import ConfigError, FrontierError, JobMissing, SchemaMismatch, Unavailable
-from gossamer.frontier.sql.database import schema, statements
+from gossamer.frontier.sql.database import CARGO, schema, statements
 
 try:
     import asyncpg
@@ -47,6 +47,8 @@ _LONGEST_WAIT_MICRO = 16_000_000
 _PASSING = ("08", "53", "57", "58", "25006", "55P03", "XX000")
 _CONFLICT = ("40001", "40P01", "23505")
 _REFUSED = ("28", "3D", "42501")
+# Counters that were frozen overflow.
+_OUT_OF_RANGE = "22003"
 
 
 class PostgreSQL:
@@ -61,8 +63,9 @@ class PostgreSQL:
         self._address, self.server = _address(url)
         self._statements = statements("postgresql.sql")
         self._connection: asyncpg.Connection[Any] | None = None
-        self._news = asyncio.Event()
-        self._listens = False
+        self._news: dict[int, asyncio.Event] = {}
+        """What rings for a shard that this connection listens for."""
+        self._listens: set[str] = set()
 
     @property
     def is_open(self) -> bool:
@@ -76,7 +79,7 @@ class PostgreSQL:
 
     async def connect(self) -> None:
         """Connect, and refuse a server that is too old."""
-        self._listens = False
+        self._listens.clear()
         connection = await asyncpg.connect(
             **self._address, timeout=10.0, command_timeout=_ANSWER_SECONDS, statement_cache_size=200
         )
@@ -127,7 +130,8 @@ class PostgreSQL:
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None
-        self._news.set()
+        for news in self._news.values():
+            news.set()
 
     async def ask(self, text: str, *given: Any) -> list[Sequence[Any]]:
         """Run a statement that is not in the file."""
@@ -190,23 +194,52 @@ class PostgreSQL:
     async def compact(self, before: int, last: int, most: int) -> list[int]:
         return [row[0] for row in await self.fetch("compact", before, last, most)]
 
+    async def page(self, table: str, after: Sequence[Any], most: int, *, last: bool = False) -> list[Sequence[Any]]:
+        width, columns = CARGO[table]
+        key, way = columns[:width], " DESC" if last else ""
+        marks = ", ".join(f"${number + 2}" for number in range(len(after)))
+        where = f" AND ({', '.join(key)}) > ({marks})" if after else ""
+        return await self.ask(
+            f"SELECT {', '.join(columns)} FROM gossamer_{table} WHERE shard = $1{where}"  # noqa: S608
+            f" ORDER BY {', '.join(name + way for name in key)} LIMIT {int(most)}",
+            self.shard,
+            *after,
+        )
+
+    async def put(self, table: str, rows: Sequence[Sequence[Any]]) -> None:
+        _, columns = CARGO[table]
+        marks = ", ".join(f"${number + 2}" for number in range(len(columns)))
+        await self._open.executemany(
+            f"INSERT INTO gossamer_{table} (shard, {', '.join(columns)}) VALUES ($1, {marks})"  # noqa: S608
+            " ON CONFLICT DO NOTHING",
+            [(self.shard, *row) for row in rows],
+        )
+
+    async def drop(self, table: str, most: int) -> None:
+        await self.ask(
+            f"DELETE FROM gossamer_{table} WHERE ctid = ANY(ARRAY("  # noqa: S608
+            f"SELECT ctid FROM gossamer_{table} WHERE shard = $1 LIMIT {int(most)}))",
+            self.shard,
+        )
+
     async def watch(self, seen: int) -> bool:
-        if not self._listens:
-            await self._open.add_listener(f"gossamer_{self.shard}", self._heard)
-            await self._open.add_listener("gossamer_inbox", self._heard)
-            self._listens = True
-        self._news.clear()
+        for channel in {f"gossamer_{self.shard}", "gossamer_inbox"} - self._listens:
+            await self._open.add_listener(channel, self._heard)
+            self._listens.add(channel)
+        self._news.setdefault(self.shard, asyncio.Event()).clear()
         await self.fetch("wait", _LONGEST_WAIT_MICRO)
         # What happened before anybody knew that we wait has to be asked for.
         (row,) = await self.fetch("news")
         return int(row[0] or 0) > seen
 
-    async def heard(self, round_number: int) -> bool:
-        await self._news.wait()
+    async def heard(self, round_number: int, shard: int) -> bool:
+        await self._news[shard].wait()
         return True
 
-    def _heard(self, *_: Any) -> None:
-        self._news.set()
+    def _heard(self, _connection: Any, _process: Any, channel: str, _text: Any) -> None:
+        for shard, news in self._news.items():
+            if channel in (f"gossamer_{shard}", "gossamer_inbox"):
+                news.set()
 
     def is_conflict(self, error: BaseException) -> bool:
         return isinstance(error, faults.PostgresError) and str(error.sqlstate) in _CONFLICT
@@ -228,6 +261,8 @@ class PostgreSQL:
             return SchemaMismatch("the tables were made by another version of Gossamer", hint="use that version")
         if isinstance(error, faults.PostgresError):
             code = str(error.sqlstate or "")
+            if code == _OUT_OF_RANGE and "bigint" in str(error):
+                return Unavailable(f"{self.server}: the shard is on its way to another database")
             if code.startswith(_PASSING):
                 return Unavailable(f"{self.server}: {_first_line(error)}")
             if code.startswith(_REFUSED):

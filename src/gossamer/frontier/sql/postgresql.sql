@@ -2,7 +2,7 @@
 
 -- name: moment
 SELECT j.state, j.revision, COALESCE(j.clock, (EXTRACT(EPOCH FROM clock_timestamp()) * 1000000)::bigint) AS clock,
-    s.skew, s.restarts, s.rest_until, s.longest, s.allowance, c.*,
+    s.skew, s.restarts, s.rest_until, s.longest, s.allowance, s.phase, s.place, c.*,
     EXISTS (SELECT 1 FROM gossamer_inbox i WHERE i.job IN (j.name, '') AND i.error IS NULL) AS inbox
 FROM gossamer_shards s
 JOIN gossamer_jobs j ON j.job = s.job
@@ -12,6 +12,7 @@ CROSS JOIN (
         SUM(skipped)::bigint AS skipped, SUM(parked)::bigint AS parked, SUM(stale)::bigint AS stale,
         SUM(kept)::bigint AS kept, SUM(revisits)::bigint AS revisits, SUM(suspects)::bigint AS suspects,
         SUM(known)::bigint AS known, SUM(sites)::bigint AS sites, SUM(news)::bigint AS news,
+        SUM(handed)::bigint AS handed,
         MAX(token) AS token, MAX(latest_at) AS latest_at
     FROM gossamer_counters WHERE shard = $1
 ) c
@@ -19,7 +20,7 @@ WHERE s.shard = $1
 
 -- name: brief_moment
 SELECT j.state, j.revision, COALESCE(j.clock, (EXTRACT(EPOCH FROM clock_timestamp()) * 1000000)::bigint) AS clock,
-    s.skew, s.restarts, s.rest_until, s.longest, s.allowance,
+    s.skew, s.restarts, s.rest_until, s.longest, s.allowance, s.phase, s.place,
     (SELECT MAX(latest_at) FROM gossamer_counters WHERE shard = $1) AS latest_at
 FROM gossamer_shards s JOIN gossamer_jobs j ON j.job = s.job WHERE s.shard = $1
 
@@ -41,7 +42,7 @@ SELECT EXISTS (SELECT 1 FROM gossamer_sites WHERE shard = $1 AND ready_at IS NOT
 
 -- name: any_due
 SELECT EXISTS (
-    SELECT 1 FROM gossamer_sites s WHERE s.shard = $1 AND s.ready_at <= $2 AND EXISTS (
+    SELECT 1 FROM gossamer_sites s WHERE s.shard = $1 AND s.closed = '' AND EXISTS (
         SELECT 1 FROM gossamer_queue q WHERE q.shard = $1 AND q.site = s.site AND q.place = 1 AND q.standing <= $2))
 
 -- name: ready_sites
@@ -179,33 +180,35 @@ WITH gone AS (
     RETURNING id, site, depth, priority, tries, place, again, url
 ), kept AS (
     INSERT INTO gossamer_done (shard, id, site, finished_at, depth, priority, tries, status, code, url)
-    SELECT $1, id, site, $5, depth, priority, tries, CASE WHEN again IN (1, 2) THEN again ELSE $4 END, 0, url FROM gone
+    SELECT $1, id, site, $5, depth, priority, tries, CASE WHEN again IN (1, 2, 3) THEN again ELSE $4 END, 0, url FROM gone
     ON CONFLICT DO NOTHING
 )
 SELECT place, again, COUNT(*) FROM gone GROUP BY place, again
 
 -- name: write
 WITH gone AS (
-    DELETE FROM gossamer_leases WHERE shard = $1 AND token = ANY($20::text::bigint[])
+    DELETE FROM gossamer_leases WHERE shard = $1 AND token = ANY($21::text::bigint[])
 ), given AS (
     INSERT INTO gossamer_leases (shard, token, site, lane, until_at, suspect, worker, batch)
-    SELECT $1, * FROM unnest($21::text::bigint[], $22::text::bigint[], $23::text::int[], $24::text::bigint[],
-        $25::text::boolean[], $26::text[], $27::text[])
+    SELECT $1, * FROM unnest($22::text::bigint[], $23::text::bigint[], $24::text::int[], $25::text::bigint[],
+        $26::text::boolean[], $27::text[], $28::text[])
 ), changed AS (
     UPDATE gossamer_leases l SET until_at = n.until_at, batch = n.batch
-    FROM unnest($28::text::bigint[], $29::text::bigint[], $30::text[]) AS n (token, until_at, batch)
+    FROM unnest($29::text::bigint[], $30::text::bigint[], $31::text[]) AS n (token, until_at, batch)
     WHERE l.shard = $1 AND l.token = n.token
 ), moved AS (
     UPDATE gossamer_sites s SET ready_at = n.ready_at, wake_at = n.wake_at, hold_at = n.hold_at, region = n.region,
         closed = n.closed, lanes = n.lanes
-    FROM unnest($31::text::bigint[], $32::text::bigint[], $33::text::bigint[], $34::text::bigint[], $35::text[],
-        $36::text[], $37::bytea[]) AS n (site, ready_at, wake_at, hold_at, region, closed, lanes)
+    FROM unnest($32::text::bigint[], $33::text::bigint[], $34::text::bigint[], $35::text::bigint[], $36::text[],
+        $37::text[], $38::bytea[]) AS n (site, ready_at, wake_at, hold_at, region, closed, lanes)
     WHERE s.shard = $1 AND s.site = n.site
 )
 UPDATE gossamer_counters SET queued = queued + $3, later = later + $4, leased = leased + $5, held = held + $6,
     done = done + $7, failed = failed + $8, skipped = skipped + $9, parked = parked + $10, stale = stale + $11,
     kept = kept + $12, revisits = revisits + $13, suspects = suspects + $14, known = known + $15, sites = sites + $16,
-    news = news + $17, token = GREATEST(token, $18), latest_at = GREATEST(latest_at, $19)
+    news = news + $17,
+    handed = handed + $18, token = GREATEST(token, $19), latest_at = GREATEST(latest_at, $20),
+    frozen = frozen * 2
 WHERE shard = $1 AND stripe = $2
 
 -- name: news
@@ -295,3 +298,38 @@ SELECT allowance, reserved FROM gossamer_shards WHERE shard = $1
 
 -- name: set_ledger
 UPDATE gossamer_shards SET allowance = $2, reserved = $3 WHERE shard = $1
+
+-- name: read_root
+SELECT format, revision, settings, secret, placement, made FROM gossamer_jobs WHERE $1 >= 0 AND digest = $2
+
+-- name: propose_root
+UPDATE gossamer_jobs SET placement = COALESCE(placement, $3) WHERE $1 >= 0 AND digest = $2
+
+-- name: place_root
+UPDATE gossamer_jobs SET placement = $3, made = 1 WHERE $1 >= 0 AND digest = $2
+
+-- name: shard_phase
+SELECT s.shard, s.phase, s.place FROM gossamer_shards s JOIN gossamer_jobs j ON j.job = s.job
+WHERE $1 >= 0 AND j.digest = $2 AND s.number = $3
+
+-- name: lock_phase
+SELECT phase, place FROM gossamer_shards WHERE shard = $1 FOR UPDATE
+
+-- name: set_phase
+UPDATE gossamer_shards SET phase = $2, place = $3 WHERE shard = $1
+
+-- name: freeze
+UPDATE gossamer_counters SET frozen = 4611686018427387904 WHERE shard = $1
+
+-- name: tell
+UPDATE gossamer_counters SET news = news + 1 WHERE shard = $1 AND stripe = 0
+
+-- name: shard_times
+SELECT restarts, rest_until, longest, allowance, reserved FROM gossamer_shards WHERE shard = $1
+
+-- name: set_shard_times
+UPDATE gossamer_shards SET restarts = $2, rest_until = $3, longest = $4, allowance = $5, reserved = $6, skew = $7,
+    server = '', phase = 0, place = '' WHERE shard = $1
+
+-- name: drop_counters
+DELETE FROM gossamer_counters WHERE shard = $1

@@ -15,6 +15,8 @@ from gossamer.model import Request
 SUSPECT, TIMED, WAITING = 0, 1, 2
 """Places: what goes alone, what has a time, and the rest."""
 DONE, FAILED, SKIPPED, PARKED, RETRY = 1, 2, 3, 4, 5
+REVISITS = (DONE, FAILED, SKIPPED)
+"""What a request was, while its next visit has not come."""
 STATUS = {"done": DONE, "failed": FAILED, "skipped": SKIPPED, "parked": PARKED}
 WORDS = {number: word for word, number in STATUS.items()}
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from gossamer import urls
-from gossamer.frontier.sql.call import Call, Held, NeedsWhole, closed_status, timed
+from gossamer.frontier.sql.call import TURNS, Call, Held, NeedsWhole, closed_status, timed
 from gossamer.frontier.sql.rows import DONE, RETRY, SKIPPED, STATUS, TIMED, WORDS, Row, row_of, with_state
 from gossamer.frontier.sql.site import MICRO, new_site
 from gossamer.model import Outcome, Request, SiteNote
@@ -17,6 +17,8 @@ _decode_robots = msgspec.msgpack.Decoder(dict[str, bytes]).decode
 _decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
 _encode = msgspec.msgpack.Encoder().encode
 _MOST_NAMES = 200_000
+MOST_LINKS = 10_000
+"""In one transaction."""
 Link = tuple[Request, str, int]
 """A request, the page that it was found on, and microseconds until it is due."""
 
@@ -97,7 +99,7 @@ class Admission:
             for place, (site, name) in enumerate(names.items()):
                 region = self._region_of(name) if self._region_of else ""
                 # Sites that were found together are ready in that order.
-                ready_at = call.now - len(names) + place
+                ready_at = call.now - TURNS - len(names) + place
                 rows.append(new_site(site, name, call.settings, region=region, ready_at=ready_at, now=call.now))
             call.count("sites", await call.db.insert_sites(sorted(rows)))
         return closed
@@ -251,3 +253,15 @@ class Settling:
             await call.db.fetch("save_note", number, _encode(robots), _encode(memo))
         if notes:
             call.count("news")
+
+
+def parts(outcomes: Sequence[Outcome]) -> Iterator[Sequence[Outcome]]:
+    """Outcomes in parts that hold their locks for a moment only; at least one."""
+    first = links = 0
+    for index, outcome in enumerate(outcomes):
+        links += len(outcome.links)
+        if links > MOST_LINKS:
+            yield outcomes[first : index + 1]
+            first, links = index + 1, 0
+    if first < len(outcomes) or not outcomes:
+        yield outcomes[first:]

@@ -32,6 +32,12 @@ class _Kept(msgspec.Struct, array_like=True, gc=False):
     asked: float = 0.0
     rules: bool = False
     lanes: list[Lane] = []
+    half: int = 0
+    """The half of the quota's window in which requests were handed out last; how many, and in the one before it."""
+    handed: int = 0
+    before: int = 0
+    turn: int = 0
+    """How many requests had been handed out to all, when some were to this site."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -68,6 +74,22 @@ class Site:
     def room(self) -> int:
         """How many more requests the budget allows."""
         return NEVER if self.kept.budget is None else self.kept.budget - self.kept.kept - self.kept.leased
+
+    def _handed(self, half: int) -> tuple[int, int]:
+        age = half - self.kept.half
+        if age <= 0:
+            return self.kept.handed, self.kept.before
+        return 0, self.kept.handed if age == 1 else 0
+
+    def share_left(self, half: int) -> int:
+        """How many more requests are within its share of the fetches."""
+        most = max(1, int(self.settings.site_share * self.settings.share_window))
+        return max(0, most - sum(self._handed(half)))
+
+    def count_share(self, half: int, requests: int) -> None:
+        """So many were handed out in this half of the window."""
+        handed, before = self._handed(half)
+        self.kept.half, self.kept.handed, self.kept.before = max(half, self.kept.half), handed + requests, before
 
     @property
     def is_spent(self) -> bool:

@@ -19,7 +19,7 @@ from gossamer.model import Counts, JobState, Pulse, RegionView, ShardView
 from gossamer.settings import Settings
 
 _COMPACT_ROWS = 10_000
-_WAITING = {1: "done", 2: "failed"}
+_WAITING = {1: "done", 2: "failed", 3: "skipped"}
 
 
 def digest(text: str) -> int:

@@ -1,0 +1,136 @@
+"""A job in one database or in several: its sites over logical shards, and those over the databases."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+
+from gossamer.errors import ConfigError, JobMissing, Unavailable
+from gossamer.frontier.base import Fleet
+from gossamer.frontier.placement import server_of, shard_of
+from gossamer.frontier.regions import Part, parse_part, region_of
+from gossamer.frontier.sharded import Sharded, divide
+from gossamer.frontier.sql.database import Database, Dialect
+from gossamer.frontier.sql.frontier import SqlFrontier
+from gossamer.frontier.sql.job import make_shard, open_shard, seat
+from gossamer.frontier.sql.places import Databases, Root
+from gossamer.frontier.sql.settling import Link
+from gossamer.frontier.sql.steering import digest
+from gossamer.settings import Settings
+
+
+async def open_databases(
+    url: str, job: str, settings: Settings | None = None, *, worker: str = "", region: str = "", shards: str = ""
+) -> Fleet:
+    """Join a job in databases; with settings, make it if it is not there. Several addresses are separated by commas."""
+    part = parse_part(shards) if shards else None
+    databases = Databases(url)
+    try:
+        own = await _open(databases, job, settings, part, worker=worker, region=region)
+        if len(own) == 1:
+            return own[0]
+        if settings is not None:
+            await divide(own, settings.max_pages)
+        return Sharded(own, part=part.shards if part else range(len(own)), close=databases.aclose)
+    except BaseException:
+        await databases.aclose()
+        raise
+
+
+async def compact_databases(url: str, job: str, older_than_seconds: float) -> int:
+    """Throw away the rows of URLs that were finished that long ago, in all shards; how many."""
+    databases = Databases(url)
+    try:
+        gone = 0
+        for shard in await _open(databases, job, None, None, worker="", region=""):
+            gone += await shard.compact(older_than_seconds)
+        return gone
+    finally:
+        await databases.aclose()
+
+
+async def _open(
+    databases: Databases, job: str, settings: Settings | None, part: Part | None, *, worker: str, region: str
+) -> list[SqlFrontier]:
+    """All shards of a job."""
+    root = await databases.find(job)
+    if settings is not None:
+        root = await _make(databases, job, settings, part, root)
+    if root is None:
+        raise JobMissing(
+            f"there is no job {job!r} in {', '.join(databases.names)}",
+            hint="start it with: gossamer crawl --frontier ... --job NAME",
+        )
+    count = len(root.placement)
+    if part is not None and part.of != count:
+        raise ConfigError(
+            f"job {job!r} has {count} shards, not {part.of}",
+            hint=f"write --shards 0-{count - 1}/{count}, or a part of that",
+        )
+    own: list[SqlFrontier] = []
+    for shard, name in enumerate(root.placement):
+        database = databases.at(name)
+        frontier = await open_shard(database, job, shard, settings, worker=worker, region=region, alone=count == 1)
+        frontier.region_of = lambda site: region_of(own[0].settings.regions, site)
+        frontier.follow = _follower(databases, job, shard)
+        frontier.forward = _forwarder(own, shard) if count > 1 else None
+        frontier.closing = databases.aclose
+        own.append(frontier)
+    return own
+
+
+async def _make(databases: Databases, job: str, settings: Settings, part: Part | None, found: Root | None) -> Root:
+    """The job's record in every database, then its shards. All who make it at once ask the same one first."""
+    names = databases.names
+    root = found and found._replace(settings=settings)
+    if root is None:
+        count = part.of if part is not None else len(names)
+        placement = [server_of(shard, names) if len(names) > 1 else "" for shard in range(count)]
+        root = await databases.write(names[0], job, Root(settings, secrets.token_bytes(16), placement, False))
+    for name in dict.fromkeys([*names, *root.placement]):
+        if (await databases.write(name, job, root)).secret != root.secret:
+            raise ConfigError(f"{name} has another job of the name {job!r}", hint="give this one another name")
+    count = len(root.placement)
+    if not root.is_made:
+        for shard, name in enumerate(root.placement):
+            await make_shard(databases.at(name), job, shard)
+        for name in dict.fromkeys([*names, *root.placement]):
+            # One database alone may be called by another name tomorrow.
+            await databases.place(name, job, root.placement if {*names, *root.placement} > {name} else [""] * count)
+    return root
+
+
+def _follower(databases: Databases, job: str, shard: int) -> Callable[[str], Awaitable[Database]]:
+    async def work(db: Dialect) -> int:
+        for row in await db.fetch("shard_phase", digest(job), shard):
+            return int(row[0])
+        raise JobMissing(f"shard {shard} of job {job!r} is not in {db.server}", hint="was the database emptied?")
+
+    async def follow(place: str) -> Database:
+        database = databases.at(place)
+        return await seat(database, await database.run(work))
+
+    return follow
+
+
+def _forwarder(
+    own: Sequence[SqlFrontier], number: int
+) -> Callable[[Sequence[Link]], Awaitable[tuple[set[int], set[int]]]]:
+    async def bring(shard: int, links: Sequence[Link]) -> set[int]:
+        try:
+            await own[shard].admit(links)
+        except Unavailable:
+            # They stay where they are.
+            return set()
+        return {request.key for request, _, _ in links}
+
+    async def forward(links: Sequence[Link]) -> tuple[set[int], set[int]]:
+        groups: dict[int, list[Link]] = {}
+        for link in links:
+            groups.setdefault(shard_of(link[0].site, len(own)), []).append(link)
+        ours = {request.key for request, _, _ in groups.pop(number, [])}
+        brought = await asyncio.gather(*(bring(shard, some) for shard, some in groups.items()))
+        return ours, set().union(*brought)
+
+    return forward

@@ -1,0 +1,47 @@
+"""Continuous crawls and the quota of sites, in a database."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import AbstractAsyncContextManager
+
+import pytest
+
+from gossamer.settings import Settings
+from gossamer.testing import sqlservers
+from gossamer.testing.harness import Harness, outcome, page, pages, scenario
+from gossamer.testing.revisits import Revisits
+from gossamer.testing.share import BIG, Shares
+from gossamer.testing.sqlservers import MariaServer, PostgresServer
+
+
+class _Policies(Revisits, Shares):
+    url = ""
+
+    def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
+        return sqlservers.sql(settings, self.url)
+
+    @scenario(delay=0.0, site_share=0.1, share_window=100)
+    async def test_turns_are_not_enough_for_a_fair_share(self, harness: Harness) -> None:
+        """One site has whole batches, the others one page at a time: by turns it would get ten of 25."""
+        await harness.frontier.add(pages(*range(1_000_000, 1_000_300), site=BIG))
+        await harness.frontier.add([page(site * 1000, f"{site}.example") for site in range(15)])
+        handed: Counter[str] = Counter()
+        for _ in range(150):
+            (lease,) = (await self.lease(harness.frontier, 1, batch=10)).leases
+            handed[lease.site] += len(lease.requests)
+            more = () if lease.site == BIG else (page(lease.requests[0].key + 1, lease.site),)
+            await harness.frontier.complete([outcome(lease, one.key, links=more) for one in lease.requests])
+        assert 0.08 < handed[BIG] / handed.total() < 0.21
+
+
+class TestPostgreSQL(_Policies):
+    @pytest.fixture(autouse=True)
+    def _server(self, postgres_server: PostgresServer) -> None:
+        self.url = postgres_server.url
+
+
+class TestMariaDB(_Policies):
+    @pytest.fixture(autouse=True)
+    def _server(self, maria_server: MariaServer) -> None:
+        self.url = maria_server.url
