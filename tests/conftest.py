@@ -61,7 +61,18 @@ def _database(kind: type[PostgresServer] | type[MariaServer]) -> Iterator[SqlSer
     if not kind.is_there() and os.environ.get("CI") != "true":
         pytest.skip(f"{kind.__doc__} is not installed: frontiers in it are not checked (scripts/services installs it)")
     with kind() as server:
+        _DATABASES.append(server)
         yield server
+
+
+_DATABASES: list[SqlServer] = []
+
+
+@pytest.fixture(autouse=True)
+def crashed_databases_are_started_again() -> None:
+    """MariaDB 10.11 was seen to fall over by itself (a fault in its own code): that is to cost one test, not all."""
+    for server in _DATABASES:
+        server.revive()
 
 
 @pytest.fixture(scope="session")

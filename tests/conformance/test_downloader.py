@@ -656,8 +656,13 @@ def test_every_hostile_reply_ends_typed_and_in_time(kind: str, raw_servers: list
 
         index = await downloader.fetch(Request(url=f"http://127.0.0.1:{quick}/index.json"))
         paths = [path for path in json.loads(index.body) if path.removeprefix("/live/") not in heavy]
+        # Whole pages are to come whole: not in the crowd, where a busy machine may have no time for them.
+        whole = [path for path in paths if path.startswith("/bomb/html-")]
+        paths = [path for path in paths if path not in whole]
         for start in range(0, len(paths), 50):
             await asyncio.gather(*(one(quick, path) for path in paths[start : start + 50]))
+        for path in whole:
+            await one(quick, path)
         for name in heavy:
             await one(busy, f"/live/{name}")
         assert len(found) > 550

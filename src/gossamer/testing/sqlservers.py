@@ -137,6 +137,11 @@ class SqlServer:
             said = (done.stderr or done.stdout).decode("utf-8", "replace")[-800:]
             raise ConfigError(f"{words[0]} failed", hint=said)
 
+    def revive(self) -> None:
+        """Start it again if it has died by itself."""
+        if self._process is not None and self._process.poll() is not None:
+            self.start()
+
     def stop(self) -> None:
         """End it in good order."""
         self._end(signal.SIGINT if self.scheme == "postgresql" else signal.SIGTERM)
