@@ -174,7 +174,6 @@ def test_shards_move_to_a_further_database_and_back(places: list[str]) -> None:
             before = await fleet.counts()
             moves = [move async for move in spread_sql(",".join(places[:2]), "job")]
             assert [move.shard for move in moves] == list(range(6))
-            assert 0 < sum(move.source != move.target for move in moves) < 6
             assert [move.rows > 0 for move in moves] == [move.source != move.target for move in moves]
             assert await fleet.counts() == before
             for lease in held[:4]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from gossamer.frontier.sql.places import Databases, Root
 from gossamer.frontier.sql.steering import digest
 
 _STEP = 1000
+_LOOKS = 50
 _TABLES = [table for table in CARGO if table != "counters"]
 
 
@@ -88,15 +90,20 @@ async def _write(databases: Databases, name: str, job: str, root: Root) -> None:
 
 async def _find(databases: Databases, root: Root, job: str, shard: int) -> list[_Place]:
     """Who knows a shard; first the one that has it. Where two have it, the old place was not told yet."""
-    found = []
-    for name in dict.fromkeys([*databases.names, *root.placement]):
-        try:
-            for row in await databases.at(name).run(lambda db: db.fetch("shard_phase", digest(job), shard)):
-                found.append(_Place(name, int(row[0]), int(row[1]), row[2] if row[1] == LEAVING else ""))
-        except JobMissing:
-            # No tables at all.
-            continue
-    found.sort(key=lambda place: (LEAVING, HERE, ARRIVING, GONE).index(place.phase))
+    for _ in range(_LOOKS):
+        found = []
+        for name in dict.fromkeys([*databases.names, *root.placement]):
+            try:
+                for row in await databases.at(name).run(lambda db: db.fetch("shard_phase", digest(job), shard)):
+                    found.append(_Place(name, int(row[0]), int(row[1]), row[2] if row[1] == LEAVING else ""))
+            except JobMissing:
+                # No tables at all.
+                continue
+        found.sort(key=lambda place: (LEAVING, HERE, ARRIVING, GONE).index(place.phase))
+        if not found or found[0].phase in (LEAVING, HERE):
+            break
+        # Another moves it: it was not there yet when we looked there, and not here any more when we looked here.
+        await asyncio.sleep(0.1)
     if not found or found[0].phase not in (LEAVING, HERE):
         raise JobMissing(
             f"shard {shard} of job {job!r} is in none of these databases", hint="give the addresses of all"
