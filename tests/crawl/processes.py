@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from gossamer.testing.web import SimWeb
 
@@ -61,6 +64,16 @@ def start(folder: Path, web: SimWeb, *options: str) -> subprocess.Popen[str]:
 
 def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("GOSSAMER_")}
+
+
+def wrong_clock(shift: str) -> dict[str, str]:
+    """The environment of a machine whose clock is off by `shift`.
+
+    Without the program faketime: it keeps semaphores named by its process id, and one that was left behind stops it.
+    """
+    if shutil.which("faketime") is None:
+        pytest.skip("faketime is not installed: wrong clocks are not checked")
+    return {"LD_PRELOAD": "/usr/$LIB/faketime/libfaketime.so.1", "FAKETIME": shift}
 
 
 def rows(path: Path) -> list[dict[str, Any]]:

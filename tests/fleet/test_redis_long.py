@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from gossamer.testing.servers import FaultyProxy, RedisServer
 from gossamer.testing.web import SimWeb
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
-from processes import children, environment, kill_tree, start, stored, until
+from processes import children, environment, kill_tree, start, stored, until, wrong_clock
 
 JOB = "storm"
 CONCURRENCY = 8
@@ -89,15 +88,6 @@ class Machines:
     def said(self) -> str:
         """What the workers had to say."""
         return "\n".join(path.read_text("utf-8", "replace") for path in sorted(self._folder.glob("worker-*.err")))
-
-
-def clock(shift: str) -> dict[str, str]:
-    """The environment of a machine whose clock is wrong: the program faketime would stand between us and the worker."""
-    if shutil.which("faketime") is None:
-        pytest.skip("faketime is not installed: wrong clocks are not checked")
-    said = subprocess.run(["faketime", "-f", shift, "env"], capture_output=True, text=True, check=True).stdout
-    found = dict(line.partition("=")[::2] for line in said.splitlines())
-    return {name: found[name] for name in ("LD_PRELOAD", "FAKETIME")}
 
 
 def submit(url: str, web: SimWeb, folder: Path, *, delay: float) -> None:
@@ -254,7 +244,7 @@ def weather(
         SimWeb(sites=sites, pages_per_site=pages, page_bytes=2000, latency_seconds=0.1) as web,
     ):
         submit(server.url, web, folder, delay=delay)
-        wrong = {number: clock(shift) for number, shift in enumerate(clocks)}
+        wrong = {number: wrong_clock(shift) for number, shift in enumerate(clocks)}
         with Machines(server.url, folder, count=count, clocks=wrong) as machines:
             until(lambda: counts(server.url).stored > sites, 90)
             past = storm(server, machines, **what)

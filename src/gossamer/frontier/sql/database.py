@@ -277,10 +277,9 @@ class Database:
 
 
 def statements(name: str) -> dict[str, str]:
-    """The statements of a .sql file beside this module, by their names."""
-    text = resources.files("gossamer.frontier.sql").joinpath(name).read_text("utf-8")
+    """The statements of a dialect's .sql file beside this module, and those that all have in common, by their names."""
     found = {}
-    for part in text.split("-- name: ")[1:]:
+    for part in (*schema("common.sql").split("-- name: ")[1:], *schema(name).split("-- name: ")[1:]):
         title, _, body = part.partition("\n")
         found[title.strip()] = body.strip()
     return found

@@ -1,6 +1,6 @@
--- What the frontier asks of MariaDB and MySQL; only what both take. $1 is the shard. Lists come as (1,2,3); $rows are
--- the rows of VALUES, each with the shard before it; $json is a list of rows; $a and $b are the columns of one row, and
--- such statements are joined by UNION ALL.
+-- What the frontier asks of MariaDB and MySQL beside common.sql; only what both take. $1 is the shard. Lists come as
+-- (1,2,3); $rows are the rows of VALUES, each with the shard before it; $json is a list of rows; $a and $b are the columns
+-- of one row, and such statements are joined by UNION ALL.
 
 -- name: moment
 SELECT j.state, j.revision, COALESCE(j.clock, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)) AS clock,
@@ -39,12 +39,6 @@ SELECT shard FROM gossamer_shards WHERE shard = $1 LOCK IN SHARE MODE
 -- name: whole_lock
 SELECT shard FROM gossamer_shards WHERE shard = $1 FOR UPDATE
 
--- name: set_skew
-UPDATE gossamer_shards SET skew = GREATEST(skew, $2) WHERE shard = $1
-
--- name: set_longest
-UPDATE gossamer_shards SET longest = GREATEST(longest, $2) WHERE shard = $1
-
 -- name: take_ready
 SELECT site, name, region, ready_at, hold_at, closed, lanes FROM gossamer_sites FORCE INDEX (gossamer_sites_ready)
 WHERE shard = $1 AND region = $2 AND ready_at <= $3 ORDER BY ready_at LIMIT $4 FOR UPDATE SKIP LOCKED
@@ -52,14 +46,6 @@ WHERE shard = $1 AND region = $2 AND ready_at <= $3 ORDER BY ready_at LIMIT $4 F
 -- name: next_ready
 SELECT site, ready_at FROM gossamer_sites FORCE INDEX (gossamer_sites_ready)
 WHERE shard = $1 AND region = $2 AND ready_at > 0 ORDER BY ready_at LIMIT $3
-
--- name: any_ready
-SELECT EXISTS (SELECT 1 FROM gossamer_sites WHERE shard = $1 AND ready_at IS NOT NULL)
-
--- name: any_due
-SELECT EXISTS (
-    SELECT 1 FROM gossamer_sites s WHERE s.shard = $1 AND s.closed = '' AND EXISTS (
-        SELECT 1 FROM gossamer_queue q WHERE q.shard = $1 AND q.site = s.site AND q.place = 1 AND q.standing <= $2))
 
 -- name: ready_sites
 SELECT region, CAST(SUM(ready_at <= $2) AS SIGNED), CAST(SUM(ready_at > $2) AS SIGNED)
@@ -116,9 +102,6 @@ WHERE shard = $1 AND site IN $2
 SELECT token, site, lane, until_at, suspect, worker, batch FROM gossamer_leases
 WHERE shard = $1 AND CAST(worker AS BINARY) = CAST($2 AS BINARY)
 
--- name: leases
-SELECT token, site, lane, until_at, suspect, worker, batch FROM gossamer_leases WHERE shard = $1
-
 -- name: insert_leases
 INSERT INTO gossamer_leases (shard, token, site, lane, until_at, suspect, worker, batch) VALUES $rows
 
@@ -137,9 +120,6 @@ LEFT JOIN gossamer_seen s ON s.shard = $1 AND s.id = j.id WHERE s.id IS NULL
 
 -- name: insert_seen
 INSERT INTO gossamer_seen (shard, id) VALUES $text
-
--- name: is_seen
-SELECT EXISTS (SELECT 1 FROM gossamer_seen WHERE shard = $1 AND id = $2)
 
 -- name: heads
 (SELECT site, place, standing, age, id, url, depth, priority, tries, lapses, again, extra FROM gossamer_queue
@@ -161,13 +141,6 @@ FROM JSON_TABLE($json, '$[*]' COLUMNS (site BIGINT PATH '$[0]', place TINYINT PA
     standing BIGINT PATH '$[2]', age BIGINT PATH '$[3]', id BIGINT PATH '$[4]')) w
 STRAIGHT_JOIN gossamer_queue q ON q.shard = $1 AND q.site = w.site AND q.place = w.place AND q.standing = w.standing
     AND q.age = w.age AND q.id = w.id
-
--- name: row_of
-SELECT site, place, standing, age, id, url, depth, priority, tries, lapses, again, extra
-FROM gossamer_queue WHERE shard = $1 AND site = $2 AND id = $3
-
--- name: done_of
-SELECT status, code, depth, priority, tries, finished_at FROM gossamer_done WHERE shard = $1 AND id = $2
 
 -- name: insert_rows
 INSERT INTO gossamer_queue (shard, site, place, standing, age, id, url, depth, priority, tries, lapses, again, extra)
@@ -227,20 +200,6 @@ SELECT CAST(SUM(news) AS SIGNED),
         WHERE i.job IN (j.name, '') AND i.error IS NULL)
 FROM gossamer_counters WHERE shard = $1
 
--- name: steer
-UPDATE gossamer_jobs SET state = $2 WHERE job = (SELECT job FROM gossamer_shards WHERE shard = $1)
-
--- name: settings
-SELECT j.settings, j.revision FROM gossamer_jobs j JOIN gossamer_shards s ON s.job = j.job WHERE s.shard = $1
-
--- name: sites
-SELECT s.name, s.region, s.hold_at, s.ready_at, s.closed, s.lanes,
-    (SELECT COUNT(*) FROM gossamer_queue q WHERE q.shard = s.shard AND q.site = s.site) AS waiting
-FROM gossamer_sites s WHERE s.shard = $1 ORDER BY waiting DESC, s.name LIMIT $2
-
--- name: site
-SELECT site, name, region, ready_at, hold_at, closed, lanes FROM gossamer_sites WHERE shard = $1 AND site = $2
-
 -- name: beat
 REPLACE INTO gossamer_workers (shard, digest, beat_at, pulse)
 VALUES ($1, $2, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED), $3)
@@ -275,73 +234,17 @@ DELETE FROM gossamer_done WHERE shard = $1 AND id IN $2
 INSERT INTO gossamer_jobs (digest, name, format, revision, settings, secret, state)
 SELECT $2, $3, $4, 0, $5, $6, 'running' FROM (SELECT 1) one WHERE $1 >= 0 ON DUPLICATE KEY UPDATE digest = gossamer_jobs.digest
 
--- name: renew_job
-UPDATE gossamer_jobs SET revision = revision + CASE WHEN settings = $4 THEN 0 ELSE 1 END, settings = $4,
-    state = CASE state WHEN 'stopping' THEN 'running' ELSE state END
-WHERE $1 >= 0 AND digest = $2 AND format = $3
-
 -- name: make_shard
 INSERT INTO gossamer_shards (job, number) SELECT j.job, $3 FROM gossamer_jobs j WHERE $1 >= 0 AND j.digest = $2
 ON DUPLICATE KEY UPDATE number = gossamer_shards.number
-
--- name: find_shard
-SELECT s.shard FROM gossamer_shards s JOIN gossamer_jobs j ON j.job = s.job WHERE $1 >= 0 AND j.digest = $2 AND s.number = $3
 
 -- name: make_stripes
 INSERT INTO gossamer_counters (shard, stripe)
 SELECT $1, n.stripe FROM JSON_TABLE($json2, '$[*]' COLUMNS (stripe INT PATH '$')) n
 ON DUPLICATE KEY UPDATE shard = gossamer_counters.shard
 
--- name: read_job
-SELECT s.shard, j.format, j.revision, j.settings, j.secret FROM gossamer_shards s JOIN gossamer_jobs j ON j.job = s.job
-WHERE $1 >= 0 AND j.digest = $2 AND s.number = $3
-
--- name: last_server
-SELECT server FROM gossamer_shards WHERE shard = $1
-
 -- name: restarted
 UPDATE gossamer_shards SET restarts = restarts + CASE server WHEN '' THEN 0 ELSE 1 END,
     rest_until = CASE server WHEN '' THEN 0 ELSE CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED) + skew + longest END,
     server = $2
 WHERE shard = $1
-
--- name: ledger
-SELECT allowance, reserved FROM gossamer_shards WHERE shard = $1
-
--- name: set_ledger
-UPDATE gossamer_shards SET allowance = $2, reserved = $3 WHERE shard = $1
-
--- name: read_root
-SELECT format, revision, settings, secret, placement, made FROM gossamer_jobs WHERE $1 >= 0 AND digest = $2
-
--- name: propose_root
-UPDATE gossamer_jobs SET placement = COALESCE(placement, $3) WHERE $1 >= 0 AND digest = $2
-
--- name: place_root
-UPDATE gossamer_jobs SET placement = $3, made = 1 WHERE $1 >= 0 AND digest = $2
-
--- name: shard_phase
-SELECT s.shard, s.phase, s.place FROM gossamer_shards s JOIN gossamer_jobs j ON j.job = s.job
-WHERE $1 >= 0 AND j.digest = $2 AND s.number = $3
-
--- name: lock_phase
-SELECT phase, place FROM gossamer_shards WHERE shard = $1 FOR UPDATE
-
--- name: set_phase
-UPDATE gossamer_shards SET phase = $2, place = $3 WHERE shard = $1
-
--- name: freeze
-UPDATE gossamer_counters SET frozen = 4611686018427387904 WHERE shard = $1
-
--- name: tell
-UPDATE gossamer_counters SET news = news + 1 WHERE shard = $1 AND stripe = 0
-
--- name: shard_times
-SELECT restarts, rest_until, longest, allowance, reserved FROM gossamer_shards WHERE shard = $1
-
--- name: set_shard_times
-UPDATE gossamer_shards SET restarts = $2, rest_until = $3, longest = $4, allowance = $5, reserved = $6, skew = $7,
-    server = '', phase = 0, place = '' WHERE shard = $1
-
--- name: drop_counters
-DELETE FROM gossamer_counters WHERE shard = $1

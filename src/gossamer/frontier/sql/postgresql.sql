@@ -1,4 +1,4 @@
--- What the frontier asks of PostgreSQL. $1 is the shard unless said otherwise.
+-- What the frontier asks of PostgreSQL beside common.sql. $1 is the shard unless said otherwise.
 
 -- name: moment
 SELECT j.state, j.revision, COALESCE(j.clock, (EXTRACT(EPOCH FROM clock_timestamp()) * 1000000)::bigint) AS clock,
@@ -24,26 +24,12 @@ SELECT j.state, j.revision, COALESCE(j.clock, (EXTRACT(EPOCH FROM clock_timestam
     (SELECT MAX(latest_at) FROM gossamer_counters WHERE shard = $1) AS latest_at
 FROM gossamer_shards s JOIN gossamer_jobs j ON j.job = s.job WHERE s.shard = $1
 
--- name: set_skew
-UPDATE gossamer_shards SET skew = GREATEST(skew, $2) WHERE shard = $1
-
--- name: set_longest
-UPDATE gossamer_shards SET longest = GREATEST(longest, $2) WHERE shard = $1
-
 -- name: take_ready
 SELECT site, name, region, ready_at, hold_at, closed, lanes FROM gossamer_sites
 WHERE shard = $1 AND region = $2 AND ready_at <= $3 ORDER BY ready_at LIMIT $4 FOR UPDATE SKIP LOCKED
 
 -- name: next_ready
 SELECT site, ready_at FROM gossamer_sites WHERE shard = $1 AND region = $2 AND ready_at IS NOT NULL ORDER BY ready_at LIMIT $3
-
--- name: any_ready
-SELECT EXISTS (SELECT 1 FROM gossamer_sites WHERE shard = $1 AND ready_at IS NOT NULL)
-
--- name: any_due
-SELECT EXISTS (
-    SELECT 1 FROM gossamer_sites s WHERE s.shard = $1 AND s.closed = '' AND EXISTS (
-        SELECT 1 FROM gossamer_queue q WHERE q.shard = $1 AND q.site = s.site AND q.place = 1 AND q.standing <= $2))
 
 -- name: ready_sites
 SELECT region, COUNT(*) FILTER (WHERE ready_at <= $2), COUNT(*) FILTER (WHERE ready_at > $2)
@@ -93,17 +79,11 @@ WHERE shard = $1 AND site = ANY($2::text::bigint[])
 -- name: leases_of_worker
 SELECT token, site, lane, until_at, suspect, worker, batch FROM gossamer_leases WHERE shard = $1 AND worker = $2
 
--- name: leases
-SELECT token, site, lane, until_at, suspect, worker, batch FROM gossamer_leases WHERE shard = $1
-
 -- name: put_seen
 INSERT INTO gossamer_seen (shard, id)
 SELECT $1, k FROM unnest($2::text::bigint[]) AS k
 WHERE NOT EXISTS (SELECT 1 FROM gossamer_seen s WHERE s.shard = $1 AND s.id = k)
 ON CONFLICT DO NOTHING RETURNING id
-
--- name: is_seen
-SELECT EXISTS (SELECT 1 FROM gossamer_seen WHERE shard = $1 AND id = $2)
 
 -- name: heads
 SELECT q.site, q.place, q.standing, q.age, q.id, q.url, q.depth, q.priority, q.tries, q.lapses, q.again, q.extra
@@ -136,13 +116,6 @@ SELECT q.site, q.place, q.standing, q.age, q.id, q.url, q.depth, q.priority, q.t
 FROM unnest($2::text::bigint[], $3::text::smallint[], $4::text::bigint[], $5::text::bigint[], $6::text::bigint[]) AS w (site, place, standing, age, id)
 JOIN gossamer_queue q ON q.shard = $1 AND q.site = w.site AND q.place = w.place AND q.standing = w.standing
     AND q.age = w.age AND q.id = w.id
-
--- name: row_of
-SELECT site, place, standing, age, id, url, depth, priority, tries, lapses, again, extra
-FROM gossamer_queue WHERE shard = $1 AND site = $2 AND id = $3
-
--- name: done_of
-SELECT status, code, depth, priority, tries, finished_at FROM gossamer_done WHERE shard = $1 AND id = $2
 
 -- name: drop_rows
 DELETE FROM gossamer_queue q
@@ -218,20 +191,6 @@ SELECT SUM(news)::bigint FROM gossamer_counters WHERE shard = $1
 UPDATE gossamer_shards SET waiting_until = GREATEST(waiting_until, (EXTRACT(EPOCH FROM clock_timestamp()) * 1000000)::bigint + $2)
 WHERE shard = $1
 
--- name: steer
-UPDATE gossamer_jobs SET state = $2 WHERE job = (SELECT job FROM gossamer_shards WHERE shard = $1)
-
--- name: settings
-SELECT j.settings, j.revision FROM gossamer_jobs j JOIN gossamer_shards s ON s.job = j.job WHERE s.shard = $1
-
--- name: sites
-SELECT s.name, s.region, s.hold_at, s.ready_at, s.closed, s.lanes,
-    (SELECT COUNT(*) FROM gossamer_queue q WHERE q.shard = s.shard AND q.site = s.site) AS waiting
-FROM gossamer_sites s WHERE s.shard = $1 ORDER BY waiting DESC, s.name LIMIT $2
-
--- name: site
-SELECT site, name, region, ready_at, hold_at, closed, lanes FROM gossamer_sites WHERE shard = $1 AND site = $2
-
 -- name: beat
 INSERT INTO gossamer_workers (shard, digest, beat_at, pulse)
 VALUES ($1, $2, (EXTRACT(EPOCH FROM clock_timestamp()) * 1000000)::bigint, $3)
@@ -266,70 +225,14 @@ RETURNING id
 INSERT INTO gossamer_jobs (digest, name, format, revision, settings, secret, state)
 SELECT $2, $3, $4, 0, $5, $6, 'running' WHERE $1 >= 0 ON CONFLICT DO NOTHING
 
--- name: renew_job
-UPDATE gossamer_jobs SET revision = revision + CASE WHEN settings = $4 THEN 0 ELSE 1 END, settings = $4,
-    state = CASE state WHEN 'stopping' THEN 'running' ELSE state END
-WHERE $1 >= 0 AND digest = $2 AND format = $3
-
 -- name: make_shard
 INSERT INTO gossamer_shards (job, number) SELECT job, $3 FROM gossamer_jobs WHERE $1 >= 0 AND digest = $2
 ON CONFLICT DO NOTHING
 
--- name: find_shard
-SELECT s.shard FROM gossamer_shards s JOIN gossamer_jobs j ON j.job = s.job WHERE $1 >= 0 AND j.digest = $2 AND s.number = $3
-
 -- name: make_stripes
 INSERT INTO gossamer_counters (shard, stripe) SELECT $1, unnest($2::text::int[]) ON CONFLICT DO NOTHING
-
--- name: read_job
-SELECT s.shard, j.format, j.revision, j.settings, j.secret FROM gossamer_shards s JOIN gossamer_jobs j ON j.job = s.job
-WHERE $1 >= 0 AND j.digest = $2 AND s.number = $3
-
--- name: last_server
-SELECT server FROM gossamer_shards WHERE shard = $1
 
 -- name: restarted
 UPDATE gossamer_shards SET server = $2, restarts = restarts + CASE server WHEN '' THEN 0 ELSE 1 END,
     rest_until = CASE server WHEN '' THEN 0 ELSE (EXTRACT(EPOCH FROM clock_timestamp()) * 1000000)::bigint + skew + longest END
 WHERE shard = $1
-
--- name: ledger
-SELECT allowance, reserved FROM gossamer_shards WHERE shard = $1
-
--- name: set_ledger
-UPDATE gossamer_shards SET allowance = $2, reserved = $3 WHERE shard = $1
-
--- name: read_root
-SELECT format, revision, settings, secret, placement, made FROM gossamer_jobs WHERE $1 >= 0 AND digest = $2
-
--- name: propose_root
-UPDATE gossamer_jobs SET placement = COALESCE(placement, $3) WHERE $1 >= 0 AND digest = $2
-
--- name: place_root
-UPDATE gossamer_jobs SET placement = $3, made = 1 WHERE $1 >= 0 AND digest = $2
-
--- name: shard_phase
-SELECT s.shard, s.phase, s.place FROM gossamer_shards s JOIN gossamer_jobs j ON j.job = s.job
-WHERE $1 >= 0 AND j.digest = $2 AND s.number = $3
-
--- name: lock_phase
-SELECT phase, place FROM gossamer_shards WHERE shard = $1 FOR UPDATE
-
--- name: set_phase
-UPDATE gossamer_shards SET phase = $2, place = $3 WHERE shard = $1
-
--- name: freeze
-UPDATE gossamer_counters SET frozen = 4611686018427387904 WHERE shard = $1
-
--- name: tell
-UPDATE gossamer_counters SET news = news + 1 WHERE shard = $1 AND stripe = 0
-
--- name: shard_times
-SELECT restarts, rest_until, longest, allowance, reserved FROM gossamer_shards WHERE shard = $1
-
--- name: set_shard_times
-UPDATE gossamer_shards SET restarts = $2, rest_until = $3, longest = $4, allowance = $5, reserved = $6, skew = $7,
-    server = '', phase = 0, place = '' WHERE shard = $1
-
--- name: drop_counters
-DELETE FROM gossamer_counters WHERE shard = $1

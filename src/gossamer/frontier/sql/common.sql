@@ -1,0 +1,98 @@
+-- What the frontier asks in the same words of every database. $1 is the shard unless said otherwise.
+
+-- name: set_skew
+UPDATE gossamer_shards SET skew = GREATEST(skew, $2) WHERE shard = $1
+
+-- name: set_longest
+UPDATE gossamer_shards SET longest = GREATEST(longest, $2) WHERE shard = $1
+
+-- name: any_ready
+SELECT EXISTS (SELECT 1 FROM gossamer_sites WHERE shard = $1 AND ready_at IS NOT NULL)
+
+-- name: any_due
+SELECT EXISTS (
+    SELECT 1 FROM gossamer_sites s WHERE s.shard = $1 AND s.closed = '' AND EXISTS (
+        SELECT 1 FROM gossamer_queue q WHERE q.shard = $1 AND q.site = s.site AND q.place = 1 AND q.standing <= $2))
+
+-- name: leases
+SELECT token, site, lane, until_at, suspect, worker, batch FROM gossamer_leases WHERE shard = $1
+
+-- name: is_seen
+SELECT EXISTS (SELECT 1 FROM gossamer_seen WHERE shard = $1 AND id = $2)
+
+-- name: row_of
+SELECT site, place, standing, age, id, url, depth, priority, tries, lapses, again, extra
+FROM gossamer_queue WHERE shard = $1 AND site = $2 AND id = $3
+
+-- name: done_of
+SELECT status, code, depth, priority, tries, finished_at FROM gossamer_done WHERE shard = $1 AND id = $2
+
+-- name: steer
+UPDATE gossamer_jobs SET state = $2 WHERE job = (SELECT job FROM gossamer_shards WHERE shard = $1)
+
+-- name: settings
+SELECT j.settings, j.revision FROM gossamer_jobs j JOIN gossamer_shards s ON s.job = j.job WHERE s.shard = $1
+
+-- name: sites
+SELECT s.name, s.region, s.hold_at, s.ready_at, s.closed, s.lanes,
+    (SELECT COUNT(*) FROM gossamer_queue q WHERE q.shard = s.shard AND q.site = s.site) AS waiting
+FROM gossamer_sites s WHERE s.shard = $1 ORDER BY waiting DESC, s.name LIMIT $2
+
+-- name: site
+SELECT site, name, region, ready_at, hold_at, closed, lanes FROM gossamer_sites WHERE shard = $1 AND site = $2
+
+-- name: renew_job
+UPDATE gossamer_jobs SET revision = revision + CASE WHEN settings = $4 THEN 0 ELSE 1 END, settings = $4,
+    state = CASE state WHEN 'stopping' THEN 'running' ELSE state END
+WHERE $1 >= 0 AND digest = $2 AND format = $3
+
+-- name: find_shard
+SELECT s.shard FROM gossamer_shards s JOIN gossamer_jobs j ON j.job = s.job WHERE $1 >= 0 AND j.digest = $2 AND s.number = $3
+
+-- name: read_job
+SELECT s.shard, j.format, j.revision, j.settings, j.secret FROM gossamer_shards s JOIN gossamer_jobs j ON j.job = s.job
+WHERE $1 >= 0 AND j.digest = $2 AND s.number = $3
+
+-- name: last_server
+SELECT server FROM gossamer_shards WHERE shard = $1
+
+-- name: ledger
+SELECT allowance, reserved FROM gossamer_shards WHERE shard = $1
+
+-- name: set_ledger
+UPDATE gossamer_shards SET allowance = $2, reserved = $3 WHERE shard = $1
+
+-- name: read_root
+SELECT format, revision, settings, secret, placement, made FROM gossamer_jobs WHERE $1 >= 0 AND digest = $2
+
+-- name: propose_root
+UPDATE gossamer_jobs SET placement = COALESCE(placement, $3) WHERE $1 >= 0 AND digest = $2
+
+-- name: place_root
+UPDATE gossamer_jobs SET placement = $3, made = 1 WHERE $1 >= 0 AND digest = $2
+
+-- name: shard_phase
+SELECT s.shard, s.phase, s.place FROM gossamer_shards s JOIN gossamer_jobs j ON j.job = s.job
+WHERE $1 >= 0 AND j.digest = $2 AND s.number = $3
+
+-- name: lock_phase
+SELECT phase, place FROM gossamer_shards WHERE shard = $1 FOR UPDATE
+
+-- name: set_phase
+UPDATE gossamer_shards SET phase = $2, place = $3 WHERE shard = $1
+
+-- name: freeze
+UPDATE gossamer_counters SET frozen = 4611686018427387904 WHERE shard = $1
+
+-- name: tell
+UPDATE gossamer_counters SET news = news + 1 WHERE shard = $1 AND stripe = 0
+
+-- name: shard_times
+SELECT restarts, rest_until, longest, allowance, reserved FROM gossamer_shards WHERE shard = $1
+
+-- name: set_shard_times
+UPDATE gossamer_shards SET restarts = $2, rest_until = $3, longest = $4, allowance = $5, reserved = $6, skew = $7,
+    server = '', phase = 0, place = '' WHERE shard = $1
+
+-- name: drop_counters
+DELETE FROM gossamer_counters WHERE shard = $1
