@@ -3,12 +3,13 @@
     python benchmarks/frontier_redis.py [--urls 1e6]
 
 64 pages a batch, 50 links a page, 15 % of them new; lease, complete and add are counted, making the links is not.
-Three cases: "all" sends every link to Redis; "cached" drops those that the worker's memory of recent keys knows, as
-workers do (links repeat at random here, which is the worst case for it); "new" sends new links only, which is what a
-memory of all keys would do. Memory is of URLs with about 60 characters, added without referrer, found on a page of the
-same site or of another, done, and done with a date for the next visit; it includes what is kept of the sites. Queues of
-`--sites` sites: few of them have long queues, which are folded. The titles are of random words: counted ones would
-compress far better than real ones do.
+Three cases: "cached" drops links that the worker's memory of recent keys knows, as workers do, and counts what that
+costs (it met all URLs as they were added; links repeat at random here, which is the worst case for it); "new" sends new
+links only, which is what a memory of all keys would do; "all" sends every link. A tenth of the sites has half of the
+URLs, so that folding, which comes in steps, is not in one case alone. Memory is of URLs with about 60 characters,
+added without referrer, found on a page of the same site or of another, done, and done with a date for the next visit;
+it includes what is kept of the sites. Queues of `--sites` sites: few of them have long queues, which are folded. The
+titles are of random words: counted ones would compress far better than real ones do.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ WORDS = ["".join(random.Random(number).choices("abcdefghiklmnoprstu", k=3 + numb
 
 
 def request(secret: bytes, number: int, site: int | None = None) -> Request:
-    host = f"www.site-{number % SITES if site is None else site:04d}.example"
+    if site is None:
+        # No two grow alike: a site's share falls with its number.
+        site = int(SITES * (number * 0.6180339887 % 1.0) ** 3.3)
+    host = f"www.site-{site:04d}.example"
     one, two = WORDS[number * 7919 % 2000], WORDS[number * 104_729 // 2000 % 2000]
     url = f"https://{host}/articles/{number * 7_368_787 % 1_000_003:07d}/{one}-{two}"
     return Request(url, urls.fingerprint(secret, url), host, depth=1)
@@ -73,24 +77,26 @@ async def measure(url: str, known: int) -> None:
     settings = Settings(delay=0, robots=False)
     frontier = await open_redis(url, "benchmark", settings, worker="bench")
     empty = watch.info("memory")["used_memory"]
+    recent = Recent()
     for first in range(0, known, 10_000):
-        await frontier.add([request(frontier.secret, number) for number in range(first, min(first + 10_000, known))])
+        urls = [request(frontier.secret, number) for number in range(first, min(first + 10_000, known))]
+        await frontier.add(urls)
+        recent.update(url.key for url in urls)
     queued = (watch.info("memory")["used_memory"] - empty) / known
     results = []
     following = known
-    for case in ("all", "cached", "new"):
-        client, server, following = await pages(frontier, watch, known, following, case)
+    for case in ("cached", "new", "all"):
+        client, server, following = await pages(frontier, watch, recent, known, following, case)
         results.append(f"{case} {client + server:.0f} ({client:.0f} + {server:.0f})")
     await frontier.aclose()
     print(f"{known:>10,}  {'  '.join(results)}  {queued:>8.1f} bytes a queued URL without referrer", flush=True)
 
 
 async def pages(
-    frontier: RedisFrontier, watch: redis.Redis, known: int, following: int, case: str
+    frontier: RedisFrontier, watch: redis.Redis, recent: Recent, known: int, following: int, case: str
 ) -> tuple[float, float, int]:
     """Microseconds a page of the client and of the server."""
     chance = random.Random(7)
-    recent = Recent()
     count, cpu, served = 0, 0.0, 0.0
     while count < PAGES:
         before, started = server_cpu(watch), time.process_time()
@@ -107,8 +113,10 @@ async def pages(
                 following += fresh
                 links = tuple(request(frontier.secret, number) for number in numbers)
                 if case == "cached":
-                    links = tuple(link for link in links if link.key not in recent)
+                    started, hot = time.process_time(), recent.hot
+                    links = tuple(link for link in links if not (link.key in hot or link.key in recent))
                     recent.update(link.key for link in links)
+                    cpu += time.process_time() - started
                 outcomes.append(_done(lease.site, lease.lane, lease.token, leased.key, links))
         before, started = server_cpu(watch), time.process_time()
         await frontier.complete(outcomes)

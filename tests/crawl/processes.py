@@ -106,7 +106,7 @@ def kill_tree(process: subprocess.Popen[str]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         pass
-    process.wait(10)
+    process.wait(60)
     if process.stderr is not None:
         process.stderr.close()
 

@@ -125,7 +125,7 @@ def test_an_insert_wakes_an_idle_worker(server: SqlServer) -> None:
         waiting = asyncio.ensure_future(frontier.idle(grant))
         await asyncio.sleep(0)
         await asyncio.to_thread(server.ask, "INSERT INTO inbox (url) VALUES ('https://c.example/')")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await waiting
         (lease,) = (await frontier.lease(9, batch=9, seconds=60)).leases
         assert lease.site == "c.example"

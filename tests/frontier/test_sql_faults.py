@@ -194,7 +194,7 @@ async def until_somebody_waits(server: SqlServer) -> None:
         "postgresql": "SELECT COUNT(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'",
         "mysql": "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
     }[server.scheme]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not (await watch.run(lambda db: db.ask(text), whole=False))[0][0]:
             # InnoDB shows the same answer for 0.1 s after it was last asked.
             await asyncio.sleep(0.15)

@@ -35,12 +35,12 @@ def test_seeds_go_to_stdout_and_advice_to_stderr(tmp_path):
     options = ["--sites", "3", "--pages", "2", "--bytes", "3000", "--links", "5", "--log", str(path), "--addresses"]
     with running(*options) as (process, stdout, stderr):
         seeds = [stdout.readline().strip() for _ in range(3)]
-        with urllib.request.urlopen(seeds[2], timeout=10) as answer:
+        with urllib.request.urlopen(seeds[2], timeout=60) as answer:
             assert len(answer.read()) == 3000
         # The advice follows the seeds; once it is read to its last line the command is waiting.
         advice = "".join(iter(stderr.readline, "Ctrl-C ends it.\n"))
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
         assert stdout.read() == ""
     assert f"gossamer crawl {seeds[0]} --allow-private" in advice
     assert [entry.url for entry in log.read(path)] == [seeds[2]]
@@ -51,10 +51,10 @@ def test_a_reader_that_leaves_does_not_end_the_web():
         seed = stdout.readline().strip()
         stdout.close()
         assert "".join(iter(stderr.readline, "Ctrl-C ends it.\n")).startswith("A simulated web")
-        with urllib.request.urlopen(seed, timeout=10) as answer:
+        with urllib.request.urlopen(seed, timeout=60) as answer:
             assert answer.status == 200
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
         assert stderr.read() == ""
 
 

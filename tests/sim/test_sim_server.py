@@ -64,7 +64,7 @@ def test_only_loopback_is_served(local, peer, served):
 
 
 def talk(web: SimWeb, data: bytes, *, host: str = "127.0.0.1") -> bytes:
-    with socket.create_connection((host, web.plan.port), timeout=10) as plug:
+    with socket.create_connection((host, web.plan.port), timeout=60) as plug:
         plug.sendall(data)
         found = b""
         while part := plug.recv(65_536):
@@ -75,7 +75,7 @@ def talk(web: SimWeb, data: bytes, *, host: str = "127.0.0.1") -> bytes:
 def test_requests_sent_ahead_are_answered_in_order():
     with (
         SimWeb(sites=1, pages_per_site=3, page_bytes=2000) as web,
-        socket.create_connection(("127.0.0.1", web.plan.port), timeout=10) as plug,
+        socket.create_connection(("127.0.0.1", web.plan.port), timeout=60) as plug,
     ):
         paths = [web.plan.path(0, page) for page in (1, 2, 0)]
         plug.sendall(b"".join(f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode() for path in paths))
@@ -121,7 +121,7 @@ def test_an_unknown_name_is_told_so():
 
 def test_a_client_that_leaves_amid_an_answer_is_noted_without_status():
     with SimWeb(sites=1, pages_per_site=1, page_bytes=20_000_000) as web:
-        with socket.create_connection(("127.0.0.1", web.plan.port), timeout=10) as plug:
+        with socket.create_connection(("127.0.0.1", web.plan.port), timeout=60) as plug:
             plug.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
             assert plug.recv(100).startswith(b"HTTP/1.1 200")
         assert b" 404 " in talk(web, b"GET /next HTTP/1.0\r\n\r\n")
@@ -157,7 +157,7 @@ def test_tls_holds_for_every_host(names):
         for site in (0, 49, 50, 119):
             with (
                 socket.create_connection(
-                    ("127.0.0.1" if names else web.plan.host(site), web.plan.port), timeout=10
+                    ("127.0.0.1" if names else web.plan.host(site), web.plan.port), timeout=60
                 ) as plug,
                 trust.wrap_socket(plug, server_hostname=web.plan.host(site)) as secure,
             ):
@@ -180,14 +180,14 @@ def test_the_web_ends_with_the_process_that_started_it():
     assert parent.stdout
     assert parent.stderr
     port = int(parent.stdout.readline())
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("GET", "/")
     assert connection.getresponse().read()
     parent.send_signal(signal.SIGKILL)
     # The web holds the other end of this pipe, so its end is the end of the web.
     assert parent.stderr.read() == b""
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", port), timeout=10)
+        socket.create_connection(("127.0.0.1", port), timeout=60)
     parent.wait()
     parent.stdout.close()
     parent.stderr.close()

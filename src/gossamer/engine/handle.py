@@ -68,13 +68,13 @@ class Linker:
     def follow(self, page: Request, found: tuple[str, ...], *, year: int = 0) -> list[Request]:
         """Requests for plain links of a page; dates are compared with `year`, if it is given."""
         depth, secret, recent = page.depth + 1, self._secret, self._recent
-        refuse, source = self._scope.refuse, page.url
+        refuse, source, hot = self._scope.refuse, page.url, recent.hot
         requests = []
         for url in found:
             if self._settings.clean_query:
                 url = urls.clean_query(url)
             key = urls.fingerprint(secret, url)
-            if key in recent:
+            if key in hot or key in recent:
                 continue
             reason = refuse(url, source, depth) or self._calendar(url, year)
             if reason is not None:

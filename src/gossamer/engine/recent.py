@@ -4,25 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+_FIRST_PART = 64
+_HOT = 32_768
+
 
 class Recent:
-    """The last keys, in two generations: when the young one is full, the old one is forgotten.
+    """The last keys, in a table of pairs: each has one pair where it can be, and pushes out the older of the two.
 
+    A key costs 8 bytes there. Most crawls are small: the table begins as a 64th of itself, and anew when that is full.
+    `hot` has those that were met of late: who asks often may look there first.
     A key may enter only after the frontier has it for good: otherwise a crash between would lose the link."""
 
-    def __init__(self, size: int = 200_000) -> None:
-        self._half = max(1, size // 2)
-        self._young: set[int] = set()
-        self._old: set[int] = set()
+    def __init__(self, size: int = 2_000_000) -> None:
+        self._most_pairs = max(1, size // 2)
+        self.hot: set[int] = set()
+        self.clear()
 
     def __contains__(self, key: int) -> bool:
-        return key in self._young or key in self._old
+        table, at = self._table, key % self._pairs * 2
+        if (table[at] != key and table[at + 1] != key) or not key:
+            return False
+        self.hot.add(key)
+        return True
 
     def update(self, keys: Iterable[int]) -> None:
-        self._young.update(keys)
-        if len(self._young) >= self._half:
-            self._old, self._young = self._young, set()
+        keys = tuple(keys)
+        if self._entered > self._pairs and self._pairs < self._most_pairs:
+            self._make(self._most_pairs)
+        table, pairs = self._table, self._pairs
+        for key in keys:
+            at = key % pairs * 2
+            young = table[at]
+            if young != key:
+                table[at + 1] = young
+                table[at] = key
+                self._entered += 1
+        if len(self.hot) > _HOT:
+            self.hot.clear()
+        self.hot.update(keys)
 
     def clear(self) -> None:
         """Forget all: after a reconnect nobody knows what the frontier still has."""
-        self._young, self._old = set(), set()
+        self.hot.clear()
+        self._make(-(-self._most_pairs // _FIRST_PART))
+
+    def _make(self, pairs: int) -> None:
+        self._pairs = pairs
+        self._table = memoryview(bytearray(self._pairs * 16)).cast("Q")
+        self._entered = 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from gossamer.frontier.recrawl import Visited
 from gossamer.model import Request
 
 
@@ -20,7 +22,7 @@ class _Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     hops: int = 0
     tries: int = 0
     extra: str = ""
-    state: str = ""
+    state: msgspec.Raw = msgspec.Raw(b"\xa0")
     again: str = ""
 
 
@@ -46,7 +48,11 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Entry).decode
 _decode_address = msgspec.msgpack.Decoder(_Address).decode
 _decode_extra = msgspec.json.Decoder(Extra).decode
-_decode_state = msgspec.json.Decoder(dict[str, Any]).decode
+_decode_state = msgspec.msgpack.Decoder(dict[int | str, Any]).decode
+_NAMES = Visited.__struct_fields__
+_NUMBERS = {name: number for number, name in enumerate(_NAMES)}
+_HEX = re.compile("(?:[0-9a-f]{2}){8,}")
+_HEAD_BYTES = {0xD9: 2, 0xDA: 3, 0xDB: 5}
 
 
 def pack(request: Request, referrer: str = "") -> bytes:
@@ -62,7 +68,7 @@ def pack(request: Request, referrer: str = "") -> bytes:
             request.hops,
             0,
             msgspec.json.encode(extra).decode() if special else "",
-            "" if request.state is None else msgspec.json.encode(request.state).decode(),
+            as_text(pack_state(request.state)),
         )
     return request.key.to_bytes(8, "big") + _encode(fields)
 
@@ -72,8 +78,8 @@ def unpack(entry: bytes, site: str) -> Request:
     try:
         found = _decode(entry[8:])
         extra = _decode_extra(found.extra) if found.extra else _NONE
-        state = _decode_state(found.state) if found.state else None
-    except msgspec.DecodeError as error:
+        state = _unpack_state(found.state)
+    except (msgspec.DecodeError, IndexError) as error:
         raise ValueError(str(error)) from None
     return Request(
         expand(found.url, site),
@@ -93,6 +99,33 @@ def unpack(entry: bytes, site: str) -> Request:
     )
 
 
+def pack_state(state: dict[str, Any] | None) -> bytes:
+    """What a visit left, small: the names that visits have as numbers, digests as bytes, whole numbers as such."""
+    if state is None:
+        return b""
+    return _encode({_NUMBERS.get(name, name): _small(value) for name, value in state.items()})
+
+
+def _small(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, str) and _HEX.fullmatch(value):
+        return bytes.fromhex(value)
+    return value
+
+
+def _unpack_state(found: msgspec.Raw) -> dict[str, Any] | None:
+    packed = memoryview(found)
+    packed = packed[_HEAD_BYTES.get(packed[0], 1) :]
+    if not packed:
+        return None
+    state = _decode_state(packed)
+    return {
+        _NAMES[name] if isinstance(name, int) else name: value.hex() if isinstance(value, bytes) else value
+        for name, value in state.items()
+    }
+
+
 def address(rest: bytes, site: str) -> str:
     """The address in what follows an entry's key; ValueError if there is none."""
     try:
@@ -102,13 +135,13 @@ def address(rest: bytes, site: str) -> str:
 
 
 def squeeze(url: str, site: str) -> str:
-    """A URL without what follows from its site: `/path` is https, `:/path` is http, `=` comes before any other."""
+    """A URL without what follows from its site: `/path` is https, `:/path` is http. Of others `-` is https, `=` any."""
     end = len(site) + 8
     if url.startswith(site, 8) and url.startswith("/", end) and url.startswith("https://"):
         return url[end:]
     if url.startswith(site, 7) and url.startswith("/", end - 1) and url.startswith("http://"):
         return ":" + url[end - 1 :]
-    return "=" + url
+    return "-" + url[8:] if url.startswith("https://") else "=" + url
 
 
 def expand(short: str, site: str) -> str:
@@ -117,6 +150,8 @@ def expand(short: str, site: str) -> str:
         return f"https://{site}{short}"
     if short.startswith(":/"):
         return f"http://{site}{short[1:]}"
+    if short.startswith("-"):
+        return f"https://{short[1:]}"
     if short.startswith("="):
         return short[1:]
     raise ValueError("not an address")

@@ -11,7 +11,7 @@ import msgspec
 
 from gossamer.errors import FrontierError, Unavailable
 from gossamer.frontier import policy
-from gossamer.frontier.entries import as_text, pack
+from gossamer.frontier.entries import as_text, pack, pack_state
 from gossamer.frontier.redis_fold import fold_lists, unfold_blocks
 from gossamer.frontier.redis_job import explain, faults, job_key, moved_to, translate
 from gossamer.frontier.redis_link import Links
@@ -193,7 +193,7 @@ class RedisFrontier:
             outcome.status,
             str(outcome.again_in or 0.0) if comes_again else "",
             self._put(outcome.links, load, page) if outcome.links else (),
-            "" if outcome.state is None else msgspec.json.encode(outcome.state).decode(),
+            as_text(pack_state(outcome.state)),
             load.number(outcome.site),
             outcome.lane,
         ]

@@ -188,8 +188,8 @@ class Limits(Suite):
         await workers[0].complete(outcomes(first, "skipped"))
         await workers[0].complete(outcomes(second, "failed"))
         await workers[1].release(others)
-        assert (await workers[0].counts()).stored == 2
-        stored = 2
+        stored = len(second.requests)
+        assert (await workers[0].counts()).stored == stored
         while (grant := await self.lease(workers[1])).leases:
             for lease in grant.leases:
                 stored += len(lease.requests)
@@ -208,7 +208,15 @@ class Limits(Suite):
         assert (await self.none(harness.frontier)).job == "finished"
         await harness.reopen(self.settings(max_pages=7, delay=0.0))
         grant = await self.lease(harness.frontier)
-        assert (len(keys(*grant.leases)), grant.job) == (2, "running")
+        assert grant.job == "running"
+        stored = len(keys(*grant.leases))
+        assert stored == 2 or not harness.one_store
+        while grant.leases:
+            for lease in grant.leases:
+                await harness.frontier.complete(outcomes(lease))
+            grant = await self.lease(harness.frontier)
+            stored += len(keys(*grant.leases))
+        assert (stored, grant.job) == (2, "finished")
 
 
 class Steering(Suite):

@@ -38,10 +38,12 @@ local function settle(site, entry, status, again_in, visit)
     local fields = fields_of(entry)
     fields[TRIES] = status == 'retry' and fields[TRIES] + 1 or 0
     if status ~= 'retry' or visit ~= '' then fields[STATE] = visit end
-    fields[AGAIN] = status == 'retry' and '' or status
     if status ~= 'retry' then count('revisits', 1) end
     local wait = tonumber(again_in)
-    local push = wait >= FAR_SECONDS and (status == 'done' or status == 'failed') and push_slot or push_later
+    local is_far = wait >= FAR_SECONDS and (status == 'done' or status == 'failed')
+    -- A slot says of all its entries what they were.
+    fields[AGAIN] = (status == 'retry' or is_far) and '' or status
+    local push = is_far and push_slot or push_later
     push(site, with_fields(entry, fields), now + wait, status)
 end
 local function finish_lane(site, lane)

@@ -1,7 +1,8 @@
 -- Queues -----------------------------------------------------------------------------------------------------------
 
 -- The rule of folding: of each list the FOLD that go next wait as they are; behind them come blocks, elements in which a
--- client has packed entries in their order; behind these wait the newest, which become blocks when they are BLOCKS x FOLD.
+-- client has packed entries in their order; behind these wait the newest, which become blocks when they are BLOCKS x FOLD,
+-- or FOLD in a slot of revisits, where none goes next.
 -- Where the newest go first (dfs), or any (random), the blocks are on the left and all that is loose on the right.
 -- Of a list with blocks its site knows how many there are (bR), and how many entries come before the first (hR).
 local FOLD = tonumber(job.fold or '128')
@@ -30,8 +31,9 @@ end
 local function ask_to_fold(name, rank, list, size, added)
     if FOLD == 0 or size < FOLD or named[list] or #to_fold >= MOST_FOLDED then return end
     if math.floor(size / LOOKED_AT_EACH) == math.floor((size - added) / LOOKED_AT_EACH) then return end
-    local _, foldable = behind_blocks(load_site(name), rank, size)
-    if foldable < BLOCKS * FOLD then return end
+    local site = load_site(name)
+    local _, foldable = behind_blocks(site, rank, size)
+    if foldable < (site['d' .. rank] and 1 or BLOCKS) * FOLD then return end
     named[list] = true
     to_fold[#to_fold + 1] = { name, rank }
 end
