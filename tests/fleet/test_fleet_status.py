@@ -64,6 +64,13 @@ def status(server: RedisServer, job: str) -> dict[str, Any]:
     return asyncio.run(ask())
 
 
+def test_a_job_without_workers_is_warned_of_unless_it_was_stopped() -> None:
+    assert warnings(Counts(job="running", queued=1), [], [])
+    assert warnings(Counts(job="stopping", queued=1, leased=1), [], []), "somebody died with what was leased"
+    assert not warnings(Counts(job="stopping", queued=1), [], [])
+    assert not warnings(Counts(job="running", finished=True), [], [])
+
+
 def test_status_tells_of_workers_that_work_died_and_left(server: RedisServer, tmp_path: Path) -> None:
     with SimWeb(sites=6, pages_per_site=300, page_bytes=2000) as web:
         (tmp_path / "seeds").write_text("\n".join(web.seeds))

@@ -285,10 +285,11 @@ def test_a_limit_over_shards_is_never_passed_and_is_reached(servers: list[RedisS
 class Cluster:
     """A Redis Cluster of real servers."""
 
-    def __init__(self, stack: ExitStack, nodes: int) -> None:
+    def __init__(self, stack: ExitStack, nodes: int, *, replicas: int = 0) -> None:
         self._stack = stack
-        self.nodes = [self._node() for _ in range(nodes)]
-        self._ask("--cluster", "create", *(f"127.0.0.1:{node.port}" for node in self.nodes), "--cluster-yes")
+        self.nodes = [self._node() for _ in range(nodes * (1 + replicas))]
+        places = [f"127.0.0.1:{node.port}" for node in self.nodes]
+        self._ask("--cluster", "create", *places, "--cluster-replicas", str(replicas), "--cluster-yes")
         until(self._is_whole)
 
     def _node(self) -> RedisServer:
@@ -380,6 +381,25 @@ def test_a_call_in_a_slot_that_is_on_its_way_changes_nothing(cluster: Cluster) -
         await frontier.aclose()
 
     asyncio.run(run())
+
+
+def test_f31_the_replica_of_a_node_that_dies_takes_its_place(redis_server: RedisServer, tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    with (
+        ExitStack() as stack,
+        SimWeb(sites=12, pages_per_site=30, page_bytes=2000, latency_seconds=0.01) as web,
+    ):
+        cluster = Cluster(stack, 3, replicas=1)
+        crawl = start(
+            folder, web, "--frontier", cluster.nodes[0].url, "--delay", "0.2", "--workers", "2", "--shards", "12",
+            "--lease-seconds", "2",
+        )  # fmt: skip
+        until(lambda: len(web.log()) > 40)
+        # The address that the crawl was given is the one that dies.
+        cluster.nodes[0].kill()
+        assert crawl.wait(90) == 0, crawl.stderr.read() if crawl.stderr else ""
+        kill_tree(crawl)
+        is_whole(web, folder)
 
 
 def test_a_stopped_server_in_a_fleet_of_three_loses_nothing(servers: list[RedisServer], tmp_path: Path) -> None:

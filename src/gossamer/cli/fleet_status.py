@@ -78,6 +78,8 @@ def warnings(counts: Counts, live: Sequence[Pulse], shards: Sequence[ShardView],
     if counts.finished or counts.job not in _UNFINISHED:
         return []
     if not live:
+        if counts.job == "stopping" and not counts.leased:
+            return []
         return ["no worker is there: start some with gossamer worker FRONTIER --job NAME"]
     found = []
     manned = {pulse.region for pulse in live}
