@@ -23,6 +23,7 @@ from gossamer.middleware.base import Fetch, Middleware, compose, guarded
 from gossamer.middleware.cache import cache
 from gossamer.middleware.cookies import cookies
 from gossamer.settings import Settings
+from gossamer.sink.trail import Trail
 
 
 def middlewares(spider: Spider, settings: Settings, clock: Clock) -> list[Middleware]:
@@ -47,6 +48,7 @@ async def worker(
     spider: Spider | None = None,
     refused: Counter[str] | None = None,
     places: Places | None = None,
+    trail: Trail | None = None,
 ) -> AsyncIterator[Engine]:
     """An engine with everything it needs, which is closed again at the end."""
     spider = spider or make_spider(settings)
@@ -71,9 +73,12 @@ async def worker(
             settings=settings,
             clock=clock,
             places=places,
+            trail=trail if settings.trail else None,
         )
     finally:
         if pool is not None:
             await pool.aclose()
         await downloader.aclose()
         marker.close()
+        if trail is not None:
+            await trail.aclose()

@@ -31,6 +31,7 @@ from gossamer.settings import Settings
 from gossamer.sink import Sink, shared_folder, tree_folder
 from gossamer.sink.jsonl import JsonlSink
 from gossamer.sink.segments import FOLDER, SegmentSink, gather
+from gossamer.sink.trail import Trail
 from gossamer.sink.tree import TreeSink
 from gossamer.takeover import begin
 
@@ -119,6 +120,7 @@ async def join_fleet(
                 clock=clock,
                 marker_path=marker_path,
                 places=places if region else None,
+                trail=Trail(results, name),
             ) as engine:
                 leave_on_signals(engine.stop, ctrl_c=not supervised)
                 pulse = Pulse(worker=name, region=region, shards=shards)

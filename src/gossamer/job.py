@@ -32,8 +32,11 @@ from gossamer.frontier.sqlite import open_sqlite
 from gossamer.model import Counts, JobState
 from gossamer.settings import Settings
 from gossamer.sink import Sink, open_sinks
+from gossamer.sink.trail import Trail
 
 FRONTIER, SETTINGS = "frontier.db", "job.toml"
+OWNER = "owner"
+"""The name of the worker in the owner's own process."""
 
 
 class Stoppable(Protocol):
@@ -221,7 +224,7 @@ class Crawl:
                     [str(folder)], count=settings.workers, clock=self._clock, state=lambda: frontier.state
                 )
                 return await self._until_done(supervisor)
-            marker = folder / "handling" / "owner" if folder is not None else None
+            marker = folder / "handling" / OWNER if folder is not None else None
             async with worker(
                 frontier,
                 store,
@@ -230,6 +233,7 @@ class Crawl:
                 clock=self._clock,
                 marker_path=marker,
                 spider=self._spider,
+                trail=Trail(folder, OWNER) if folder is not None else None,
                 refused=linker.refused,
             ) as engine:
                 return await self._until_done(engine)

@@ -17,6 +17,7 @@ from gossamer.engine.remote import RemoteFrontier, RemoteStore, connect
 from gossamer.errors import OwnerGone
 from gossamer.model import JobState
 from gossamer.settings import build
+from gossamer.sink.trail import Trail
 
 
 def die_with_parent() -> None:
@@ -58,6 +59,7 @@ async def join(folder: Path, *, name: str, supervised: bool = False) -> JobState
             clock=SystemClock(),
             marker_path=marker_path,
             refused=refused,
+            trail=Trail(Path(welcome.folder), name),
         ) as engine:
             leave_on_signals(engine.stop, ctrl_c=not supervised)
             running = asyncio.create_task(engine.run())

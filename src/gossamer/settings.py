@@ -45,6 +45,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     links: Annotated[str, Meta(description="Follow only the links inside this CSS region.")] = ""
     text: Annotated[bool, Meta(description="Keep the text of each page in pages.jsonl.")] = False
     sink: Annotated[tuple[str, ...], Meta(description="Where pages go; may be repeated.")] = ("jsonl",)
+    trail: Annotated[
+        bool, Meta(description="Keep a line for every request that is sent, for `gossamer why` and `gossamer audit`.")
+    ] = True
 
     max_pages: Annotated[Whole | None, Meta(description="Stop after this many stored pages.")] = None
     max_depth: Annotated[Depth | None, Meta(description="Follow links at most this deep from the seeds.")] = None

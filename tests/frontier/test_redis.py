@@ -686,7 +686,7 @@ def test_a_url_can_be_looked_up_wherever_it_is(redis_server: RedisServer, store:
             results = outcomes(lease)
             await frontier.complete([msgspec.structs.replace(results[0], status="retry", again_in=60.0), results[1]])
             states = {url: await frontier.lookup(url) for url in (first, second, third, *(r.url for r in found[-1:]))}
-            assert [about and about["state"] for about in states.values()] == ["delayed", "done", "leased", "queued"]
+            assert [about and about["state"] for about in states.values()] == ["delayed", "known", "leased", "queued"]
             assert states[third]["worker"] == "w"
             middle = await frontier.lookup(found[1000].url)
             assert (middle["state"], middle["request"]["url"]) == ("queued", found[1000].url), "inside a block"

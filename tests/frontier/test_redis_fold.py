@@ -444,7 +444,7 @@ def test_far_revisits_are_folded_and_come_back_with_their_state(
             one = next(request for request in some if request.key != int(request.url.rpartition("/")[2]) + 1)
             found = await frontier.lookup(one.url)
             assert found is not None
-            assert found["state"] == "delayed"
+            assert found["state"] in ("done", "failed")
             assert 1700000000 + 604_800 <= found["due"] <= 1700000000 + 604_800 + 16_384
             assert not (await frontier.sites() or [{"queued": 0}])[0]["queued"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from gossamer.cli.audit import audit
 from gossamer.cli.compact import compact
 from gossamer.cli.crawl import crawl, worker
 from gossamer.cli.exits import Exit
@@ -15,6 +16,7 @@ from gossamer.cli.spread import spread
 from gossamer.cli.steer import add, pause, resume, status, stop
 from gossamer.cli.terminal import flush_output, hold_standard_streams, plain, say
 from gossamer.cli.trial import trial
+from gossamer.cli.why import why
 from gossamer.errors import ConfigError, GossamerError
 from gossamer.settings import VERSION
 from gossamer.sim.command import simweb
@@ -33,7 +35,7 @@ def gossamer() -> None:
 
 commands = (
     crawl, trial, fetch, shell, init, worker, submit, status, pause, resume, stop, add, scale, spread, compact, export,
-    simweb,
+    why, audit, simweb,
 )  # fmt: skip
 for command in commands:
     gossamer.add_command(command)

@@ -15,7 +15,10 @@ from gossamer.settings import FIELDS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _PAIRS = {"extract": "NAME=SELECTOR", "headers": "NAME=VALUE", "regions": "NAME=PATTERN,..."}
-_FLAGS = {"headers": "--header", "robots": "--robots/--no-robots", "nofollow": "--nofollow/--no-nofollow"}
+_FLAGS = {
+    "headers": "--header", "robots": "--robots/--no-robots", "nofollow": "--nofollow/--no-nofollow",
+    "trail": "--trail/--no-trail",
+}  # fmt: skip
 
 
 def settings_options(command: Command) -> Command:

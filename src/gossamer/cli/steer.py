@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import click
@@ -21,10 +20,11 @@ from gossamer.engine import wire
 from gossamer.engine.handle import Linker
 from gossamer.engine.recent import Recent
 from gossamer.engine.remote import Connection, connect
-from gossamer.errors import ConfigError, JobMissing
+from gossamer.errors import JobMissing
 from gossamer.fleet import SCHEMES, open_fleet
 from gossamer.frontier.base import Fleet
 from gossamer.frontier.sqlite import open_sqlite
+from gossamer.inquiry import existing
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _STATES = {"pause": "paused", "resume": "running", "stop": "stopping"}
@@ -85,20 +85,11 @@ async def reach(name: str, frontier: str) -> AsyncIterator[Control]:
         finally:
             await fleet.aclose()
         return
-    connection, _ = await connect(_existing(name))
+    connection, _ = await connect(existing(name))
     try:
         yield OwnerControl(connection)
     finally:
         await connection.aclose()
-
-
-def _existing(name: str) -> Path:
-    folder = jobs.folder_of(name, ())
-    if not (folder / jobs.FRONTIER).exists():
-        raise ConfigError(
-            f"there is no job {name!r} ({folder / jobs.FRONTIER} does not exist)", hint="see crawls/ for names"
-        )
-    return folder
 
 
 def on_a_job(command: Command) -> Command:
@@ -147,7 +138,7 @@ async def _status(name: str, frontier: str) -> dict[str, Any]:
         if frontier:
             raise
     # Nobody runs it: its file can be opened.
-    folder = _existing(name)
+    folder = existing(name)
     settings = configuration.build(jobs.stored_settings(folder))
     resting = open_sqlite(folder / jobs.FRONTIER, settings, clock=SystemClock())
     try:

@@ -11,6 +11,7 @@ from gossamer.engine.store import Result, Store
 from gossamer.errors import SinkFull, Unavailable
 from gossamer.frontier.base import Frontier
 from gossamer.model import Lease, Receipt, SiteNote
+from gossamer.sink.trail import Trail
 
 log = logging.getLogger("gossamer.engine")
 _MOST = 512
@@ -23,13 +24,21 @@ class Committer:
     """Collects results, notes and finished leases, and commits them in the order in which they came."""
 
     def __init__(
-        self, store: Store, frontier: Frontier, *, clock: Clock, every: float, committed: Callable[[Result], None]
+        self,
+        store: Store,
+        frontier: Frontier,
+        *,
+        clock: Clock,
+        every: float,
+        committed: Callable[[Result], None],
+        trail: Trail | None = None,
     ) -> None:
         self._store = store
         self._frontier = frontier
         self._clock = clock
         self._every = every
         self._committed = committed
+        self._trail = trail
         self._queue: asyncio.Queue[Entry | None] = asyncio.Queue(_MOST)
         self.accepted = 0
         self.stale = 0
@@ -52,6 +61,9 @@ class Committer:
             while len(entries) < _MOST and not self._queue.empty():
                 entries.append(self._queue.get_nowait())
             last = None in entries
+            if self._trail is not None:
+                # First: what was sent is to be known, whatever becomes of it.
+                await self._trail.flush()
             results = [entry for entry in entries if isinstance(entry, Result)]
             notes = [entry for entry in entries if isinstance(entry, SiteNote)]
             leases = [entry for entry in entries if isinstance(entry, Lease)]

@@ -16,6 +16,7 @@ from gossamer.engine.revisit import Revisits
 from gossamer.middleware.base import Fetch
 from gossamer.settings import Settings
 from gossamer.sink import keeps_pages
+from gossamer.sink.trail import Trail
 
 
 @dataclass(slots=True)
@@ -33,6 +34,8 @@ class Context:
     went_to_sleep: Callable[[], None]
     places: Places | None = None
     """Given where sites find their region by themselves."""
+    trail: Trail | None = None
+    """Given where the requests that are sent are written down."""
     paused: bool = False
     """Visits end after the request in hand, as for a stop, but the engine stays."""
     revisits: Revisits = field(init=False)

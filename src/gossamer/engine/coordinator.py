@@ -171,6 +171,8 @@ class Coordinator:
             return self.workers
         if call.what == "lookup":
             return await self._frontier.lookup(call.text)
+        if call.what == "site":
+            return await self._frontier.site(call.text)
         if call.what in _STEERING:
             return await self._frontier.steer(_STEERING[call.what])  # type: ignore[arg-type]
         raise ConfigError(f"nobody here knows what {call.what!r} means")

@@ -21,6 +21,7 @@ from gossamer.frontier.base import Frontier
 from gossamer.middleware.base import Fetch
 from gossamer.model import Grant, JobState
 from gossamer.settings import Settings
+from gossamer.sink.trail import Trail
 
 log = logging.getLogger("gossamer.engine")
 _SLEEPERS = 15
@@ -41,6 +42,7 @@ class Engine:
         settings: Settings,
         clock: Clock,
         places: Places | None = None,
+        trail: Trail | None = None,
     ) -> None:
         self._frontier = frontier
         self._settings = settings
@@ -51,7 +53,7 @@ class Engine:
         self._changed = asyncio.Event()
         self._stop = asyncio.Event()
         self._committer = Committer(
-            store, frontier, clock=clock, every=settings.commit_seconds, committed=self._acknowledged
+            store, frontier, clock=clock, every=settings.commit_seconds, committed=self._acknowledged, trail=trail
         )
         self._context = Context(
             settings=settings,
@@ -64,6 +66,7 @@ class Engine:
             stopping=self._stop,
             went_to_sleep=self._changed.set,
             places=places,
+            trail=trail,
         )
 
     @property

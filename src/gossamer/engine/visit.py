@@ -19,6 +19,7 @@ from gossamer.errors import Disallowed, FetchError, Forbidden
 from gossamer.extract.fingerprint import text_digest
 from gossamer.frontier import policy
 from gossamer.model import Lease, Outcome, PageRow, Record, Request, Response, SiteNote
+from gossamer.sink.trail import Step
 
 
 class Visit:
@@ -62,12 +63,12 @@ class Visit:
         """Settle one request; False if it was not, and the batch ends here."""
         try:
             if (refusal := self._paths.refuse(request)) != "":
-                await self._settle(request, Verdict("skipped", refusal))
+                await self._skip(request, refusal)
                 return True
             if self._settings.robots and not await self._may_fetch(request):
                 return False
             if self._settings.robots and not self._gate.allows(request.url):
-                await self._settle(request, Verdict("skipped", Disallowed.kind))
+                await self._skip(request, Disallowed.kind)
                 return True
             response = await self._fetch(self._context.revisits.conditional(request))
             hops = request.hops
@@ -84,6 +85,10 @@ class Visit:
             await self._move(self._placing.after_page())
         await self._answered(request, response)
         return True
+
+    async def _skip(self, request: Request, reason: str) -> None:
+        self._trace(request.url, at=self._clock.epoch(), skipped=reason, referrer=request.referrer)
+        await self._settle(request, Verdict("skipped", reason))
 
     async def _may_fetch(self, request: Request) -> bool:
         """Have the rules at hand; False if the site must be left alone because they cannot be had."""
@@ -127,20 +132,39 @@ class Visit:
                 if self.lost or self._clock.monotonic() >= self.deadline:
                     self.lost = True
                     raise _LeaseLost
+                sent_at, began = self._clock.epoch(), self._clock.monotonic()
                 try:
                     response = await context.fetch(request)
                     break
+                except asyncio.CancelledError:
+                    self._trace(request.url, at=sent_at, error="cancelled", latency=self._clock.monotonic() - began)
+                    raise
                 except FetchError as error:
+                    self._trace(request.url, at=sent_at, error=error.kind, latency=self._clock.monotonic() - began)
                     if not isinstance(error, Forbidden):
                         self._next_at = self._clock.monotonic() + self._delay
                     if not context.breaker.takes(site, error, was_there=bool(self.lease.robots)):
                         raise
         if not response.from_cache:
+            self._trace(
+                request.url,
+                at=response.fetched_at or sent_at,
+                status=response.status,
+                latency=response.latency,
+                bytes=len(response.body),
+            )
             self._next_at = response.headers_at + self._delay
             context.breaker.answered(site)
             if self._placing is not None:
                 self._placing.saw(response.latency)
         return response
+
+    def _trace(self, url: str, *, at: float, latency: float = 0.0, **known: Any) -> None:
+        """Leave a step on the trail, if one is kept."""
+        if self._context.trail is not None:
+            delay, lanes = round(self._delay, 3), self.lease.lanes
+            step = Step(url=url, at=round(at, 3), latency=round(latency, 4), delay=delay, lanes=lanes, **known)
+            self._context.trail.note(step)
 
     async def _move(self, note: SiteNote | None) -> None:
         """Tell the frontier where the site should be; if that is elsewhere, leave the rest of the batch to others."""

@@ -66,7 +66,7 @@ class Idle(msgspec.Struct, tag="idle", frozen=True):
 
 
 class Ask(msgspec.Struct, tag="ask", frozen=True):
-    """A question or a wish from a person: counts, sites, lookup, pause, resume, stop."""
+    """A question or a wish from a person: counts, sites, site, lookup, pause, resume, stop."""
 
     what: str
     text: str = ""

@@ -69,7 +69,20 @@ class Steering(Protocol):
         ...
 
     async def lookup(self, url: str) -> Mapping[str, Any] | None:
-        """All that is known of one URL; None if it was never seen."""
+        """All that is known of one URL; None if it was never seen.
+
+        `url`, `key`, `site` and `state` (queued, leased, delayed, done, failed, skipped, parked, or known, where no
+        more is kept of a URL that is done) are always there. Where they are known: `depth`, `priority`, `tries`,
+        `referrer`, `code`, `reason`, `finished_at`; `worker` and `lease_ends_in` of a leased one; `due_in`, the
+        seconds to the next try or visit; `visit`, what the last one left behind."""
+        ...
+
+    async def site(self, name: str) -> Mapping[str, Any] | None:
+        """All that is known of one site; None if it was never seen.
+
+        `site`, `queued`, `delay`, `hold`, `closed`, `robots` and `memo`, as leases have them. Where they are known:
+        `lanes`, `stored`, `budget`, `workers` that have a lane of it, `ready_in`, the seconds until one can be leased
+        if something is due, and `share_left`, what is left to it of its quota."""
         ...
 
     async def sites(self, limit: int = 100) -> list[Mapping[str, Any]]:

@@ -126,6 +126,14 @@ def _unpack_state(found: msgspec.Raw) -> dict[str, Any] | None:
     }
 
 
+def revisit_of(entry: bytes) -> str:
+    """What a request came to, if its next visit is what it waits for: done, failed or skipped; else nothing."""
+    try:
+        return _decode(entry[8:]).again
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from None
+
+
 def address(rest: bytes, site: str) -> str:
     """The address in what follows an entry's key; ValueError if there is none."""
     try:

@@ -14,9 +14,7 @@ import msgspec
 from gossamer import urls
 from gossamer.clock import Clock, SystemClock
 from gossamer.errors import Unavailable
-from gossamer.frontier.folder_chain import read_chain
 from gossamer.frontier.folder_job import open_job, place_of, read_adopted, write_adopted, write_wish
-from gossamer.frontier.folder_journal import story
 from gossamer.frontier.folder_owner import Lost, Owner
 from gossamer.frontier.folder_post import by_shard, shard_of
 from gossamer.frontier.folder_quota import Quota
@@ -323,9 +321,12 @@ class FolderFrontier:
             site = urls.registered_domain(site)
         shard = self._shard(site)
         if shard is not None:
-            return await shard.lookup(url)
-        chain = await self.owner.run(read_chain, self.owner.share, shard_of(site, self.owner.count))
-        return story(chain, key)
+            return await shard.find(key)
+        return await self._survey.lookup(key, site)
+
+    async def site(self, name: str) -> Mapping[str, Any] | None:
+        shard = self._shard(name)
+        return await (self._survey.site(name) if shard is None else shard.site(name))
 
     async def sites(self, limit: int = 100) -> list[Mapping[str, Any]]:
         """The sites of our shards; other workers know theirs."""

@@ -21,8 +21,9 @@ from gossamer.frontier.folder_log import (
     states_of,
 )
 from gossamer.frontier.folder_share import Share, explained
-from gossamer.frontier.journal import Change, OutcomeRow, vars_of
+from gossamer.frontier.journal import Change, OutcomeRow, site_view, vars_of
 from gossamer.model import Request
+from gossamer.settings import Settings
 
 _FILE_MASK = (1 << FILE_BITS) - 1
 
@@ -189,6 +190,14 @@ def story(chain: Chain, key: int) -> dict[str, Any] | None:
             "referrer": one.referrer or _url_of(chain, parent),
             "attempts": [vars_of(OutcomeRow(*row[:6], None)) for row in rows],
         }
+    return None
+
+
+def site_of(chain: Chain, name: str, *, settings: Settings, now: float) -> dict[str, Any] | None:
+    """All that a shard's past says of one site; None if it is not there. What waits on it is not counted."""
+    for _, known, row in ShardPast(chain).sites():
+        if known == name:
+            return site_view(name, row, settings=settings, now=now)
     return None
 
 

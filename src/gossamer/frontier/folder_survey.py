@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from gossamer.errors import Unavailable
+from gossamer.frontier import journal
+from gossamer.frontier.folder_chain import Chain, ShardPast, read_chain
 from gossamer.frontier.folder_claims import View
+from gossamer.frontier.folder_journal import site_of, story
+from gossamer.frontier.folder_post import shard_of
 from gossamer.model import Counts, JobState, Pulse, RegionView, ShardView
 
 if TYPE_CHECKING:
@@ -104,6 +109,39 @@ class Survey:
         changes = totals["known"] + totals["stored"] + totals["skipped"] + len(letters)
         freshness = fresh / visited if visited else None
         return Counts(**totals, job=job, finished=over, changes=changes, freshness=freshness)
+
+    async def lookup(self, key: int, site: str) -> dict[str, Any] | None:
+        """What was written down of a URL in another worker's shard. Whether it is in hand, only that one knows."""
+        settings, now = self._owner.settings, self._owner.clock.epoch()
+        chain, worker = await self._past_of(site)
+        found = story(chain, key)
+        if found is None:
+            return None
+        about = site_of(chain, site, settings=settings, now=now) or {}
+        is_parked = ShardPast(chain).lapses.get(found["number"], 0) >= settings.max_deliveries
+        where = journal.standing(found["attempts"], closed=about.get("closed", ""), is_parked=is_parked, now=now)
+        return {"key": key, **found, **where, "shard_worker": worker}
+
+    async def site(self, name: str) -> dict[str, Any] | None:
+        """What was written down of a site in another worker's shard."""
+        chain, worker = await self._past_of(name)
+        found = site_of(chain, name, settings=self._owner.settings, now=self._owner.clock.epoch())
+        return None if found is None else {**found, "shard_worker": worker}
+
+    async def _past_of(self, site: str) -> tuple[Chain, str]:
+        """What was written down of the shard of a site, and the worker that has it now."""
+        owner, number = self._owner, shard_of(site, self._owner.count)
+        for last in (False, False, True):
+            await owner.look(fresh=True)
+            session = owner.claims.newest[number].claim.session
+            try:
+                chain = await owner.run(read_chain, owner.share, number)
+                return chain, session.rpartition("~")[0] if session in owner.peers.live else ""
+            except Unavailable:
+                # A new owner may just have made a shorter past of the files that we were about to read.
+                if last:
+                    raise
+        raise AssertionError
 
     async def workers(self) -> list[Pulse]:
         """The last pulse of each worker."""

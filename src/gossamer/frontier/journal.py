@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from gossamer.model import JobState, Request
+from gossamer.settings import Settings
 
 DONE, FAILED, RETRY, SKIPPED, PARKED = 1, 2, 3, 4, 5
 STATUS = {"done": DONE, "failed": FAILED, "retry": RETRY, "skipped": SKIPPED, "parked": PARKED}
@@ -125,20 +126,58 @@ class MemoryJournal:
         return found
 
     def lookup(self, key: int) -> dict[str, Any] | None:
-        for number, request in self._requests.items():
+        # A copy: it is looked at from another thread.
+        for number, request in list(self._requests.items()):
             if request.key == key:
                 attempts = [row for row in self._outcomes if row.number == number]
+                parent = self._parents.get(number)
                 return {
                     "number": number,
                     "url": request.url,
                     "site": request.site,
                     "depth": request.depth,
+                    "priority": request.priority,
+                    "referrer": request.referrer or (self._requests[parent].url if parent else ""),
                     "attempts": [vars_of(row) for row in attempts],
                 }
         return None
 
     def close(self) -> None:
         self._requests.clear()
+
+
+def standing(attempts: Sequence[Mapping[str, Any]], *, closed: str, is_parked: bool, now: float) -> dict[str, Any]:
+    """Where a URL stands by what was written down of it, on a site that is perhaps closed; `now` is epoch seconds."""
+    if is_parked:
+        return {"state": "parked"}
+    tries = 0
+    while tries < len(attempts) and attempts[-1 - tries]["status"] == "retry":
+        tries += 1
+    last = attempts[-1] if attempts else None
+    if last is None or tries:
+        said = {} if last is None else {"tries": tries, "code": last["code"], "reason": last["reason"]}
+        if closed:
+            return {**said, "state": "skipped" if closed == "budget" else "failed", "reason": closed}
+        due_in = max(0.0, last["again_at"] - now) if last is not None else 0.0
+        return {**said, "state": "delayed", "due_in": due_in} if due_in else {**said, "state": "queued"}
+    found = {"state": last["status"], "code": last["code"], "reason": last["reason"], "finished_at": last["at"]}
+    if last["again_at"] is not None and not closed:
+        found["due_in"] = max(0.0, last["again_at"] - now)
+    return found
+
+
+def site_view(name: str, row: SiteRow | None, *, settings: Settings, now: float) -> dict[str, Any]:
+    """A site by what was written down of it; what waits there, and who has it in hand, is not."""
+    kept, own = row or SiteRow(0.0, 0.0, {}, {}, ""), settings.for_site(name)
+    return {
+        "site": name,
+        "delay": max(own.delay or 0.0, kept.delay),
+        "hold": max(0.0, kept.hold_until - now),
+        "closed": kept.closed,
+        "budget": own.budget,
+        "robots": kept.robots,
+        "memo": kept.memo,
+    }
 
 
 def vars_of(row: OutcomeRow) -> dict[str, Any]:

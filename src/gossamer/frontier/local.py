@@ -283,13 +283,23 @@ class LocalFrontier:
         self._state.job = job
 
     async def lookup(self, url: str) -> Mapping[str, Any] | None:
-        found = self._journal.lookup(urls.fingerprint(self.secret, url))
-        if found is None:
+        return await self.find(urls.fingerprint(self.secret, url))
+
+    async def find(self, key: int) -> Mapping[str, Any] | None:
+        """All that is known of the URL with this key; None if it was never seen."""
+        if key not in self._state.seen:
             return None
-        site = self._state.schedule.sites.get(found["site"])
-        if site is not None:
-            found["site_state"] = self._state.describe(site)
-        return found
+        # There is no index to find it by, and the crawl goes on meanwhile.
+        found = await asyncio.to_thread(self._journal.lookup, key)
+        site = self._state.schedule.sites.get(found["site"]) if found is not None else None
+        if found is None or site is None:
+            return None
+        where = self._state.whereabouts(site, key, found)
+        return {"key": key, **found, **where, "site_state": self._state.describe(site)}
+
+    async def site(self, name: str) -> Mapping[str, Any] | None:
+        site = self._state.schedule.sites.get(name)
+        return None if site is None else self._state.inspect(site)
 
     async def sites(self, limit: int = 100) -> list[Mapping[str, Any]]:
         biggest = sorted(self._state.schedule.sites.values(), key=lambda site: -site.queue.size)[:limit]

@@ -15,7 +15,7 @@ from gossamer.frontier.entries import as_text, pack, pack_state
 from gossamer.frontier.redis_fold import fold_lists, unfold_blocks
 from gossamer.frontier.redis_job import explain, faults, job_key, moved_to, translate
 from gossamer.frontier.redis_link import Links
-from gossamer.frontier.redis_look import lookup, sites
+from gossamer.frontier.redis_look import inspect, lookup, sites
 from gossamer.frontier.redis_wire import MOST_LINKS, Load, first_values, packed_note, parts, read_lease, text
 from gossamer.model import (
     Counts,
@@ -328,6 +328,10 @@ class RedisFrontier:
     async def lookup(self, url: str) -> Mapping[str, Any] | None:
         link = await self._links.link(self._server)
         return await lookup(await link.at(self._key), self._key, url, self.secret, self.settings)
+
+    async def site(self, name: str) -> Mapping[str, Any] | None:
+        link = await self._links.link(self._server)
+        return await inspect(await link.at(self._key), self._key, name)
 
     async def aclose(self) -> None:
         await self._links.aclose()

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from gossamer import urls
-from gossamer.frontier.entries import unpack
+from gossamer.frontier.entries import revisit_of, unpack
 from gossamer.frontier.redis_fold import unfold
 from gossamer.frontier.redis_job import faults, translate
 from gossamer.settings import Settings
@@ -24,7 +24,7 @@ async def sites(redis: Any, key: str, limit: int) -> list[Mapping[str, Any]]:
     """The longest queues among the sites whose turn comes next."""
     prefix = key.removesuffix("job")
     try:
-        now = (await redis.time())[0]
+        now = await _now(redis, key)
         names: dict[str, None] = {}
         regions = {b"", *(await redis.smembers(f"{prefix}regions"))}
         for region in sorted(regions):
@@ -34,6 +34,47 @@ async def sites(redis: Any, key: str, limit: int) -> list[Mapping[str, Any]]:
     except faults.RedisError as error:
         raise translate(error, "") from error
     return sorted(found, key=lambda site: -site["queued"])[:limit]
+
+
+async def _now(redis: Any, key: str) -> float:
+    """The store's time, as the script reckons it."""
+    clock, skew = await redis.hmget(key, "clock", "skew")
+    seconds, micro = await redis.time() if clock is None else (float(clock), 0)
+    return float(seconds) + float(micro) / 1e6 + float(skew or 0)
+
+
+async def inspect(redis: Any, key: str, name: str) -> Mapping[str, Any] | None:
+    """All that is known of one site; None if it was never seen."""
+    prefix = key.removesuffix("job")
+    try:
+        if not await redis.exists(f"{prefix}site:{name}"):
+            return None
+        now = await _now(redis, key)
+        found = await _site(redis, prefix, name, now)
+        raw, robots, memo = [await redis.hgetall(f"{prefix}{kind}:{name}") for kind in ("site", "robots", "memo")]
+        most, number = await redis.hmget(key, "share_most", "share_number")
+    except faults.RedisError as error:
+        raise translate(error, "") from error
+    record = {field.decode(): value.decode() for field, value in raw.items()}
+    lanes = max(1, int(record.get("lanes", 1)))
+    age = int(number or 0) - int(record.get("sh", 0))
+    used = int(record.get("sn", 0)) if age <= 1 else 0
+    used += int(record.get("sb", 0)) if age == 0 else 0
+    ready = (
+        float(record.get(f"e{lane}", 0)) + found["delay"] * lanes
+        if record.get(f"t{lane}", "0") != "0"
+        else max(float(record.get(f"n{lane}", 0)), float(record.get("hold", 0)))
+        for lane in range(lanes)
+    )
+    return found | {
+        "lanes": lanes,
+        "stored": int(record.get("stored", 0)),
+        "budget": int(record["budget"]) if "budget" in record else None,
+        "ready_in": max(0.0, min(ready) - now),
+        "share_left": max(0, int(most or 0) - used) if most else None,
+        "robots": {origin.decode(): packed for origin, packed in robots.items()},
+        "memo": {field.decode(): msgspec.json.decode(value) for field, value in memo.items()},
+    }
 
 
 async def _site(redis: Any, prefix: str, name: str, now: float) -> dict[str, Any]:
@@ -77,9 +118,15 @@ async def lookup(redis: Any, key: str, url: str, secret: bytes, settings: Settin
         about = await redis.hgetall(f"{prefix}site:{site}")
         record = {field.decode(): value.decode() for field, value in about.items()}
         found: dict[str, Any] = {"url": url, "key": number, "site": site, "region": record.get("region", "")}
-        return found | await _whereabouts(redis, prefix, site, number.to_bytes(8, "big"), record, secret)
+        found |= await _whereabouts(redis, prefix, site, number.to_bytes(8, "big"), record, secret)
+        now = await _now(redis, key)
     except faults.RedisError as error:
         raise translate(error, "") from error
+    if "due" in found:
+        found["due_in"] = max(0.0, found["due"] - now)
+    if "lease_ends" in found:
+        found["lease_ends_in"] = max(0.0, found.pop("lease_ends") - now)
+    return found
 
 
 async def _whereabouts(
@@ -88,14 +135,18 @@ async def _whereabouts(
     for lane in range(max(1, int(record.get("lanes", 1)))):
         entry = await redis.hget(f"{prefix}batch:{site}:{lane}", key)
         if entry is not None:
-            return {"state": "leased", "worker": record.get(f"w{lane}", ""), **_request(entry[4:], site)}
+            ends = float(record.get(f"e{lane}", 0))
+            worker = record.get(f"w{lane}", "")
+            return {**_request(entry[4:], site), "state": "leased", "worker": worker, "lease_ends": ends}
     queued: dict[str, Any] = {"state": "queued"}
     lists = {f"{prefix}front:{site}": queued, f"{prefix}suspects:{site}": queued}
     async for entry, due in redis.zscan_iter(f"{prefix}later:{site}"):
         if entry.startswith(key):
-            return {"state": "delayed", "due": due, **_request(entry, site)}
+            return {**_request(entry, site), "state": revisit_of(entry) or "delayed", "due": due}
         if entry.startswith(_SLOT):
-            lists[f"{prefix}queue:{site}:{entry[1:].decode('utf-8', 'replace')}"] = {"state": "delayed", "due": due}
+            # The last bit of a slot's rank says what its requests came to.
+            rank = entry[1:].decode("utf-8", "replace")
+            lists[f"{prefix}queue:{site}:{rank}"] = {"state": "failed" if rank[-1:] in "13579" else "done", "due": due}
     for rank in await redis.zrange(f"{prefix}ranks:{site}", 0, -1):
         lists[f"{prefix}queue:{site}:{rank.decode()}"] = queued
     for name, state in lists.items():
@@ -103,8 +154,9 @@ async def _whereabouts(
             for element in await redis.lrange(name, first, first + _STEP - 1):
                 for entry in _entries(element, site, secret):
                     if entry.startswith(key):
-                        return {**state, **_request(entry, site)}
-    return {"state": "done"}
+                        return {**_request(entry, site), **state}
+    # Of what has come to an end, no more is kept than that it did.
+    return {"state": "known"}
 
 
 def _entries(element: bytes, site: str, secret: bytes) -> list[bytes]:
@@ -116,4 +168,9 @@ def _entries(element: bytes, site: str, secret: bytes) -> list[bytes]:
 
 
 def _request(entry: bytes, site: str) -> dict[str, Any]:
-    return {"request": msgspec.to_builtins(unpack(entry, site))}
+    request = unpack(entry, site)
+    found = {
+        "depth": request.depth, "priority": request.priority, "tries": request.tries, "referrer": request.referrer,
+        "request": msgspec.to_builtins(request),
+    }  # fmt: skip
+    return found if request.state is None else {**found, "visit": request.state}

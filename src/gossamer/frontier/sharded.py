@@ -305,6 +305,9 @@ class Sharded:
         site = urls.site(url, by=self.settings.site_by)
         return await self._shards[self._of(site)].lookup(url)
 
+    async def site(self, name: str) -> Mapping[str, Any] | None:
+        return await self._shards[self._of(name)].site(name)
+
     async def aclose(self) -> None:
         await self._close()
 

@@ -16,11 +16,12 @@ from typing import Any, cast
 import msgspec
 
 from gossamer.clock import Clock
-from gossamer.errors import FrontierError, SchemaMismatch, Unavailable
+from gossamer.errors import SchemaMismatch, Unavailable
 from gossamer.frontier.entries import Extra
-from gossamer.frontier.journal import STATUS, Change, Past, SiteRow
+from gossamer.frontier.journal import Change, Past, SiteRow
 from gossamer.frontier.local import LocalFrontier
 from gossamer.frontier.ownership import claim
+from gossamer.frontier.sqlite_look import decode_robots, story, translated
 from gossamer.model import JobState, Request
 from gossamer.settings import Settings
 
@@ -30,12 +31,8 @@ _LOAD = """
 SELECT u.number, u.url, u.key, s.name, u.priority, u.depth, u.hops, u.extra, p.url
 FROM urls u JOIN sites s ON s.number = u.site LEFT JOIN urls p ON p.number = u.parent WHERE u.number IN (MARKS)
 """
-_WORDS = {number: word for word, number in STATUS.items()}
-
-
 _encode = msgspec.json.Encoder().encode
 _decode_extra = msgspec.json.Decoder(Extra).decode
-_decode_robots = msgspec.json.Decoder(dict[str, bytes]).decode
 _decode = msgspec.json.Decoder().decode
 
 
@@ -50,7 +47,7 @@ def open_sqlite(path: Path, settings: Settings, *, clock: Clock) -> LocalFrontie
             undo.callback(journal.close)
             frontier = LocalFrontier(journal, journal.past(), settings=settings, clock=clock)
         except sqlite3.Error as error:
-            raise _translated(error, path) from error
+            raise translated(error, path) from error
         except OSError as error:
             raise Unavailable(f"{path}: {error.strerror}", hint="choose a folder that can be written to") from error
         undo.pop_all()
@@ -120,14 +117,14 @@ class SqliteJournal:
             if self._writer.in_transaction:
                 run("ROLLBACK")
             if isinstance(error, sqlite3.Error):
-                raise _translated(error, self._path) from error
+                raise translated(error, self._path) from error
             raise
 
     def load(self, numbers: Sequence[int], visits: Mapping[int, int]) -> list[Request]:
         try:
             return self._load(numbers, visits)
         except sqlite3.Error as error:
-            raise _translated(error, self._path) from error
+            raise translated(error, self._path) from error
 
     def _load(self, numbers: Sequence[int], visits: Mapping[int, int]) -> list[Request]:
         marks = ",".join("?" * len(numbers))
@@ -165,28 +162,14 @@ class SqliteJournal:
         return _decode(row[0]) if row and row[0] else None
 
     def lookup(self, key: int) -> dict[str, Any] | None:
-        row = self._reader.execute(
-            "SELECT u.number, u.url, s.name, u.depth, u.priority, p.url FROM urls u JOIN sites s ON s.number = u.site"
-            " LEFT JOIN urls p ON p.number = u.parent WHERE u.key = ?",
-            (key,),
-        ).fetchone()
-        if row is None:
-            return None
-        attempts = self._reader.execute(
-            "SELECT at, status, code, again_at, reason FROM outcomes WHERE url = ? ORDER BY row", (row[0],)
-        )
-        return {
-            "number": row[0],
-            "url": row[1],
-            "site": row[2],
-            "depth": row[3],
-            "priority": row[4],
-            "referrer": row[5] or "",
-            "attempts": [
-                {"at": at, "status": _WORDS[status], "code": code, "again_at": again_at, "reason": reason or ""}
-                for at, status, code, again_at, reason in attempts
-            ],
-        }
+        # A connection of its own: going through the whole table must not stand in the way of leases.
+        connection = sqlite3.connect(f"{self._path.absolute().as_uri()}?mode=ro", uri=True)
+        try:
+            return story(connection, key)
+        except sqlite3.Error as error:
+            raise translated(error, self._path) from error
+        finally:
+            connection.close()
 
     def close(self) -> None:
         self._thread.shutdown(wait=True)
@@ -269,7 +252,7 @@ class _SqlitePast(Past):
         ):
             row = None
             if delay is not None:
-                row = SiteRow(delay, hold or 0.0, _decode_robots(robots), _decode(memo), closed or "")
+                row = SiteRow(delay, hold or 0.0, decode_robots(robots), _decode(memo), closed or "")
             yield number, name, row
 
     def outcomes(self) -> Iterator[tuple[int, int, int, float | None, int]]:
@@ -312,12 +295,3 @@ def check_format(path: Path) -> None:
         )
     if problems != "ok":
         raise SchemaMismatch(f"{path} is damaged: {problems}", hint=keep)
-
-
-def _translated(error: sqlite3.Error, path: Path) -> FrontierError:
-    code = getattr(error, "sqlite_errorname", "")
-    if code.startswith(
-        ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_READONLY", "SQLITE_CANTOPEN")
-    ):
-        return Unavailable(f"{path}: {error}", hint="the crawl waits and tries again; free some disk space")
-    return SchemaMismatch(f"{path}: {error}", hint="the file was left as it is")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gossamer.clock import Clock
@@ -225,6 +225,29 @@ class State:
             "closed": site.closed,
             "memo": site.memo,
         }
+
+    def inspect(self, site: Site) -> dict[str, Any]:
+        """All that is known of a site."""
+        now, schedule = self.clock.monotonic(), self.schedule
+        ready = (lane.expires_at + schedule.lane_delay(site) if lane.token else lane.next_at for lane in site.lanes)
+        return {
+            **self.describe(site),
+            "budget": site.budget,
+            "workers": [lane.worker for lane in site.lanes if lane.token],
+            "ready_in": max(0.0, min(ready) - now, site.hold_until - now),
+            "share_left": schedule.share.left(site.name),
+            "robots": site.robots,
+        }
+
+    def whereabouts(self, site: Site, key: int, story: Mapping[str, Any]) -> dict[str, Any]:
+        """Where a URL of a site is at this moment, of which the journal tells this story."""
+        for lane in site.lanes:
+            if lane.token and key in lane.batch:
+                ends_in = max(0.0, lane.expires_at - self.clock.monotonic())
+                tries = self.tries.get(lane.batch[key], 0)
+                return {"state": "leased", "worker": lane.worker, "lease_ends_in": ends_in, "tries": tries}
+        is_parked = self.schedule.lapses.get(story["number"], 0) >= self.settings.max_deliveries
+        return kept.standing(story["attempts"], closed=site.closed, is_parked=is_parked, now=self.clock.epoch())
 
 
 def closed_status(reason: str) -> int:

@@ -2,7 +2,11 @@
 
 What is known of a site's paths is kept in its memo, under a key for each lane, so that a lane has one writer:
 
-    "paths.0": {"/calendar/": {"pages": 40, "alike": 12, "like": "8f3c...", "asleep_until": 1.8e9, "example": URL}}
+    "paths.0": {"/calendar/": {"pages": 40, "alike": 12, "like": "8f3c...", "first": URL}}
+
+`first` is where the row of copies began. A path that was put to sleep keeps the evidence, for as long as it sleeps:
+
+    {"asleep_until": 1.8e9, "copies": 20, "since": URL, "example": URL}     the row, its first and its last page
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ _DATED = re.compile(
     r"|[?&](?:year|yr|y|jahr|annee|ano)=(?P<only>[12]\d{3})(?=$|&)",
     re.ASCII,
 )
+_EVIDENCE = ("asleep_until", "copies", "since", "example")
 _YEAR = re.compile(r"[12]\d{3}", re.ASCII)
 """What most URLs have not: looked for first, since every link comes here."""
 
@@ -58,7 +63,12 @@ def has_far_date(target: str, *, year: int, settings: Settings) -> bool:
 
 def sleeping(memo: Mapping[str, Any], prefix: str, *, now: float) -> bool:
     """Whether a path of the site is asleep."""
-    return any(path.get("asleep_until", 0.0) > now for path in _known(memo, prefix))
+    return evidence(memo, prefix, now=now) is not None
+
+
+def evidence(memo: Mapping[str, Any], prefix: str, *, now: float) -> Path | None:
+    """Why a path of the site is asleep; None if it is awake."""
+    return next((path for path in _known(memo, prefix) if path.get("asleep_until", 0.0) > now), None)
 
 
 def pages_of(memo: Mapping[str, Any], prefix: str) -> int:
@@ -95,10 +105,14 @@ def after_page(
     if not counts and alike == before.get("alike", 0):
         return None
     after: Path = {"pages": before.get("pages", 0) + 1, "alike": alike, "like": like}
+    if alike:
+        after["first"] = before.get("first", url[:_LONGEST]) if alike > 1 else url[:_LONGEST]
     if settings.alike_pages and alike >= settings.alike_pages:
-        after |= {"alike": 0, "asleep_until": round(now + settings.sleep_seconds), "example": url[:_LONGEST]}
-    elif "asleep_until" in before:
-        after |= {"asleep_until": before["asleep_until"], "example": before["example"]}
+        began = after.pop("first")
+        until = round(now + settings.sleep_seconds)
+        after |= {"alike": 0, "asleep_until": until, "copies": alike, "since": began, "example": url[:_LONGEST]}
+    elif before.get("asleep_until", 0.0) > now:
+        after |= {name: before[name] for name in _EVIDENCE if name in before}
     return _bounded({**paths, prefix: after}, now)
 
 

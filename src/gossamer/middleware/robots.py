@@ -216,6 +216,18 @@ class Matcher:
         return self._written.allows(written) and (same or self._plain.allows(plain))
 
 
+class Rulings:
+    """Which rule decides on a path, for people. It asks each rule alone, so a `Matcher` says sooner what is allowed."""
+
+    def __init__(self, rules: Rules) -> None:
+        heaviest_first = sorted(dict.fromkeys(rules.rules), key=lambda rule: (len(rule[0]), rule[1]), reverse=True)
+        self._rules = [(rule, Matcher(Rules(((rule[0], False),)))) for rule in heaviest_first]
+
+    def of(self, path_query: str) -> tuple[str, bool] | None:
+        """(pattern, whether it allows) of the rule that decides; None where none speaks of the path."""
+        return next((rule for rule, matcher in self._rules if not matcher.allowed(path_query)), None)
+
+
 class _Reading:
     """Patterns by the text before their first wildcard.
 

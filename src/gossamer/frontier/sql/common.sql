@@ -41,6 +41,9 @@ FROM gossamer_sites s WHERE s.shard = $1 ORDER BY waiting DESC, s.name LIMIT $2
 -- name: site
 SELECT site, name, region, ready_at, hold_at, closed, lanes FROM gossamer_sites WHERE shard = $1 AND site = $2
 
+-- name: waiting_of
+SELECT COUNT(*) FROM gossamer_queue WHERE shard = $1 AND site = $2
+
 -- name: renew_job
 UPDATE gossamer_jobs SET revision = revision + CASE WHEN settings = $4 THEN 0 ELSE 1 END, settings = $4,
     state = CASE state WHEN 'stopping' THEN 'running' ELSE state END

@@ -19,6 +19,8 @@ from gossamer.model import Counts, JobState, Pulse, RegionView, ShardView
 from gossamer.settings import Settings
 
 _COMPACT_ROWS = 10_000
+_decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
+_decode_robots = msgspec.msgpack.Decoder(dict[str, bytes]).decode
 _WAITING = {1: "done", 2: "failed", 3: "skipped"}
 
 
@@ -76,6 +78,29 @@ class SqlSteering:
 
         found: Mapping[str, Any] | None = await self._call(work)
         return found
+
+    async def site(self, name: str) -> Mapping[str, Any] | None:
+        number = self._admission.site_id(name)
+
+        async def work(call: Call) -> Mapping[str, Any] | None:
+            await call.open(totals=True, writes=False)
+            for row in await call.db.fetch("site", number):
+                found = Site(row, call.settings)
+                robots: dict[str, bytes] = {}
+                memo: dict[str, Any] = {}
+                for _, packed_robots, packed_memo in await call.db.fetch("notes", [number]):
+                    robots, memo = _decode_robots(packed_robots), _decode(packed_memo)
+                held = await call.load("leases_of_sites", [number])
+                waiting = await call.db.fetch("waiting_of", number)
+                return {
+                    "site": name, "queued": int(waiting[0][0]), **_site_view(found, call.now),
+                    "workers": [one.worker for one in held], "share_left": found.share_left(call.half),
+                    "ready_in": max(0.0, (found.wake_at - call.now) / MICRO), "robots": robots, "memo": memo,
+                }  # fmt: skip
+            return None
+
+        site: Mapping[str, Any] | None = await self._call(work, opens=False)
+        return site
 
     async def sites(self, limit: int = 100) -> list[Mapping[str, Any]]:
         async def work(call: Call) -> list[Mapping[str, Any]]:
@@ -153,7 +178,8 @@ def _queue_view(row: Row, now: int, site: str, *, working: bool) -> dict[str, An
     request = request_of(row, site)
     due = row.standing - now if row.place == 1 else 0
     state = "leased" if working else "suspect" if row.place == SUSPECT else "delayed" if due > 0 else "queued"
-    return {
+    about = {
         "state": _WAITING.get(row.again, state), "depth": row.depth, "priority": row.priority, "tries": row.tries,
         "lapses": row.lapses, "referrer": request.referrer, "due_in": max(0.0, due / MICRO),
     }  # fmt: skip
+    return about | {"state": "leased"} if working else about | ({"visit": request.state} if request.state else {})

@@ -1,0 +1,177 @@
+"""The command `audit`: every request to a site, with its gap and the rule that allowed it; as text, JSON or a plot."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+import msgspec
+
+from gossamer import urls
+from gossamer.cli.exits import Exit
+from gossamer.cli.figures import many, size
+from gossamer.cli.plot import drawn
+from gossamer.cli.start import run
+from gossamer.cli.terminal import plain, put, say
+from gossamer.cli.why import about_a_job, one_url
+from gossamer.clock import SystemClock
+from gossamer.errors import ConfigError
+from gossamer.explain import RobotsSays, when
+from gossamer.history import Sent, walked
+from gossamer.inquiry import Inquiry, inquire, job_for
+from gossamer.sink.trail import has_trail
+
+_SLACK_SECONDS = 0.002
+"""Times are written down in milliseconds."""
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+@click.command()
+@click.argument("site", metavar="SITE")
+@about_a_job
+@click.option("--since", default="", metavar="TIME", help="Only from then on: 2h, 7d, 2026-05-01, 2026-05-01T14:30.")
+@click.option("--until", default="", metavar="TIME", help="Only up to then, in UTC as --since.")
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.svg", help="Draw it there.")
+def audit(site: str, name: str, frontier: str, as_json: bool, since: str, until: str, plot: Path | None) -> int:
+    """List every request to a site: when, how long after the one before, and which rule allowed it.
+
+    This is the answer to a webmaster's mail. Requests come from the trail that the workers leave beside what they
+    store; robots.txt and tries that failed are in it. Rules are those of robots.txt as it was last fetched.
+    """
+    host = urls.host_port(one_url(site))
+    now = SystemClock().epoch()
+    span = (_moment(since, now) if since else 0.0, _moment(until, now) if until else float("inf"))
+    found = run(_ask(host, name or job_for(host, frontier), frontier, span))
+    if plot is not None:
+        plot.write_text(drawn(found), "utf-8")
+        say(f"wrote {plot}")
+    if as_json:
+        put(json.dumps(found).encode() + b"\n")
+    elif plot is None:
+        for line in lines(found):
+            put(f"{plain(line, 4000)}\n".encode("utf-8", "replace"))
+    return Exit.OK
+
+
+def _moment(text: str, now: float) -> float:
+    """Epoch seconds of `2h` (ago) or of a date, which is UTC unless it says otherwise."""
+    try:
+        if text[-1] in _UNITS and text[:-1].replace(".", "", 1).isdigit():
+            return now - float(text[:-1]) * _UNITS[text[-1]]
+        found = datetime.fromisoformat(text)
+        return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    except ValueError:
+        raise ConfigError(f"{text!r} is no time", hint="as in 30m, 2h, 7d, 2026-05-01 or 2026-05-01T14:30") from None
+
+
+async def _ask(host: str, job: str, frontier: str, span: tuple[float, float]) -> dict[str, Any]:
+    async with inquire(job, frontier) as asked:
+        name = urls.registered_domain(host) if asked.settings.site_by == "domain" else host
+        site = await asked.site(name)
+        if site is None:
+            raise ConfigError(f"{name} is no site of job {job!r}", hint=f"`gossamer status {job}` shows its sites")
+        steps = [one for one in walked(asked.folder, name, asked.settings) if span[0] <= one.step.at < span[1]]
+        return report(asked, name, site, steps)
+
+
+def report(asked: Inquiry, name: str, site: Mapping[str, Any], steps: list[Sent]) -> dict[str, Any]:
+    """The requests in the order of time, and what they come to."""
+    says: dict[str, RobotsSays] = {}
+    requests: list[dict[str, Any]] = []
+    before: Sent | None = None
+    for one in sorted(steps, key=lambda one: one.step.at):
+        if one.step.skipped:
+            continue
+        origin = urls.origin(one.step.url)
+        if origin not in says:
+            says[origin] = RobotsSays(site["robots"].get(origin), origin, asked.settings)
+        requests.append(_request(one, before, says[origin]))
+        before = one if one.was_sent else before
+    gaps = [request["gap"] for request in requests if request["gap"] is not None]
+    sent = [request for request in requests if request["sent"]]
+    return {
+        "site": name,
+        "job": asked.job,
+        "complete": has_trail(asked.folder),
+        "user_agent": asked.settings.user_agent,
+        "delay": site["delay"],
+        "setting_delay": asked.settings.for_site(name).delay,
+        "crawl_delay": max((one.known.rules.crawl_delay or 0.0 for one in says.values() if one.known), default=0.0),
+        "requests": requests,
+        "sent": len(sent),
+        "bytes": sum(request["bytes"] for request in sent),
+        "gaps": {"shortest": min(gaps), "median": median(gaps)} if gaps else None,
+        "too_short": sum(request["too_short"] for request in requests),
+        "answers": dict(Counter(str(request["status"] or request["error"]) for request in sent)),
+        "kept_back": dict(Counter(one.step.skipped for one in steps if one.step.skipped)),
+        "workers": sorted({request["worker"] for request in requests}),
+        "missing": sum(one.step.missing for one in steps),
+    }
+
+
+def _request(one: Sent, before: Sent | None, says: RobotsSays) -> dict[str, Any]:
+    step = one.step
+    gap = rest = None
+    if before is not None and one.was_sent:
+        gap = round(step.at - before.step.at, 3)
+        # What the delay counts from: the headers of the answer before.
+        rest = round(gap - before.step.latency, 3)
+    rule = says.rule_for(urls.path_query(step.url))
+    if says.known is not None and says.known.fetched_at > step.at + step.latency and rule != "robots.txt itself":
+        rule += " (by a later robots.txt)"
+    return {
+        **msgspec.structs.asdict(step),
+        "gap": gap,
+        "rest": rest,
+        "rule": rule,
+        "sent": one.was_sent,
+        # Several lanes keep a rate together, not a gap.
+        "too_short": rest is not None and step.lanes == 1 and rest + _SLACK_SECONDS < step.delay,
+        "worker": one.worker,
+    }
+
+
+def lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """The audit for people: what it comes to, then every request."""
+    requests = found["requests"]
+    if not requests:
+        yield f"{found['site']}: no request of job {found['job']} is on record here"
+    else:
+        first, last = when(requests[0]["at"]), when(requests[-1]["at"])
+        yield f"{found['site']}: {many(found['sent'], 'request')} of job {found['job']}, {first} to {last}"
+    yield f"agent     {found['user_agent']}"
+    asked = f", Crawl-delay {found['crawl_delay']:g} s" if found["crawl_delay"] else ""
+    yield f"delay     {found['delay']:g} s now (setting {found['setting_delay']:g} s{asked})"
+    if found["gaps"] is not None:
+        short = f"{many(found['too_short'], 'request')} came sooner than the delay" if found["too_short"] else ""
+        kept = short or "every request kept the delay of its time"
+        yield f"gaps      shortest {found['gaps']['shortest']:.3f} s, median {found['gaps']['median']:.3f} s; {kept}"
+    if found["answers"]:
+        yield f"answers   {', '.join(f'{word}: {count:,}' for word, count in sorted(found['answers'].items()))}"
+        yield f"bodies    {size(found['bytes'])}"
+    if found["kept_back"]:
+        yield f"kept back {', '.join(f'{count:,} {word}' for word, count in sorted(found['kept_back'].items()))}"
+    if not found["complete"]:
+        yield "note      no trail was kept: only stored pages are listed, without robots.txt and tries that failed"
+    if found["missing"]:
+        yield f"note      {many(found['missing'], 'line')} could not be written, and are missing here"
+    if requests:
+        yield ""
+        yield f"{'time':<28}{'gap':>10}{'delay':>9}  {'answer':<14}{'rule':<30} url"
+    for request in requests:
+        yield _row(request)
+
+
+def _row(request: Mapping[str, Any]) -> str:
+    moment = datetime.fromtimestamp(request["at"], UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"
+    gap = "" if request["gap"] is None else f"{request['gap']:.3f} s"
+    mark = "!" if request["too_short"] else " "
+    answer = str(request["status"] or request["error"]) + ("" if request["sent"] else ", unsent")
+    delay = f"{request['delay']:g} s" + (f"/{request['lanes']}" if request["lanes"] > 1 else "")
+    return f"{moment:<28}{gap:>10}{mark}{delay:>8}  {answer:<14}{request['rule']:<30} {request['url']}"

@@ -1,0 +1,271 @@
+"""The whole story of one URL in a job: where it was found, what let it in, what it waits for, and its visits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from time import gmtime
+from typing import Any
+
+import msgspec
+
+from gossamer import urls
+from gossamer.explain import RobotsSays, Ruling, path_ruling, scope_ruling, when
+from gossamer.frontier import policy, recrawl
+from gossamer.history import Sent, stored, walked
+from gossamer.inquiry import Inquiry
+from gossamer.model import PageRow
+from gossamer.settings import Settings
+
+_ENDED = ("done", "failed", "skipped", "parked", "known")
+Known = Mapping[str, Any]
+
+
+async def tell(asked: Inquiry, url: str, *, page: str = "", now: float) -> dict[str, Any]:
+    """All that can be known of a URL; `page` is where a link to it stands, if somebody knows of one."""
+    settings, looked_for = asked.settings, url
+    known = await asked.lookup(url)
+    if known is None and settings.clean_query and urls.clean_query(url) != url:
+        url = urls.clean_query(url)
+        known = await asked.lookup(url)
+    name = urls.site(url, by=settings.site_by)
+    site = await asked.site(name)
+    visits, last = await asyncio.to_thread(_visits, asked, url, name)
+    rows = await asyncio.to_thread(stored, asked.folder, url) if known is not None else []
+    found: dict[str, Any] = {
+        "url": url,
+        "asked_for": looked_for,
+        "job": asked.job,
+        "job_state": asked.state,
+        "site": name,
+        "seen": known is not None,
+        "state": _state(known, site, visits),
+    }
+    if known is not None:
+        found |= {name: known[name] for name in ("depth", "priority", "tries", "reason", "code") if name in known}
+        page = _referrer(known, rows, visits)
+        found["referrer"] = page
+        if "depth" not in found and rows:
+            found["depth"] = rows[-1].depth
+    elif page:
+        found["referrer"], found["depth"] = page, await _depth_below(asked, page)
+    rulings = await _rulings(asked, found, site, now=now)
+    found["rules"] = [ruling._asdict() for ruling in rulings]
+    found["waits"] = waits(known, site, asked, rulings, last, now=now) if known is not None else None
+    found["next"] = next_visit(known, settings, now=now) if known is not None else None
+    found["attempts"] = [_attempt(one) for one in visits] or _journalled(known)
+    found["site_state"] = _plain(site)
+    return found
+
+
+def _visits(asked: Inquiry, url: str, site: str) -> tuple[list[Sent], Sent | None]:
+    """The steps of the URL, and the last request to its site that met a fault."""
+    found: list[Sent] = []
+    last: Sent | None = None
+    for one in walked(asked.folder, site, asked.settings):
+        if one.step.url == url:
+            found.append(one)
+        failed = one.step.error or one.step.status in policy.RETRY_STATUSES
+        if failed and (last is None or one.step.at > last.step.at):
+            last = one
+    return sorted(found, key=lambda one: one.step.at), last
+
+
+def _state(known: Known | None, site: Known | None, visits: list[Sent]) -> str:
+    """The frontier's word; where it keeps none of what is over, that of the last visit."""
+    if known is None:
+        return "unknown"
+    state = str(known["state"])
+    if state != "known":
+        return "queued" if state == "suspect" else state
+    if visits:
+        step = visits[-1].step
+        return "skipped" if step.skipped else "failed" if step.error or step.status >= 400 else "done"
+    return "failed" if site is not None and site["closed"] else "known"
+
+
+def _referrer(known: Known, rows: list[PageRow], visits: list[Sent]) -> str:
+    if known.get("referrer"):
+        return str(known["referrer"])
+    if rows:
+        return rows[-1].referrer
+    return next((one.step.referrer for one in visits if one.step.referrer), "")
+
+
+async def _depth_below(asked: Inquiry, page: str) -> int:
+    """The depth of a link on a page, as far as that is known."""
+    known = await asked.lookup(page)
+    rows = stored(asked.folder, page) if known is not None and "depth" not in known else []
+    return int((known or {}).get("depth", rows[-1].depth if rows else 0)) + 1
+
+
+async def _rulings(asked: Inquiry, found: Known, site: Known | None, *, now: float) -> list[Ruling]:
+    """What every rule says, in the order in which they are asked."""
+    settings, url = asked.settings, str(found["url"])
+    depth, page = int(found.get("depth", 1)), str(found.get("referrer", ""))
+    rulings = []
+    if found["seen"] and not depth and not page:
+        rulings.append(Ruling(True, "seed", "It is a seed, or was added by hand; those are always let in."))
+    else:
+        year = gmtime(now).tm_year
+        rulings.append(scope_ruling(url, settings, page=page or url, depth=depth, year=year))
+        if not page and not found["seen"] and rulings[-1].rule == "scope":
+            rulings = [await _site_ruling(asked, url, site)]
+    if not found["seen"] and not rulings[-1].allows:
+        return rulings
+    if site is not None or found["seen"]:
+        origin, about = urls.origin(url), site or {}
+        says = RobotsSays(about.get("robots", {}).get(origin), origin, settings)
+        rulings.append(says.ruling(urls.path_query(url)))
+        asleep = path_ruling(url, about.get("memo", {}), settings, now=now) if depth else None
+        rulings += [asleep] if asleep is not None else []
+        if about.get("closed"):
+            rulings.append(_closed(about, settings))
+    return rulings
+
+
+async def _site_ruling(asked: Inquiry, url: str, site: Known | None) -> Ruling:
+    """Whether a URL that nobody has seen is in scope at all: whether the job has pages on its site."""
+    settings, name = asked.settings, urls.site(url, by=asked.settings.site_by)
+    setting = f"scope = {settings.scope}"
+    if settings.scope == "any" or site is not None:
+        return Ruling(True, "scope", "No rule keeps it out; no page that was fetched so far links to it.", setting)
+    bare = name.removeprefix("www.")
+    others = [bare, f"www.{bare}"]
+    if settings.scope == "domain":
+        domain = urls.registered_domain(urls.host_port(url))
+        others += [domain, f"www.{domain}"]
+    for other in dict.fromkeys(others):
+        if other != name and await asked.site(other) is not None:
+            words = f"No rule keeps it out, as {other} is in the job; no page that was fetched so far links to it."
+            return Ruling(True, "scope", words, setting)
+    return Ruling(False, "scope", f"The job has no page on {name}, and follows no links to other sites.", setting)
+
+
+def _closed(site: Known, settings: Settings) -> Ruling:
+    name, reason, failures = site["site"], site["closed"], site.get("memo", {}).get("failures", 0)
+    if reason == "budget":
+        return Ruling(False, "budget", f"{name} has given all the pages that it may.", f"budget = {site.get('budget')}")
+    row = f" after {failures} faults in a row" if failures > 1 else ""
+    return Ruling(False, "closed", f"{name} was given up{row}: {reason}.", f"site_failures = {settings.site_failures}")
+
+
+def waits(
+    known: Known, site: Known | None, asked: Inquiry, rulings: list[Ruling], last: Sent | None, *, now: float
+) -> dict[str, Any] | None:
+    """What a URL waits for; None if it waits for nothing."""
+    state, site = known["state"], site or {}
+    if state in _ENDED:
+        return None
+    if state == "leased":
+        who, ends = known.get("worker") or "the crawl's own worker", known.get("lease_ends_in", 0.0)
+        return _wait(
+            "lease", ends, f"{who} has it in hand, and holds its site for {ends:.0f} s more at most.", worker=who
+        )
+    if asked.state in ("paused", "stopping", "resting", "finished"):
+        words = {
+            "paused": f"The job is paused; `gossamer resume {asked.job}` lets it go on.",
+            "stopping": "The job is being stopped.",
+            "resting": "Nobody works on the job now; the next run, or the next worker, goes on with it.",
+            "finished": "The job has stored the pages that it may, and takes no more.",
+        }[asked.state]
+        return _wait({"finished": "max_pages"}.get(asked.state, asked.state), None, words)
+    hold = site.get("hold", 0.0)
+    if hold > 0:
+        return _held(site, rulings, hold, last)
+    if state == "delayed":
+        due = known.get("due_in", 0.0)
+        after = f" after {_fault(last)}" if last is not None and last.step.url == known["url"] else ""
+        return _wait(
+            "retry", due, f"It is tried again in {_span(due)}{after}; that will be try {known.get('tries', 0) + 1}."
+        )
+    return _turn(known, site)
+
+
+def _held(site: Known, rulings: list[Ruling], hold: float, last: Sent | None) -> dict[str, Any]:
+    if any(ruling.rule == "robots-unreachable" for ruling in rulings):
+        return _wait("robots", hold, f"Its site is left alone for {_span(hold)} more, as robots.txt cannot be had.")
+    failures = site.get("memo", {}).get("failures", 0)
+    row = f" It was fault {failures} in a row." if failures > 1 else ""
+    why = f" after {_fault(last)}" if last is not None else ""
+    return _wait("back-off", hold, f"Its site is left alone for {_span(hold)} more{why}.{row}")
+
+
+def _turn(known: Known, site: Known) -> dict[str, Any]:
+    """What a URL waits for that could go out as far as it is concerned."""
+    queued, delay = site.get("queued", 0), site.get("delay", 0.0)
+    line = f" {queued:,} wait there in all, and {_span(delay)} pass between two." if queued else ""
+    if known.get("shard_worker"):
+        worker = known["shard_worker"]
+        words = f"{worker} works on its part of the sites, and may have it in hand; only {worker} knows.{line}"
+        return _wait("turn", None, words, worker=worker)
+    if site.get("workers"):
+        worker = site["workers"][0] or "the crawl's own worker"
+        return _wait("lease", None, f"{worker} has its site in hand, with others of its URLs.{line}", worker=worker)
+    ready = site.get("ready_in") or 0.0
+    if ready > 0:
+        return _wait("delay", ready, f"Its site may be asked again in {_span(ready)}.{line}")
+    if site.get("share_left") == 0:
+        words = f"Its site has had its share of the last fetches, and waits while other sites are ready.{line}"
+        return _wait("quota", None, words)
+    return _wait("turn", None, f"It could go out now, and waits for a worker to have time.{line}")
+
+
+def _wait(kind: str, seconds: float | None, words: str, **more: Any) -> dict[str, Any]:
+    return {"for": kind, "seconds": None if seconds is None else round(seconds, 3), "words": words, **more}
+
+
+def _fault(one: Sent) -> str:
+    said = f"status {one.step.status}" if one.step.status else f"a fault ({one.step.error})"
+    return f"{said} at {when(one.step.at)}"
+
+
+def next_visit(known: Known, settings: Settings, *, now: float) -> dict[str, Any] | None:
+    """When a page that had its visit comes again, and why then; None while that is not the question."""
+    if known["state"] not in _ENDED:
+        return None
+    if known.get("due_in") is None:
+        words = "None: each page is visited once." if not settings.recrawl else "None is planned."
+        return {"at": None, "words": words, "setting": f"recrawl = {settings.recrawl or 'no'}"}
+    due, visited = known["due_in"], recrawl.read(known.get("visit"))
+    rule = recrawl.rule_of(settings.recrawl)
+    if known["state"] != "done":
+        count = f"failure {visited.failures} in a row" if visited.failures else "a failure"
+        reason = f"after {count}" if known["state"] == "failed" else "as what was skipped is looked at again"
+    elif rule.kind == "table":
+        reason = f"{_span(settings.revisit_seconds)} after a success"
+    elif rule.kind == "adaptive":
+        reason = "by how often it was seen to change"
+        if visited.looks:
+            reason += f" ({visited.changes:g} of {visited.looks:g} looks found a change)"
+    else:
+        reason = "by its share of the budget of visits"
+    at = now + due
+    words = f"{when(at)}, in {_span(due)}, {reason}." if due else f"Now: it is due, {reason}."
+    return {"at": round(at, 3), "words": words, "setting": f"recrawl = {settings.recrawl or 'no'}"}
+
+
+def _attempt(one: Sent) -> dict[str, Any]:
+    return {**msgspec.structs.asdict(one.step), "worker": one.worker}
+
+
+def _journalled(known: Known | None) -> list[dict[str, Any]]:
+    """What the frontier itself kept of the visits, where there are no files of them."""
+    return [
+        {"at": one["at"], "status": one["code"], "error": "" if one["code"] else one["reason"]}
+        for one in (known or {}).get("attempts", ())
+    ]
+
+
+def _plain(site: Known | None) -> dict[str, Any] | None:
+    """A site without what only programs read."""
+    return None if site is None else {name: value for name, value in site.items() if name != "robots"}
+
+
+def _span(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s" if seconds < 10 and seconds % 1 else f"{seconds:.0f} s"
+    for unit, size in (("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}".replace(".0 ", " ")
+    return f"{seconds:.0f} s"
