@@ -28,11 +28,10 @@ from gossamer.job import Summary
 from gossamer.member import leave_on_signals
 from gossamer.model import Counts, JobState, Pulse
 from gossamer.settings import Settings
-from gossamer.sink import Sink, shared_folder, tree_folder
+from gossamer.sink import Sink, finish_archives, fleet_sinks, shared_folder
 from gossamer.sink.jsonl import JsonlSink
 from gossamer.sink.segments import FOLDER, SegmentSink, gather
 from gossamer.sink.trail import Trail
-from gossamer.sink.tree import TreeSink
 from gossamer.takeover import begin
 
 log = logging.getLogger("gossamer.fleet")
@@ -101,15 +100,15 @@ async def join_fleet(
 ) -> JobState:
     """Work for the job at this address until it is over; the pages go to segments in its results folder."""
     frontier = await _joined(url, job, name=name, region=region, shards=shards, patient=supervised)
-    results, tree = results_folder(url, job, frontier.settings, folder), tree_folder(frontier.settings.sink)
+    results = results_folder(url, job, frontier.settings, folder)
     # It is memory that is written to, which a shared folder that fails turns into a deadly signal.
     marker_path = (folder if url.startswith("folder:/") else results) / "handling" / name
     try:
         # A worker of this name that died held leases, and perhaps a page that killed it.
         key = left_behind(marker_path)
         await frontier.abandon(name, blamed=(key,) if key else ())
-        sinks: list[Sink] = [SegmentSink(results, name)]
-        store = FleetStore(frontier, [*sinks, TreeSink(tree)] if tree is not None else sinks)
+        sinks: list[Sink] = [SegmentSink(results, name), *fleet_sinks(frontier.settings, results, name)]
+        store = FleetStore(frontier, sinks)
         clock, places = SystemClock(), places_of(frontier.settings, region)
         try:
             async with worker(
@@ -235,6 +234,7 @@ class FleetCrawl:
             await self._supervisor.run()
             counts = await self.counts()
             await export(self.folder)
+            finish_archives(self.settings, self.folder)
             state: JobState = counts.job
             return Summary(state, counts, self.stats, {}, self._stop_wanted)
         finally:

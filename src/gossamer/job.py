@@ -184,7 +184,7 @@ class Crawl:
         try:
             linker = Linker(settings, frontier.secret, Recent())
             if folder is not None:
-                sinks = open_sinks(settings.sink, folder, frontier.marks)
+                sinks = open_sinks(settings, folder, frontier.marks)
                 await frontier.blame([left_behind(path) for path in (folder / "handling").glob("*")])
             store = OwnerStore(frontier, sinks, self.stats)
             self.known_before = (await frontier.counts()).known
@@ -250,7 +250,7 @@ class Crawl:
 
 def _refuse_old_files(folder: Path) -> None:
     """A frontier in memory knows nothing of earlier runs, and would write over their output."""
-    for name in (FRONTIER, "pages.jsonl"):
+    for name in (FRONTIER, "pages.jsonl", "pages.jsonl.zst", "pages.jsonl.gz", "pages.csv"):
         if (folder / name).exists() and (folder / name).stat().st_size:
             raise ConfigError(
                 f"{folder / name} is from an earlier run, which a frontier in memory cannot go on with",

@@ -52,6 +52,8 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     """The clock's monotonic reading when the headers came: the site's delay counts from here."""
     wire_bytes: int = 0
     from_cache: bool = False
+    sent: Headers = ()
+    """The headers that were sent, but for those that the client adds itself (Host, Content-Length)."""
 
     def header(self, name: str, default: str = "") -> str:
         """The first header of that name, given in lower case."""
@@ -92,6 +94,24 @@ class PageRow(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The text that a reader sees; only with the setting `text`."""
 
 
+class Exchange(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """A request and the head of its answer; the body of the answer is in the record."""
+
+    method: str = "GET"
+    sent: Headers = ()
+    """Headers of the request, as far as we set them."""
+    posted: bytes = b""
+    """Body of the request."""
+    version: str = ""
+    """The protocol that was spoken, as in HTTP/1.1 or HTTP/2.0."""
+    address: str = ""
+    """Of the server; empty behind a proxy."""
+    headers: Headers = ()
+    """Of the answer, as they came, with the body's Content-Encoding and length before decoding."""
+    wire_bytes: int = 0
+    """Length of the body before decoding."""
+
+
 class Record(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """What the sinks store for one fetched URL."""
 
@@ -103,6 +123,8 @@ class Record(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
     """Only where a sink keeps pages whole."""
     found: tuple[str, ...] | None = None
     """The links of the page, followed or not; only where a sink keeps pages whole."""
+    exchange: Exchange | None = None
+    """Only where a sink keeps pages whole, and there was an answer."""
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):

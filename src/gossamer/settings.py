@@ -44,7 +44,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ] = {}
     links: Annotated[str, Meta(description="Follow only the links inside this CSS region.")] = ""
     text: Annotated[bool, Meta(description="Keep the text of each page in pages.jsonl.")] = False
-    sink: Annotated[tuple[str, ...], Meta(description="Where pages go; may be repeated.")] = ("jsonl",)
+    sink: Annotated[
+        tuple[str, ...],
+        Meta(description="Where pages go: jsonl, jsonl:zstd, csv, sqlite, warc, folder:/path; may be repeated."),
+    ] = ("jsonl",)
+    archive_bytes: Annotated[int, Meta(ge=1, description="Size at which the sink warc begins the next file.")] = (
+        1_000_000_000
+    )
     trail: Annotated[
         bool, Meta(description="Keep a line for every request that is sent, for `gossamer why` and `gossamer audit`.")
     ] = True

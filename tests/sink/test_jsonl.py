@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from gossamer.errors import ConfigError, SinkError, SinkFull
+from gossamer.errors import SinkError, SinkFull
 from gossamer.model import PageRow, Record
-from gossamer.sink import check_sinks, open_sinks
 from gossamer.sink.jsonl import JsonlSink
 
 CHILD = """
@@ -232,12 +231,3 @@ def test_every_hostile_string_is_one_line_and_comes_back(tmp_path: Path, shared:
     assert [item[text] for item, text in zip(rows(tmp_path / "items.jsonl"), naughty, strict=True)] == naughty
     # One control character is left in a file of text, and JSON allows it: DEL.
     assert not set((tmp_path / "pages.jsonl").read_bytes()) & set(range(32)) - {10}
-
-
-def test_only_the_sinks_that_exist_are_opened(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="parquet"):
-        check_sinks(["jsonl", "parquet"])
-    opened = open_sinks(["jsonl"], tmp_path, {})
-    assert len(opened) == 1
-    asyncio.run(opened[0].aclose())
-    assert (tmp_path / "pages.jsonl").exists()

@@ -19,6 +19,7 @@ from gossamer.fleet import SCHEMES, masked, open_fleet, results_folder
 from gossamer.frontier.regions import parse_part
 from gossamer.settings import Settings
 from gossamer.sink import shared_folder
+from gossamer.sink.jsonl import ITEMS, PAGES, lines_of
 from gossamer.sink.segments import FOLDER, gather
 from gossamer.takeover import begin
 
@@ -96,9 +97,9 @@ async def _results(frontier: str, job: str, folder: Path) -> Path:
 
 
 def _print_files(folder: Path, kind: str) -> None:
-    path = folder / ("items.jsonl" if kind == "items" else "pages.jsonl")
-    if not path.exists():
-        raise ConfigError(f"{path} does not exist", hint="see crawls/ for the names of jobs")
-    with path.open("rb") as file:
-        for line in file:
+    name = ITEMS if kind == "items" else PAGES
+    try:
+        for line in lines_of(folder, name):
             put(f"{msgspec.json.decode(line)['url']}\n".encode() if kind == "urls" else line)
+    except FileNotFoundError:
+        raise ConfigError(f"{folder / name} does not exist", hint="see crawls/ for the names of jobs") from None

@@ -11,7 +11,9 @@ from gossamer.cli import advice, figures
 from gossamer.cli.terminal import plain
 from gossamer.job import Summary
 from gossamer.settings import Settings
-from gossamer.sink.jsonl import ITEMS, PAGES
+from gossamer.sink import csv as csv_files
+from gossamer.sink.jsonl import ITEMS, PAGES, SUFFIXES
+from gossamer.sink.warc import FOLDER as ARCHIVE
 
 REFUSED = {
     "scope": "on another site",
@@ -93,11 +95,18 @@ def _troubles(summary: Summary) -> list[tuple[str, str]]:
     return [(label or " ", text) for label, text in rows]
 
 
+_OUTPUT = (
+    *((PAGES + suffix, ITEMS + suffix) for suffix in SUFFIXES.values()),
+    (csv_files.PAGES, csv_files.ITEMS),
+)
+
+
 def _files(summary: Summary, folder: Path | None) -> list[tuple[str, str]]:
     if folder is None:
         return [("files", "none: the crawl was in memory")]
-    files = str(folder / PAGES)
-    return [("files", f"{files}, {folder / ITEMS}" if summary.stats.items else files)]
+    items = [item for _, item in _OUTPUT] if summary.stats.items else []
+    there = [folder / name for name in (*(page for page, _ in _OUTPUT), *items, ARCHIVE) if (folder / name).exists()]
+    return [("files", ", ".join(map(str, there or [folder])))]
 
 
 def _next_steps(summary: Summary, folder: Path | None, settings: Settings, job: str) -> list[str]:

@@ -141,7 +141,9 @@ class HttpDownloader:
                         self._routes.forget(route)
                     raise
                 continue
-            return await self._respond(request, reply, sent_at=sent_at, fetched_at=fetched_at, address=route.address)
+            return await self._respond(
+                request, call, reply, sent_at=sent_at, fetched_at=fetched_at, address=route.address
+            )
 
     async def _fetch_by_proxy(self, request: Request, call: Call, target: Target) -> Response:
         """Through the proxy that is the host's, or, when that one cannot be reached, the next."""
@@ -164,7 +166,7 @@ class HttpDownloader:
                 raise translate(error, f"{target.host} by proxy {number + 1}") from None
             if reply.status == 407:
                 raise ConnectFailed(f"proxy {number + 1} wants other credentials")
-            return await self._respond(request, reply, sent_at=sent_at, fetched_at=fetched_at, address="")
+            return await self._respond(request, call, reply, sent_at=sent_at, fetched_at=fetched_at, address="")
         raise AssertionError("the last turn returns or raises")
 
     async def _find_route(self, target: Target, known: Route[Any] | None) -> Route[Any]:
@@ -198,7 +200,7 @@ class HttpDownloader:
         return answer
 
     async def _respond(
-        self, request: Request, reply: Reply, *, sent_at: float, fetched_at: float, address: str
+        self, request: Request, call: Call, reply: Reply, *, sent_at: float, fetched_at: float, address: str
     ) -> Response:
         if reply.status < 200:
             raise ProtocolBroken(f"status {reply.status} is not an answer")
@@ -226,6 +228,7 @@ class HttpDownloader:
             latency=reply.headers_at - sent_at,
             headers_at=reply.headers_at,
             wire_bytes=len(reply.body),
+            sent=self._outgoing.all_of(call.headers),
         )
 
     def _body_bytes(self, call: Call, status: int, headers: Headers) -> int | None:

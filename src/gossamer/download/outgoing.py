@@ -13,7 +13,7 @@ from pyreqwest.proxy import ProxyBuilder
 
 from gossamer.download.routes import IDLE_SECONDS
 from gossamer.errors import ConfigError, Forbidden
-from gossamer.model import Request
+from gossamer.model import Headers, Request
 from gossamer.settings import MIB, Settings
 from gossamer.urls import host_port
 
@@ -36,11 +36,20 @@ class Outgoing:
     def __init__(self, settings: Settings) -> None:
         self.everywhere = _headers("headers", {**_DEFAULTS, "user-agent": settings.user_agent})
         self.everywhere.update(_headers("headers", settings.headers))
+        self._always = tuple(self.everywhere.items())
         self._sites = {
             site: _headers(f'sites."{site}".headers', own.headers)
             for site, own in settings.sites.items()
             if own.headers
         }
+
+    def all_of(self, own: HeaderMap | None) -> Headers:
+        """Every header of a request, but for those that the client adds itself."""
+        if own is None:
+            return self._always
+        merged = self.everywhere.copy()
+        merged.update(own)
+        return tuple(merged.items())
 
     def for_request(self, request: Request) -> HeaderMap | None:
         """What to send beyond the headers that go everywhere; Forbidden if a header cannot stand in a request."""

@@ -15,6 +15,7 @@ from gossamer.sink.trail import Trail
 
 log = logging.getLogger("gossamer.engine")
 _MOST = 512
+_MOST_BYTES = 64 * 1024 * 1024
 _RETRY_MAX_SECONDS = 15.0
 
 Entry = Result | SiteNote | Lease
@@ -40,12 +41,23 @@ class Committer:
         self._committed = committed
         self._trail = trail
         self._queue: asyncio.Queue[Entry | None] = asyncio.Queue(_MOST)
+        self._held_bytes = 0
+        self._room = asyncio.Condition()
         self.accepted = 0
         self.stale = 0
 
     async def put(self, entry: Entry) -> None:
         """Hand over a result, a note, or a lease; what a lease left undone goes back once all before it is stored."""
-        await self._queue.put(entry)
+        if size := _body_bytes(entry):
+            # Sinks that keep pages whole: 512 large ones would be more than memory holds, or a frame of the wire.
+            async with self._room:
+                await self._room.wait_for(lambda: not self._held_bytes or self._held_bytes + size <= _MOST_BYTES)
+                self._held_bytes += size
+        try:
+            await self._queue.put(entry)
+        except asyncio.CancelledError:
+            self._held_bytes -= size
+            raise
 
     async def finish(self) -> None:
         """Let `run` end once everything that was put is committed."""
@@ -69,6 +81,7 @@ class Committer:
             leases = [entry for entry in entries if isinstance(entry, Lease)]
             if results or notes:
                 receipt = await self._persist(results, notes)
+                await self._let_in(sum(map(_body_bytes, results)))
                 self.accepted += receipt.accepted
                 self.stale += receipt.stale
                 if receipt.accepted == len(results):
@@ -76,6 +89,12 @@ class Committer:
                         self._committed(result)
             if leases:
                 await self._release(leases)
+
+    async def _let_in(self, size: int) -> None:
+        if size:
+            async with self._room:
+                self._held_bytes -= size
+                self._room.notify_all()
 
     async def _release(self, leases: list[Lease]) -> None:
         try:
@@ -92,3 +111,7 @@ class Committer:
                 log.warning("waiting to store %d results: %s", len(results), error)
                 await self._clock.sleep(wait)
                 wait = min(wait * 2, _RETRY_MAX_SECONDS)
+
+
+def _body_bytes(entry: Entry) -> int:
+    return len(entry.record.body) if isinstance(entry, Result) and entry.record is not None else 0

@@ -38,14 +38,18 @@ class FleetStore:
         self._frontier = frontier
         self._sinks = sinks
         self._written: list[Record] = []
+        self._stored_by = 0
 
     async def commit(self, results: Sequence[Result], notes: Sequence[SiteNote]) -> Receipt:
         records = [result.record for result in results if result.record is not None]
-        # A commit that is tried again, because the frontier did not answer, finds its records stored already.
+        # A commit that is tried again, because the frontier did not answer or one of the sinks was full, finds its
+        # records stored already by some.
         if records and records != self._written:
-            for sink in self._sinks:
+            self._written, self._stored_by = records, 0
+        if records:
+            for sink in self._sinks[self._stored_by :]:
                 await sink.write(records)
-            self._written = records
+                self._stored_by += 1
         return await self._frontier.complete([result.outcome for result in results], notes=notes)
 
     async def aclose(self) -> None:

@@ -18,7 +18,7 @@ from gossamer.engine.store import Result
 from gossamer.errors import Disallowed, FetchError, Forbidden
 from gossamer.extract.fingerprint import text_digest
 from gossamer.frontier import policy
-from gossamer.model import Lease, Outcome, PageRow, Record, Request, Response, SiteNote
+from gossamer.model import Exchange, Lease, Outcome, PageRow, Record, Request, Response, SiteNote
 from gossamer.sink.trail import Step
 
 
@@ -278,7 +278,8 @@ class Visit:
         if row is not None and verdict.status in ("done", "failed"):
             record = Record(key=request.key, token=lease.token, page=row, items=items)
             if self._context.keeps_pages and response is not None:
-                record = msgspec.structs.replace(record, body=response.body, found=found)
+                exchange = _exchange(request, response)
+                record = msgspec.structs.replace(record, body=response.body, found=found, exchange=exchange)
         await committer.put(Result(outcome, record))
 
     def _note(self, **known: Any) -> SiteNote:
@@ -287,6 +288,18 @@ class Visit:
 
 class _LeaseLost(Exception):
     """The lease ended, or the run did, before the request was sent."""
+
+
+def _exchange(request: Request, response: Response) -> Exchange:
+    return Exchange(
+        method=request.method,
+        sent=response.sent,
+        posted=request.body,
+        version=response.http_version,
+        address=response.address,
+        headers=response.headers,
+        wire_bytes=response.wire_bytes,
+    )
 
 
 def _row(request: Request, response: Response, *, location: str = "", error: str = "", digest: str = "") -> PageRow:

@@ -1,18 +1,23 @@
-"""The interface of a sink."""
+"""The interface of a sink, and what a sink is told when it is opened."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from gossamer.model import Record
+from gossamer.settings import Settings
 
 
 class Sink(Protocol):
     """Keeps records. What `write` has returned for is durable."""
 
     async def write(self, records: Sequence[Record]) -> Mapping[str, int]:
-        """Store all of them; the marks (file -> length) up to which the output is good.
+        """Store all of them; the marks (file -> length) up to which the output is good, of the files that changed.
 
         If it raises, nothing of the call counts: what it wrote is cut off again, and the call may be repeated."""
         ...
@@ -24,3 +29,31 @@ class Sink(Protocol):
     async def aclose(self) -> None:
         """Let go of files and connections."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """What a sink is told when it is opened."""
+
+    target: str
+    """What stands behind the colon of its name: /path in warc:/path, //host/db in mysql://host/db."""
+    folder: Path
+    """Of the job; in a fleet, where its workers put their segments."""
+    settings: Settings
+    marks: Mapping[str, int] | None = None
+    """Lengths of files that the frontier vouches for; None in a fleet, where nobody does."""
+    worker: str = ""
+    """The worker that opens it, in a fleet: others write to their own."""
+
+
+class Opens(Protocol):
+    """Makes a sink: a class whose `__init__` takes an `Opening`, or a function."""
+
+    def __call__(self, opening: Opening) -> Sink: ...
+
+
+def without_page(record: Record) -> Record:
+    """The record without what only sinks want that keep pages whole."""
+    if record.body or record.found is not None or record.exchange is not None:
+        return msgspec.structs.replace(record, body=b"", found=None, exchange=None)
+    return record

@@ -1,30 +1,34 @@
-"""Pages and items as JSON lines, exact after any kill: only what the frontier's marks cover is kept."""
+"""Pages and items as JSON lines, plain or compressed, exact after any kill."""
 
 from __future__ import annotations
 
-import asyncio
-import errno
-import os
-from collections.abc import Mapping, Sequence
+import gzip
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+import zstandard
 
-from gossamer.errors import SinkError, SinkFull
 from gossamer.model import Record
+from gossamer.sink.appended import AppendedFiles
+from gossamer.sink.base import Opening
 
 PAGES, ITEMS = "pages.jsonl", "items.jsonl"
+SUFFIXES: Mapping[str, str] = {"": "", "zstd": ".zst", "gzip": ".gz"}
+_READ_BYTES = 1 << 18
 _encode_into = msgspec.json.Encoder().encode_into
 
 
 class JsonlSink:
-    """`pages.jsonl` and `items.jsonl` in a folder; their one writer is the owner of the frontier."""
+    """`pages.jsonl` and `items.jsonl` in a folder; their one writer is the owner of the frontier.
 
-    def __init__(self, folder: Path, marks: Mapping[str, int]) -> None:
-        self._files: dict[str, int] = {}
-        self._marks = {name: marks.get(name, 0) for name in (PAGES, ITEMS)}
-        for name, mark in self._marks.items():
-            self._files[name] = _open(folder / name, mark)
+    With a coding, zstd or gzip, each call of `write` adds a frame of its own: tools read them as one."""
+
+    def __init__(self, folder: Path, marks: Mapping[str, int], *, coding: str = "") -> None:
+        self._pages, self._items = PAGES + SUFFIXES[coding], ITEMS + SUFFIXES[coding]
+        self._coded = _CODINGS[coding]
+        self._files = AppendedFiles(folder, (self._pages, self._items), marks)
 
     async def write(self, records: Sequence[Record]) -> Mapping[str, int]:
         pages, items = bytearray(), bytearray()
@@ -32,34 +36,41 @@ class JsonlSink:
             _line(pages, record.page)
             for item in record.items:
                 _line(items, item)
-        await asyncio.get_running_loop().run_in_executor(None, self._store, {PAGES: pages, ITEMS: items})
-        return dict(self._marks)
-
-    def _store(self, parts: Mapping[str, bytearray]) -> None:
-        try:
-            for name, part in parts.items():
-                if part:
-                    _write_all(self._files[name], part, self._marks[name])
-            for name, part in parts.items():
-                if part:
-                    os.fdatasync(self._files[name]) if hasattr(os, "fdatasync") else os.fsync(self._files[name])
-        except OSError as error:
-            for name, mark in self._marks.items():
-                os.ftruncate(self._files[name], mark)
-            kind = SinkFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else SinkError
-            raise kind(f"output could not be written: {error.strerror}", hint="free some disk space") from error
-        for name, part in parts.items():
-            self._marks[name] += len(part)
+        return await self._files.append({self._pages: self._coded(pages), self._items: self._coded(items)})
 
     async def rewind(self, marks: Mapping[str, int]) -> None:
-        for name in self._marks:
-            self._marks[name] = marks.get(name, 0)
-            os.ftruncate(self._files[name], self._marks[name])
+        self._files.rewind(marks)
 
     async def aclose(self) -> None:
-        for descriptor in self._files.values():
-            os.close(descriptor)
-        self._files.clear()
+        self._files.close()
+
+
+def open_jsonl(opening: Opening) -> JsonlSink:
+    """The sink named `jsonl`, `jsonl:zstd` or `jsonl:gzip`."""
+    return JsonlSink(opening.folder, opening.marks or {}, coding=opening.target)
+
+
+def lines_of(folder: Path, name: str) -> Iterator[bytes]:
+    """The lines of `pages.jsonl` or `items.jsonl`, in whichever form they are there; FileNotFoundError if in none."""
+    if (path := folder / f"{name}.zst").exists():
+        yield from _zstd_lines(path)
+    elif (path := folder / f"{name}.gz").exists():
+        with gzip.open(path) as lines:
+            yield from lines
+    else:
+        with (folder / name).open("rb") as file:
+            yield from file
+
+
+def _zstd_lines(path: Path) -> Iterator[bytes]:
+    rest = b""
+    with path.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) as reader:
+        while piece := reader.read(_READ_BYTES):
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                yield line + b"\n"
+    if rest:
+        yield rest
 
 
 def _line(buffer: bytearray, value: object) -> None:
@@ -67,23 +78,12 @@ def _line(buffer: bytearray, value: object) -> None:
     buffer += b"\n"
 
 
-def _open(path: Path, mark: int) -> int:
-    """Open a file and cut off what no commit covers."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    size = os.fstat(descriptor).st_size
-    if size < mark:
-        os.close(descriptor)
-        raise SinkError(
-            f"{path} has {size} bytes, but the frontier says that {mark} were written: part of it is gone",
-            hint="restore the file, or start a new job with --job NAME",
-        )
-    os.ftruncate(descriptor, mark)
-    return descriptor
+def _zstd(data: bytearray) -> bytes:
+    return zstandard.ZstdCompressor(level=3, write_checksum=True).compress(data) if data else b""
 
 
-def _write_all(descriptor: int, data: bytearray, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(descriptor, view, offset)
-        view, offset = view[written:], offset + written
+def _gzip(data: bytearray) -> bytes:
+    return zlib.compress(data, 6, wbits=31) if data else b""
+
+
+_CODINGS: Mapping[str, Callable[[bytearray], bytes | bytearray]] = {"": lambda data: data, "zstd": _zstd, "gzip": _gzip}

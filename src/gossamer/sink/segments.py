@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,8 +10,10 @@ from urllib.parse import quote
 
 import msgspec
 
-from gossamer.errors import SinkError, SinkFull
+from gossamer.errors import SinkError
 from gossamer.model import Record
+from gossamer.sink import disk
+from gossamer.sink.base import without_page
 
 FOLDER, SUFFIX = "segments", ".jsonl"
 _encode_into = msgspec.json.Encoder().encode_into
@@ -48,9 +49,7 @@ class SegmentSink:
     async def write(self, records: Sequence[Record]) -> Mapping[str, int]:
         lines = bytearray()
         for record in records:
-            if record.body or record.found is not None:
-                # For sinks that keep pages whole; here they would only be in the way.
-                record = msgspec.structs.replace(record, body=b"", found=None)
+            record = without_page(record)
             _encode_into(record, lines, len(lines))
             lines += b"\n"
         await asyncio.get_running_loop().run_in_executor(None, self._store, bytes(lines))
@@ -58,16 +57,12 @@ class SegmentSink:
 
     def _store(self, lines: bytes) -> None:
         try:
-            offset, view = self._size, memoryview(lines)
-            while view:
-                written = os.pwrite(self._file, view, offset)
-                view, offset = view[written:], offset + written
+            disk.write_at(self._file, lines, self._size)
             os.fsync(self._file)
         except OSError as error:
             os.ftruncate(self._file, self._size)
-            kind = SinkFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else SinkError
-            raise kind(f"output could not be written: {error.strerror}", hint="free some disk space") from error
-        self._size = offset
+            raise disk.in_words(error) from error
+        self._size += len(lines)
 
     async def rewind(self, marks: Mapping[str, int]) -> None:
         """Nothing to do: what was written and did not come to count is sorted out when segments are read."""

@@ -16,6 +16,7 @@ import msgspec
 
 from gossamer.errors import SinkError, SinkFull
 from gossamer.model import Record
+from gossamer.sink.base import Opening
 
 HTMLS, LINKS, ERRS = "htmls", "links", "errs"
 _LONGEST_NAME = 200
@@ -93,6 +94,11 @@ class TreeSink:
 
     async def aclose(self) -> None:
         self._threads.shutdown(wait=True)
+
+
+def open_tree(opening: Opening) -> TreeSink:
+    """The sink named `folder:/path`."""
+    return TreeSink(Path(opening.target))
 
 
 class Tree:

@@ -1,0 +1,70 @@
+"""Files that are written for good: whole, synced, and with the system's errors said in our words."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from gossamer.errors import SinkError, SinkFull
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def write_at(descriptor: int, data: bytes | bytearray | memoryview, offset: int) -> None:
+    """Write all of it; OSError if that cannot be done."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def sync(descriptor: int) -> None:
+    """Return when what was written would survive a loss of power."""
+    os.fdatasync(descriptor) if hasattr(os, "fdatasync") else os.fsync(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names of new and renamed files durable."""
+    if os.name != "nt":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def hold(descriptor: int) -> bool:
+    """Lock a file until it is closed; False if somebody else has. Where there are no locks it is always ours."""
+    try:
+        import fcntl
+    except ImportError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        # Some shared folders know no locks.
+        return True
+    return True
+
+
+def replace(path: Path, data: bytes | bytearray) -> None:
+    """Put a whole file in the place of another, or of none."""
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        with draft.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def in_words(error: OSError) -> SinkError:
+    """SinkFull if space will cure it, else SinkError."""
+    kind = SinkFull if error.errno in _FULL else SinkError
+    return kind(f"output could not be written: {error.strerror}", hint="free some disk space")

@@ -1,0 +1,325 @@
+"""Pages as WARC files with their index: what came over the wire, for archives, for replay, for other tools."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+from gossamer.clock import Clock, SystemClock
+from gossamer.errors import SinkError
+from gossamer.model import Record
+from gossamer.sink import disk, warc_index
+from gossamer.sink import warc_records as records_of
+from gossamer.sink.base import Opening
+from gossamer.sink.warc_records import Original
+
+try:
+    from isal.isal_zlib import compress as _compress
+except ImportError:
+    from zlib import compress as _compress
+
+log = logging.getLogger("gossamer.sink")
+FOLDER, SUFFIX, OPEN, INDEX = "archive", ".warc.gz", ".open", ".cdxj"
+_REMEMBERED = 32_768
+# Of isal's levels, 2 gives nearly the size of zlib's 6 for a ninth of the time; zlib's own 1 is the fallback.
+_LEVEL = 2 if _compress.__module__ != "zlib" else 1
+
+
+class Placed(NamedTuple):
+    """Where the answer of a visit is: a file of the archive, and the bytes of its record."""
+
+    file: str
+    offset: int
+    length: int
+
+
+class WarcSink:
+    """WARC files of about `max_bytes` each in a folder; the one that is being written is named `.open`.
+
+    Each start begins a new file. What a killed one left is cut to what counts, indexed, and loses its `.open`: with
+    `marks` the frontier says what counts; without them it is every visit that is there whole."""
+
+    def __init__(
+        self,
+        folder: Path,
+        marks: Mapping[str, int] | None,
+        *,
+        prefix: str,
+        max_bytes: int,
+        about: Sequence[tuple[str, str]] = (),
+        home: Path | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._folder = folder
+        self._home = home or folder
+        self._prefix = quote(prefix, safe="")
+        self._max_bytes = max_bytes
+        self._about = about
+        self._clock = clock or SystemClock()
+        self._known: OrderedDict[str, Original] = OrderedDict()
+        self._files: list[_File] = []
+        # A caller that was cancelled leaves its thread writing.
+        self._lock = threading.Lock()
+        self.placed: dict[tuple[int, int], Placed] = {}
+        """Of the last call of `write`: key and token -> where the answer is."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._recover(marks)
+        except OSError as error:
+            raise disk.in_words(error) from error
+        self._number = 1 + max(
+            (int(found[1]) for found in map(self._numbered, os.listdir(folder)) if found), default=-1
+        )
+
+    async def write(self, records: Sequence[Record]) -> Mapping[str, int]:
+        return await asyncio.get_running_loop().run_in_executor(None, self._write, records)
+
+    async def rewind(self, marks: Mapping[str, int]) -> None:
+        with self._lock:
+            self._known.clear()
+            for file in self._files:
+                file.cut(marks.get(file.mark, 0))
+
+    async def aclose(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, self._close)
+
+    def _close(self) -> None:
+        try:
+            with self._lock:
+                while self._files:
+                    self._files[0].finish()
+                    del self._files[0]
+        except OSError as error:
+            # The records are safe: the next start finishes the file.
+            log.warning("%s: not finished: %s", self._folder, error.strerror)
+
+    def _write(self, records: Sequence[Record]) -> dict[str, int]:
+        with self._lock:
+            return self._store(records) if records else {}
+
+    def _store(self, records: Sequence[Record]) -> dict[str, int]:
+        self.placed = {}
+        before = [(file, file.size) for file in self._files]
+        try:
+            # Only now is it certain that the last call counts, and files are not taken up again once finished.
+            while len(self._files) > 1:
+                self._files[0].finish()
+                del self._files[0]
+            for record in records:
+                self._current().add(record, self._members(record), self.placed)
+            for file in self._files:
+                file.flush()
+        except OSError as error:
+            self._known.clear()
+            sizes = dict(before)
+            for file in self._files:
+                file.cut(sizes.get(file, 0))
+            raise disk.in_words(error) from error
+        return {file.mark: file.size for file in self._files}
+
+    def _current(self) -> _File:
+        """The file to write to, begun if there is none or the last one is full."""
+        if not self._files or self._files[-1].end >= self._max_bytes:
+            path = self._folder / f"{self._prefix}-{self._number:05}{SUFFIX}"
+            self._files.append(_File(path, mark=self._mark(path)))
+            self._number += 1
+        file = self._files[-1]
+        if not file.end:
+            info = records_of.warcinfo(file.path.name, at=self._clock.epoch(), about=self._about)
+            file.append(_compress(info, _LEVEL, wbits=31))
+        return file
+
+    def _members(self, record: Record) -> tuple[records_of.Response | None, list[bytes]]:
+        """The records of one visit, each as a gzip member of its own, the answer first."""
+        answer, parts = None, []
+        exchange = record.exchange
+        if exchange is not None:
+            digest = records_of.payload_digest(record.body)
+            if record.page.status == 304:
+                digest = records_of.digest_of_hex(record.page.digest)
+            original = self._known.get(digest) if digest and (record.body or record.page.status == 304) else None
+            answer = records_of.response(record, exchange, original, digest)
+            parts = [answer.data, records_of.request(record, exchange, answer)]
+            if original is not None:
+                self._known.move_to_end(digest)
+            elif not answer.is_revisit and record.body:
+                self._known[digest] = Original(answer.url, answer.date, answer.record_id)
+                if len(self._known) > _REMEMBERED:
+                    self._known.popitem(last=False)
+        parts.append(records_of.metadata(record, answer))
+        return answer, [_compress(part, _LEVEL, wbits=31) for part in parts]
+
+    def _recover(self, marks: Mapping[str, int] | None) -> None:
+        """Finish what an earlier start left open, and check what it finished."""
+        for path in left_open(self._folder):
+            mark = self._mark(path.with_name(path.name.removesuffix(OPEN)))
+            if not self._numbered(path.name) and mark not in (marks or {}):
+                continue
+            if marks is not None:
+                self._settle(path, marks.get(mark, 0))
+            else:
+                finish_left(path)
+        for mark, size in (marks or {}).items():
+            path = self._home / mark
+            if path.parent != self._folder or not mark.endswith(SUFFIX):
+                continue
+            if not path.exists():
+                log.warning("%s was written earlier and is not there any more", path)
+            elif path.stat().st_size != size:
+                self._settle(path, size)
+
+    def _settle(self, path: Path, size: int) -> None:
+        found = path.stat().st_size
+        if found < size:
+            raise SinkError(
+                f"{path} has {found} bytes, but the frontier says that {size} were written: part of it is gone",
+                hint="restore the file, or start a new job with --job NAME",
+            )
+        os.truncate(path, size)
+        finish(path)
+
+    def _mark(self, path: Path) -> str:
+        return str(path.relative_to(self._home)) if path.is_relative_to(self._home) else str(path)
+
+    def _numbered(self, name: str) -> re.Match[str] | None:
+        return re.match(rf"{re.escape(self._prefix)}-(\d+){re.escape(SUFFIX)}(?:{re.escape(OPEN)})?$", name)
+
+
+class _File:
+    """A WARC file that is being written, and the lines of its index in the order of their records."""
+
+    def __init__(self, path: Path, *, mark: str) -> None:
+        self.path = path
+        self.mark = mark
+        self.size = 0
+        self._data, self._lines = bytearray(), bytearray()
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._open_path = path.with_name(path.name + OPEN)
+        self._file = os.open(self._open_path, flags | os.O_EXCL, 0o644)
+        disk.hold(self._file)
+        try:
+            self._index = os.open(_index_of(path, OPEN), flags | os.O_TRUNC | os.O_APPEND, 0o644)
+            disk.sync_folder(path.parent)
+        except OSError:
+            os.close(self._file)
+            self._open_path.unlink()
+            raise
+
+    @property
+    def end(self) -> int:
+        """Where the next record begins."""
+        return self.size + len(self._data)
+
+    def add(
+        self,
+        record: Record,
+        made: tuple[records_of.Response | None, list[bytes]],
+        placed: dict[tuple[int, int], Placed],
+    ) -> None:
+        answer, members = made
+        if answer is not None:
+            place = placed[record.key, record.token] = Placed(self.path.name, self.end, len(members[0]))
+            capture = warc_index.Capture(
+                url=answer.url,
+                mime="warc/revisit" if answer.is_revisit else answer.mime,
+                status=str(answer.status),
+                digest=answer.digest,
+                length=str(place.length),
+                offset=str(place.offset),
+                filename=place.file,
+            )
+            self._lines += warc_index.line_of(capture, answer.date)
+        for member in members:
+            self._data += member
+
+    def append(self, member: bytes) -> None:
+        self._data += member
+
+    def flush(self) -> None:
+        """Make durable what was added. The index is not synced: what is missing of it is made from the file."""
+        if self._data:
+            disk.write_at(self._file, self._data, self.size)
+            disk.sync(self._file)
+            if self._lines:
+                os.write(self._index, self._lines)
+            self.size += len(self._data)
+            self._data, self._lines = bytearray(), bytearray()
+
+    def cut(self, size: int) -> None:
+        """Go back to an earlier length."""
+        self._data, self._lines = bytearray(), bytearray()
+        self.size = size
+        os.ftruncate(self._file, size)
+        kept, _ = warc_index.read_index(_index_of(self.path, OPEN), size)
+        os.ftruncate(self._index, sum(map(len, kept)))
+
+    def finish(self) -> None:
+        """May be tried again if it raises: all of it is still there."""
+        finish(self._open_path)
+        os.close(self._file)
+        os.close(self._index)
+
+
+def open_warc(opening: Opening) -> WarcSink:
+    """The sink named `warc`, in the job's folder, or `warc:/path`."""
+    settings = opening.settings
+    about = [("robots", "obey" if settings.robots else "ignore"), ("http-header-user-agent", settings.user_agent)]
+    home = opening.folder.absolute()
+    prefix = f"{home.name}-{opening.worker}" if opening.worker else home.name
+    if opening.target:
+        # Others may write there too, and a job of the same name among them.
+        prefix += "-" + blake2b(os.fsencode(home), digest_size=4).hexdigest()
+    return WarcSink(
+        Path(opening.target) if opening.target else home / FOLDER,
+        opening.marks,
+        prefix=prefix,
+        max_bytes=settings.archive_bytes,
+        about=[*about, ("isPartOf", home.name)],
+        home=home,
+    )
+
+
+def finish(path: Path) -> None:
+    """Give a file that is complete its sorted index and its name; one without a record goes away."""
+    final = path.with_name(path.name.removesuffix(OPEN))
+    lines = _index_of(final, OPEN)
+    if path.stat().st_size:
+        warc_index.finish_index(path, final.name, lines, _index_of(final))
+        path.rename(final)
+    else:
+        path.unlink()
+    lines.unlink(missing_ok=True)
+    disk.sync_folder(path.parent)
+
+
+def finish_left(path: Path) -> None:
+    """Finish a file that a worker of a fleet left open, with all visits that are there whole; not if it lives."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if not disk.hold(descriptor):
+            return
+        lines = _index_of(path.with_name(path.name.removesuffix(OPEN)), OPEN)
+        # A line of the index is written when its record is safe.
+        covered = warc_index.read_index(lines, path.stat().st_size)[1]
+        os.ftruncate(descriptor, warc_index.whole_bytes(path, covered))
+        finish(path)
+    finally:
+        os.close(descriptor)
+
+
+def left_open(folder: Path) -> list[Path]:
+    """The files that are being written, or were when their writer died."""
+    return sorted(folder.glob(f"*{SUFFIX}{OPEN}"))
+
+
+def _index_of(path: Path, suffix: str = "") -> Path:
+    return path.with_name(path.name.removesuffix(SUFFIX) + INDEX + suffix)

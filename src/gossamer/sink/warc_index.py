@@ -1,0 +1,177 @@
+"""The CDXJ index of a WARC file, one line a capture, and how it is made good after a kill."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+import msgspec
+
+from gossamer.sink import disk
+
+_READ_BYTES = 1 << 18
+_HEAD_BYTES = 1 << 19
+_ESCAPED_ALIKE = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in "%#")
+_WWW = re.compile(r"^www\d*\.")
+_SLASHES = re.compile(rb"/{2,}")
+_SESSION = re.compile(
+    r"(?:(?:jsessionid|phpsessid|sid)=[0-9a-z]{32}|aspsessionid[a-z]{8}=[a-z]{24}|cfid=[^&]+&cftoken=[^&]+)(?:&|$)"
+)
+
+
+class Capture(msgspec.Struct, frozen=True):
+    """What a line of the index says, in the words that pywb knows; numbers are text there."""
+
+    url: str
+    mime: str
+    status: str
+    digest: str
+    length: str
+    offset: str
+    filename: str
+
+
+class Member(NamedTuple):
+    """A whole record of a WARC file: where it is, and how it begins."""
+
+    offset: int
+    length: int
+    head: bytes
+
+    def named(self, name: bytes) -> str:
+        """A header of the record; empty if it has none of that name."""
+        found = re.search(rb"^" + name + rb":[ \t]*(.*?)\r?$", self.head.partition(b"\r\n\r\n")[0], re.M | re.I)
+        return found[1].decode("utf-8", "replace") if found else ""
+
+
+def line_of(capture: Capture, date: str) -> bytes:
+    """A line of the index, or nothing: a 304 is no capture, and who looks for its time is to find the page before it.
+
+    `date` is the record's."""
+    if capture.status == "304":
+        return b""
+    stamp = re.sub(r"\D", "", date)[:14]
+    return f"{surt(capture.url)} {stamp} ".encode() + msgspec.json.encode(capture) + b"\n"
+
+
+def surt(url: str) -> str:
+    """The URL as indexes of archives sort it: host reversed, lower case, parameters sorted, no session, no www."""
+    rest = url.partition("://")[2].partition("#")[0]
+    end = next((number for number, one in enumerate(rest) if one in "/?"), len(rest))
+    host, path_query = rest[:end].rpartition("@")[2].lower(), rest[end:]
+    port = ""
+    if found := re.search(r":(\d*)$", host):
+        host = host[: found.start()]
+        default = "443" if url[:6].lower() == "https:" else "80"
+        port = f":{found[1]}" if found[1] not in ("", default) else ""
+    labels = [host.strip("[]")] if host.startswith("[") else _WWW.sub("", host.rstrip(".")).split(".")
+    name = ",".join(reversed(labels))
+    path, mark, query = path_query.partition("?")
+    query = _SESSION.sub("", _escaped(query).lower()) if mark else ""
+    query = "&".join(sorted(query.split("&")))
+    return f"{name}{port}){_path(path)}{'?' + query if query else ''}"
+
+
+def scan(path: Path, start: int = 0) -> Iterator[Member]:
+    """The whole records from a place on where one begins; ends where what follows is none, as after a kill."""
+    with path.open("rb") as file:
+        file.seek(start)
+        offset, data = start, b""
+        while data or (data := file.read(_READ_BYTES)):
+            stream = zlib.decompressobj(31)
+            head, taken = bytearray(), 0
+            try:
+                while not stream.eof and data:
+                    piece = stream.decompress(data)
+                    head += piece[: _HEAD_BYTES - len(head)]
+                    taken += len(data) - len(stream.unused_data)
+                    data = stream.unused_data if stream.eof else file.read(_READ_BYTES)
+            except zlib.error:
+                return
+            if not stream.eof:
+                return
+            yield Member(offset, taken, bytes(head))
+            offset += taken
+
+
+def whole_bytes(path: Path, start: int = 0) -> int:
+    """Up to where a file that nobody vouches for is good: the end of the last visit that is there whole."""
+    good = start
+    for member in scan(path, start):
+        # A visit ends with its metadata.
+        if member.named(b"WARC-Type") in ("metadata", "warcinfo"):
+            good = member.offset + member.length
+    return good
+
+
+def read_index(path: Path, size: int) -> tuple[list[bytes], int]:
+    """The lines for what lies below `size`, and up to where they cover the file."""
+    lines, covered = [], 0
+    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
+        try:
+            capture = msgspec.json.decode(line.split(b" ", 2)[2], type=Capture)
+        except (msgspec.MsgspecError, IndexError):
+            break
+        end = int(capture.offset) + int(capture.length)
+        # They were written in the order of the file.
+        if end > size or end <= covered or not line.endswith(b"\n"):
+            break
+        lines.append(line)
+        covered = end
+    return lines, covered
+
+
+def finish_index(warc: Path, name: str, unsorted: Path, final: Path) -> None:
+    """Make the sorted index of a WARC file that is complete: from the lines that were kept, and from the file."""
+    lines, covered = read_index(unsorted, warc.stat().st_size)
+    lines += (line for member in scan(warc, covered) if (line := line_of_member(member, name)))
+    disk.replace(final, b"".join(sorted(lines)))
+
+
+def line_of_member(member: Member, name: str) -> bytes | None:
+    """The line for a record of a file; None if it is not one of an answer."""
+    kind = member.named(b"WARC-Type")
+    if kind not in ("response", "revisit"):
+        return None
+    http = member.head.partition(b"\r\n\r\n")[2].partition(b"\r\n\r\n")[0]
+    mime = re.search(rb"^content-type:[ \t]*([^;\r\n]*)", http, re.M | re.I)
+    mime_text = mime[1].strip().lower().decode("utf-8", "replace") if mime else ""
+    status = http[9:12].decode("ascii", "replace")
+    return line_of(
+        Capture(
+            url=member.named(b"WARC-Target-URI"),
+            mime="warc/revisit" if kind == "revisit" else mime_text or "unk",
+            status=status if status.isdecimal() else "-",
+            digest=member.named(b"WARC-Payload-Digest"),
+            length=str(member.length),
+            offset=str(member.offset),
+            filename=name,
+        ),
+        member.named(b"WARC-Date"),
+    )
+
+
+def _escaped(text: str) -> str:
+    return quote_from_bytes(_unescaped(text), safe=_ESCAPED_ALIKE)
+
+
+def _unescaped(text: str) -> bytes:
+    plain = unquote_to_bytes(text)
+    while b"%" in plain and (again := unquote_to_bytes(plain)) != plain:
+        plain = again
+    return plain
+
+
+def _path(path: str) -> str:
+    parts: list[bytes] = []
+    for part in _SLASHES.sub(b"/", _unescaped(path)).split(b"/")[1:]:
+        if part == b"..":
+            parts = parts[:-1]
+        elif part != b".":
+            parts.append(part)
+    joined = quote_from_bytes(b"/" + b"/".join(parts), safe=_ESCAPED_ALIKE).lower()
+    return joined.rstrip("/") or "/"

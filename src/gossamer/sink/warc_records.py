@@ -1,0 +1,220 @@
+"""WARC 1.1 records of one visit, as bytes: pure functions, and nothing from the network ends a line of them.
+
+The body is stored as it is after decoding. Headers that spoke of it before that (Content-Encoding, Transfer-Encoding,
+Content-Length) have the prefix X-Crawler-, and a Content-Length that is true takes their place."""
+
+from __future__ import annotations
+
+import re
+import time
+from base64 import b32encode
+from collections.abc import Iterable
+from hashlib import blake2b, sha1
+from http import HTTPStatus
+from typing import NamedTuple
+from urllib.parse import quote
+from uuid import UUID
+
+import msgspec
+
+from gossamer.model import Exchange, Record
+from gossamer.settings import VERSION
+from gossamer.sink.base import without_page
+
+PROFILES = "http://netpreserve.org/warc/1.1/revisit/"
+OURS = b"gossamer: "
+"""Opens the line of a metadata record that holds the record itself, without the page, as JSON."""
+_CODINGS = re.compile(r"\b(gzip|deflate|br|zstd)\b", re.IGNORECASE)
+_OF_THE_WIRE = frozenset(("content-encoding", "transfer-encoding", "content-length"))
+_CREDENTIALS = frozenset(("authorization", "proxy-authorization", "cookie"))
+_ENDS_A_LINE = re.compile(r"[\r\n\0]")
+_NO_TOKEN = re.compile(r"[^!#$%&'*+.^_`|~0-9A-Za-z-]")
+_STAYS_IN_A_URI = "".join(chr(code) for code in range(0x21, 0x7F))
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
+_encode = msgspec.json.Encoder().encode
+
+
+class Original(NamedTuple):
+    """The response record that a revisit refers to."""
+
+    url: str
+    date: str
+    record_id: str
+
+
+class Response(NamedTuple):
+    """A response or revisit record, and what an index says of it."""
+
+    data: bytes
+    record_id: str
+    url: str
+    date: str
+    status: int
+    mime: str
+    digest: str
+    is_revisit: bool
+
+
+def warcinfo(name: str, *, at: float, about: Iterable[tuple[str, str]]) -> bytes:
+    """The first record of a file: what wrote it, and how."""
+    fields = [("software", f"Gossamer/{VERSION}"), ("format", "WARC File Format 1.1"), *about]
+    fields.append(("conformsTo", "http://iipc.github.io/warc-specifications/specifications/warc-format/warc-1.1/"))
+    named = [
+        ("WARC-Type", "warcinfo"),
+        ("WARC-Record-ID", _record_id(name, at, "warcinfo")),
+        ("WARC-Date", warc_date(at)),
+        ("WARC-Filename", name),
+        ("Content-Type", "application/warc-fields"),
+    ]
+    return _record(named, _lines(fields))
+
+
+def response(record: Record, exchange: Exchange, original: Original | None, digest: str) -> Response:
+    """The answer to a request. With an `original`, or where the server said 304, it is a revisit without a body.
+
+    `digest` is that of the body; for a 304, that of the body which the server says is still the page."""
+    page, unchanged = record.page, record.page.status == 304
+    is_revisit = bool(digest) and (unchanged or original is not None)
+    url, date = target_uri(page.url), warc_date(page.fetched_at)
+    record_id = _record_id(record.key, record.token, page.fetched_at, page.url, "response")
+    body = b"" if is_revisit else record.body
+    head = _status_line(exchange, page.status) + _lines(_answer_headers(exchange, record.body, unchanged)) + b"\r\n"
+    named = [
+        ("WARC-Type", "revisit" if is_revisit else "response"),
+        ("WARC-Record-ID", record_id),
+        ("WARC-Target-URI", url),
+        ("WARC-Date", date),
+    ]
+    if exchange.address:
+        named.append(("WARC-IP-Address", exchange.address))
+    if exchange.version.startswith(("HTTP/2", "HTTP/3")):
+        # Written as HTTP/1.1, which is the only form that a WARC knows.
+        named.append(("WARC-Protocol", "h" + exchange.version[5]))
+    if is_revisit:
+        named.append(("WARC-Profile", PROFILES + ("server-not-modified" if unchanged else "identical-payload-digest")))
+        if original is not None:
+            named.append(("WARC-Refers-To", original.record_id))
+            named.append(("WARC-Refers-To-Target-URI", original.url))
+            named.append(("WARC-Refers-To-Date", original.date))
+    if digest:
+        named.append(("WARC-Payload-Digest", digest))
+    named.append(("Content-Type", "application/http; msgtype=response"))
+    mime = next((value for name, value in exchange.headers if name.lower() == "content-type"), "")
+    mime = mime.partition(";")[0].strip().lower() or "unk"
+    return Response(_record(named, head, body), record_id, url, date, page.status, mime, digest, is_revisit)
+
+
+def request(record: Record, exchange: Exchange, answer: Response) -> bytes:
+    """What was asked, but for credentials: archives are passed on."""
+    authority, slash, path = answer.url.partition("://")[2].partition("/")
+    line = f"{_token(exchange.method)} /{path.partition('#')[0] if slash else ''} HTTP/1.1\r\n".encode()
+    headers = [("Host", authority.rpartition("@")[2])]
+    withheld = []
+    for name, value in exchange.sent:
+        if name.lower() in _CREDENTIALS:
+            withheld.append(name)
+        else:
+            headers.append((name, value))
+    if withheld:
+        headers.append(("X-Crawler-Withheld", ", ".join(withheld)))
+    if exchange.posted:
+        headers.append(("Content-Length", str(len(exchange.posted))))
+    named = [
+        ("WARC-Type", "request"),
+        ("WARC-Record-ID", _record_id(answer.record_id, "request")),
+        ("WARC-Target-URI", answer.url),
+        ("WARC-Date", answer.date),
+        ("WARC-Concurrent-To", answer.record_id),
+        ("Content-Type", "application/http; msgtype=request"),
+    ]
+    return _record(named, line + _lines(headers) + b"\r\n", exchange.posted)
+
+
+def metadata(record: Record, answer: Response | None) -> bytes:
+    """How the visit went: fields that other tools know, and the record as JSON. A fetch that failed has only this."""
+    page = record.page
+    fields = [("via", target_uri(page.referrer))] if page.referrer else []
+    fields.append(("fetchTimeMs", str(round(page.elapsed * 1000))))
+    named = [
+        ("WARC-Type", "metadata"),
+        ("WARC-Record-ID", _record_id(record.key, record.token, page.fetched_at, page.url, "metadata")),
+        ("WARC-Target-URI", answer.url if answer else target_uri(page.url)),
+        ("WARC-Date", answer.date if answer else warc_date(page.fetched_at)),
+    ]
+    if answer is not None:
+        named.append(("WARC-Concurrent-To", answer.record_id))
+    named.append(("Content-Type", "application/warc-fields"))
+    return _record(named, _lines(fields) + OURS + _encode(without_page(record)) + b"\r\n")
+
+
+def payload_digest(body: bytes) -> str:
+    """SHA-1 as WARC writes it."""
+    return _labelled(sha1(body, usedforsecurity=False).digest())
+
+
+def digest_of_hex(digest: str) -> str:
+    """The same of a SHA-1 in hexadecimal; empty if it is none."""
+    try:
+        plain = bytes.fromhex(digest)
+    except ValueError:
+        return ""
+    return _labelled(plain) if len(plain) == 20 else ""
+
+
+def warc_date(at: float) -> str:
+    """Epoch seconds as a WARC date; whole seconds, which every reader knows."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+
+
+def target_uri(url: str) -> str:
+    """The URL without what cannot stand in one."""
+    if url.isascii() and url.isprintable() and " " not in url:
+        return url
+    return quote(url.encode("utf-8", "surrogatepass"), safe=_STAYS_IN_A_URI)
+
+
+def _labelled(digest: bytes) -> str:
+    return "sha1:" + b32encode(digest).decode()
+
+
+def _record(named: list[tuple[str, str]], *block: bytes) -> bytes:
+    whole = b"".join(block)
+    named.append(("WARC-Block-Digest", payload_digest(whole)))
+    named.append(("Content-Length", str(len(whole))))
+    return b"".join((b"WARC/1.1\r\n", _lines(named), b"\r\n", whole, b"\r\n\r\n"))
+
+
+def _lines(headers: Iterable[tuple[str, str]]) -> bytes:
+    return "".join([f"{name}: {_ENDS_A_LINE.sub(' ', value)}\r\n" for name, value in headers]).encode(
+        "utf-8", "replace"
+    )
+
+
+def _answer_headers(exchange: Exchange, body: bytes, unchanged: bool) -> list[tuple[str, str]]:
+    headers, decoded, length = [], exchange.wire_bytes != len(body), str(len(body))
+    says_length = unchanged
+    for name, value in exchange.headers:
+        lowered = name.lower()
+        if lowered == "content-length" and value == length and not says_length:
+            says_length = True
+        elif lowered in _OF_THE_WIRE and (lowered != "content-encoding" or decoded or _CODINGS.search(value)):
+            name = f"X-Crawler-{name}"
+        headers.append((_token(name), value))
+    if not says_length:
+        headers.append(("Content-Length", length))
+    return headers
+
+
+def _status_line(exchange: Exchange, status: int) -> bytes:
+    version = exchange.version if exchange.version in ("HTTP/1.0", "HTTP/1.1") else "HTTP/1.1"
+    return f"{version} {status} {_PHRASES.get(status, '')}\r\n".encode()
+
+
+def _token(name: str) -> str:
+    return _NO_TOKEN.sub("_", name) or "_"
+
+
+def _record_id(*parts: object) -> str:
+    """The same visit gets the same identifiers, however often it is written."""
+    digest = blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return f"<urn:uuid:{UUID(bytes=digest, version=5)}>"

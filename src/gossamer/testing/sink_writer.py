@@ -1,0 +1,110 @@
+"""A process that writes to a sink, so that it can be killed: part of the conformance suite of sinks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+from gossamer.model import Exchange, PageRow, Record
+from gossamer.settings import Settings
+from gossamer.sink.base import Opening, Opens, Sink
+from gossamer.sink.segments import SegmentSink
+
+BATCH = 4
+
+
+class Order(NamedTuple):
+    """What the writer does: so many batches of four records, after each of which it prints the marks."""
+
+    first: int = 0
+    batches: int = 0
+    marks: Mapping[str, int] | None = None
+    size: int = 200
+    opens: str = ""
+    target: str = ""
+    ending: str = "close"
+    """`close`; `kill`: at once when the last `write` has returned; `unsaid`: after one more of which nobody hears;
+    `torn`: in the middle of one more."""
+
+
+def command(order: Order, folder: Path) -> list[str]:
+    """The command line of a writer."""
+    return [sys.executable, "-m", "gossamer.testing.sink_writer", json.dumps(order._asdict()), str(folder)]
+
+
+def opened(order: Order, folder: Path) -> Sink:
+    """The sink that an order names."""
+    module, _, name = order.opens.partition(":")
+    opens: Opens = getattr(import_module(module), name)
+    target = order.target.replace("{folder}", str(folder))
+    worker = "" if order.marks is not None else "one"
+    settings = Settings(archive_bytes=150_000)
+    return opens(Opening(target=target, folder=folder, settings=settings, marks=order.marks, worker=worker))
+
+
+def open_segments(opening: Opening) -> SegmentSink:
+    """What each worker of a fleet writes."""
+    return SegmentSink(opening.folder, opening.worker)
+
+
+def visit(
+    number: int, *, size: int = 200, token: int = 5, title: str = "", fetched_at: float = 1_700_000_000.0
+) -> Record:
+    """A visit that is always the same: of page `number`, with a body of about `size` bytes that does not compress."""
+    body = f"<title>{number}</title>".encode() + random.Random(number).randbytes(size)
+    url = f"http://site.example/page/{number:05}"
+    return Record(
+        key=number + 1,
+        token=token,
+        page=PageRow(url=url, status=200, title=title or f"Page {number}", fetched_at=fetched_at + number, bytes=size),
+        items=({"number": number, "name": "é"},),
+        body=body[:size] if size else b"",
+        found=("http://site.example/",),
+        exchange=Exchange(
+            sent=(("user-agent", "Gossamer"),),
+            version="HTTP/1.1",
+            address="192.0.2.1",
+            headers=(("content-type", "text/html; charset=utf-8"), ("content-encoding", "gzip")),
+            wire_bytes=size // 2,
+        ),
+    )
+
+
+async def write(order: Order, folder: Path) -> None:
+    """Carry out an order."""
+    sink = opened(order, folder)
+    marks = dict(order.marks or {})
+    for batch in range(order.batches):
+        first = order.first + batch * BATCH
+        marks.update(await sink.write([visit(first + one, size=order.size) for one in range(BATCH)]))
+        print(json.dumps(marks), flush=True)
+    if order.ending == "torn":
+        _die_in_the_middle(folder)
+    if order.ending in ("unsaid", "torn"):
+        await sink.write([visit(order.first + order.batches * BATCH + one, size=order.size) for one in range(BATCH)])
+    if order.ending != "close":
+        os.kill(os.getpid(), signal.SIGKILL)
+    await sink.aclose()
+
+
+def _die_in_the_middle(folder: Path) -> None:
+    """From now on a write that makes a file much longer is done in part, and then kills."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    held = [path for path in Path("/proc/self/fd").glob("*") if path.resolve().is_relative_to(folder.resolve())]
+    largest = max((path.stat().st_size for path in held), default=0)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest + 300, resource.RLIM_INFINITY))
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+
+
+if __name__ == "__main__":
+    asyncio.run(write(Order(**json.loads(sys.argv[1])), Path(sys.argv[2])))

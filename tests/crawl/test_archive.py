@@ -1,0 +1,139 @@
+"""Whole crawls into WARC files: under kills and a full disk they hold what pages.jsonl says, each page once."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+from fastwarc import ArchiveIterator, WarcRecordType
+from processes import command, crawl, environment, kill_tree, rows, start, until
+
+from gossamer.clock import SystemClock
+from gossamer.engine.commit import Committer
+from gossamer.engine.store import Result
+from gossamer.model import Outcome, PageRow, Receipt, Record
+from gossamer.testing.sinks import small_disk
+from gossamer.testing.web import SimWeb
+
+SINKS = ("--sink", "jsonl", "--sink", "warc", "--archive-bytes", "60000", "--delay", "0.01")
+
+
+def archived(folder: Path) -> tuple[Counter[str], dict[str, str]]:
+    """How often each URL stands in the archive, and the SHA-1 of its body; both checkers pass on every file."""
+    counts: Counter[str] = Counter()
+    digests = {}
+    assert not list((folder / "archive").glob("*.open"))
+    paths = sorted((folder / "archive").glob("*.warc.gz"))
+    together = folder / "together.gz"
+    together.write_bytes(b"".join(path.read_bytes() for path in paths))
+    for tool, *options in (("warcio", "check"), ("fastwarc", "check", "-q", "-d", "gzip")):
+        subprocess.run([Path(sys.executable).with_name(tool), *options, together], check=True)
+    for path in paths:
+        for record in ArchiveIterator(str(path), parse_http=True):
+            url = record.headers.get("WARC-Target-URI")
+            if record.record_type in (WarcRecordType.response, WarcRecordType.revisit):
+                counts[url] += 1
+                digests[url] = hashlib.sha1(record.reader.read()).hexdigest()
+                assert record.http_headers.status_code == 200
+            elif record.record_type == WarcRecordType.request:
+                assert record.http_headers["user-agent"].startswith("Gossamer/")
+    lines = sum(len(path.read_bytes().splitlines()) for path in (folder / "archive").glob("*.cdxj"))
+    assert lines == sum(counts.values())
+    return counts, digests
+
+
+def test_kills_and_resumes_leave_each_page_once_in_the_archive(tmp_path: Path) -> None:
+    """F62. Workers send pages whole to the owner, which writes them."""
+    folder = tmp_path / "job"
+    with SimWeb(sites=8, pages_per_site=40, page_bytes=4000, latency_seconds=0.01) as web:
+        for _ in range(2):
+            process = start(folder, web, *SINKS, "--workers", "2", "--lease-seconds", "5")
+            seen = size(folder)
+            until(lambda seen=seen: size(folder) > seen)
+            kill_tree(process)
+        done = crawl(folder, web, *SINKS, "--workers", "2", "--lease-seconds", "5")
+        assert done.returncode == 0, done.stderr
+    pages = {row["url"]: row["digest"] for row in rows(folder / "pages.jsonl")}
+    counts, digests = archived(folder)
+    assert len(pages) == 320
+    assert counts == Counter(pages.keys())
+    assert digests == pages
+
+
+def size(folder: Path) -> int:
+    path = folder / "pages.jsonl"
+    return path.stat().st_size if path.exists() else 0
+
+
+def test_a_full_disk_pauses_the_crawl_until_the_archive_has_room(tmp_path: Path) -> None:
+    """F60."""
+    with small_disk(tmp_path / "disk", 3_000_000) as disk:
+        ballast = disk / "ballast"
+        ballast.write_bytes(b"x" * 2_500_000)
+        with SimWeb(sites=8, pages_per_site=40, page_bytes=4000) as web:
+            lines = command(tmp_path / "job", web.seeds, *SINKS)
+            lines[lines.index("--job") + 1] = str(disk / "job")
+            process = subprocess.Popen(lines, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment())
+            try:
+                assert process.stderr is not None
+                assert any(b"waiting to store" in line for line in process.stderr)
+                ballast.unlink()
+                _, said = process.communicate(timeout=60)
+            finally:
+                process.kill()
+                process.wait()
+            assert process.returncode == 0, said
+        pages = {row["url"]: row["digest"] for row in rows(disk / "job" / "pages.jsonl")}
+        counts, digests = archived(disk / "job")
+        assert len(pages) == 320
+        assert counts == Counter(pages.keys())
+        assert digests == pages
+
+
+class Slow:
+    """A store that commits when it is told to."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Semaphore(0)
+        self.largest = 0
+
+    async def commit(self, results: list[Result], notes: object) -> Receipt:
+        self.largest = max(self.largest, sum(len(result.record.body) for result in results if result.record))
+        await self.go.acquire()
+        return Receipt(accepted=len(results))
+
+
+def test_large_pages_wait_before_they_fill_the_memory() -> None:
+    """A store that is full must not make the worker collect 512 large bodies, nor send them in one piece."""
+    body = b"x" * (20 << 20)
+
+    async def run() -> None:
+        store = Slow()
+        committer = Committer(store, None, clock=SystemClock(), every=0.0, committed=lambda result: None)  # type: ignore[arg-type]
+        running = asyncio.create_task(committer.run())
+        results = [
+            Result(
+                Outcome(site="s", lane=0, token=1, key=key, status="done"),
+                Record(key=key, token=1, page=PageRow(url=f"http://s/{key}"), body=body),
+            )
+            for key in range(10)
+        ]
+        putting = [asyncio.create_task(committer.put(result)) for result in results]
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert sum(task.done() for task in putting) == 3
+        # One that is given up leaves its room to others.
+        putting.pop().cancel()
+        for _ in range(20):
+            store.go.release()
+        await asyncio.gather(*putting)
+        await committer.finish()
+        await running
+        assert committer.accepted == 9
+        assert store.largest <= 64 << 20
+
+    asyncio.run(run())
