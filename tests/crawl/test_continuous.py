@@ -15,10 +15,8 @@ from typing import Any
 import pytest
 
 from gossamer.extract.spider import Spider
-from gossamer.frontier.sqlite import open_sqlite
 from gossamer.job import Crawl, Summary
 from gossamer.settings import Settings
-from gossamer.testing import weeks
 from gossamer.testing.changing import DAY, WEEK, ChangingWeb, Hit
 from gossamer.testing.virtual import LoopClock, run
 
@@ -186,30 +184,6 @@ async def _live(folder: Path, copy: Path, start: float, end: float) -> ChangingW
         await Crawl(folder, settings, web.seeds, spider=spider, clock=clock).run()
     web.hits = hits
     return web
-
-
-@pytest.mark.parametrize("recrawl", ["table", "adaptive", "budget=20/d"])
-def test_twelve_weeks_on_the_embedded_frontier_with_kills(tmp_path: Path, recrawl: str) -> None:
-    """Workers are killed, and the frontier is opened anew from the files as they are."""
-
-    async def weeks_go_by() -> None:
-        clock, path = LoopClock(), tmp_path / "0" / "frontier.db"
-        web, chosen = weeks.changing_web(clock), weeks.settings(recrawl=recrawl)
-        path.parent.mkdir()
-        for life, until in enumerate(weeks.LIVES, 1):
-            frontier = open_sqlite(path, chosen, clock=clock)
-            await weeks.live(frontier, web, clock, secret=frontier.secret, until=until, chosen=chosen)
-            counts = await frontier.counts()
-            shutil.copytree(path.parent, tmp_path / str(life))
-            path = tmp_path / str(life) / path.name
-            await frontier.aclose()
-        assert not counts.finished
-        assert counts.known == 4 * 25
-        if recrawl == "table":
-            weeks.check_table(web, kills=weeks.LIVES[:-1])
-        weeks.check_freshness(web, counts.freshness)
-
-    run(weeks_go_by())
 
 
 def test_a_crawl_without_recrawl_ends_as_ever() -> None:

@@ -57,6 +57,17 @@ class TestRedis(_Policies):
         return backends.redis(settings, self.url)
 
 
+class TestRedisShards(_Policies):
+    """Eight shards on two servers, with few sites: some are alone in theirs."""
+
+    @pytest.fixture(autouse=True)
+    def _server(self, redis_server: RedisServer, second_redis_server: RedisServer) -> None:
+        self.url = f"{redis_server.url},{second_redis_server.url}"
+
+    def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
+        return backends.redis(settings, self.url, shards="8")
+
+
 def test_the_setting_is_read() -> None:
     assert recrawl.rule_of("") == Rule("")
     assert recrawl.rule_of("table") == TABLE

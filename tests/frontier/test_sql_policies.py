@@ -45,3 +45,16 @@ class TestMariaDB(_Policies):
     @pytest.fixture(autouse=True)
     def _server(self, maria_server: MariaServer) -> None:
         self.url = maria_server.url
+
+
+class TestShards(Shares):
+    """Eight shards with few sites: some are alone in theirs."""
+
+    test_a_crawl_of_one_site_is_not_slowed = None
+
+    @pytest.fixture(autouse=True)
+    def _server(self, postgres_server: PostgresServer) -> None:
+        self.url = postgres_server.url
+
+    def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
+        return sqlservers.sql(settings, self.url, shards="8")

@@ -90,7 +90,9 @@ def warnings(counts: Counts, live: Sequence[Pulse], shards: Sequence[ShardView],
             found.append(f"region {name} has work on {many(lanes, 'site')}, but no worker: {what}")
     taken: set[int] = set()
     for pulse in live:
-        taken.update(parse_part(pulse.shards).shards if pulse.shards else range(len(shards)))
+        # On a folder it is a list of those that the worker has now; others are taken when there is work.
+        is_pinned = "/" in pulse.shards
+        taken.update(parse_part(pulse.shards).shards if is_pinned else range(len(shards)))
     left = sorted({shard.shard for shard in shards} - taken)
     if left:
         found.append(f"no worker takes {_numbers(left)} of {many(len(shards), 'shard')}")
@@ -118,9 +120,12 @@ def lines(name: str, found: Mapping[str, Any]) -> list[str]:
 
 
 def _counts(counts: Mapping[str, Any]) -> list[str]:
-    return [
+    text = [
         "  " + "    ".join(f"{word.replace('_', ' '):<12} {counts[word]:>12,}" for word in words) for words in _COUNTS
     ]
+    if counts.get("freshness") is not None:
+        text.append(f"  {'fresh':<12} {counts['freshness']:>12.1%} of the copies, as predicted from the changes seen")
+    return text
 
 
 def _workers(workers: Sequence[Mapping[str, Any]]) -> list[str]:

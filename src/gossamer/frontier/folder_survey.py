@@ -12,6 +12,7 @@ from gossamer.frontier.folder_chain import Chain, ShardPast, read_chain
 from gossamer.frontier.folder_claims import View
 from gossamer.frontier.folder_journal import site_of, story
 from gossamer.frontier.folder_post import shard_of
+from gossamer.frontier.freshness import mean
 from gossamer.model import Counts, JobState, Pulse, RegionView, ShardView
 
 if TYPE_CHECKING:
@@ -101,14 +102,11 @@ class Survey:
         every = [view.counts if view is not None else self._last_said(number) for number, view in views.items()]
         totals = {name: sum(getattr(counts, name) for counts in every) for name in _SUMMED}
         totals["stale"] += stale
-        visited = sum(counts.revisits for counts in every if counts.freshness is not None)
-        fresh = sum(counts.revisits * (counts.freshness or 0.0) for counts in every)
         quiet = self._is_quiet(views)
         over = quiet is not None and not letters
         job: JobState = "finished" if over and owner.job == "running" else owner.job
         changes = totals["known"] + totals["stored"] + totals["skipped"] + len(letters)
-        freshness = fresh / visited if visited else None
-        return Counts(**totals, job=job, finished=over, changes=changes, freshness=freshness)
+        return Counts(**totals, job=job, finished=over, changes=changes, freshness=mean(every))
 
     async def lookup(self, key: int, site: str) -> dict[str, Any] | None:
         """What was written down of a URL in another worker's shard. Whether it is in hand, only that one knows."""

@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from gossamer.model import Counts
 
 DAY_SECONDS = 86_400.0
 TALLY = "rates"
@@ -97,6 +99,25 @@ def tallied(
     # Pages move between lanes, so a lane's own sums may be negative; only their total means something.
     kept = {name: entry for name, entry in bins.items() if entry[0] or abs(entry[1]) > 1e-12}
     return {"n": count, "f": round(fresh, 6), "b": kept}
+
+
+def summed(memo: Mapping[str, Any]) -> tuple[int, int]:
+    """Pages, and millionths of their freshness, in the tallies of a memo or of a part of it.
+
+    In whole numbers, so that a store that keeps the sums of all sites takes out what it has put in."""
+    tallies = [tally for name, tally in memo.items() if name.startswith(TALLY)]
+    return sum(tally.get("n", 0) for tally in tallies), sum(round(tally.get("f", 0.0) * 1e6) for tally in tallies)
+
+
+def share_of(pages: int, millionths: int) -> float | None:
+    """The predicted freshness by such sums; None while no page is known."""
+    return min(1.0, max(0.0, millionths / 1e6 / pages)) if pages >= 1 else None
+
+
+def mean(counts: Iterable[Counts]) -> float | None:
+    """The predicted freshness of several shards together."""
+    known = [(found.freshness, max(found.revisits, 1)) for found in counts if found.freshness is not None]
+    return sum(fresh * pages for fresh, pages in known) / sum(pages for _, pages in known) if known else None
 
 
 def _bin(rate: float) -> str:

@@ -12,6 +12,7 @@ import msgspec
 from gossamer.errors import FrontierError, Unavailable
 from gossamer.frontier import policy
 from gossamer.frontier.entries import as_text, pack, pack_state
+from gossamer.frontier.freshness import share_of
 from gossamer.frontier.redis_fold import fold_lists, unfold_blocks
 from gossamer.frontier.redis_job import explain, faults, job_key, moved_to, translate
 from gossamer.frontier.redis_link import Links
@@ -65,6 +66,12 @@ class RedisFrontier:
         """Whether to lease no suspects."""
         self.lapsed = 0
         """Requests that were lost with a worker, when last a lease was asked for: suspects may be among them."""
+        self.spare = True
+        """Whether to lease from sites that have had their share of the fetches, where nobody else is ready."""
+        self.passed = 0
+        """Lanes that were ready and not leased, because of that."""
+        self.handed = self.elsewhere = 0
+        """Requests that were ever handed out here, and in the other shards, as far as is known: see `share`."""
         self.shard = shard
         self._max_pages = settings.max_pages if alone else None
         self._links = links
@@ -108,7 +115,7 @@ class RedisFrontier:
 
     async def lease(self, limit: int, *, batch: int, seconds: float) -> Grant:
         for _ in range(_MOST_UNFOLDED):
-            granted, wait, state, news, to_unfold, self.lapsed = await self._call(
+            granted, wait, state, news, to_unfold, self.lapsed, self.handed, self.passed = await self._call(
                 "lease",
                 limit=limit,
                 batch=batch,
@@ -116,6 +123,8 @@ class RedisFrontier:
                 worker=self.worker,
                 regions=list({self.region, ""} | self.also),
                 calm=self.calm,
+                spare=self.spare,
+                elsewhere=self.elsewhere,
                 **self._limit(),
             )
             try:
@@ -271,7 +280,7 @@ class RedisFrontier:
 
     async def view(self) -> ShardView:
         """The counts, and the regions with their lanes, at one moment."""
-        state, over, totals, regions, active, held, news = await self._call("counts", **self._limit())
+        state, over, totals, regions, active, held, news, *fresh = await self._call("counts", **self._limit())
         counts = {text(totals[i]): int(totals[i + 1]) for i in range(0, len(totals), 2)}
         counts["delayed"] -= counts["revisits"]
         lanes = {
@@ -287,6 +296,7 @@ class RedisFrontier:
             job=text(state),
             finished=bool(over),
             changes=int(news),
+            freshness=share_of(*fresh),
         )
         return ShardView(shard=self.shard, server=self._server, counts=found, regions=lanes)
 

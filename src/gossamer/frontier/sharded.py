@@ -13,6 +13,7 @@ import msgspec
 from gossamer import urls
 from gossamer.errors import Unavailable
 from gossamer.frontier.base import Fleet
+from gossamer.frontier.freshness import mean
 from gossamer.frontier.placement import shard_of
 from gossamer.model import Counts, Grant, JobState, Lease, Outcome, Pulse, Receipt, Request, ShardView, SiteNote
 
@@ -33,6 +34,14 @@ class Shard(Fleet, Protocol):
     """Whether to lease no suspects."""
     lapsed: int
     """Requests that were lost with a worker, when last a lease was asked for."""
+    spare: bool
+    """Whether to lease from sites that have had their share of the fetches, where nobody else is ready."""
+    passed: int
+    """How much was ready and passed over, because of that."""
+    handed: int
+    """Requests that were ever handed out here, when last a lease was asked for."""
+    elsewhere: int
+    """The same of all other shards: each site is in one shard, but its share is that of all fetches."""
 
 
 async def divide(shards: Sequence[Shard], max_pages: int | None) -> None:
@@ -63,6 +72,7 @@ class Sharded:
         self._sources: dict[tuple[str, int], dict[int, str]] = {}
         """Site and token -> key -> URL of what is leased here: links for other shards name it."""
         self._gave_back = False
+        self._handed = 0
         self._suspects: dict[tuple[str, int], float] = {}
         self.secret = shards[0].secret
         self.settings = shards[0].settings
@@ -91,26 +101,14 @@ class Sharded:
         asked = [shard for shard in self._part if shard not in self._last or self._last[shard][0] <= now]
         grants: dict[int, Grant] = {}
         found: list[Lease] = []
-        error: Unavailable | None = None
-        # A few first; if they have too little, all the others. Who gave all that was asked of it may have more.
+        # A few first; if they have too little, all the others.
         width = max(1, len(asked) // 4) if limit > 0 else len(asked)
-        while asked and (len(found) < limit or not grants):
-            shares = _shares(limit - len(found), asked[:width])
-            asked, width = asked[len(shares) :], len(self._part)
-            answers = await asyncio.gather(
-                *(self._ask(shard, share, batch=batch, seconds=seconds) for shard, share in shares.items()),
-                return_exceptions=True,
-            )
-            for (shard, share), answer in zip(shares.items(), answers):
-                if isinstance(answer, Unavailable):
-                    error = answer
-                elif isinstance(answer, BaseException):
-                    raise answer
-                else:
-                    grants[shard] = answer
-                    found += answer.leases
-                    if len(answer.leases) >= share > 0:
-                        asked.append(shard)
+        error = await self._sweep(asked, limit, grants, found, width=width, batch=batch, seconds=seconds)
+        over = [shard for shard in grants if self._shards[shard].passed]
+        if over and len(found) < limit:
+            # Nobody else is ready, in no shard: so those are served who have had their share.
+            fault = await self._sweep(over, limit, grants, found, batch=batch, seconds=seconds, spare=True)
+            error = error or fault
         if not found and self._gave_back:
             # One that was asked before may take it.
             self._gave_back = False
@@ -120,14 +118,51 @@ class Sharded:
         leases = tuple(found)
         if error is not None and not leases:
             raise error
+        gave = {self._of(lease.site) for lease in leases}
+        # Who gave comes last, so that the sites of all shards have their turn.
+        self._part.sort(key=lambda shard: (shard in gave, shard in grants))
         for shard, grant in grants.items():
-            quiet = 0.0 if grant.leases else min(self.quiet_seconds, grant.wait or self.quiet_seconds)
+            has_more = shard in gave or self._shards[shard].passed
+            quiet = 0.0 if has_more else min(self.quiet_seconds, grant.wait or self.quiet_seconds)
             self._last[shard] = now + quiet, grant
         for lease in leases:
             self._sources[lease.site, lease.token] = {request.key: request.url for request in lease.requests}
             if lease.suspect:
                 self._suspects[lease.site, lease.token] = now + seconds
         return await self._grant(leases)
+
+    async def _sweep(
+        self,
+        asked: list[int],
+        limit: int,
+        grants: dict[int, Grant],
+        found: list[Lease],
+        *,
+        batch: int,
+        seconds: float,
+        width: int | None = None,
+        spare: bool = False,
+    ) -> Unavailable | None:
+        """Ask shards, the first `width` of them first, until there are enough leases; why one could not answer."""
+        error: Unavailable | None = None
+        begun = False
+        while asked and (len(found) < limit or not begun):
+            shares = _shares(limit - len(found), asked[:width])
+            asked, width, begun = asked[len(shares) :], None, True
+            calls = [self._ask(shard, share, batch, seconds, spare=spare) for shard, share in shares.items()]
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+            for (shard, share), answer in zip(shares.items(), answers):
+                if isinstance(answer, Unavailable):
+                    error = answer
+                elif isinstance(answer, BaseException):
+                    raise answer
+                else:
+                    grants[shard] = answer
+                    found += answer.leases
+                    if len(answer.leases) >= share > 0:
+                        # It may have more.
+                        asked.append(shard)
+        return error
 
     async def _one_suspect(self, grants: dict[int, Grant], *, batch: int, seconds: float) -> list[Lease]:
         """A suspect, if this worker has none: shards do not know of each other's, so they are asked in turn."""
@@ -138,7 +173,7 @@ class Sharded:
         for shard in grants:
             if not self._shards[shard].lapsed or (ours and shard not in ours):
                 continue
-            grant = await self._ask(shard, 1, batch=batch, seconds=seconds, calm=False)
+            grant = await self._ask(shard, 1, batch, seconds, calm=False, spare=True)
             if grant.leases:
                 grants[shard] = grant
                 return list(grant.leases)
@@ -156,15 +191,15 @@ class Sharded:
         waits = [grant.wait for grant in known.values() if grant.wait is not None]
         # That other shards are done is no news of these.
         wait = min([*waits, _LOOK_AGAIN_SECONDS] if not waits or len(self._part) < len(self._shards) else waits)
-        # The parts rotate, so that no shard comes first for ever.
-        self._part.append(self._part.pop(0))
         return Grant(leases=leases, wait=wait, job=state, news=sum(grant.news for grant in known.values()))
 
-    async def _ask(self, number: int, limit: int, *, batch: int, seconds: float, calm: bool = True) -> Grant:
+    async def _ask(
+        self, number: int, limit: int, batch: int, seconds: float, *, calm: bool = True, spare: bool = False
+    ) -> Grant:
         shard, total = self._shards[number], self.settings.max_pages
-        shard.calm = calm
-        grant = await shard.lease(limit, batch=batch, seconds=seconds)
-        if total is None or grant.leases or grant.job not in ("running", "finished"):
+        shard.calm, shard.spare = calm, spare
+        grant = await self._lease(shard, limit, batch=batch, seconds=seconds)
+        if total is None or grant.leases or shard.passed or grant.job not in ("running", "finished"):
             return grant
         ledger, counts = self._shards[0], await shard.counts()
         _, room = await shard.allow(0)
@@ -177,8 +212,16 @@ class Sharded:
             taken, _ = await ledger.reserve(min(limit * batch, _MOST_RESERVED), limit=total)
             if taken > 0:
                 await shard.allow(taken)
-                return await shard.lease(limit, batch=batch, seconds=seconds)
+                return await self._lease(shard, limit, batch=batch, seconds=seconds)
         return grant
+
+    async def _lease(self, shard: Shard, limit: int, *, batch: int, seconds: float) -> Grant:
+        before = shard.handed
+        shard.elsewhere = self._handed - before
+        try:
+            return await shard.lease(limit, batch=batch, seconds=seconds)
+        finally:
+            self._handed += shard.handed - before
 
     async def _is_finished(self) -> bool:
         first = await self._look()
@@ -280,7 +323,8 @@ class Sharded:
             if field not in ("job", "finished", "freshness")
         }
         state = _state(states)
-        return Counts(**sums, job="finished" if finished and state == "running" else state, finished=finished)
+        job: JobState = "finished" if finished and state == "running" else state
+        return Counts(**sums, job=job, finished=finished, freshness=mean(first))
 
     async def steer(self, job: JobState) -> None:
         await _all(shard.steer(job) for shard in self._shards)

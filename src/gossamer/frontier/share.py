@@ -1,6 +1,6 @@
 """The quota of sites: nobody gets more than a share of the fetches while others are ready.
 
-The rule, for every backend (each shard of a fleet counts for itself, but on a folder a worker for all its shards):
+The rule, for every backend:
 
 - Requests are counted when they are leased, by site and in total, in two halves of the window: the half that is being
   filled, and the one before it. When `share_window / 2` requests were counted, the older half is forgotten and a new
@@ -11,6 +11,17 @@ The rule, for every backend (each shard of a fleet counts for itself, but on a f
   with whole batches.
 - At most `1 / site_share` sites can have used up their share at a time, so passing over them is cheap; a backend
   with an index keeps them in a second one, from which they return when a half is forgotten.
+
+A site is in one shard, but its share is that of all fetches, and the others that are ready may be in any shard:
+
+- In Redis and in databases, what all shards have handed out is the time of the window, and half a window of it numbers
+  the halves; what a site was handed is counted in its shard, once. A worker tells each shard what the others had handed
+  out when it last asked them. It asks its shards for what is within its share first, and only if they have too little
+  for the rest. One that has not heard of all shards yet takes the half for an older one than it is, and a site that
+  has had its share waits a little longer for the others.
+- On a folder nobody but its owner can lease from a shard, so each worker has a window of its own for all its shards.
+  If no worker gives a site more than its share, it has no more of the whole.
+- A worker that is pinned to a part of the shards knows no others: the share is that of the part.
 
 Nothing is dropped, a crawl of one site never waits, and a crawl of few sites shares what there is.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 from bisect import bisect_right
@@ -51,6 +52,7 @@ class ChangingWeb:
         self._answers = answers
         self._noise = random.Random(seed)
         self.hits: list[Hit] = []
+        self._awaited: list[tuple[int, asyncio.Future[None]]] = []
         self.robots_hits = 0
         self.seeds = [f"http://s{site}.test/" for site in range(sites)]
         self.changes: dict[str, list[float]] = {}
@@ -88,8 +90,17 @@ class ChangingWeb:
         if status == 200 and tag and tag == asked:
             status = 304
         self.hits.append(Hit(self.now, request.url, status, version, bool(asked)))
+        for number, reached in self._awaited:
+            if len(self.hits) >= number and not reached.done():
+                reached.set_result(None)
         headers = (("content-type", "text/html; charset=utf-8"), *((("etag", tag),) if tag else ()))
         return self._response(request, status, headers, self._body(path, version) if status == 200 else b"")
+
+    async def more(self, hits: int) -> None:
+        """Wait for so many more requests."""
+        reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._awaited.append((len(self.hits) + hits, reached))
+        await reached
 
     def _body(self, path: str, version: int) -> bytes:
         if path == "/":

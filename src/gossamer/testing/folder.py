@@ -18,7 +18,7 @@ from gossamer.testing.backends import MachineClock
 from gossamer.testing.harness import Harness
 
 JOB = "job"
-_MEMORY = "/dev/shm"  # noqa: S108
+MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None  # noqa: S108
 """Where syncing costs nothing: no test here pulls the plug."""
 
 
@@ -105,7 +105,7 @@ class FolderHarness(Harness):
 @asynccontextmanager
 async def folder(settings: Settings, *, shards: int = 7) -> AsyncIterator[FolderHarness]:
     """`folder:` on a manual clock."""
-    with tempfile.TemporaryDirectory(prefix="gossamer-", dir=_MEMORY if os.path.isdir(_MEMORY) else None) as name:
+    with tempfile.TemporaryDirectory(prefix="gossamer-", dir=MEMORY) as name:
         harness = FolderHarness(Path(name), settings, shards=shards)
         await harness.begin()
         try:

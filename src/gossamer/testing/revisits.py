@@ -146,5 +146,25 @@ class Revisits(Suite):
             await harness.advance(6 * self.tick)
         assert sorted(found) == [1, 1, 1, 2, 3, 4]
 
+    @scenario(recrawl="table", delay=0.0)
+    async def test_freshness_is_that_of_the_tallies_of_all_sites(self, harness: Harness) -> None:
+        assert (await harness.frontier.counts()).freshness is None
+        await harness.frontier.add(pages(1, 2) + pages(3, 4, site="b.example"))
+        tallies = {"a.example": (2, 1.5), "b.example": (2, 0.7)}
+        for lease in (await self.lease(harness.frontier)).leases:
+            number, fresh = tallies[lease.site]
+            rough = {"rates.0": {"n": 9, "f": 8.1, "b": {}}, "other": "text"}
+            exact = {"rates.0": {"n": number - 1, "f": fresh, "b": {"1": [1, 1e-5]}}, "rates.1": {"n": 1, "b": {}}}
+            first, second = outcomes(lease, again_in=WEEK * self.tick)
+            await harness.frontier.complete([first], notes=[note(lease, memo=rough)])
+            await harness.frontier.complete([second], notes=[note(lease, memo=exact)])
+            await harness.frontier.complete([second], notes=[note(lease, memo=rough)])
+        for _ in range(2):
+            found = (await harness.frontier.counts()).freshness
+            assert found is not None
+            assert abs(found - 0.55) < 1e-6, "each tally counts as it was last, and one that came too late does not"
+            if harness.durable:
+                await harness.reopen()
+
     def _are(self, counts: Counts, **values: int) -> None:
         assert {name: getattr(counts, name) for name in values} == values

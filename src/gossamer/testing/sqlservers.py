@@ -14,12 +14,12 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from gossamer.errors import ConfigError
-from gossamer.frontier.base import Frontier
-from gossamer.frontier.sql import SqlFrontier, open_sql
+from gossamer.frontier.base import Fleet, Frontier
+from gossamer.frontier.sharded import Sharded
+from gossamer.frontier.sql import open_databases
 from gossamer.frontier.sql.database import Database
 from gossamer.frontier.sql.job import dialect_of
 from gossamer.member import die_with_parent
@@ -80,9 +80,7 @@ class SqlServer:
         self._make_database()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kill()
         if self._temporary is not None:
             self._temporary.cleanup()
@@ -331,10 +329,12 @@ class SqlHarness(Harness):
 
     rests_after_crash = False
 
-    def __init__(self, url: str, settings: Settings) -> None:
+    def __init__(self, url: str, settings: Settings, shards: str) -> None:
         self.url = url
         self.settings = settings
-        self._frontiers: dict[int, SqlFrontier] = {}
+        self._shards = shards
+        self.one_store = shards == "1"
+        self._frontiers: dict[int, tuple[Fleet, str]] = {}
         self._hired = 0
         self._database = Database(dialect_of(url))
 
@@ -352,7 +352,7 @@ class SqlHarness(Harness):
 
     async def end(self) -> None:
         """Let go of everything."""
-        for frontier in list(self._frontiers.values()):
+        for frontier, _ in self._frontiers.values():
             await frontier.aclose()
         await self._database.aclose()
 
@@ -363,17 +363,18 @@ class SqlHarness(Harness):
         await self.advance(-seconds)
 
     async def worker(self, name: str) -> Frontier:
-        frontier = await open_sql(self.url, _JOB, self.settings, worker=name)
-        self._frontiers[id(frontier)] = frontier
+        frontier = await open_databases(self.url, _JOB, self.settings, worker=name, shards=self._shards)
+        if isinstance(frontier, Sharded):
+            frontier.quiet_seconds = 0.0
+        self._frontiers[id(frontier)] = frontier, name
         return frontier
 
     async def lose(self, worker: Frontier) -> None:
         # As a worker does that is started in the place of one that died.
-        frontier = self._frontiers[id(worker)]
-        await self._frontiers[id(self.frontier)].abandon(frontier.worker)
+        await cast(Fleet, self.frontier).abandon(self._frontiers[id(worker)][1])
 
     async def steer(self, job: JobState) -> None:
-        await self._frontiers[id(self.frontier)].steer(job)
+        await cast(Fleet, self.frontier).steer(job)
 
     async def reopen(self, settings: Settings | None = None) -> None:
         """All workers die; the server lives on."""
@@ -382,15 +383,15 @@ class SqlHarness(Harness):
         gone = list(self._frontiers.values())
         self._frontiers.clear()
         self.frontier = await self.worker(f"again-{self._hired}")
-        for frontier in gone:
-            await self._frontiers[id(self.frontier)].abandon(frontier.worker)
+        for frontier, name in gone:
+            await cast(Fleet, self.frontier).abandon(name)
             await frontier.aclose()
 
 
 @asynccontextmanager
-async def sql(settings: Settings, url: str) -> AsyncIterator[Harness]:
+async def sql(settings: Settings, url: str, *, shards: str = "1") -> AsyncIterator[Harness]:
     """A database that is there for tests only: its tables are emptied."""
-    harness = SqlHarness(url, settings)
+    harness = SqlHarness(url, settings, shards)
     await harness.begin()
     try:
         yield harness

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -38,7 +38,10 @@ class _Jumping(selectors.BaseSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None or timeout <= 0:
             return self._real.select(timeout)
-        ready = self._real.select(None if self._loop.busy else self._loop.grace_seconds)
+        if self._loop.busy:
+            return self._real.select(None)
+        # What is done over sockets may sleep before it tries again: then time passes as it does outside.
+        ready = self._real.select(timeout if self._loop.calling else self._loop.grace_seconds)
         if not ready:
             self._loop.jump(timeout)
         return ready
@@ -65,9 +68,8 @@ class _Jumping(selectors.BaseSelector):
 class VirtualLoop(asyncio.SelectorEventLoop):
     """All of asyncio in virtual time: sleeps, timeouts, timers.
 
-    Work in threads, and whatever else raises `busy`, is waited for. Other answers over sockets are waited for
-    `grace_seconds` of real time before a jump, and `before_jump` is told its length: a test moves the clock of a store
-    with it."""
+    Work in threads is waited for, and so are calls over sockets that are made with `patiently`. Other answers are
+    waited for `grace_seconds` of real time before a jump, and `before_jump` is told its length."""
 
     def __init__(
         self, *, start: float = 0.0, grace_seconds: float = 0.0, before_jump: Callable[[float], None] | None = None
@@ -75,6 +77,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._now = start
         self.grace_seconds = grace_seconds
         self.busy = 0
+        self.calling = 0
         self._before_jump = before_jump
         super().__init__(_Jumping(self))
         # Months are too large for nanoseconds: a timer that is missed by the last digit would never fire.
@@ -97,6 +100,18 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _thread_done(self, _: asyncio.Future[Any]) -> None:
         self.busy -= 1
+
+
+async def patiently(call: Awaitable[T]) -> T:
+    """The answer to a call over sockets: meanwhile virtual time stands still."""
+    loop = asyncio.get_running_loop()
+    if not isinstance(loop, VirtualLoop):
+        return await call
+    loop.calling += 1
+    try:
+        return await call
+    finally:
+        loop.calling -= 1
 
 
 def run(main: Coroutine[Any, Any, T], *, start: float = 0.0, **options: Any) -> T:

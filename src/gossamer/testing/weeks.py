@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import pairwise
 from typing import Any, cast
 
 from gossamer.assemble import worker
@@ -12,14 +13,19 @@ from gossamer.engine.recent import Recent
 from gossamer.engine.store import FleetStore
 from gossamer.extract.spider import Spider
 from gossamer.frontier.base import Frontier
+from gossamer.model import Counts, Grant
 from gossamer.settings import Settings
 from gossamer.testing.changing import DAY, WEEK, ChangingWeb
-from gossamer.testing.virtual import LoopClock, VirtualLoop
+from gossamer.testing.virtual import LoopClock, patiently
+
+Tell = Callable[[float], Awaitable[None]]
+"""Sets a store's clock to an epoch time."""
 
 SLACK = 600.0
 """Seconds by which a visit may be late: the site's delay, once for each page before it, and the commit."""
-LIVES = (3.4 * WEEK, 7.00002 * WEEK, 12 * WEEK - DAY)
-"""When the worker of a life is killed, or the twelve weeks are over: amid a quiet time, and amid a hundred visits."""
+LIVES = ((3.4 * WEEK, 0), (6.5 * WEEK, 30), (12 * WEEK - DAY, 0))
+"""When the worker of a life is killed, in seconds and so many visits after that: amid a quiet time, amid a hundred
+visits, and when the twelve weeks are over."""
 DEAD, BACK = "/p3", 5 * WEEK
 """A page that is not there until some time."""
 
@@ -27,7 +33,14 @@ DEAD, BACK = "/p3", 5 * WEEK
 def settings(**values: Any) -> Settings:
     """Settings for months in virtual time: long leases, so that few renewals are to be lived through."""
     return Settings(
-        **{"recrawl": "table", "lease_seconds": DAY, "commit_seconds": 1.0, "robots_seconds": 400 * DAY, **values}
+        **{
+            "recrawl": "table",
+            "delay": 0.2,
+            "lease_seconds": DAY,
+            "commit_seconds": 1.0,
+            "robots_seconds": 400 * DAY,
+            **values,
+        }
     )
 
 
@@ -43,32 +56,64 @@ def changing_web(clock: LoopClock) -> ChangingWeb:
 
 
 class Patient:
-    """A frontier during whose calls virtual time stands still: for stores behind sockets."""
+    """A frontier during whose calls virtual time stands still.
 
-    def __init__(self, frontier: Frontier) -> None:
+    With `tell`, which sets the clock of a store before each call, its worker is the only one there is: it is idle until
+    it has done something itself, or something is due."""
+
+    def __init__(self, frontier: Frontier, clock: LoopClock, tell: Tell | None = None) -> None:
         self._frontier = frontier
+        self._clock = clock
+        self._tell = tell
+        self._told_at = -1.0
+        self._changed = asyncio.Event()
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._frontier, name)
-        if name == "idle" or not asyncio.iscoroutinefunction(found):
+        if not asyncio.iscoroutinefunction(found):
             return found
 
         async def call(*args: Any, **named: Any) -> Any:
-            loop = cast(VirtualLoop, asyncio.get_running_loop())
-            loop.busy += 1
+            if name == "lease":
+                self._changed.clear()
             try:
-                return await found(*args, **named)
+                return await patiently(self._on_time(found(*args, **named)))
             finally:
-                loop.busy -= 1
+                if name != "lease":
+                    self._changed.set()
 
         return call
 
+    async def _on_time(self, call: Awaitable[Any]) -> Any:
+        if self._tell is not None and self._clock.epoch() > self._told_at:
+            self._told_at = self._clock.epoch()
+            await self._tell(self._told_at)
+        return await call
+
+    async def idle(self, grant: Grant) -> None:
+        if self._tell is None:
+            await self._frontier.idle(grant)
+            return
+        try:
+            async with asyncio.timeout(grant.wait):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
 
 async def live(
-    frontier: Frontier, web: ChangingWeb, clock: LoopClock, *, secret: bytes, until: float, chosen: Settings
-) -> None:
-    """Let one worker crawl until a time, in seconds since the web began, and kill it: nothing is given back."""
-    frontier = cast(Frontier, Patient(frontier))
+    fleet: Frontier,
+    web: ChangingWeb,
+    clock: LoopClock,
+    *,
+    secret: bytes,
+    until: tuple[float, int],
+    chosen: Settings,
+    tell: Tell | None = None,
+) -> Counts:
+    """Let one worker crawl until a time, in seconds since the web began, and so many visits more, and kill it: nothing
+    is given back. What the frontier counts then."""
+    frontier = cast(Frontier, Patient(fleet, clock, tell))
     linker = Linker(chosen, secret, Recent())
     await frontier.add([linker.seed(url) for url in web.seeds])
     spider = Spider()
@@ -77,20 +122,30 @@ async def live(
         frontier, FleetStore(frontier, []), settings=chosen, secret=secret, clock=clock, spider=spider
     ) as engine:
         running = asyncio.create_task(engine.run())
-        await clock.sleep(until - web.now)
+        await clock.sleep(until[0] - web.now)
+        if until[1]:
+            await web.more(until[1])
+        assert not running.done(), "a continuous crawl does not end by itself"
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+        return await frontier.counts()
 
 
-def check_table(web: ChangingWeb, *, kills: Sequence[float] = ()) -> None:
-    """The visits of every page follow the table; a page that was under way at a kill may have been fetched twice."""
+def check_table(web: ChangingWeb, *, kills: Sequence[float] = (), late: float = 0.0) -> None:
+    """The visits of every page follow the table, each by so much later than the last as it says, or `late` at most.
+
+    A page that was under way at a kill may have been fetched twice, and waits for the lease of the dead worker."""
     for url in (*web.seeds, *web.changes):
-        expected = [0, 2, 6, 7, 8, 9, 10, 11] if url.endswith(DEAD) else list(range(12))
+        table = [2, 4, 1, 1, 1, 1, 1] if url.endswith(DEAD) else [1] * 11
         times = web.times(url)
-        assert all(at % WEEK <= SLACK + (DAY if kills else 0.0) for at in times), (url, times)
-        weeks = [int(at // WEEK) for at in times]
-        assert sorted(set(weeks)) == expected, (url, weeks)
-        assert len(weeks) <= len(expected) + len(kills), (url, weeks)
+        again = [later for at, later in pairwise(times) if later - at < WEEK]
+        assert all(any(0 <= at - kill <= DAY + SLACK for kill in kills) for at in again), (url, times)
+        visits = [at for at in times if at not in again]
+        assert len(visits) == len(table) + 1, (url, times)
+        for (at, later), weeks in zip(pairwise(visits), table, strict=True):
+            was_killed = any(at - DAY < kill <= later for kill in kills)
+            allowed = SLACK + late + (DAY if was_killed else 0.0)
+            assert weeks * WEEK <= later - at <= weeks * WEEK + allowed, (url, at, later, weeks)
 
 
 def check_freshness(web: ChangingWeb, predicted: float | None, *, start: float = 5 * WEEK) -> None:

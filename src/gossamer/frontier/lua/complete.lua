@@ -1,5 +1,18 @@
 end
 
+-- The sums over all sites of what freshness.py tallies: pages that come again, and millionths of their freshness.
+local function tallied(value)
+    local is_json, tally = pcall(cjson.decode, value or '{}')
+    if not is_json or type(tally) ~= 'table' then return 0, 0 end
+    return tonumber(tally.n) or 0, math.floor((tonumber(tally.f) or 0) * 1000000 + 0.5)
+end
+local function count_fresh(site, name, value)
+    if string.sub(name, 1, 5) ~= 'rates' then return end
+    local pages, fresh = tallied(value)
+    local old_pages, old_fresh = tallied(call('HGET', place('memo', site.name), name))
+    count('pages', pages - old_pages)
+    count('fresh', fresh - old_fresh)
+end
 local function apply_note(note)
     local site = held_lane(note[1])
     if not site then return 0 end
@@ -14,7 +27,10 @@ local function apply_note(note)
         call('HSET', place('robots', site.name), unpack(note[4]))
         set(site, 'rules', 1)
     end
-    if #note[5] > 0 then call('HSET', place('memo', site.name), unpack(note[5])) end
+    if #note[5] > 0 then
+        for index = 1, #note[5], 2 do count_fresh(site, note[5][index], note[5][index + 1]) end
+        call('HSET', place('memo', site.name), unpack(note[5]))
+    end
     if close_reason ~= '' then close(site, close_reason) end
     if note[7] then move_to(site, note[7]) end
     wake(site)

@@ -50,7 +50,7 @@ local function check_ready_sets()
 end
 
 function operations.lease()
-    if job.state ~= 'running' or is_over() then return { {}, false, state(), total('news'), {}, total('lapsed') } end
+    if job.state ~= 'running' or is_over() then return { {}, false, state(), total('news'), {}, total('lapsed'), total('handed'), 0 } end
     needs_memory()
     if given.seconds > number('longest') then call('HSET', job_key, 'longest', given.seconds) end
     if room() <= 0 then lapse_all_ended() end
@@ -91,8 +91,8 @@ function operations.lease()
             woken = {}
         end
     end
-    -- Those who have had their share get what the others leave.
-    for _, lane in ipairs(over) do
+    -- Those who have had their share get what the others leave; where there are more shards, when all have been asked.
+    for _, lane in ipairs(given.spare and over or {}) do
         if #leases >= given.limit or left <= 0 then break end
         try(lane[1], lane[2], lane[3], given.batch)
     end
@@ -108,7 +108,10 @@ function operations.lease()
         first = first_end()
     end
     if #leases == 0 then check_ready_sets() end
-    return { leases, first and text(math.max(0, first - now)) or false, state(), total('news'), to_unfold, total('lapsed') }
+    return {
+        leases, first and text(math.max(0, first - now)) or false, state(), total('news'), to_unfold, total('lapsed'),
+        total('handed'), given.spare and 0 or #over,
+    }
 end
 
 function operations.extend()

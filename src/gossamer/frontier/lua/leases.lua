@@ -91,10 +91,12 @@ local function must_rest(site, lane)
     wake(site)
     return true
 end
--- The quota of sites, by the rule in share.py: what a site was handed in this half of the window and the one before.
+-- The quota of sites, by the rule in share.py: what a site was handed in this half of the window and the one before. A worker
+-- that has not heard of all the other shards takes this half for an older one than the site has counted in: it is the same.
+local function share_number() return math.floor((total('handed') + (given.elsewhere or 0)) / number('share_half')) end
 local function shares_of(site)
-    local age = total('share_number') - num(site, 'sh')
-    if age == 0 then return num(site, 'sn'), num(site, 'sb') end
+    local age = share_number() - num(site, 'sh')
+    if age <= 0 then return num(site, 'sn'), num(site, 'sb') end
     return 0, age == 1 and num(site, 'sn') or 0
 end
 local function share_left(site)
@@ -103,14 +105,10 @@ local function share_left(site)
 end
 local function count_share(site, requests)
     local this_half, before = shares_of(site)
-    set(site, 'sh', whole(total('share_number')))
+    set(site, 'sh', whole(math.max(share_number(), num(site, 'sh'))))
     set(site, 'sn', this_half + requests)
     set(site, 'sb', before)
-    count('share_counted', requests)
-    if total('share_counted') >= number('share_half') then
-        count('share_number', 1)
-        count('share_counted', -total('share_counted'))
-    end
+    count('handed', requests)
 end
 
 -- No two shards give the same.

@@ -27,7 +27,7 @@ function operations.counts()
     end
     return {
         state(), is_over() and 1 or 0, counts, regions, call('HLEN', prefix .. 'held'),
-        call('ZCOUNT', prefix .. 'holds', '(' .. text(now), '+inf'), total('news'),
+        call('ZCOUNT', prefix .. 'holds', '(' .. text(now), '+inf'), total('news'), total('pages'), total('fresh'),
     }
 end
 

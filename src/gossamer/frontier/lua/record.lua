@@ -40,9 +40,9 @@ local links = ARGV[3] and cmsgpack.unpack(ARGV[3]) or {}
 local FIELDS = {
     'format', 'state', 'strategy', 'delay', 'robots', 'lanes', 'budget', 'max_deliveries', 'now', 'skew', 'clock',
     'token', 'news', 'shard', 'shards', 'allowance', 'reserved', 'moving', 'moved', 'run', 'recrawl',
-    'share_most', 'share_half', 'share_number', 'share_counted',
+    'share_most', 'share_half', 'handed',
     'seen_level', 'seen_split', 'known', 'sites', 'queued', 'delayed', 'leased', 'stored', 'done', 'failed', 'skipped',
-    'parked', 'stale', 'revisits', 'lapsed', 'restarts', 'rest_until', 'longest', 'fold',
+    'parked', 'stale', 'revisits', 'pages', 'fresh', 'lapsed', 'restarts', 'rest_until', 'longest', 'fold',
 }
 local job = {}
 for index, value in ipairs(call('HMGET', job_key, unpack(FIELDS))) do job[FIELDS[index]] = value or nil end

@@ -77,8 +77,12 @@ class Call:
         self.restarts = 0
         self.rest_until = 0
         self.longest = 0
+        self.elsewhere = 0
+        """Requests that the other shards have handed out."""
         self.has_inbox = False
         self.tally = dict.fromkeys(COUNTERS, 0)
+        self.fresh = (0, 0)
+        """By how much the pages that come again, and millionths of their freshness, have grown."""
         self.sites: dict[int, Site] = {}
         self.touched: set[int] = set()
         self.held: dict[int, Held] = {}
@@ -137,7 +141,7 @@ class Call:
 
         All that was ever handed out is summed over the stripes, so no row is everybody's; what others hand out in
         this moment is not in it yet."""
-        return self.total("handed") // max(1, self.settings.share_window // 2)
+        return (self.total("handed") + self.elsewhere) // max(1, self.settings.share_window // 2)
 
     async def lock(self, ids: Iterable[int], *, skip: bool = False) -> None:
         """Lock sites, in their order; with `skip`, those that nobody else has locked."""
@@ -270,6 +274,8 @@ class Call:
             (held.token, held.until_at, batch_text(held)) for held in map(self.held.get, sorted(self.changed)) if held
         ]
         if sites or changed or self.ended or self.given or any(self.tally.values()):
+            if any(self.fresh):
+                await self.db.fetch("count_fresh", self.stripe, *self.fresh)
             counters = (self.stripe, *self.tally.values(), self.token, self.now)
             await self.db.write(counters, ended=sorted(self.ended), given=self.given, changed=changed, sites=sites)
 

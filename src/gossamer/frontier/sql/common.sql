@@ -6,6 +6,12 @@ UPDATE gossamer_shards SET skew = GREATEST(skew, $2) WHERE shard = $1
 -- name: set_longest
 UPDATE gossamer_shards SET longest = GREATEST(longest, $2) WHERE shard = $1
 
+-- name: count_fresh
+UPDATE gossamer_counters SET pages = pages + $3, fresh = fresh + $4 WHERE shard = $1 AND stripe = $2
+
+-- name: freshness
+SELECT SUM(pages), SUM(fresh) FROM gossamer_counters WHERE shard = $1
+
 -- name: any_ready
 SELECT EXISTS (SELECT 1 FROM gossamer_sites WHERE shard = $1 AND ready_at IS NOT NULL)
 

@@ -25,7 +25,8 @@ CARGO = {
     "done": (1, ("id", "site", "finished_at", "depth", "priority", "tries", "status", "code", "url")),
     "counters": (1, (
         "stripe", "queued", "later", "leased", "held", "done", "failed", "skipped", "parked", "stale", "kept",
-        "revisits", "suspects", "known", "sites", "news", "handed", "token", "latest_at",
+        "revisits", "suspects", "known", "sites", "news", "handed", "pages", "fresh", "token",
+        "latest_at",
     )),
 }  # fmt: skip
 """Table -> how many of its columns are the key, and its columns without the shard."""

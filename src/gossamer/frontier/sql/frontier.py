@@ -20,13 +20,12 @@ from gossamer.frontier.sql.ledger import SqlLedger
 from gossamer.frontier.sql.rows import PARKED, Row, request_of
 from gossamer.frontier.sql.settling import MOST_LINKS, Admission, Link, Settling, parts
 from gossamer.frontier.sql.steering import SqlSteering
-from gossamer.model import Counts, Grant, Lease, Outcome, Receipt, Request, SiteNote
+from gossamer.model import Grant, Lease, Outcome, Receipt, Request, SiteNote
 from gossamer.settings import Settings
 
 _LONGEST_SLEEP_SECONDS = 15.0
 _LULL_SECONDS = 1.0
 _MANY_EMPTY = 512
-_WRITE, _TOTALS = False, True
 log = logging.getLogger("gossamer.frontier")
 _decode_robots = msgspec.msgpack.Decoder(dict[str, bytes]).decode
 _decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
@@ -69,6 +68,12 @@ class SqlFrontier(SqlSteering, SqlLedger):
         """Whether to lease no suspects."""
         self.lapsed = 0
         """Suspects that wait or are leased, when last a lease was asked for."""
+        self.spare = True
+        """Whether to lease from sites that have had their share of the fetches, where nobody else is ready."""
+        self.passed = 0
+        """Sites that were ready and passed over, because of that."""
+        self.handed = self.elsewhere = 0
+        """Requests that were ever handed out here, and in the other shards, as far as is known: see `share`."""
         self._alone = alone
         self._database = database
         self._job = job
@@ -130,8 +135,9 @@ class SqlFrontier(SqlSteering, SqlLedger):
             if seconds * 1e6 > call.longest:
                 await call.db.fetch("set_longest", round(seconds * 1e6))
             leasing = Leasing(call, worker=self.worker, regions=regions, batch=batch, seconds=seconds, calm=self.calm)
-            await leasing.take(limit)
-            self.lapsed = call.total("suspects")
+            call.elsewhere = self.elsewhere
+            await leasing.take(limit, spare=self.spare)
+            self.lapsed, self.handed, self.passed = call.total("suspects"), call.total("handed"), leasing.passed
             await leasing.write()
             wait = await leasing.wait(limit)
             if wait is None and not leasing.leases and not leasing.empty:
@@ -305,38 +311,6 @@ class SqlFrontier(SqlSteering, SqlLedger):
         except Unavailable:
             # Whoever asks next will hear what is wrong.
             await asyncio.sleep(min(wait, 1.0))
-
-    async def counts(self) -> Counts:
-        async def work(call: Call) -> Counts:
-            await call.open(totals=True, writes=False)
-            totals = call.totals
-            state = await self._state(call)
-            over = await self._is_over(call)
-            places = await call.db.fetch("ready_sites", call.now)
-            (held,) = await call.db.fetch("held_sites", call.now)
-            mine = {self.region, ""}
-            return Counts(
-                queued=totals["queued"],
-                delayed=totals["delayed"] - totals["revisits"],
-                leased=totals["leased"],
-                done=totals["done"],
-                failed=totals["failed"],
-                skipped=totals["skipped"],
-                parked=totals["parked"],
-                stale=totals["stale"],
-                stored=totals["kept"],
-                revisits=totals["revisits"],
-                known=totals["known"],
-                sites=totals["sites"],
-                ready_sites=sum(int(row[1]) for row in places if row[0] in mine),
-                held_sites=int(held[0]),
-                active_sites=totals["held"],
-                job=state,  # type: ignore[arg-type]
-                finished=over,
-                changes=totals["news"],
-            )
-
-        return await self._call(work, opens=False)
 
     async def _is_over(self, call: Call) -> bool:
         if call.total("leased") > 0:

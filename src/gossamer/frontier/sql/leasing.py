@@ -33,10 +33,12 @@ class Leasing:
         self._refused: set[int] = set()
         self._over: list[Site] = []
         """Sites that have had their share of the fetches: they get what the others leave."""
+        self.passed = 0
+        """How many of these got nothing."""
         self._left = NEVER
 
-    async def take(self, limit: int) -> None:
-        """Lease up to `limit` lanes."""
+    async def take(self, limit: int, *, spare: bool = True) -> None:
+        """Lease up to `limit` lanes; with `spare`, of sites that have had their share too, if there are no others."""
         call = self.call
         if call.room <= 0:
             await self._take_back()
@@ -60,7 +62,9 @@ class Leasing:
             await self._lapse([*fresh, *over])
             self._busy = self._busy or (call.total("suspects") > 0 and await self._has_suspect())
             await self._serve(fresh, limit)
-        if self._over and len(self.leases) < limit and self._left > 0:
+        if not spare:
+            self.passed = len(self._over)
+        elif self._over and len(self.leases) < limit and self._left > 0:
             await self._serve(self._over, limit, whole=True)
 
     async def _take_back(self) -> None:

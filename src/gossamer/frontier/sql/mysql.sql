@@ -245,6 +245,8 @@ ON DUPLICATE KEY UPDATE shard = gossamer_counters.shard
 
 -- name: restarted
 UPDATE gossamer_shards SET restarts = restarts + CASE server WHEN '' THEN 0 ELSE 1 END,
-    rest_until = CASE server WHEN '' THEN 0 ELSE CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED) + skew + longest END,
+    rest_until = CASE server WHEN '' THEN 0 ELSE skew + longest + COALESCE(
+        (SELECT j.clock FROM gossamer_jobs j WHERE j.job = gossamer_shards.job),
+        CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)) END,
     server = $2
 WHERE shard = $1

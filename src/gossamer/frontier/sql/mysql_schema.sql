@@ -31,8 +31,9 @@ CREATE TABLE IF NOT EXISTS gossamer_shards (
     UNIQUE KEY (job, number)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
--- Sums of these are the counts; a worker writes to one stripe, so that workers do not wait for one another. `frozen` is
--- doubled by every write: that fails where it is 2^62, and undoes the transaction.
+-- Sums of these are the counts; a worker writes to one stripe, so that workers do not wait for one another. `pages` are
+-- those of a continuous crawl, `fresh` millionths of their freshness. `frozen` is doubled by every write: that fails where
+-- it is 2^62, and undoes the transaction.
 CREATE TABLE IF NOT EXISTS gossamer_counters (
     shard     INT NOT NULL,
     stripe    INT NOT NULL,
@@ -52,6 +53,8 @@ CREATE TABLE IF NOT EXISTS gossamer_counters (
     sites     BIGINT NOT NULL DEFAULT 0,
     news      BIGINT NOT NULL DEFAULT 0,
     handed    BIGINT NOT NULL DEFAULT 0,
+    pages     BIGINT NOT NULL DEFAULT 0,
+    fresh     BIGINT NOT NULL DEFAULT 0,
     token     BIGINT NOT NULL DEFAULT 0,
     latest_at BIGINT NOT NULL DEFAULT 0,
     frozen    BIGINT NOT NULL DEFAULT 0,

@@ -234,5 +234,7 @@ INSERT INTO gossamer_counters (shard, stripe) SELECT $1, unnest($2::text::int[])
 
 -- name: restarted
 UPDATE gossamer_shards SET server = $2, restarts = restarts + CASE server WHEN '' THEN 0 ELSE 1 END,
-    rest_until = CASE server WHEN '' THEN 0 ELSE (EXTRACT(EPOCH FROM clock_timestamp()) * 1000000)::bigint + skew + longest END
+    rest_until = CASE server WHEN '' THEN 0 ELSE skew + longest + COALESCE(
+        (SELECT j.clock FROM gossamer_jobs j WHERE j.job = gossamer_shards.job),
+        (EXTRACT(EPOCH FROM clock_timestamp()) * 1000000)::bigint) END
 WHERE shard = $1

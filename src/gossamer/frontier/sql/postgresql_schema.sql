@@ -32,8 +32,9 @@ CREATE TABLE IF NOT EXISTS gossamer_shards (
     UNIQUE (job, number)
 );
 
--- Sums of these are the counts; a worker writes to one stripe, so that workers do not wait for one another. `frozen` is
--- doubled by every write: that fails where it is 2^62, and undoes the transaction.
+-- Sums of these are the counts; a worker writes to one stripe, so that workers do not wait for one another. `pages` are
+-- those of a continuous crawl, `fresh` millionths of their freshness. `frozen` is doubled by every write: that fails where
+-- it is 2^62, and undoes the transaction.
 CREATE TABLE IF NOT EXISTS gossamer_counters (
     shard     integer NOT NULL,
     stripe    integer NOT NULL,
@@ -53,6 +54,8 @@ CREATE TABLE IF NOT EXISTS gossamer_counters (
     sites     bigint NOT NULL DEFAULT 0,
     news      bigint NOT NULL DEFAULT 0,
     handed    bigint NOT NULL DEFAULT 0,
+    pages     bigint NOT NULL DEFAULT 0,
+    fresh     bigint NOT NULL DEFAULT 0,
     token     bigint NOT NULL DEFAULT 0,
     latest_at bigint NOT NULL DEFAULT 0,
     frozen    bigint NOT NULL DEFAULT 0,

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from gossamer import urls
+from gossamer.frontier.freshness import summed
 from gossamer.frontier.sql.call import TURNS, Call, Held, NeedsWhole, closed_status, timed
 from gossamer.frontier.sql.rows import DONE, RETRY, SKIPPED, STATUS, TIMED, WORDS, Row, row_of, with_state
 from gossamer.frontier.sql.site import MICRO, new_site
@@ -244,6 +245,7 @@ class Settling:
                 kept[site.id][0].update(note.robots)
                 site.kept.rules = True
             if note.memo:
+                self._count_fresh(kept[site.id][1], note.memo)
                 kept[site.id][1].update(note.memo)
             if note.region is not None:
                 site.region = note.region[:64]
@@ -253,6 +255,12 @@ class Settling:
             await call.db.fetch("save_note", number, _encode(robots), _encode(memo))
         if notes:
             call.count("news")
+
+    def _count_fresh(self, memo: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
+        """Keep the sums of all tallies up to date."""
+        old, new = summed({name: memo[name] for name in changes if name in memo}), summed(changes)
+        pages, fresh = self.call.fresh
+        self.call.fresh = pages + new[0] - old[0], fresh + new[1] - old[1]
 
 
 def parts(outcomes: Sequence[Outcome]) -> Iterator[Sequence[Outcome]]:

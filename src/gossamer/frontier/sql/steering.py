@@ -1,4 +1,4 @@
-"""What people and services ask of a shard: state, sites, one URL, workers, and old rows thrown away."""
+"""What people and services ask of a shard: counts, state, sites, one URL, workers, and old rows thrown away."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from gossamer import urls
+from gossamer.frontier.freshness import share_of
 from gossamer.frontier.sql.call import Call
 from gossamer.frontier.sql.database import Database, Dialect
 from gossamer.frontier.sql.inbox import site_of
@@ -34,11 +35,48 @@ class SqlSteering:
 
     settings: Settings
     secret: bytes
+    region: str
     shard: int
     _database: Database
     _admission: Admission
     _call: Callable[..., Awaitable[Any]]
-    counts: Callable[[], Awaitable[Counts]]
+    _state: Callable[[Call], Awaitable[str]]
+    _is_over: Callable[[Call], Awaitable[bool]]
+
+    async def counts(self) -> Counts:
+        async def work(call: Call) -> Counts:
+            await call.open(totals=True, writes=False)
+            totals = call.totals
+            state = await self._state(call)
+            over = await self._is_over(call)
+            places = await call.db.fetch("ready_sites", call.now)
+            (held,) = await call.db.fetch("held_sites", call.now)
+            mine = {self.region, ""}
+            (sums,) = await call.db.fetch("freshness") if call.settings.recrawl else ((0, 0),)
+            return Counts(
+                queued=totals["queued"],
+                delayed=totals["delayed"] - totals["revisits"],
+                leased=totals["leased"],
+                done=totals["done"],
+                failed=totals["failed"],
+                skipped=totals["skipped"],
+                parked=totals["parked"],
+                stale=totals["stale"],
+                stored=totals["kept"],
+                revisits=totals["revisits"],
+                freshness=share_of(*map(int, sums)),
+                known=totals["known"],
+                sites=totals["sites"],
+                ready_sites=sum(int(row[1]) for row in places if row[0] in mine),
+                held_sites=int(held[0]),
+                active_sites=totals["held"],
+                job=state,  # type: ignore[arg-type]
+                finished=over,
+                changes=totals["news"],
+            )
+
+        found: Counts = await self._call(work, opens=False)
+        return found
 
     async def steer(self, job: JobState) -> None:
         async def work(call: Call) -> None:
