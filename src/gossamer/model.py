@@ -10,6 +10,10 @@ import msgspec
 Status = Literal["done", "failed", "retry", "skipped"]
 JobState = Literal["running", "paused", "stopping", "finished", "missing"]
 Headers = tuple[tuple[str, str], ...]
+SITEMAP = ":sitemap"
+"""The label of requests for sitemaps, which go to no spider."""
+SITEMAP_BYTES = 50 * 1024 * 1024
+"""How long a sitemap may be, on the wire and decoded, whatever the limit of a page."""
 
 
 class Request(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

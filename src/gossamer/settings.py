@@ -72,6 +72,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Literal["bfs", "dfs", "best", "random"],
         Meta(description="Order within a site: shallow, deep, by priority, random."),
     ] = "bfs"
+    sitemaps: Annotated[
+        bool, Meta(description="Read the sitemaps of each site, and crawl the pages that they list.")
+    ] = False
+    max_sitemaps: Annotated[int, Meta(ge=1, description="Sitemap files read of one site, at most.")] = 10_000
     nofollow: Annotated[bool, Meta(description="Obey rel=nofollow and meta robots nofollow.")] = True
     clean_query: Annotated[bool, Meta(description="Sort query parameters and drop those that only track.")] = False
     site_by: Annotated[
@@ -174,6 +178,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         ),
     ] = ""
     revisit_seconds: Annotated[float, Meta(gt=0, description="Time to the next visit after a success.")] = WEEK_SECONDS
+    sitemap_seconds: Annotated[
+        float, Meta(gt=0, description="Time after which a continuous crawl reads a sitemap again.")
+    ] = 86_400.0
     revisit_failures: Annotated[
         tuple[Annotated[float, Meta(gt=0)], ...],
         Meta(min_length=1, description="Times to the next visit after the first failure in a row, the second, ..."),

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 import redis
 from hypothesis import given
@@ -619,3 +620,44 @@ def test_a_long_queue_weighs_less_than_half(redis_server: RedisServer, store: re
     print(f"{plain:.1f} bytes a queued URL, {folded:.1f} in blocks")
     assert folded < plain / 2
     assert folded < 60
+
+
+def test_hints_reach_into_the_blocks_of_far_revisits(redis_server: RedisServer, store: redis.Redis) -> None:
+    """Of 60 pages some are said to have changed: they come at once, each once, and the others at their time."""
+
+    async def due(frontier: RedisFrontier) -> list[Request]:
+        found: list[Request] = []
+        while (grant := await frontier.lease(1, batch=3, seconds=60)).leases:
+            found += grant.leases[0].requests
+            await frontier.complete(outcomes(grant.leases[0]))
+        return found
+
+    async def run() -> None:
+        async with workers(redis_server.url, size=4, recrawl="table") as (frontier,):
+            store.hset(job_key("j"), "clock", "1700000000")
+            some = requests(frontier, 60)
+            await frontier.add(some)
+            while (grant := await frontier.lease(1, batch=4, seconds=60)).leases:
+                state = {"seen_at": 1_699_000_000.0, "etag": "x"}
+                await frontier.complete(outcomes(grant.leases[0], again_in=604_800.0, state=state))
+            told = [*some[:9], *some[20:29:2], some[59]]
+            hints = [msgspec.structs.replace(request, meta={"lastmod": 1_699_999_000.0}) for request in told]
+            old = [msgspec.structs.replace(request, meta={"lastmod": 1_600_000_000.0}) for request in some[30:40]]
+            for _ in range(2):
+                assert await frontier.add([*hints, *old]) == 0
+                counts = await frontier.counts()
+                assert (counts.done, counts.revisits, counts.queued, counts.delayed) == (60, 60, 0, 0)
+            store.hset(job_key("j"), "clock", "1700000001")
+            found = await due(frontier)
+            assert sorted(request.url for request in found) == sorted(request.url for request in told)
+            assert {(request.state or {}).get("hint") for request in found} == {1_699_999_000.0}
+            counts = await frontier.counts()
+            assert (counts.done, counts.revisits) == (60, 60 - len(told))
+            store.hset(job_key("j"), "clock", str(1700000000 + 604_800 + 16_384))
+            rest = await due(frontier)
+            assert sorted(request.url for request in [*found, *rest]) == sorted(request.url for request in some)
+            counts = await frontier.counts()
+            assert (counts.done, counts.revisits, counts.delayed, counts.queued) == (60, 0, 0, 0)
+        assert not [field for field in store.hkeys(f"{PREFIX}site:{SITE}") if field[1:2] == b"-"], "nothing is left"
+
+    asyncio.run(run())

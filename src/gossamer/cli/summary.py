@@ -26,6 +26,10 @@ REFUSED = {
     "repeats": "path repeats itself",
     "calendar": "dates far away",
     "score": "without a score, which raised",
+    "sitemap-host": "in a sitemap of another host",
+    "sitemap-depth": "in too many sitemap indexes",
+    "sitemap-files": "sitemaps over --max-sitemaps",
+    "sitemap-broken": "unreadable in sitemaps",
 }
 _STOPPED = {"SIGINT": "stopped by Ctrl-C", "SIGTERM": "stopped by SIGTERM", "seconds": "stopped after --max-seconds"}
 _FEW = 3
@@ -65,6 +69,8 @@ def _figures(summary: Summary) -> list[tuple[str, str]]:
     ]
     if stats.items:
         rows.append(("items", f"{stats.items:,}"))
+    if stats.sitemaps:
+        rows.append(("sitemaps", f"{stats.sitemaps:,} read, with {figures.many(stats.listed, 'page')} in them"))
     if counts.freshness is not None:
         rows.append(("fresh", f"{counts.freshness:.1%} of the copies, as predicted from the changes that were seen"))
     if stats.codes:

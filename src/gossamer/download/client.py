@@ -21,7 +21,7 @@ from gossamer.download.oddheaders import OddHeaders, readable
 from gossamer.download.outgoing import Outgoing, configure, read_authorities, read_proxies
 from gossamer.download.routes import Route, Routes
 from gossamer.errors import ConnectFailed, FetchError, ProtocolBroken, TimedOut, TooLarge
-from gossamer.model import Headers, Request, Response
+from gossamer.model import SITEMAP, SITEMAP_BYTES, Headers, Request, Response
 from gossamer.settings import Settings
 
 READ_BYTES = 256 * 1024
@@ -43,6 +43,8 @@ class Call(NamedTuple):
     headers: HeaderMap | None
     body: bytes
     seconds: float | None = None
+    limit_bytes: int = 0
+    """How long the body may be on the wire."""
 
 
 class Reply(NamedTuple):
@@ -102,7 +104,8 @@ class HttpDownloader:
             raise ConnectFailed("the downloader is closed")
         began = self._clock.monotonic()
         target = check_url(request.url)
-        call = Call(request.method, target.url, self._outgoing.for_request(request), request.body)
+        headers, limit_bytes = self._outgoing.for_request(request), self._limit(request, self._settings.max_body_bytes)
+        call = Call(request.method, target.url, headers, request.body, limit_bytes=limit_bytes)
         try:
             if self._proxies:
                 return await self._fetch_by_proxy(request, call, target)
@@ -211,7 +214,7 @@ class HttpDownloader:
         values = [value for name, value in headers if name == "content-encoding"] if body else None
         if values:
             codings = encodings(values)
-            limit_bytes = self._settings.max_decoded_bytes
+            limit_bytes = self._limit(request, self._settings.max_decoded_bytes)
             if len(body) <= DECODE_INLINE_BYTES:
                 body = decode(body, codings, limit_bytes)
             else:
@@ -241,12 +244,15 @@ class HttpDownloader:
                 return None
             if name == "content-length":
                 length = int(value) if value.isdecimal() else None
-        if length is not None and length > self._settings.max_body_bytes:
-            raise self._too_large()
+        if length is not None and length > call.limit_bytes:
+            raise self._too_large(call)
         return length
 
-    def _too_large(self) -> TooLarge:
-        return TooLarge(f"body of more than {self._settings.max_body_bytes} bytes")
+    def _limit(self, request: Request, limit_bytes: int) -> int:
+        return max(limit_bytes, SITEMAP_BYTES) if request.label == SITEMAP else limit_bytes
+
+    def _too_large(self, call: Call) -> TooLarge:
+        return TooLarge(f"body of more than {call.limit_bytes} bytes")
 
     # The rest is what the blocking downloader does otherwise.
 
@@ -284,8 +290,8 @@ class HttpDownloader:
                 pieces, size = [], 0
                 while (piece := await response.body_reader.read(READ_BYTES)) is not None:
                     size += len(piece)
-                    if size > self._settings.max_body_bytes:
-                        raise self._too_large()
+                    if size > call.limit_bytes:
+                        raise self._too_large(call)
                     pieces.append(piece)
                 body = b"".join(pieces)
             return Reply(status, response.version, headers, odd, body, headers_at)

@@ -57,8 +57,8 @@ class ThreadDownloader(HttpDownloader):
                 pieces, size = [], 0
                 while (piece := response.body_reader.read(READ_BYTES)) is not None:
                     size += len(piece)
-                    if size > self._settings.max_body_bytes:
-                        raise self._too_large()
+                    if size > call.limit_bytes:
+                        raise self._too_large(call)
                     pieces.append(piece)
                 body = b"".join(pieces)
             return Reply(status, response.version, headers, odd, body, headers_at)

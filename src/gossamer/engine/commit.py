@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from gossamer.clock import Clock
 from gossamer.engine.store import Result, Store
 from gossamer.errors import SinkFull, Unavailable
 from gossamer.frontier.base import Frontier
-from gossamer.model import Lease, Receipt, SiteNote
+from gossamer.model import Lease, Receipt, Request, SiteNote
 from gossamer.sink.trail import Trail
 
 log = logging.getLogger("gossamer.engine")
@@ -18,7 +19,14 @@ _MOST = 512
 _MOST_BYTES = 64 * 1024 * 1024
 _RETRY_MAX_SECONDS = 15.0
 
-Entry = Result | SiteNote | Lease
+
+class Listed(NamedTuple):
+    """Requests that were found otherwise than as the links of one outcome; they count before all that is put later."""
+
+    requests: Sequence[Request]
+
+
+Entry = Result | SiteNote | Lease | Listed
 
 
 class Committer:
@@ -79,6 +87,9 @@ class Committer:
             results = [entry for entry in entries if isinstance(entry, Result)]
             notes = [entry for entry in entries if isinstance(entry, SiteNote)]
             leases = [entry for entry in entries if isinstance(entry, Lease)]
+            for entry in entries:
+                if isinstance(entry, Listed):
+                    await self._add(entry.requests)
             if results or notes:
                 receipt = await self._persist(results, notes)
                 await self._let_in(sum(map(_body_bytes, results)))
@@ -95,6 +106,17 @@ class Committer:
             async with self._room:
                 self._held_bytes -= size
                 self._room.notify_all()
+
+    async def _add(self, requests: Sequence[Request]) -> None:
+        wait = 0.5
+        while True:
+            try:
+                await self._frontier.add(requests)
+                return
+            except Unavailable as error:
+                log.warning("waiting to add %d requests: %s", len(requests), error)
+                await self._clock.sleep(wait)
+                wait = min(wait * 2, _RETRY_MAX_SECONDS)
 
     async def _release(self, leases: list[Lease]) -> None:
         try:

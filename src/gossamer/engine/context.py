@@ -13,6 +13,7 @@ from gossamer.engine.gate import Rulebook
 from gossamer.engine.handle import Handler
 from gossamer.engine.region import Places
 from gossamer.engine.revisit import Revisits
+from gossamer.engine.sitemaps import Sitemaps
 from gossamer.middleware.base import Fetch
 from gossamer.settings import Settings
 from gossamer.sink import keeps_pages
@@ -40,6 +41,7 @@ class Context:
     """Visits end after the request in hand, as for a stop, but the engine stays."""
     revisits: Revisits = field(init=False)
     breaker: Breaker = field(init=False)
+    sitemaps: Sitemaps = field(init=False)
 
     keeps_pages: bool = False
     """Whether a sink wants bodies and links, which others have no use for."""
@@ -48,3 +50,4 @@ class Context:
         self.keeps_pages = keeps_pages(self.settings.sink)
         self.revisits = Revisits(self.settings, self.clock)
         self.breaker = Breaker(self.clock)
+        self.sitemaps = Sitemaps(self.settings, self.handler.linker, self.clock)

@@ -16,7 +16,7 @@ from gossamer.engine.marker import Marker
 from gossamer.engine.recent import Recent
 from gossamer.extract.scope import Scope
 from gossamer.frontier.traps import has_far_date
-from gossamer.model import PageRow, Request, Response
+from gossamer.model import SITEMAP, PageRow, Request, Response
 from gossamer.settings import Settings
 
 log = logging.getLogger("gossamer.engine")
@@ -115,6 +115,32 @@ class Linker:
             requests.append(self._scored(whole))
         return requests
 
+    def listed(self, url: str, *, source: str, referrer: str, lastmod: float | None = None) -> Request | None:
+        """The request for a page that the sitemap of `source` lists, one link from it; None if there is none to make.
+
+        In a continuous crawl a time of its last change travels though the page be known: it may be due sooner."""
+        if self._settings.clean_query:
+            url = urls.clean_query(url)
+        key = urls.fingerprint(self._secret, url)
+        if key in self._recent and (lastmod is None or not self._settings.recrawl):
+            return None
+        reason = self._scope.refuse(url, source, 1)
+        if reason is not None:
+            self.refused[reason] += 1
+            return None
+        meta = None if lastmod is None else {"lastmod": lastmod}
+        return self._scored(Request(url, key, self.site(url), 0, 1, referrer=referrer, meta=meta))
+
+    def sitemap(self, url: str, *, origin: str, level: int, referrer: str) -> Request:
+        """The request for a sitemap that the robots.txt of `origin`, or an index that it names, speaks of.
+
+        It has a key of its own: a page may have the same URL, and other hosts may name the same sitemap."""
+        key = urls.fingerprint(self._secret, url, SITEMAP, urls.host_port(f"{origin}/").encode())
+        meta = {"for": origin, "level": level}
+        return Request(
+            url, key, self.site(url), int(not level), int(level > 0), referrer=referrer, label=SITEMAP, meta=meta
+        )
+
     def seed(self, url: str) -> Request:
         """The request for a seed, which is a normal URL."""
         return Request(url, urls.fingerprint(self._secret, url), self.site(url))
@@ -155,21 +181,21 @@ class Handler:
 
     def __init__(self, extractor: Extracts, linker: Linker, marker: Marker) -> None:
         self._extractor = extractor
-        self._linker = linker
+        self.linker = linker
         self._marker = marker
 
     def redirect(self, request: Request, target: str, status: int) -> tuple[Request, ...]:
         """The request that a redirect leads to, if it may be followed."""
-        return self._linker.hop(request, target, status)
+        return self.linker.hop(request, target, status)
 
     async def handle(self, request: Request, response: Response) -> Handled:
         """Run the spider over a page; the marker names the page while it runs, should the process die of it."""
         with self._marker.handling(request.key):
             page = await self._extractor.extract(request, response)
         year = gmtime(response.fetched_at).tm_year if response.fetched_at else 0
-        links = self._linker.follow(request, page.urls, year=year) if page.urls else []
+        links = self.linker.follow(request, page.urls, year=year) if page.urls else []
         if page.requests:
-            links += self._linker.adopt(request, page.requests, year=year)
+            links += self.linker.adopt(request, page.requests, year=year)
         row = PageRow(
             url=request.url,
             status=response.status,

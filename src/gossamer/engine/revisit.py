@@ -95,6 +95,10 @@ class Revisits:
         wait = recrawl.again_in(after, rule, settings, price=price, longest=longest)
         after = recrawl.counted(after, wait, settings)
         changes = self._counted(lease, memo, before, after)
+        if before.hint and verdict.status == "done" and answer is not None:
+            key = f"{recrawl.HINTS}{lease.lane}"
+            found = recrawl.compared(before, digest=after.digest, text=after.text)
+            changes[key] = recrawl.witnessed(memo.get(key, {}), found)
         if wait is not None and rule.kind == "budget" and not before.seen_at and not after.failures:
             # All pages are new in the first hours of a crawl: their second visits are spread out.
             wait = max(random.random() * max(wait, settings.revisit_seconds), settings.revisit_min_seconds)
@@ -154,10 +158,9 @@ class Revisits:
 
 
 def _lastmod(request: Request, modified: str) -> float | None:
-    """When the page last changed: by `lastmod` (epoch seconds) in the request's meta, or by its Last-Modified."""
-    hint = (request.meta or {}).get("lastmod")
-    if isinstance(hint, int | float):
-        return float(hint)
+    """When the page last changed: by what whoever found it says, or by its Last-Modified."""
+    if (hint := recrawl.hint_of(request)) is not None:
+        return hint
     try:
         return parsedate_to_datetime(modified).timestamp() if modified else None
     except (ValueError, TypeError, IndexError, OverflowError):

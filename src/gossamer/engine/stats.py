@@ -39,6 +39,10 @@ class Stats:
         self.held: dict[str, Hold] = {}
         """Sites that are left alone; of very many only some."""
         self.failures = 0
+        self.sitemaps = 0
+        """Sitemap files that were read."""
+        self.listed = 0
+        """Pages that they list, in scope or not."""
         self.workers_restarted = 0
         self._recent: deque[tuple[float, int]] = deque(maxlen=100)
 
@@ -48,6 +52,10 @@ class Stats:
             if note.hold:
                 self._hold(note)
         for outcome in accepted:
+            if outcome.status == "skipped" and outcome.reason in ("sitemap", "no-sitemap"):
+                self.sitemaps += outcome.reason == "sitemap"
+                self.listed += int((outcome.state or {}).get("listed", 0))
+                continue
             if outcome.status != "done":
                 self._not_done(outcome, records)
             if outcome.code:

@@ -8,17 +8,19 @@ from typing import Any
 import msgspec
 
 from gossamer import urls
+from gossamer.engine.commit import Listed
 from gossamer.engine.context import Context
 from gossamer.engine.gate import Gate
 from gossamer.engine.judge import MAX_HOPS, Verdict, asks_again, judge_error, judge_response
 from gossamer.engine.paths import Paths
 from gossamer.engine.region import Placing
-from gossamer.engine.revisit import Seen
+from gossamer.engine.revisit import Plan, Seen
+from gossamer.engine.sitemaps import CHUNK
 from gossamer.engine.store import Result
 from gossamer.errors import Disallowed, FetchError, Forbidden
 from gossamer.extract.fingerprint import text_digest
 from gossamer.frontier import policy
-from gossamer.model import Exchange, Lease, Outcome, PageRow, Record, Request, Response, SiteNote
+from gossamer.model import SITEMAP, Exchange, Lease, Outcome, PageRow, Record, Request, Response, SiteNote
 from gossamer.sink.trail import Step
 
 
@@ -62,11 +64,13 @@ class Visit:
     async def _visit(self, request: Request) -> bool:
         """Settle one request; False if it was not, and the batch ends here."""
         try:
-            if (refusal := self._paths.refuse(request)) != "":
+            if request.label != SITEMAP and (refusal := self._paths.refuse(request)) != "":
                 await self._skip(request, refusal)
                 return True
             if self._settings.robots and not await self._may_fetch(request):
                 return False
+            if self._settings.sitemaps and request.label != SITEMAP:
+                await self._discover(request.url)
             if self._settings.robots and not self._gate.allows(request.url):
                 await self._skip(request, Disallowed.kind)
                 return True
@@ -113,6 +117,21 @@ class Visit:
             hold = self._gate.state(request.url).good_until - self._clock.epoch()
             await self._context.committer.put(self._note(hold=max(hold, 0.0)))
         return not self._left_alone and not self._over()
+
+    async def _discover(self, url: str) -> None:
+        """Queue the sitemaps of this URL's origin, if they are not known yet."""
+        sitemaps, committer = self._context.sitemaps, self._context.committer
+        if not self._settings.robots:
+            if sitemaps.knows(url, self._memo):
+                return
+            try:
+                await self._gate.refresh(url, self._fetch)
+            except FetchError:
+                return
+        if (found := sitemaps.discover(url, self._gate.state(url), self._memo)) is not None:
+            await committer.put(Listed(found.requests))
+            self._memo.update(found.memo)
+            await committer.put(self._note(memo=found.memo))
 
     def _heed(self, crawl_delay: float | None) -> float | None:
         """Take up a Crawl-delay that asks for more than the delay in force; the site's new delay if there is one."""
@@ -188,6 +207,9 @@ class Visit:
     async def _failed(self, request: Request, error: FetchError) -> None:
         now, was_there = self._clock.epoch(), bool(self.lease.robots)
         verdict = judge_error(request, error, self._memo, self._settings, now=now, was_there=was_there)
+        if request.label == SITEMAP:
+            await self._read_sitemap(request, None, verdict)
+            return
         row = PageRow(
             url=request.url,
             depth=request.depth,
@@ -202,7 +224,9 @@ class Visit:
         verdict = judge_response(request, response, self._memo, settings, now=self._clock.epoch())
         if settings.adaptive_delay and not response.from_cache:
             await self._adapt(response)
-        if verdict.target and verdict.status == "done":
+        if request.label == SITEMAP:
+            await self._read_sitemap(request, response, verdict)
+        elif verdict.target and verdict.status == "done":
             links = self._context.handler.redirect(request, verdict.target, response.status)
             row = _row(request, response, location=verdict.target)
             seen = Seen(text_digest(verdict.target))
@@ -233,6 +257,19 @@ class Visit:
                 found=handled.found,
             )
 
+    async def _read_sitemap(self, request: Request, response: Response | None, verdict: Verdict) -> None:
+        """What it lists is in the frontier before the file is settled: a kill in between has it read again, no more."""
+        if verdict.status == "retry":
+            await self._settle(request, verdict, response=response)
+            return
+        reading = await self._context.sitemaps.read(request, response, verdict, self._memo)
+        for first in range(0, len(reading.requests), CHUNK):
+            await self._context.committer.put(Listed(reading.requests[first : first + CHUNK]))
+        verdict = verdict._replace(
+            status="skipped", reason=reading.reason, memo={**(verdict.memo or {}), **(reading.memo or {})}
+        )
+        await self._settle(request, verdict, response=response, plan=Plan(reading.again_in, reading.state))
+
     async def _adapt(self, response: Response) -> None:
         lanes = self.lease.lanes
         floor = self._settings.for_site(self.lease.site).delay or 0.0
@@ -254,9 +291,10 @@ class Visit:
         items: tuple[dict[str, Any], ...] = (),
         seen: Seen | None = None,
         found: tuple[str, ...] | None = None,
+        plan: Plan | None = None,
     ) -> None:
         lease, committer = self.lease, self._context.committer
-        plan = self._context.revisits.plan(lease, self._memo, request, verdict, answer=response, seen=seen)
+        plan = plan or self._context.revisits.plan(lease, self._memo, request, verdict, answer=response, seen=seen)
         memo = {**(verdict.memo or {}), **(plan.memo or {})}
         if verdict.hold is not None or memo or verdict.close is not None:
             self._memo.update(memo)

@@ -134,6 +134,20 @@ def revisit_of(entry: bytes) -> str:
         raise ValueError(str(error)) from None
 
 
+def state_of(entry: bytes) -> dict[str, Any] | None:
+    """What the last visit left with an entry; None for none, ValueError if it is no entry."""
+    try:
+        return _unpack_state(_decode(entry[8:]).state)
+    except (msgspec.DecodeError, IndexError) as error:
+        raise ValueError(str(error)) from None
+
+
+def with_state(entry: bytes, state: dict[str, Any]) -> bytes:
+    """The entry with another state."""
+    fields = msgspec.structs.replace(_decode(entry[8:]), state=as_text(pack_state(state)))
+    return entry[:8] + _encode(fields)
+
+
 def address(rest: bytes, site: str) -> str:
     """The address in what follows an entry's key; ValueError if there is none."""
     try:

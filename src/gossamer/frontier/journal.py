@@ -27,6 +27,8 @@ class Change:
     notes: dict[int, SiteRow] = field(default_factory=dict)
     """Site number -> all that is to be remembered of it."""
     lapses: dict[int, int] = field(default_factory=dict)
+    hints: dict[str, dict[int, float]] = field(default_factory=dict)
+    """Site -> key -> when a page that is known has changed, as somebody says; never written down."""
     marks: Mapping[str, int] | None = None
     job: JobState | None = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,7 +13,7 @@ import msgspec
 from gossamer import urls
 from gossamer.clock import Clock
 from gossamer.errors import FrontierError, Unavailable
-from gossamer.frontier import policy
+from gossamer.frontier import policy, recrawl
 from gossamer.frontier.journal import Change, Journal, MemoryJournal, Past
 from gossamer.frontier.restore import restore
 from gossamer.frontier.schedule import Lane, Site
@@ -21,7 +22,9 @@ from gossamer.frontier.state import State
 from gossamer.model import Counts, Grant, JobState, Lease, Outcome, Receipt, Request, SiteNote
 from gossamer.settings import Settings
 
+log = logging.getLogger("gossamer.frontier")
 _TOKEN_BITS = 40
+_SLICE = 500
 
 
 class LocalFrontier:
@@ -42,15 +45,45 @@ class LocalFrontier:
         async with self._lock:
             change = Change()
             self._state.plan_urls(change, requests, parent=0)
-            if not change.urls:
-                return 0
-            await _to_the_end(self._keep_urls(change))
+            if change.urls:
+                await _to_the_end(self._keep_urls(change))
+            await self._hasten(change)
         self._tell()
         return len(change.urls)
 
     async def _keep_urls(self, change: Change) -> None:
         await self._write(change)
         self._state.enqueue(change)
+
+    async def _hasten(self, change: Change) -> None:
+        """Bring visits of pages forward that are said to have changed. This is not kept: whoever said it says it again.
+
+        So it never fails either: without it, they come at their time."""
+        try:
+            for name, hints in change.hints.items():
+                await self._hasten_site(name, hints)
+        except FrontierError as error:
+            log.debug("visits are not brought forward: %s", error)
+
+    async def _hasten_site(self, name: str, hints: Mapping[int, float]) -> None:
+        state, now, epoch = self._state, self._clock.monotonic(), self._clock.epoch()
+        site = state.schedule.sites.get(name)
+        if site is None:
+            return
+        waiting = [number for _, number in site.delayed if number in state.schedule.revisits]
+        due: dict[int, float] = {}
+        for first in range(0, len(waiting), _SLICE):
+            some = [number for number in waiting[first : first + _SLICE] if number in state.visits]
+            for number, request in zip(some, self._journal.load(some, state.visits), strict=True):
+                if (hint := hints.get(request.key)) is None:
+                    continue
+                wait = recrawl.hastened(recrawl.read(request.state), hint, state.settings, now=epoch)
+                if wait is not None:
+                    due[number], state.hints[number] = now + wait, hint
+            # Others have their turn.
+            await asyncio.sleep(0)
+        if due:
+            state.schedule.hasten(site, due)
 
     async def _write(self, change: Change) -> Sequence[int]:
         """Write a change; if that fails, nothing of it has happened."""
@@ -155,12 +188,16 @@ class LocalFrontier:
         )
 
     def _load(self, site: Site, numbers: list[int]) -> list[Request]:
-        tries = self._state.tries
+        tries, hints = self._state.tries, self._state.hints
         try:
             requests = self._journal.load(numbers, self._state.visits)
         except BaseException:
             self._state.schedule.give_back(site, numbers)
             raise
+        for place, number in enumerate(numbers if hints else ()):
+            if number in hints:
+                seen = {**(requests[place].state or {}), "hint": hints[number]}
+                requests[place] = msgspec.structs.replace(requests[place], state=seen)
         if not tries:
             return requests
         return [
@@ -213,6 +250,7 @@ class LocalFrontier:
         rows = await self._write(settlement.change)
         self.marks.update(settlement.change.marks or {})
         settlement.apply(rows)
+        await self._hasten(settlement.change)
 
     async def release(self, leases: Sequence[Lease]) -> None:
         async with self._lock:

@@ -5,11 +5,13 @@ What a visit leaves for the next one is a `Visited`; it goes into `Outcome.state
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from gossamer.frontier.freshness import estimated_rate, freshness, interval_at
+from gossamer.model import Request
 from gossamer.settings import Settings
 
 Found = Literal["new", "same", "changed"]
@@ -18,6 +20,10 @@ FASTER, SLOWER = 0.8, 1.4
 """What a change, and a visit without one, make of an adaptive interval."""
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _LONGEST_VALIDATOR = 300
+_HINTS_IN_AN_INTERVAL = 7
+_FEW_LIES = 10
+HINTS = "hints."
+"""Keys of a site's memo that hold how true its sitemaps are, one for each lane: a lane has one writer."""
 _MEMORY = 64
 """Looks after which older ones begin to fade."""
 
@@ -57,6 +63,8 @@ class Visited(msgspec.Struct, frozen=True, omit_defaults=True):
     """Changes a second, as they were last estimated; 0 for a page that does not count in its site's tally."""
     fresh: float = 0.0
     """Predicted freshness, as it was last counted."""
+    hint: float = 0.0
+    """When the page has changed since then, as a sitemap says, if this brought the next visit forward."""
 
 
 def rule_of(recrawl: str) -> Rule:
@@ -114,6 +122,7 @@ def succeeded(
         interval=_adapted(visited, found, settings, now=now, lastmod=lastmod),
         failures=0,
         gone=0,
+        hint=0.0,
         looks=looks,
         changes=changes,
         watched=watched,
@@ -131,7 +140,39 @@ def _adapted(visited: Visited, found: Found, settings: Settings, *, now: float, 
 def failed(visited: Visited, code: int) -> Visited:
     """The visit failed for good: its tries are used up, or the error is final."""
     gone = visited.gone + 1 if code in GONE else 0
-    return msgspec.structs.replace(visited, failures=visited.failures + 1, gone=gone)
+    return msgspec.structs.replace(visited, failures=visited.failures + 1, gone=gone, hint=0.0)
+
+
+def hint_of(request: Request) -> float | None:
+    """When the page of a request has changed, if whoever found it says so: `lastmod`, epoch seconds, in its meta."""
+    hint = request.meta.get("lastmod") if request.meta else None
+    return float(hint) if isinstance(hint, int | float) else None
+
+
+def hastened(visited: Visited, hint: float, settings: Settings, *, now: float) -> float | None:
+    """Seconds to the next visit of a page that has changed at `hint`, as its sitemap says; None for no reason to hurry.
+
+    A sitemap may lie. So a page is never visited more than once in a seventh of the usual time, a failure keeps its
+    time, and what lies ahead is no change."""
+    if not visited.seen_at or visited.failures or not visited.seen_at < hint <= now:
+        return None
+    soonest = max(settings.revisit_min_seconds, settings.revisit_seconds / _HINTS_IN_AN_INTERVAL)
+    return max(0.0, visited.seen_at + soonest - now)
+
+
+def witnessed(tally: Mapping[str, Any], found: Found) -> dict[str, Any]:
+    """A tally of hints after one more visit that followed one: how many were true, how many false."""
+    fade = 0.5 if tally.get("true", 0) + tally.get("false", 0) >= _MEMORY else 1.0
+    kept = {word: tally.get(word, 0) * fade for word in ("true", "false")}
+    word = "false" if found == "same" else "true"
+    return {**kept, word: kept[word] + 1}
+
+
+def trusts_hints(memo: Mapping[str, Any]) -> bool:
+    """Whether a site's sitemaps have mostly told the truth, as far as the tallies in its memo say."""
+    tallies = [tally for name, tally in memo.items() if name.startswith(HINTS)]
+    true, false = (sum(tally.get(word, 0) for tally in tallies) for word in ("true", "false"))
+    return bool(false < _FEW_LIES or false <= 2 * true)
 
 
 def rate(visited: Visited, settings: Settings) -> float:

@@ -14,6 +14,7 @@ from gossamer.frontier import policy
 from gossamer.frontier.entries import as_text, pack, pack_state
 from gossamer.frontier.freshness import share_of
 from gossamer.frontier.redis_fold import fold_lists, unfold_blocks
+from gossamer.frontier.redis_hints import hasten
 from gossamer.frontier.redis_job import explain, faults, job_key, moved_to, translate
 from gossamer.frontier.redis_link import Links
 from gossamer.frontier.redis_look import inspect, lookup, sites
@@ -97,6 +98,7 @@ class RedisFrontier:
             added += int(new)
             self._learn(int(new), len(some))
             await fold_lists(self._call, to_fold, self.secret)
+            await hasten(self._call, some, self.settings, self.secret)
         return added
 
     async def _unknown(self, requests: Sequence[Request]) -> set[int] | None:
@@ -191,6 +193,7 @@ class RedisFrontier:
                 if not pages:
                     self._pages.pop(outcome.token, None)
         await fold_lists(self._call, to_fold, self.secret)
+        await hasten(self._call, [link for one in outcomes for link in one.links], self.settings, self.secret)
         return Receipt(accepted=accepted, stale=stale, repeated=repeated)
 
     def _outcome(self, outcome: Outcome, load: Load) -> list[Any]:

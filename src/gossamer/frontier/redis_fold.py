@@ -15,7 +15,7 @@ from gossamer.errors import FrontierError
 from gossamer.frontier.entries import address, as_text, as_texts
 from gossamer.frontier.redis_wire import text
 
-_MARK = b"\xff"
+BLOCK_MARK = b"\xff"
 """A key has 63 bits: no entry begins with this."""
 _ID = 12
 _LEVEL = 3
@@ -38,12 +38,12 @@ def fold(entries: Sequence[bytes], site: str, secret: bytes, *, compressor: Any 
     }
     compressor = compressor or zstandard.ZstdCompressor(_LEVEL)
     packed: bytes = compressor.compress(_encode((kept, rests)))
-    return _MARK + len(entries).to_bytes(3, "big") + _digest(packed, secret) + packed
+    return BLOCK_MARK + len(entries).to_bytes(3, "big") + _digest(packed, secret) + packed
 
 
 def unfold(element: bytes, site: str, secret: bytes) -> list[bytes]:
     """The entries that an element of a queue stands for, one or many; ValueError if it cannot be read."""
-    if not element.startswith(_MARK):
+    if not element.startswith(BLOCK_MARK):
         return [element]
     packed = element[_ID:]
     if element[4:_ID] != _digest(packed, secret):
@@ -76,6 +76,11 @@ def _keys(rests: Iterable[bytes], site: str, secret: bytes) -> Iterator[bytes | 
 def _digest(packed: bytes, secret: bytes) -> bytes:
     # With the secret, so that nobody can make one that takes up all memory.
     return blake2b(packed, digest_size=_ID - 4, key=secret).digest()
+
+
+def block_id(element: bytes) -> bytes:
+    """What tells a block from all others."""
+    return element[:_ID]
 
 
 async def fold_lists(call: Call, asked: Sequence[Any], secret: bytes) -> None:

@@ -26,7 +26,7 @@ from gossamer.frontier.redis_job import (
 )
 from gossamer.frontier.redis_refusals import PROBED, check_rights
 
-_PARTS = ("record", "sites", "queues", "leases", "seen", "folds", "lease", "complete", "look", "answer")
+_PARTS = ("record", "sites", "queues", "leases", "seen", "folds", "hints", "lease", "complete", "look", "answer")
 _MOST_MOVES = 8
 _encode = msgspec.msgpack.Encoder().encode
 

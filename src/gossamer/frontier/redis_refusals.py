@@ -15,9 +15,10 @@ KEYS, CHANNELS = "~gossamer:*", "&gossamer:{*}:news"
 _PROBES = (
     "DEL key", "EXISTS key", "HDEL key f", "HEXISTS key f", "HGET key f", "HGETALL key", "HINCRBY key f 1",
     "HKEYS key", "HLEN key", "HMGET key f", "HSET key f 1", "HVALS key", "LINDEX key 0", "LLEN key", "LPOP key",
-    "LPUSH key 1", "LRANGE key 0 1", "LSET key 0 1", "LTRIM key 0 1", "RPOP key", "RPUSH key 1", "SADD key 1",
-    "SISMEMBER key 1", "SMEMBERS key", "SREM key 1", "TIME", "ZADD key 1 m", "ZCARD key", "ZCOUNT key 0 1",
-    "ZRANGE key 0 1", "ZRANGEBYSCORE key 0 1", "ZREM key m", "ZREMRANGEBYSCORE key 0 1", "PUBLISH channel 0",
+    "LPUSH key 1", "LRANGE key 0 1", "LREM key 1 m", "LSET key 0 1", "LTRIM key 0 1", "RPOP key", "RPUSH key 1",
+    "SADD key 1", "SISMEMBER key 1", "SMEMBERS key", "SREM key 1", "TIME", "ZADD key 1 m", "ZCARD key",
+    "ZCOUNT key 0 1", "ZRANGE key 0 1", "ZRANGEBYSCORE key 0 1", "ZREM key m", "ZREMRANGEBYSCORE key 0 1",
+    "PUBLISH channel 0",
 )  # fmt: skip
 """Every command of the script, with arguments that do no harm."""
 COMMANDS = (

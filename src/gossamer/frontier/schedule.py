@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from itertools import count
 from typing import Any
 
@@ -168,6 +168,12 @@ class Schedule:
         if number in self.revisits:
             self.returned[self.revisits.pop(number)] += 1
         return True
+
+    def hasten(self, site: Site, due: Mapping[int, float]) -> None:
+        """Bring requests forward that wait for their time; those that do not wait any more, or go sooner, stay."""
+        site.delayed = [(min(at, due.get(number, at)), number) for at, number in site.delayed]
+        heapq.heapify(site.delayed)
+        self.wake(site)
 
     def wake(self, site: Site) -> None:
         """Put the site's lanes into the heap, or move them forward in it."""

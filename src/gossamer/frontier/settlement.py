@@ -120,6 +120,7 @@ class Settlement:
                 state.stored += 1
                 site.stored += 1
         last_visit = state.visits.pop(number, None)
+        state.hints.pop(number, None)
         if row.again_at is not None:
             self._come_again(row, outcome, site, now, last_visit=last_visit, row_number=row_number)
         if not lane.batch and lane.token:

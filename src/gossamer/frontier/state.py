@@ -7,7 +7,7 @@ from typing import Any
 
 from gossamer.clock import Clock
 from gossamer.frontier import journal as kept
-from gossamer.frontier import policy
+from gossamer.frontier import policy, recrawl
 from gossamer.frontier.freshness import Population
 from gossamer.frontier.journal import Change
 from gossamer.frontier.schedule import Lane, Schedule, Site
@@ -31,6 +31,8 @@ class State:
         self.tries: dict[int, int] = {}
         self.visits: dict[int, int] = {}
         """URL -> the outcome whose `state` goes out with its next lease."""
+        self.hints: dict[int, float] = {}
+        """URL -> what brought its next visit forward."""
         self.new_sites: list[Site] = []
         self.new_lapses: dict[int, int] = {}
         self.job: JobState = "running"
@@ -68,6 +70,8 @@ class State:
                 self.seen.add(request.key)
                 self.last_number += 1
                 change.urls.append((self.last_number, request, self.site(request.site).number, parent))
+            elif self.settings.recrawl and (hint := recrawl.hint_of(request)) is not None:
+                change.hints.setdefault(request.site, {})[request.key] = hint
 
     def forget(self, change: Change) -> None:
         """The change did not come about."""

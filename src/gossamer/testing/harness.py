@@ -28,6 +28,9 @@ class Harness:
     one_store = True
     """Whether the store sees all sites at once; where there are shards, each orders and admits only its own."""
 
+    hastens = True
+    """Whether a hint that a page has changed brings its next visit forward."""
+
     frontier: Frontier
 
     async def advance(self, seconds: float) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import SkipTest
+
 from gossamer.model import Counts
 from gossamer.testing.harness import Harness, Suite, keys, note, outcome, outcomes, page, pages, scenario
 
@@ -34,6 +36,35 @@ class Revisits(Suite):
         await harness.advance(WEEK * self.tick)
         (request,) = (await self.one(harness.frontier)).requests
         assert (request.key, request.state) == (1, {"etag": "x"})
+
+    @scenario(recrawl="table")
+    async def test_a_hint_of_a_change_brings_a_visit_forward(self, harness: Harness) -> None:
+        if not harness.hastens:
+            raise SkipTest("this backend visits pages at their time, whatever it hears")
+        await harness.frontier.add(pages(1, 2, 3, 4))
+        lease = await self.one(harness.frontier)
+        state = {"seen_at": 10.0, "etag": "x"}
+        ends = [outcome(lease, key, again_in=WEEK * self.tick, state=state) for key in (1, 2, 3)]
+        late = outcome(lease, 4, "failed", again_in=WEEK * self.tick, state={**state, "failures": 1})
+        await harness.frontier.complete([*ends, late])
+        await harness.advance(2 * self.tick)
+        await self.none(harness.frontier)
+        heard = {1: 20.0, 2: 5.0, 3: 1e12, 4: 20.0}
+        hints = [page(key, meta={"lastmod": lastmod}) for key, lastmod in heard.items()]
+        assert await harness.frontier.add([*hints, page(5, "b.example")]) == 1
+        await harness.advance(2 * self.tick)
+        leases = (await self.lease(harness.frontier)).leases
+        first, second = sorted(leases, key=lambda lease: lease.site)
+        assert keys(second) == [5]
+        assert keys(first) == [1], "not what was seen since, lies ahead, or has failed"
+        assert first.requests[0].state == {**state, "hint": 20.0}
+        counts = await harness.frontier.counts()
+        assert (counts.revisits, counts.known, counts.leased) == (3, 5, 2)
+        # Links tell it too, and what is brought forward twice comes once.
+        await harness.frontier.complete([outcome(first, 1, again_in=WEEK * self.tick, state=state)])
+        await harness.frontier.complete(outcomes(second, links=tuple(hints[:1] * 2)))
+        await harness.advance(2 * self.tick)
+        assert keys(await self.one(harness.frontier)) == [1]
 
     @scenario(recrawl="table")
     async def test_a_continuous_job_without_revisits_is_finished(self, harness: Harness) -> None:

@@ -1,6 +1,7 @@
 local answer = operations[operation]()
 enter_ready()
-if operation ~= 'counts' and operation ~= 'unknown' and operation ~= 'workers' then
+local reads = { counts = true, unknown = true, workers = true, waiting = true, slot = true }
+if not reads[operation] then
     if admitted > 0 then count('news', 1) end
     for name, by in pairs(counted) do
         local value = call('HINCRBY', job_key, name, by)

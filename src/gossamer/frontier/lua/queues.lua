@@ -105,6 +105,7 @@ local function slot_rank(site, entry)
     local rank = string.byte(entry) == SLOT and string.sub(entry, 2)
     return rank and site['d' .. rank] and rank
 end
+local function slot_status(rank) return tonumber(rank) % 2 == 1 and 'failed' or 'done' end
 local function open_slot(site, rank)
     local waiting = num(site, 'd' .. rank)
     unset(site, 'd' .. rank)
@@ -113,7 +114,7 @@ local function open_slot(site, rank)
     call('ZADD', place('ranks', site.name), rank, rank)
     count('delayed', -waiting)
     count('revisits', -waiting)
-    count(tonumber(rank) % 2 == 1 and 'failed' or 'done', -waiting)
+    count(slot_status(rank), -waiting)
     count('queued', waiting)
     wake(site)
 end

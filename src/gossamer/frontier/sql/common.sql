@@ -30,6 +30,10 @@ SELECT EXISTS (SELECT 1 FROM gossamer_seen WHERE shard = $1 AND id = $2)
 SELECT site, place, standing, age, id, url, depth, priority, tries, lapses, again, extra
 FROM gossamer_queue WHERE shard = $1 AND site = $2 AND id = $3
 
+-- name: hasten_row
+UPDATE gossamer_queue SET standing = $6, extra = $7
+WHERE shard = $1 AND site = $2 AND place = 1 AND standing = $3 AND age = $4 AND id = $5
+
 -- name: done_of
 SELECT status, code, depth, priority, tries, finished_at FROM gossamer_done WHERE shard = $1 AND id = $2
 

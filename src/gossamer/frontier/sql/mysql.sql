@@ -142,6 +142,11 @@ FROM JSON_TABLE($json, '$[*]' COLUMNS (site BIGINT PATH '$[0]', place TINYINT PA
 STRAIGHT_JOIN gossamer_queue q ON q.shard = $1 AND q.site = w.site AND q.place = w.place AND q.standing = w.standing
     AND q.age = w.age AND q.id = w.id
 
+-- name: waiting_rows
+SELECT site, place, standing, age, id, url, depth, priority, tries, lapses, again, extra
+FROM gossamer_queue FORCE INDEX (PRIMARY)
+WHERE shard = $1 AND site = $2 AND place = 1 AND standing > $3 AND id IN $4 AND again IN (1, 2, 3)
+
 -- name: insert_rows
 INSERT INTO gossamer_queue (shard, site, place, standing, age, id, url, depth, priority, tries, lapses, again, extra)
 VALUES $text

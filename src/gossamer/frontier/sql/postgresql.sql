@@ -117,6 +117,10 @@ FROM unnest($2::text::bigint[], $3::text::smallint[], $4::text::bigint[], $5::te
 JOIN gossamer_queue q ON q.shard = $1 AND q.site = w.site AND q.place = w.place AND q.standing = w.standing
     AND q.age = w.age AND q.id = w.id
 
+-- name: waiting_rows
+SELECT site, place, standing, age, id, url, depth, priority, tries, lapses, again, extra FROM gossamer_queue
+WHERE shard = $1 AND site = $2 AND place = 1 AND standing > $3 AND id = ANY($4::text::bigint[]) AND again IN (1, 2, 3)
+
 -- name: drop_rows
 DELETE FROM gossamer_queue q
 USING unnest($2::text::bigint[], $3::text::smallint[], $4::text::bigint[], $5::text::bigint[], $6::text::bigint[]) AS w (site, place, standing, age, id)

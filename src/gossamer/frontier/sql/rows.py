@@ -107,6 +107,11 @@ def request_of(row: Sequence[Any], site: str) -> Request:
     )  # fmt: skip
 
 
+def state_of(packed: bytes | None) -> dict[str, Any] | None:
+    """What the last visit left, of the extra part."""
+    return _decode(packed).state if packed is not None else None
+
+
 def with_state(packed: bytes | None, state: dict[str, Any] | None) -> bytes | None:
     """The extra part with what a visit left."""
     extra = _decode(packed) if packed is not None else _NONE

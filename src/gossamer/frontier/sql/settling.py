@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 
 from gossamer import urls
+from gossamer.frontier import recrawl
 from gossamer.frontier.freshness import summed
 from gossamer.frontier.sql.call import TURNS, Call, Held, NeedsWhole, closed_status, timed
-from gossamer.frontier.sql.rows import DONE, RETRY, SKIPPED, STATUS, TIMED, WORDS, Row, row_of, with_state
+from gossamer.frontier.sql.rows import DONE, RETRY, SKIPPED, STATUS, TIMED, WORDS, Row, row_of, state_of, with_state
 from gossamer.frontier.sql.site import MICRO, new_site
 from gossamer.model import Outcome, Request, SiteNote
 
@@ -20,6 +21,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _MOST_NAMES = 200_000
 MOST_LINKS = 10_000
 """In one transaction."""
+_ALMOST_DUE = 60 * MICRO
 Link = tuple[Request, str, int]
 """A request, the page that it was found on, and microseconds until it is due."""
 
@@ -48,6 +50,8 @@ class Admission:
         for link in links:
             first.setdefault(link[0].key, link)
         new = await call.db.put_seen(sorted(first))
+        if call.settings.recrawl:
+            await self._hasten(call, [request for key, (request, _, _) in first.items() if key not in new])
         if not new:
             return 0
         call.count("known", len(new))
@@ -76,6 +80,29 @@ class Admission:
         if refused:
             await call.db.refuse(refused, call.now)
         return len(new)
+
+    async def _hasten(self, call: Call, known: Sequence[Request]) -> None:
+        """Bring visits of pages forward that are said to have changed."""
+        hints: dict[int, dict[int, float]] = {}
+        for request in known:
+            if (hint := recrawl.hint_of(request)) is not None:
+                hints.setdefault(self.site_id(request.site), {})[request.key] = hint
+        woken = []
+        for site, wanted in sorted(hints.items()):
+            # What is almost due may be in somebody's hands before this is done.
+            rows = await call.db.fetch("waiting_rows", site, call.now + _ALMOST_DUE, sorted(wanted))
+            for row in map(Row._make, rows):
+                state = state_of(row.extra)
+                wait = recrawl.hastened(recrawl.read(state), wanted[row.id], call.settings, now=call.now / MICRO)
+                due = row.standing if wait is None else call.now + round(wait * MICRO)
+                if due < row.standing:
+                    extra = with_state(row.extra, {**(state or {}), "hint": wanted[row.id]})
+                    # If somebody else was faster, there is no such row.
+                    await call.db.fetch("hasten_row", site, row.standing, row.age, row.id, due, extra)
+                    woken.append(site)
+        if woken:
+            call.count("news")
+            await call.db.fetch("wake", sorted(set(woken)))
 
     async def _closed(self, call: Call, fresh: Sequence[Link]) -> dict[int, str]:
         """See that the sites are there and awake; why those are closed that are."""

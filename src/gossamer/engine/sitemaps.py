@@ -1,0 +1,210 @@
+"""Sitemaps in a crawl: where a site has them, which of the pages they list are taken, and when they are read again."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from gossamer import urls
+from gossamer.clock import Clock
+from gossamer.engine.handle import Linker
+from gossamer.engine.judge import Verdict
+from gossamer.extract.sitemap import PROBLEMS, Entry, Sitemap, parse
+from gossamer.frontier import recrawl
+from gossamer.middleware.robots import Robots
+from gossamer.model import Request, Response
+from gossamer.settings import Settings
+
+log = logging.getLogger("gossamer.engine")
+CHUNK = 5000
+"""Requests that go to the frontier in one call."""
+MAX_LEVEL = 3
+"""Indexes that may lie between a robots.txt and a sitemap; the protocol has one."""
+READ, NONE, FAILED = "sitemap", "no-sitemap", "sitemap-failed"
+"""Reasons of the outcomes of sitemaps; that one is not where they usually are is no failure."""
+FUTURE_SECONDS = 86_400.0
+_MARK = "sitemaps"
+_INLINE_BYTES = 65_536
+_SLICE = 1000
+_SAMPLE = 20
+_GRAVE = frozenset(PROBLEMS) - {"no-url", "bad-lastmod", "too-many-extras"}
+
+
+class Discovery(NamedTuple):
+    """The sitemaps of an origin, and what its site must remember of that."""
+
+    requests: Sequence[Request]
+    memo: dict[str, Any]
+
+
+class Reading(NamedTuple):
+    """What became of a sitemap."""
+
+    reason: str
+    requests: Sequence[Request] = ()
+    again_in: float | None = None
+    state: dict[str, Any] | None = None
+    memo: dict[str, Any] | None = None
+
+
+class Sitemaps:
+    """The sitemaps that one worker meets."""
+
+    def __init__(self, settings: Settings, linker: Linker, clock: Clock) -> None:
+        self._settings = settings
+        self._linker = linker
+        self._clock = clock
+
+    def knows(self, url: str, memo: dict[str, Any]) -> bool:
+        """Whether the sitemaps of this URL's origin were looked for."""
+        return _mark(url) in memo
+
+    def discover(self, url: str, robots: Robots, memo: dict[str, Any]) -> Discovery | None:
+        """The sitemaps that a robots.txt names, or the usual one where it names none; None if they are queued already.
+
+        A robots.txt that was fetched again may name others."""
+        settings = self._settings
+        if (robots.kind == "unreachable" and settings.robots) or memo.get(_mark(url), -1.0) >= robots.fetched_at:
+            return None
+        if settings.max_depth == 0:
+            return None
+        origin = urls.origin(url)
+        named = [found for name in robots.rules.sitemaps if (found := urls.normal(name)) is not None]
+        referrer = f"{origin}/robots.txt" if named else ""
+        requests = [
+            self._linker.sitemap(sitemap, origin=origin, level=0, referrer=referrer)
+            for sitemap in dict.fromkeys(named or [f"{origin}/sitemap.xml"])
+        ]
+        return Discovery(requests, {_mark(url): robots.fetched_at})
+
+    async def read(
+        self, request: Request, response: Response | None, verdict: Verdict, memo: dict[str, Any]
+    ) -> Reading:
+        """What a sitemap, or the lack of one, comes to."""
+        before = request.state or {}
+        if verdict.status != "done" or response is None:
+            if request.referrer:
+                log.warning("sitemap %s: %s", request.url, verdict.reason)
+            return self._again(FAILED if request.referrer else NONE, before, {}, same=True)
+        if verdict.target:
+            moved = self._linker.sitemap(verdict.target, **_standing(request), referrer=request.referrer)
+            moved = msgspec.structs.replace(moved, hops=request.hops + 1)
+            return self._again(READ, before, {}, same=False, requests=[moved])
+        digest = hashlib.sha1(response.body, usedforsecurity=False).hexdigest()
+        if response.status == 304 or digest == before.get("digest"):
+            return self._again(READ, before, before, same=True)
+        kind = response.header("content-type")
+        if len(response.body) > _INLINE_BYTES:
+            found = await asyncio.to_thread(parse, response.body, request.url, kind)
+        else:
+            found = parse(response.body, request.url, kind)
+        if not found.kind and not request.referrer:
+            return self._again(NONE, before, {"digest": digest}, same=True)
+        self._report(request, found)
+        children, counted = self._children(request, found, int(before.get("children", 0)), memo)
+        pages = await self._pages(request, found, memo)
+        state = {
+            "digest": digest,
+            "etag": recrawl.validator(response.header("etag")),
+            "modified": recrawl.validator(response.header("last-modified")),
+            "listed": len(found.pages),
+            "children": len(children),
+        }
+        return self._again(READ, before, state, same=False, requests=[*children, *pages], memo=counted)
+
+    def _again(
+        self,
+        reason: str,
+        before: dict[str, Any],
+        state: dict[str, Any],
+        *,
+        same: bool,
+        requests: Sequence[Request] = (),
+        memo: dict[str, Any] | None = None,
+    ) -> Reading:
+        """One that has changed is read again after the usual time, others after twice as long as the last time."""
+        settings = self._settings
+        wait = min(2.0 * before.get("wait", settings.sitemap_seconds / 2), settings.revisit_seconds)
+        wait = max(wait, settings.sitemap_seconds) if same else settings.sitemap_seconds
+        state = {**state, "wait": wait, "seen_at": self._clock.epoch()}
+        return Reading(reason, requests, wait if settings.recrawl else None, state, memo)
+
+    def _children(
+        self, request: Request, found: Sitemap, before: int, memo: dict[str, Any]
+    ) -> tuple[list[Request], dict[str, Any]]:
+        """Requests for the files of an index, and the site's number of files so far."""
+        standing = _standing(request)
+        inside = self._of_host(request, found.sitemaps)
+        if not inside:
+            return [], {}
+        if standing["level"] >= MAX_LEVEL:
+            self._linker.refused["sitemap-depth"] += len(inside)
+            return [], {}
+        so_far = int(memo.get(f"{_MARK}.count", 0))
+        room = max(0, self._settings.max_sitemaps - so_far) + before
+        if len(inside) > room:
+            self._linker.refused["sitemap-files"] += len(inside) - room
+        standing["level"] += 1
+        children = [self._linker.sitemap(entry.url, **standing, referrer=request.url) for entry in inside[:room]]
+        return children, {f"{_MARK}.count": so_far + max(0, len(children) - before)}
+
+    async def _pages(self, request: Request, found: Sitemap, memo: dict[str, Any]) -> list[Request]:
+        """Requests for the pages that are in scope; between slices others have their turn.
+
+        Of a site that was found to lie about changes only a few are believed, to see whether it still does."""
+        now, source = self._clock.epoch(), f"{_standing(request)['origin']}/"
+        inside = self._of_host(request, found.pages)
+        trusted = recrawl.trusts_hints(memo)
+        requests: list[Request] = []
+        for number, entry in enumerate(inside):
+            if number % _SLICE == _SLICE - 1:
+                await asyncio.sleep(0)
+            lastmod = entry.lastmod
+            if lastmod is not None and (lastmod > now + FUTURE_SECONDS or not (trusted or number % _SAMPLE == 0)):
+                lastmod = None
+            made = self._linker.listed(entry.url, source=source, referrer=request.url, lastmod=lastmod)
+            if made is not None:
+                requests.append(made)
+            for url in entry.alternates:
+                if self._is_of_host(request, url):
+                    other = self._linker.listed(url, source=source, referrer=request.url)
+                    requests += [other] if other is not None else []
+        return list({made.key: made for made in reversed(requests)}.values())[::-1]
+
+    def _of_host(self, request: Request, entries: Sequence[Entry]) -> list[Entry]:
+        """The cross-host rule: a sitemap speaks for its own host, and for the one whose robots.txt led to it."""
+        inside = [entry for entry in entries if self._is_of_host(request, entry.url)]
+        if len(inside) < len(entries):
+            self._linker.refused["sitemap-host"] += len(entries) - len(inside)
+        return inside
+
+    def _is_of_host(self, request: Request, url: str) -> bool:
+        spoken_for = (_host(request.url), _host(f"{_standing(request)['origin']}/"))
+        return _host(url) in spoken_for
+
+    def _report(self, request: Request, found: Sitemap) -> None:
+        if found.problems:
+            self._linker.refused["sitemap-broken"] += sum(found.problems.values())
+        if not _GRAVE.isdisjoint(found.problems):
+            told = ", ".join(f"{name} ({count})" for name, count in found.problems.items())
+            log.warning("sitemap %s: %s", request.url, told)
+
+
+def _mark(url: str) -> str:
+    return f"{_MARK}.{urls.origin(url)}"
+
+
+def _host(url: str) -> str:
+    """As the scope has it, a host with and without www. is one."""
+    return urls.host_port(url).removeprefix("www.")
+
+
+def _standing(request: Request) -> dict[str, Any]:
+    """On whose behalf a sitemap is read, and how many indexes lie before it."""
+    meta = request.meta or {}
+    return {"origin": str(meta.get("for") or urls.origin(request.url)), "level": int(meta.get("level", 0))}
