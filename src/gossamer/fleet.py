@@ -73,9 +73,7 @@ async def open_fleet(
 
         if shards:
             raise ConfigError("workers on a folder share its shards out by themselves", hint="leave --shards away")
-        if region or (settings is not None and (settings.regions or settings.region_by == "auto")):
-            raise ConfigError("a job on a folder has no regions", hint="leave --region away, or take redis://")
-        return await open_folder(url, job, settings, worker=worker_name)
+        return await open_folder(url, job, settings, worker=worker_name, region=region)
     if url.startswith(SQL_SCHEMES):
         from gossamer.frontier.sql import open_databases
 

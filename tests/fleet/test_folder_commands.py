@@ -93,12 +93,11 @@ def test_pages_of_a_tree_are_not_fetched_again_and_those_it_lacks_are(gossamer: 
     assert fetched(web.log()) == before, "and the same command again finds nothing to do"
 
 
-def test_regions_and_second_workers_of_a_name_are_refused_with_words(gossamer: Site, web: SimWeb) -> None:
+def test_sites_that_move_and_second_workers_of_a_name_are_refused_with_words(gossamer: Site, web: SimWeb) -> None:
     said = gossamer("submit", *of(web, "shop"), "--region-by", "auto", code=2).stderr
-    assert "no regions" in said
+    assert "the rules give them" in said
     gossamer("submit", *of(web, "shop"))
     gossamer("pause", "shop")
-    assert "no regions" in gossamer("worker", "--job", "shop", "--region", "eu", code=2).stderr
     command = [sys.executable, "-m", "gossamer", "worker", gossamer.frontier, "--job", "shop", "--name", "twin"]
     with subprocess.Popen(command, cwd=gossamer.folder, stderr=subprocess.DEVNULL) as first:
         try:

@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
 import redis
 
 from gossamer.assemble import worker
+from gossamer.cli.fleet_status import merged
 from gossamer.clock import SystemClock
 from gossamer.engine.handle import Linker
 from gossamer.engine.pulse import Heart, beating, live_regions
@@ -48,6 +49,17 @@ def server(redis_server: RedisServer) -> Iterator[RedisServer]:
     with redis.Redis.from_url(redis_server.url) as store:
         store.flushall()
     return redis_server
+
+
+class Place(NamedTuple):
+    """Where a job is, if that is not a server."""
+
+    url: str
+
+
+@pytest.fixture(params=["redis", "folder"])
+def place(request: pytest.FixtureRequest, server: RedisServer, tmp_path: Path) -> RedisServer | Place:
+    return server if request.param == "redis" else Place(f"folder:{tmp_path}/shared")
 
 
 @asynccontextmanager
@@ -106,7 +118,7 @@ class Member:
             yield f"s{site}.sim={NEAR if (site % 2 == 0) == (self.region == 'eu') else FAR}"
 
 
-async def submit(server: RedisServer, web: SimWeb, settings: Settings) -> Fleet:
+async def submit(server: RedisServer | Place, web: SimWeb, settings: Settings) -> Fleet:
     """The job, paused until somebody lets it run."""
     frontier = await open_fleet(server.url, "job", settings)
     linker = Linker(settings, frontier.secret, Recent())
@@ -155,21 +167,23 @@ def test_sites_move_to_the_region_that_is_near_them_and_stay_there(server: Redis
             assert len(list(groupby(regions))) <= 4, f"{site} went back and forth: {regions}"
 
 
-@pytest.mark.parametrize("region_by", ["rules", "auto"])
+@pytest.mark.parametrize(
+    ("place", "region_by"), [("redis", "rules"), ("redis", "auto"), ("folder", "rules")], indirect=["place"]
+)
 def test_a_region_whose_worker_died_waits_under_rules_and_is_taken_over_under_auto(
-    server: RedisServer, tmp_path: Path, region_by: str
+    place: RedisServer | Place, tmp_path: Path, region_by: str
 ) -> None:
     settings = job(
         region_by=region_by, regions={"eu": ["s0.sim", "s2.sim"], "us": ["*"]}, lease_seconds=1.0, max_deliveries=50
     )
 
     async def prepare(web: SimWeb) -> None:
-        await (await submit(server, web, settings)).aclose()
+        await (await submit(place, web, settings)).aclose()
 
     async def scenario(web: SimWeb, dying: subprocess.Popen[bytes]) -> float:
         """When the worker died."""
-        frontier = await open_fleet(server.url, "job")
-        eu, us = Member(server.url, tmp_path, "eu"), Member(server.url, tmp_path, "us")
+        frontier = await open_fleet(place.url, "job")
+        eu, us = Member(place.url, tmp_path, "eu"), Member(place.url, tmp_path, "us")
         async with far_away(web.plan.port):
             try:
                 while "us" not in live_regions(await frontier.workers()):
@@ -185,7 +199,7 @@ def test_a_region_whose_worker_died_waits_under_rules_and_is_taken_over_under_au
             if region_by == "auto":
                 await staying
             else:
-                while (view := (await frontier.shards())[0].regions)["eu"].ready + view["eu"].later:
+                while (view := merged(await frontier.shards()))["eu"].ready + view["eu"].later:
                     await asyncio.sleep(0.05)
                 assert view["us"].ready + view["us"].later == SITES - 2
                 assert not staying.done(), "others may bring links"
@@ -196,7 +210,7 @@ def test_a_region_whose_worker_died_waits_under_rules_and_is_taken_over_under_au
 
     with SimWeb(sites=SITES, pages_per_site=PAGES, page_bytes=2000, names=True) as web:
         asyncio.run(prepare(web))
-        dying = subprocess.Popen([sys.executable, __file__, server.url, str(tmp_path), "us"], env=environment())
+        dying = subprocess.Popen([sys.executable, __file__, place.url, str(tmp_path), "us"], env=environment())
         died_at = asyncio.run(asyncio.wait_for(scenario(web, dying), 90))
         is_whole(web)
         # What it had sent may still have been on its way.
@@ -255,7 +269,7 @@ def test_a_site_that_was_never_reached_from_here_is_tried_from_elsewhere() -> No
     assert Placing(lease(reached), places).after_fault(ConnectFailed("no")) is None, "a passing fault moves nothing"
 
 
-def gossamer(server: RedisServer, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+def gossamer(server: RedisServer | Place, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "gossamer", *arguments],
         capture_output=True, text=True, timeout=60, check=False,
@@ -264,7 +278,7 @@ def gossamer(server: RedisServer, *arguments: str, **changes: str) -> subprocess
 
 
 @contextmanager
-def joined(server: RedisServer, name: str, *options: str, **changes: str) -> Iterator[subprocess.Popen[str]]:
+def joined(server: RedisServer | Place, name: str, *options: str, **changes: str) -> Iterator[subprocess.Popen[str]]:
     """A worker for as long as the block lasts."""
     process = subprocess.Popen(
         [sys.executable, "-m", "gossamer", "worker", "--job", "job", "--name", name, *options],
@@ -289,7 +303,7 @@ def sites_of(folder: Path, name: str) -> set[str]:
     return {row["page"]["url"].split("/")[2].partition(":")[0] for row in found}
 
 
-def submitted(server: RedisServer, web: SimWeb, folder: Path, *options: str) -> None:
+def submitted(server: RedisServer | Place, web: SimWeb, folder: Path, *options: str) -> None:
     (folder / "seeds").write_text("\n".join(web.seeds))
     made = gossamer(
         server, "submit", "--seeds", str(folder / "seeds"), "--job", "job", "--allow-private", "--delay", str(DELAY),
@@ -298,16 +312,16 @@ def submitted(server: RedisServer, web: SimWeb, folder: Path, *options: str) -> 
     assert made.returncode == 0, made.stderr
 
 
-def test_workers_take_the_sites_of_their_region_and_of_none(server: RedisServer, tmp_path: Path) -> None:
+def test_workers_take_the_sites_of_their_region_and_of_none(place: RedisServer | Place, tmp_path: Path) -> None:
     with SimWeb(sites=6, pages_per_site=20, page_bytes=2000) as web:
         hosts = [web.plan.host(site) for site in range(6)]
-        submitted(server, web, tmp_path, "--regions", f"eu={hosts[0]},{hosts[1]}", "--regions", f"us={hosts[2]}")
-        with joined(server, "first", "--region", "eu") as eu:
+        submitted(place, web, tmp_path, "--regions", f"eu={hosts[0]},{hosts[1]}", "--regions", f"us={hosts[2]}")
+        with joined(place, "first", "--region", "eu") as eu:
             until(lambda: len(web.log()) >= 5 * 21)
-            status = gossamer(server, "status", "job").stdout
+            status = gossamer(place, "status", "job").stdout
             assert "region us has work on 1 site, but no worker" in status
             assert eu.poll() is None, "it waits for what others may find"
-            with joined(server, "second", GOSSAMER_REGION="us") as us:
+            with joined(place, "second", GOSSAMER_REGION="us") as us:
                 ends_well(eu, us)
         assert not web.judge().missed
         assert not web.judge().repeated

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ import pytest
 from gossamer.errors import ConfigError, Held, JobMissing, SchemaMismatch
 from gossamer.frontier.folder import FolderFrontier, open_folder
 from gossamer.frontier.folder_balance import Scene, to_give, to_take
+from gossamer.frontier.folder_layout import Layout
 from gossamer.frontier.folder_life import _look_up, is_running, this_process
-from gossamer.frontier.folder_post import shard_of
 from gossamer.model import Lease
 from gossamer.settings import Settings
 from gossamer.testing.folder import JOB, FolderHarness
@@ -26,6 +27,7 @@ from gossamer.testing.harness import keys, note, outcome, outcomes, page, pages
 
 LEASE = 10.0
 SHARDS = 7
+LAYOUT = Layout(SHARDS)
 
 
 @pytest.fixture
@@ -45,8 +47,8 @@ class Fleet(FolderHarness):
         super().__init__(folder, Settings(lease_seconds=LEASE, **{"delay": 0.0, **values}), shards=SHARDS)
         self.all: list[FolderFrontier] = []
 
-    async def hire(self, name: str) -> FolderFrontier:
-        worker = await self.open(name)
+    async def hire(self, name: str, region: str = "") -> FolderFrontier:
+        worker = await self.open(name, region)
         self.all.append(worker)
         return worker
 
@@ -91,12 +93,22 @@ async def drain(*workers: FolderFrontier) -> list[int]:
     raise AssertionError("it does not end")
 
 
+async def fetch(worker: FolderFrontier) -> list[int]:
+    """Fetch what it has, though the job be not over; the keys."""
+    found: list[int] = []
+    while leases := await lease(worker):
+        for each in leases:
+            found += keys(each)
+            await worker.complete(outcomes(each))
+    return found
+
+
 def owners(*workers: FolderFrontier) -> list[int]:
     return [len(worker.owner.shards) for worker in workers]
 
 
 def site_in(shard: int) -> str:
-    return next(f"{n}.example" for n in range(1000) if shard_of(f"{n}.example", SHARDS) == shard)
+    return next(f"{n}.example" for n in range(1000) if LAYOUT.shard_of(f"{n}.example") == shard)
 
 
 def test_workers_share_out_the_shards_and_a_new_one_gets_its_part(tmp_path: Path) -> None:
@@ -214,7 +226,7 @@ def test_p4_what_a_late_owner_writes_after_the_take_over_is_never_read(tmp_path:
         late = await fleet.hire("late")
         await late.add(pages(1))
         (old,) = await lease(late)
-        number = shard_of("a.example", SHARDS)
+        number = LAYOUT.shard_of("a.example")
         shard = late.owner.shards[number]
         append = shard.journal._append
         taken: list[FolderFrontier] = []
@@ -314,7 +326,7 @@ def test_p6_a_job_is_not_finished_while_links_are_on_their_way(tmp_path: Path) -
             for worker in (one, two):
                 assert not (await worker.counts()).finished
                 assert (await worker.lease(0, batch=1, seconds=LEASE)).job == "running"
-            await one.owner.deliver()
+            await one.owner.links.deliver()
         fleet.clock.advance(1.25)
         assert (await one.lease(0, batch=1, seconds=LEASE)).job == "running", "two has not said what it found"
         assert await drain(one, two) == [2]
@@ -388,7 +400,7 @@ async def opened(fleet: Fleet, life: int) -> AsyncIterator[FolderFrontier]:
 
 
 def log_files(root: Path) -> list[Path]:
-    return sorted((root / "shards" / f"{shard_of('a.example', SHARDS):04}").iterdir())
+    return sorted((root / "shards" / f"{LAYOUT.shard_of('a.example'):04}").iterdir())
 
 
 @pytest.mark.parametrize("damage", ["cut", "zeros", "garbage"])
@@ -482,7 +494,7 @@ def test_a_letter_that_cannot_be_read_is_put_aside(tmp_path: Path) -> None:
     async def run(fleet: Fleet) -> None:
         worker = await fleet.hire("one")
         await worker.add(pages(1))
-        (fleet.root / "inbox" / f"{shard_of('a.example', SHARDS):04}-bad").write_bytes(b"\xc1")
+        (fleet.root / "inbox" / f"{LAYOUT.shard_of('a.example'):04}-bad").write_bytes(b"\xc1")
         await fleet.rounds(worker, count=1)
         assert [path.name[5:] for path in (fleet.root / "refused").iterdir()] == ["bad"]
         assert await drain(worker) == [1]
@@ -490,8 +502,22 @@ def test_a_letter_that_cannot_be_read_is_put_aside(tmp_path: Path) -> None:
     play(run, tmp_path)
 
 
+def test_many_letters_are_read_bit_by_bit(tmp_path: Path) -> None:
+    async def run(fleet: Fleet) -> None:
+        visitor = await fleet.hire("")
+        for number in range(5):
+            await visitor.add(pages(2 * number, 2 * number + 1))
+        post = visitor.owner.post
+        waiting = post.waiting()[LAYOUT.shard_of("a.example")]
+        requests, taken = post.read(waiting, 3)
+        assert ([request.key for request in requests], taken) == ([0, 1, 2, 3], waiting[:2])
+
+    play(run, tmp_path)
+
+
 def scene(me: str, holders: dict[int, str], work: dict[int, int] | None = None, **more: Any) -> Scene:
-    return Scene(me, more.get("live", "abc"), more.get("hungry", ""), holders, work or {}, 9, more.get("leased", ()))
+    work, leased = work or {}, more.get("leased", ())
+    return Scene(me, more.get("live", "abc"), more.get("hungry", ""), holders, work, range(9), leased)
 
 
 def test_a_fair_number_is_taken_and_kept() -> None:
@@ -523,6 +549,131 @@ def test_work_goes_to_those_who_have_less_of_it() -> None:
     assert to_give(scene("a", fair, {0: 9, 3: 5})) == [], "too little to be moved"
     assert to_take(scene("c", {shard: who for shard, who in fair.items() if shard}, work)) == [0]
     assert to_take(scene("a", {shard: who for shard, who in fair.items() if shard}, {**work, 3: 400})) == []
+
+
+def test_each_lease_is_read_once_and_sites_keep_their_turn(tmp_path: Path) -> None:
+    async def run(fleet: Fleet) -> None:
+        worker = await fleet.hire("one")
+        here = [f"{n}.example" for n in range(200) if LAYOUT.shard_of(f"{n}.example") == 0][:12]
+        for turn, site in enumerate(here):
+            await worker.add(pages(turn * 10, turn * 10 + 1, site=site))
+        journal, reads = worker.owner.shards[0].journal, []
+        fetch = journal.fetch
+
+        async def counted(numbers: Sequence[int], visits: Mapping[int, int]) -> None:
+            reads.append(numbers)
+            await fetch(numbers, visits)
+
+        journal.fetch = counted  # type: ignore[method-assign]
+        held = list((await worker.lease(5, batch=100, seconds=LEASE)).leases)
+        assert ([each.site for each in held], len(reads)) == (here[:5], 5)
+
+    play(run, tmp_path)
+
+
+def test_what_waits_to_be_given_counts_as_given(tmp_path: Path) -> None:
+    """Its leases are waited for, and meanwhile the shards that stay grow: no more of them are given for that."""
+
+    async def run(fleet: Fleet) -> None:
+        one = await fleet.hire("one")
+        for shard in range(SHARDS):
+            await one.add(pages(*range(shard * 1000, shard * 1000 + 30), site=site_in(shard)))
+        assert len(await lease(one, batch=5)) == SHARDS
+        two = await fleet.hire("two")
+        for turn in range(5):
+            await fleet.rounds(one, two, count=1)
+            await lease(two)
+            leaving = [shard.number for shard in one.owner.shards.values() if shard.leaving]
+            for shard in set(range(SHARDS)) - set(leaving):
+                await one.add(pages(shard * 1000 + 100 + turn, site=site_in(shard)))
+        assert len(leaving) <= 4
+
+    play(run, tmp_path)
+
+
+def test_leases_of_the_last_work_are_short_if_others_are_there(tmp_path: Path) -> None:
+    async def run(fleet: Fleet) -> None:
+        one = await fleet.hire("one")
+        await one.add(pages(*range(40)))
+        (alone,) = await lease(one, batch=30)
+        assert len(alone.requests) == 30
+        await one.release([alone])
+        two = await fleet.hire("two")
+        await fleet.rounds(two, one, count=1)
+        (held,) = [*await lease(one, batch=30), *await lease(two, batch=30)]
+        assert len(held.requests) == 8
+
+    play(run, tmp_path)
+
+
+def test_the_sites_of_a_region_wait_for_its_workers(tmp_path: Path) -> None:
+    async def run(fleet: Fleet) -> None:
+        visitor = await fleet.hire("")
+        await visitor.add([page(1, "a.eu"), page(2, "b.us"), page(3, "c.example")])
+        anybody, eu = await fleet.hire("anybody"), await fleet.hire("here", "eu")
+        await fleet.rounds(anybody, eu)
+        assert sorted(await fetch(eu) + await fetch(anybody)) == [1, 3]
+        await fleet.rounds(anybody, eu)
+        assert (await anybody.lease(1, batch=1, seconds=LEASE)).job == "running"
+        for worker in (anybody, eu, visitor):
+            views = [view.regions["us"] for view in await worker.shards() if "us" in view.regions]
+            assert (len(views), sum(view.ready for view in views)) == (SHARDS, 1), "somebody is missing"
+        us = await fleet.hire("there", "us")
+        await fleet.rounds(anybody, eu, us)
+        (held,) = await lease(us)
+        assert keys(held) == [2]
+        await us.complete(outcomes(held, links=(page(4, "plain.example"), page(5, "a.us"))))
+        await fleet.rounds(anybody, eu, us)
+        assert (await fetch(anybody), await fetch(eu), await fetch(us)) == ([], [4], [5])
+        await fleet.rounds(anybody, eu, us)
+        assert (await us.lease(1, batch=1, seconds=LEASE)).job == "finished"
+        assert {eu.owner.layout.region(number) for number in eu.owner.shards} == {"eu", ""}
+
+    play(run, tmp_path, regions={"eu": ("*.eu", "plain.example"), "us": ("*.us",)})
+
+
+def test_the_regions_of_a_job_stay_as_they_were(tmp_path: Path) -> None:
+    async def run(fleet: Fleet) -> None:
+        await (await fleet.hire("one")).aclose()
+        url = f"folder:{tmp_path}"
+        for other in ({}, {"eu": ("*.eu", "*.fr")}, {"eu": ("*.eu",), "us": ("*",)}):
+            with pytest.raises(ConfigError, match="stay as they were"):
+                await open_folder(url, JOB, Settings(regions=other))
+        with pytest.raises(ConfigError, match="the rules give them"):
+            await open_folder(url, "another", Settings(region_by="auto"))
+        with pytest.raises(ConfigError, match="more than"):
+            await open_folder(f"{url}?shards=4096", "another", Settings(regions={"eu": ("*.eu",), "us": ("*",)}))
+        assert not (tmp_path / "frontier" / "another").exists()
+
+    play(run, tmp_path, regions={"eu": ("*.eu",)})
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_shards_come_to_rest_with_fair_shares_of_the_work(seed: int) -> None:
+    """Workers come one by one; whatever the shards weigh, there is an end to giving and taking."""
+    chance = random.Random(seed)
+    shards = range(64)
+    work = {shard: chance.choice((0, 1, chance.randrange(40), chance.randrange(40))) for shard in shards}
+    holders: dict[int, str] = {}
+    live: list[str] = []
+    for name in "abcdefghij":
+        live.append(name)
+        for _ in range(30):
+            moved = False
+            for me in chance.sample(live, len(live)):
+                seen = Scene(me, tuple(live), (), dict(holders), {s: w for s, w in work.items() if w}, shards)
+                given, taken = to_give(seen), to_take(seen)
+                moved = moved or bool(given or taken)
+                holders = {shard: who for shard, who in holders.items() if shard not in given}
+                holders |= {shard: me for shard in taken if shard not in holders}
+            if not moved:
+                break
+        else:
+            pytest.fail(f"{len(live)} workers: it goes on and on")
+    assert set(holders) == set(shards)
+    shares = [sum(work[shard] for shard, who in holders.items() if who == name) for name in live]
+    assert max(shares) <= 1.5 * sum(shares) / len(shares) + 16
+    assert min(shares) >= sum(shares) / len(shares) / 2 - 16
 
 
 def test_a_claim_that_others_have_followed_meanwhile_is_theirs(tmp_path: Path) -> None:
@@ -676,7 +827,7 @@ def test_max_pages_is_exact_over_workers_on_their_own_machines(tmp_path: Path) -
         held = [*await lease(one), *await lease(two)]
         assert len(keys(*held)) <= 30, "never more in hand and stored than may be stored"
         for worker in (one, two):
-            mine = [each for each in held if shard_of(each.site, SHARDS) in worker.owner.shards]
+            mine = [each for each in held if LAYOUT.shard_of(each.site) in worker.owner.shards]
             await worker.complete([found for each in mine for found in outcomes(each)[:1]])
             await worker.release(mine)
         done = len(held)

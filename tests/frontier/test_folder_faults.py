@@ -233,7 +233,7 @@ def test_killed_senders_leave_no_half_letter(tmp_path: Path) -> None:
     post = Post(share)
     letters = post.waiting()[1]
     assert letters
-    assert all(len(post.read(name)) == 1 for name in letters)
+    assert all(len(post.read([name], 1)[0]) == 1 for name in letters)
     left = len(list((tmp_path / "tmp").iterdir()))
     assert share.sweep(older_than=time.time() + 60) == left
     assert not list((tmp_path / "tmp").iterdir())

@@ -16,7 +16,6 @@ from gossamer.clock import Clock, SystemClock
 from gossamer.errors import Unavailable
 from gossamer.frontier.folder_job import open_job, place_of, read_adopted, write_adopted, write_wish
 from gossamer.frontier.folder_owner import Lost, Owner
-from gossamer.frontier.folder_post import by_shard, shard_of
 from gossamer.frontier.folder_quota import Quota
 from gossamer.frontier.folder_shard import FETCHED_BEFORE, Shard
 from gossamer.frontier.folder_share import Share, ShareClock, explained
@@ -25,6 +24,7 @@ from gossamer.model import Counts, Grant, JobState, Lease, Outcome, Pulse, Recei
 from gossamer.settings import Settings
 
 log = logging.getLogger("gossamer.frontier")
+_SHORT = 8
 
 
 async def open_folder(
@@ -33,6 +33,7 @@ async def open_folder(
     settings: Settings | None = None,
     *,
     worker: str = "",
+    region: str = "",
     clock: Clock | None = None,
     share: Share | None = None,
     tending: bool = True,
@@ -47,7 +48,7 @@ async def open_folder(
         raise explained(error, root) from error
     share_clock = ShareClock(clock or SystemClock())
     share_clock.set(server_time)
-    owner = Owner(share, found, shards=record.shards, worker=worker, clock=share_clock)
+    owner = Owner(share, found, layout=record.layout, worker=worker, region=region, clock=share_clock)
     frontier = FolderFrontier(owner, record.secret)
     try:
         await owner.join()
@@ -75,10 +76,11 @@ class FolderFrontier:
         self._event = asyncio.Event()
         self._stale = 0
         self._tending: asyncio.Task[None] | None = None
-        owner.on_change(self._tell)
+        owner.changed = self._tell
 
     def start(self) -> None:
         """Tend to our shards from now on, whatever is called or not."""
+        self.owner.tended = True
         self._tending = asyncio.create_task(self._tend())
 
     async def _tend(self) -> None:
@@ -90,11 +92,11 @@ class FolderFrontier:
                 log.warning("waiting for the folder: %s", error)
 
     def _shard(self, site: str) -> Shard | None:
-        return self.owner.shards.get(shard_of(site, self.owner.count))
+        return self.owner.shards.get(self.owner.layout.shard_of(site))
 
     async def add(self, requests: Sequence[Request]) -> int:
         """Queue requests. Of those that go to other workers' shards nobody knows yet whether they are new."""
-        added = await self.owner.hand_out(by_shard(requests, self.owner.count))
+        added = await self.owner.links.hand_out(list(requests))
         if added:
             self._tell()
         return added
@@ -102,7 +104,7 @@ class FolderFrontier:
     async def adopt(self, requests: Sequence[Request]) -> None:
         """Take these for fetched: their pages are there already, from another program or an earlier crawl."""
         done = [msgspec.structs.replace(request, tries=FETCHED_BEFORE) for request in requests]
-        await self.owner.hand_out(by_shard(done, self.owner.count))
+        await self.owner.links.hand_out(done)
 
     async def has_adopted(self, tree: str) -> bool:
         """Whether the job has taken over this tree of pages to its end."""
@@ -145,6 +147,11 @@ class FolderFrontier:
     ) -> tuple[list[Lease], float | None]:
         """The lanes of all our shards that have been ready longest; and when the next is."""
         shards = [shard for shard in self.owner.shards.values() if not shard.leaving]
+        if self.owner.has_company:
+            # A shard can be given only when nothing of it is leased: when there is little left, leases are short, so
+            # that those who run out of work first get some of ours soon.
+            left = sum(shard.queued for shard in shards)
+            batch = min(batch, max(_SHORT, left // (2 * self.settings.concurrency)))
         room = await self._quota.room(limit * batch)
         if room <= 0:
             for shard in shards:
@@ -203,14 +210,14 @@ class FolderFrontier:
         self, outcomes: Sequence[Outcome], *, notes: Sequence[SiteNote] = (), marks: Mapping[str, int] | None = None
     ) -> Receipt:
         """Settle requests. Links to our own shards are written first, those to others with the outcome itself."""
-        owner, count = self.owner, self.owner.count
+        owner, shard_of = self.owner, self.owner.layout.shard_of
         if owner.is_late:
             await owner.renew()
         settled: dict[int, tuple[list[Outcome], list[SiteNote]]] = defaultdict(lambda: ([], []))
         for outcome in outcomes:
-            settled[shard_of(outcome.site, count)][0].append(outcome)
+            settled[shard_of(outcome.site)][0].append(outcome)
         for note in notes:
-            settled[shard_of(note.site, count)][1].append(note)
+            settled[shard_of(note.site)][1].append(note)
         receipts: list[Receipt] = []
         async with owner.writing:
             abroad = await self._links_first({number: pair[0] for number, pair in settled.items()})
@@ -231,19 +238,19 @@ class FolderFrontier:
 
     async def _links_first(self, settled: Mapping[int, Sequence[Outcome]]) -> dict[int, list[Request]]:
         """Queue links to other shards of ours. Those to shards of others, by the shard where they were found."""
-        owner, count = self.owner, self.owner.count
+        owner, shard_of = self.owner, self.owner.layout.shard_of
         here: dict[int, list[Request]] = defaultdict(list)
         abroad: dict[int, list[Request]] = {}
         for number, outcomes in settled.items():
             shard = owner.shards.get(number)
             for outcome in outcomes if shard is not None else ():
-                strangers = [link for link in outcome.links if shard_of(link.site, count) != number]
+                strangers = [link for link in outcome.links if shard_of(link.site) != number]
                 if not strangers or shard is None or not shard.holds(outcome):
                     continue
                 page = shard.page_of(outcome)
                 for link in strangers:
                     named = link if link.referrer else msgspec.structs.replace(link, referrer=page)
-                    target = shard_of(link.site, count)
+                    target = shard_of(link.site)
                     (here[target] if target in owner.shards else abroad.setdefault(number, [])).append(named)
         await asyncio.gather(*(owner.shards[number].add(links) for number, links in here.items()))
         return abroad
@@ -251,13 +258,13 @@ class FolderFrontier:
     async def _settle(
         self, number: int, outcomes: list[Outcome], notes: list[SiteNote], abroad: list[Request]
     ) -> Receipt:
-        shard, count = self.owner.shards.get(number), self.owner.count
+        shard, shard_of = self.owner.shards.get(number), self.owner.layout.shard_of
         if shard is None:
             self._stale += len(outcomes)
             return Receipt(stale=len(outcomes))
         own = [
             msgspec.structs.replace(
-                outcome, links=tuple(link for link in outcome.links if shard_of(link.site, count) == number)
+                outcome, links=tuple(link for link in outcome.links if shard_of(link.site) == number)
             )
             if outcome.links
             else outcome

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-_MUCH = 1.25
+_MUCH = 1.1
+_LATE = 2
 _FEW_REQUESTS = 16
 """Differences as small as this are not worth a move."""
 
@@ -23,18 +24,18 @@ class Scene(NamedTuple):
     """The owner of each shard that has a living one."""
     work: Mapping[int, int]
     """How many requests are queued, delayed or leased, of each shard that has any."""
-    shards: int
+    shards: Collection[int]
+    """Those that are shared out among these workers."""
     leased: Collection[int] = ()
     """Our shards of which something is leased: they can be given only when that is done."""
 
 
 def to_take(scene: Scene) -> list[int]:
     """The shards without an owner that are ours to take: with work in them up to a fair share of the work, and a fair
-    number of the others."""
-    free = [shard for shard in range(scene.shards) if shard not in scene.holders]
+    number of all with those without."""
+    free = [shard for shard in scene.shards if shard not in scene.holders]
     # Each worker begins elsewhere, so that those who start together do not all try for the same.
     free.sort(key=lambda shard: zlib.crc32(f"{scene.me} {shard}".encode()))
-    mine = sum(holder == scene.me for holder in scene.holders.values())
     work, fair = _work(scene)[scene.me], _fair_work(scene)
     taken = []
     for shard in free:
@@ -42,37 +43,48 @@ def to_take(scene: Scene) -> list[int]:
             taken.append(shard)
             work += scene.work[shard]
     empty = [shard for shard in free if not scene.work.get(shard)]
-    return taken + empty[: max(0, _fair_number(scene) - mine - len(taken))]
+    return taken + empty[: max(0, _fair_number(scene) - len(_mine(scene)) - len(taken))]
 
 
 def to_give(scene: Scene) -> list[int]:
-    """Our shards that others should have: those over a fair number, and work for those who have much less of it.
+    """Our shards that others should have: work for those who have much less of it, and empty ones over a fair number.
 
-    What is given away cannot be fetched for a moment: so small differences stay as they are."""
+    Numbers decide about empty ones alone: what they gave away of the work, its share of the work would take back."""
     if len(scene.live) < 2:
         return []
-    mine = [shard for shard, holder in scene.holders.items() if holder == scene.me]
-    given = _surplus(scene, mine)
-    over = len(mine) - _fair_number(scene)
-    left = sorted((shard for shard in mine if shard not in given), key=lambda shard: scene.work.get(shard, 0))
-    return given + left[: max(0, over - len(given))]
+    mine, given = _mine(scene), _surplus(scene)
+    empty = [shard for shard in mine if not scene.work.get(shard)]
+    return given + empty[: max(0, len(mine) - len(given) - _fair_number(scene))]
 
 
-def _surplus(scene: Scene, mine: Iterable[int]) -> list[int]:
-    """Shards with as much work as we have too much, and another too little."""
+def _surplus(scene: Scene) -> list[int]:
+    """Shards with as much work as we have too much, and another too little.
+
+    What is given away cannot be fetched for a moment: so small differences stay as they are."""
     work, fair = _work(scene), _fair_work(scene)
     poorest, ours = min(work.values()), work[scene.me]
-    if ours < _MUCH * fair or poorest * _MUCH > fair or ours - poorest < _FEW_REQUESTS:
+    much = ours >= _MUCH * fair and poorest * _MUCH <= fair
+    # One who comes late finds all others with just a little too much.
+    late = ours > fair and poorest * _LATE <= fair
+    if not (much or late) or ours - poorest < _FEW_REQUESTS:
         return []
-    excess = min(ours - fair, fair - poorest)
     # What is leased has to be waited for: it is given only to one who has nothing at all.
-    pool = [shard for shard in mine if scene.work.get(shard) and (shard not in scene.leased or scene.hungry)]
+    pool = [shard for shard in _mine(scene) if scene.work.get(shard) and (shard not in scene.leased or scene.hungry)]
+    pool.sort(key=lambda shard: (shard in scene.leased, -scene.work[shard]))
+    excess = min(ours - fair, fair - poorest)
     given: list[int] = []
-    for shard in sorted(pool, key=lambda shard: (shard in scene.leased, -scene.work[shard])):
+    for shard in pool:
         if scene.work[shard] <= excess:
             given.append(shard)
             excess -= scene.work[shard]
+    if not given and pool:
+        least = min(pool, key=lambda shard: (shard in scene.leased, scene.work[shard]))
+        return [least] if (poorest + scene.work[least]) * _MUCH <= ours else []
     return given
+
+
+def _mine(scene: Scene) -> list[int]:
+    return [shard for shard, holder in scene.holders.items() if holder == scene.me]
 
 
 def _work(scene: Scene) -> dict[str, int]:
@@ -93,6 +105,6 @@ def _fair_number(scene: Scene) -> int:
     held = dict.fromkeys(scene.live, 0)
     for holder in scene.holders.values():
         held[holder] = held.get(holder, 0) + 1
-    least, over = divmod(scene.shards, max(1, len(scene.live)))
+    least, over = divmod(len(scene.shards), max(1, len(scene.live)))
     others_have_theirs = all(count >= least for worker, count in held.items() if worker != scene.me)
     return least + (over > 0 and others_have_theirs)

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import msgspec
 
 from gossamer.frontier.folder_share import Share
-from gossamer.model import Counts, Pulse
+from gossamer.model import Counts, Pulse, RegionView
 
 CLAIMS, TERMS, WORKERS = "claims", "terms", "workers"
 _KEPT = 4
@@ -29,6 +29,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     busy: bool = True
     """Whether anything of it is queued, delayed, leased or on its way to other shards."""
     counts: Counts = Counts()
+    lanes: RegionView = RegionView()
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -53,6 +54,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stored: int = 0
     """Pages that it has stored in this life."""
     shards: dict[int, View] = {}
+    region: str = ""
     life: str = ""
     """The process: see `folder_life`."""
     pulse: Pulse | None = None

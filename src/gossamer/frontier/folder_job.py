@@ -13,6 +13,7 @@ from gossamer import settings as configuration
 from gossamer.errors import ConfigError, JobMissing, SchemaMismatch
 from gossamer.frontier.folder_chain import folder_of
 from gossamer.frontier.folder_claims import CLAIMS, TERMS, WORKERS
+from gossamer.frontier.folder_layout import Layout
 from gossamer.frontier.folder_share import TEMPORARY, Share
 from gossamer.model import JobState
 from gossamer.settings import Settings
@@ -20,6 +21,7 @@ from gossamer.settings import Settings
 FORMAT = 1
 SHARDS = 64
 INBOX, REFUSED, QUOTA = "inbox", "refused", "quota"
+_MOST_SHARDS = 8192
 _RECORD, _WISH, _ADOPTED = "job.json", "wish.json", "adopted.json"
 
 
@@ -29,7 +31,15 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     format: int
     secret: bytes
     shards: int
+    """For each region, and for the sites of none."""
     settings: dict[str, Any]
+    regions: dict[str, list[str]] = {}
+    """The rules by which sites are in their shards."""
+
+    @property
+    def layout(self) -> Layout:
+        """Where sites are."""
+        return Layout(self.shards, self.regions)
 
 
 def place_of(url: str, job: str) -> tuple[Path, int]:
@@ -54,18 +64,38 @@ def results_of(url: str, job: str) -> Path:
 def open_job(share: Share, job: str, settings: Settings | None, *, shards: int) -> tuple[Record, Settings]:
     """The record of a job. With settings it is made if it is not there, and these are its settings from now on."""
     if settings is not None:
-        share.make_folders(TEMPORARY, CLAIMS, TERMS, WORKERS, INBOX, REFUSED, QUOTA)
-        share.make_folders(*(folder_of(shard) for shard in range(shards)))
         plain = configuration.dump(settings)
-        made = Record(format=FORMAT, secret=secrets.token_bytes(16), shards=shards, settings=plain)
+        regions = {name: list(patterns) for name, patterns in settings.regions.items()}
+        made = Record(format=FORMAT, secret=secrets.token_bytes(16), shards=shards, settings=plain, regions=regions)
+        _check(settings, made)
+        share.make_folders(TEMPORARY, CLAIMS, TERMS, WORKERS, INBOX, REFUSED, QUOTA)
+        share.make_folders(*(folder_of(shard) for shard in range(made.layout.count)))
         if not share.claim(_RECORD, msgspec.json.encode(made)):
             found = _read(share, job)
+            if found.regions != regions:
+                raise ConfigError(
+                    "the regions of a job on a folder stay as they were when it was made",
+                    hint="set them as they were, or start a new job: sites do not move from shard to shard",
+                )
             share.put(_RECORD, msgspec.json.encode(msgspec.structs.replace(found, settings=plain)))
         if read_wish(share) == "stopping":
             # A stop ends with the run that was stopped.
             write_wish(share, "running")
     record = _read(share, job)
     return record, configuration.build(record.settings, source=f"{share.root / _RECORD}")
+
+
+def _check(settings: Settings, record: Record) -> None:
+    if settings.region_by == "auto":
+        raise ConfigError(
+            "on a folder sites stay in the region that the rules give them",
+            hint="leave --region-by auto away, or take redis:// or a database",
+        )
+    if record.layout.count > _MOST_SHARDS:
+        raise ConfigError(
+            f"{len(record.regions)} regions with {record.shards} shards each are more than {_MOST_SHARDS:,} shards",
+            hint="make fewer: folder:/path?shards=16",
+        )
 
 
 def _read(share: Share, job: str) -> Record:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from gossamer.clock import Clock
 from gossamer.frontier.folder_chain import FILE_BITS, Chain, Index, Piece, ShardPast, read_chain
 from gossamer.frontier.folder_log import (
     SIZE_BYTES,
@@ -20,34 +21,39 @@ from gossamer.frontier.folder_log import (
     size_at,
     states_of,
 )
-from gossamer.frontier.folder_share import Share, explained
-from gossamer.frontier.journal import Change, OutcomeRow, site_view, vars_of
+from gossamer.frontier.folder_share import explained
+from gossamer.frontier.journal import Change, NotAtHand, OutcomeRow, site_view, vars_of
 from gossamer.model import Request
 from gossamer.settings import Settings
+
+if TYPE_CHECKING:
+    from gossamer.frontier.folder_owner import Owner
 
 _FILE_MASK = (1 << FILE_BITS) - 1
 
 
-class FolderJournal:
-    """Changes of a shard in the newest file of its chain. `confirm` is asked, after each write, whether it counts."""
+class _File:
+    """An open file. Several threads may use it: it is closed when the last of them lets go of it."""
 
-    def __init__(
-        self,
-        share: Share,
-        chain: Chain,
-        shard: int,
-        *,
-        clock: Clock,
-        run: Callable[..., Awaitable[Any]],
-        confirm: Callable[[int], Awaitable[None]],
-    ) -> None:
-        self._share = share
+    def __init__(self, path: Path, how: int) -> None:
+        self.handle = os.open(path, how)
+
+    def __del__(self) -> None:
+        if hasattr(self, "handle"):
+            with suppress(OSError):
+                os.close(self.handle)
+
+
+class FolderJournal:
+    """Changes of a shard in the newest file of its chain. Its owner is asked, after each write, whether it counts."""
+
+    def __init__(self, owner: Owner, chain: Chain, shard: int) -> None:
+        self._owner = owner
+        self._share = owner.share
         self._shard = shard
-        self._clock = clock
-        self._run = run
-        self._confirm = confirm
         self._names = [name for name, _ in chain.files]
-        self._handles: dict[int, int] = {}
+        self._files: dict[int, _File] = {}
+        self._at_hand: dict[int, Request] = {}
         self._index = Index(chain)
         self._sites = {number: name for frame in chain for number, name in frame.sites}
         self._end = chain.files[-1][1]
@@ -65,12 +71,12 @@ class FolderJournal:
     async def write(self, change: Change) -> Sequence[int]:
         out = [encode(request) for request in self.staged]
         # Time stands still rather than go back: what was due stays due.
-        self._at = max(self._at, self._clock.epoch())
+        self._at = max(self._at, self._owner.clock.epoch())
         sent = self._gone if self._gone != self._gone_written else 0
         frame, data, start = pack(change, at=self._at, out=out, sent=sent)
         end = self._end
-        await self._run(self._append, data, end)
-        await self._confirm(self._shard)
+        await self._owner.run(self._append, data, end)
+        await self._owner.confirm(self._shard)
         self._end = end + len(data)
         self._gone_written = sent or self._gone_written
         self.outgoing += out
@@ -84,35 +90,28 @@ class FolderJournal:
         name = self._names[-1]
         try:
             self._share.touched("append", name)
-            handle = self._handle(len(self._names) - 1)
+            log = self._file(len(self._names) - 1)
             if self._torn:
-                os.ftruncate(handle, end)
+                os.ftruncate(log.handle, end)
             self._torn = True
             view, at = memoryview(data), end
             while view:
-                written = os.pwrite(handle, view, at)
+                written = os.pwrite(log.handle, view, at)
                 view, at = view[written:], at + written
             self._share.touched("fsync", name)
-            os.fsync(handle)
+            os.fsync(log.handle)
             self._torn = False
         except OSError as error:
-            self._forget_handle(len(self._names) - 1)
+            # A handle that was bad once may stay so, though the file is well again.
+            self._files.pop(len(self._names) - 1, None)
             raise explained(error, self._share.root / name) from error
 
-    def _handle(self, file: int) -> int:
-        if file not in self._handles:
-            how = os.O_RDWR if file == len(self._names) - 1 else os.O_RDONLY
-            self._handles[file] = os.open(self._share.root / self._names[file], how)
-        return self._handles[file]
-
-    def _forget_handle(self, file: int) -> None:
-        """A handle that was bad once may stay so, though the file is well again."""
-        handle = self._handles.pop(file, None)
-        if handle is not None:
-            try:
-                os.close(handle)
-            except OSError:
-                pass
+    def _file(self, number: int) -> _File:
+        found = self._files.get(number)
+        if found is None:
+            how = os.O_RDWR if number == len(self._names) - 1 else os.O_RDONLY
+            found = self._files[number] = _File(self._share.root / self._names[number], how)
+        return found
 
     def sent(self, count: int) -> None:
         """The first so many of the outgoing links are where they belong. It is written down with the next change."""
@@ -120,6 +119,18 @@ class FolderJournal:
         self._gone += count
 
     def load(self, numbers: Sequence[int], visits: Mapping[int, int]) -> list[Request]:
+        if any(number not in self._at_hand for number in numbers):
+            raise NotAtHand(numbers, visits)
+        found = [self._at_hand[number] for number in numbers]
+        self._at_hand.clear()
+        return found
+
+    async def fetch(self, numbers: Sequence[int], visits: Mapping[int, int]) -> None:
+        """Read requests, so that `load` has them at hand: until the next `load`."""
+        requests = await self._owner.read(self._requests, numbers, visits)
+        self._at_hand.update(zip(numbers, requests, strict=True))
+
+    def _requests(self, numbers: Sequence[int], visits: Mapping[int, int]) -> list[Request]:
         found = []
         for number in numbers:
             one = decode_kept(self._read(self._index.places[number], self._index.sizes[number]))
@@ -148,26 +159,22 @@ class FolderJournal:
         for last in (False, True):
             try:
                 self._share.touched("load", self._names[file])
-                data = os.pread(self._handle(file), size, place & _FILE_MASK)
+                log = self._file(file)
+                data = os.pread(log.handle, size, place & _FILE_MASK)
                 if len(data) < size:
                     raise OSError(errno.EIO, "the log is shorter than it was")
                 return data
             except OSError as error:
-                self._forget_handle(file)
+                self._files.pop(file, None)
                 if last or error.errno != errno.ESTALE:
                     raise explained(error, self._share.root / self._names[file]) from error
         raise AssertionError
 
     def lookup(self, key: int) -> dict[str, Any] | None:
-        try:
-            chain = read_chain(self._share, self._shard)
-        except OSError as error:
-            raise explained(error, self._share.root) from error
-        return story(chain, key)
+        return story(read_chain(self._share, self._shard), key)
 
     def close(self) -> None:
-        for file in list(self._handles):
-            self._forget_handle(file)
+        self._files.clear()
 
 
 def story(chain: Chain, key: int) -> dict[str, Any] | None:

@@ -12,24 +12,25 @@ import msgspec
 
 from gossamer.errors import Unavailable
 from gossamer.frontier.folder_balance import Scene, to_give, to_take
-from gossamer.frontier.folder_chain import Chain, begin_log, read_chain, sweep_logs
+from gossamer.frontier.folder_chain import begin_log, read_chain, sweep_logs
 from gossamer.frontier.folder_claims import Beat, Claims, Peers, new_session
 from gossamer.frontier.folder_job import read_wish
 from gossamer.frontier.folder_journal import FolderJournal
+from gossamer.frontier.folder_layout import Layout
 from gossamer.frontier.folder_life import be_alone, this_process
-from gossamer.frontier.folder_log import decode_request
-from gossamer.frontier.folder_post import Post, by_shard
+from gossamer.frontier.folder_links import Links
+from gossamer.frontier.folder_post import Post
 from gossamer.frontier.folder_shard import Common, Shard
 from gossamer.frontier.folder_share import Share, ShareClock, explained
-from gossamer.model import JobState, Pulse, Request
+from gossamer.model import JobState, Pulse
 from gossamer.settings import Settings
 
 log = logging.getLogger("gossamer.frontier")
 T = TypeVar("T")
-_THREADS = 8
+_THREADS, _READERS = 8, 2
 _SAFE = 0.9
 """Of its lease an owner trusts this part; after that it makes sure with a new claim before it says that all is well."""
-_MOST_LETTERS = 256
+_ROUNDS = 4
 _LITTER_SECONDS = 3600.0
 _SILENT_SECONDS = 600.0
 
@@ -41,19 +42,23 @@ class Lost(Unavailable):
 class Owner:
     """One life of a worker, or of a visitor, who claims nothing."""
 
-    def __init__(self, share: Share, settings: Settings, *, shards: int, worker: str, clock: ShareClock) -> None:
+    def __init__(
+        self, share: Share, settings: Settings, *, layout: Layout, worker: str, region: str = "", clock: ShareClock
+    ) -> None:
         self.share = share
         self.settings = settings
-        self.count = shards
+        self.layout = layout
         self.worker = worker
+        self.region = region
         self.session = new_session(worker)
         self.life = this_process()
         self.forebears: frozenset[str] = frozenset()
         """Sessions of former processes with this worker's name."""
         self.clock = clock
-        self.claims = Claims(share, shards)
+        self.claims = Claims(share, layout.count)
         self.peers = Peers(share, lease_seconds=settings.lease_seconds)
         self.post = Post(share)
+        self.links = Links(self)
         self.shards: dict[int, Shard] = {}
         self.job: JobState = "running"
         self.hungry = False
@@ -65,6 +70,9 @@ class Owner:
         """Pages that this life of the worker has stored, in whatever shards."""
         self.told_busy = False
         """Whether the others have been told that something of ours is under way."""
+        self.tended = False
+        """Whether somebody calls `tend` again and again: no other call then waits for it."""
+        self._given: dict[int, float] = {}
         self._tending = asyncio.Lock()
         self._renewing = asyncio.Lock()
         self._deadline = -1e18
@@ -72,7 +80,9 @@ class Owner:
         self._beats = 0
         self._common = Common(settings)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="gossamer-folder")
-        self._changed: Callable[[], None] = lambda: None
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="gossamer-folder-read")
+        self.changed: Callable[[], None] = lambda: None
+        """Called when something may have become due."""
 
     async def join(self) -> None:
         """Make sure that no other process has our name, then begin."""
@@ -80,14 +90,17 @@ class Owner:
             self.forebears = await be_alone(self)
         await self.tend()
 
-    def on_change(self, tell: Callable[[], None]) -> None:
-        """Call this when something may have become due."""
-        self._changed = tell
-
     async def run(self, work: Callable[..., T], *given: Any) -> T:
         """Do something with the folder, in a thread; what goes wrong there is said in our words."""
+        return await self._run(self._threads, work, *given)
+
+    async def read(self, work: Callable[..., T], *given: Any) -> T:
+        """The same for what somebody waits for who has nothing else to do: it does not stand behind others' syncs."""
+        return await self._run(self._readers, work, *given)
+
+    async def _run(self, threads: ThreadPoolExecutor, work: Callable[..., T], *given: Any) -> T:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work, *given)
+            return await asyncio.get_running_loop().run_in_executor(threads, work, *given)
         except OSError as error:
             raise explained(error, self.share.root) from error
 
@@ -95,6 +108,11 @@ class Owner:
     def is_member(self) -> bool:
         """Whether this is a worker, which takes shards."""
         return bool(self.worker)
+
+    @property
+    def has_company(self) -> bool:
+        """Whether other workers are there too."""
+        return any(self.peers.beats[name].worker for name in self.peers.live - {self.session})
 
     @property
     def remaining(self) -> float:
@@ -110,7 +128,7 @@ class Owner:
         """Make sure that what we hold is ours, for `seconds` at least if that can be had; tend if that is due."""
         if self.is_member and (self.is_late or self.remaining < min(seconds, self.settings.lease_seconds)):
             await self.renew()
-        if self.clock.monotonic() >= self._tended_at + self.every_seconds:
+        if not self.tended and self.clock.monotonic() >= self._tended_at + self.every_seconds:
             await self.tend()
 
     async def renew(self) -> None:
@@ -129,6 +147,7 @@ class Owner:
             number=self._beats,
             hungry=self.hungry,
             stored=self.stored,
+            region=self.region,
             life=self.life,
             shards={number: shard.view() for number, shard in self.shards.items()},
             pulse=self.pulse,
@@ -157,8 +176,9 @@ class Owner:
         shard = self.shards.pop(number, None)
         if shard is not None:
             log.warning("shard %d was taken over: this worker was silent for too long", number)
+            shard.leaving = True
             shard.journal.close()
-            self._changed()
+            self.changed()
 
     async def tend(self) -> None:
         """One round: bring links in and out, beat, look at the others, take and give shards."""
@@ -167,8 +187,8 @@ class Owner:
             if self.is_member:
                 if self.is_late:
                     await self.renew()
-                taken = await self._collect()
-                await self.deliver()
+                taken = await self.links.collect()
+                await self.links.deliver()
                 # Told before the letters are gone: there is always one place that shows the work in them.
                 await self.renew()
                 await self.run(self.post.done, taken)
@@ -188,83 +208,55 @@ class Owner:
                 self.drop(number)
         if job != self.job:
             self.job = job
-            self._changed()
+            self.changed()
 
     def _look(self, fresh: bool) -> None:
         self.claims.look(fresh=fresh)
         self.peers.look(monotonic=self.clock.monotonic(), epoch=self.clock.epoch())
 
-    async def _collect(self) -> list[str]:
-        """Queue what others sent to our shards; the letters that can go."""
-        waiting = await self.run(self.post.waiting)
-        taken: list[str] = []
-        for number in [number for number in waiting if number in self.shards]:
-            for name in waiting[number][:_MOST_LETTERS]:
-                requests = await self.run(self.post.read, name)
-                async with self.writing:
-                    if number not in self.shards:
-                        break
-                    if await self.shards[number].add(requests):
-                        self._changed()
-                taken.append(name)
-        return taken
-
-    async def deliver(self) -> None:
-        """Send on the links that our shards have for others. Those that are ours by now go there directly."""
-        sources = [(shard, len(shard.journal.outgoing)) for shard in self.shards.values() if shard.journal.outgoing]
-        links = [decode_request(one) for shard, count in sources for one in shard.journal.outgoing[:count]]
-        if not links:
-            return
-        await self.hand_out(by_shard(links, self.count))
-        for shard, count in sources:
-            shard.journal.sent(count)
-        self._changed()
-
-    async def hand_out(self, letters: dict[int, list[Request]]) -> int:
-        """Queue requests in our shards, and send the others; how many were new, as far as one can know."""
-        added = 0
-        elsewhere = dict(letters)
-        async with self.writing:
-            for number in list(letters):
-                if number in self.shards:
-                    added += await self.shards[number].add(elsewhere.pop(number))
-        if added and not self.told_busy:
-            # Nobody may say that the job is finished once this has returned.
-            await self.renew()
-        if elsewhere:
-            await self.run(lambda: self.post.send(elsewhere, epoch=self.clock.epoch()))
-        return added + sum(map(len, elsewhere.values()))
-
-    def scene(self) -> Scene:
-        """The shards as this worker sees them."""
+    def scenes(self) -> list[Scene]:
+        """The shards as this worker sees them: those of its region, and those of none."""
         holders = self.peers.holders(self.claims.newest)
-        # A claim of ours without a shard is what was left when the folder failed while we took it.
-        holders = {shard: who for shard, who in holders.items() if who != self.session or shard in self.shards}
-        work = {}
-        for number, standing in self.claims.newest.items():
-            beat = self.peers.beats.get(standing.claim.session)
-            view = beat.shards.get(number) if beat is not None else standing.claim.view
-            if number in self.shards:
-                view = self.shards[number].view()
-            if view is not None and view.busy:
-                work[number] = max(1, view.counts.queued + view.counts.delayed + view.counts.leased)
-            elif view is None and standing.number:
-                work[number] = 1
-        hungry = [name for name, beat in self.peers.beats.items() if beat.hungry and name in self.peers.live]
-        members = [name for name in self.peers.live if self.peers.beats[name].worker]
+        # A claim of ours without a shard is what was left when the folder failed while we took it. What is about to be
+        # given counts as given: or more would be, round after round.
+        staying = {number for number, shard in self.shards.items() if not shard.leaving}
+        holders = {shard: who for shard, who in holders.items() if who != self.session or shard in staying}
         leased = [number for number, shard in self.shards.items() if shard.leased]
-        return Scene(self.session, members, hungry, holders, work, self.count, leased)
+        found = []
+        for region, numbers in self.layout.rows(self.region):
+            members = {name: self.peers.beats[name] for name in self.peers.live if self.peers.beats[name].worker}
+            live = [name for name, beat in members.items() if region in ("", beat.region)]
+            hungry = [name for name in live if members[name].hungry]
+            held = {shard: who for shard, who in holders.items() if shard in numbers}
+            work = {number: amount for number in numbers if (amount := self._work(number))}
+            found.append(Scene(self.session, live, hungry, held, work, numbers, leased))
+        return found
+
+    def _work(self, number: int) -> int:
+        """How many requests of a shard are still to be fetched; at least 1 if nobody knows."""
+        standing = self.claims.newest[number]
+        beat = self.peers.beats.get(standing.claim.session)
+        view = beat.shards.get(number) if beat is not None else standing.claim.view
+        if number in self.shards:
+            view = self.shards[number].view()
+        if view is None:
+            return 1 if standing.number else 0
+        return max(1, view.counts.queued + view.counts.delayed + view.counts.leased) if view.busy else 0
 
     async def _balance(self) -> None:
-        scene = self.scene()
+        scenes = self.scenes()
         # As they stand now: what others claim from here on is theirs.
         seen = {number: standing.number for number, standing in self.claims.newest.items()}
-        for number in to_give(scene):
+        for number in [number for scene in scenes for number in to_give(scene)]:
             self.shards[number].leaving = True
         for number, shard in list(self.shards.items()):
             if shard.leaving and not shard.leased:
                 await self.give(number)
-        wanted = to_take(scene)
+        now = self.clock.monotonic()
+        # What we have just given is for others, who may not have looked yet.
+        self._given = {number: at for number, at in self._given.items() if at > now - _ROUNDS * self.every_seconds}
+        kept = self._given.keys() | self.shards.keys()
+        wanted = [number for scene in scenes for number in to_take(scene) if number not in kept]
         if wanted:
             await self.take({number: seen[number] for number in wanted})
         epoch = self.clock.epoch()
@@ -283,7 +275,11 @@ class Owner:
                 dead = [session for session in dead if session in self.forebears]
             for session in dead:
                 await self.run(self.peers.forget, session)
-            orphans = {n: found.number for n, found in self.claims.newest.items() if found.claim.session in dead}
+            orphans = {
+                number: found.number
+                for number, found in self.claims.newest.items()
+                if found.claim.session in dead and self.layout.may_have(number, self.region)
+            }
             if not self.is_member or not orphans:
                 return 0
             taken = await self.take(orphans)
@@ -311,26 +307,23 @@ class Owner:
             got.append(number)
         if got:
             await self.renew()
-            self._changed()
+            self.changed()
         return got
 
     async def _open(self, number: int, claim: int, term: int) -> None:
-        def opened() -> Chain:
+        def opened() -> Shard:
             chain = read_chain(self.share, number)
             chain = begin_log(self.share, chain, shard=number, claim=claim, session=self.session)
             sweep_logs(self.share, chain, number, claim)
-            return chain
+            journal = FolderJournal(self, chain, number)
+            journal.past.epoch = term - 1
+            return Shard(journal, number, claim, settings=self.settings, clock=self.clock, common=self._common)
 
-        chain = await self.run(opened)
-        journal = FolderJournal(self.share, chain, number, clock=self.clock, run=self.run, confirm=self.confirm)
-        journal.past.epoch = term - 1
-        self.shards[number] = Shard(
-            journal, number, claim, settings=self.settings, clock=self.clock, common=self._common
-        )
+        self.shards[number] = await self.run(opened)
 
     async def give(self, number: int) -> None:
         """Give a shard up for others to take; what it had for other shards is sent first."""
-        await self.deliver()
+        await self.links.deliver()
         async with self.writing:
             shard = self.shards.get(number)
             if shard is None or shard.journal.outgoing:
@@ -339,6 +332,7 @@ class Owner:
             view = msgspec.structs.replace(shard.view(), claim=shard.claim + 1)
             await self.run(self.claims.take, number, shard.claim, "", 0, view)
             self.shards.pop(number, None)
+            self._given[number] = self.clock.monotonic()
 
     async def aclose(self) -> None:
         """Give everything up, and be forgotten."""
@@ -358,3 +352,4 @@ class Owner:
             shard.journal.close()
         self.shards.clear()
         self._threads.shutdown(wait=False)
+        self._readers.shutdown(wait=False)

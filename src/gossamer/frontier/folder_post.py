@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import secrets
-import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -16,21 +16,9 @@ from gossamer.model import Request
 
 log = logging.getLogger("gossamer.frontier")
 _MOST = 5000
+_LOOKED_AT = 16
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Request]).decode
-
-
-def shard_of(site: str, shards: int) -> int:
-    """The shard of a site, for the whole life of a job."""
-    return zlib.crc32(site.encode("utf-8", "surrogatepass")) % shards
-
-
-def by_shard(requests: Iterable[Request], shards: int) -> dict[int, list[Request]]:
-    """Requests by the shard of their site."""
-    sorted_out: dict[int, list[Request]] = defaultdict(list)
-    for request in requests:
-        sorted_out[shard_of(request.site, shards)].append(request)
-    return sorted_out
 
 
 class Post:
@@ -57,8 +45,18 @@ class Post:
             found[int(shard) if shard.isdigit() else -1].append(name)
         return found
 
-    def read(self, name: str) -> Sequence[Request]:
-        """A letter's requests. One that cannot be read is put aside, with a word."""
+    def read(self, names: Iterable[str], most: int) -> tuple[list[Request], list[str]]:
+        """The requests of letters, until there are so many, and which letters. One that cannot be read is put aside."""
+        requests: list[Request] = []
+        taken: list[str] = []
+        for name in names:
+            if len(requests) >= most:
+                break
+            requests += self._read(name)
+            taken.append(name)
+        return requests, taken
+
+    def _read(self, name: str) -> Sequence[Request]:
         try:
             return _decode(self._share.read(f"{INBOX}/{name}"))
         except FileNotFoundError:
@@ -67,6 +65,18 @@ class Post:
             log.error("%s cannot be read and was put into %s: %s", name, self._share.root / REFUSED, error)
             (self._share.root / INBOX / name).replace(self._share.root / REFUSED / name)
             return ()
+
+    def sites(self, shards: Iterable[int]) -> dict[int, int]:
+        """How many sites the letters to these shards are about, as far as a few of them tell."""
+        waiting = self.waiting()
+        found = {}
+        for shard in shards:
+            sites: set[str] = set()
+            for name in waiting.get(shard, [])[:_LOOKED_AT]:
+                with suppress(FileNotFoundError, msgspec.MsgspecError):
+                    sites |= {request.site for request in _decode(self._share.read(f"{INBOX}/{name}"))}
+            found[shard] = len(sites)
+        return found
 
     def done(self, names: Iterable[str]) -> None:
         """Throw away letters whose requests are written down."""

@@ -10,14 +10,15 @@ import msgspec
 from gossamer.clock import Clock
 from gossamer.frontier.folder_claims import View
 from gossamer.frontier.folder_journal import FolderJournal
-from gossamer.frontier.journal import SKIPPED, Change, OutcomeRow
+from gossamer.frontier.journal import SKIPPED, Change, NotAtHand, OutcomeRow
 from gossamer.frontier.local import LocalFrontier
 from gossamer.frontier.share import Share
-from gossamer.model import Counts, Grant, Outcome, Request
+from gossamer.model import Counts, Grant, Outcome, RegionView, Request
 from gossamer.settings import Settings
 
 _PATIENCE = 500.0
 """Of its time, a worker spends at most this part on counting: one in so many."""
+_SPARE = 64
 FETCHED_BEFORE = -1
 """As the tries of a request: it was fetched by another program, and is only to be known."""
 
@@ -53,9 +54,11 @@ class Shard(LocalFrontier):
         self.leaving = False
         """To be given to another worker as soon as nothing of it is leased."""
         self._common = common
+        self._urls: dict[int, dict[int, str]] = {}
+        """Of each lease, by key."""
         self._state.schedule.share, self._state.schedule.order = common.handed, common.order
         self._state.stored += journal.past.stored
-        self._counts = Counts()
+        self._counts, self._lanes = Counts(), RegionView()
         self._counted_at, self._counting_seconds = -1e18, 0.0
 
     async def add(self, requests: Sequence[Request]) -> int:
@@ -95,13 +98,34 @@ class Shard(LocalFrontier):
         suspect: bool = True,
         over_share: bool = True,
     ) -> Grant:
+        while not self.leaving:
+            try:
+                grant = await self._lease_at_hand(limit, batch, seconds, worker, suspect=suspect, over_share=over_share)
+            except NotAtHand as missing:
+                await self.journal.fetch(missing.numbers, missing.visits)
+                continue
+            if len(self._urls) > 2 * self.lanes_held + _SPARE:
+                self._urls = {token: urls for token, urls in self._urls.items() if token in self._state.held}
+            for lease in grant.leases:
+                self._urls[lease.token] = {request.key: request.url for request in lease.requests}
+            return grant
+        return Grant()
+
+    async def _lease_at_hand(
+        self, limit: int, batch: int, seconds: float, worker: str, *, suspect: bool, over_share: bool
+    ) -> Grant:
         self._state.last_token = max(self._state.last_token, self._common.last_token)
         try:
             return await super().lease(
                 limit, batch=batch, seconds=seconds, worker=worker, suspect=suspect, over_share=over_share
             )
         finally:
-            self._common.last_token = self._state.last_token
+            self._common.last_token = max(self._state.last_token, self._common.last_token)
+
+    @property
+    def queued(self) -> int:
+        """Requests that could be handed out."""
+        return self._state.schedule.queued
 
     @property
     def leased(self) -> int:
@@ -145,14 +169,14 @@ class Shard(LocalFrontier):
 
     def page_of(self, outcome: Outcome) -> str:
         """The URL of an outcome that would count."""
-        return self.journal.url(self._state.held[outcome.token].batch[outcome.key])
+        return self._urls[outcome.token][outcome.key]
 
     def view(self, *, exact: bool = False) -> View:
         """What others are told of it. Walking over all sites takes a while: unless it must be exact, what only that can
         tell may be some seconds old."""
         schedule, now = self._state.schedule, self._state.clock.monotonic()
         if exact or now >= self._counted_at + _PATIENCE * self._counting_seconds:
-            self._counts = self._state.counts()
+            self._counts, self._lanes = self._state.counts(), schedule.lanes(now)
             self._counted_at = self._state.clock.monotonic()
             self._counting_seconds = self._counted_at - now
         else:
@@ -164,4 +188,10 @@ class Shard(LocalFrontier):
                 stored=self._state.stored,
                 known=len(self._state.seen),
             )
-        return View(claim=self.claim, changes=self.journal.changes, busy=not self.is_over(), counts=self._counts)
+        return View(
+            claim=self.claim,
+            changes=self.journal.changes,
+            busy=not self.is_over(),
+            counts=self._counts,
+            lanes=self._lanes,
+        )

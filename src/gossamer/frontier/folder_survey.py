@@ -11,9 +11,8 @@ from gossamer.frontier import journal
 from gossamer.frontier.folder_chain import Chain, ShardPast, read_chain
 from gossamer.frontier.folder_claims import View
 from gossamer.frontier.folder_journal import site_of, story
-from gossamer.frontier.folder_post import shard_of
 from gossamer.frontier.freshness import mean
-from gossamer.model import Counts, JobState, Pulse, RegionView, ShardView
+from gossamer.model import Counts, JobState, Pulse, ShardView
 
 if TYPE_CHECKING:
     from gossamer.frontier.folder_owner import Owner
@@ -49,12 +48,12 @@ class Survey:
                 found[number] = view if session in owner.peers.live else None
         return found
 
-    def _last_said(self, number: int) -> Counts:
+    def _last_said(self, number: int) -> View:
         """What the last owner of a shard said of it, dead or not."""
         standing = self._owner.claims.newest[number]
         beat = self._owner.peers.beats.get(standing.claim.session)
         view = beat.shards.get(number) if beat is not None else None
-        return view.counts if view is not None else Counts()
+        return view or View(claim=standing.number)
 
     def stored(self) -> int | None:
         """Pages that are stored, of the whole job; None where that is not known of a shard."""
@@ -65,7 +64,7 @@ class Survey:
         """Pages that are stored or in hand, of the whole job."""
         total = 0
         for number, view in self._views().items():
-            counts = view.counts if view is not None else self._last_said(number)
+            counts = (view or self._last_said(number)).counts
             total += counts.stored + counts.leased
         return total
 
@@ -95,11 +94,11 @@ class Survey:
     async def counts(self, *, stale: int) -> Counts:
         """One view of it all."""
         owner = self._owner
-        if len(owner.shards) < owner.count:
+        if len(owner.shards) < owner.layout.count:
             await owner.look()
         views = self._views(exact=True)
         letters = await owner.run(owner.post.waiting)
-        every = [view.counts if view is not None else self._last_said(number) for number, view in views.items()]
+        every = [(view or self._last_said(number)).counts for number, view in views.items()]
         totals = {name: sum(getattr(counts, name) for counts in every) for name in _SUMMED}
         totals["stale"] += stale
         quiet = self._is_quiet(views)
@@ -128,12 +127,12 @@ class Survey:
 
     async def _past_of(self, site: str) -> tuple[Chain, str]:
         """What was written down of the shard of a site, and the worker that has it now."""
-        owner, number = self._owner, shard_of(site, self._owner.count)
+        owner, number = self._owner, self._owner.layout.shard_of(site)
         for last in (False, False, True):
             await owner.look(fresh=True)
             session = owner.claims.newest[number].claim.session
             try:
-                chain = await owner.run(read_chain, owner.share, number)
+                chain = await owner.read(read_chain, owner.share, number)
                 return chain, session.rpartition("~")[0] if session in owner.peers.live else ""
             except Unavailable:
                 # A new owner may just have made a shorter past of the files that we were about to read.
@@ -149,21 +148,22 @@ class Survey:
         for beat in owner.peers.beats.values():
             silent = max(0.0, owner.clock.epoch() - beat.at)
             if silent <= _RECENT_SECONDS and beat.worker:
-                pulse = beat.pulse or Pulse(worker=beat.worker)
-                held = ",".join(str(number) for number in sorted(beat.shards))
-                found.append(msgspec.structs.replace(pulse, silent=silent, shards=pulse.shards or held))
+                pulse = beat.pulse or Pulse(worker=beat.worker, region=beat.region)
+                found.append(msgspec.structs.replace(pulse, silent=silent))
         return found
 
     async def shards(self) -> list[ShardView]:
         """Each shard, with the worker that has it."""
         owner = self._owner
         await owner.look()
+        views = self._views()
+        unowned = [n for n in views if owner.claims.newest[n].claim.session not in owner.peers.live]
+        unread = await owner.run(owner.post.sites, unowned)
         found = []
-        for number, view in self._views().items():
+        for number, view in views.items():
             session = owner.claims.newest[number].claim.session
-            counts = view.counts if view is not None else self._last_said(number)
-            region = RegionView(ready=counts.ready_sites, later=max(0, counts.held_sites))
-            found.append(
-                ShardView(shard=number, server=session.rpartition("~")[0], counts=counts, regions={"": region})
-            )
+            said = view or self._last_said(number)
+            lanes = msgspec.structs.replace(said.lanes, ready=said.lanes.ready + unread.get(number, 0))
+            server, regions = session.rpartition("~")[0], {owner.layout.region(number): lanes}
+            found.append(ShardView(shard=number, server=server, counts=said.counts, regions=regions))
         return found

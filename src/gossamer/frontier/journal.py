@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from gossamer.errors import FrontierError
 from gossamer.model import JobState, Request
 from gossamer.settings import Settings
 
@@ -78,6 +79,15 @@ class Past:
     def urls(self) -> Iterator[tuple[int, int, int, int, int, int]]:
         """Number, key, site, priority, depth and hops; in the order in which they were found."""
         yield from ()
+
+
+class NotAtHand(FrontierError):
+    """Requests that a journal has to read first, and not in the event loop; then the same lease succeeds."""
+
+    def __init__(self, numbers: Sequence[int], visits: Mapping[int, int]) -> None:
+        super().__init__("not read yet")
+        self.numbers = numbers
+        self.visits = {number: visits[number] for number in numbers if number in visits}
 
 
 class Journal(Protocol):

@@ -14,7 +14,7 @@ from gossamer import urls
 from gossamer.clock import Clock
 from gossamer.errors import FrontierError, Unavailable
 from gossamer.frontier import policy, recrawl
-from gossamer.frontier.journal import Change, Journal, MemoryJournal, Past
+from gossamer.frontier.journal import Change, Journal, MemoryJournal, NotAtHand, Past
 from gossamer.frontier.restore import restore
 from gossamer.frontier.schedule import Lane, Site
 from gossamer.frontier.settlement import Settlement
@@ -131,6 +131,8 @@ class LocalFrontier:
                     # What was taken before would stay in nobody's hands until it expires.
                     if leases:
                         break
+                    for site in passed:
+                        schedule.wake(site)
                     raise
                 if lease is None:
                     passed.append(lane.site)
@@ -191,8 +193,8 @@ class LocalFrontier:
         tries, hints = self._state.tries, self._state.hints
         try:
             requests = self._journal.load(numbers, self._state.visits)
-        except BaseException:
-            self._state.schedule.give_back(site, numbers)
+        except BaseException as error:
+            self._state.schedule.give_back(site, numbers, first=isinstance(error, NotAtHand))
             raise
         for place, number in enumerate(numbers if hints else ()):
             if number in hints:
@@ -280,7 +282,7 @@ class LocalFrontier:
         state = self._state
         async with self._lock:
             for key in keys:
-                found = self._journal.lookup(key) if key in state.seen else None
+                found = await asyncio.to_thread(self._journal.lookup, key) if key in state.seen else None
                 if found is not None:
                     state.blame(int(found["number"]), state.schedule.sites[found["site"]])
             if state.new_lapses:

@@ -21,9 +21,11 @@ from typing import Any
 
 from gossamer.frontier.queues import Queue
 from gossamer.frontier.share import Share
+from gossamer.model import RegionView
 from gossamer.settings import Settings
 
 NEVER = float("inf")
+_SOON_SECONDS = 60.0
 
 
 class Lane:
@@ -121,6 +123,7 @@ class Schedule:
         self._turn = 0
         self.order: Iterator[int] = count(-(1 << 60))
         """Breaks ties. Several schedules may share one that begins at 0: what they had before stays unlike."""
+        self._first_again = count(-(1 << 62))
 
     def site(self, name: str, number: int, *, ready_at: float = 0.0) -> Site:
         """The site of that name, made if it is new."""
@@ -182,11 +185,12 @@ class Schedule:
             if ready_at is not None and (lane.heap_at is None or ready_at < lane.heap_at):
                 self._enter(lane, ready_at)
 
-    def _enter(self, lane: Lane, ready_at: float) -> None:
+    def _enter(self, lane: Lane, ready_at: float, order: int | None = None) -> None:
         lane.heap_at = ready_at
+        order = next(self.order) if order is None else order
         # A lease that ends must be noticed in any case.
         lane.over_share = not lane.token and not self.share.left(lane.site.name)
-        heapq.heappush(self._over_share if lane.over_share else self._heap, (ready_at, next(self.order), lane))
+        heapq.heappush(self._over_share if lane.over_share else self._heap, (ready_at, order, lane))
 
     def _ready_at(self, lane: Lane) -> float | None:
         site = lane.site
@@ -197,6 +201,23 @@ class Schedule:
         if site.delayed:
             return max(lane.next_at, site.hold_until, site.delayed[0][0])
         return None
+
+    def lanes(self, now: float) -> RegionView:
+        """The lanes in which something waits or is leased: it walks over all sites."""
+        ready = later = soon = 0
+        due_in: float | None = None
+        for site in self.sites.values():
+            for lane in site.lanes:
+                at = self._ready_at(lane)
+                if at is None:
+                    continue
+                wait = max(0.0, at - now)
+                ready += not lane.token and not wait
+                later += bool(lane.token or wait)
+                soon += bool(lane.token or 0 < wait <= _SOON_SECONDS)
+                if not lane.token and wait:
+                    due_in = wait if due_in is None else min(due_in, wait)
+        return RegionView(ready=ready, later=later, soon=soon, due_in=due_in)
 
     def lane_delay(self, site: Site) -> float:
         """The gap that one lane keeps, so that all lanes together keep the site's rate."""
@@ -285,11 +306,14 @@ class Schedule:
         self.queued -= len(taken)
         return taken
 
-    def give_back(self, site: Site, numbers: Collection[int]) -> None:
-        """Undo `take`."""
+    def give_back(self, site: Site, numbers: Collection[int], *, first: bool = False) -> None:
+        """Undo `take`. Of those that have been ready as long, its lane is then the last, or the `first` again."""
         self._put_back(site, numbers)
         self.queued += len(numbers)
-        self.wake(site)
+        for lane in site.lanes:
+            ready_at = self._ready_at(lane)
+            if lane.heap_at is None and ready_at is not None:
+                self._enter(lane, ready_at, next(self._first_again if first else self.order))
 
     def hold(self, lane: Lane, batch: dict[int, int], *, token: int, expires_at: float, worker: str) -> None:
         """Give a lane with its batch (key -> number) to a worker."""

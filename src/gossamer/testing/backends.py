@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 from unittest import SkipTest
 
 from gossamer.clock import ManualClock
@@ -57,10 +58,20 @@ class MachineClock(ManualClock):
         self._set_back += seconds
 
 
+class Shared(Protocol):
+    """A frontier that several workers of one process lease from."""
+
+    async def lease(self, limit: int, *, batch: int, seconds: float, worker: str = "") -> Grant: ...
+
+    async def abandon(self, worker: str, *, blamed: Sequence[int] = ()) -> int: ...
+
+    async def steer(self, job: JobState) -> None: ...
+
+
 class LocalWorker:
     """A worker's view of a frontier in the same process: its name goes with what it leases."""
 
-    def __init__(self, frontier: LocalFrontier, name: str) -> None:
+    def __init__(self, frontier: Shared, name: str) -> None:
         self._frontier = frontier
         self.name = name
 
@@ -71,7 +82,33 @@ class LocalWorker:
         return getattr(self._frontier, name)
 
 
-class MemoryHarness(Harness):
+class LocalHarness(Harness):
+    """A frontier in this process on a manual clock, with as many workers as are wanted."""
+
+    clock: MachineClock
+
+    @property
+    @abstractmethod
+    def shared(self) -> Shared:
+        """What all workers lease from."""
+
+    async def advance(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    async def set_back(self, seconds: float) -> None:
+        self.clock.set_back(seconds)
+
+    async def worker(self, name: str) -> Frontier:
+        return cast(Frontier, LocalWorker(self.shared, name))
+
+    async def lose(self, worker: Frontier) -> None:
+        await self.shared.abandon(cast(LocalWorker, worker).name)
+
+    async def steer(self, job: JobState) -> None:
+        await self.shared.steer(job)
+
+
+class MemoryHarness(LocalHarness):
     """`memory:`, which dies with its process."""
 
     durable = False
@@ -81,20 +118,9 @@ class MemoryHarness(Harness):
         self.clock = clock
         self.frontier = local
 
-    async def advance(self, seconds: float) -> None:
-        self.clock.advance(seconds)
-
-    async def set_back(self, seconds: float) -> None:
-        self.clock.set_back(seconds)
-
-    async def worker(self, name: str) -> Frontier:
-        return cast(Frontier, LocalWorker(self.local, name))
-
-    async def lose(self, worker: Frontier) -> None:
-        await self.local.abandon(cast(LocalWorker, worker).name)
-
-    async def steer(self, job: JobState) -> None:
-        await self.local.steer(job)
+    @property
+    def shared(self) -> Shared:
+        return self.local
 
 
 class SqliteHarness(MemoryHarness):

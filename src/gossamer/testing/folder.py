@@ -7,15 +7,11 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
 
-from gossamer.frontier.base import Frontier
 from gossamer.frontier.folder import FolderFrontier, open_folder
 from gossamer.frontier.folder_share import Share
-from gossamer.model import Grant, JobState
 from gossamer.settings import Settings
-from gossamer.testing.backends import MachineClock
-from gossamer.testing.harness import Harness
+from gossamer.testing.backends import LocalHarness, MachineClock, Shared
 
 JOB = "job"
 MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None  # noqa: S108
@@ -33,21 +29,7 @@ class TimedShare(Share):
         return self._clock.epoch()
 
 
-class FolderWorker:
-    """A worker that shares its machine's shards with others: its name goes with what it leases."""
-
-    def __init__(self, frontier: FolderFrontier, name: str) -> None:
-        self._frontier = frontier
-        self.name = name
-
-    async def lease(self, limit: int, *, batch: int, seconds: float) -> Grant:
-        return await self._frontier.lease(limit, batch=batch, seconds=seconds, worker=self.name)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._frontier, name)
-
-
-class FolderHarness(Harness):
+class FolderHarness(LocalHarness):
     """`folder:` with one owner of all shards, and several workers on its machine."""
 
     def __init__(self, folder: Path, settings: Settings, *, shards: int = 7) -> None:
@@ -61,13 +43,14 @@ class FolderHarness(Harness):
         """Open it."""
         self.frontier = self.folder = await self.open(f"life-{self._lives}")
 
-    async def open(self, worker: str) -> FolderFrontier:
+    async def open(self, worker: str, region: str = "") -> FolderFrontier:
         """A worker of its own, on a machine of its own."""
         return await open_folder(
             self.url,
             JOB,
             self.settings,
             worker=worker,
+            region=region,
             clock=self.clock,
             share=TimedShare(self.root, self.clock),
             tending=False,
@@ -77,20 +60,9 @@ class FolderHarness(Harness):
         """Let go of everything."""
         await self.folder.aclose()
 
-    async def advance(self, seconds: float) -> None:
-        self.clock.advance(seconds)
-
-    async def set_back(self, seconds: float) -> None:
-        self.clock.set_back(seconds)
-
-    async def worker(self, name: str) -> Frontier:
-        return cast(Frontier, FolderWorker(self.folder, name))
-
-    async def lose(self, worker: Frontier) -> None:
-        await self.folder.abandon(cast(FolderWorker, worker).name)
-
-    async def steer(self, job: JobState) -> None:
-        await self.folder.steer(job)
+    @property
+    def shared(self) -> Shared:
+        return self.folder
 
     async def reopen(self, settings: Settings | None = None) -> None:
         old, self._lives = self.folder, self._lives + 1
