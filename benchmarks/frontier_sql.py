@@ -1,13 +1,16 @@
 """The frontier in PostgreSQL and MariaDB alone: CPU a page of client and server, clients side by side, bytes a URL.
 
-    python benchmarks/frontier_sql.py [--servers postgresql mariadb] [--urls 1e6] [--clients 1 4] [--weigh 2e5]
+    python benchmarks/frontier_sql.py [--servers postgresql mariadb] [--urls 1e6] [--memory 2e6] [--clients 1 4]
 
 64 pages a batch, 50 links a page, 15 % of them new; lease, complete and add are counted, making the links is not.
-Three cases: "all" sends every link; "cached" drops those that the worker's memory of recent keys knows, as workers do
-(links repeat at random here, which is the worst case for it); "new" sends new links only, which is what a memory of all
-keys would do. Clients side by side are processes, each with the case "new"; their throughput is of wall time, with
-the making of links in it. Servers run with their default durability and 1 GB of buffers, and are
-given time to tidy up between the filling and the measuring.
+Three cases: "all" sends every link; "cached" drops those that the worker's memory of keys knows, as workers do, and
+counts what that costs; "new" sends new links only. The memory holds `--memory` keys, and has been told of all URLs in
+the order in which they were added, as that of a worker that was there from the start: links repeat at random, so it
+knows all or only the younger part. Each figure is the median of `--rounds` rounds of `--pages` pages, after one that
+is not counted (after a checkpoint PostgreSQL writes each page whole once). Clients side by side are processes, each
+with the case "new", and take turns with other numbers of them; their throughput is of wall time, with the making of
+links in it. Servers run with their default durability and 1 GB of buffers, and are given time to tidy up between the
+filling and the measuring.
 """
 
 from __future__ import annotations
@@ -15,49 +18,28 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import platform
 import random
+import statistics
 import subprocess
 import sys
+import threading
 import time
-from pathlib import Path
 
-from gossamer import urls
+from _frontier import BATCH, CASES, LINKS, NEW, SITES, Pages, cpu_of, done, machine, request
 from gossamer.engine.recent import Recent
-from gossamer.frontier.sql import SqlFrontier, open_sql
-from gossamer.model import Outcome, Request
+from gossamer.frontier.sql import open_sql
 from gossamer.settings import Settings
 from gossamer.testing.sqlservers import MariaServer, PostgresServer, SqlServer
 
-PAGES, LINKS, NEW, BATCH, SITES = 6_400, 50, 0.15, 64, 1000
 SETTINGS = Settings(delay=0, robots=False)
-TICKS = os.sysconf("SC_CLK_TCK")
-
-
-def request(secret: bytes, number: int, site: int | None = None) -> Request:
-    host = f"www.site-{number % SITES if site is None else site:04d}.example"
-    url = f"https://{host}/articles/{number:09d}/title-words"
-    return Request(url, urls.fingerprint(secret, url), host, depth=1)
-
-
-def server_cpu(server: SqlServer) -> float:
-    """CPU seconds of all processes of a server."""
-    total = 0
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if server.pid in (int(path.parts[2]), int(fields[1])):
-            total += int(fields[11]) + int(fields[12])
-    return total / TICKS
 
 
 def start(kind: str) -> SqlServer:
     if kind == "postgresql":
         return PostgresServer(
-            shared_buffers="1GB", max_wal_size="4GB", wal_compression="off", checkpoint_timeout="15min"
-        )
+            shared_buffers="1GB", max_wal_size="4GB", wal_compression="off", checkpoint_timeout="15min",
+            log_lock_waits="on", deadlock_timeout="10ms",
+        )  # fmt: skip
     return MariaServer(innodb_buffer_pool_size="1G", innodb_log_file_size="1G")
 
 
@@ -71,15 +53,6 @@ def size(server: SqlServer) -> int:
     return int(rows[0][0])
 
 
-def _done(site: str, lane: int, token: int, key: int, links: tuple[Request, ...] = ()) -> Outcome:
-    return Outcome(site=site, lane=lane, token=token, key=key, status="done", code=200, links=links)
-
-
-async def fill(frontier: SqlFrontier, known: int) -> None:
-    for first in range(0, known, 10_000):
-        await frontier.add([request(frontier.secret, number) for number in range(first, min(first + 10_000, known))])
-
-
 def settle(server: SqlServer) -> None:
     """Have the server do what the filling has left to do, so that it is not counted as of the pages."""
     if isinstance(server, PostgresServer):
@@ -90,57 +63,32 @@ def settle(server: SqlServer) -> None:
         time.sleep(2)
 
 
-async def measure(server: SqlServer, known: int) -> None:
+async def measure(server: SqlServer, known: int, choice: argparse.Namespace) -> None:
+    recent = Recent(int(choice.memory)) if choice.memory else Recent()
     frontier = await open_sql(server.url, f"benchmark-{known}", SETTINGS, worker="bench")
-    await fill(frontier, known)
+    pages = Pages(frontier, frontier.secret, lambda: cpu_of(server.pid), recent=recent)
+    started, served = time.perf_counter(), cpu_of(server.pid)
+    await pages.fill(known)
+    filled, served = time.perf_counter() - started, cpu_of(server.pid) - served
     await asyncio.to_thread(settle, server)
     results = []
-    following = known
-    for case in ("all", "cached", "new"):
-        client, served, wall, following = await pages(frontier, server, known, following, case)
-        results.append(f"{case} {client + served:.0f} ({client:.0f} + {served:.0f}, wall {wall:.0f})")
-    print(f"{known:>10,}  {'  '.join(results)}  conflicts {frontier.conflicts}", flush=True)
+    for case in choice.cases:
+        await pages.run(case, choice.pages)
+        results.append(f"{case} {await pages.rounds(case, pages=choice.pages, rounds=choice.rounds)}")
+    load = os.getloadavg()[0]
+    print(
+        f"{known:>10,}  {'  '.join(results)}  conflicts {frontier.conflicts}, load {load:.1f};"
+        f" filled in {filled:.0f} s, {served / known * 1e6:.0f} us of the server a URL",
+        flush=True,
+    )
     await frontier.aclose()
 
 
-async def pages(
-    frontier: SqlFrontier, server: SqlServer, known: int, following: int, case: str
-) -> tuple[float, float, float, int]:
-    """Microseconds a page of the client and of the server."""
-    chance = random.Random(7)
-    recent = Recent()
-    count, cpu, wall = 0, 0.0, 0.0
-    before = server_cpu(server)
-    while count < PAGES:
-        started, began = time.process_time(), time.perf_counter()
-        grant = await frontier.lease(2, batch=BATCH // 2, seconds=60)
-        cpu, wall = cpu + time.process_time() - started, wall + time.perf_counter() - began
-        outcomes = []
-        for lease in grant.leases:
-            for leased in lease.requests:
-                fresh = sum(chance.random() < NEW for _ in range(LINKS))
-                numbers = [*range(following, following + fresh)]
-                if case != "new":
-                    numbers += [chance.randrange(known) for _ in range(LINKS - fresh)]
-                following += fresh
-                links = tuple(request(frontier.secret, number) for number in numbers)
-                if case == "cached":
-                    links = tuple(link for link in links if link.key not in recent)
-                    recent.update(link.key for link in links)
-                outcomes.append(_done(lease.site, lease.lane, lease.token, leased.key, links))
-        started, began = time.process_time(), time.perf_counter()
-        await frontier.complete(outcomes)
-        cpu, wall = cpu + time.process_time() - started, wall + time.perf_counter() - began
-        count += len(outcomes)
-    served = server_cpu(server) - before
-    return cpu / count * 1e6, served / count * 1e6, wall / count * 1e6, following
-
-
 async def client(url: str, job: str, name: int, seconds: float) -> None:
-    """One client: prints its pages, and how often it had to begin a transaction anew."""
+    """One client: prints its pages, how often it had to begin a transaction anew, and its CPU seconds."""
     frontier = await open_sql(url, job, worker=f"client-{name}")
     following, count, chance = (name + 1) * 100_000_000, 0, random.Random(name)
-    ends_at = time.monotonic() + seconds
+    spent, ends_at = time.process_time(), time.monotonic() + seconds
     while time.monotonic() < ends_at:
         grant = await frontier.lease(2, batch=BATCH // 2, seconds=60)
         outcomes = []
@@ -149,43 +97,57 @@ async def client(url: str, job: str, name: int, seconds: float) -> None:
                 fresh = sum(chance.random() < NEW for _ in range(LINKS))
                 links = tuple(request(frontier.secret, number) for number in range(following, following + fresh))
                 following += fresh
-                outcomes.append(_done(lease.site, lease.lane, lease.token, leased.key, links))
+                outcomes.append(done(lease, leased.key, links))
         await frontier.complete(outcomes)
         count += len(outcomes)
-    print(count, frontier.conflicts)
+    print(count, frontier.conflicts, time.process_time() - spent)
     await frontier.aclose()
 
 
-def side_by_side(server: SqlServer, numbers: list[int], known: int, seconds: float = 8.0) -> None:
-    for number in numbers:
-        job = f"clients-{number}"
+def side_by_side(server: SqlServer, choice: argparse.Namespace, known: int = 200_000, seconds: float = 8.0) -> None:
+    """Numbers of clients in turn, several times: a busy machine is unfair to all of them."""
 
-        async def make(job: str = job) -> None:
-            frontier = await open_sql(server.url, job, SETTINGS)
-            await fill(frontier, known)
-            await frontier.aclose()
+    async def make() -> None:
+        frontier = await open_sql(server.url, "clients", SETTINGS)
+        await Pages(frontier, frontier.secret, float, recent=Recent()).fill(known)
+        await frontier.aclose()
 
-        asyncio.run(make())
-        words = [sys.executable, __file__, "--client", server.url, job, str(seconds)]
-        waits = waited(server)
-        running = [subprocess.Popen([*words, str(name)], stdout=subprocess.PIPE, text=True) for name in range(number)]
-        said = [process.communicate()[0].split() for process in running]
-        total, conflicts = sum(int(each[0]) for each in said), sum(int(each[1]) for each in said)
+    asyncio.run(make())
+    settle(server)
+    rates: dict[int, list[float]] = {number: [] for number in choice.clients}
+    costs: dict[int, list[float]] = {number: [] for number in choice.clients}
+    told = dict.fromkeys(choice.clients, 0), {number: dict[str, int]() for number in choice.clients}
+    for turn in range(choice.rounds):
+        for number in choice.clients:
+            words = [sys.executable, __file__, "--client", server.url, "clients", str(seconds)]
+            waits, served = waited(server), cpu_of(server.pid)
+            names = [str(100 * (turn + 1) * number + one) for one in range(number)]
+            running = [subprocess.Popen([*words, name], stdout=subprocess.PIPE, text=True) for name in names]
+            said = [process.communicate()[0].split() for process in running]
+            pages = sum(int(each[0]) for each in said)
+            rates[number].append(pages / seconds)
+            costs[number].append((cpu_of(server.pid) - served + sum(float(each[2]) for each in said)) / pages * 1e6)
+            told[0][number] += sum(int(each[1]) for each in said)
+            for name, value in waited(server).items():
+                told[1][number][name] = told[1][number].get(name, 0) + value - waits[name]
+    for number in choice.clients:
         print(
-            f"{number} clients: {total / seconds:.0f} pages/s, {conflicts} transactions begun anew,"
-            f" lock waits {waited(server, waits)}",
+            f"{number} clients: {statistics.median(rates[number]):.0f} pages/s, {statistics.median(costs[number]):.0f}"
+            f" us CPU a page; in {choice.rounds} turns {told[0][number]} transactions begun anew, {told[1][number]};"
+            f" load {os.getloadavg()[0]:.1f}",
             flush=True,
         )
 
 
-def waited(server: SqlServer, before: dict[str, int] | None = None) -> dict[str, int]:
-    """What the server says of waiting for locks since then."""
+def waited(server: SqlServer) -> dict[str, int]:
+    """What the server says of waiting for locks."""
     if isinstance(server, PostgresServer):
         rows = server.ask("SELECT 'deadlocks', deadlocks FROM pg_stat_database WHERE datname = 'gossamer'")
+        long = (server.folder / "server.log").read_text(errors="replace").count("still waiting for")
+        rows = [*rows, ("lock waits over 10 ms", long)]
     else:
         rows = server.ask("SHOW GLOBAL STATUS WHERE variable_name IN ('Innodb_row_lock_waits', 'Innodb_row_lock_time')")
-    found = {str(name): int(value) for name, value in rows}
-    return {name: value - (before or {}).get(name, 0) for name, value in found.items()}
+    return {str(name): int(value) for name, value in rows}
 
 
 async def weigh(server: SqlServer, known: int) -> None:
@@ -199,26 +161,22 @@ async def weigh(server: SqlServer, known: int) -> None:
         for lease in (await frontier.lease(100, batch=1, seconds=60)).leases:
             site = int(lease.site.split("-")[1][:4])
             links = tuple(request(frontier.secret, number, site) for number in range(made, made + 50))
-            outcomes.append(_done(lease.site, lease.lane, lease.token, lease.requests[0].key, links))
+            outcomes.append(done(lease, lease.requests[0].key, links))
             made += 50
         await frontier.complete(outcomes)
     counts = await frontier.counts()
     waiting = (size_of(server) - empty) / counts.queued
     while (grant := await frontier.lease(64, batch=100, seconds=60)).leases:
-        await frontier.complete(
-            [_done(lease.site, lease.lane, lease.token, one.key) for lease in grant.leases for one in lease.requests]
-        )
-    done = (size_of(server, tidy=True) - empty) / counts.known
+        await frontier.complete([done(lease, one.key) for lease in grant.leases for one in lease.requests])
+    finished = (size_of(server, tidy=True) - empty) / counts.known
     await frontier.compact()
     compacted = (size_of(server, tidy=True) - empty) / counts.known
     await frontier.aclose()
-    print(f"{known:>10,}  bytes: {waiting:.0f} a queued URL, {done:.0f} a finished one, {compacted:.0f} once compacted")
+    print(f"{known:>10,}  bytes: {waiting:.0f} a queued URL, {finished:.0f} a finished one, {compacted:.0f} compacted")
 
 
 def size_of(server: SqlServer, *, tidy: bool = False) -> int:
     """Asked from a thread: the measuring client has a loop of its own."""
-    import threading
-
     found: list[int] = []
 
     def ask() -> None:
@@ -238,6 +196,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--servers", nargs="*", default=["postgresql", "mariadb"])
     parser.add_argument("--urls", type=float, nargs="*", default=[2e5])
+    parser.add_argument("--cases", nargs="*", default=CASES)
+    parser.add_argument("--memory", type=float, help="keys that a worker remembers; by default as many as workers do")
+    parser.add_argument("--pages", type=int, default=6_400)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--clients", type=int, nargs="*", default=[1, 4])
     parser.add_argument("--weigh", type=float, default=1e5)
     parser.add_argument("--client", nargs=4)
@@ -246,17 +208,18 @@ def main() -> None:
         url, job, seconds, name = choice.client
         asyncio.run(client(url, job, int(name), float(seconds)))
         return
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
+    print(machine())
     for kind in choice.servers:
         with start(kind) as server:
             print(str(server.ask("SELECT version()")[0][0])[:60])
             if choice.weigh:
                 asyncio.run(weigh(server, int(choice.weigh)))
-            print("known URLs, CPU us a page (client + server) for each case")
+            if choice.urls:
+                print("known URLs, CPU us a page (client + server) for each case")
             for known in choice.urls:
-                asyncio.run(measure(server, int(known)))
+                asyncio.run(measure(server, int(known), choice))
             if choice.clients:
-                side_by_side(server, choice.clients, 200_000)
+                side_by_side(server, choice)
 
 
 if __name__ == "__main__":

@@ -482,3 +482,56 @@ def test_a_calm_worker_leases_no_suspects(server: SqlServer) -> None:
         assert lease.suspect
 
     run(server, check)
+
+
+def test_known_and_new_links_are_told_apart_however_many_are_known(server: SqlServer) -> None:
+    """None, few and most of them: each is asked for in another way, and a key that was known is never queued again."""
+
+    async def check(frontier: SqlFrontier) -> None:
+        sizes = []
+        for first, last in ((0, 100), (90, 190), (100, 210), (0, 230), (0, 240), (240, 250), (0, 250)):
+            sizes.append(await frontier.add([page(key, f"{key % 7}.example") for key in range(first, last)]))
+        assert sizes == [100, 90, 20, 20, 10, 10, 0]
+        assert (await frontier.counts()).queued == 250
+        taken = [key for lease in (await frontier.lease(9, batch=99, seconds=60)).leases for key in keys(lease)]
+        assert sorted(taken) == list(range(250))
+
+    run(server, check, Settings(delay=0.0, robots=False, site_share=1.0))
+
+
+def test_links_of_workers_side_by_side_are_queued_once(server: SqlServer) -> None:
+    """Four who find the same links at once, in other orders, queue each once, and their sites are there once."""
+
+    async def play() -> None:
+        fleet = [await open_sql(server.url, "job", FREE, worker=str(number)) for number in range(4)]
+        try:
+            for turn in range(5):
+                links = [page(turn * 300 + key, f"{key % 40}-{turn}.example") for key in range(300)]
+                added = await asyncio.gather(
+                    *(one.add(links[number * 60 :] + links[: number * 60]) for number, one in enumerate(fleet))
+                )
+                assert sum(added) == 300
+            counts = await fleet[0].counts()
+            assert (counts.queued, counts.known, counts.sites) == (1500, 1500, 200)
+        finally:
+            for one in fleet:
+                await one.aclose()
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("kind", [PostgresServer, MariaServer])
+def test_tables_without_defaults_are_written_in_full(kind: type[SqlServer]) -> None:
+    """The tables of an earlier version, which lack them, serve as well."""
+    with kind() as server:
+        empty(server)
+        for column, number in (("priority", "BIGINT"), ("tries", "INT"), ("lapses", "SMALLINT"), ("again", "SMALLINT")):
+            change = f"MODIFY {column} {number} NOT NULL" if kind is MariaServer else f"ALTER {column} DROP DEFAULT"
+            server.ask(f"ALTER TABLE gossamer_queue {change}")
+
+        async def check(frontier: SqlFrontier) -> None:
+            assert await frontier.add([page(key, "a.example") for key in range(5)]) == 5
+            (lease,) = (await frontier.lease(1, batch=9, seconds=60)).leases
+            assert keys(lease) == list(range(5))
+
+        run(server, check)

@@ -250,6 +250,16 @@ class Call:
         site.closed = reason
         self.touched.add(site.id)
 
+    async def must_be_whole(self) -> None:
+        """Refuse a job in which requests wait, and no site is there that has them: somebody has deleted rows."""
+        if self.total("held") == 0 and self.total("queued") > 0:
+            (row,) = await self.db.fetch("any_ready")
+            if not row[0]:
+                raise FrontierError(
+                    f"job {self._job!r} is damaged: {self.total('queued')} requests wait, and no site has them",
+                    hint="did something else write to its tables?",
+                )
+
     async def settle_rows(self) -> None:
         """Write what became of requests."""
         if self.dropped:

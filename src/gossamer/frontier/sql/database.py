@@ -45,6 +45,9 @@ class Dialect(Protocol):
     always_whole: bool
     """Whether a statement alone needs a transaction around it too."""
 
+    connections: int
+    """How often it has connected."""
+
     async def connect(self) -> None: ...
 
     async def make_tables(self) -> None: ...
@@ -81,6 +84,10 @@ class Dialect(Protocol):
         """Run a statement with the shard and these values; its rows."""
         ...
 
+    def ahead(self, *asks: tuple[Any, ...]) -> None:
+        """Say what will be fetched after the next statement (name and values), so that it may travel with that."""
+        ...
+
     async def bulk(self, name: str, rows: Sequence[Sequence[Any]], *given: Any) -> list[Sequence[Any]]:
         """Run a statement over many rows at once."""
         ...
@@ -101,8 +108,12 @@ class Dialect(Protocol):
         """Leases that end, that are given and that change, sites, and last the stripe of the counters."""
         ...
 
-    async def put_seen(self, ids: Sequence[int]) -> set[int]:
-        """Add keys; those that nobody knew. The keys are in order, so that two such calls wait and do not deadlock."""
+    async def put_seen(
+        self, ids: Sequence[int], sites: Sequence[int], strangers: Sequence[int]
+    ) -> tuple[set[int], list[Sequence[Any]]]:
+        """Add keys; those that nobody knew. The keys are in order, so that two such calls wait and do not deadlock.
+
+        Besides: site, closed and whether it sleeps, of those `sites` that are closed or asleep, and of `strangers`."""
         ...
 
     async def insert_sites(self, rows: Sequence[Sequence[Any]]) -> int:

@@ -141,7 +141,7 @@ class SqlFrontier(SqlSteering, SqlLedger):
             await leasing.write()
             wait = await leasing.wait(limit)
             if wait is None and not leasing.leases and not leasing.empty:
-                await self._must_be_whole(call)
+                await call.must_be_whole()
             leases = await self._leases(call, leasing, seconds)
             state = await self._state(call)
             return Grant(leases=leases, wait=wait, job=state, news=news), leasing.empty, call.has_inbox  # type: ignore[arg-type]
@@ -201,16 +201,6 @@ class SqlFrontier(SqlSteering, SqlLedger):
 
         await self._call(work, rings=True)
 
-    async def _must_be_whole(self, call: Call) -> None:
-        """Requests wait, and no site is there that has them: somebody has deleted rows."""
-        if call.total("held") == 0 and call.total("queued") > 0:
-            (row,) = await call.db.fetch("any_ready")
-            if not row[0]:
-                raise FrontierError(
-                    f"job {self._job!r} is damaged: {call.total('queued')} requests wait, and no site has them",
-                    hint="did something else write to its tables?",
-                )
-
     async def extend(self, leases: Sequence[Lease], *, seconds: float) -> list[Lease]:
         if not leases:
             return []
@@ -260,11 +250,16 @@ class SqlFrontier(SqlSteering, SqlLedger):
             await settling.settle(outcomes, notes, self._pages)
             return settling
 
+        spoken: list[Outcome | SiteNote] = [*outcomes, *notes]
+        ahead = [
+            ("lock_sites", sorted({self._admission.site_id(given.site) for given in spoken})),
+            ("leases_by_token", sorted({given.token for given in spoken})),
+        ]
         try:
-            return await self._call(work, lock=lock, rings=True)
+            return await self._call(work, lock=lock, rings=True, ahead=ahead)
         except NeedsWhole:
             lock = "whole"
-            return await self._call(work, lock=lock, rings=True)
+            return await self._call(work, lock=lock, rings=True, ahead=ahead)
 
     async def release(self, leases: Sequence[Lease]) -> None:
         for lease in leases:
@@ -333,15 +328,24 @@ class SqlFrontier(SqlSteering, SqlLedger):
         await (self.closing or self._database.aclose)()
 
     async def _call(
-        self, work: Callable[[Call], Awaitable[T]], *, lock: str = "", opens: bool = True, rings: bool = False
+        self,
+        work: Callable[[Call], Awaitable[T]],
+        *,
+        lock: str = "",
+        opens: bool = True,
+        rings: bool = False,
+        ahead: Sequence[tuple[Any, ...]] = (),
     ) -> T:
-        """Run one call as one transaction; with the job's settings as they are now."""
+        """Run one call as one transaction; with the job's settings as they are now.
+
+        `ahead`: what it will ask first."""
 
         async def run(dialect: Dialect) -> T:
             call = Call(
                 dialect, self.settings, job=self._job, revision=self._revision, stripe=self._stripe, alone=self._alone
             )
             if opens:
+                dialect.ahead(*ahead)
                 await call.open()
             return await work(call)
 

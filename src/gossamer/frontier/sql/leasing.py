@@ -131,6 +131,7 @@ class Leasing:
         asks = []
         for site, lanes in wanted.values():
             asks.append((site.id, len(hands.get(site.id, ())) + len(lanes) * self._most(site, whole)))
+        call.db.ahead(("notes", sorted(wanted)))
         waiting = by_site(await call.db.bulk("heads", asks, call.now), hands)
         suspects: dict[int, list[Row]] = {}
         if call.total("suspects") > 0:

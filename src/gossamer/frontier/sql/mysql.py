@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from typing import Any
 
-from gossamer.errors import ConfigError, FrontierError, JobMissing, SchemaMismatch, Unavailable
+from gossamer.errors import ConfigError, FrontierError
 from gossamer.frontier.sql.database import CARGO, schema, statements
 from gossamer.frontier.sql.mysql_text import PARTS, address, beyond, is_too_old, literal, quoted, written
 
@@ -14,6 +15,8 @@ try:
     import asyncmy
     from asyncmy import errors as faults
     from asyncmy.constants.CLIENT import MULTI_STATEMENTS
+
+    from gossamer.frontier.sql.mysql_faults import explain, is_conflict, is_loss
 except ImportError as missing:
     raise ConfigError(
         "the frontier in MariaDB or MySQL needs the asyncmy package", hint="pip install 'gossamer[mysql]'"
@@ -21,41 +24,18 @@ except ImportError as missing:
 
 _SESSION = (
     "SET NAMES utf8mb4 COLLATE utf8mb4_bin",
-    "SET SESSION sql_mode = 'STRICT_ALL_TABLES', time_zone = '+00:00', innodb_lock_wait_timeout = 20, autocommit = 0",
+    "SET SESSION sql_mode = 'STRICT_ALL_TABLES', time_zone = '+00:00', innodb_lock_wait_timeout = 20, autocommit = 0,"
+    " max_error_count = 65535",
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
 )
 _ANSWER_SECONDS = 30.0
 _SLOWEST_POLL_SECONDS = 1.0
 _IN_LIST = 900
 _PACKET = 4_000_000
-_CONFLICT = {1205, 1213, 1020, 1062, 3572}
-_LOST = {0, 1047, 1053, 1077, 1079, 1080, 1152, 1153, 1158, 1159, 1160, 1161, 1184, 1927, 2003, 2006, 2013, 2055, 4031}
-_PASSING = {
-    1021,
-    1037,
-    1038,
-    1040,
-    1041,
-    1042,
-    1129,
-    1203,
-    1226,
-    1290,
-    1836,
-    1028,
-    1030,
-    1114,
-    3,
-    14,
-    1026,
-    1031,
-    1317,
-    1969,
-    3024,
-}
-# Counters that were frozen overflow.
-_OUT_OF_RANGE = 1690
-_REFUSED = {1044, 1045, 1049, 1142, 1143, 1227, 1251, 1275, 1698, 3118}
+_KEYS = 50_000
+# Up to here statements of their own are cheaper than one with a table made of JSON.
+_FEW = 8
+_AGAIN = 1020
 
 
 class MySQL:
@@ -71,6 +51,14 @@ class MySQL:
         self._statements = {name: PARTS.split(text) for name, text in statements("mysql.sql").items()}
         self._connection: Any = None
         self._pending: list[str] = []
+        self._also: list[tuple[Any, ...]] = []
+        self._answers: list[tuple[tuple[Any, ...], list[Sequence[Any]]]] = []
+        """What travelled with the last statement, until it is fetched."""
+        self._affected = 0
+        self._many_known = False
+        """Whether most keys were known when last some were put: then it is cheaper to ask first."""
+        self._has_defaults: bool | None = None
+        self.connections = 0
 
     @property
     def is_open(self) -> bool:
@@ -82,7 +70,9 @@ class MySQL:
             asyncmy.connect(**self._address, charset="utf8mb4", connect_timeout=10, client_flag=MULTI_STATEMENTS), 15.0
         )
         self._connection = connection
-        self._pending.clear()
+        self.connections += 1
+        self._has_defaults = None
+        self._forget()
         try:
             for statement in _SESSION:
                 await self._run(statement)
@@ -127,7 +117,7 @@ class MySQL:
 
     async def begin(self, lock: str = "", stripe: int = 0) -> None:
         # A transaction begins by itself with the first statement after the last one.
-        self._pending.clear()
+        self._forget()
         if lock == "shard":
             self._later("lock_shard")
         if lock in ("stripe", "shard"):
@@ -140,8 +130,12 @@ class MySQL:
         await self._run("COMMIT")
 
     async def rollback(self) -> None:
-        self._pending.clear()
+        self._forget()
         await self._run("ROLLBACK")
+
+    def _forget(self) -> None:
+        for waiting in (self._pending, self._also, self._answers):
+            waiting.clear()
 
     async def close(self) -> None:
         if self._connection is not None:
@@ -158,15 +152,25 @@ class MySQL:
         connection = self._connection
         if connection is None:
             raise faults.OperationalError(2006, "the connection is closed")
-        if self._pending:
-            text = ";\n".join([*self._pending, text])
-            self._pending.clear()
+        before, also = len(self._pending), list(self._also)
+        asked = [written(self._statements[name], (self.shard, *given)) for name, *given in also]
+        text = ";\n".join([*self._pending, text, *asked])
+        self._forget()
+        answers = []
         async with asyncio.timeout(_ANSWER_SECONDS), connection.cursor() as cursor:
             await cursor.execute(text)
-            while await cursor.nextset():
-                pass
+            for _ in range(before):
+                await cursor.nextset()
+            self._affected = cursor.rowcount
             found: Sequence[Any] = await cursor.fetchall() if cursor.description else ()
-            return found
+            for ask in also:
+                await cursor.nextset()
+                answers.append((ask, list(await cursor.fetchall())))
+        self._answers = answers
+        return found
+
+    def ahead(self, *asks: tuple[Any, ...]) -> None:
+        self._also = list(asks)
 
     def _later(self, name: str, *given: Any) -> None:
         """Have a statement go with the next one, since nobody needs its answer."""
@@ -191,6 +195,10 @@ class MySQL:
         return list(await self._run(written(PARTS.split(text), (None, *given))))
 
     async def fetch(self, name: str, *given: Any) -> list[Sequence[Any]]:
+        if self._answers:
+            ask, rows = self._answers.pop(0)
+            if ask == (name, *given):
+                return rows
         return list(await self._run(written(self._statements[name], (self.shard, *given))))
 
     async def bulk(self, name: str, rows: Sequence[Sequence[Any]], *given: Any) -> list[Sequence[Any]]:
@@ -204,14 +212,24 @@ class MySQL:
 
     async def insert_rows(self, rows: Sequence[Sequence[Any]]) -> None:
         head = f"({self.shard},"
-        await self._put(
-            "insert_rows",
-            [
-                f"{head}{site},{place},{standing},{age},{key},{quoted(url)},{depth},{priority},{tries},{lapses},{again},"
-                f"{literal(extra)})"
-                for site, place, standing, age, key, url, depth, priority, tries, lapses, again, extra in rows
-            ],
-        )
+        if self._has_defaults is None:
+            # Tables that an older version made have none.
+            self._has_defaults = any(row[0] is not None for row in await self.fetch("has_defaults"))
+        if self._has_defaults and not any(row[7] or row[8] or row[9] or row[10] for row in rows):
+            # What is left out need not be read by the server, which costs it as much as storing it.
+            extras = {row[11]: literal(row[11]) for row in rows}
+            texts = [
+                f"{head}{site},{place},{standing},{age},{key},{quoted(url)},{depth},{extras[extra]})"
+                for site, place, standing, age, key, url, depth, _, _, _, _, extra in rows
+            ]
+            await self._put("insert_new", texts)
+            return
+        texts = [
+            f"{head}{site},{place},{standing},{age},{key},{quoted(url)},{depth},{priority},{tries},{lapses},{again},"
+            f"{literal(extra)})"
+            for site, place, standing, age, key, url, depth, priority, tries, lapses, again, extra in rows
+        ]
+        await self._put("insert_rows", texts)
 
     async def write(
         self,
@@ -224,17 +242,43 @@ class MySQL:
     ) -> None:
         if ended:
             self._later("delete_leases", ended)
-        for name, rows in (("insert_leases", given), ("save_leases", changed), ("save_sites", sites)):
-            if rows:
-                self._pending.append(written(self._statements[name], (self.shard,), rows=rows))
+        if given:
+            self._pending.append(written(self._statements["insert_leases"], (self.shard,), rows=given))
+        for one, many, rows in (("save_lease", "save_leases", changed), ("save_site", "save_sites", sites)):
+            if len(rows) > _FEW:
+                self._pending.append(written(self._statements[many], (self.shard,), rows=rows))
+            else:
+                for row in rows:
+                    self._later(one, *row)
         self._later("count", *counters)
 
-    async def put_seen(self, ids: Sequence[int]) -> set[int]:
-        new = sorted(row[0] for row in await self.bulk("unknown", ids))  # type: ignore[arg-type]
-        # A key that another transaction puts at the same time is a conflict, and this one is done anew.
+    async def put_seen(
+        self, ids: Sequence[int], sites: Sequence[int], strangers: Sequence[int]
+    ) -> tuple[set[int], list[Sequence[Any]]]:
+        states = ("site_states", sites, strangers)
+        known: set[int] = set()
+        if self._many_known:
+            known = {row[0] for row in await self.fetch("known", ids)}
+        for first in range(0, len(ids), _KEYS):
+            known |= await self._insert_seen([key for key in ids[first : first + _KEYS] if key not in known], states)
+        self._many_known = len(known) > len(ids) // 4
+        return set(ids) - known, await self.fetch(*states)
+
+    async def _insert_seen(self, keys: Sequence[int], states: tuple[Any, ...]) -> set[int]:
+        """Add keys; those that were there already, each of which is a warning."""
+        if not keys:
+            return set()
         head = f"({self.shard},"
-        await self._put("insert_seen", [f"{head}{key})" for key in new])
-        return set(new)
+        self.ahead(("duplicates",), states)
+        await self._run(self._statements["insert_seen"][0] + ",".join([f"{head}{key})" for key in keys]))
+        missing = len(keys) - self._affected
+        texts = [str(row[2]) for row in await self.fetch("duplicates")]
+        # In every language the entry stands as 'shard-key'.
+        found = {int(match[1]) for text in texts if (match := re.search(rf"'{self.shard}-(\d+)'", text))}
+        if len(found & set(keys)) != missing:
+            self._many_known = True
+            raise faults.OperationalError(_AGAIN, "which keys were known was not said")
+        return found
 
     async def insert_sites(self, rows: Sequence[Sequence[Any]]) -> int:
         # A site that another transaction adds at the same time is a conflict too.
@@ -242,8 +286,18 @@ class MySQL:
         return len(rows)
 
     async def finish(self, rows: Sequence[Sequence[Any]], now: int) -> None:
-        for name, given in (("keep_done", (self.shard, now)), ("drop_rows", (self.shard,))):
-            self._pending.append(written(self._statements[name], given, rows=rows))
+        alike: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
+        for site, place, standing, age, key, status, code in rows:
+            ages, keys = alike.setdefault((site, place, standing, status, code), ([], []))
+            ages.append(age)
+            keys.append(key)
+        if len(alike) > _FEW:
+            for name, given in (("keep_done", (self.shard, now)), ("drop_rows", (self.shard,))):
+                self._pending.append(written(self._statements[name], given, rows=rows))
+            return
+        for where, (ages, keys) in alike.items():
+            self._later("keep_alike", ages, keys, *where, now)
+            self._later("drop_alike", ages, keys, *where[:3])
 
     async def refuse(self, rows: Sequence[Sequence[Any]], now: int) -> None:
         await self.bulk("refuse_rows", [(*row, now, 0, 0) for row in rows])
@@ -309,33 +363,10 @@ class MySQL:
         return False
 
     def is_conflict(self, error: BaseException) -> bool:
-        return isinstance(error, faults.MySQLError) and _number(error) in _CONFLICT
+        return is_conflict(error)
 
     def is_loss(self, error: BaseException) -> bool:
-        if isinstance(error, faults.MySQLError):
-            return _number(error) in _LOST or isinstance(error, faults.InterfaceError)
-        return isinstance(error, (OSError, TimeoutError, EOFError))
+        return is_loss(error)
 
     def explain(self, error: BaseException) -> FrontierError | None:
-        if isinstance(error, (OSError, TimeoutError, EOFError)):
-            return Unavailable(f"{self.server}: {error or type(error).__name__}")
-        if not isinstance(error, faults.MySQLError):
-            return None
-        number, text = _number(error), str(error.args[-1] if error.args else error)[:300]
-        if number == 1146:
-            return JobMissing(
-                "the job's tables are not in this database any more", hint="was the database emptied or restored?"
-            )
-        if number == 1054:
-            return SchemaMismatch("the tables were made by another version of Gossamer", hint="use that version")
-        if number == _OUT_OF_RANGE and "frozen" in text:
-            return Unavailable(f"{self.server}: the shard is on its way to another database")
-        if number in _REFUSED:
-            return FrontierError(f"{self.server} refused: {text}", hint="check the user, the password and the database")
-        if number in _PASSING or number in _LOST or number in _CONFLICT or isinstance(error, faults.InterfaceError):
-            return Unavailable(f"{self.server}: {text}")
-        return FrontierError(f"{self.server}: {text} ({number})")
-
-
-def _number(error: BaseException) -> int:
-    return int(error.args[0]) if error.args and isinstance(error.args[0], int) else -1
+        return explain(error, self.server)

@@ -1,6 +1,6 @@
 -- What the frontier asks of MariaDB and MySQL beside common.sql; only what both take. $1 is the shard. Lists come as
 -- (1,2,3); $rows are the rows of VALUES, each with the shard before it; $json is a list of rows; $a and $b are the columns
--- of one row, and such statements are joined by UNION ALL.
+-- of one row, and such statements are joined by UNION ALL. `id + 0` keeps each age from being looked up with each id.
 
 -- name: moment
 SELECT j.state, j.revision, COALESCE(j.clock, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)) AS clock,
@@ -67,7 +67,10 @@ SELECT site, name, region, ready_at, hold_at, closed, lanes FROM gossamer_sites 
 
 -- name: site_states
 SELECT site, closed, ready_at IS NULL OR ready_at > wake_at FROM gossamer_sites FORCE INDEX (PRIMARY)
-WHERE shard = $1 AND site IN $2
+WHERE shard = $1 AND site IN $2 AND (closed <> '' OR ready_at IS NULL OR ready_at > wake_at)
+UNION ALL
+SELECT site, closed, ready_at IS NULL OR ready_at > wake_at FROM gossamer_sites FORCE INDEX (PRIMARY)
+WHERE shard = $1 AND site IN $3
 
 -- name: wake
 UPDATE gossamer_sites FORCE INDEX (PRIMARY) SET ready_at = wake_at
@@ -75,6 +78,10 @@ WHERE shard = $1 AND site IN $2 AND (ready_at IS NULL OR ready_at > wake_at) AND
 
 -- name: insert_sites
 INSERT INTO gossamer_sites (shard, site, name, region, ready_at, wake_at, lanes) VALUES $rows
+
+-- name: save_site
+UPDATE gossamer_sites SET ready_at = $3, wake_at = $4, hold_at = $5, region = $6, closed = $7, lanes = $8
+WHERE shard = $1 AND site = $2
 
 -- name: save_sites
 UPDATE JSON_TABLE($json, '$[*]' COLUMNS (site BIGINT PATH '$[0]', ready_at BIGINT PATH '$[1]',
@@ -105,6 +112,9 @@ WHERE shard = $1 AND CAST(worker AS BINARY) = CAST($2 AS BINARY)
 -- name: insert_leases
 INSERT INTO gossamer_leases (shard, token, site, lane, until_at, suspect, worker, batch) VALUES $rows
 
+-- name: save_lease
+UPDATE gossamer_leases SET until_at = $3, batch = $4 WHERE shard = $1 AND token = $2
+
 -- name: save_leases
 UPDATE JSON_TABLE($json, '$[*]' COLUMNS (token BIGINT PATH '$[0]', until_at BIGINT PATH '$[1]',
     batch MEDIUMTEXT PATH '$[2]')) n
@@ -114,12 +124,14 @@ SET l.until_at = n.until_at, l.batch = n.batch
 -- name: delete_leases
 DELETE FROM gossamer_leases WHERE shard = $1 AND token IN $2
 
--- name: unknown
-SELECT j.id FROM JSON_TABLE($json, '$[*]' COLUMNS (id BIGINT PATH '$')) j
-LEFT JOIN gossamer_seen s ON s.shard = $1 AND s.id = j.id WHERE s.id IS NULL
+-- name: known
+SELECT id FROM gossamer_seen FORCE INDEX (PRIMARY) WHERE shard = $1 AND id IN $2
+
+-- name: duplicates
+SHOW WARNINGS
 
 -- name: insert_seen
-INSERT INTO gossamer_seen (shard, id) VALUES $text
+INSERT IGNORE INTO gossamer_seen (shard, id) VALUES $text
 
 -- name: heads
 (SELECT site, place, standing, age, id, url, depth, priority, tries, lapses, again, extra FROM gossamer_queue
@@ -151,6 +163,13 @@ WHERE shard = $1 AND site = $2 AND place = 1 AND standing > $3 AND id IN $4 AND 
 INSERT INTO gossamer_queue (shard, site, place, standing, age, id, url, depth, priority, tries, lapses, again, extra)
 VALUES $text
 
+-- name: insert_new
+INSERT INTO gossamer_queue (shard, site, place, standing, age, id, url, depth, extra) VALUES $text
+
+-- name: has_defaults
+SELECT column_default FROM information_schema.columns
+WHERE $1 >= 0 AND table_schema = DATABASE() AND table_name = 'gossamer_queue' AND column_name = 'again'
+
 -- name: drop_rows
 DELETE q FROM JSON_TABLE($json, '$[*]' COLUMNS (site BIGINT PATH '$[0]', place TINYINT PATH '$[1]',
     standing BIGINT PATH '$[2]', age BIGINT PATH '$[3]', id BIGINT PATH '$[4]')) w
@@ -173,6 +192,16 @@ FROM JSON_TABLE($json, '$[*]' COLUMNS (site BIGINT PATH '$[0]', place TINYINT PA
 STRAIGHT_JOIN gossamer_queue q ON q.shard = $1 AND q.site = w.site AND q.place = w.place AND q.standing = w.standing
     AND q.age = w.age AND q.id = w.id
 ON DUPLICATE KEY UPDATE finished_at = $2, tries = q.tries, status = w.status, code = w.code
+
+-- name: keep_alike
+INSERT INTO gossamer_done (shard, id, site, finished_at, depth, priority, tries, status, code, url)
+SELECT q.shard, q.id, q.site, $9, q.depth, q.priority, q.tries, $7, $8, q.url FROM gossamer_queue q FORCE INDEX (PRIMARY)
+WHERE q.shard = $1 AND q.site = $4 AND q.place = $5 AND q.standing = $6 AND q.age IN $2 AND q.id + 0 IN $3
+ON DUPLICATE KEY UPDATE finished_at = $9, tries = q.tries, status = $7, code = $8
+
+-- name: drop_alike
+DELETE FROM gossamer_queue
+WHERE shard = $1 AND site = $4 AND place = $5 AND standing = $6 AND age IN $2 AND id + 0 IN $3
 
 -- name: refuse_rows
 INSERT INTO gossamer_done (shard, id, site, depth, priority, status, url, finished_at, tries, code) VALUES $rows

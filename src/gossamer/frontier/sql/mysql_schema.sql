@@ -115,10 +115,10 @@ CREATE TABLE IF NOT EXISTS gossamer_queue (
     id       BIGINT NOT NULL,
     url      MEDIUMTEXT NOT NULL,
     depth    INT NOT NULL,
-    priority BIGINT NOT NULL,
-    tries    INT NOT NULL,
-    lapses   SMALLINT NOT NULL,
-    again    TINYINT NOT NULL,
+    priority BIGINT NOT NULL DEFAULT 0,
+    tries    INT NOT NULL DEFAULT 0,
+    lapses   SMALLINT NOT NULL DEFAULT 0,
+    again    TINYINT NOT NULL DEFAULT 0,
     extra    LONGBLOB,
     PRIMARY KEY (shard, site, place, standing, age, id)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;

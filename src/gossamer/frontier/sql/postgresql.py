@@ -22,7 +22,7 @@ _SESSION = """
 SET synchronous_commit = on; SET jit = off; SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off;
 SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_bitmapscan = off; SET timezone = 'UTC';
 SET default_transaction_isolation = 'read committed'; SET idle_in_transaction_session_timeout = '60s';
-SET lock_timeout = '20s'
+SET lock_timeout = '20s'; SET standard_conforming_strings = on
 """
 _BEGIN = {
     "": "BEGIN",
@@ -37,9 +37,10 @@ _COMMIT_AND_RING = (
     "COMMIT; SELECT pg_notify('gossamer_{shard}', '') FROM gossamer_shards"
     " WHERE shard = {shard} AND waiting_until > EXTRACT(EPOCH FROM clock_timestamp()) * 1000000"
 )
-_QUEUE = (
+_QUEUE: tuple[str, ...] = (
     "shard", "site", "place", "standing", "age", "id", "url", "depth", "priority", "tries", "lapses", "again", "extra",
 )  # fmt: skip
+_NEW = (*_QUEUE[:8], "extra")
 _OLDEST = 120000
 _ANSWER_SECONDS = 30.0
 _LONGEST_WAIT_MICRO = 16_000_000
@@ -66,6 +67,10 @@ class PostgreSQL:
         self._news: dict[int, asyncio.Event] = {}
         """What rings for a shard that this connection listens for."""
         self._listens: set[str] = set()
+        self.connections = 0
+        self._prepared: set[str] = set()
+        self._pending: list[str] = []
+        self._has_defaults: bool | None = None
 
     @property
     def is_open(self) -> bool:
@@ -80,6 +85,9 @@ class PostgreSQL:
     async def connect(self) -> None:
         """Connect, and refuse a server that is too old."""
         self._listens.clear()
+        self._prepared.clear()
+        self._pending.clear()
+        self._has_defaults = None
         connection = await asyncpg.connect(
             **self._address, timeout=10.0, command_timeout=_ANSWER_SECONDS, statement_cache_size=200
         )
@@ -92,6 +100,7 @@ class PostgreSQL:
             connection.terminate()
             raise
         self._connection = connection
+        self.connections += 1
 
     async def make_tables(self) -> None:
         """Make the tables, if they are not there. Two who do so at once would trip over each other."""
@@ -112,14 +121,29 @@ class PostgreSQL:
 
     async def begin(self, lock: str = "", stripe: int = 0) -> None:
         # In one go: what the first statement answers, nobody needs.
+        self._pending.clear()
         text = _BEGIN[lock].format(shard=int(self.shard), stripe=int(stripe))
         await self._open.execute(text)
 
     async def commit(self, *, rings: bool = False) -> None:
-        await self._open.execute(_COMMIT_AND_RING.format(shard=int(self.shard)) if rings else "COMMIT")
+        self._pending.append(_COMMIT_AND_RING.format(shard=int(self.shard)) if rings else "COMMIT")
+        await self._run_pending()
 
     async def rollback(self) -> None:
+        self._pending.clear()
         await self._open.execute("ROLLBACK")
+
+    async def _run_pending(self) -> None:
+        text = ";\n".join(self._pending)
+        self._pending.clear()
+        await self._open.execute(text)
+
+    async def _later(self, name: str, *given: Any) -> None:
+        """Have a statement go with the next one that has no answer, which is mostly the commit: one way for all."""
+        if name not in self._prepared:
+            await self._open.execute(f"PREPARE gossamer_{name} AS {self._statements[name]}")
+            self._prepared.add(name)
+        self._pending.append(f"EXECUTE gossamer_{name}({', '.join(map(_literal, (self.shard, *given)))})")
 
     async def close(self) -> None:
         if self._connection is not None:
@@ -135,19 +159,34 @@ class PostgreSQL:
 
     async def ask(self, text: str, *given: Any) -> list[Sequence[Any]]:
         """Run a statement that is not in the file."""
+        if self._pending:
+            await self._run_pending()
         return await self._open.fetch(text, *given)
 
     async def fetch(self, name: str, *given: Any) -> list[Sequence[Any]]:
         values = [_array(value) if isinstance(value, list) else value for value in given]
-        return await self._open.fetch(self._statements[name], self.shard, *values)
+        return await self.ask(self._statements[name], self.shard, *values)
+
+    def ahead(self, *asks: tuple[Any, ...]) -> None:
+        # The driver sends one statement at a time.
+        pass
 
     async def bulk(self, name: str, rows: Sequence[Sequence[Any]], *given: Any) -> list[Sequence[Any]]:
         return await self.fetch(name, *_columns(rows), *given) if rows else []
 
     async def insert_rows(self, rows: Sequence[Sequence[Any]]) -> None:
-        await self._open.copy_records_to_table(
-            "gossamer_queue", records=[(self.shard, *row) for row in rows], columns=_QUEUE
-        )
+        if self._has_defaults is None:
+            # Tables that an older version made have none.
+            self._has_defaults = any(row[0] for row in await self.fetch("has_defaults"))
+        if self._pending:
+            await self._run_pending()
+        shard, columns = self.shard, _QUEUE
+        if self._has_defaults and not any(row[7] or row[8] or row[9] or row[10] for row in rows):
+            records = [(shard, *row[:7], row[11]) for row in rows]
+            columns = _NEW
+        else:
+            records = [(shard, *row) for row in rows]
+        await self._open.copy_records_to_table("gossamer_queue", records=records, columns=columns)
 
     async def write(
         self,
@@ -158,23 +197,27 @@ class PostgreSQL:
         changed: Sequence[Sequence[Any]],
         sites: Sequence[Sequence[Any]],
     ) -> None:
-        values: list[Any] = [*counters, _array(list(ended))]
-        for rows, kinds in ((given, "nnnnntt"), (changed, "nnt"), (sites, "nnnnttt")):
-            columns = zip(*rows, strict=True) if rows else [()] * len(kinds)
-            values += [
-                _array(list(column)) if kind == "n" else list(column)
-                for kind, column in zip(kinds, columns, strict=True)
-            ]
-        await self._open.fetch(self._statements["write"], self.shard, *values)
+        values: list[Any] = [*counters, ended]
+        for rows, width in ((given, 7), (changed, 3), (sites, 7)):
+            values += zip(*rows, strict=True) if rows else [()] * width
+        await self._later("write", *values)
 
-    async def put_seen(self, ids: Sequence[int]) -> set[int]:
-        return {row[0] for row in await self.fetch("put_seen", ids)}
+    async def put_seen(
+        self, ids: Sequence[int], sites: Sequence[int], strangers: Sequence[int]
+    ) -> tuple[set[int], list[Sequence[Any]]]:
+        new, states = set(), []
+        for row in await self.fetch("put_seen", ids, sites, strangers):
+            if row[2] is None:
+                new.add(row[0])
+            else:
+                states.append(row)
+        return new, states
 
     async def insert_sites(self, rows: Sequence[Sequence[Any]]) -> int:
         return len(await self.bulk("insert_sites", rows))
 
     async def finish(self, rows: Sequence[Sequence[Any]], now: int) -> None:
-        await self.bulk("finish_rows", rows, now)
+        await self._later("finish_rows", *zip(*rows, strict=True), now)
 
     async def refuse(self, rows: Sequence[Sequence[Any]], now: int) -> None:
         await self.fetch("refuse_rows", now, *_columns(rows))
@@ -186,10 +229,10 @@ class PostgreSQL:
         return await self.fetch("take_inbox", most)
 
     async def empty_inbox(self, entries: Sequence[int]) -> None:
-        await self._open.fetch(self._statements["empty_inbox"], _array(list(entries)))
+        await self.ask(self._statements["empty_inbox"], _array(list(entries)))
 
     async def refuse_inbox(self, entry: int, error: str) -> None:
-        await self._open.fetch(self._statements["refuse_inbox"], entry, error)
+        await self.ask(self._statements["refuse_inbox"], entry, error)
 
     async def compact(self, before: int, last: int, most: int) -> list[int]:
         return [row[0] for row in await self.fetch("compact", before, last, most)]
@@ -247,7 +290,8 @@ class PostgreSQL:
     def is_loss(self, error: BaseException) -> bool:
         if isinstance(error, faults.PostgresError):
             return str(error.sqlstate)[:2] in ("08", "57") and not self._survives(error)
-        return isinstance(error, (OSError, faults.InterfaceError, TimeoutError))
+        # The driver is confused where the server hung up in the moment before a statement was sent.
+        return isinstance(error, (OSError, faults.InterfaceError, faults.InternalClientError, TimeoutError))
 
     def _survives(self, error: BaseException) -> bool:
         return self.is_open and isinstance(error, faults.QueryCanceledError)
@@ -286,6 +330,24 @@ def _array(values: list[Any]) -> Any:
     if None in values:
         return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
     return "{" + ",".join(map(str, values)) + "}"
+
+
+def _literal(value: Any) -> str:
+    """A value as it is written in a statement."""
+    if isinstance(value, (list, tuple)):
+        value = "{" + ",".join(map(_element, value)) + "}"
+    if isinstance(value, str):
+        return "'" + value.replace("'", "''") + "'"
+    return "NULL" if value is None else str(value)
+
+
+def _element(value: Any) -> str:
+    """A value as it is written in a list."""
+    if isinstance(value, bytes):
+        return f'"\\\\x{value.hex()}"'
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return "NULL" if value is None else str(value)
 
 
 def _first_line(error: BaseException) -> str:

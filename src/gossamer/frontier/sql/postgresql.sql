@@ -46,10 +46,6 @@ WHERE shard = $1 AND site = ANY($2::text::bigint[]) ORDER BY site FOR UPDATE
 SELECT site, name, region, ready_at, hold_at, closed, lanes FROM gossamer_sites
 WHERE shard = $1 AND site = ANY($2::text::bigint[]) ORDER BY site FOR UPDATE SKIP LOCKED
 
--- name: site_states
-SELECT site, closed, ready_at IS NULL OR ready_at > wake_at AS sleeps FROM gossamer_sites
-WHERE shard = $1 AND site = ANY($2::text::bigint[])
-
 -- name: wake
 UPDATE gossamer_sites SET ready_at = wake_at WHERE shard = $1 AND site IN (
     SELECT site FROM gossamer_sites
@@ -80,10 +76,17 @@ WHERE shard = $1 AND site = ANY($2::text::bigint[])
 SELECT token, site, lane, until_at, suspect, worker, batch FROM gossamer_leases WHERE shard = $1 AND worker = $2
 
 -- name: put_seen
-INSERT INTO gossamer_seen (shard, id)
-SELECT $1, k FROM unnest($2::text::bigint[]) AS k
-WHERE NOT EXISTS (SELECT 1 FROM gossamer_seen s WHERE s.shard = $1 AND s.id = k)
-ON CONFLICT DO NOTHING RETURNING id
+WITH new AS (
+    INSERT INTO gossamer_seen (shard, id) SELECT $1, k FROM unnest($2::text::bigint[]) AS k
+    ON CONFLICT DO NOTHING RETURNING id
+)
+SELECT id, NULL::text, NULL::boolean FROM new
+UNION ALL
+SELECT site, closed, ready_at IS NULL OR ready_at > wake_at FROM gossamer_sites
+WHERE shard = $1 AND site = ANY($3::text::bigint[]) AND (closed <> '' OR ready_at IS NULL OR ready_at > wake_at)
+UNION ALL
+SELECT site, closed, ready_at IS NULL OR ready_at > wake_at FROM gossamer_sites
+WHERE shard = $1 AND site = ANY($4::text::bigint[])
 
 -- name: heads
 SELECT q.site, q.place, q.standing, q.age, q.id, q.url, q.depth, q.priority, q.tries, q.lapses, q.again, q.extra
@@ -120,6 +123,9 @@ JOIN gossamer_queue q ON q.shard = $1 AND q.site = w.site AND q.place = w.place 
 -- name: waiting_rows
 SELECT site, place, standing, age, id, url, depth, priority, tries, lapses, again, extra FROM gossamer_queue
 WHERE shard = $1 AND site = $2 AND place = 1 AND standing > $3 AND id = ANY($4::text::bigint[]) AND again IN (1, 2, 3)
+
+-- name: has_defaults
+SELECT atthasdef FROM pg_attribute WHERE $1 >= 0 AND attrelid = 'gossamer_queue'::regclass AND attname = 'again'
 
 -- name: drop_rows
 DELETE FROM gossamer_queue q

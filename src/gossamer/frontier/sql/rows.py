@@ -56,41 +56,55 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Extra).decode
 
 
-def extra_of(request: Request, referrer: str, url: str = "") -> bytes | None:
-    """What most requests have little of; None for nothing."""
-    site, referrer = request.site, request.referrer or referrer
-    origin = squeeze(referrer, site) if referrer else ""
-    special = request.label or request.meta or request.method != "GET" or request.headers or request.body or url
-    if not special:
-        if request.state is not None:
+class RowWriter:
+    """Makes rows of requests that nobody knew, as they wait."""
+
+    def __init__(self, strategy: str) -> None:
+        self._strategy = strategy
+        self._ranks: dict[tuple[int, int, int], int] = {}
+        self._foreign: dict[str, bytes] = {}
+        """Pages that were linked from, as the requests of other sites have them."""
+
+    def row(self, request: Request, site: int, age: int, referrer: str) -> Row:
+        """One request, found on the page `referrer` at the moment `age`."""
+        url = squeeze(request.url, request.site)
+        hidden = ""
+        if "\0" in url:
+            url, hidden = "=" + request.url.replace("\0", "\ufffd"), request.url
+        key, strategy, place = (request.priority, request.depth, request.hops), self._strategy, WAITING
+        standing = self._ranks.get(key)
+        if standing is None:
+            standing = policy.rank(strategy, priority=key[0], depth=key[1], hops=key[2])
+            self._ranks[key] = standing
+        if standing == policy.HEAD:
+            place, standing = TIMED, 0
+        elif strategy == "dfs":
+            age = -age
+        elif strategy == "random":
+            age = random.getrandbits(62)
+        extra = self._extra(request, referrer, hidden)
+        return Row(site, place, standing, age, request.key, url, key[1], key[0], request.tries, 0, 0, extra)
+
+    def _extra(self, request: Request, referrer: str, url: str) -> bytes | None:
+        """What most requests have little of; None for nothing."""
+        site, referrer = request.site, request.referrer or referrer
+        special = request.label or request.meta or request.method != "GET" or request.headers or request.body or url
+        if special or request.hops or request.state is not None:
+            origin = squeeze(referrer, site) if referrer else ""
+            if special:
+                return _encode(
+                    (origin, request.hops, request.state, request.label, request.meta, request.method, request.headers,
+                     request.body, url)
+                )  # fmt: skip
             return _encode((origin, request.hops, request.state))
-        if request.hops:
-            return _encode((origin, request.hops))
-        return _encode((origin,)) if origin else None
-    return _encode(
-        (origin, request.hops, request.state, request.label, request.meta, request.method, request.headers,
-         request.body, url)
-    )  # fmt: skip
-
-
-def row_of(request: Request, site: int, *, strategy: str, age: int, referrer: str = "") -> Row:
-    """A request that nobody knew, as it waits."""
-    url = squeeze(request.url, request.site)
-    hidden = ""
-    if "\0" in url:
-        url, hidden = "=" + request.url.replace("\0", "\ufffd"), request.url
-    standing = policy.rank(strategy, priority=request.priority, depth=request.depth, hops=request.hops)
-    place = WAITING
-    if standing == policy.HEAD:
-        place, standing = TIMED, 0
-    elif strategy == "dfs":
-        age = -age
-    elif strategy == "random":
-        age = random.getrandbits(62)
-    extra = extra_of(request, referrer, hidden)
-    return Row(
-        site, place, standing, age, request.key, url, request.depth, request.priority, request.tries, 0, 0, extra
-    )
+        if not referrer:
+            return None
+        if referrer.find(site, 7, len(site) + 8) >= 0:
+            return _encode((squeeze(referrer, site),))
+        found = self._foreign.get(referrer)
+        if found is None:
+            found = self._foreign[referrer] = _encode(("=" + referrer,))
+        return found
 
 
 def request_of(row: Sequence[Any], site: str) -> Request:

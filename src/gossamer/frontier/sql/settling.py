@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -11,7 +11,7 @@ from gossamer import urls
 from gossamer.frontier import recrawl
 from gossamer.frontier.freshness import summed
 from gossamer.frontier.sql.call import TURNS, Call, Held, NeedsWhole, closed_status, timed
-from gossamer.frontier.sql.rows import DONE, RETRY, SKIPPED, STATUS, TIMED, WORDS, Row, row_of, state_of, with_state
+from gossamer.frontier.sql.rows import DONE, RETRY, SKIPPED, STATUS, TIMED, WORDS, Row, RowWriter, state_of, with_state
 from gossamer.frontier.sql.site import MICRO, new_site
 from gossamer.model import Outcome, Request, SiteNote
 
@@ -33,6 +33,9 @@ class Admission:
         self._secret = secret
         self._region_of = region_of
         self._ids: dict[str, int] = {}
+        self._there: set[int] = set()
+        """Sites that the database has; it keeps them for ever."""
+        self._connection = 0
         self._age = 0
 
     def site_id(self, name: str) -> int:
@@ -49,32 +52,44 @@ class Admission:
         first: dict[int, Link] = {}
         for link in links:
             first.setdefault(link[0].key, link)
-        new = await call.db.put_seen(sorted(first))
+        if not first:
+            return 0
+        if self._connection != call.db.connections or len(self._there) > _MOST_NAMES:
+            # Whoever restores a database ends its connections.
+            self._connection = call.db.connections
+            self._there.clear()
+        numbers = {name: self.site_id(name) for name in {link[0].site for link in first.values()}}
+        asked = set(numbers.values()) - call.sites.keys()
+        known = asked & self._there
+        new, states = await call.db.put_seen(sorted(first), sorted(known), sorted(asked - known))
+        self._there.update([state[0] for state in states])
         if call.settings.recrawl:
             await self._hasten(call, [request for key, (request, _, _) in first.items() if key not in new])
         if not new:
             return 0
         call.count("known", len(new))
         call.count("news")
-        fresh = [link for key, link in first.items() if key in new]
-        closed = await self._closed(call, fresh)
-        self._age = max(self._age, call.now)
-        rows, refused = [], []
-        strategy = call.settings.strategy
+        fresh = [link for key, link in first.items() if key in new] if len(new) < len(first) else list(first.values())
+        closed = await self._closed(call, {numbers[link[0].site]: link[0].site for link in fresh}, states, known)
+        age = self._age = max(self._age, call.now)
+        self._age += len(fresh)
+        rows, refused, later = [], [], 0
+        write = RowWriter(call.settings.strategy).row
         for request, referrer, wait in fresh:
-            site = self.site_id(request.site)
-            self._age += 1
-            row = row_of(request, site, strategy=strategy, age=self._age, referrer=referrer)
-            if reason := closed.get(site):
-                status = closed_status(reason)
+            site = numbers[request.site]
+            age += 1
+            row = write(request, site, age, referrer)
+            if closed and site in closed:
+                status = closed_status(closed[site])
                 refused.append((row.id, site, row.depth, row.priority, status, row.url))
                 call.count(WORDS[status])
             elif wait > 0:
                 rows.append(row._replace(place=TIMED, standing=call.now + wait, again=RETRY))
-                call.count("delayed")
+                later += 1
             else:
                 rows.append(row)
-                call.count("queued")
+        call.count("delayed", later)
+        call.count("queued", len(fresh) - len(refused) - later)
         if rows:
             await call.db.insert_rows(rows)
         if refused:
@@ -104,31 +119,34 @@ class Admission:
             call.count("news")
             await call.db.fetch("wake", sorted(set(woken)))
 
-    async def _closed(self, call: Call, fresh: Sequence[Link]) -> dict[int, str]:
+    async def _closed(
+        self, call: Call, missing: dict[int, str], states: Iterable[Sequence[Any]], known: set[int]
+    ) -> dict[int, str]:
         """See that the sites are there and awake; why those are closed that are."""
-        names = {self.site_id(request.site): request.site for request, _, _ in fresh}
         closed, sleeping = {}, []
-        for site in [number for number in names if number in call.sites]:
-            names.pop(site)
+        for site in missing.keys() & call.sites.keys():
+            del missing[site]
             call.touched.add(site)
             if call.sites[site].closed:
                 closed[site] = call.sites[site].closed
-        if names:
-            for site, reason, sleeps in await call.db.fetch("site_states", sorted(names)):
-                del names[site]
-                if reason:
-                    closed[site] = reason
-                elif sleeps:
-                    sleeping.append(site)
+        for site, reason, sleeps in states:
+            if site not in missing:
+                continue
+            if reason:
+                closed[site] = reason
+            elif sleeps:
+                sleeping.append(site)
+            del missing[site]
         if sleeping:
             await call.db.fetch("wake", sorted(sleeping))
-        if names:
-            rows = []
-            for place, (site, name) in enumerate(names.items()):
-                region = self._region_of(name) if self._region_of else ""
-                # Sites that were found together are ready in that order.
-                ready_at = call.now - TURNS - len(names) + place
-                rows.append(new_site(site, name, call.settings, region=region, ready_at=ready_at, now=call.now))
+        rows = []
+        missing = {site: name for site, name in missing.items() if site not in known}
+        for place, (site, name) in enumerate(missing.items()):
+            region = self._region_of(name) if self._region_of else ""
+            # Sites that were found together are ready in that order.
+            ready_at = call.now - TURNS - len(missing) + place
+            rows.append(new_site(site, name, call.settings, region=region, ready_at=ready_at, now=call.now))
+        if rows:
             call.count("sites", await call.db.insert_sites(sorted(rows)))
         return closed
 

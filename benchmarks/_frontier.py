@@ -1,0 +1,148 @@
+"""What the benchmarks of the frontiers share: the same URLs and pages, and CPU time of client, memory and server."""
+
+from __future__ import annotations
+
+import os
+import platform
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from gossamer import urls
+from gossamer.engine.recent import Recent
+from gossamer.frontier.base import Frontier
+from gossamer.model import Lease, Outcome, Request
+
+LINKS, NEW, BATCH, SITES = 50, 0.15, 64, 1000
+CASES = ("all", "cached", "new")
+TICKS = os.sysconf("SC_CLK_TCK")
+WORDS = ["".join(random.Random(number).choices("abcdefghiklmnoprstu", k=3 + number % 7)) for number in range(2000)]
+
+
+def request(secret: bytes, number: int, site: int | None = None) -> Request:
+    """A URL of about 60 characters, with random words: counted ones would compress far better than real ones."""
+    host = f"www.site-{number % SITES if site is None else site:04d}.example"
+    one, two = WORDS[number * 7919 % 2000], WORDS[number * 104_729 // 2000 % 2000]
+    url = f"https://{host}/articles/{number * 7_368_787 % 1_000_003:07d}/{one}-{two}"
+    return Request(url, urls.fingerprint(secret, url), host, depth=1)
+
+
+def done(lease: Lease, key: int, links: tuple[Request, ...] = (), *, again_in: float | None = None) -> Outcome:
+    """What became of a page; with `again_in`, what a visit leaves for the next one too."""
+    state = None
+    if again_in is not None:
+        chance = random.Random(key)
+        digests = [f"{chance.getrandbits(160):040x}", f"{chance.getrandbits(64):016x}"]
+        etag = f'"{chance.getrandbits(48):x}"'
+        seen_at = 1_700_000_000.0 + chance.randrange(100_000)
+        state = {"etag": etag, "digest": digests[0], "text": digests[1], "seen_at": seen_at, "interval": again_in}
+    return Outcome(
+        site=lease.site, lane=lease.lane, token=lease.token, key=key, status="done", code=200, links=links,
+        again_in=again_in, state=state,
+    )  # fmt: skip
+
+
+def machine() -> str:
+    """What runs this, and how busy it is with other things."""
+    load = " ".join(f"{one:.1f}" for one in os.getloadavg())
+    return f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, load {load}"
+
+
+def cpu_of(pid: int) -> float:
+    """CPU seconds of a process and of its children, those that have ended too."""
+    total = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(path.parts[2]) == pid:
+            total += sum(map(int, fields[11:15]))
+        elif int(fields[1]) == pid:
+            total += int(fields[11]) + int(fields[12])
+    return total / TICKS
+
+
+class Cost(NamedTuple):
+    """Microseconds a page. `memory` is the part of the client's that its memory of known keys takes."""
+
+    client: float
+    memory: float
+    server: float
+    wall: float
+
+    @property
+    def cpu(self) -> float:
+        return self.client + self.server
+
+    def __str__(self) -> str:
+        memory = f", {self.memory:.0f} of it memory" if self.memory else ""
+        return f"{self.cpu:.0f} ({self.client:.0f}{memory} + {self.server:.0f}, wall {self.wall:.0f})"
+
+
+class Pages:
+    """Fetches pages that find links: leases and completes as a worker does, and says what that costs.
+
+    `known` URLs are in the frontier before. Making the links is not counted, asking the memory for each is."""
+
+    def __init__(self, frontier: Frontier, secret: bytes, served: Callable[[], float], *, recent: Recent) -> None:
+        self._frontier = frontier
+        self._secret = secret
+        self._served = served
+        self._recent = recent
+        self._chance = random.Random(7)
+        self._known = self._following = 0
+
+    async def fill(self, known: int) -> None:
+        """Add so many URLs, of which the memory is told, as that of a worker is that was there from the start."""
+        for first in range(self._known, known, 10_000):
+            some = [request(self._secret, number) for number in range(first, min(first + 10_000, known))]
+            await self._frontier.add(some)
+            self._recent.update(one.key for one in some)
+        self._known = self._following = known
+
+    async def rounds(self, case: str, *, pages: int, rounds: int) -> Cost:
+        """The median round, by its CPU time."""
+        found = [await self.run(case, pages) for _ in range(rounds)]
+        return sorted(found, key=lambda cost: cost.cpu)[len(found) // 2]
+
+    async def run(self, case: str, pages: int) -> Cost:
+        """One round."""
+        count, client, memory, wall, recent = 0, 0.0, 0.0, 0.0, self._recent
+        before = self._served()
+        while count < pages:
+            started, began = time.process_time(), time.perf_counter()
+            grant = await self._frontier.lease(2, batch=BATCH // 2, seconds=60)
+            client, wall = client + time.process_time() - started, wall + time.perf_counter() - began
+            found = [(lease, leased.key, self._links(case)) for lease in grant.leases for leased in lease.requests]
+            if case == "cached":
+                keys = [[link.key for link in links] for _, _, links in found]
+                started = time.process_time()
+                unknown = [[key for key in some if key not in recent] for some in keys]
+                memory += time.process_time() - started
+                kept = [set(some) for some in unknown]
+                found = [
+                    (lease, key, [link for link in links if link.key in some])
+                    for (lease, key, links), some in zip(found, kept, strict=True)
+                ]
+            outcomes = [done(lease, key, tuple(links)) for lease, key, links in found]
+            started, began = time.process_time(), time.perf_counter()
+            await self._frontier.complete(outcomes)
+            client, wall = client + time.process_time() - started, wall + time.perf_counter() - began
+            if case == "cached":
+                started = time.process_time()
+                recent.update(key for some in unknown for key in some)
+                memory += time.process_time() - started
+            count += len(outcomes)
+        served = self._served() - before
+        return Cost(*(1e6 * each / count for each in (client + memory, memory, served, wall)))
+
+    def _links(self, case: str) -> list[Request]:
+        fresh = sum(self._chance.random() < NEW for _ in range(LINKS))
+        numbers = [*range(self._following, self._following + fresh)]
+        if case != "new":
+            numbers += [self._chance.randrange(self._known) for _ in range(LINKS - fresh)]
+        self._following += fresh
+        return [request(self._secret, number) for number in numbers]

@@ -1,0 +1,55 @@
+"""Errors of MariaDB and MySQL in our words, by their numbers."""
+
+from __future__ import annotations
+
+from asyncmy import errors as faults
+
+from gossamer.errors import FrontierError, JobMissing, SchemaMismatch, Unavailable
+
+_CONFLICT = {1205, 1213, 1020, 1062, 3572}
+_LOST = {0, 1047, 1053, 1077, 1079, 1080, 1152, 1153, 1158, 1159, 1160, 1161, 1184, 1927, 2003, 2006, 2013, 2055, 4031}
+_PASSING = {
+    3, 14, 1021, 1026, 1028, 1030, 1031, 1037, 1038, 1040, 1041, 1042, 1114, 1129, 1203, 1226, 1290, 1317, 1836, 1969,
+    3024,
+}  # fmt: skip
+# Counters that were frozen overflow.
+_OUT_OF_RANGE = 1690
+_REFUSED = {1044, 1045, 1049, 1142, 1143, 1227, 1251, 1275, 1698, 3118}
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Whether the transaction was undone because of another one, and may be tried again at once."""
+    return isinstance(error, faults.MySQLError) and _number(error) in _CONFLICT
+
+
+def is_loss(error: BaseException) -> bool:
+    """Whether the connection is gone."""
+    if isinstance(error, faults.MySQLError):
+        return _number(error) in _LOST or isinstance(error, faults.InterfaceError)
+    return isinstance(error, (OSError, TimeoutError, EOFError))
+
+
+def explain(error: BaseException, server: str) -> FrontierError | None:
+    """What a driver's error means; None if it is none of a driver."""
+    if isinstance(error, (OSError, TimeoutError, EOFError)):
+        return Unavailable(f"{server}: {error or type(error).__name__}")
+    if not isinstance(error, faults.MySQLError):
+        return None
+    number, text = _number(error), str(error.args[-1] if error.args else error)[:300]
+    if number == 1146:
+        return JobMissing(
+            "the job's tables are not in this database any more", hint="was the database emptied or restored?"
+        )
+    if number == 1054:
+        return SchemaMismatch("the tables were made by another version of Gossamer", hint="use that version")
+    if number == _OUT_OF_RANGE and "frozen" in text:
+        return Unavailable(f"{server}: the shard is on its way to another database")
+    if number in _REFUSED:
+        return FrontierError(f"{server} refused: {text}", hint="check the user, the password and the database")
+    if number in _PASSING or number in _LOST or number in _CONFLICT or isinstance(error, faults.InterfaceError):
+        return Unavailable(f"{server}: {text}")
+    return FrontierError(f"{server}: {text} ({number})")
+
+
+def _number(error: BaseException) -> int:
+    return int(error.args[0]) if error.args and isinstance(error.args[0], int) else -1
