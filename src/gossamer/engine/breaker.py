@@ -45,7 +45,7 @@ class Breaker:
         if not isinstance(error, ConnectFailed | NameUnresolved | TimedOut):
             return False
         now = self._clock.monotonic()
-        if self._opened_at is None and (was_there or crc32(site.encode()) in self._met):
+        if self._opened_at is None and (was_there or not self._met.unknown((crc32(site.encode()),))):
             # Sites that went dark long ago, one by one, say nothing about now.
             self._dark = {name: at for name, at in self._dark.items() if at > now - _WINDOW_SECONDS} | {site: now}
             if len(self._dark) >= _SITES:

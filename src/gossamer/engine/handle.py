@@ -67,14 +67,14 @@ class Linker:
 
     def follow(self, page: Request, found: tuple[str, ...], *, year: int = 0) -> list[Request]:
         """Requests for plain links of a page; dates are compared with `year`, if it is given."""
-        depth, secret, recent = page.depth + 1, self._secret, self._recent
-        refuse, source, hot = self._scope.refuse, page.url, recent.hot
+        depth, secret, refuse, source = page.depth + 1, self._secret, self._scope.refuse, page.url
+        if self._settings.clean_query:
+            found = tuple(map(urls.clean_query, found))
+        keys = [urls.fingerprint(secret, url) for url in found]
+        unknown = self._recent.unknown(keys)
         requests = []
-        for url in found:
-            if self._settings.clean_query:
-                url = urls.clean_query(url)
-            key = urls.fingerprint(secret, url)
-            if key in hot or key in recent:
+        for url, key in zip(found, keys):
+            if key not in unknown:
                 continue
             reason = refuse(url, source, depth) or self._calendar(url, year)
             if reason is not None:
@@ -105,7 +105,7 @@ class Linker:
         requests = []
         for request in made:
             key = urls.fingerprint(self._secret, request.url, request.method, request.body)
-            if key in self._recent:
+            if not self._recent.unknown((key,)):
                 continue
             reason = self._scope.refuse(request.url, page.url, page.depth + 1) or self._calendar(request.url, year)
             if reason is not None:
@@ -122,7 +122,7 @@ class Linker:
         if self._settings.clean_query:
             url = urls.clean_query(url)
         key = urls.fingerprint(self._secret, url)
-        if key in self._recent and (lastmod is None or not self._settings.recrawl):
+        if not self._recent.unknown((key,)) and (lastmod is None or not self._settings.recrawl):
             return None
         reason = self._scope.refuse(url, source, 1)
         if reason is not None:

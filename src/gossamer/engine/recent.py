@@ -12,20 +12,21 @@ class Recent:
     """The last keys, in a table of pairs: each has one pair where it can be, and pushes out the older of the two.
 
     A key costs 8 bytes there. Most crawls are small: the table begins as a 64th of itself, and anew when that is full.
-    `hot` has those that were met of late: who asks often may look there first.
     A key may enter only after the frontier has it for good: otherwise a crash between would lose the link."""
 
     def __init__(self, size: int = 2_000_000) -> None:
         self._most_pairs = max(1, size // 2)
-        self.hot: set[int] = set()
+        self._hot: set[int] = set()
+        """Those that were met of late: most links of most pages are among them."""
         self.clear()
 
-    def __contains__(self, key: int) -> bool:
-        table, at = self._table, key % self._pairs * 2
-        if (table[at] != key and table[at + 1] != key) or not key:
-            return False
-        self.hot.add(key)
-        return True
+    def unknown(self, keys: Iterable[int]) -> set[int]:
+        """Those of these keys that may be new."""
+        cold = set(keys).difference(self._hot)
+        table, pairs = self._table, self._pairs
+        new = {key for key in cold if not key or (table[at := key % pairs * 2] != key and table[at + 1] != key)}
+        self._hot.update(cold.difference(new))
+        return new
 
     def update(self, keys: Iterable[int]) -> None:
         keys = tuple(keys)
@@ -39,13 +40,13 @@ class Recent:
                 table[at + 1] = young
                 table[at] = key
                 self._entered += 1
-        if len(self.hot) > _HOT:
-            self.hot.clear()
-        self.hot.update(keys)
+        if len(self._hot) > _HOT:
+            self._hot.clear()
+        self._hot.update(keys)
 
     def clear(self) -> None:
         """Forget all: after a reconnect nobody knows what the frontier still has."""
-        self.hot.clear()
+        self._hot.clear()
         self._make(-(-self._most_pairs // _FIRST_PART))
 
     def _make(self, pairs: int) -> None:
