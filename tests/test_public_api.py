@@ -26,6 +26,7 @@ PUBLIC = (
     "SinkError",
     "Spider",
     "crawl",
+    "secret",
 )
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference" / "python.md"
 

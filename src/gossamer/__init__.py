@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from gossamer.errors import ConfigError, ExtractError, FetchError, FrontierError, GossamerError, SinkError
     from gossamer.extract.page import Page
     from gossamer.extract.spider import Spider
-    from gossamer.model import Request, Response
+    from gossamer.model import Request, Response, secret
     from gossamer.settings import Settings
 
 # Loaded on first use: every worker, parser and web server imports this package, and few of them need all of it.
@@ -28,6 +28,7 @@ _HOMES = {
     "SinkError": "errors",
     "Spider": "extract.spider",
     "crawl": "api",
+    "secret": "model",
 }
 __all__ = [
     "ConfigError",
@@ -43,6 +44,7 @@ __all__ = [
     "SinkError",
     "Spider",
     "crawl",
+    "secret",
 ]
 
 

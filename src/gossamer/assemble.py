@@ -21,18 +21,21 @@ from gossamer.extract.spider import Spider
 from gossamer.frontier.base import Frontier
 from gossamer.middleware.base import Fetch, Middleware, compose, guarded
 from gossamer.middleware.cache import cache
-from gossamer.middleware.cookies import cookies
+from gossamer.middleware.cookies import CookieJar, cookies
+from gossamer.middleware.sessions import sessions
 from gossamer.settings import Settings
 from gossamer.sink.trail import Trail
 
 
-def middlewares(spider: Spider, settings: Settings, clock: Clock) -> list[Middleware]:
-    """The fetch ring, outermost first: the spider's own, then the development cache, then cookies."""
+def middlewares(spider: Spider, settings: Settings, clock: Clock, *, jar: CookieJar | None = None) -> list[Middleware]:
+    """The fetch ring, outermost first: the spider's own, then the development cache, then sessions or cookies."""
     ring: list[Middleware] = list(spider.fetch_middleware)
     if settings.cache:
         ring.append(cache(Path(settings.cache), clock))
-    if settings.cookies:
-        ring.append(cookies(clock))
+    if settings.sessions:
+        ring.append(sessions(settings, clock))
+    elif settings.cookies:
+        ring.append(cookies(jar or CookieJar(clock, per_host=settings.cookie_jar == "host")))
     return ring
 
 
@@ -56,12 +59,14 @@ async def worker(
     score = spider.score if type(spider).score is not Spider.score else None
     linker = Linker(settings, secret, recent, refused=refused, score=score)
     downloader = open_downloader(settings, clock=clock)
+    has_jar = settings.cookies and not settings.sessions
+    jar = CookieJar(clock, per_host=settings.cookie_jar == "host") if has_jar else None
     pool = ParserPool(settings.parse_processes, settings) if settings.parse_processes else None
     marker = Marker(None if pool else marker_path)
     extractor: Extracts = pool or Extractor(spider, settings)
     try:
         inner: Fetch = downloader.fetch
-        fetch = compose(middlewares(spider, settings, clock), inner)
+        fetch = compose(middlewares(spider, settings, clock, jar=jar), inner)
         if spider.fetch_middleware:
             fetch = guarded(fetch)
         yield Engine(
@@ -74,6 +79,7 @@ async def worker(
             clock=clock,
             places=places,
             trail=trail if settings.trail else None,
+            jar=jar,
         )
     finally:
         if pool is not None:

@@ -8,6 +8,7 @@ GossamerError
       ConnectFailed    refused, reset, unreachable
       NameUnresolved   DNS did not answer (again later)
       ProtocolBroken   the answer was cut off or was not HTTP
+      ProxyFailed      the proxy's fault: nothing is charged to the site or the page
     FinalError         another try would end the same
       NameUnknown      DNS says that there is no such name
       TlsRefused       certificate or handshake
@@ -78,6 +79,16 @@ class ProtocolBroken(TransientError):
     """The answer was cut off, or was not HTTP."""
 
     kind = "protocol"
+
+
+class ProxyFailed(TransientError):
+    """The proxy cannot be reached or does not let us in; after `wait_seconds` it may be worth another try."""
+
+    kind = "proxy"
+
+    def __init__(self, message: str, *, hint: str = "", wait_seconds: float = 10.0) -> None:
+        super().__init__(message, hint=hint)
+        self.wait_seconds = wait_seconds
 
 
 class FinalError(FetchError):

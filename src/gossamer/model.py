@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -14,6 +15,23 @@ SITEMAP = ":sitemap"
 """The label of requests for sitemaps, which go to no spider."""
 SITEMAP_BYTES = 50 * 1024 * 1024
 """How long a sitemap may be, on the wire and decoded, whatever the limit of a page."""
+
+
+SECRET = re.compile(r"\$\{secret:([A-Za-z_][A-Za-z0-9_]*)\}")
+"""How a request names a secret, which takes its place only on the wire."""
+
+
+class Secret(str):
+    """The name of a secret, for a field of a form, a value of JSON or a part of a header."""
+
+    __slots__ = ()
+
+
+def secret(name: str) -> Secret:
+    """Stands for a variable of the environment, one that the setting `secrets` lists; only the name is ever stored."""
+    if not SECRET.fullmatch(f"${{secret:{name}}}"):
+        raise ValueError(f"{name!r} is not the name of a variable")
+    return Secret(f"${{secret:{name}}}")
 
 
 class Request(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -34,6 +52,8 @@ class Request(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     body: bytes = b""
     state: dict[str, Any] | None = None
     """What the last visit left behind (etag, digest, interval, failures); at most 1 KB."""
+    via: str = ""
+    """The session that it is sent in, while it is fetched: a session has one proxy."""
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +66,11 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes = b""
     http_version: str = ""
     address: str = ""
+    """The address that answered; empty behind a proxy."""
+    via: str = ""
+    """The proxy that it came by, without its credentials."""
+    tls_fault: str = ""
+    """What is wrong with the server's certificate; such an answer is only there with `bad_tls = "record"`."""
     fetched_at: float = 0.0
     """Epoch seconds when the request was sent."""
     elapsed: float = 0.0
@@ -94,6 +119,8 @@ class PageRow(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The page on which this URL was found; empty for a seed."""
     location: str = ""
     """Where a redirect points to."""
+    tls_fault: str | msgspec.UnsetType = msgspec.UNSET
+    """What is wrong with the server's certificate: anybody may have written the page; only with `bad_tls`."""
     text: str | msgspec.UnsetType = msgspec.UNSET
     """The text that a reader sees; only with the setting `text`."""
 

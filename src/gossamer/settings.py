@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,8 @@ from gossamer.errors import ConfigError
 VERSION = "0.1.0"
 MIB = 1024 * 1024
 WEEK_SECONDS = 7 * 86_400.0
+
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 NotNegative = Annotated[float, Meta(ge=0)]
 Whole = Annotated[int, Meta(ge=1)]
@@ -33,6 +36,12 @@ class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     """At most this many pages from this site, in place of `site_budget`."""
     headers: dict[str, str] = {}
     """Headers to send to this site only, on top of `headers`."""
+    proxy: str = ""
+    """The proxy for this site, or `direct` for none; empty: as for every site."""
+    auth: str = ""
+    """`user:password` for this site, sent at once; over plain http only to a site that is named with its port."""
+    client_cert: str = ""
+    """PEM file with the certificate and key for this site only."""
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -118,9 +127,31 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         f"Gossamer/{VERSION} (+https://gossamer.example/bot; set --user-agent to add your contact)"
     )
     headers: Annotated[dict[str, str], Meta(description="Headers to send with every request.")] = {}
-    cookies: Annotated[bool, Meta(description="Keep cookies, a jar per site and worker.")] = False
+    secrets: Annotated[
+        tuple[str, ...], Meta(description="Variables of the environment that requests may carry as secrets.")
+    ] = ()
+    cookies: Annotated[bool, Meta(description="Keep cookies, with what is known of each site.")] = False
+    cookie_jar: Annotated[
+        Literal["job", "host"],
+        Meta(description="One jar for the whole job, as in a browser, or one for each host, which shares nothing."),
+    ] = "job"
     proxy: Annotated[
-        tuple[str, ...], Meta(description="Forward proxies, used in turn: http://[user:password@]host:port.")
+        tuple[str, ...],
+        Meta(description="Forward proxies: http, https or socks5://[user:password@]host:port, or @FILE with a list."),
+    ] = ()
+    proxy_rotation: Annotated[
+        Literal["site", "request"],
+        Meta(description="A site stays with one proxy while that is well, or each request takes the next."),
+    ] = "site"
+    sessions: Annotated[
+        int,
+        Meta(ge=0, description="Sessions per site, each with cookies, proxy and headers of its own; 0: none."),
+    ] = 0
+    session_uses: Annotated[
+        Whole | None, Meta(description="Requests after which a session makes place for a new one.")
+    ] = None
+    header_sets: Annotated[
+        tuple[dict[str, str], ...], Meta(description="Sets of headers; each session has one of them.")
     ] = ()
     cache: Annotated[str, Meta(description="Folder that keeps answers and gives them again: for development only.")] = (
         ""
@@ -129,12 +160,25 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     resolve: Annotated[
         tuple[str, ...], Meta(description="PATTERN=ADDR: names that match go to this address; may be repeated.")
     ] = ()
+    nameservers: Annotated[
+        tuple[str, ...], Meta(description="Name servers to ask, ADDR or ADDR:PORT, in place of the machine's own.")
+    ] = ()
     ca_file: Annotated[str, Meta(description="PEM file with further certificate authorities to trust.")] = ""
+    client_cert: Annotated[
+        str, Meta(description="PEM file with a certificate and its key, shown to every site that asks for one.")
+    ] = ""
+    bad_tls: Annotated[
+        Literal["refuse", "record"],
+        Meta(description="Pages behind a bad certificate: refused, or recorded with a note of what is wrong with it."),
+    ] = "refuse"
 
     connect_seconds: Annotated[float, Meta(gt=0, description="Time to connect, TLS included.")] = 10.0
     fetch_seconds: Annotated[float, Meta(gt=0, description="Time for a whole fetch.")] = 60.0
     max_body_bytes: Annotated[int, Meta(ge=1, description="Largest body as it comes over the wire.")] = 10 * MIB
     max_decoded_bytes: Annotated[int, Meta(ge=1, description="Largest body after decoding.")] = 20 * MIB
+    max_file_bytes: Annotated[
+        int, Meta(ge=1, description="Largest body, before and after decoding, of a request with the label `file`.")
+    ] = 100 * MIB
     max_links: Annotated[int, Meta(ge=1, description="Links taken from one page.")] = 5000
     max_url_length: Annotated[int, Meta(ge=16, description="Longer URLs are not followed.")] = 2048
     max_segments: Annotated[int, Meta(ge=1, description="URLs with more path segments are not followed.")] = 20
@@ -203,6 +247,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             lanes=self.per_site if own is None or own.lanes is None else own.lanes,
             budget=self.site_budget if own is None or own.budget is None else own.budget,
             headers=own.headers if own is not None else {},
+            proxy=own.proxy if own is not None else "",
+            auth=own.auth if own is not None else "",
+            client_cert=own.client_cert if own is not None else "",
         )
 
 
@@ -257,6 +304,20 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> dict[str, A
         kind = str(FIELDS[name].type)
         values[name] = text.split(",") if "tuple[" in kind else text
     return values
+
+
+def expand(text: str, *, source: str, environment: Mapping[str, str] = os.environ) -> str:
+    """The text with each `${NAME}` replaced by that variable of the environment; ConfigError where it is not set.
+
+    Done where a value is used, so that what is stored and shown is the name and not the secret."""
+
+    def value(match: re.Match[str]) -> str:
+        found = environment.get(match[1])
+        if found is None:
+            raise ConfigError(f"{source}: the environment has no {match[1]}", hint=f"export {match[1]}=...")
+        return found
+
+    return _VARIABLE.sub(value, text)
 
 
 FIELDS = {item.name: item for item in msgspec.structs.fields(Settings)}

@@ -30,6 +30,7 @@ from gossamer.errors import (
     FetchError,
     Forbidden,
     ProtocolBroken,
+    ProxyFailed,
     TimedOut,
     TlsRefused,
     TooLarge,
@@ -570,7 +571,7 @@ def test_proxies_are_used_and_a_dead_one_is_passed_over(kind: str) -> None:
         assert {head.split(" ")[1] for head in live.heads} == {f"http://{n}.example/" for n in range(4)}
         assert "proxy-authorization: basic" in live.heads[0].lower()
         live.replies["http://0.example/"] = ok(b"", status=b"407 No")
-        with pytest.raises(ConnectFailed):
+        with pytest.raises(ProxyFailed):
             await downloader.fetch(Request(url="http://0.example/"))
 
     async def main() -> None:

@@ -64,7 +64,7 @@ class Diverted(HttpDownloader):
         self._resolver = Nobody()
         await super().aclose()
 
-    def _build(self, pins: dict[str, str], proxy: int | None = None) -> Any:
+    def _build(self, pins: dict[str, str], proxy: Any = None) -> Any:
         self._reached.update(pins.values())
         return super()._build(dict.fromkeys(pins, "127.0.0.1"), proxy)
 

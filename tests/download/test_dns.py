@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,38 +12,7 @@ from gossamer.clock import ManualClock, SystemClock
 from gossamer.download import dns
 from gossamer.download.dns import Resolver
 from gossamer.errors import ConfigError, NameUnknown, NameUnresolved
-
-
-class NameServer(asyncio.DatagramProtocol):
-    """Knows the A records it is given; `dead.*` gets no answer, `broken.*` SERVFAIL, everything else NXDOMAIN."""
-
-    def __init__(self, records: dict[str, list[str]], ttl: int = 300) -> None:
-        self.records, self.ttl = records, ttl
-        self.asked: Counter[str] = Counter()
-        self.busy = asyncio.Event()
-
-    def connection_made(self, transport: Any) -> None:
-        self.transport = transport
-
-    def datagram_received(self, data: bytes, address: Any) -> None:
-        labels, at = [], 12
-        while data[at]:
-            labels.append(data[at + 1 : at + 1 + data[at]].decode())
-            at += data[at] + 1
-        name, kind, question = ".".join(labels), int.from_bytes(data[at + 1 : at + 3], "big"), data[12 : at + 5]
-        if kind == 1:
-            self.asked[name] += 1
-        if len(self.asked) >= 20:
-            self.busy.set()
-        if name.startswith("dead"):
-            return
-        code = 2 if name.startswith("broken") else 0 if name in self.records else 3
-        found = self.records.get(name, []) if kind == 1 else []
-        answers = b"".join(
-            b"\xc0\x0c\0\1\0\1" + self.ttl.to_bytes(4, "big") + b"\0\4" + socket.inet_aton(ip) for ip in found
-        )
-        head = data[:2] + bytes((0x81, 0x80 | code)) + b"\0\1" + len(found).to_bytes(2, "big") + b"\0\0\0\0"
-        self.transport.sendto(head + question + answers, address)
+from gossamer.testing.names import NameServer
 
 
 def run(
@@ -58,16 +25,14 @@ def run(
     try_seconds: float = 5.0,
 ) -> None:
     async def main() -> None:
-        server = NameServer(records or {}, ttl)
-        loop = asyncio.get_running_loop()
-        transport, _ = await loop.create_datagram_endpoint(lambda: server, ("127.0.0.1", 0))
-        address = f"127.0.0.1:{transport.get_extra_info('sockname')[1]}"
-        resolver = Resolver(clock or SystemClock(), overrides, nameservers=[address], try_seconds=try_seconds, tries=1)
-        try:
-            await test(resolver, server)
-        finally:
-            await resolver.aclose()
-            transport.close()
+        async with NameServer(records or {}, ttl) as server:
+            resolver = Resolver(
+                clock or SystemClock(), overrides, nameservers=[server.address], try_seconds=try_seconds, tries=1
+            )
+            try:
+                await test(resolver, server)
+            finally:
+                await resolver.aclose()
 
     asyncio.run(main())
 
@@ -197,3 +162,25 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_wrong_override_is_an_error_that_names_it(text: str) -> None:
     with pytest.raises(ConfigError, match="resolve"):
         Resolver(SystemClock(), [text])
+
+
+def test_both_families_come_in_turn() -> None:
+    """So that the few addresses that are tried are not all of a family that goes nowhere."""
+
+    async def test(resolver: Resolver, server: NameServer) -> None:
+        found = (await resolver.resolve("a.example")).addresses
+        assert set(found) == {"127.0.0.2", "127.0.0.3", "127.0.0.4", "::1"}
+        assert "::1" in found[:2]
+
+    run(test, {"a.example": ["127.0.0.2", "127.0.0.3", "127.0.0.4", "::1"]})
+
+
+@pytest.mark.parametrize("text", ["dns.example", "1.2.3", "127.0.0.1:x", "127.0.0.1:99999", "[::1"])
+def test_a_wrong_name_server_is_an_error_that_names_it(text: str) -> None:
+    with pytest.raises(ConfigError, match="nameservers"):
+        Resolver(SystemClock(), nameservers=[text])
+
+
+@pytest.mark.parametrize("text", ["192.0.2.1", "192.0.2.1:5353", "2001:db8::1", "[2001:db8::1]:53"])
+def test_name_servers_may_have_a_port(text: str) -> None:
+    Resolver(SystemClock(), nameservers=[text])

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from gossamer.clock import ManualClock
 from gossamer.middleware.base import compose
-from gossamer.middleware.cookies import MAX_BYTES, MAX_COOKIES, CookieJar, cookies
+from gossamer.middleware.cookies import MAX_BYTES, MAX_COOKIES, MAX_KEPT_BYTES, CookieJar, cookies
 from gossamer.model import Request, Response
 
 
@@ -145,7 +146,7 @@ def test_the_middleware_sends_back_what_was_set() -> None:
         return Response(url=request.url, status=200, headers=(("set-cookie", "a=1"),))
 
     async def main() -> None:
-        layered = compose([cookies(ManualClock())], fetch)
+        layered = compose([cookies(CookieJar(ManualClock()))], fetch)
         await layered(Request(url="http://a.test/"))
         await layered(Request(url="http://a.test/", headers={"x": "y"}))
         await layered(Request(url="http://a.test/", headers={"Cookie": "mine=1"}))
@@ -153,3 +154,51 @@ def test_the_middleware_sends_back_what_was_set() -> None:
 
     asyncio.run(main())
     assert sent == [None, {"x": "y", "cookie": "a=1"}, {"Cookie": "mine=1"}, None]
+
+
+def test_a_site_takes_its_cookies_along() -> None:
+    """What one worker dumps, another loads; and what is older than what it has, it does not."""
+    clock = ManualClock()
+    jar = jar_after(
+        "https://x.example.com/", "a=1; Max-Age=100", "b=2; Domain=example.com; Secure; Path=/p", clock=clock
+    )
+    plain = msgspec.json.decode(msgspec.json.encode(jar.dump("x.example.com")))
+    other = CookieJar(clock)
+    assert other.load("x.example.com", plain)
+    assert other.header("https://x.example.com/p") == jar.header("https://x.example.com/p") == "b=2; a=1"
+    assert other.header("https://y.example.com/p") == "b=2"
+    assert other.header("http://y.example.com/p") == ""
+    clock.advance(5)
+    other.store(Response(url="https://x.example.com/", status=200, headers=(("set-cookie", "a=9"),)))
+    assert not other.load("x.example.com", plain)
+    assert "a=9" in other.header("https://x.example.com/p")
+    assert jar.load("x.example.com", other.dump("x.example.com"))
+    assert jar.header("https://x.example.com/p") == "b=2; a=9"
+    clock.advance(100)
+    assert "a=9" in jar.header("https://x.example.com/")
+    for wrong in (None, [], [1, 2], [1, [[1]]], ["x", []]):
+        assert not CookieJar(clock).load("x.example.com", wrong)
+
+
+def test_what_a_site_takes_along_is_bounded() -> None:
+    jar = jar_after("http://a.test/", *(f"c{number}=" + "x" * 4000 for number in range(50)))
+    assert len(msgspec.json.encode(jar.dump("a.test"))) < MAX_KEPT_BYTES + 1000
+    assert "c49" in str(jar.dump("a.test"))
+
+
+def test_the_same_cookie_with_every_answer_is_no_news() -> None:
+    clock = ManualClock()
+    jar = jar_after("http://a.test/", "a=1; Max-Age=1000", clock=clock)
+    before = jar.revision("a.test:8080")
+    clock.advance(10)
+    jar.store(Response(url="http://a.test/", status=200, headers=(("set-cookie", "a=1; Max-Age=1000"),)))
+    assert jar.revision("a.test") == before
+    jar.store(Response(url="http://a.test/", status=200, headers=(("set-cookie", "a=2; Max-Age=1000"),)))
+    assert jar.revision("a.test") > before
+
+
+def test_hosts_share_nothing_where_each_has_its_own_jar() -> None:
+    jar = CookieJar(ManualClock(), per_host=True)
+    jar.store(Response(url="http://x.example.com/", status=200, headers=(("set-cookie", "a=1; Domain=example.com"),)))
+    assert jar.header("http://x.example.com/") == "a=1"
+    assert jar.header("http://y.example.com/") == jar.header("http://example.com/") == ""

@@ -34,7 +34,8 @@ from gossamer.model import Request, Response
 from gossamer.settings import Settings
 
 _FETCHING = """
-    user_agent headers robots allow_private resolve ca_file proxy cookies cache downloader
+    user_agent headers robots allow_private resolve nameservers ca_file client_cert bad_tls proxy proxy_rotation
+    sessions secrets cookies cookie_jar cache downloader
     connect_seconds fetch_seconds max_body_bytes max_decoded_bytes delay nofollow spider extract
 """
 

@@ -14,6 +14,7 @@ from gossamer.frontier.regions import check_region, parse_part
 from gossamer.settings import FIELDS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+_FILE_ONLY = frozenset(("sites", "header_sets"))
 _PAIRS = {"extract": "NAME=SELECTOR", "headers": "NAME=VALUE", "regions": "NAME=PATTERN,..."}
 _FLAGS = {
     "headers": "--header", "robots": "--robots/--no-robots", "nofollow": "--nofollow/--no-nofollow",
@@ -24,7 +25,7 @@ _FLAGS = {
 def settings_options(command: Command) -> Command:
     """Give a command one option for every setting; those that are not used arrive as None or ()."""
     for name in reversed(FIELDS):
-        if name != "sites":
+        if name not in _FILE_ONLY:
             command = _option(name)(command)
     return command
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from gossamer.clock import Clock
 from gossamer.download.base import Downloader
+from gossamer.download.certificates import RecordingDownloader, SiteDownloaders, without_credentials
 from gossamer.download.client import HttpDownloader
 from gossamer.download.dns import Names
 from gossamer.download.threads import ThreadDownloader
@@ -14,6 +17,16 @@ __all__ = ["Downloader", "HttpDownloader", "ThreadDownloader", "open_downloader"
 
 def open_downloader(settings: Settings, *, clock: Clock, resolver: Names | None = None) -> Downloader:
     """The downloader that the settings name; ConfigError if headers, proxies or certificates are not usable."""
-    if settings.downloader == "threads":
-        return ThreadDownloader(settings, clock, resolver)
-    return HttpDownloader(settings, clock, resolver)
+    kind = ThreadDownloader if settings.downloader == "threads" else HttpDownloader
+    found: Downloader = kind(settings, clock, resolver)
+    own: dict[str, Downloader] = {
+        site: kind(msgspec.structs.replace(settings, client_cert=special.client_cert), clock, resolver)
+        for site, special in settings.sites.items()
+        if special.client_cert
+    }
+    if own:
+        found = SiteDownloaders(found, own)
+    if settings.bad_tls == "record":
+        lax = kind(without_credentials(settings), clock, resolver, accepts_any_certificate=True)
+        found = RecordingDownloader(found, lax, clock)
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import zlib
+from collections import OrderedDict
 from datetime import timedelta
 from math import inf
 from typing import Any, NamedTuple
@@ -13,16 +13,20 @@ from pyreqwest.client import Client, ClientBuilder
 from pyreqwest.http import HeaderMap, Url
 
 from gossamer.clock import Clock
+from gossamer.download.certificates import read_identity
 from gossamer.download.decoding import decode, encodings
 from gossamer.download.dns import Names, Resolver
-from gossamer.download.faults import never_connected, out_of_files, translate
+from gossamer.download.eyeballs import BetterAddress, raced
+from gossamer.download.faults import blame, connecting, never_connected, out_of_files, translate
 from gossamer.download.guard import Target, check_address, check_url
 from gossamer.download.oddheaders import OddHeaders, readable
-from gossamer.download.outgoing import Outgoing, configure, read_authorities, read_proxies
+from gossamer.download.outgoing import Outgoing, configure, read_authorities
+from gossamer.download.proxies import Proxies, Proxy
 from gossamer.download.routes import Route, Routes
 from gossamer.errors import ConnectFailed, FetchError, ProtocolBroken, TimedOut, TooLarge
 from gossamer.model import SITEMAP, SITEMAP_BYTES, Headers, Request, Response
 from gossamer.settings import Settings
+from gossamer.urls import host_port
 
 READ_BYTES = 256 * 1024
 # Larger bodies are decoded in a thread, so that the loop goes on meanwhile.
@@ -33,6 +37,9 @@ BUILD_TRIES = 12
 OWN_FILES = 40
 MAX_HOSTS = 4096
 MAX_SPARES = 2
+MAX_PROXY_CLIENTS = 256
+FILE = "file"
+"""The label of requests for files, which may be longer than pages."""
 
 
 class Call(NamedTuple):
@@ -42,9 +49,9 @@ class Call(NamedTuple):
     url: Url
     headers: HeaderMap | None
     body: bytes
-    seconds: float | None = None
-    limit_bytes: int = 0
+    max_bytes: int
     """How long the body may be on the wire."""
+    seconds: float | None = None
 
 
 class Reply(NamedTuple):
@@ -66,13 +73,22 @@ class HttpDownloader:
     addresses are allowed. The proxy's own address is the user's choice and is not checked.
     """
 
-    def __init__(self, settings: Settings, clock: Clock, resolver: Names | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        resolver: Names | None = None,
+        *,
+        accepts_any_certificate: bool = False,
+    ) -> None:
+        self._accepts_any_certificate = accepts_any_certificate
+        self._identity = read_identity(settings.client_cert)
         self._settings, self._clock = settings, clock
-        self._resolver = resolver or Resolver(clock, settings.resolve)
+        self._resolver = resolver or Resolver(clock, settings.resolve, nameservers=settings.nameservers)
         self._outgoing = Outgoing(settings)
         self._authorities = read_authorities(settings.ca_file)
-        self._proxies = read_proxies(settings.proxy)
-        self._proxy_clients: dict[int, Any] = {}
+        self._proxies = Proxies(settings, clock)
+        self._proxy_clients: OrderedDict[Proxy, Any] = OrderedDict()
         # The process itself, its journal and its clients need some too.
         files = max(0, _file_limit() - OWN_FILES)
         self._routes: Routes[Any] = Routes(self._build, clock, max_hosts=min(MAX_HOSTS, max(4, files // 3)))
@@ -104,11 +120,16 @@ class HttpDownloader:
             raise ConnectFailed("the downloader is closed")
         began = self._clock.monotonic()
         target = check_url(request.url)
-        headers, limit_bytes = self._outgoing.for_request(request), self._limit(request, self._settings.max_body_bytes)
-        call = Call(request.method, target.url, headers, request.body, limit_bytes=limit_bytes)
+        call = Call(
+            request.method,
+            target.url,
+            self._outgoing.for_request(request),
+            self._outgoing.body(request),
+            self._limit(request, self._settings.max_body_bytes),
+        )
         try:
-            if self._proxies:
-                return await self._fetch_by_proxy(request, call, target)
+            if self._proxies and (chosen := self._proxies.choose(request.site or host_port(request.url), request.via)):
+                return await self._fetch_by_proxy(request, call, target, chosen)
             with self._routes:
                 return await self._fetch_directly(request, call, target, began)
         except FetchError:
@@ -129,7 +150,13 @@ class HttpDownloader:
                 call = call._replace(seconds=max(0.01, self._settings.fetch_seconds + began - sent_at))
             fetched_at = self._clock.epoch()
             try:
-                reply = await self._exchange(generation.client, call)
+                reply = await self._exchange_on(route, generation.client, call, target.port)
+            except BetterAddress as better:
+                others = tuple(address for address in route.spares if address != better.address)
+                route = await self._routes.open(
+                    Route(route.host, better.address, (*others, route.address), route.expires_at)
+                )
+                continue
             except Exception as error:  # translated above; here only what another connection can cure
                 if out_of_files(error):
                     self._routes.shed()
@@ -148,29 +175,60 @@ class HttpDownloader:
                 request, call, reply, sent_at=sent_at, fetched_at=fetched_at, address=route.address
             )
 
-    async def _fetch_by_proxy(self, request: Request, call: Call, target: Target) -> Response:
-        """Through the proxy that is the host's, or, when that one cannot be reached, the next."""
+    async def _exchange_on(self, route: Route[Any], client: Any, call: Call, port: int) -> Reply:
+        """The exchange. While a route has not answered yet, another address may turn out to be the better one.
+
+        Nothing that changes anything is sent twice: only where GET or HEAD wait too long are addresses compared."""
+        if route.has_answered or not route.spares or call.method not in ("GET", "HEAD"):
+            reply = await self._exchange(client, call)
+        else:
+            addresses = (route.address, *route.spares)
+            seconds = self._settings.connect_seconds
+            reply = await raced(self._exchange(client, call), addresses, port, seconds=seconds)
+        route.has_answered = True
+        return reply
+
+    async def _fetch_by_proxy(
+        self, request: Request, call: Call, target: Target, proxies: tuple[Proxy, ...]
+    ) -> Response:
+        """Through the first of the proxies that comes to the host; the next is tried where nothing was sent yet."""
         if target.address:
             check_address(target.address, self._settings.allow_private)
         elif not self._settings.allow_private:
             await self._addresses(target.host)
-        first = zlib.crc32(target.host.encode())
-        for turn in range(len(self._proxies)):
-            number = (first + turn) % len(self._proxies)
-            client = self._proxy_clients.get(number)
-            if client is None:
-                client = self._proxy_clients[number] = await asyncio.to_thread(self._build, {}, number)
+        fault: FetchError | None = None
+        is_tls = target.url.scheme == "https"
+        for proxy in proxies:
+            client = await self._proxy_client(proxy)
             sent_at, fetched_at = self._clock.monotonic(), self._clock.epoch()
             try:
                 reply = await self._exchange(client, call)
-            except Exception as error:  # translated above
-                if never_connected(error) and turn + 1 < len(self._proxies):
-                    continue
-                raise translate(error, f"{target.host} by proxy {number + 1}") from None
-            if reply.status == 407:
-                raise ConnectFailed(f"proxy {number + 1} wants other credentials")
-            return await self._respond(request, call, reply, sent_at=sent_at, fetched_at=fetched_at, address="")
-        raise AssertionError("the last turn returns or raises")
+            except Exception as error:  # a page's fate is decided here, whatever the client raises
+                guilty = blame(error, is_tls=is_tls)
+                said = translate(error, f"{target.host} by {proxy.name}")
+                fault = await self._proxies.fault(proxy, target.host, guilty, said)
+                if guilty == "host" or not connecting(error):
+                    break
+                continue
+            if (fault := self._proxies.answered(proxy, target.host, reply.status, is_tls=is_tls)) is not None:
+                continue
+            return await self._respond(
+                request, call, reply, sent_at=sent_at, fetched_at=fetched_at, address="", via=proxy.name
+            )
+        assert fault is not None
+        raise fault
+
+    async def _proxy_client(self, proxy: Proxy) -> Any:
+        client = self._proxy_clients.get(proxy)
+        if client is None:
+            built = await asyncio.to_thread(self._build, {}, proxy)
+            client = self._proxy_clients.setdefault(proxy, built)
+            while len(self._proxy_clients) > MAX_PROXY_CLIENTS:
+                # It goes, with its connections, when the last fetch that uses it has ended.
+                self._proxy_clients.popitem(last=False)
+        else:
+            self._proxy_clients.move_to_end(proxy)
+        return client
 
     async def _find_route(self, target: Target, known: Route[Any] | None) -> Route[Any]:
         """A route to the target. A client takes files to build: where none are left, older ones are let go first."""
@@ -203,7 +261,15 @@ class HttpDownloader:
         return answer
 
     async def _respond(
-        self, request: Request, call: Call, reply: Reply, *, sent_at: float, fetched_at: float, address: str
+        self,
+        request: Request,
+        call: Call,
+        reply: Reply,
+        *,
+        sent_at: float,
+        fetched_at: float,
+        address: str,
+        via: str = "",
     ) -> Response:
         if reply.status < 200:
             raise ProtocolBroken(f"status {reply.status} is not an answer")
@@ -226,6 +292,7 @@ class HttpDownloader:
             body=body,
             http_version=reply.version,
             address=address,
+            via=via,
             fetched_at=fetched_at,
             elapsed=elapsed,
             latency=reply.headers_at - sent_at,
@@ -244,25 +311,28 @@ class HttpDownloader:
                 return None
             if name == "content-length":
                 length = int(value) if value.isdecimal() else None
-        if length is not None and length > call.limit_bytes:
-            raise self._too_large(call)
+        if length is not None and length > call.max_bytes:
+            raise too_large(call.max_bytes)
         return length
 
     def _limit(self, request: Request, limit_bytes: int) -> int:
+        if request.label == FILE:
+            return self._settings.max_file_bytes
         return max(limit_bytes, SITEMAP_BYTES) if request.label == SITEMAP else limit_bytes
-
-    def _too_large(self, call: Call) -> TooLarge:
-        return TooLarge(f"body of more than {call.limit_bytes} bytes")
 
     # The rest is what the blocking downloader does otherwise.
 
-    def _build(self, pins: dict[str, str], proxy: int | None = None) -> Any:
+    def _build(self, pins: dict[str, str], proxy: Proxy | None = None) -> Any:
         return self._configured(ClientBuilder(), pins, proxy).build()
 
-    def _configured(self, builder: Any, pins: dict[str, str], proxy: int | None) -> Any:
+    def _configured(self, builder: Any, pins: dict[str, str], proxy: Proxy | None) -> Any:
         builder = configure(builder, self._settings, self._outgoing.everywhere, self._authorities)
+        if self._identity:
+            builder = builder.identity_pem(self._identity)
+        if self._accepts_any_certificate:
+            builder = builder.danger_accept_invalid_certs(True)
         if proxy is not None:
-            return builder.proxy(self._proxies[proxy])
+            return builder.proxy(proxy.builder())
         for host, address in pins.items():
             builder = builder.resolve(host, address, 0)
         return builder
@@ -290,11 +360,16 @@ class HttpDownloader:
                 pieces, size = [], 0
                 while (piece := await response.body_reader.read(READ_BYTES)) is not None:
                     size += len(piece)
-                    if size > call.limit_bytes:
-                        raise self._too_large(call)
+                    if size > call.max_bytes:
+                        raise too_large(call.max_bytes)
                     pieces.append(piece)
                 body = b"".join(pieces)
             return Reply(status, response.version, headers, odd, body, headers_at)
+
+
+def too_large(max_bytes: int) -> TooLarge:
+    """The error for a body over its limit."""
+    return TooLarge(f"body of more than {max_bytes} bytes")
 
 
 def _file_limit() -> int:

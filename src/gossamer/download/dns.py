@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from ipaddress import ip_address
+from itertools import zip_longest
 from typing import NamedTuple, Protocol
 
 import aiodns
@@ -55,7 +56,7 @@ class Resolver:
     ) -> None:
         self._clock = clock
         self._overrides = [_override(text) for text in overrides]
-        self._nameservers = list(nameservers)
+        self._nameservers = [_server(text) for text in nameservers]
         self._try_seconds, self._tries = try_seconds, tries
         self._cache: OrderedDict[str, tuple[float, Answer | FetchError]] = OrderedDict()
         self._pending: dict[str, asyncio.Task[Answer]] = {}
@@ -107,7 +108,7 @@ class Resolver:
             raise NameUnknown(f"{host}: no address")
         addresses = tuple(dict.fromkeys(node.addr[0].decode() for node in found.nodes))
         seconds = min(max(min(node.ttl for node in found.nodes), SHORTEST_SECONDS), LONGEST_SECONDS)
-        return Answer(addresses, self._clock.monotonic() + seconds)
+        return Answer(_in_turn(addresses), self._clock.monotonic() + seconds)
 
     def _found(self, host: str, task: asyncio.Task[Answer]) -> None:
         self._pending.pop(host, None)
@@ -135,6 +136,31 @@ class Resolver:
                 flags=pycares.ARES_FLAG_NOSEARCH | pycares.ARES_FLAG_EDNS,
             )
         return self._channel
+
+
+def _in_turn(addresses: tuple[str, ...]) -> tuple[str, ...]:
+    """The addresses in their order, but with those of the two families in turn."""
+    first = [address for address in addresses if (":" in address) == (":" in addresses[0])]
+    second = [address for address in addresses if (":" in address) != (":" in addresses[0])]
+    return tuple(address for pair in zip_longest(first, second) for address in pair if address)
+
+
+def _server(text: str) -> str:
+    """A name server as c-ares takes it: an address, with a port if it is not 53."""
+    bare = text.removeprefix("[").partition("]")[0] if text.startswith("[") else text
+    port = ""
+    if not text.startswith("[") and text.count(":") == 1:
+        bare, _, port = text.partition(":")
+    elif text.startswith("["):
+        port = text.partition("]")[2].removeprefix(":")
+    try:
+        ip_address(bare)
+        if (port and not 0 < int(port) < 65536) or (text.startswith("[") and "]" not in text):
+            raise ValueError(port)
+    except ValueError:
+        hint = "for example 192.0.2.53, 192.0.2.53:5353 or [2001:db8::53]:5353"
+        raise ConfigError(f"nameservers: {text!r} is not an address", hint=hint) from None
+    return text
 
 
 def _override(text: str) -> tuple[str, str]:

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pyreqwest.exceptions import BuilderError, ConnectError, DetailedPyreqwestError, RequestTimeoutError
 
 from gossamer.errors import ConnectFailed, FetchError, ProtocolBroken, TimedOut, TlsRefused, TooLarge
 
+Blame = Literal["proxy", "host", "either", "unknown"]
+_HOST_WORDS = ("host unreachable", "network unreachable", "SOCKS error: connection refused", "ttl expired")
+_PROXY_WORDS = (
+    "tcp connect error",
+    "failed to create underlying connection",
+    "proxy authorization required",
+    "authentication",
+    "credentials not accepted",
+    "error during SOCKS handshake",
+)
 _TLS_WORDS = (
     "certificate",
     "fatal alert",
@@ -46,6 +58,30 @@ def never_connected(error: Exception) -> bool:
     """Whether there was no connection at all, so that another address may be tried at once."""
     causes = _causes(error)
     return _connecting(causes) and ("tcp connect error" in causes or isinstance(error, RequestTimeoutError))
+
+
+def connecting(error: Exception) -> bool:
+    """Whether it happened before anything of the request was sent."""
+    return _connecting(_causes(error))
+
+
+def blame(error: Exception, *, is_tls: bool) -> Blame:
+    """Who is at fault behind a proxy: the proxy, the host, one of them, or (a connection that hangs) unknown.
+
+    `is_tls` says that the host itself speaks TLS: a handshake that fails outside of a tunnel is then the host's."""
+    causes = _causes(error)
+    if not _connecting(causes):
+        return "host" if is_tls or isinstance(error, RequestTimeoutError) else "either"
+    if isinstance(error, RequestTimeoutError):
+        return "unknown"
+    if any(word in cause for cause in causes for word in _HOST_WORDS):
+        return "host"
+    if any(word in cause for cause in causes for word in _PROXY_WORDS):
+        return "proxy"
+    if any(cause.startswith(("tunnel error", "SOCKS error")) for cause in causes):
+        return "either"
+    # Only a handshake is left. Without TLS of the host's own it was with the proxy.
+    return "host" if is_tls else "proxy"
 
 
 def out_of_files(error: Exception) -> bool:

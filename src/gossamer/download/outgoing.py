@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+from base64 import b64encode
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import quote_plus
 
 from pyreqwest.client import BaseClientBuilder
 from pyreqwest.http import HeaderMap
-from pyreqwest.proxy import ProxyBuilder
 
 from gossamer.download.routes import IDLE_SECONDS
 from gossamer.errors import ConfigError, Forbidden
-from gossamer.model import Headers, Request
-from gossamer.settings import MIB, Settings
-from gossamer.urls import host_port
+from gossamer.model import SECRET, Headers, Request
+from gossamer.settings import MIB, Settings, expand
+from gossamer.urls import host, host_port
 
 _DEFAULTS = {
     "accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8",
@@ -31,40 +34,97 @@ B = TypeVar("B", bound=BaseClientBuilder)
 
 
 class Outgoing:
-    """The headers of a request: the job's, then those of its site, then its own; the later ones win."""
+    """The headers of a request: the job's, then those of its site, then its own; the later ones win.
+
+    Variables of the environment take their place here and not before, so that nothing stored has them."""
 
     def __init__(self, settings: Settings) -> None:
         self.everywhere = _headers("headers", {**_DEFAULTS, "user-agent": settings.user_agent})
-        self.everywhere.update(_headers("headers", settings.headers))
-        self._always = tuple(self.everywhere.items())
+        self.everywhere.update(_headers("headers", _expanded("headers", settings.headers)))
         self._sites = {
-            site: _headers(f'sites."{site}".headers', own.headers)
+            site: _headers(source, _expanded(source, own.headers))
             for site, own in settings.sites.items()
-            if own.headers
+            if own.headers and (source := f'sites."{site}".headers')
         }
+        self._auths = {
+            site: _basic(expand(own.auth, source=f'sites."{site}".auth'))
+            for site, own in settings.sites.items()
+            if own.auth
+        }
+        self._secrets = {name: expand(f"${{{name}}}", source="secrets") for name in settings.secrets}
+        written = [settings.headers, *(own.headers for own in settings.sites.values() if own.headers)]
+        self._hidden = {name.lower() for headers in written for name, value in headers.items() if "${" in value}
+        self._always = self._shown(self.everywhere)
 
     def all_of(self, own: HeaderMap | None) -> Headers:
-        """Every header of a request, but for those that the client adds itself."""
+        """Every header of a request as it may be stored, but for those that the client adds itself."""
         if own is None:
             return self._always
-        merged = self.everywhere.copy()
-        merged.update(own)
-        return tuple(merged.items())
+        return tuple((dict(self._always) | dict(self._shown(own))).items())
+
+    def _shown(self, headers: HeaderMap) -> Headers:
+        secrets = [secret for secret in self._secrets.values() if secret]
+        shown = []
+        for name in headers:
+            try:
+                value = headers[name]
+            except ValueError:
+                # Not ASCII, which the client sends and does not read.
+                value = "withheld"
+            is_secret = name in self._hidden or any(secret in value for secret in secrets)
+            shown.append((name, "withheld" if is_secret else value))
+        return tuple(shown)
 
     def for_request(self, request: Request) -> HeaderMap | None:
         """What to send beyond the headers that go everywhere; Forbidden if a header cannot stand in a request."""
-        site = self._sites.get(request.site or host_port(request.url)) if self._sites else None
-        if not request.headers:
+        name = request.site or host_port(request.url) if self._sites or self._auths else ""
+        site = self._sites.get(name)
+        own = request.headers
+        auth = self._auths.get(name)
+        if auth and (request.url.startswith("https:") or host(name) != name):
+            own = {"authorization": auth, **{key.lower(): value for key, value in (own or {}).items()}}
+        if not own:
             return site
         try:
-            own = _headers("request", request.headers)
+            made = _headers("request", {key: self._revealed(value, str) for key, value in own.items()})
         except ConfigError as error:
             raise Forbidden(str(error)) from None
         if site is not None:
             merged = site.copy()
-            merged.update(own)
+            merged.update(made)
             return merged
-        return own
+        return made
+
+    def body(self, request: Request) -> bytes:
+        """The body, with the secrets that it names, written as its content type demands."""
+        if b"${secret:" not in request.body:
+            return request.body
+        kind = next((value for key, value in (request.headers or {}).items() if key.lower() == "content-type"), "")
+        text = request.body.decode("latin-1")
+        return self._revealed(text, _writer(kind)).encode("latin-1")
+
+    def _revealed(self, text: str, write: Callable[[str], str]) -> str:
+        def value(match: re.Match[str]) -> str:
+            if match[1] not in self._secrets:
+                raise Forbidden(
+                    f"the setting secrets does not list {match[1]}", hint=f"--secrets {match[1]} lets requests carry it"
+                )
+            return write(self._secrets[match[1]])
+
+        return SECRET.sub(value, text) if "${secret:" in text else text
+
+
+def _writer(kind: str) -> Callable[[str], str]:
+    """How a text is written into a body of this content type; the result has only bytes, one for each character."""
+    if kind.startswith("application/x-www-form-urlencoded"):
+        return quote_plus
+    if "json" in kind:
+        return lambda text: json.dumps(text)[1:-1]
+    return lambda text: text.encode().decode("latin-1")
+
+
+def _basic(credentials: str) -> str:
+    return "Basic " + b64encode(credentials.encode()).decode()
 
 
 def configure(builder: B, settings: Settings, headers: HeaderMap, authorities: list[bytes]) -> B:
@@ -111,13 +171,8 @@ def read_authorities(ca_file: str) -> list[bytes]:
     return found
 
 
-def read_proxies(addresses: tuple[str, ...]) -> list[ProxyBuilder]:
-    """The proxies of the settings; ConfigError, without the password, if one is not an http(s) or socks5 URL."""
-    try:
-        return [ProxyBuilder.all(address) for address in addresses]
-    except ValueError:
-        hint = "for example http://user:password@host:port"
-        raise ConfigError("proxy: one of the addresses is not a URL", hint=hint) from None
+def _expanded(source: str, values: Mapping[str, str]) -> dict[str, str]:
+    return {name: expand(value, source=f"{source}.{name}") for name, value in values.items()}
 
 
 def _headers(source: str, values: Mapping[str, str]) -> HeaderMap:

@@ -30,12 +30,13 @@ class Generation(Generic[C]):
 class Route(Generic[C]):
     """Where the requests for a host go: a client that connects this name to this address and to no other."""
 
-    __slots__ = ("address", "expires_at", "generation", "host", "spares", "used_at")
+    __slots__ = ("address", "expires_at", "generation", "has_answered", "host", "spares", "used_at")
 
     def __init__(self, host: str, address: str, spares: tuple[str, ...], expires_at: float) -> None:
         self.host, self.address, self.spares, self.expires_at = host, address, spares, expires_at
         self.generation: Generation[C] | None = None
         self.used_at = 0.0
+        self.has_answered = False
 
     @property
     def is_literal(self) -> bool:

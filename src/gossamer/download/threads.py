@@ -10,9 +10,10 @@ from typing import Any
 from pyreqwest.client import SyncClient, SyncClientBuilder
 
 from gossamer.clock import Clock
-from gossamer.download.client import READ_BYTES, Call, HttpDownloader, Reply
+from gossamer.download.client import READ_BYTES, Call, HttpDownloader, Reply, too_large
 from gossamer.download.dns import Names
 from gossamer.download.oddheaders import readable
+from gossamer.download.proxies import Proxy
 from gossamer.settings import Settings
 
 MAX_THREADS = 256
@@ -21,8 +22,15 @@ MAX_THREADS = 256
 class ThreadDownloader(HttpDownloader):
     """Fetches with a blocking client. What is cancelled goes on in its thread until its time is over."""
 
-    def __init__(self, settings: Settings, clock: Clock, resolver: Names | None = None) -> None:
-        super().__init__(settings, clock, resolver)
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        resolver: Names | None = None,
+        *,
+        accepts_any_certificate: bool = False,
+    ) -> None:
+        super().__init__(settings, clock, resolver, accepts_any_certificate=accepts_any_certificate)
         self._pool = ThreadPoolExecutor(min(settings.concurrency, MAX_THREADS), thread_name_prefix="fetch")
 
     async def aclose(self) -> None:
@@ -30,7 +38,7 @@ class ThreadDownloader(HttpDownloader):
         await super().aclose()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _build(self, pins: dict[str, str], proxy: int | None = None) -> Any:
+    def _build(self, pins: dict[str, str], proxy: Proxy | None = None) -> Any:
         return self._configured(SyncClientBuilder(), pins, proxy).build()
 
     async def _close(self, client: Any) -> None:
@@ -57,8 +65,8 @@ class ThreadDownloader(HttpDownloader):
                 pieces, size = [], 0
                 while (piece := response.body_reader.read(READ_BYTES)) is not None:
                     size += len(piece)
-                    if size > call.limit_bytes:
-                        raise self._too_large(call)
+                    if size > call.max_bytes:
+                        raise too_large(call.max_bytes)
                     pieces.append(piece)
                 body = b"".join(pieces)
             return Reply(status, response.version, headers, odd, body, headers_at)

@@ -15,6 +15,7 @@ from gossamer.engine.region import Places
 from gossamer.engine.revisit import Revisits
 from gossamer.engine.sitemaps import Sitemaps
 from gossamer.middleware.base import Fetch
+from gossamer.middleware.cookies import CookieJar
 from gossamer.settings import Settings
 from gossamer.sink import keeps_pages
 from gossamer.sink.trail import Trail
@@ -37,6 +38,8 @@ class Context:
     """Given where sites find their region by themselves."""
     trail: Trail | None = None
     """Given where the requests that are sent are written down."""
+    jar: CookieJar | None = None
+    """Given where cookies are kept: they are part of what is known of a site."""
     paused: bool = False
     """Visits end after the request in hand, as for a stop, but the engine stays."""
     revisits: Revisits = field(init=False)

@@ -9,7 +9,7 @@ import msgspec
 
 from gossamer import urls
 from gossamer.clock import Clock
-from gossamer.errors import FetchError, Forbidden, NameUnknown, TlsRefused
+from gossamer.errors import FetchError, Forbidden, NameUnknown, ProxyFailed, TlsRefused
 from gossamer.frontier import policy
 from gossamer.middleware import robots as rfc9309
 from gossamer.middleware.robots import Matcher, Robots
@@ -91,6 +91,9 @@ class Gate:
                 if hop == 0:
                     raise
                 return None, b""
+            except ProxyFailed:
+                # It says nothing about the site, nor about its rules.
+                raise
             except FetchError:
                 return None, b""
             if response.status not in (301, 302, 303, 307, 308):

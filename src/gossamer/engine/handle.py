@@ -107,7 +107,8 @@ class Linker:
             key = urls.fingerprint(self._secret, request.url, request.method, request.body)
             if not self._recent.unknown((key,)):
                 continue
-            reason = self._scope.refuse(request.url, page.url, page.depth + 1) or self._calendar(request.url, year)
+            refusal = self._scope.refuse(request.url, page.url, page.depth + 1, is_file=request.label == "file")
+            reason = refusal or self._calendar(request.url, year)
             if reason is not None:
                 self.refused[reason] += 1
                 continue
@@ -151,8 +152,13 @@ class Linker:
             self.refused[reason] += 1
             return ()
         # As browsers do: what was posted is not posted again, unless the server insists on it.
-        resent = page.method in ("GET", "HEAD") or status in (307, 308)
+        is_home = urls.origin(target) == urls.origin(page.url)
+        resent = page.method in ("GET", "HEAD") or (status in (307, 308) and (is_home or b"${secret:" not in page.body))
         method, body = (page.method, page.body) if resent else ("GET", b"")
+        # Credentials stay with the origin they were meant for, and what describes a body goes with it.
+        headers = page.headers if is_home else None
+        if headers and not resent:
+            headers = {name: value for name, value in headers.items() if name.lower() != "content-type"} or None
         key = urls.fingerprint(self._secret, target, method, body)
         return (
             msgspec.structs.replace(
@@ -166,8 +172,7 @@ class Linker:
                 tries=0,
                 referrer="",
                 state=None,
-                # Credentials stay with the origin they were meant for.
-                headers=page.headers if urls.origin(target) == urls.origin(page.url) else None,
+                headers=headers,
             ),
         )
 
@@ -208,6 +213,7 @@ class Handler:
             links=page.link_count,
             error=f"spider: {page.error}" if page.error else "",
             referrer=request.referrer,
+            tls_fault=response.tls_fault or msgspec.UNSET,
             text=msgspec.UNSET if page.text is None else page.text,
         )
         return Handled(row, tuple(links), page.items, page.error, page.main, page.likeness, page.urls)

@@ -19,6 +19,7 @@ from gossamer.engine.visit import Visit
 from gossamer.errors import GossamerError, Unavailable
 from gossamer.frontier.base import Frontier
 from gossamer.middleware.base import Fetch
+from gossamer.middleware.cookies import CookieJar
 from gossamer.model import Grant, JobState
 from gossamer.settings import Settings
 from gossamer.sink.trail import Trail
@@ -43,6 +44,7 @@ class Engine:
         clock: Clock,
         places: Places | None = None,
         trail: Trail | None = None,
+        jar: CookieJar | None = None,
     ) -> None:
         self._frontier = frontier
         self._settings = settings
@@ -67,6 +69,7 @@ class Engine:
             went_to_sleep=self._changed.set,
             places=places,
             trail=trail,
+            jar=jar,
         )
 
     @property

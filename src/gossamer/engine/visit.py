@@ -17,7 +17,7 @@ from gossamer.engine.region import Placing
 from gossamer.engine.revisit import Plan, Seen
 from gossamer.engine.sitemaps import CHUNK
 from gossamer.engine.store import Result
-from gossamer.errors import Disallowed, FetchError, Forbidden
+from gossamer.errors import Disallowed, FetchError, Forbidden, ProxyFailed
 from gossamer.extract.fingerprint import text_digest
 from gossamer.frontier import policy
 from gossamer.model import SITEMAP, Exchange, Lease, Outcome, PageRow, Record, Request, Response, SiteNote
@@ -39,6 +39,9 @@ class Visit:
         self._memo = dict(lease.memo)
         self._paths = Paths(lease, self._memo, context.settings, context.clock)
         context.revisits.meet(lease)
+        self._cookies = 0
+        if context.jar is not None and context.jar.load(lease.site, lease.memo.get("cookies")):
+            self._cookies = context.jar.revision(lease.site)
         self._delay = lease.delay
         self._next_at = 0.0
         self._left_alone = False
@@ -79,6 +82,11 @@ class Visit:
             while self._settings.cookies and hops < MAX_HOPS and asks_again(request, response):
                 response, hops = await self._fetch(request), hops + 1
         except _LeaseLost:
+            return False
+        except ProxyFailed as error:
+            # The request goes back as it came: neither it nor its site is to blame.
+            self._left_alone = True
+            await self._context.committer.put(self._note(hold=error.wait_seconds))
             return False
         except FetchError as error:
             if self._placing is not None:
@@ -295,7 +303,7 @@ class Visit:
     ) -> None:
         lease, committer = self.lease, self._context.committer
         plan = plan or self._context.revisits.plan(lease, self._memo, request, verdict, answer=response, seen=seen)
-        memo = {**(verdict.memo or {}), **(plan.memo or {})}
+        memo = {**(verdict.memo or {}), **(plan.memo or {}), **self._new_cookies()}
         if verdict.hold is not None or memo or verdict.close is not None:
             self._memo.update(memo)
             self._left_alone = self._left_alone or bool(verdict.hold) or verdict.close is not None
@@ -319,6 +327,14 @@ class Visit:
                 exchange = _exchange(request, response)
                 record = msgspec.structs.replace(record, body=response.body, found=found, exchange=exchange)
         await committer.put(Result(outcome, record))
+
+    def _new_cookies(self) -> dict[str, Any]:
+        """The site's cookies if they have changed: what a log-in brought is stored no later than its outcome."""
+        jar = self._context.jar
+        if jar is None or self._cookies == (revision := jar.revision(self.lease.site)):
+            return {}
+        self._cookies = revision
+        return {"cookies": jar.dump(self.lease.site)}
 
     def _note(self, **known: Any) -> SiteNote:
         return SiteNote(site=self.lease.site, lane=self.lease.lane, token=self.lease.token, **known)
@@ -352,4 +368,5 @@ def _row(request: Request, response: Response, *, location: str = "", error: str
         error=error,
         referrer=request.referrer,
         location=location,
+        tls_fault=response.tls_fault or msgspec.UNSET,
     )

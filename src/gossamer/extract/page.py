@@ -10,13 +10,13 @@ from lxml import etree
 from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser
 
 from gossamer.errors import ExtractError
-from gossamer.extract import bounds, links, selectors
+from gossamer.extract import bounds, forms, links, paging, selectors
 from gossamer.extract.encoding import decode, detect
 from gossamer.extract.links import LinkMemo
 from gossamer.extract.selectors import Selection
 from gossamer.extract.sniff import is_html
 from gossamer.extract.text import title_of, visible_text
-from gossamer.model import Headers, Request, Response
+from gossamer.model import Headers, Request, Response, Secret
 
 WITHOUT_EVENTS = int(LexborDocumentOptions.WO_EVENTS)
 Target = str | Selection
@@ -202,9 +202,15 @@ class Page:
         method: str = "GET",
         headers: Mapping[str, str] | None = None,
         body: bytes = b"",
+        json: Any = None,
     ) -> Request:
-        """A request for a link of this page: an href, or a selection whose first element has one."""
+        """A request for a link of this page: an href, or a selection whose first element has one.
+
+        `json` is posted as JSON, unless another method is named."""
         href = _href(target)
+        if json is not None:
+            body, method = forms.json_body(json), "POST" if method == "GET" else method
+            headers = {"content-type": "application/json", "accept": "application/json", **(headers or {})}
         url = links.resolve(self.base, links.encode_query(href, self.encoding))
         if url is None:
             raise ExtractError(
@@ -247,6 +253,64 @@ class Page:
                 continue
             found.setdefault(request.url, request)
         return list(found.values())
+
+    def next_page(self, query: str = "", *, label: str = "", meta: dict[str, Any] | None = None) -> Request | None:
+        """The request for the next page of a list, None on the last: by its Link header or an element with rel=next.
+
+        Where the site says neither, a CSS selector finds the link."""
+        target: Target = paging.next_href(
+            self.tree if self.is_html else None, [value for name, value in self.headers if name == "link"]
+        )
+        if not target and query:
+            target = self.css(query)
+        if not target:
+            return None
+        request = self.follow(target, label=label or self.label, meta=meta)
+        return request if request.url != self.url else None
+
+    def with_query(self, **changes: object) -> str:
+        """The URL of this page with other parameters: `page.follow(page.with_query(offset=40))`; None drops one."""
+        return paging.with_query(self.url, changes)
+
+    def file(self, target: Target, *, meta: dict[str, Any] | None = None) -> Request:
+        """A request for a file to be kept as it is: up to `max_file_bytes` long, and handled by `parse_file`."""
+        return self.follow(target, label="file", meta=meta)
+
+    def form(
+        self,
+        query: str = "",
+        fields: forms.Given | None = None,
+        *,
+        click: str | None = None,
+        label: str = "",
+        meta: dict[str, Any] | None = None,
+        priority: int = 0,
+    ) -> Request:
+        """The request that submits a form of this page, with the values it has and those that are given.
+
+        Without a CSS selector it is the form with a password, else the first. A value of None takes a field away, a
+        list gives several. The first submit button goes along; `click` names another by name or id, or "" for none."""
+        found = forms.submission(self.tree, query, fields or {}, click=click, encoding=self.encoding)
+        if found.method == "POST":
+            kind, body = forms.URLENCODED, b""
+            if found.enctype == forms.MULTIPART:
+                kind, body = forms.multipart(found.fields, found.charset)
+            else:
+                body = forms.urlencoded(found.fields, found.charset).encode()
+            return self.follow(
+                found.action or self.url,
+                label=label,
+                meta=meta,
+                priority=priority,
+                method="POST",
+                headers={"content-type": kind},
+                body=body,
+            )
+        if any(isinstance(value, Secret) for _, value in found.fields):
+            raise ExtractError("a secret does not go into a URL", hint="the form is sent with GET")
+        address = (found.action or self.url).partition("#")[0].partition("?")[0]
+        target = f"{address}?{forms.urlencoded(found.fields, found.charset)}"
+        return self.follow(target, label=label, meta=meta, priority=priority)
 
     def _markup(self) -> bytes:
         """The body in UTF-8, as far as it is safe to parse."""

@@ -31,8 +31,10 @@ class Scope:
         self._max_segments = settings.max_segments
         self._max_repeats = settings.max_repeats
 
-    def refuse(self, url: str, page_url: str, depth: int) -> str | None:
-        """Why a normal URL, found on a page, is not followed at this depth; None if it is."""
+    def refuse(self, url: str, page_url: str, depth: int, *, is_file: bool = False) -> str | None:
+        """Why a normal URL, found on a page, is not followed at this depth; None if it is.
+
+        A file that the spider asks for as such may have any extension."""
         if self._max_depth is not None and depth > self._max_depth:
             return "depth"
         if len(url) > self._max_length:
@@ -44,7 +46,7 @@ class Scope:
         if self._allow and not any(pattern.search(url) for pattern in self._allow):
             return "allow"
         path = url.partition("?")[0]
-        if not self._allow and _extension(path) in SKIPPED_EXTENSIONS:
+        if not self._allow and not is_file and _extension(path) in SKIPPED_EXTENSIONS:
             return "extension"
         segments = path.count("/") - 2
         if segments > self._max_segments:

@@ -47,6 +47,12 @@ class Spider:
         """Handle a page that has no label."""
         return None
 
+    def parse_file(self, page: Page) -> Yielded:
+        """Handle a file that `page.file` asked for: an item that says which it is. Its body goes to the sinks."""
+        kind = page.header("content-type").partition(";")[0].strip().lower()
+        digest = hashlib.sha256(page.body).hexdigest()
+        return [{"url": page.url, "type": kind, "bytes": len(page.body), "sha256": digest, **page.meta}]
+
     def score(self, request: Request) -> int:
         """The priority of a link that has none of its own, from -1000 to 1000; larger is sooner. Not called as it is.
 

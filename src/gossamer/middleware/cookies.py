@@ -7,6 +7,7 @@ from collections import OrderedDict
 from email.utils import mktime_tz, parsedate_tz
 from math import inf
 from operator import attrgetter
+from typing import Any
 
 import msgspec
 
@@ -19,12 +20,12 @@ MAX_DOMAINS = 10_000
 MAX_COOKIES = 50
 MAX_BYTES = 4096
 MAX_SET_COOKIES = 100
+MAX_KEPT_BYTES = 16_384
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
-def cookies(clock: Clock) -> Middleware:
+def cookies(jar: CookieJar) -> Middleware:
     """Keeps what servers set and sends it back where it belongs; a Cookie header of the request itself stays."""
-    jar = CookieJar(clock)
 
     def wrap(fetch: Fetch) -> Fetch:
         async def fetch_with_cookies(request: Request) -> Response:
@@ -35,7 +36,7 @@ def cookies(clock: Clock) -> Middleware:
                 if value:
                     sent = msgspec.structs.replace(request, headers={**own, "cookie": value})
             response = await fetch(sent)
-            if not response.from_cache:
+            if not response.from_cache and not response.tls_fault:
                 jar.store(response)
             return response
 
@@ -57,34 +58,48 @@ class Cookie(msgspec.Struct, frozen=True):
     number: int
     """Its place in the order of creation, which a new value does not change."""
 
+    def goes_to(self, name: str) -> bool:
+        """Whether a host may get it."""
+        return name == self.domain if self.host_only else _domain_matches(name, self.domain)
+
     @property
     def key(self) -> tuple[str, str, str]:
         return (self.name, self.domain, self.path)
 
 
-class CookieJar:
-    """The cookies of one worker, of the domains it saw last."""
+class _Kept:
+    """The cookies of one domain; `changed_at` is when one of them last got another value."""
 
-    def __init__(self, clock: Clock) -> None:
+    __slots__ = ("changed_at", "cookies", "revision")
+
+    def __init__(self) -> None:
+        self.cookies: dict[tuple[str, str, str], Cookie] = {}
+        self.changed_at = 0.0
+        self.revision = 0
+
+
+class CookieJar:
+    """The cookies of one worker, of the domains it saw last; with `per_host` no two hosts share any."""
+
+    def __init__(self, clock: Clock, *, per_host: bool = False) -> None:
         self._clock = clock
-        self._domains: OrderedDict[str, dict[tuple[str, str, str], Cookie]] = OrderedDict()
+        self._per_host = per_host
+        self._domains: OrderedDict[str, _Kept] = OrderedDict()
         self._made = 0
 
     def header(self, url: str) -> str:
         """The Cookie header for a normal URL; empty if there are none to send."""
         name = host(host_port(url))
-        kept = self._domains.get(registered_domain(name))
-        if not kept:
+        kept = self._domains.get(self._home(name))
+        if not kept or not kept.cookies:
             return ""
         now, path, secure = self._clock.epoch(), path_query(url).partition("?")[0], url.startswith("https:")
-        for key in [key for key, cookie in kept.items() if cookie.expires_at <= now]:
-            del kept[key]
+        for key in [key for key, cookie in kept.cookies.items() if cookie.expires_at <= now]:
+            del kept.cookies[key]
         found = [
             cookie
-            for cookie in kept.values()
-            if (name == cookie.domain if cookie.host_only else _domain_matches(name, cookie.domain))
-            and _path_matches(path, cookie.path)
-            and (secure or not cookie.secure)
+            for cookie in kept.cookies.values()
+            if cookie.goes_to(name) and _path_matches(path, cookie.path) and (secure or not cookie.secure)
         ]
         found.sort(key=lambda cookie: (-len(cookie.path), cookie.number))
         return "; ".join(f"{cookie.name}={cookie.value}" if cookie.name else cookie.value for cookie in found)
@@ -94,22 +109,86 @@ class CookieJar:
         values = [value for name, value in response.headers if name == "set-cookie"]
         if not values:
             return
-        domain = registered_domain(host(host_port(response.url)))
-        kept = self._domains.setdefault(domain, {})
-        self._domains.move_to_end(domain)
+        kept = self._open(host(host_port(response.url)))
         for value in values[:MAX_SET_COOKIES]:
             cookie = self._parse(value, response.url)
             if cookie is None:
                 continue
-            old = kept.pop(cookie.key, None)
+            old = kept.cookies.pop(cookie.key, None)
             if old is not None:
                 cookie = msgspec.structs.replace(cookie, number=old.number)
             if cookie.expires_at > self._clock.epoch():
-                kept[cookie.key] = cookie
-                if len(kept) > MAX_COOKIES:
-                    del kept[min(kept.values(), key=attrgetter("number")).key]
+                kept.cookies[cookie.key] = cookie
+                if len(kept.cookies) > MAX_COOKIES:
+                    del kept.cookies[min(kept.cookies.values(), key=attrgetter("number")).key]
+            if cookie != old and not (old and self._is_same(old, cookie)):
+                kept.changed_at = round(self._clock.epoch(), 3)
+                kept.revision += 1
+
+    def revision(self, site: str) -> int:
+        """A number that grows with every change to the cookies that a site may get."""
+        kept = self._domains.get(self._home(host(site)))
+        return kept.revision if kept is not None else 0
+
+    def dump(self, site: str) -> list[Any]:
+        """When the cookies that a site may get last changed, and these: the newest first, and not too many."""
+        name = host(site)
+        kept = self._open(name)
+        found: list[Any] = []
+        size = 0
+        for cookie in sorted(kept.cookies.values(), key=attrgetter("number"), reverse=True):
+            size += len(cookie.name) + len(cookie.value) + len(cookie.domain) + len(cookie.path) + 30
+            if cookie.goes_to(name) or cookie.domain.endswith("." + name):
+                if size > MAX_KEPT_BYTES:
+                    break
+                until = None if cookie.expires_at == inf else round(cookie.expires_at)
+                flags = cookie.host_only + 2 * cookie.secure
+                found.append([cookie.name, cookie.value, cookie.domain, cookie.path, flags, until])
+        return [kept.changed_at, found]
+
+    def load(self, site: str, plain: Any) -> bool:
+        """Take up what `dump` gave, in this worker or another, unless what is here is newer: then, False."""
+        name = host(site)
+        kept = self._open(name)
+        try:
+            changed_at, rows = plain
+            if float(changed_at) <= kept.changed_at:
+                return float(changed_at) == kept.changed_at
+            found = [
+                Cookie(
+                    str(n), str(v), str(d), str(p), bool(flags & 1), bool(flags & 2), inf if u is None else float(u), 0
+                )
+                for n, v, d, p, flags, u in reversed(rows)
+            ]
+        except (TypeError, ValueError):
+            return False
+        kept.cookies = {key: cookie for key, cookie in kept.cookies.items() if not cookie.goes_to(name)}
+        for cookie in found:
+            self._made += 1
+            kept.cookies[cookie.key] = msgspec.structs.replace(cookie, number=self._made)
+        kept.changed_at = float(changed_at)
+        kept.revision += 1
+        return True
+
+    def _home(self, name: str) -> str:
+        return name if self._per_host else registered_domain(name)
+
+    def _open(self, name: str) -> _Kept:
+        home = self._home(name)
+        kept = self._domains.get(home)
+        if kept is None:
+            kept = self._domains[home] = _Kept()
+        self._domains.move_to_end(home)
         while len(self._domains) > MAX_DOMAINS:
             self._domains.popitem(last=False)
+        return kept
+
+    def _is_same(self, old: Cookie, new: Cookie) -> bool:
+        """Whether only the end has moved, and not by much: sites set the same cookie with every answer."""
+        if msgspec.structs.replace(old, expires_at=new.expires_at) != new or old.expires_at == inf:
+            return False
+        left = old.expires_at - self._clock.epoch()
+        return 0 <= new.expires_at - old.expires_at < max(60.0, left / 10)
 
     def _parse(self, text: str, url: str) -> Cookie | None:
         """One Set-Cookie value, in time linear in its length; None where the standard says to ignore it."""
@@ -142,9 +221,9 @@ class CookieJar:
         return Cookie(
             name=name,
             value=value,
-            domain=domain or own,
+            domain=own if self._per_host else domain or own,
             path=path,
-            host_only=not domain or is_address(own),
+            host_only=not domain or self._per_host or is_address(own),
             secure=secure,
             expires_at=self._expires_at(said),
             number=self._made,

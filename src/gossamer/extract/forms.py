@@ -1,0 +1,227 @@
+"""Forms: what a browser would send when one is submitted, and bodies of requests that may name secrets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
+from secrets import token_hex
+from typing import Any, NamedTuple
+from urllib.parse import quote_plus
+
+from selectolax.lexbor import LexborHTMLParser, LexborNode
+
+from gossamer.errors import ExtractError
+from gossamer.extract.encoding import NAMES, codec
+from gossamer.model import SECRET, Secret
+
+Value = str | Secret
+Fields = list[tuple[str, Value]]
+Given = Mapping[str, str | Sequence[str] | None]
+URLENCODED = "application/x-www-form-urlencoded"
+MULTIPART = "multipart/form-data"
+_BUTTONS = ("submit", "image")
+_NEVER_SENT = ("reset", "button", "file", *_BUTTONS)
+
+
+class Submission(NamedTuple):
+    """A form, filled in: where it goes, how, and with which fields."""
+
+    action: str
+    method: str
+    enctype: str
+    charset: str
+    fields: Fields
+
+
+def submission(
+    tree: LexborHTMLParser, query: str, given: Given, *, click: str | None = None, encoding: str = "utf-8"
+) -> Submission:
+    """The form that a CSS selector finds, with its own values and those that are given; None takes a field away.
+
+    Without a selector it is the first form with a password field, else the first one. The first submit button goes
+    along, or the one whose name or id is `click`; with an empty `click`, none."""
+    form = _find(tree, query)
+    controls = list(_controls(tree, form))
+    button = _button(controls, click)
+    fields: Fields = []
+    met: set[str] = set()
+    for node in controls:
+        name = _get(node, "name")
+        if not name or (_is_button(node) and node != button):
+            continue
+        if name not in given:
+            fields += [(name, value) for value in _values(node, is_clicked=node == button)]
+        elif name not in met:
+            met.add(name)
+            fields += _given(name, given[name])
+    fields += [pair for name, value in given.items() if name not in met for pair in _given(name, value)]
+    said = {name: _get(form, name) for name in ("action", "method", "enctype")}
+    if button is not None:
+        said.update({name: own for name in said if (own := _get(button, f"form{name}"))})
+    charset = _get(form, "accept-charset").replace(",", " ").split()
+    known = [NAMES[name.lower()] for name in charset if name.lower() in NAMES]
+    method = said["method"].strip().upper()
+    return Submission(
+        said["action"],
+        "POST" if method == "POST" else "GET",
+        said["enctype"].strip().lower() or URLENCODED,
+        known[0] if known else encoding,
+        fields,
+    )
+
+
+def urlencoded(fields: Fields, charset: str = "utf-8") -> str:
+    """Fields as a query or a body. What a page says cannot look like a secret: its signs are escaped."""
+    return "&".join(
+        f"{_quoted(name, charset)}={value if isinstance(value, Secret) else _quoted(value, charset)}"
+        for name, value in fields
+    )
+
+
+def multipart(fields: Fields, charset: str = "utf-8") -> tuple[str, bytes]:
+    """The content type and the body of fields that are sent as parts."""
+    parts = []
+    for name, value in fields:
+        if not isinstance(value, Secret) and SECRET.search(value):
+            raise ExtractError(f"the value of {name!r} names a secret, and did not come from secret()")
+        shown = name.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")
+        parts.append(f'Content-Disposition: form-data; name="{shown}"\r\n\r\n{_lines(value)}\r\n')
+    whole = "\0".join(parts).encode(codec(charset), "xmlcharrefreplace")
+    # The same fields give the same body, so that the request is the same one after a crash.
+    boundary = "gossamer-" + blake2b(whole, digest_size=16).hexdigest()
+    mark = b"--" + boundary.encode()
+    body = b"".join(mark + b"\r\n" + part for part in whole.split(b"\0")) + mark + b"--\r\n"
+    return f"{MULTIPART}; boundary={boundary}", body
+
+
+def json_body(value: Any) -> bytes:
+    """A value as JSON, in which only `secret()` names secrets: elsewhere the sign that begins them is escaped."""
+    names: list[str] = []
+    # Nobody who writes pages can guess it.
+    mark = token_hex(16)
+
+    def marked(value: Any) -> Any:
+        if isinstance(value, Secret):
+            names.append(str(value))
+            return f"{mark}.{len(names) - 1}."
+        if isinstance(value, str):
+            return str(value)
+        if isinstance(value, Mapping):
+            return {str(key): marked(item) for key, item in value.items()}
+        return [marked(item) for item in value] if isinstance(value, list | tuple) else value
+
+    try:
+        text = json.dumps(marked(value), separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ExtractError(f"not to be written as JSON: {error}") from error
+    text = text.replace("$", "\\u0024")
+    for number, name in enumerate(names):
+        text = text.replace(f"{mark}.{number}.", name)
+    return text.encode()
+
+
+def _find(tree: LexborHTMLParser, query: str) -> LexborNode:
+    found = tree.css(query) if query else tree.css("form")
+    if not query:
+        found = [form for form in found if form.css_first('input[type="password" i]') is not None] or found
+    if not found:
+        raise ExtractError(f"the page has no form {query!r}" if query else "the page has no form")
+    form: LexborNode | None = found[0]
+    while form is not None and form.tag != "form":
+        form = form.parent
+    if form is None:
+        raise ExtractError(f"what {query!r} finds is not a form, nor inside of one")
+    return form
+
+
+def _controls(tree: LexborHTMLParser, form: LexborNode) -> Iterator[LexborNode]:
+    """The controls that belong to the form, in their order, without those that are disabled."""
+    own = _get(form, "id")
+    for node in tree.css("input, select, textarea, button"):
+        owner = _get(node, "form")
+        belongs = owner == own if owner and own else not owner and _is_inside(node, form)
+        if belongs and not _is_disabled(node):
+            yield node
+
+
+def _is_inside(node: LexborNode, form: LexborNode) -> bool:
+    above = node.parent
+    while above is not None:
+        if above.tag == "form":
+            return bool(above == form)
+        above = above.parent
+    return False
+
+
+def _is_disabled(node: LexborNode) -> bool:
+    if "disabled" in node.attributes:
+        return True
+    above = node.parent
+    while above is not None and above.tag != "form":
+        if above.tag == "fieldset" and "disabled" in above.attributes:
+            return True
+        above = above.parent
+    return False
+
+
+def _is_button(node: LexborNode) -> bool:
+    kind = _get(node, "type").lower()
+    return kind in _BUTTONS if node.tag == "input" else node.tag == "button" and kind in ("", "submit")
+
+
+def _button(controls: list[LexborNode], click: str | None) -> LexborNode | None:
+    buttons = [node for node in controls if _is_button(node)]
+    if click is None:
+        return buttons[0] if buttons else None
+    if not click:
+        return None
+    for node in buttons:
+        if click in (_get(node, "name"), _get(node, "id")):
+            return node
+    raise ExtractError(f"the form has no button {click!r}")
+
+
+def _values(node: LexborNode, *, is_clicked: bool) -> list[str]:
+    """What the control sends as it stands."""
+    kind = _get(node, "type").lower()
+    if node.tag == "textarea":
+        return [node.text().removeprefix("\n")]
+    if node.tag == "select":
+        options = [option for option in node.css("option") if not _is_disabled(option)]
+        chosen = [option for option in options if "selected" in option.attributes]
+        if "multiple" not in node.attributes:
+            chosen = chosen[-1:] or options[:1]
+        return [_option(option) for option in chosen]
+    if is_clicked:
+        return [_get(node, "value")]
+    if node.tag == "button" or kind in _NEVER_SENT:
+        return []
+    if kind in ("checkbox", "radio"):
+        checked = "checked" in node.attributes
+        return [_get(node, "value") if "value" in node.attributes else "on"] if checked else []
+    return [_get(node, "value")]
+
+
+def _option(node: LexborNode) -> str:
+    return _get(node, "value") if "value" in node.attributes else " ".join(node.text().split())
+
+
+def _given(name: str, value: str | Sequence[str] | None) -> Fields:
+    if value is None:
+        return []
+    values = (value,) if isinstance(value, str) else value
+    return [(name, item if isinstance(item, Secret) else str(item)) for item in values]
+
+
+def _quoted(text: str, charset: str) -> str:
+    return quote_plus(_lines(text).encode(codec(charset), "xmlcharrefreplace"), safe="*-._")
+
+
+def _lines(text: str) -> str:
+    """Line ends as forms send them."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").replace("\n", "\r\n")
+
+
+def _get(node: LexborNode, name: str) -> str:
+    return node.attributes.get(name) or ""

@@ -1,0 +1,64 @@
+"""Whole crawls behind proxies: a proxy's fault costs time, and no page."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from rawweb import RawWeb, page, reply
+
+from gossamer.download import proxies
+from gossamer.errors import GossamerError
+from gossamer.job import Crawl
+from gossamer.settings import build
+from gossamer.testing.proxies import ProxyServer
+
+VALUES = {"allow_private": True, "delay": 0, "tries": 1, "site_failures": 1, "connect_seconds": 3, "scope": "any"}
+
+
+def test_while_the_proxy_is_gone_nothing_is_charged_to_anybody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One try for a page and one fault for a site, and yet the crawl that began without its proxy ends whole."""
+    monkeypatch.setattr(proxies, "REST_SECONDS", 0.2)
+
+    async def main(web: RawWeb) -> None:
+        async with ProxyServer() as proxy:
+            pass
+        settings = build({**VALUES, "proxy": [proxy.url]})
+        crawl = Crawl(tmp_path, settings, [f"http://{number}.test:{web.port}/" for number in range(5)])
+        running = asyncio.create_task(crawl.run())
+        await asyncio.sleep(1.5)
+        assert not running.done()
+        assert not web.log
+        async with ProxyServer(port=proxy.port):
+            summary = await asyncio.wait_for(running, 30)
+        assert (summary.counts.done, summary.counts.failed) == (10, 0)
+
+    with RawWeb() as web:
+        web.answers = {"/robots.txt": reply("User-agent: *\nDisallow: /no"), "/": page("/next", "/no"), "/next": page()}
+        asyncio.run(main(web))
+    fetched = [asked.url for asked in web.log]
+    assert len(fetched) == len(set(fetched)) == 15
+
+
+def test_sessions_go_by_their_own_proxies_and_keep_their_cookies(tmp_path: Path) -> None:
+    async def main(web: RawWeb) -> tuple[ProxyServer, ...]:
+        async with ProxyServer() as one, ProxyServer() as two:
+            values = {**VALUES, "proxy": [one.url, two.url], "sessions": 4, "robots": False}
+            try:
+                summary = await Crawl(tmp_path, build(values), [f"http://a.test:{web.port}/"]).run()
+            except GossamerError as error:
+                raise AssertionError(error) from error
+            assert summary.counts.done == 21
+        return one, two
+
+    with RawWeb() as web:
+        web.answers = {"/": page(*(f"/{number}" for number in range(20)))}
+        for number in range(20):
+            web.answers[f"/{number}"] = reply("x", headers=(f"Set-Cookie: id={number}; Path=/",))
+        by = asyncio.run(main(web))
+    assert all(proxy.asked for proxy in by)
+    sent = [asked.headers.get("cookie", "") for asked in web.log]
+    # The front page sets none, so each of the four sessions begins without a cookie.
+    assert sent.count("") == 5
+    assert all(cookie.count("id=") == 1 for cookie in sent if cookie)

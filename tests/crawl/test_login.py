@@ -1,0 +1,111 @@
+"""A crawl behind a log-in, which lasts through kill -9 and stays secret."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from processes import command, environment, rows
+from rawweb import Asked, RawWeb, page, redirect, reply
+
+from gossamer.engine.handle import Linker
+from gossamer.engine.recent import Recent
+from gossamer.model import Request, secret
+from gossamer.settings import build
+
+PASSWORD = "p&ss w=rd ü"
+SPIDER = """
+from gossamer import Spider, secret
+
+class Members(Spider):
+    settings = {"cookies": True, "secrets": ["LOGIN_PASSWORD"]}
+
+    def parse(self, page):
+        yield page.form(fields={"user": "me", "word": secret("LOGIN_PASSWORD")}, label="inside")
+
+    def parse_inside(self, page):
+        yield {"title": page.title}
+        yield from page.follow_all(label="inside")
+"""
+FORM = (
+    "<form action=/in method=post><input type=hidden name=csrf value=7><input name=user><input type=password name=word>"
+)
+
+
+class Members(RawWeb):
+    """Lets in who has the password; everything inside is 403 without the cookie."""
+
+    def __init__(self, pages: int) -> None:
+        super().__init__()
+        self.answers = {"/": reply(FORM), "/in": self.enter, "/home": self.inside(*(f"/{n}" for n in range(pages)))}
+        for number in range(pages):
+            self.answers[f"/{number}"] = self.inside()
+
+    def enter(self, asked: Asked) -> bytes:
+        good = asked.body == b"csrf=7&user=me&word=p%26ss+w%3Drd+%C3%BC" and asked.method == "POST"
+        cookie = "Set-Cookie: member=yes; Path=/; HttpOnly"
+        return redirect("/home", cookie, status="303 See Other") if good else reply("no", status="401 No")
+
+    def inside(self, *links: str):  # type: ignore[no-untyped-def]
+        def answer(asked: Asked) -> bytes:
+            if asked.headers.get("cookie") != "member=yes":
+                return reply("no", status="403 No")
+            time.sleep(0.03)
+            return page(*links, title="inside")
+
+        return answer
+
+
+def test_a_login_survives_kill_and_resume_and_the_password_is_nowhere(tmp_path: Path) -> None:
+    spider, folder = tmp_path / "members.py", tmp_path / "job"
+    spider.write_text(SPIDER)
+    with Members(60) as web:
+        words = command(
+            folder, [f"http://127.0.0.1:{web.port}/"], "--delay", "0", "--no-robots", "--spider", str(spider)
+        )
+        known = {**environment(), "LOGIN_PASSWORD": PASSWORD}
+        first = subprocess.Popen(words, env=known, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while sum(asked.target[1:].isdecimal() for asked in web.log) < 10:
+            assert first.poll() is None
+            time.sleep(0.01)
+        os.kill(first.pid, signal.SIGKILL)
+        first.wait()
+        before = len(web.log)
+        again = subprocess.run(words, env=known, capture_output=True, timeout=60, check=False)
+        assert again.returncode == 0, again.stderr
+    assert before < len(web.log)
+    assert [asked.target for asked in web.log].count("/in") == 1
+    found = rows(folder / "pages.jsonl")
+    assert sorted(row["status"] for row in found) == [200] * 62 + [303]
+    assert len(rows(folder / "items.jsonl")) == 61
+    kept = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    assert b"LOGIN_PASSWORD" in kept
+    assert not [form for form in (PASSWORD.encode(), b"p%26ss", b"p&ss") if form in kept + again.stderr]
+
+
+def test_without_its_variable_a_crawl_does_not_begin(tmp_path: Path) -> None:
+    spider = tmp_path / "members.py"
+    spider.write_text(SPIDER)
+    with Members(1) as web:
+        words = command(tmp_path / "job", [f"http://127.0.0.1:{web.port}/"], "--no-robots", "--spider", str(spider))
+        ended = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2, ended.stderr
+    assert "LOGIN_PASSWORD" in ended.stderr
+    assert not web.log
+
+
+def test_a_secret_is_not_posted_again_somewhere_else() -> None:
+    """H13: a redirect that asks for the same body elsewhere gets none that names a secret."""
+    linker = Linker(build({"scope": "any"}), b"k" * 16, Recent())
+    kind = {"content-type": "application/x-www-form-urlencoded", "x": "y"}
+    posted = Request("https://a.test/in", method="POST", body=f"w={secret('WORD')}".encode(), headers=kind)
+    (home,) = linker.hop(posted, "https://a.test/other", 307)
+    assert (home.method, home.body, home.headers) == ("POST", posted.body, kind)
+    for target in ("https://b.test/in", "http://a.test/in", "https://a.test:444/in"):
+        (away,) = linker.hop(posted, target, 307)
+        assert (away.method, away.body, away.headers) == ("GET", b"", None)
+    (after,) = linker.hop(posted, "https://a.test/home", 303)
+    assert (after.method, after.body, after.headers) == ("GET", b"", {"x": "y"})

@@ -1,0 +1,82 @@
+"""What goes out with a request: credentials where they belong, secrets on the wire only."""
+
+from __future__ import annotations
+
+import pytest
+
+from gossamer.download.outgoing import Outgoing
+from gossamer.errors import ConfigError, Forbidden
+from gossamer.model import Request, secret
+from gossamer.settings import build
+
+FORM = {"content-type": "application/x-www-form-urlencoded"}
+
+
+def outgoing(monkeypatch: pytest.MonkeyPatch, **values: object) -> Outgoing:
+    monkeypatch.setenv("WORD", 'a&b "ü')
+    monkeypatch.setenv("TOKEN", "t0ken")
+    return Outgoing(build(values))
+
+
+@pytest.mark.parametrize(
+    ("url", "is_sent"),
+    [
+        ("https://in.test/", True),
+        ("http://in.test/", False),
+        ("https://in.test:8443/", False),
+        ("https://other.test/", False),
+        ("http://in.test:8000/", True),
+    ],
+)
+def test_a_password_goes_to_its_site_and_not_in_the_clear(
+    url: str, is_sent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H13: a redirect to another host, port or scheme takes no credentials along."""
+    sites = {"in.test": {"auth": "me:${TOKEN}"}, "in.test:8000": {"auth": "me:${TOKEN}"}}
+    sent = outgoing(monkeypatch, sites=sites).for_request(Request(url=url))
+    assert (sent is not None and sent.get("authorization") == "Basic bWU6dDBrZW4=") == is_sent
+
+
+def test_secrets_are_written_as_the_body_demands(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = outgoing(monkeypatch, secrets=["WORD", "TOKEN"])
+
+    def body(kind: str) -> bytes:
+        text = f"x={secret('WORD')}".encode()
+        return made.body(Request(url="http://a.test/", body=text, headers={"Content-Type": kind}))
+
+    assert body("application/x-www-form-urlencoded") == b"x=a%26b+%22%C3%BC"
+    assert body("application/json") == b'x=a&b \\"\\u00fc'
+    assert body("multipart/form-data; boundary=x") == 'x=a&b "ü'.encode()
+    sent = made.for_request(Request(url="http://a.test/", headers={"Authorization": f"Bearer {secret('TOKEN')}"}))
+    assert sent is not None
+    assert sent["authorization"] == "Bearer t0ken"
+
+
+def test_a_secret_that_is_not_listed_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = outgoing(monkeypatch, secrets=["TOKEN"])
+    with pytest.raises(Forbidden, match="WORD") as caught:
+        made.body(Request(url="http://a.test/", body=f"x={secret('WORD')}".encode(), headers=FORM))
+    assert "a&b" not in str(caught.value)
+    with pytest.raises(Forbidden, match="WORD"):
+        made.for_request(Request(url="http://a.test/", headers={"x": secret("WORD")}))
+
+
+def test_what_the_environment_lacks_is_an_error_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for values in ({"secrets": ["NOT_SET"]}, {"sites": {"a.test": {"auth": "me:${NOT_SET}"}}}):
+        with pytest.raises(ConfigError, match="NOT_SET"):
+            outgoing(monkeypatch, **values)
+
+
+def test_what_was_sent_is_told_without_its_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {
+        "headers": {"X-Key": "${TOKEN}"},
+        "secrets": ["TOKEN"],
+        "sites": {"in.test": {"headers": {"X-Own": "${WORD}"}}},
+    }
+    made = outgoing(monkeypatch, **values)
+    own = made.for_request(Request(url="https://in.test/", headers={"x-more": f"k={secret('TOKEN')}", "x-plain": "y"}))
+    assert own is not None
+    assert own["x-more"] == "k=t0ken"
+    told = dict(made.all_of(own))
+    assert [told[name] for name in ("x-key", "x-own", "x-more", "x-plain")] == ["withheld"] * 3 + ["y"]
+    assert "t0ken" not in str(made.all_of(None))
