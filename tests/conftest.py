@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from gossamer.download.chromium import find_chromium
+from gossamer.errors import ConfigError
 from gossamer.testing.servers import RedisServer, valkey_program
 from gossamer.testing.sqlservers import MariaServer, PostgresServer, SqlServer
 
@@ -28,6 +30,17 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip(f"{SHARED} is not there: its cases are not checked")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The browser of this machine; skipped aloud where there is none, which CI does not accept."""
+    try:
+        return find_chromium()
+    except ConfigError as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(f"{error}: the browser is not checked (scripts/services installs it)")
 
 
 @pytest.fixture(scope="session")

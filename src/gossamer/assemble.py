@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from gossamer.clock import Clock
-from gossamer.download import open_downloader
+from gossamer.download import Remembers, open_downloader
 from gossamer.engine.extractor import Extractor, make_spider
 from gossamer.engine.handle import Extracts, Handler, Linker
 from gossamer.engine.marker import Marker
@@ -80,6 +80,7 @@ async def worker(
             places=places,
             trail=trail if settings.trail else None,
             jar=jar,
+            remembers=downloader if isinstance(downloader, Remembers) else None,
         )
     finally:
         if pool is not None:

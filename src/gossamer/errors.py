@@ -9,6 +9,7 @@ GossamerError
       NameUnresolved   DNS did not answer (again later)
       ProtocolBroken   the answer was cut off or was not HTTP
       ProxyFailed      the proxy's fault: nothing is charged to the site or the page
+      RenderFailed     the browser did not come to an end with the page
     FinalError         another try would end the same
       NameUnknown      DNS says that there is no such name
       TlsRefused       certificate or handshake
@@ -89,6 +90,12 @@ class ProxyFailed(TransientError):
     def __init__(self, message: str, *, hint: str = "", wait_seconds: float = 10.0) -> None:
         super().__init__(message, hint=hint)
         self.wait_seconds = wait_seconds
+
+
+class RenderFailed(TransientError):
+    """The browser crashed on the page, or its scripts did not end."""
+
+    kind = "render"
 
 
 class FinalError(FetchError):

@@ -99,7 +99,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     parse_processes: Annotated[
         int, Meta(ge=0, description="Processes that run the spider's handlers; 0: in the worker.")
     ] = 0
-    downloader: Annotated[Literal["async", "threads"], Meta(description="How pages are fetched.")] = "async"
+    downloader: Annotated[
+        Literal["async", "threads", "browser", "auto"],
+        Meta(description="How pages are fetched; auto: by browser only from sites whose pages need one."),
+    ] = "async"
     sites: Annotated[
         dict[str, SiteSettings], Meta(description="Settings for one site: delay, lanes, budget, headers.")
     ] = {}
@@ -193,6 +196,30 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         int, Meta(ge=0, description="Near-duplicates in a row that put a path prefix to sleep; 0: none do.")
     ] = 20
     sleep_seconds: Annotated[float, Meta(gt=0, description="How long a path prefix sleeps.")] = 30 * 86_400.0
+
+    browser_path: Annotated[str, Meta(description="The Chromium to start; empty: the one that is installed.")] = ""
+    browser_tabs: Annotated[int, Meta(ge=1, description="Pages at once in a worker's browser.")] = 4
+    browser_wait: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            description="When a page is ready: load, dom, idle (nothing more is loading), or a CSS selector to match.",
+        ),
+    ] = "idle"
+    browser_wait_seconds: Annotated[
+        float, Meta(gt=0, description="How long to wait for that; then the page is taken as it is.")
+    ] = 10.0
+    browser_scroll: Annotated[int, Meta(ge=0, description="Scroll down by so many screens, as far as there are.")] = 0
+    browser_loads: Annotated[
+        tuple[Literal["image", "font", "media", "frame"], ...],
+        Meta(description="What pages may load beside scripts, style sheets and data; may be repeated."),
+    ] = ()
+    browser_requests: Annotated[int, Meta(ge=0, description="Requests of one page for what it loads.")] = 100
+    browser_pages: Annotated[int, Meta(ge=1, description="Pages after which the browser is replaced.")] = 500
+    browser_memory_bytes: Annotated[
+        int, Meta(ge=1, description="Memory above which the browser is replaced; at twice that it is killed.")
+    ] = 1024 * MIB
+    screenshots: Annotated[str, Meta(description="Folder for a picture of each page that the browser shows.")] = ""
 
     lease_seconds: Annotated[
         float, Meta(gt=0, description="How long a worker may be silent before its sites go to others.")

@@ -42,8 +42,10 @@ PAGE = b"<html>" + b"text " * 5000 + b"</html>"
 Reply = bytes | Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
-@pytest.fixture(params=["async", "threads"])
+@pytest.fixture(params=["async", "threads", "browser"])
 def kind(request: pytest.FixtureRequest) -> str:
+    if request.param == "browser":
+        request.getfixturevalue("chromium")
     return str(request.param)
 
 
@@ -147,11 +149,14 @@ def test_an_answer_is_whole_and_described(kind: str) -> None:
             response = await downloader.fetch(Request(url=server.url("/a?b=c", "a.test")))
             after = time.time(), time.monotonic()
         assert (response.url, response.status) == (server.url("/a?b=c", "a.test"), 200)
-        assert response.body == PAGE
+        # A browser gives back what it made of the page.
+        body = response.body.replace(b"<head></head><body>", b"").replace(b"</body>", b"")
+        assert body == PAGE
+        assert kind == "browser" or response.body == PAGE
         assert response.wire_bytes == len(PAGE)
         assert (response.address, response.http_version) == ("127.0.0.1", "HTTP/1.1")
         assert [pair for pair in response.headers if pair[0] == "x-two"] == [("x-two", "1"), ("x-two", "2")]
-        assert response.header("content-type") == "text/html"
+        assert response.header("content-type").partition(";")[0] == "text/html"
         assert before[0] <= response.fetched_at <= after[0]
         assert before[1] <= response.headers_at <= after[1]
         assert 0 < response.elapsed <= after[1] - before[1]
@@ -647,6 +652,8 @@ def paths_of(*names: str) -> set[str]:
 
 
 def test_every_hostile_reply_ends_typed_and_in_time(kind: str, raw_servers: list[int]) -> None:
+    if kind == "browser":
+        pytest.skip("the browser's documents come by the asynchronous downloader; to show hundreds would take minutes")
     quick, busy = raw_servers
     heavy = paths_of("endless-body", "endless-chunks", "endless-header", "endless-100", "gzip-bomb")
     waits = paths_of("drip-headers", "drip-body", "silent", "endless-100", "endless-chunks", "gzip-bomb")

@@ -13,6 +13,7 @@ _BY_KIND = {
     "protocol": "the server does not speak proper HTTP there: check scheme and port",
     "tls": "the certificate is not trusted: name its authority with --ca-file, or --bad-tls record marks such pages",
     "proxy": "the proxy does not let anything through: check its address, its credentials and that it runs",
+    "render": "the browser did not come to an end with the page: raise --fetch-seconds, or use --downloader async",
     "too-large": "raise --max-body-bytes or --max-decoded-bytes",
     "forbidden": "the address guard refuses it: --allow-private permits addresses that are not public",
     "robots": "robots.txt does not allow it: --no-robots is for sites of your own",

@@ -15,6 +15,7 @@ from gossamer import settings as configuration
 from gossamer.cli import fleet_status
 from gossamer.cli.exits import Exit
 from gossamer.cli.start import run
+from gossamer.cli.terminal import plain
 from gossamer.clock import SystemClock
 from gossamer.engine import wire
 from gossamer.engine.handle import Linker
@@ -126,7 +127,10 @@ def status(name: str, frontier: str, as_json: bool) -> int:
     for site in found["sites"][:10]:
         waiting = f", held for {site['hold']:.0f} s" if site["hold"] else ""
         closed = f", closed: {site['closed']}" if site["closed"] else ""
-        click.echo(f"  {site['site']:40} {site['queued']:>8,} queued, delay {site['delay']:g} s{waiting}{closed}")
+        browser = site.get("memo", {}).get("browser")
+        choice = f", by {browser['use']}: {browser['why']}" if browser else ""
+        line = f"  {site['site']:40} {site['queued']:>8,} queued, delay {site['delay']:g} s{waiting}{closed}{choice}"
+        click.echo(plain(line))
     return Exit.OK
 
 

@@ -5,18 +5,36 @@ from __future__ import annotations
 import msgspec
 
 from gossamer.clock import Clock
-from gossamer.download.base import Downloader
+from gossamer.download.auto import AutoDownloader
+from gossamer.download.base import Downloader, Remembers
+from gossamer.download.browser import BrowserDownloader
 from gossamer.download.certificates import RecordingDownloader, SiteDownloaders, without_credentials
 from gossamer.download.client import HttpDownloader
 from gossamer.download.dns import Names
 from gossamer.download.threads import ThreadDownloader
+from gossamer.errors import ConfigError
 from gossamer.settings import Settings
 
-__all__ = ["Downloader", "HttpDownloader", "ThreadDownloader", "open_downloader"]
+__all__ = [
+    "AutoDownloader",
+    "BrowserDownloader",
+    "Downloader",
+    "HttpDownloader",
+    "Remembers",
+    "ThreadDownloader",
+    "open_downloader",
+]
 
 
 def open_downloader(settings: Settings, *, clock: Clock, resolver: Names | None = None) -> Downloader:
     """The downloader that the settings name; ConfigError if headers, proxies or certificates are not usable."""
+    if settings.downloader in ("browser", "auto"):
+        if settings.bad_tls == "record" or any(special.client_cert for special in settings.sites.values()):
+            raise ConfigError(
+                f"the downloader {settings.downloader} takes neither bad_tls = record nor a site's own client_cert",
+                hint="--downloader async does",
+            )
+        return (BrowserDownloader if settings.downloader == "browser" else AutoDownloader)(settings, clock, resolver)
     kind = ThreadDownloader if settings.downloader == "threads" else HttpDownloader
     found: Downloader = kind(settings, clock, resolver)
     own: dict[str, Downloader] = {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
 
 from gossamer.model import Request, Response
 
@@ -16,4 +17,17 @@ class Downloader(Protocol):
 
     async def aclose(self) -> None:
         """Close every connection; what is still being fetched fails."""
+        ...
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """A downloader that learns about sites; what it learns is kept with the site, for every worker."""
+
+    def recall(self, site: str, memo: Mapping[str, Any]) -> None:
+        """Take up what is known of a site; called before its requests are fetched."""
+        ...
+
+    def learned(self, site: str) -> dict[str, Any] | None:
+        """What is to be added to the site's memo, told once; None if there is nothing new."""
         ...

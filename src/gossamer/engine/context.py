@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gossamer.clock import Clock
+from gossamer.download.base import Remembers
 from gossamer.engine.breaker import Breaker
 from gossamer.engine.commit import Committer
 from gossamer.engine.gate import Rulebook
@@ -40,6 +41,8 @@ class Context:
     """Given where the requests that are sent are written down."""
     jar: CookieJar | None = None
     """Given where cookies are kept: they are part of what is known of a site."""
+    remembers: Remembers | None = None
+    """Given where the downloader learns about sites."""
     paused: bool = False
     """Visits end after the request in hand, as for a stop, but the engine stays."""
     revisits: Revisits = field(init=False)

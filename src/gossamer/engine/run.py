@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from gossamer.clock import Clock
+from gossamer.download.base import Remembers
 from gossamer.engine.commit import Committer
 from gossamer.engine.context import Context
 from gossamer.engine.gate import Rulebook
@@ -45,6 +46,7 @@ class Engine:
         places: Places | None = None,
         trail: Trail | None = None,
         jar: CookieJar | None = None,
+        remembers: Remembers | None = None,
     ) -> None:
         self._frontier = frontier
         self._settings = settings
@@ -70,6 +72,7 @@ class Engine:
             places=places,
             trail=trail,
             jar=jar,
+            remembers=remembers,
         )
 
     @property

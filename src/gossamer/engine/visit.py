@@ -45,6 +45,8 @@ class Visit:
         self._delay = lease.delay
         self._next_at = 0.0
         self._left_alone = False
+        if context.remembers is not None:
+            context.remembers.recall(lease.site, lease.memo)
         self._placing = Placing(lease, context.places) if context.places is not None else None
 
     def renewed(self, sent_at: float, ttl: float) -> None:
@@ -304,6 +306,8 @@ class Visit:
         lease, committer = self.lease, self._context.committer
         plan = plan or self._context.revisits.plan(lease, self._memo, request, verdict, answer=response, seen=seen)
         memo = {**(verdict.memo or {}), **(plan.memo or {}), **self._new_cookies()}
+        if self._context.remembers is not None:
+            memo.update(self._context.remembers.learned(lease.site) or {})
         if verdict.hold is not None or memo or verdict.close is not None:
             self._memo.update(memo)
             self._left_alone = self._left_alone or bool(verdict.hold) or verdict.close is not None

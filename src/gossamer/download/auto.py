@@ -1,0 +1,144 @@
+"""The downloader that chooses: plain HTTP, and the browser only for sites whose pages need their scripts."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from gossamer.clock import Clock
+from gossamer.download.browser import BrowserDownloader, is_shown
+from gossamer.download.dns import Names
+from gossamer.errors import RenderFailed, TooLarge
+from gossamer.model import Request, Response
+from gossamer.settings import Settings
+from gossamer.urls import host_port
+
+MEMO = "browser"
+"""Its place in a site's memo: what is used, why, and since when."""
+AGREE = 2
+"""So many pages that say the same decide for their site."""
+GOOD_SECONDS = 30 * 86_400.0
+LOOK_AGAIN_PAGES = 100
+MAX_SITES = 50_000
+MEASURED_CHARACTERS = 1 << 20
+_HREF = re.compile(r"""\bhref\s{0,9}=\s{0,9}("[^"]{1,2048}"|'[^']{1,2048}'|[^\s"'>]{1,2048})""", re.IGNORECASE)
+_HIDDEN = ("script", "style", "noscript", "template")
+
+Use = Literal["http", "browser"]
+
+
+class Choice(msgspec.Struct):
+    """What is known of one site."""
+
+    use: Use | None = None
+    why: str = ""
+    at: float = 0.0
+    pages: int = 0
+    votes: dict[str, int] = {}
+    is_new: bool = False
+
+
+class AutoDownloader(BrowserDownloader):
+    """Fetches by HTTP, and shows the first pages of each site in the browser too: two that agree decide for the site.
+
+    The decision is looked at again with every hundredth page, and made anew after thirty days. Until it is made, a
+    page that was shown is handed on as shown; where the browser fails, the page is handed on as it came."""
+
+    def __init__(self, settings: Settings, clock: Clock, resolver: Names | None = None) -> None:
+        super().__init__(settings, clock, resolver)
+        self._choices: OrderedDict[str, Choice] = OrderedDict()
+
+    async def fetch(self, request: Request) -> Response:
+        site = request.site or host_port(request.url)
+        choice = self._choice(site)
+        if choice.use == "browser":
+            return await super().fetch(request)
+        document = await self._http.fetch(request)
+        if not is_shown(document):
+            return document
+        choice.pages += 1
+        if choice.use == "http" and choice.pages % LOOK_AGAIN_PAGES:
+            return document
+        return await self._compare(choice, request, document)
+
+    def recall(self, site: str, memo: Mapping[str, Any]) -> None:
+        """Take up what another lease, or another worker, has decided."""
+        known, choice = memo.get(MEMO), self._choice(site)
+        if isinstance(known, dict) and known.get("use") in ("http", "browser"):
+            at = float(known.get("at", 0.0))
+            if at > choice.at and at + GOOD_SECONDS > self._clock.epoch():
+                choice.use, choice.why, choice.at = known["use"], str(known.get("why", "")), at
+
+    def learned(self, site: str) -> dict[str, Any] | None:
+        """A decision that was made since the last time."""
+        choice = self._choices.get(site)
+        if choice is None or not choice.is_new:
+            return None
+        choice.is_new = False
+        return {MEMO: {"use": choice.use, "why": choice.why, "at": round(choice.at, 3)}}
+
+    def _choice(self, site: str) -> Choice:
+        choice = self._choices.pop(site, None)
+        if choice is None or (choice.use and choice.at + GOOD_SECONDS < self._clock.epoch()):
+            choice = Choice()
+        self._choices[site] = choice
+        if len(self._choices) > MAX_SITES:
+            self._choices.popitem(last=False)
+        return choice
+
+    async def _compare(self, choice: Choice, request: Request, document: Response) -> Response:
+        if b"<script" not in document.body.lower():
+            self._vote(choice, "http", "no scripts")
+            return document
+        try:
+            shown = await self.show(request, document)
+        except (RenderFailed, TooLarge) as error:
+            self._vote(choice, "http", f"the browser fails: {error}")
+            return document
+        self._vote(choice, *compare(document.body, shown.body))
+        return shown
+
+    def _vote(self, choice: Choice, use: Use, why: str) -> None:
+        if choice.use == use:
+            return
+        if choice.use is not None:
+            # One page in a hundred says otherwise: ask the next ones.
+            choice.use, choice.votes = None, {}
+        choice.votes = {**choice.votes, use: choice.votes.get(use, 0) + 1}
+        if choice.votes[use] >= AGREE:
+            choice.use, choice.why, choice.at = use, why, self._clock.epoch()
+            choice.votes, choice.is_new = {}, True
+
+
+def compare(plain: bytes, shown: bytes) -> tuple[Use, str]:
+    """Which of the two a page needs, and why: the browser, if it brings a third more words or links, and many."""
+    words, links = measure(plain)
+    more_words, all_links = measure(shown)
+    gained = len(all_links - links)
+    why = f"{words} words and {len(links)} links by HTTP, {more_words} and {len(all_links)} by browser"
+    needs = more_words - words > max(20, words // 3) or gained > max(2, len(links) // 3)
+    return ("browser" if needs else "http"), why
+
+
+def measure(body: bytes) -> tuple[int, set[str]]:
+    """Words that a reader sees, and link targets, roughly, in one pass over at most a million characters."""
+    text = body[:MEASURED_CHARACTERS].decode("utf-8", "replace")
+    words, links, hidden = 0, set(), ""
+    for piece in text.split("<"):
+        tag, _, after = piece.partition(">")
+        name = tag[:9].lower()
+        if hidden:
+            if not name.startswith("/" + hidden):
+                continue
+            hidden = ""
+        elif name.startswith(_HIDDEN):
+            hidden = next(word for word in _HIDDEN if name.startswith(word))
+            continue
+        elif name.startswith("a") and not name[1:2].isalnum() and (found := _HREF.search(tag)) is not None:
+            links.add(found[1].strip("\"'"))
+        words += len(after.split())
+    return words, links

@@ -1,0 +1,297 @@
+"""The downloader with a browser: a document comes by plain HTTP, Chromium runs its scripts, its DOM is the body."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import html
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from gossamer.clock import Clock
+from gossamer.download.browsers import Browsers
+from gossamer.download.chromium import find_chromium
+from gossamer.download.client import HttpDownloader
+from gossamer.download.dns import Names, Resolver
+from gossamer.download.loads import Loads, Shelf, as_shown
+from gossamer.errors import RenderFailed, TooLarge
+from gossamer.model import Headers, Request, Response
+from gossamer.settings import Settings
+from gossamer.urls import host, host_port, origin
+
+if TYPE_CHECKING:
+    from playwright.async_api import BrowserContext, CDPSession, Page
+
+QUIET_SECONDS = 0.4
+SCRIPT_SECONDS = 10.0
+SHOT_SECONDS = 15.0
+AGAIN_SECONDS = 1.0
+WIDTH, HEIGHT, MAX_SHOT_HEIGHT = 1280, 1024, 10_000
+MAX_TARGET_LENGTH = 8192
+# Run in a world of its own, where the page cannot have changed what these words mean.
+_DOM = """(limit => {
+  const root = document.documentElement, type = document.doctype;
+  const text = root ? root.outerHTML : "";
+  return text.length > limit ? null : (type ? new XMLSerializer().serializeToString(type) + "\\n" : "") + text;
+})(%d)"""
+_IDLE = "new Promise(done => requestIdleCallback(() => done(1), {timeout: 2000}))"
+_SCROLL = """(() => {
+  const before = window.scrollY;
+  window.scrollBy(0, window.innerHeight);
+  return window.scrollY > before;
+})()"""
+_LEFT_BEHIND = "local_storage,indexeddb,cache_storage,file_systems,websql,service_workers"
+_HEIGHT = "Math.ceil(document.documentElement ? document.documentElement.scrollHeight : 0)"
+log = logging.getLogger("gossamer.browser")
+
+
+class BrowserDownloader:
+    """Shows every HTML page in a browser that has no network but our own client: guard, limits and TLS are the same.
+
+    What is no HTML, no success or a redirect is handed on as it came. A browser that dies costs another showing of the
+    document at hand, not another fetch; the second time the page fails with RenderFailed."""
+
+    def __init__(self, settings: Settings, clock: Clock, resolver: Names | None = None) -> None:
+        self._settings, self._clock = settings, clock
+        self.browsers = Browsers(settings, find_chromium(settings.browser_path), _profile(settings))
+        resolver = resolver or Resolver(clock, settings.resolve)
+        self._http = HttpDownloader(settings, clock, resolver)
+        # Headers of the job and of its sites may be credentials: other sites do not get them from a page's scripts.
+        self._other = HttpDownloader(msgspec.structs.replace(settings, headers={}, sites={}), clock, resolver)
+        self._shelf = Shelf(clock)
+
+    async def fetch(self, request: Request) -> Response:
+        """The answer to one request, with the DOM for its body once its scripts have run."""
+        document = await self._http.fetch(_unconditional(request))
+        return await self.show(request, document) if is_shown(document) else document
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+        await self._other.aclose()
+        await self.browsers.aclose()
+
+    async def show(self, request: Request, document: Response) -> Response:
+        """The document after its scripts; the time that waiting for a tab takes does not count."""
+        from playwright.async_api import Error
+
+        left = seconds = max(1.0, self._settings.fetch_seconds - document.elapsed)
+        why = ""
+        for _ in range(2):
+            limit = asyncio.timeout(None)
+            began = self._clock.monotonic()
+            try:
+                async with self.browsers.context() as context, limit:
+                    began = self._clock.monotonic()
+                    limit.reschedule(asyncio.get_running_loop().time() + left)
+                    return await self._shown(context, request, document)
+            except TimeoutError:
+                break
+            except Error as error:
+                why = str(error).partition("\n")[0]
+                left -= self._clock.monotonic() - began
+                if left < AGAIN_SECONDS:
+                    break
+        raise RenderFailed(why or f"its scripts did not end within {seconds:.3g} s")
+
+    async def _shown(self, context: BrowserContext, request: Request, document: Response) -> Response:
+        began = self._clock.monotonic()
+        loads = Loads(
+            document,
+            own=self._http,
+            other=self._other,
+            shelf=self._shelf,
+            settings=self._settings,
+            clock=self._clock,
+        )
+        try:
+            sent = _sent_cookies(request)
+            page, session = await self._clean_page(context, document.url, sent, loads)
+            loads.page = page
+            world = await self._open(page, session, document.url, loads)
+            body = await self._dom(world, loads)
+            if self._settings.screenshots:
+                await self._shoot(page, world, document.url)
+            cookies = await self._set_cookies(context, document.url, sent) if self._settings.cookies else ()
+        finally:
+            loads.close()
+        elapsed = document.elapsed + self._clock.monotonic() - began
+        return as_shown(document, body, loads, elapsed=elapsed, cookies=cookies)
+
+    async def _clean_page(
+        self, context: BrowserContext, url: str, sent: list[dict[str, str]], loads: Loads
+    ) -> tuple[Page, CDPSession]:
+        """An empty page with the cookies of the request, and nothing that earlier pages of its origin left behind."""
+        await context.unroute_all(behavior="ignoreErrors")
+        await context.clear_cookies()
+        if sent:
+            await context.add_cookies([{"name": each["name"], "value": each["value"], "url": url} for each in sent])
+        await context.route("**/*", loads.answer)
+        page = await context.new_page()
+        page.on("popup", lambda popup: popup.close())
+        session = await context.new_cdp_session(page)
+        await session.send("Storage.clearDataForOrigin", {"origin": origin(url), "storageTypes": _LEFT_BEHIND})
+        return page, session
+
+    async def _open(self, page: Page, session: CDPSession, url: str, loads: Loads) -> World:
+        """Show the page and wait for what the settings name; if that does not come in its time, go on without."""
+        from playwright.async_api import Error
+
+        wait = self._settings.browser_wait
+        try:
+            async with asyncio.timeout(self._settings.browser_wait_seconds):
+                try:
+                    await page.goto(
+                        url, wait_until="load" if wait in ("load", "idle") else "domcontentloaded", timeout=0
+                    )
+                except Error:
+                    # It went elsewhere before it was whole. What there is of it is there.
+                    if not loads.elsewhere:
+                        raise
+                if wait not in ("load", "dom", "idle"):
+                    await page.wait_for_selector(f"css={wait}", state="attached", timeout=0)
+                elif wait == "idle":
+                    await self._rest(await World.enter(session), loads)
+        except TimeoutError:
+            pass
+        world = await World.enter(session)
+        for _ in range(self._settings.browser_scroll):
+            if not await world.tell(_SCROLL):
+                break
+            try:
+                async with asyncio.timeout(self._settings.browser_wait_seconds):
+                    await self._rest(world, loads)
+            except TimeoutError:
+                pass
+        return world
+
+    async def _rest(self, world: World, loads: Loads) -> None:
+        """Until nothing is loading any more, and the page's scripts have done what there was to do with it."""
+        before = -1
+        while before != loads.requests:
+            before = loads.requests
+            await loads.quiet(QUIET_SECONDS)
+            await world.tell(_IDLE)
+
+    async def _dom(self, world: World, loads: Loads) -> bytes:
+        limit_bytes = self._settings.max_decoded_bytes
+        text = await world.tell(_DOM % limit_bytes)
+        # Text of the page may hold halves of characters.
+        body = text.encode("utf-8", "replace") if isinstance(text, str) else b""
+        if text is None or len(body) > limit_bytes:
+            raise TooLarge(f"a page of more than {limit_bytes} bytes in the browser")
+        if loads.elsewhere.startswith(("http:", "https:")) and len(loads.elsewhere) <= MAX_TARGET_LENGTH:
+            target = html.escape(loads.elsewhere)
+            body += f'\n<meta http-equiv="refresh" content="0; url={target}">'.encode()
+        return body
+
+    async def _shoot(self, page: Page, world: World, url: str) -> None:
+        from playwright.async_api import Error
+
+        height = min(MAX_SHOT_HEIGHT, max(HEIGHT, int(await world.tell(_HEIGHT) or 0)))
+        clip: Any = {"x": 0, "y": 0, "width": WIDTH, "height": height}
+        try:
+            async with asyncio.timeout(SHOT_SECONDS):
+                png = await page.screenshot(full_page=True, clip=clip, timeout=0)
+            await asyncio.to_thread(_write, shot_path(self._settings.screenshots, url), png)
+        except (Error, TimeoutError, OSError) as error:
+            log.warning("no screenshot of %s: %s", url, str(error).partition("\n")[0] or "it takes too long")
+
+    async def _set_cookies(self, context: BrowserContext, url: str, sent: list[dict[str, str]]) -> Headers:
+        """What scripts and loads have changed of the site's cookies, as the headers that would have done it."""
+        known = {(cookie["name"], cookie["value"]) for cookie in sent}
+        found = []
+        for cookie in await context.cookies(url):
+            name, value = cookie.get("name", ""), cookie.get("value", "")
+            if (name, value) in known:
+                continue
+            parts = [f"{name}={value}", f"Path={cookie.get('path', '/')}"]
+            if (domain := cookie.get("domain", "")).startswith("."):
+                parts.append(f"Domain={domain[1:]}")
+            if (seconds := cookie.get("expires", -1) - self._clock.epoch()) > 0:
+                parts.append(f"Max-Age={int(seconds)}")
+            if cookie.get("secure"):
+                parts.append("Secure")
+            found.append(("set-cookie", "; ".join(parts)))
+        return tuple(found)
+
+
+class World:
+    """A world of scripts beside the page's own, on the same DOM."""
+
+    def __init__(self, session: CDPSession, number: int) -> None:
+        self._session, self._number = session, number
+
+    @classmethod
+    async def enter(cls, session: CDPSession) -> World:
+        tree = await session.send("Page.getFrameTree")
+        made = await session.send("Page.createIsolatedWorld", {"frameId": tree["frameTree"]["frame"]["id"]})
+        return cls(session, made["executionContextId"])
+
+    async def tell(self, expression: str) -> Any:
+        """The value of an expression. A page whose own script never ends does not answer: the caller has a limit."""
+        reply = await self._session.send(
+            "Runtime.evaluate",
+            {
+                "expression": expression,
+                "contextId": self._number,
+                "returnByValue": True,
+                "awaitPromise": True,
+                "timeout": SCRIPT_SECONDS * 1000,
+            },
+        )
+        if "exceptionDetails" in reply:
+            raise RenderFailed(f"the page cannot be read: {reply['exceptionDetails'].get('text', '')}")
+        return reply["result"].get("value")
+
+
+def is_shown(document: Response) -> bool:
+    """Whether an answer is a page for a browser: HTML, whole, and not to be saved as a file."""
+    kind = document.header("content-type").partition(";")[0].strip().lower()
+    return (
+        document.status in (200, 203)
+        and bool(document.body)
+        and kind in ("text/html", "application/xhtml+xml")
+        and not document.header("content-disposition").lstrip().lower().startswith("attachment")
+    )
+
+
+def shot_path(folder: str, url: str) -> Path:
+    """Where the screenshot of a page is kept."""
+    name = host(host_port(url)).strip("[]").replace(":", "_")
+    return Path(folder).expanduser() / name / f"{hashlib.sha1(url.encode(), usedforsecurity=False).hexdigest()}.png"
+
+
+def _profile(settings: Settings) -> dict[str, Any]:
+    return {
+        "user_agent": settings.user_agent,
+        "viewport": {"width": WIDTH, "height": HEIGHT},
+        "service_workers": "block",
+        "accept_downloads": False,
+        "permissions": [],
+    }
+
+
+def _write(path: Path, png: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(f".{os.getpid()}")
+    draft.write_bytes(png)
+    os.replace(draft, path)
+
+
+def _unconditional(request: Request) -> Request:
+    """The request without conditions: a document that is the same as before may show something new."""
+    if not request.headers:
+        return request
+    kept = {n: v for n, v in request.headers.items() if n.lower() not in ("if-none-match", "if-modified-since")}
+    return msgspec.structs.replace(request, headers=kept or None)
+
+
+def _sent_cookies(request: Request) -> list[dict[str, str]]:
+    """The cookies of the request, for the page's scripts and for what it loads."""
+    value = next((v for n, v in (request.headers or {}).items() if n.lower() == "cookie"), "")
+    pairs = (part.strip().partition("=") for part in value.split(";"))
+    return [{"name": name, "value": content} for name, equals, content in pairs if name and equals]
