@@ -37,13 +37,17 @@ GREEDY = """<!doctype html><p>x<script>
 const all = []; setInterval(() => all.push(new Uint8Array(5e7).fill(1)), 20)</script><script src=/silent></script>"""
 
 
+def is_hostile(number: int, hostile: int) -> bool:
+    return bool(hostile) and number % hostile == hostile - 1
+
+
 def kind(target: str, hostile: int) -> tuple[str, bytes]:
     if target == "/app.js":
         return "text/javascript\r\nCache-Control: max-age=600", SCRIPT.encode()
     number = int(target.partition("?")[2] or 0)
     if target.startswith("/data.json"):
         return "application/json", str([number * 1000 + n for n in range(200)]).encode()
-    if hostile and number % hostile == hostile - 1:
+    if is_hostile(number, hostile):
         return "text/html", (ENDLESS if number // hostile % 2 else GREEDY).encode()
     return "text/html", PAGE.encode()
 
@@ -82,7 +86,7 @@ async def run(pages: int, tabs: int, hostile: int) -> None:
     values = {"allow_private": True, "resolve": ["*.test=127.0.0.1"], "fetch_seconds": 30, "browser_tabs": tabs}
     downloader = BrowserDownloader(build(values), SystemClock())
     numbers = iter(range(pages))
-    done = whole = failed = most_processes = 0
+    done = whole = failed = good_failed = most_processes = 0
     most_bytes = 0
     began = time.monotonic()
 
@@ -98,7 +102,7 @@ async def run(pages: int, tabs: int, hostile: int) -> None:
         )
 
     async def tab() -> None:
-        nonlocal done, whole, failed
+        nonlocal done, whole, failed, good_failed
         for number in numbers:
             try:
                 url = f"http://site{number % 20}.test:{port}/page?{number}"
@@ -106,6 +110,7 @@ async def run(pages: int, tabs: int, hostile: int) -> None:
                 whole += response.body.count(b"and its words") == 200
             except RenderFailed:
                 failed += 1
+                good_failed += not is_hostile(number, hostile)
             done += 1
             if done == pages // 2:
                 for chromium in list(downloader.browsers._all):
@@ -118,9 +123,8 @@ async def run(pages: int, tabs: int, hostile: int) -> None:
     browsers, seconds = downloader.browsers, time.monotonic() - began
     bad = pages // hostile if hostile else 0
     left = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-    print(
-        f"{whole} of {pages - bad} good pages whole; of {bad} hostile ones {failed} failed, the others ended otherwise"
-    )
+    print(f"{whole} of {pages - bad} good pages whole, {good_failed} failed")
+    print(f"{failed - good_failed} of {bad} hostile pages failed")
     print(f"most: {most_processes} processes, {most_bytes / 2**20:.0f} MB; {browsers.started} browsers started")
     print(f"replaced because: {', '.join(browsers.replaced)}")
     print(f"child processes left: {len(left)}; {pages / seconds:.2f} pages a second")
