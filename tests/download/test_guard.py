@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import random
+from typing import Any
 
 import pytest
 
@@ -61,7 +62,7 @@ class Recording(HttpDownloader):
 
     async def aclose(self) -> None: ...
 
-    def _build(self, pins: dict[str, str], proxy: int | None = None) -> None:
+    def _build(self, pins: dict[str, str], proxy: Any = None) -> None:
         self.pinned.append(pins)
         raise ConnectFailed("this downloader does not connect")
 

@@ -80,3 +80,14 @@ def test_what_was_sent_is_told_without_its_secrets(monkeypatch: pytest.MonkeyPat
     told = dict(made.all_of(own))
     assert [told[name] for name in ("x-key", "x-own", "x-more", "x-plain")] == ["withheld"] * 3 + ["y"]
     assert "t0ken" not in str(made.all_of(None))
+
+
+def test_passwords_and_header_sets_are_withheld_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H66: what a site's `auth` and a session's headers bring from the environment is in no archive."""
+    sites = {"a.test": {"auth": "me:${TOKEN}"}}
+    made = outgoing(monkeypatch, sites=sites, header_sets=[{"X-Set": "${TOKEN}"}])
+    sent = made.for_request(Request(url="https://a.test/", headers={"x-set": "t0ken", "x-plain": "p"}))
+    assert sent is not None
+    kept = dict(made.all_of(sent))
+    assert kept["x-plain"] == "p"
+    assert not [value for value in kept.values() if "t0ken" in value or "bWU6" in value]

@@ -10,7 +10,7 @@ from gossamer.clock import ManualClock
 from gossamer.errors import Unavailable
 from gossamer.frontier.journal import MemoryJournal, Past
 from gossamer.frontier.local import LocalFrontier, open_memory
-from gossamer.model import Request
+from gossamer.model import Request, SiteNote
 from gossamer.settings import Settings
 from gossamer.testing.harness import keys, note, outcome, outcomes, page, pages
 
@@ -120,3 +120,20 @@ def test_steering_and_answers_to_people() -> None:
         assert await frontier.lookup("http://nowhere.example/") is None
 
     play(scene)
+
+
+def test_cookies_are_kept_for_workers_and_shown_to_nobody() -> None:
+    """H66: the memo of a site is readable, the cookies in it are not."""
+
+    async def main() -> None:
+        frontier = open_memory(Settings(), clock=ManualClock(), secret=b"k" * 16)
+        await frontier.add([Request("http://a.test/", key=1, site="a.test")])
+        (lease,) = (await frontier.lease(1, batch=1, seconds=60)).leases
+        kept = {"cookies": [1.0, [["a", "hush", "a.test", "/", 1, None]]], "failures": 2}
+        await frontier.complete([], notes=[SiteNote(site="a.test", lane=lease.lane, token=lease.token, memo=kept)])
+        assert "hush" not in repr(await frontier.sites())
+        assert "'failures': 2" in repr(await frontier.sites())
+        await frontier.release([lease])
+        await frontier.aclose()
+
+    asyncio.run(main())

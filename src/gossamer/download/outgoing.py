@@ -52,8 +52,10 @@ class Outgoing:
             if own.auth
         }
         self._secrets = {name: expand(f"${{{name}}}", source="secrets") for name in settings.secrets}
-        written = [settings.headers, *(own.headers for own in settings.sites.values() if own.headers)]
+        written = [settings.headers, *(own.headers for own in settings.sites.values()), *settings.header_sets]
         self._hidden = {name.lower() for headers in written for name, value in headers.items() if "${" in value}
+        if self._auths:
+            self._hidden.add("authorization")
         self._always = self._shown(self.everywhere)
 
     def all_of(self, own: HeaderMap | None) -> Headers:

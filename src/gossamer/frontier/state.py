@@ -227,7 +227,8 @@ class State:
             "lanes": len(site.lanes),
             "hold": max(0.0, site.hold_until - self.clock.monotonic()),
             "closed": site.closed,
-            "memo": site.memo,
+            # Whoever has a site's cookies is logged in there.
+            "memo": {name: "(kept)" if name == "cookies" else value for name, value in site.memo.items()},
         }
 
     def inspect(self, site: Site) -> dict[str, Any]:
