@@ -61,20 +61,20 @@ if point == "handled":
     Handler.handle = handle_and_die
 
 if point in ("torn", "written"):
-    from gossamer.sink import jsonl
-    store = jsonl.JsonlSink._store
+    from gossamer.sink.appended import AppendedFiles
+    store = AppendedFiles._append
 
     def store_and_die(self, parts):
         if point == "torn" and left == 1:
             half = parts["pages.jsonl"][: len(parts["pages.jsonl"]) // 2]
-            os.pwrite(self._files["pages.jsonl"], half, self._marks["pages.jsonl"])
+            os.pwrite(self._files["pages.jsonl"], half, self.marks["pages.jsonl"])
         else:
             store(self, parts)
         here()
         if point == "torn" and left == 0:
             store(self, parts)
 
-    jsonl.JsonlSink._store = store_and_die
+    AppendedFiles._append = store_and_die
 
 if point in ("inserted", "committed"):
     class Connection(sqlite3.Connection):

@@ -291,11 +291,17 @@ class Cluster:
         places = [f"127.0.0.1:{node.port}" for node in self.nodes]
         self._ask("--cluster", "create", *places, "--cluster-replicas", str(replicas), "--cluster-yes")
         until(self._is_whole)
+        # A replica that has not heard from its primary yet cannot take its place.
+        until(lambda: all("master_link_status:down" not in self._ask("-p", str(n.port), "info") for n in self.nodes))
 
     def _node(self) -> RedisServer:
         return self._stack.enter_context(
             RedisServer(
-                cluster_enabled="yes", cluster_node_timeout="2000", appendonly="yes", cluster_config_file="n.conf"
+                cluster_enabled="yes",
+                cluster_node_timeout="2000",
+                appendonly="yes",
+                cluster_config_file="n.conf",
+                repl_diskless_sync_delay="0",
             )
         )
 

@@ -127,8 +127,11 @@ class FolderJournal:
 
     async def fetch(self, numbers: Sequence[int], visits: Mapping[int, int]) -> None:
         """Read requests, so that `load` has them at hand: until the next `load`."""
-        requests = await self._owner.read(self._requests, numbers, visits)
-        self._at_hand.update(zip(numbers, requests, strict=True))
+        self._at_hand.update(zip(numbers, await self.read(numbers, visits), strict=True))
+
+    async def read(self, numbers: Sequence[int], visits: Mapping[int, int]) -> list[Request]:
+        """Requests as they were written down, read in a thread."""
+        return await self._owner.read(self._requests, numbers, visits)
 
     def _requests(self, numbers: Sequence[int], visits: Mapping[int, int]) -> list[Request]:
         found = []

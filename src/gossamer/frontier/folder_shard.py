@@ -111,6 +111,9 @@ class Shard(LocalFrontier):
             return grant
         return Grant()
 
+    async def _read(self, numbers: Sequence[int]) -> list[Request]:
+        return await self.journal.read(numbers, self._state.visits)
+
     async def _lease_at_hand(
         self, limit: int, batch: int, seconds: float, worker: str, *, suspect: bool, over_share: bool
     ) -> Grant:

@@ -74,7 +74,7 @@ class LocalFrontier:
         due: dict[int, float] = {}
         for first in range(0, len(waiting), _SLICE):
             some = [number for number in waiting[first : first + _SLICE] if number in state.visits]
-            for number, request in zip(some, self._journal.load(some, state.visits), strict=True):
+            for number, request in zip(some, await self._read(some), strict=True):
                 if (hint := hints.get(request.key)) is None:
                     continue
                 wait = recrawl.hastened(recrawl.read(request.state), hint, state.settings, now=epoch)
@@ -84,6 +84,10 @@ class LocalFrontier:
             await asyncio.sleep(0)
         if due:
             state.schedule.hasten(site, due)
+
+    async def _read(self, numbers: Sequence[int]) -> list[Request]:
+        """Requests as they were written down, to look at."""
+        return self._journal.load(numbers, self._state.visits)
 
     async def _write(self, change: Change) -> Sequence[int]:
         """Write a change; if that fails, nothing of it has happened."""
