@@ -203,6 +203,16 @@ class FleetCrawl:
         self.stats.failures = counts.failed
         return counts
 
+    async def _last_counts(self) -> Counts:
+        """The frontier at the end; one that fails over just then is waited for, as workers do."""
+        for wait in (1.0, 2.0, 4.0, 8.0, 16.0):
+            try:
+                return await self.counts()
+            except Unavailable as error:
+                log.warning("waiting for the frontier: %s", error)
+                await asyncio.sleep(wait)
+        return await self.counts()
+
     async def run(self) -> Summary:
         """Run to the end, then gather what was stored: here by this machine's workers, in a shared place by all."""
         frontier = self._frontier = await open_fleet(
@@ -230,9 +240,9 @@ class FleetCrawl:
             if self._stop_wanted:
                 self._supervisor.stop()
             await self._supervisor.run()
-            counts = await self.counts()
             await export(self.folder)
             finish_archives(self.settings, self.folder)
+            counts = await self._last_counts()
             state: JobState = counts.job
             return Summary(state, counts, self.stats, {}, self._stop_wanted)
         finally:

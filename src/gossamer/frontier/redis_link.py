@@ -90,11 +90,15 @@ class Link:
             if not heard.done():
                 # Shielded: whoever waits here is cancelled often, and a call of the library may swallow that.
                 server = await self.at(key)
-                if int(await asyncio.shield(server.hget(key, "news")) or 0) > seen:
+                asked = asyncio.ensure_future(server.hget(key, "news"))
+                asked.add_done_callback(_passed_over)
+                if int(await asyncio.shield(asked) or 0) > seen:
                     return
             await heard
         finally:
             waiting.remove((seen, heard))
+            if heard.done():
+                _passed_over(heard)
 
     async def _listen(self) -> None:
         listener: Any = None
@@ -136,6 +140,12 @@ class Link:
             self._listening.cancel()
             await asyncio.wait((self._listening,))
         await self.redis.aclose()
+
+
+def _passed_over(done: asyncio.Future[Any]) -> None:
+    """Take note of a failure that nobody may be left to hear of."""
+    if not done.cancelled():
+        done.exception()
 
 
 class Links:
