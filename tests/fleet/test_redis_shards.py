@@ -389,6 +389,7 @@ def test_a_call_in_a_slot_that_is_on_its_way_changes_nothing(cluster: Cluster) -
     asyncio.run(run())
 
 
+@pytest.mark.long
 def test_f31_the_replica_of_a_node_that_dies_takes_its_place(redis_server: RedisServer, tmp_path: Path) -> None:
     folder = tmp_path / "job"
     with (

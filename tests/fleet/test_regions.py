@@ -168,7 +168,13 @@ def test_sites_move_to_the_region_that_is_near_them_and_stay_there(server: Redis
 
 
 @pytest.mark.parametrize(
-    ("place", "region_by"), [("redis", "rules"), ("redis", "auto"), ("folder", "rules")], indirect=["place"]
+    ("place", "region_by"),
+    [
+        ("redis", "rules"),
+        pytest.param("redis", "auto", marks=pytest.mark.long),
+        pytest.param("folder", "rules", marks=pytest.mark.long),
+    ],
+    indirect=["place"],
 )
 def test_a_region_whose_worker_died_waits_under_rules_and_is_taken_over_under_auto(
     place: RedisServer | Place, tmp_path: Path, region_by: str
