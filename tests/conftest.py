@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -127,3 +127,16 @@ def _children() -> dict[int, str]:
             if name and "multiprocessing" not in name:
                 found[int(pid)] = name
     return found
+
+
+@pytest.fixture
+def empty_databases() -> Callable[..., list[str]]:
+    """Makes empty databases with these names on a server; their addresses."""
+
+    def make(server: SqlServer, *names: str) -> list[str]:
+        for name in names:
+            server.ask(f"DROP DATABASE IF EXISTS {name}")
+            server.ask(f"CREATE DATABASE {name}")
+        return [server.url.removesuffix("gossamer") + name for name in names]
+
+    return make

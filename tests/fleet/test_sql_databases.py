@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,13 +32,8 @@ def running(request: pytest.FixtureRequest) -> SqlServer:
 
 
 @pytest.fixture
-def places(running: SqlServer) -> list[str]:
-    """The addresses of three empty databases."""
-    found = []
-    for name in ("one", "two", "three"):
-        running.ask(f"DROP DATABASE IF EXISTS {name}")
-        running.ask(f"CREATE DATABASE {name}")
-        found.append(running.url.removesuffix("gossamer") + name)
+def places(running: SqlServer, empty_databases: Callable[..., list[str]]) -> list[str]:
+    found = empty_databases(running, "one", "two", "three")
     if running.scheme == "postgresql":
         # Any password is taken there; the user in MariaDB has none.
         found = [url.replace("@", ":open-sesame@") for url in found]

@@ -32,14 +32,8 @@ def running(request: pytest.FixtureRequest) -> SqlServer:
 
 
 @pytest.fixture
-def places(running: SqlServer) -> list[str]:
-    """The addresses of three empty databases."""
-    found = []
-    for name in ("first", "second", "third"):
-        running.ask(f"DROP DATABASE IF EXISTS {name}")
-        running.ask(f"CREATE DATABASE {name}")
-        found.append(running.url.removesuffix("gossamer") + name)
-    return found
+def places(running: SqlServer, empty_databases: Callable[..., list[str]]) -> list[str]:
+    return empty_databases(running, "first", "second", "third")
 
 
 def good(fleet: Fleet, url: str) -> Request:
