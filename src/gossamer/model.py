@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -253,6 +253,15 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     finished: bool = False
     changes: int = 0
     """Grows with everything that may bring work: what is finished twice with the same number is finished."""
+
+
+class Finding(NamedTuple):
+    """What a check-up found of one thing; `mend` says what to do where it is not good."""
+
+    subject: str
+    state: Literal["good", "weak", "bad"]
+    says: str
+    mend: str = ""
 
 
 class Pulse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

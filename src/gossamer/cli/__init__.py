@@ -30,6 +30,7 @@ PLACES = {
     "export": "cli.fleet:export",
     "why": "cli.why:why",
     "audit": "cli.audit:audit",
+    "doctor": "cli.doctor:doctor",
     "simweb": "sim.command:simweb",
 }
 """Where each command is, in the order of the help."""
