@@ -30,6 +30,7 @@ PLACES = {
     "export": "cli.fleet:export",
     "why": "cli.why:why",
     "audit": "cli.audit:audit",
+    "report": "cli.report:report",
     "doctor": "cli.doctor:doctor",
     "simweb": "sim.command:simweb",
 }

@@ -17,6 +17,7 @@ from click.core import ParameterSource
 from gossamer import job as jobs
 from gossamer.cli.exits import Exit
 from gossamer.cli.options import given, region_option, settings_options, shards_option
+from gossamer.cli.report import leave_report
 from gossamer.cli.start import read_lines, read_settings
 from gossamer.cli.start import run as run_loop
 from gossamer.cli.summary import summary_lines
@@ -84,6 +85,8 @@ def crawl(
         run = Crawl(folder, settings, first_urls, in_memory=frontier == "memory:")
     jobs.save_settings(folder, settings)
     summary = run_loop(_crawl(run, quiet))
+    if run.folder is not None:
+        leave_report(run.folder)
     if as_json:
         put(f"{json.dumps(_as_json(summary, run.folder))}\n".encode())
     if not quiet:

@@ -10,6 +10,7 @@ from pathlib import Path
 from gossamer.cli import advice, figures
 from gossamer.cli.terminal import plain
 from gossamer.job import Summary
+from gossamer.report.rows import REPORT
 from gossamer.settings import Settings
 from gossamer.sink import csv as csv_files
 from gossamer.sink.jsonl import ITEMS, PAGES, SUFFIXES
@@ -111,7 +112,8 @@ def _files(summary: Summary, folder: Path | None) -> list[tuple[str, str]]:
     if folder is None:
         return [("files", "none: the crawl was in memory")]
     items = [item for _, item in _OUTPUT] if summary.stats.items else []
-    there = [folder / name for name in (*(page for page, _ in _OUTPUT), *items, ARCHIVE) if (folder / name).exists()]
+    names = (*(page for page, _ in _OUTPUT), *items, ARCHIVE, REPORT)
+    there = [folder / name for name in names if (folder / name).exists()]
     return [("files", ", ".join(map(str, there or [folder])))]
 
 
