@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Hashable
 from math import floor, log2
 from typing import Generic, TypeVar
-from urllib.parse import urlsplit
 
 from gossamer import urls
 from gossamer.model import PageRow
@@ -124,5 +123,5 @@ class Tally:
 
 def _section(url: str) -> str:
     """The first part of the path, by which pages of one site are told apart."""
-    first = urlsplit(url).path.strip("/").partition("/")
-    return f"/{first[0][:_NODE_LENGTH]}/" if first[1] else "/"
+    parts = url.split("/", 4)
+    return f"/{parts[3][:_NODE_LENGTH]}/" if len(parts) == 5 else "/"
