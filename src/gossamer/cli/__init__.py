@@ -8,7 +8,8 @@ from gossamer.cli.audit import audit
 from gossamer.cli.compact import compact
 from gossamer.cli.crawl import crawl, worker
 from gossamer.cli.exits import Exit
-from gossamer.cli.fleet import export, submit
+from gossamer.cli.export import export
+from gossamer.cli.fleet import submit
 from gossamer.cli.init import init
 from gossamer.cli.look import fetch, shell
 from gossamer.cli.scale import scale
