@@ -60,7 +60,7 @@ def export(*arguments: object, code: int = 0) -> str:
     return done.stdout if code == 0 else done.stderr
 
 
-@pytest.mark.parametrize("sink", ["jsonl", "jsonl:zstd", "jsonl:gzip", "csv", "sqlite", "segments"])
+@pytest.mark.parametrize("sink", ["jsonl", "jsonl:zstd", "jsonl:gzip", "csv", "sqlite", "segments", "parquet"])
 def test_a_job_is_exported_whichever_sink_kept_it(tmp_path: Path, sink: str) -> None:
     store(tmp_path, sink, [record(number) for number in range(10)], [record(4, 2, title="=later")])
     expected = sorted([page(number) for number in range(10) if number != 4] + [page(4, title="=later")], key=str)
@@ -70,14 +70,15 @@ def test_a_job_is_exported_whichever_sink_kept_it(tmp_path: Path, sink: str) -> 
     assert dict(zip(*found, strict=True))["title"] == "'=later"
 
 
-def test_every_visit_or_only_the_last(tmp_path: Path) -> None:
-    store(tmp_path, "segments", [record(1), record(2)], [record(1, 7)], [record(1, 7)])
+@pytest.mark.parametrize("sink", ["segments", "parquet"])
+def test_every_visit_or_only_the_last(tmp_path: Path, sink: str) -> None:
+    store(tmp_path, sink, [record(1), record(2)], [record(1, 7)], [record(1, 7)])
     assert len(export(tmp_path, "--format", "urls").split()) == 2
     assert len(export(tmp_path, "--format", "urls", "--all-visits").split()) == 3
 
 
 def test_items_are_those_of_the_pages_that_are_asked_for(tmp_path: Path) -> None:
-    store(tmp_path / "a", "segments", [record(number) for number in range(10)])
+    store(tmp_path / "a", "parquet", [record(number) for number in range(10)])
     store(tmp_path / "b", "jsonl", [record(number) for number in range(10)])
     said = export(tmp_path / "a", "--format", "items", "--where", "status=404", "--where", "depth>0")
     assert [json.loads(line)["n"] for line in said.splitlines()] == [3, 6, 9]
