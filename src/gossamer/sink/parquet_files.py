@@ -26,10 +26,12 @@ except ImportError as missing:
 
 FOLDER, PAGES, ITEMS, SUFFIX, LOG = "parquet", "pages", "items", ".parquet", ".jsonl"
 ROW_GROUP = 65_536
+WRITING = {"compression": "zstd", "write_page_index": True}
 _DECODED = 8192
 _TYPES = {int: pa.int64(), float: pa.float64()}
 _TIME = pa.timestamp("us", tz="UTC")
 _PAGE_FIELDS = tuple(field.name for field in msgspec.structs.fields(PageRow))
+_PLACE_FIELDS = ("warc_file", "warc_offset", "warc_length", "warc_revisit")
 PAGE_SCHEMA = pa.schema(
     [
         *(("key", pa.int64()), ("token", pa.int64()), ("site", pa.string())),
@@ -68,6 +70,12 @@ class Row(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     warc: Place | None = None
 
 
+class PlacedRecord(Record, frozen=True, gc=False, kw_only=True):
+    """A visit as it is read back, with its place in the archive."""
+
+    warc: Place | None = None
+
+
 class _RawRow(Row, frozen=True, gc=False):
     items: tuple[msgspec.Raw, ...] = ()
 
@@ -98,7 +106,7 @@ def page_batch(rows: Sequence[Row]) -> pa.RecordBatch:
     for name in _PAGE_FIELDS:
         columns[name] = [_value(getattr(row.page, name)) for row in rows]
     columns["fetched_at"] = [round(row.page.fetched_at * 1e6) for row in rows]
-    for number, name in enumerate(("warc_file", "warc_offset", "warc_length", "warc_revisit")):
+    for number, name in enumerate(_PLACE_FIELDS):
         columns[name] = [row.warc[number] if row.warc else None for row in rows]
     return _batch(columns, PAGE_SCHEMA)
 
@@ -247,7 +255,7 @@ class Snapshot:
             yield from _joined(path, self._folder / ITEMS / path.relative_to(self._folder / PAGES))
         for row in self._rows():
             of_page = tuple(msgspec.json.decode(item) for item in row.items)
-            yield Record(key=row.key, token=row.token, page=row.page, items=of_page)
+            yield PlacedRecord(key=row.key, token=row.token, page=row.page, items=of_page, warc=row.warc)
 
     def _rows(self) -> Iterator[Row]:
         for log, file, size in self._logs:
@@ -259,7 +267,7 @@ def _joined(pages: Path, items: Path) -> Iterator[Record]:
     of_page = _items_of(items)
     waiting = next(of_page, None)
     file = pq.ParquetFile(pages)
-    names = [name for name in ("key", "token", *_PAGE_FIELDS) if name in file.schema_arrow.names]
+    names = [name for name in ("key", "token", *_PAGE_FIELDS, *_PLACE_FIELDS) if name in file.schema_arrow.names]
     for batch in file.iter_batches(_DECODED, columns=names):
         # pyarrow gives moments as datetimes, which would want another package for their nanoseconds.
         at = batch.schema.get_field_index("fetched_at")
@@ -267,13 +275,15 @@ def _joined(pages: Path, items: Path) -> Iterator[Record]:
         for row in batch.to_pylist():
             key, token = row.pop("key"), row.pop("token")
             row["fetched_at"] /= 1e6
+            place = [row.pop(name, None) for name in _PLACE_FIELDS]
+            warc = Place(*place) if place[0] is not None else None
             page = PageRow(**{name: value for name, value in row.items() if value is not None})
             found = []
             # Both files are in the order of the log.
             while waiting is not None and waiting[0] == (key, token):
                 found.append(waiting[1])
                 waiting = next(of_page, None)
-            yield Record(key=key, token=token, page=page, items=tuple(found))
+            yield PlacedRecord(key=key, token=token, page=page, items=tuple(found), warc=warc)
 
 
 def _items_of(path: Path) -> Iterator[tuple[tuple[int, int], Any]]:
@@ -329,4 +339,4 @@ def _write(table: pa.Table, path: Path) -> None:
 
 def write_table(table: pa.Table, file: Any) -> None:
     """The table as a Parquet file, in row groups."""
-    pq.write_table(table, file, compression="zstd", row_group_size=ROW_GROUP, write_page_index=True)
+    pq.write_table(table, file, row_group_size=ROW_GROUP, **WRITING)
