@@ -27,7 +27,7 @@ PLACES = {
     "scale": "cli.scale:scale",
     "spread": "cli.spread:spread",
     "compact": "cli.compact:compact",
-    "export": "cli.fleet:export",
+    "export": "cli.export:export",
     "why": "cli.why:why",
     "audit": "cli.audit:audit",
     "report": "cli.report:report",

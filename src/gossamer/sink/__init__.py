@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -43,6 +44,7 @@ KINDS: Mapping[str, Kind] = {
     "csv": Kind("gossamer.sink.csv:open_csv", ("csv",)),
     "sqlite": Kind("gossamer.sink.sqlite:open_sqlite", ("sqlite", "sqlite:/path")),
     "warc": Kind("gossamer.sink.warc:open_warc", ("warc", "warc:/path"), keeps_pages=True),
+    "parquet": Kind("gossamer.sink.parquet:open_parquet", ("parquet", "parquet:/path", "parquet?by=day,site")),
     "folder": Kind("gossamer.sink.tree:open_tree", ("folder:/path",), keeps_pages=True),
 }
 
@@ -52,10 +54,14 @@ def check_sinks(names: Sequence[str]) -> None:
     if len(set(names)) < len(names):
         raise ConfigError("sink: the same one is named twice")
     for name in names:
-        kind, _, target = name.partition(":")
+        kind, target = _parted(name)
         own = KINDS.get(kind)
         if own is None:
             _find(name)
+        elif kind == "parquet":
+            from gossamer.sink.parquet import read_target
+
+            read_target(target)
         elif kind == "jsonl" and target.startswith("/"):
             continue
         elif not any(_fits(name, form) for form in own.forms):
@@ -67,7 +73,7 @@ def keeps_pages(names: Sequence[str]) -> bool:
     return any(
         own.keeps_pages if (own := KINDS.get(kind)) else bool(getattr(_find(name), "keeps_pages", False))
         for name in names
-        for kind in (name.partition(":")[0],)
+        for kind in (_parted(name)[0],)
     )
 
 
@@ -87,21 +93,34 @@ def open_sinks(settings: Settings, folder: Path, marks: Mapping[str, int]) -> li
     check_sinks(names)
     if shared_folder(names) is not None:
         raise ConfigError("jsonl:/path is for a fleet's workers", hint="on one machine, --job /path keeps it all there")
-    return [_open(name, folder, settings, marks=marks) for name in names]
+    return _joined([_open(name, folder, settings, marks=marks) for name in names])
 
 
 def fleet_sinks(settings: Settings, folder: Path, worker: str) -> list[Sink]:
     """What a worker of a fleet opens beside its segments, which stand for `jsonl`."""
     names = [name for name in settings.sink if name.partition(":")[0] != "jsonl"]
-    return [_open(name, folder, settings, worker=worker) for name in names]
+    return _joined([_open(name, folder, settings, worker=worker) for name in names])
+
+
+def _joined(sinks: list[Sink]) -> list[Sink]:
+    """Those that say where they put pages come before those that write it down, which are told of them."""
+    archives = [sink for sink in sinks if hasattr(sink, "placed")]
+    for sink in sinks:
+        if hasattr(sink, "archives"):
+            sink.archives = archives
+    return sorted(sinks, key=lambda sink: hasattr(sink, "archives"))
 
 
 def finish_archives(settings: Settings, folder: Path) -> None:
-    """At the end of a fleet's job: finish the WARC files that killed workers of this machine left open.
+    """At the end of a fleet's job: finish the WARC and Parquet files that killed workers of this machine left open.
 
     Not those of others: a shared folder may have no locks, and then a living worker looks like a dead one."""
     for name in settings.sink:
-        kind, _, target = name.partition(":")
+        kind, target = _parted(name)
+        if kind == "parquet":
+            from gossamer.sink.parquet import finish_left_logs
+
+            finish_left_logs(target, folder, os.uname().nodename)
         if kind == "warc":
             from gossamer.sink.warc import FOLDER, finish_left, left_open
 
@@ -113,13 +132,13 @@ def finish_archives(settings: Settings, folder: Path) -> None:
 def _open(
     name: str, folder: Path, settings: Settings, *, marks: Mapping[str, int] | None = None, worker: str = ""
 ) -> Sink:
-    target = name.partition(":")[2]
+    target = _parted(name)[1]
     return _find(name)(Opening(target=target, folder=folder, settings=settings, marks=marks, worker=worker))
 
 
 def _find(name: str) -> Opens:
     """What opens a sink of this name: ours, or one that an installed package offers."""
-    kind = name.partition(":")[0]
+    kind = _parted(name)[0]
     if kind in KINDS:
         module, _, function = KINDS[kind].code.partition(":")
         opens: Opens = getattr(import_module(module), function)
@@ -131,6 +150,12 @@ def _find(name: str) -> Opens:
     raise ConfigError(
         f"sink {name!r}: there is no such sink", hint=f"there are {forms}, and what installed packages offer as {GROUP}"
     )
+
+
+def _parted(name: str) -> tuple[str, str]:
+    """The kind of a sink, and what stands behind it: a place, options, or both."""
+    found = re.match(r"([^:?]*):?(.*)", name, re.DOTALL)
+    return (found[1], found[2]) if found else (name, "")
 
 
 def _fits(name: str, form: str) -> bool:

@@ -40,6 +40,8 @@ class Placed(NamedTuple):
     file: str
     offset: int
     length: int
+    is_revisit: bool = False
+    """Whether the body is not there, but in a record before it."""
 
 
 class WarcSink:
@@ -61,6 +63,8 @@ class WarcSink:
     ) -> None:
         self._folder = folder
         self._home = home or folder
+        self.where = self._mark(folder)
+        """The folder, as the job's files name it."""
         self._prefix = quote(prefix, safe="")
         self._max_bytes = max_bytes
         self._about = about
@@ -227,7 +231,9 @@ class _File:
     ) -> None:
         answer, members = made
         if answer is not None:
-            place = placed[record.key, record.token] = Placed(self.path.name, self.end, len(members[0]))
+            place = placed[record.key, record.token] = Placed(
+                self.path.name, self.end, len(members[0]), answer.is_revisit
+            )
             capture = warc_index.Capture(
                 url=answer.url,
                 mime="warc/revisit" if answer.is_revisit else answer.mime,
