@@ -15,6 +15,7 @@ import msgspec
 from click.core import ParameterSource
 
 from gossamer import job as jobs
+from gossamer.addresses import masked
 from gossamer.cli.exits import Exit
 from gossamer.cli.options import given, region_option, settings_options, shards_option
 from gossamer.cli.report import leave_report
@@ -24,7 +25,7 @@ from gossamer.cli.summary import summary_lines
 from gossamer.cli.terminal import log_to_stderr, put, say
 from gossamer.engine.supervisor import FATAL
 from gossamer.errors import ConfigError, JobMissing, OwnerGone, SchemaMismatch
-from gossamer.fleet import SCHEMES, FleetCrawl, join_fleet, masked
+from gossamer.fleet import SCHEMES, FleetCrawl, join_fleet
 from gossamer.job import Crawl, Summary
 from gossamer.member import die_with_parent, join
 

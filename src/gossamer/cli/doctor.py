@@ -12,13 +12,14 @@ from rich.text import Text
 
 from gossamer import checkup, urls
 from gossamer import job as jobs
+from gossamer.addresses import masked
 from gossamer.cli.exits import Exit
 from gossamer.cli.options import some_settings
 from gossamer.cli.start import read_settings, run
 from gossamer.cli.terminal import plain, put
 from gossamer.clock import SystemClock
 from gossamer.errors import ConfigError
-from gossamer.fleet import SCHEMES, masked
+from gossamer.fleet import SCHEMES
 from gossamer.frontier.condition import condition
 from gossamer.model import Finding
 from gossamer.settings import Settings

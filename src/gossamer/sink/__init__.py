@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gossamer.addresses import has_password, masked
 from gossamer.errors import ConfigError, SinkError, SinkFull
 from gossamer.settings import Settings
 from gossamer.sink.base import Opening, Opens, Sink
@@ -22,11 +24,14 @@ __all__ = [
     "check_sinks",
     "finish_archives",
     "fleet_sinks",
+    "is_shared",
     "keeps_pages",
     "open_sinks",
     "shared_folder",
     "tree_folder",
+    "wants_segments",
 ]
+log = logging.getLogger("gossamer.sink")
 GROUP = "gossamer.sinks"
 """The entry points that name the sinks of other packages."""
 
@@ -37,6 +42,12 @@ class Kind(NamedTuple):
     code: str
     forms: tuple[str, ...]
     keeps_pages: bool = False
+    is_shared: bool = False
+    """Whether it is on a server, so that workers of all machines write to the same one."""
+
+
+_MYSQL, _POSTGRESQL = "gossamer.sink.mysql:open_mysql", "gossamer.sink.postgresql:open_postgresql"
+_STREAM = "gossamer.sink.stream:open_stream"
 
 
 KINDS: Mapping[str, Kind] = {
@@ -46,6 +57,12 @@ KINDS: Mapping[str, Kind] = {
     "warc": Kind("gossamer.sink.warc:open_warc", ("warc", "warc:/path"), keeps_pages=True),
     "parquet": Kind("gossamer.sink.parquet:open_parquet", ("parquet", "parquet:/path", "parquet?by=day,site")),
     "folder": Kind("gossamer.sink.tree:open_tree", ("folder:/path",), keeps_pages=True),
+    "mysql": Kind(_MYSQL, ("mysql://user@host/database",), is_shared=True),
+    "mariadb": Kind(_MYSQL, ("mariadb://user@host/database",), is_shared=True),
+    "postgresql": Kind(_POSTGRESQL, ("postgresql://user@host/database",), is_shared=True),
+    "postgres": Kind(_POSTGRESQL, ("postgres://user@host/database",), is_shared=True),
+    "redis+stream": Kind(_STREAM, ("redis+stream://host:port/0?stream=NAME",), is_shared=True),
+    "rediss+stream": Kind(_STREAM, ("rediss+stream://host:port/0?stream=NAME",), is_shared=True),
 }
 
 
@@ -65,7 +82,9 @@ def check_sinks(names: Sequence[str]) -> None:
         elif kind == "jsonl" and target.startswith("/"):
             continue
         elif not any(_fits(name, form) for form in own.forms):
-            raise ConfigError(f"sink {name!r}: there is no such sink", hint=f"it is written {' or '.join(own.forms)}")
+            raise ConfigError(
+                f"sink {masked(name)!r}: there is no such sink", hint=f"it is written {' or '.join(own.forms)}"
+            )
 
 
 def keeps_pages(names: Sequence[str]) -> bool:
@@ -75,6 +94,18 @@ def keeps_pages(names: Sequence[str]) -> bool:
         for name in names
         for kind in (_parted(name)[0],)
     )
+
+
+def is_shared(names: Sequence[str]) -> bool:
+    """Whether workers of several machines can write to these: some are on servers, and none is of one machine alone."""
+    kinds = [(name, _is_on_a_server(name)) for name in names]
+    places = tuple(f"{kind}:/" for kind in ("warc", "folder", "jsonl", "parquet"))
+    return any(shared for _, shared in kinds) and all(shared or name.startswith(places) for name, shared in kinds)
+
+
+def wants_segments(names: Sequence[str]) -> bool:
+    """Whether a fleet's workers write segments: not where servers have all that was asked for."""
+    return not is_shared(names) or any(name.partition(":")[0] == "jsonl" for name in names)
 
 
 def tree_folder(names: Sequence[str]) -> Path | None:
@@ -132,8 +163,16 @@ def finish_archives(settings: Settings, folder: Path) -> None:
 def _open(
     name: str, folder: Path, settings: Settings, *, marks: Mapping[str, int] | None = None, worker: str = ""
 ) -> Sink:
-    target = _parted(name)[1]
-    return _find(name)(Opening(target=target, folder=folder, settings=settings, marks=marks, worker=worker))
+    kind, target = _parted(name)
+    if has_password(name):
+        log.warning("the password in %s is kept with the job's settings; ${NAME} is not", masked(name))
+    opening = Opening(kind=kind, target=target, folder=folder, settings=settings, marks=marks, worker=worker)
+    return _find(name)(opening)
+
+
+def _is_on_a_server(name: str) -> bool:
+    own = KINDS.get(_parted(name)[0])
+    return own.is_shared if own is not None else bool(getattr(_find(name), "is_shared", False))
 
 
 def _find(name: str) -> Opens:
@@ -148,7 +187,8 @@ def _find(name: str) -> Opens:
         return loaded  # type: ignore[no-any-return]
     forms = ", ".join(form for own in KINDS.values() for form in own.forms)
     raise ConfigError(
-        f"sink {name!r}: there is no such sink", hint=f"there are {forms}, and what installed packages offer as {GROUP}"
+        f"sink {masked(name)!r}: there is no such sink",
+        hint=f"there are {forms}, and what installed packages offer as {GROUP}",
     )
 
 
@@ -159,4 +199,9 @@ def _parted(name: str) -> tuple[str, str]:
 
 
 def _fits(name: str, form: str) -> bool:
-    return name.startswith(form.removesuffix("path")) if form.endswith("path") else name == form
+    """Whether a name is written like that: alike up to the first word that stands for something."""
+    head, word = (
+        re.split(r"(?=path|user@|host|bucket)", form, maxsplit=1)[0],
+        re.search(r"path|user@|host|bucket", form),
+    )
+    return name.startswith(head) and len(name) > len(head) if word else name == form
