@@ -12,6 +12,7 @@ from gossamer.cli.fleet import export, submit
 from gossamer.cli.init import init
 from gossamer.cli.look import fetch, shell
 from gossamer.cli.scale import scale
+from gossamer.cli.serve import serve
 from gossamer.cli.spread import spread
 from gossamer.cli.steer import add, pause, resume, status, stop
 from gossamer.cli.terminal import flush_output, hold_standard_streams, plain, say
@@ -35,7 +36,7 @@ def gossamer() -> None:
 
 commands = (
     crawl, trial, fetch, shell, init, worker, submit, status, pause, resume, stop, add, scale, spread, compact, export,
-    why, audit, simweb,
+    why, audit, serve, simweb,
 )  # fmt: skip
 for command in commands:
     gossamer.add_command(command)
