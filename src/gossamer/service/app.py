@@ -24,7 +24,7 @@ from gossamer.service.guards import Guard
 from gossamer.service.metrics import CONTENT_TYPE, exposition
 from gossamer.service.openapi import document
 from gossamer.service.pages import PagesView
-from gossamer.service.routing import Asked, Endpoint, Refused, json, problem, route
+from gossamer.service.routing import Asked, Endpoint, Part, Refused, json, problem, route
 from gossamer.service.shapes import About, Login, Session
 from gossamer.service.sites import SitesView
 from gossamer.service.tasks import Tasks
@@ -120,18 +120,18 @@ class Front:
         return StreamingResponse(self._desk.hub.listen(asked.query.job), 200, headers, "text/event-stream")
 
 
-def table(desk: Desk) -> list[Endpoint]:
-    """All endpoints of the parts that are served."""
+def table(desk: Desk, only: Part = "") -> list[Endpoint]:
+    """All endpoints of the part that is served; without one, of both."""
     front = Front(desk)
     parts: tuple[Any, ...] = (front, Tasks(desk), Answers(desk), FleetWork(desk), SitesView(desk), PagesView(desk))
     found = [endpoint for part in parts for endpoint in part.endpoints()]
-    front.table = [one for one in found if not desk.only or one.part in ("", desk.only)]
+    front.table = [one for one in found if not only or one.part in ("", only)]
     return list(front.table)
 
 
 def application(desk: Desk, *, hosts: Sequence[str] = (), rate: float = 100.0) -> ASGIApp:
     """The whole of it, as an ASGI application; while it lives it watches the jobs."""
-    routes: list[BaseRoute] = [route(endpoint) for endpoint in table(desk)]
+    routes: list[BaseRoute] = [route(endpoint) for endpoint in table(desk, desk.only)]
     routes.append(Mount("/", StaticFiles(directory=STATIC, html=True)))
 
     @asynccontextmanager

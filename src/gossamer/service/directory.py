@@ -51,6 +51,10 @@ class Directory(Protocol):
         """Whether a job was started and cannot be asked yet."""
         ...
 
+    def is_ending(self, name: str) -> bool:
+        """Whether the process of a job's run has not ended, though there is nothing more to do."""
+        ...
+
     async def reach(self, name: str) -> Reached:
         """A job, to be asked; JobMissing if there is none of that name."""
         ...
@@ -141,6 +145,9 @@ class Crawls:
     def is_starting(self, name: str) -> bool:
         return self._launcher.is_starting(name)
 
+    def is_ending(self, name: str) -> bool:
+        return self._launcher.is_ending(name)
+
     async def reach(self, name: str) -> Reached:
         async with self._open.lock(_checked(name)):
             found = await self._open.get(name)
@@ -151,9 +158,15 @@ class Crawls:
 
     async def _reach(self, folder: Path, name: str) -> Reached:
         try:
-            return await Running.open(folder, clock=self._clock)
+            found = await Running.open(folder, clock=self._clock)
+            self._launcher.arrived(name)
+            return found
         except JobMissing:
             if not (folder / jobs.FRONTIER).exists():
+                if self._launcher.is_starting(name):
+                    raise Refused(409, "the job is being started", hint="ask again in a moment") from None
+                if problem := self.problem(name):
+                    raise Refused(409, f"the job could not be started: {problem}") from None
                 raise JobMissing(f"there is no job {name!r}") from None
             return Resting(folder, clock=self._clock)
 
@@ -205,6 +218,9 @@ class OnFrontier:
         return ""
 
     def is_starting(self, name: str) -> bool:
+        return False
+
+    def is_ending(self, name: str) -> bool:
         return False
 
     async def reach(self, name: str) -> Reached:

@@ -94,4 +94,6 @@ def _worker(pulse: Pulse, watched: Watched) -> Worker:
         plain["pages"] = watched.tally.workers[pulse.worker]
     if not pulse.rate and is_live(pulse):
         plain["rate"] = round(watched.worker_rate(pulse.worker), 2)
+    if len(watched.pulses) == 1 and watched.counts is not None:
+        plain["active"] = watched.counts.active_sites
     return Worker(live=is_live(pulse), **plain)

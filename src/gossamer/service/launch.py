@@ -65,18 +65,28 @@ class Launcher:
         self._root = root
         self._most = most
         self._running: dict[str, asyncio.subprocess.Process] = {}
+        self._arrived: set[str] = set()
         self._waiting: set[asyncio.Task[None]] = set()
         self.problems: dict[str, str] = {}
         """Job -> the last words of a run that failed."""
 
     def is_starting(self, name: str) -> bool:
-        """Whether a process was started for this job and has not ended."""
-        return name in self._running
+        """Whether a process was started for this job that could not be asked yet."""
+        return name in self._running and name not in self._arrived
+
+    def is_ending(self, name: str) -> bool:
+        """Whether a process of this job was asked before, and has not ended."""
+        return name in self._running and name in self._arrived
+
+    def arrived(self, name: str) -> None:
+        """The process of this job can be asked."""
+        if name in self._running:
+            self._arrived.add(name)
 
     async def start(self, name: str, urls: Sequence[str], *, max_seconds: float | None = None) -> None:
         """Run the crawl in this job's folder, whose settings are there already."""
         if name in self._running:
-            raise Refused(409, f"{name} is being run", hint="stop it first")
+            raise Refused(409, f"the last run of {name} is still ending", hint="ask again in a moment")
         if len(self._running) >= self._most:
             raise Refused(
                 409, f"{len(self._running)} crawls run already, which is the most", hint="stop one, or see --most"
@@ -98,6 +108,7 @@ class Launcher:
                 start_new_session=True,
             )
         self._running[name] = process
+        self._arrived.discard(name)
         self.problems.pop(name, None)
         assert process.stdin is not None
         process.stdin.write("".join(f"{url}\n" for url in urls).encode())

@@ -70,7 +70,7 @@ class Ring:
             for name, place in _PLACES.items():
                 value = self._values[base + place] if is_there else nan
                 if isnan(value):
-                    is_counted = name in SUMS and counted_since is not None and begins >= counted_since
+                    is_counted = name in SUMS and counted_since is not None and begins + self._step > counted_since
                     columns[name].append(0.0 if is_counted else None)
                 else:
                     columns[name].append(value)

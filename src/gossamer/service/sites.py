@@ -151,7 +151,7 @@ def _reasons(known: Known, now: float) -> list[str]:
     if asked:
         found.append(f"It asks for a delay of {asked:g} s in its robots.txt.")
     if known.get("workers"):
-        found.append(f"{', '.join(str(one) or 'the crawl itself' for one in known['workers'])} has it in hand.")
+        found.append(f"It is in the hands of {', '.join(str(one) or 'the crawl itself' for one in known['workers'])}.")
     elif (known.get("ready_in") or 0) > 0 and not found and known.get("queued"):
         found.append(f"It may be asked again in {known['ready_in']:.1f} s.")
     return found

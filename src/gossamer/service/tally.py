@@ -16,7 +16,7 @@ from gossamer.service.shapes import Example, Fault, Faults, Gap, Politeness, Vis
 
 _MOST_SITES, _MOST_KINDS, _MOST_EXAMPLES, _MOST_FAULTY = 20_000, 64, 5, 200
 _SHOWN_SITES = 5
-_HALF_LIFE_SECONDS = 60.0
+_HALF_LIFE_SECONDS = 20.0
 _SLACK_SECONDS = 0.002
 _SECRET = re.compile(
     r"(?i)([?&;](?:[a-z0-9_.-]*(?:token|secret|passw|pwd|apikey|api_key|api-key|signature|session|credential)"

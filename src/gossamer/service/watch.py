@@ -93,11 +93,11 @@ class Watched:
             except TimeoutError:
                 self.problem = "the frontier does not answer"
             except JobMissing:
-                if not directory.is_starting(self.name) and not directory.problem(self.name):
-                    raise
-                self.problem = directory.problem(self.name)
+                raise
             except GossamerError as error:
-                self.problem = str(error)
+                self.problem = directory.problem(self.name)
+                if not self.problem and not directory.is_starting(self.name):
+                    self.problem = str(error)
             self._settle(directory)
 
     async def _look(self, reached: Reached) -> None:
@@ -164,6 +164,8 @@ class Watched:
         if self.state in ("resting", "finished") or self.counts is None:
             if directory.is_starting(self.name) and self.state != "finished":
                 self.state = "starting"
+            elif self.state == "resting" and directory.is_ending(self.name):
+                self.state = "stopping"
             elif directory.problem(self.name):
                 self.state = "failed"
 
