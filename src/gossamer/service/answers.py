@@ -7,13 +7,12 @@ from typing import Any
 
 import msgspec
 
-from gossamer import job as jobs
 from gossamer import urls
 from gossamer.cli.audit import report
 from gossamer.history import Sent, walked
 from gossamer.inquiry import Inquiry
 from gossamer.service.asked import AskAudit, AskWhy, Nothing
-from gossamer.service.desk import Desk
+from gossamer.service.desk import Desk, one_url
 from gossamer.service.routing import Asked, Endpoint, Refused
 from gossamer.service.shapes import Faults, Politeness
 from gossamer.story import tell
@@ -59,7 +58,7 @@ class Answers:
 
     async def why(self, asked: Asked[AskWhy, None]) -> dict[str, Any]:
         inquiry = await self._inquiry(asked.path["job"])
-        url, page = _one_url(asked.query.url), _one_url(asked.query.page) if asked.query.page else ""
+        url, page = one_url(asked.query.url), one_url(asked.query.page) if asked.query.page else ""
         async with self._desk.reading.turn():
             found = await tell(inquiry, url, page=page, now=self._desk.clock.epoch())
         attempts = found["attempts"]
@@ -68,7 +67,7 @@ class Answers:
 
     async def audit(self, asked: Asked[AskAudit, None]) -> dict[str, Any]:
         inquiry, query = await self._inquiry(asked.path["job"]), asked.query
-        host = urls.host_port(_one_url(query.site))
+        host = urls.host_port(one_url(query.site))
         name = urls.registered_domain(host) if inquiry.settings.site_by == "domain" else host
         site = await inquiry.site(name)
         if site is None:
@@ -86,10 +85,3 @@ class Answers:
             return {**found, "requests": listed, "all_requests": counted, "read": len(steps)}
 
         return await self._desk.reading.read(read)
-
-
-def _one_url(text: str) -> str:
-    found = jobs.read_seeds([text])
-    if not found:
-        raise Refused(400, "an empty URL", hint="a URL looks like https://example.com/page")
-    return found[0]

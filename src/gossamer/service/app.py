@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
-from starlette.routing import BaseRoute, Mount
+from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
@@ -24,7 +24,7 @@ from gossamer.service.guards import Guard
 from gossamer.service.metrics import CONTENT_TYPE, exposition
 from gossamer.service.openapi import document
 from gossamer.service.pages import PagesView
-from gossamer.service.routing import Asked, Endpoint, Part, Refused, json, problem, route
+from gossamer.service.routing import Asked, Endpoint, Part, Refused, json, problem, routes
 from gossamer.service.shapes import About, Login, Session
 from gossamer.service.sites import SitesView
 from gossamer.service.tasks import Tasks
@@ -79,7 +79,7 @@ class Front:
         return Response(text, media_type=CONTENT_TYPE)
 
     async def openapi(self, _: Asked[Nothing, None]) -> Response:
-        return json(document(self.table))
+        return json(document(self.table, secured=not self._desk.doorkeeper.is_open))
 
     async def about(self, asked: Asked[Nothing, None]) -> About:
         desk = self._desk
@@ -131,8 +131,7 @@ def table(desk: Desk, only: Part = "") -> list[Endpoint]:
 
 def application(desk: Desk, *, hosts: Sequence[str] = (), rate: float = 100.0) -> ASGIApp:
     """The whole of it, as an ASGI application; while it lives it watches the jobs."""
-    routes: list[BaseRoute] = [route(endpoint) for endpoint in table(desk, desk.only)]
-    routes.append(Mount("/", StaticFiles(directory=STATIC, html=True)))
+    files = Mount("/", StaticFiles(directory=STATIC, html=True))
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -146,7 +145,11 @@ def application(desk: Desk, *, hosts: Sequence[str] = (), rate: float = 100.0) -
             await desk.watch.aclose()
             await desk.directory.aclose()
 
-    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _http_problem})
+    app = Starlette(
+        routes=[*routes(table(desk, desk.only)), files],
+        lifespan=lifespan,
+        exception_handlers={HTTPException: _http_problem},
+    )
     app.router.redirect_slashes = False
     return Guard(app, desk.doorkeeper, hosts=hosts, rate=rate, clock=desk.clock)
 

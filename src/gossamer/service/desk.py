@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
 
+from gossamer import job as jobs
 from gossamer.clock import Clock
+from gossamer.errors import ConfigError
 from gossamer.service.directory import Directory
 from gossamer.service.routing import Part, Refused
 from gossamer.service.stream import Hub
@@ -66,6 +68,27 @@ class Desk:
     reading: Reading = field(default_factory=Reading)
 
 
+def sorted_out(given: Iterable[str]) -> tuple[list[str], list[str]]:
+    """URLs made normal, and the texts that are none."""
+    good: list[str] = []
+    bad: list[str] = []
+    for text in given:
+        try:
+            found = jobs.read_seeds([text])
+        except ConfigError:
+            found = []
+        (good if found else bad).extend(found or [text])
+    return good, bad
+
+
+def one_url(text: str) -> str:
+    """A URL that is asked about, made normal."""
+    good, _ = sorted_out([text])
+    if not good:
+        raise Refused(404, "no job can know that URL", hint="a URL looks like https://example.com/page")
+    return good[0]
+
+
 def cursor_of(position: Any) -> str:
     """A position as clients carry it."""
     return urlsafe_b64encode(msgspec.json.encode(position)).decode().rstrip("=")
@@ -78,4 +101,4 @@ def position_of(cursor: str | None, kind: type[_Shape], first: _Shape) -> _Shape
     try:
         return msgspec.json.decode(urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)), type=kind)
     except (ValueError, msgspec.MsgspecError):
-        raise Refused(400, "that cursor is not one of ours", hint="leave it out to begin anew") from None
+        raise Refused(404, "that cursor is not one of ours", hint="leave it out to begin anew") from None

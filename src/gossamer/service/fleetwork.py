@@ -80,8 +80,6 @@ class FleetWork:
         return await self._advise(name, asked.query)
 
     async def _advise(self, name: str, query: AskScale) -> Scale:
-        if query.max is not None and query.max < query.min:
-            raise Refused(400, f"max={query.max} is less than min={query.min}")
         reached = await self._desk.directory.reach(name)
         advice = await reached.advice(query.min, query.max)
         return Scale(job=name, **msgspec.structs.asdict(advice))

@@ -16,7 +16,7 @@ from gossamer.service.routing import Refused, problem
 from gossamer.service.shapes import Role
 from gossamer.service.tokens import COOKIE, Doorkeeper
 
-MOST_BODY_BYTES = 4 * 1024 * 1024
+MOST_BODY_BYTES = 8 * 1024 * 1024
 _SEND_SECONDS, _BODY_SECONDS = 20.0, 20.0
 _OPEN = ("/healthz", "/readyz", "/api/session", "/openapi.json")
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
@@ -67,7 +67,7 @@ class Guard:
         self._doorkeeper = doorkeeper
         self._hosts = {"localhost", *(host.lower() for host in hosts)}
         self._buckets = Buckets(rate, 4 * rate, clock=clock)
-        self._failures = Buckets(0.5, 10.0, clock=clock)
+        self._failures = Buckets(rate / 100, rate / 5, clock=clock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

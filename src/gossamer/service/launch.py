@@ -33,11 +33,11 @@ def settings_of(asked: Submission, base: Settings, spiders: Mapping[str, str]) -
     values |= {name: getattr(asked, name) for name in _PLAIN if getattr(asked, name) is not None}
     if asked.spider:
         if asked.spider not in spiders:
-            raise Refused(400, f"no spider {asked.spider!r:.120} is offered here", hint="GET /api lists their names")
+            raise Refused(403, f"no spider {asked.spider!r:.120} is offered here", hint="GET /api lists their names")
         values["spider"] = spiders[asked.spider]
     if asked.delay is not None and asked.delay < base.delay:
         raise Refused(
-            400, f"a delay below {base.delay:g} s is not allowed here", hint="the operator sets it with --delay"
+            403, f"a delay below {base.delay:g} s is not allowed here", hint="the operator sets it with --delay"
         )
     for name in ("allow", "deny"):
         patterns = [linear(glob) for glob in getattr(asked, name)]

@@ -30,7 +30,9 @@ def document(endpoints: Sequence[Endpoint], *, secured: bool = True) -> dict[str
     found = dict(zip(map(id, named), schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
-        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, found, components)
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(
+            endpoint, found, components, secured=secured
+        )
     used = _reachable(paths, components)
     made: dict[str, Any] = {
         "openapi": "3.1.0",
@@ -61,7 +63,9 @@ def _types(endpoints: Iterable[Endpoint]) -> list[Any]:
     return list(found.values())
 
 
-def _operation(endpoint: Endpoint, found: dict[int, Any], components: dict[str, Any]) -> dict[str, Any]:
+def _operation(
+    endpoint: Endpoint, found: dict[int, Any], components: dict[str, Any], *, secured: bool
+) -> dict[str, Any]:
     made: dict[str, Any] = {
         "operationId": _identifier(endpoint),
         "summary": endpoint.summary,
@@ -72,8 +76,8 @@ def _operation(endpoint: Endpoint, found: dict[int, Any], components: dict[str, 
     if endpoint.body is not None:
         made["requestBody"] = {"required": True, "content": {JSON: {"schema": found[id(endpoint.body)]}}}
     if endpoint.role is not None:
-        made["security"] = [{"token": []}, {"session": []}]
         made["x-role"] = endpoint.role
+        made |= {"security": [{"token": []}, {"session": []}]} if secured else {}
     return made
 
 

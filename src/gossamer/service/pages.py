@@ -8,11 +8,10 @@ from typing import Any
 
 from starlette.responses import Response, StreamingResponse
 
-from gossamer import job as jobs
 from gossamer.errors import ConfigError
 from gossamer.model import PageRow
 from gossamer.service.asked import AskBody, AskPages, AskUrl
-from gossamer.service.desk import Desk, cursor_of, position_of
+from gossamer.service.desk import Desk, cursor_of, one_url, position_of
 from gossamer.service.routing import Asked, Endpoint, Refused
 from gossamer.service.rows import Place, Wanted, search, versions
 from gossamer.service.shapes import Page, PageList, Versions
@@ -74,14 +73,12 @@ class PagesView:
 
     async def _versions(self, job: str, url: str) -> Versions:
         folder, settings = await self._folder(job)
-        seeds = jobs.read_seeds([url])
-        if not seeds:
-            raise Refused(400, "an empty URL", hint="a URL looks like https://example.com/page")
+        url = one_url(url)
         try:
-            found = await self._desk.reading.read(lambda: versions(folder, seeds[0]))
+            found = await self._desk.reading.read(lambda: versions(folder, url))
         except ConfigError as error:
             raise Refused(409, str(error), hint=error.hint) from None
-        return Versions(job=job, url=seeds[0], versions=[_page(row, settings) for row in found])
+        return Versions(job=job, url=url, versions=[_page(row, settings) for row in found])
 
     async def versions(self, asked: Asked[AskUrl, None]) -> Versions:
         return await self._versions(asked.path["job"], asked.query.url)
@@ -96,7 +93,7 @@ class PagesView:
         folder, settings = await self._folder(asked.path["job"])
         if not keeps_bodies(settings):
             raise Refused(409, "no sink of this job keeps whole pages", hint="crawl with --sink warc beside jsonl")
-        url, at = asked.query.url, asked.query.at
+        url, at = one_url(asked.query.url), asked.query.at
         kind, pieces = await self._desk.reading.read(lambda: _body(folder, url, at))
         return StreamingResponse(pieces, 200, {**_FENCED, "x-stored-type": kind}, _TYPE)
 

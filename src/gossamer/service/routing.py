@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
 
 from gossamer import errors
 from gossamer.service.asked import Nothing
@@ -18,6 +19,7 @@ from gossamer.service.shapes import Problem, Role
 
 log = logging.getLogger("gossamer.service")
 JSON = "application/json"
+_SMALL_BYTES = 1024 * 1024
 Part = Literal["", "tasks", "pages"]
 Query = TypeVar("Query")
 Body = TypeVar("Body")
@@ -119,10 +121,31 @@ def refusal(error: BaseException) -> Response:
     return problem(500, "this went wrong inside the service", "its log says more")
 
 
-def route(endpoint: Endpoint) -> Route:
-    """A route of the framework for one endpoint."""
+def routes(endpoints: Iterable[Endpoint]) -> list[BaseRoute]:
+    """Routes of the framework: one for each path, which knows all that can be done there."""
+    found: dict[str, dict[str, Endpoint]] = {}
+    for endpoint in endpoints:
+        found.setdefault(endpoint.path, {})[endpoint.method] = endpoint
+    return [Route(path, Resource(methods)) for path, methods in found.items()]
 
-    async def serve(request: Request) -> Response:
+
+class Resource:
+    """What answers at one path."""
+
+    def __init__(self, endpoints: Mapping[str, Endpoint]) -> None:
+        self._endpoints = dict(endpoints)
+        if "GET" in endpoints:
+            self._endpoints["HEAD"] = endpoints["GET"]
+        self._allowed = ", ".join(sorted(self._endpoints))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await self._answer(Request(scope, receive))
+        await response(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response:
+        endpoint = self._endpoints.get(request.method)
+        if endpoint is None:
+            return problem(405, f"{request.method} is not for this", headers={"allow": self._allowed})
         try:
             value = await endpoint.handler(await _read(endpoint, request))
         except Exception as error:  # the fate of one request, never of the service
@@ -131,8 +154,20 @@ def route(endpoint: Endpoint) -> Route:
             return value
         return Response(status_code=204) if value is None else json(value, endpoint.status)
 
-    methods = [endpoint.method]
-    return Route(endpoint.path, serve, methods=methods, name=f"{endpoint.method} {endpoint.path}")
+
+def _decoded(data: bytes, kind: type[Any]) -> Any:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError:
+        # To JSON 22.0 is a whole number.
+        plain = msgspec.json.decode(data) if len(data) <= _SMALL_BYTES else None
+        if not isinstance(plain, dict) or not any(isinstance(value, float) for value in plain.values()):
+            raise
+        whole = {
+            name: int(value) if isinstance(value, float) and value.is_integer() else value
+            for name, value in plain.items()
+        }
+        return msgspec.convert(whole, kind)
 
 
 async def _read(endpoint: Endpoint, request: Request) -> Asked[Any, Any]:
@@ -142,6 +177,9 @@ async def _read(endpoint: Endpoint, request: Request) -> Asked[Any, Any]:
             raise Refused(400, f"{name[:80]!r} is given twice")
         given[name] = value
     query = msgspec.convert(given, endpoint.query, strict=False)
+    for name in given:
+        if getattr(query, name) is None:
+            raise Refused(400, f"{name}: leave it out where there is nothing to say")
     body = None
     if endpoint.body is not None:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -149,7 +187,7 @@ async def _read(endpoint: Endpoint, request: Request) -> Asked[Any, Any]:
             # Forms and text/plain are what a page of another site could send without being asked.
             raise Refused(415, "the body must be application/json", hint="Content-Type: application/json")
         try:
-            body = msgspec.json.decode(await request.body(), type=endpoint.body)
+            body = _decoded(await request.body(), endpoint.body)
         except msgspec.ValidationError:
             raise
         except (msgspec.DecodeError, RecursionError, UnicodeError) as error:

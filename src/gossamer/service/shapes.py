@@ -11,7 +11,7 @@ from gossamer.frontier.advice import Advice
 from gossamer.model import Counts, RegionView, ShardView
 
 JOB_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$"
-MOST_URLS = 10_000
+MOST_URLS = 2000
 BIG = 1_000_000_000
 
 Name = Annotated[str, Meta(pattern=JOB_NAME, max_length=100, description="Letters, digits, dots, dashes.")]
@@ -186,6 +186,8 @@ class Added(Shape, frozen=True, kw_only=True):
     added: int
     known: int
     """Those that the job had seen already."""
+    refused: list[str]
+    """Those that are no URLs that can be crawled."""
 
 
 class Series(Shape, frozen=True, kw_only=True):

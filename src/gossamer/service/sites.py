@@ -42,7 +42,7 @@ class SitesView:
         first = position_of(query.cursor, int, 0)
         wanted = first + query.limit + 1 if query.sort == "queued" and query.order == "desc" else 0
         if not 0 <= first < _MOST:
-            raise Refused(400, f"only the first {_MOST:,} sites are listed", hint="find=TEXT looks for one")
+            raise Refused(404, f"only the first {_MOST:,} sites are listed", hint="find=TEXT looks for one")
         known = await reached.sites(min(_MOST, max(_LOOKED_AT, wanted)))
         rows = self._rows(watched, {str(site["site"]): site for site in known})
         if query.find:

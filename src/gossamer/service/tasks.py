@@ -8,11 +8,10 @@ import msgspec
 from msgspec import UNSET
 from starlette.responses import Response
 
-from gossamer import job as jobs
 from gossamer.errors import JobMissing
 from gossamer.model import JobState
 from gossamer.service.asked import AskHistory, AskJobs, Nothing
-from gossamer.service.desk import Desk, cursor_of, position_of
+from gossamer.service.desk import Desk, cursor_of, position_of, sorted_out
 from gossamer.service.launch import settings_of
 from gossamer.service.reach import Reached
 from gossamer.service.routing import Asked, Endpoint, Refused, json
@@ -52,7 +51,7 @@ class Tasks:
 
         writes: dict[str, Any] = {"role": "write", "refusals": (409,)}
         return [
-            line("GET", "", self.listed, "The jobs.", query=AskJobs, answer=Jobs, refusals=(503,), part=""),
+            line("GET", "", self.listed, "The jobs.", query=AskJobs, answer=Jobs, refusals=(404, 503), part=""),
             line("POST", "", self.submit, "Submit a job.", body=Submission, answer=JobDetail, status=201,
                  role="write", refusals=(409, 503)),
             line("GET", "/{job}", self.inspect, "A job.", answer=JobDetail, part=""),
@@ -122,7 +121,9 @@ class Tasks:
     async def submit(self, asked: Asked[Nothing, Submission]) -> Response:
         desk, body = self._desk, asked.body
         settings = settings_of(body, desk.base, desk.spiders)
-        seeds = jobs.read_seeds(body.urls)
+        seeds, _ = sorted_out(body.urls)
+        if not seeds:
+            raise Refused(409, "none of these URLs can be crawled", hint="a URL looks like https://example.com/")
         await desk.directory.submit(body.job, settings, seeds)
         made = await self._detail(body.job)
         return json(made, 201, {"location": f"/api/jobs/{body.job}"})
@@ -158,10 +159,10 @@ class Tasks:
         return reached, watched
 
     async def add(self, asked: Asked[Nothing, MoreUrls]) -> Added:
-        seeds = jobs.read_seeds(asked.body.urls)
+        seeds, refused = sorted_out(asked.body.urls)
         reached, _ = await self._running(asked.path["job"])
-        added = await reached.add(seeds)
-        return Added(added=added, known=len(seeds) - added)
+        added = await reached.add(seeds) if seeds else 0
+        return Added(added=added, known=len(seeds) - added, refused=refused)
 
     async def limit(self, asked: Asked[Nothing, Limits]) -> Limited:
         name, body, desk = asked.path["job"], asked.body, self._desk
@@ -172,13 +173,11 @@ class Tasks:
                 changes[field] = value
         delays = {} if body.site_delays is UNSET else body.site_delays
         if min([changes.get("delay", desk.base.delay), *delays.values()], default=0.0) < desk.base.delay:
-            raise Refused(400, f"a delay below {desk.base.delay:g} s is not allowed here", hint="see --delay")
+            raise Refused(403, f"a delay below {desk.base.delay:g} s is not allowed here", hint="see --delay")
         if delays:
             known = msgspec.to_builtins(reached.settings.sites)
             changes["sites"] = {**known, **{site: {**known.get(site, {}), "delay": delays[site]} for site in delays}}
-        if not changes:
-            raise Refused(400, "nothing to change is named", hint='as in {"max_pages": 1000}')
-        now = await reached.limit(changes)
+        now = await reached.limit(changes) if changes else True
         settings = reached.settings
         return Limited(
             max_pages=settings.max_pages,
