@@ -8,9 +8,11 @@ from gossamer.cli.audit import audit
 from gossamer.cli.compact import compact
 from gossamer.cli.crawl import crawl, worker
 from gossamer.cli.exits import Exit
-from gossamer.cli.fleet import export, submit
+from gossamer.cli.export import export
+from gossamer.cli.fleet import submit
 from gossamer.cli.init import init
 from gossamer.cli.look import fetch, shell
+from gossamer.cli.replay import replay
 from gossamer.cli.scale import scale
 from gossamer.cli.serve import serve
 from gossamer.cli.spread import spread
@@ -36,7 +38,7 @@ def gossamer() -> None:
 
 commands = (
     crawl, trial, fetch, shell, init, worker, submit, status, pause, resume, stop, add, scale, spread, compact, export,
-    why, audit, serve, simweb,
+    replay, why, audit, serve, simweb,
 )  # fmt: skip
 for command in commands:
     gossamer.add_command(command)

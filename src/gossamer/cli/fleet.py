@@ -1,26 +1,22 @@
-"""The commands of a fleet: submit a job that workers anywhere take up, and gather what they stored."""
+"""The command of a fleet: submit a job that workers anywhere take up."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 
 from gossamer import job as jobs
 from gossamer.cli.exits import Exit
 from gossamer.cli.options import given, settings_options, shards_option
 from gossamer.cli.start import read_lines, read_settings, run
-from gossamer.cli.terminal import put, say
+from gossamer.cli.terminal import say
 from gossamer.errors import ConfigError
-from gossamer.fleet import SCHEMES, masked, open_fleet, results_folder
+from gossamer.fleet import SCHEMES, masked, open_fleet
 from gossamer.frontier.regions import parse_part
 from gossamer.settings import Settings
 from gossamer.sink import shared_folder
-from gossamer.sink.jsonl import ITEMS, PAGES, lines_of
-from gossamer.sink.segments import FOLDER, gather
 from gossamer.takeover import begin
 
 
@@ -60,46 +56,3 @@ async def _submit(frontier: str, job: str, settings: Settings, seeds: Sequence[s
         return await begin(fleet, settings, seeds)
     finally:
         await fleet.aclose()
-
-
-@click.command()
-@click.argument("name", metavar="JOB|DIR")
-@click.option(
-    "--format", "kind", type=click.Choice(["jsonl", "items", "urls"]), default="jsonl", help="Pages, items, or URLs."
-)
-@click.option(
-    "--frontier", default="", metavar="URL", envvar="GOSSAMER_FRONTIER", help="The folder:/path that holds the job."
-)
-def export(name: str, kind: str, frontier: str) -> int:
-    """Print what a job has stored, one record per page, to standard output."""
-    folder = jobs.folder_of(name, ())
-    if frontier.startswith("folder:/") and "/" not in name:
-        folder = run(_results(frontier, name, folder))
-    if not (folder / FOLDER).is_dir():
-        _print_files(folder, kind)
-        return Exit.OK
-    for record in gather(folder):
-        if kind == "urls":
-            put(f"{record.page.url}\n".encode())
-        elif kind == "jsonl":
-            put(msgspec.json.encode(record.page) + b"\n")
-        else:
-            put(b"".join(msgspec.json.encode(item) + b"\n" for item in record.items))
-    return Exit.OK
-
-
-async def _results(frontier: str, job: str, folder: Path) -> Path:
-    fleet = await open_fleet(frontier, job)
-    try:
-        return results_folder(frontier, job, fleet.settings, folder)
-    finally:
-        await fleet.aclose()
-
-
-def _print_files(folder: Path, kind: str) -> None:
-    name = ITEMS if kind == "items" else PAGES
-    try:
-        for line in lines_of(folder, name):
-            put(f"{msgspec.json.decode(line)['url']}\n".encode() if kind == "urls" else line)
-    except FileNotFoundError:
-        raise ConfigError(f"{folder / name} does not exist", hint="see crawls/ for the names of jobs") from None

@@ -42,14 +42,14 @@ class CsvSink:
         if records and not self._files.marks[PAGES]:
             page_rows.writerow(self._columns)
         for record in records:
-            page_rows.writerow([_cell(getattr(record.page, name, None)) for name in self._columns])
+            page_rows.writerow([cell(getattr(record.page, name, None)) for name in self._columns])
             for item in record.items:
                 if fields is None:
                     fields = tuple(item)
-                    item_rows.writerow(["url", *map(_cell, fields), MORE])
+                    item_rows.writerow(["url", *map(cell, fields), MORE])
                 more = {name: value for name, value in item.items() if name not in fields}
-                known = (_cell(item.get(name)) for name in fields)
-                item_rows.writerow([_cell(record.page.url), *known, _cell(more) if more else ""])
+                known = (cell(item.get(name)) for name in fields)
+                item_rows.writerow([cell(record.page.url), *known, cell(more) if more else ""])
         marks = await self._files.append({PAGES: _bytes(pages), ITEMS: _bytes(items)})
         self._fields = fields
         return marks
@@ -68,7 +68,8 @@ def open_csv(opening: Opening) -> CsvSink:
     return CsvSink(opening.folder, opening.marks)
 
 
-def _cell(value: Any) -> str | int | float:
+def cell(value: Any) -> str | int | float:
+    """A value as it stands in a CSV file."""
     if value is None or value is msgspec.UNSET:
         return ""
     if isinstance(value, bool):

@@ -14,6 +14,7 @@ from gossamer.errors import SinkError
 from gossamer.model import Record
 from gossamer.sink import disk
 from gossamer.sink.base import without_page
+from gossamer.sink.latest import LastWords
 
 FOLDER, SUFFIX = "segments", ".jsonl"
 _encode_into = msgspec.json.Encoder().encode_into
@@ -71,28 +72,37 @@ class SegmentSink:
         os.close(self._file)
 
 
-def gather(folder: Path) -> Iterator[Record]:
-    """The records of all segments, one per page: the one with the highest token."""
-    best: dict[int, int] = {}
-    for stamp, _ in _lines(folder):
-        if stamp.token > best.get(stamp.key, 0):
-            best[stamp.key] = stamp.token
-    for stamp, line in _lines(folder):
-        # Of two with the same token, which a repeated commit leaves behind, the first is taken.
-        if best.get(stamp.key) == stamp.token:
-            del best[stamp.key]
-            yield _decode(line)
+def gather(folder: Path, *, all_visits: bool = False) -> Iterator[Record]:
+    """The records of all segments, one per page: the one with the highest token; or one per visit."""
+    parts = [(path, path.stat().st_size) for path in sorted((folder / FOLDER).glob(f"*{SUFFIX}"))]
+    words, begins, count = LastWords(), [], 0
+    for path, size in parts:
+        begins.append(count)
+        for stamp, _ in _lines(path, size):
+            words.add(_visit(stamp) if all_visits else stamp.key, 0 if all_visits else stamp.token)
+            count += 1
+    counts = words.settled()
+    # What was written since then is not read: its place is not known.
+    for (path, size), begin in zip(parts, begins, strict=True):
+        for number, (_, line) in enumerate(_lines(path, size), begin):
+            if counts[number]:
+                yield _decode(line)
 
 
-def _lines(folder: Path) -> Iterator[tuple[Stamp, bytes]]:
-    """Whole lines only: a worker may have been killed in the middle of one."""
-    for path in sorted((folder / FOLDER).glob(f"*{SUFFIX}")):
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n"):
-                    continue
-                try:
-                    stamp = _decode_stamp(line)
-                except msgspec.DecodeError as error:
-                    raise SinkError(f"{path}, line {number}: {error}", hint="was the file changed?") from None
-                yield stamp, line
+def _visit(stamp: Stamp) -> int:
+    """Key and token as one number of 64 bits."""
+    return (stamp.key * 0x9E3779B97F4A7C15 + stamp.token) % (1 << 64)
+
+
+def _lines(path: Path, size: int) -> Iterator[tuple[Stamp, bytes]]:
+    """Whole lines only, of the first `size` bytes: a worker may have been killed in the middle of one."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            size -= len(line)
+            if size < 0 or not line.endswith(b"\n"):
+                return
+            try:
+                stamp = _decode_stamp(line)
+            except msgspec.DecodeError as error:
+                raise SinkError(f"{path}, line {number}: {error}", hint="was the file changed?") from None
+            yield stamp, line

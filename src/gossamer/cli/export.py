@@ -1,0 +1,49 @@
+"""The command `export`: what a job has stored, in another form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gossamer.cli.exits import Exit
+from gossamer.cli.start import run
+from gossamer.cli.terminal import say
+from gossamer.export import FORMATS, Export, write
+from gossamer.export.stored import place_of
+from gossamer.export.where import Where
+
+
+@click.command()
+@click.argument("name", metavar="JOB|DIR")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(list(FORMATS)),
+    default="jsonl",
+    show_default=True,
+    help="; ".join(f"{name}: {one.meaning}" for name, one in FORMATS.items()) + ".",
+)
+@click.option(
+    "--where",
+    "conditions",
+    multiple=True,
+    metavar="CONDITION",
+    help="Only pages that meet it: status=200, site=example.com, 'depth<=2 and fetched_at>=2026-01-31', title~word.",
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="FILE|DIR", help="Write there.  [default: standard output]"
+)
+@click.option("--all-visits", is_flag=True, help="Every visit of a page, not only the last.")
+@click.option("--frontier", default="", metavar="URL", envvar="GOSSAMER_FRONTIER", help="The fleet that the job is of.")
+def export(
+    name: str, kind: str, conditions: tuple[str, ...], out: Path | None, all_visits: bool, frontier: str, **options: Any
+) -> int:
+    """Write what a job has stored, one record per page, in another form."""
+    where = Where(conditions)
+    folder = run(place_of(name, frontier))
+    count = write(kind, Export(folder=folder, where=where, out=out, all_visits=all_visits, options=options))
+    if out is not None:
+        say(f"{out}: {count:,} {'items' if kind == 'items' else 'pages'}")
+    return Exit.OK

@@ -1,0 +1,137 @@
+"""What a job has stored, whichever of its sinks kept it: one record per page, read as a stream."""
+
+from __future__ import annotations
+
+import csv
+import json
+import secrets
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from siphashc import siphash
+
+from gossamer import job as jobs
+from gossamer.errors import ConfigError, SinkError
+from gossamer.fleet import SCHEMES, open_fleet, results_folder
+from gossamer.model import PageRow, Record
+from gossamer.sink import segments
+from gossamer.sink.csv import PAGES as CSV_PAGES
+from gossamer.sink.jsonl import ITEMS, PAGES, SUFFIXES, lines_of
+from gossamer.sink.latest import LastWords
+from gossamer.sink.sqlite import FILE as SQLITE_FILE
+
+_decode_page = msgspec.json.Decoder(PageRow).decode
+_FIELDS = {field.name: field.type for field in msgspec.structs.fields(PageRow)}
+
+
+async def place_of(name: str, frontier: str = "") -> Path:
+    """The folder in which what a job stored is: its own, or the one that its fleet's workers write to."""
+    folder = jobs.folder_of(name, ())
+    asks = frontier.startswith(SCHEMES) and "/" not in name
+    if not asks or ((folder / segments.FOLDER).is_dir() and not frontier.startswith("folder:/")):
+        return folder
+    fleet = await open_fleet(frontier, name)
+    try:
+        return results_folder(frontier, name, fleet.settings, folder)
+    finally:
+        await fleet.aclose()
+
+
+def records(folder: Path, *, all_visits: bool = False, with_items: bool = False) -> Iterator[Record]:
+    """The last record of every page, or with `all_visits` each; a ConfigError if nothing is stored there.
+
+    Pages of a file of lines have no key, and their items are not with them: not for who wants `with_items`."""
+    if (folder / segments.FOLDER).is_dir():
+        return segments.gather(folder, all_visits=all_visits)
+    if lines_name(folder, PAGES) is not None and not with_items:
+        return _of_lines(folder, all_visits=all_visits)
+    if (folder / SQLITE_FILE).exists():
+        return _of_sqlite(folder / SQLITE_FILE)
+    if (folder / CSV_PAGES).exists() and not with_items:
+        return _last(lambda: _of_csv(folder / CSV_PAGES), all_visits=all_visits)
+    if with_items and folder.is_dir():
+        raise ConfigError(
+            "the files of this job do not say which pages its items are from",
+            hint="a crawl with --sink parquet or --sink sqlite beside --sink jsonl keeps that",
+        )
+    raise nothing_in(folder)
+
+
+def nothing_in(folder: Path) -> ConfigError:
+    """What to say of a folder in which no sink has left anything."""
+    if not folder.is_dir():
+        return ConfigError(f"{folder} does not exist", hint="see crawls/ for the names of jobs")
+    return ConfigError(f"nothing is stored in {folder}", hint="name its folder, or --frontier URL for a fleet's job")
+
+
+def items(folder: Path) -> Iterator[bytes]:
+    """The items of a job as JSON, without the pages that they are from."""
+    if lines_name(folder, ITEMS) is not None and not (folder / segments.FOLDER).is_dir():
+        for line in lines_of(folder, ITEMS):
+            if line.endswith(b"\n"):
+                yield line[:-1]
+        return
+    for record in records(folder, with_items=True):
+        yield from map(msgspec.json.encode, record.items)
+
+
+def lines_name(folder: Path, name: str) -> str | None:
+    """How a file of lines is called in this folder: as it is, or with the suffix of its compression."""
+    return next((name + suffix for suffix in SUFFIXES.values() if (folder / (name + suffix)).exists()), None)
+
+
+def _of_lines(folder: Path, *, all_visits: bool) -> Iterator[Record]:
+    def pages() -> Iterator[Record]:
+        for number, line in enumerate(lines_of(folder, PAGES), 1):
+            # It may be written at this moment.
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield Record(key=0, token=0, page=_decode_page(line))
+            except msgspec.DecodeError as error:
+                raise SinkError(f"{folder / PAGES}, line {number}: {error}", hint="was the file changed?") from None
+
+    return _last(pages, all_visits=all_visits)
+
+
+def _last(read: Any, *, all_visits: bool) -> Iterator[Record]:
+    """Of records without key and token the last one of each URL."""
+    if all_visits:
+        yield from read()
+        return
+    words, secret = LastWords(), secrets.token_bytes(16)
+    for number, record in enumerate(read()):
+        words.add(siphash(secret, record.page.url), number)
+    counts = words.settled()
+    # A file that has grown since is read as far as it was then.
+    for record, is_last in zip(read(), counts, strict=False):
+        if is_last:
+            yield record
+
+
+def _of_sqlite(path: Path) -> Iterator[Record]:
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+        database.row_factory = sqlite3.Row
+        for row in database.execute("SELECT * FROM pages ORDER BY key"):
+            found = database.execute("SELECT item FROM items WHERE key = ? ORDER BY number", (row["key"],))
+            of_page = tuple(json.loads(item) for (item,) in found)
+            values = {name: row[name] for name in row.keys() if name in _FIELDS and row[name] is not None}  # noqa: SIM118
+            yield Record(key=row["key"], token=row["token"], page=PageRow(**values), items=of_page)
+
+
+def _of_csv(path: Path) -> Iterator[Record]:
+    csv.field_size_limit(1 << 30)
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            values: dict[str, Any] = {}
+            for name, text in row.items():
+                kind = _FIELDS.get(name)
+                if kind is None or text is None or (text == "" and kind not in (int, float, str)):
+                    continue
+                with suppress(ValueError):
+                    values[name] = kind(text or 0) if kind in (int, float) else text.removeprefix("'")
+            yield Record(key=0, token=0, page=PageRow(**values))

@@ -1,0 +1,148 @@
+"""The command `export`: any job, in every form, one record per page."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gossamer.errors import ConfigError
+from gossamer.export.where import COLUMNS, Where
+from gossamer.model import PageRow, Record
+from gossamer.settings import Settings
+from gossamer.sink import open_sinks
+from gossamer.sink.segments import SegmentSink
+
+DAY = 1_767_225_600.0
+"""The first moment of 2026."""
+
+
+def page(number: int, **changes: object) -> PageRow:
+    row = PageRow(
+        url=f"http://a.example/{number}",
+        status=200 if number % 3 else 404,
+        depth=number,
+        title=f"Page {number}",
+        fetched_at=DAY + 3600.0 * number,
+        digest=f"{number:040x}",
+    )
+    return msgspec.structs.replace(row, **changes)
+
+
+def record(number: int, token: int = 1, **changes: object) -> Record:
+    return Record(key=number, token=token, page=page(number, **changes), items=({"n": number, "token": token},))
+
+
+def store(folder: Path, sink: str, *batches: list[Record]) -> None:
+    async def run() -> None:
+        opened = SegmentSink(folder, "one") if sink == "segments" else None
+        sinks = [opened] if opened else open_sinks(Settings(sink=(sink,)), folder, {})
+        for batch in batches:
+            for one in sinks:
+                await one.write(batch)
+        for one in sinks:
+            await one.aclose()
+
+    asyncio.run(run())
+
+
+def export(*arguments: object, code: int = 0) -> str:
+    command = [sys.executable, "-m", "gossamer", "export", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == code, done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+@pytest.mark.parametrize("sink", ["jsonl", "jsonl:zstd", "jsonl:gzip", "csv", "sqlite", "segments"])
+def test_a_job_is_exported_whichever_sink_kept_it(tmp_path: Path, sink: str) -> None:
+    store(tmp_path, sink, [record(number) for number in range(10)], [record(4, 2, title="=later")])
+    expected = sorted([page(number) for number in range(10) if number != 4] + [page(4, title="=later")], key=str)
+    rows = [msgspec.json.decode(line, type=PageRow) for line in export(tmp_path).splitlines()]
+    assert sorted(rows, key=str) == expected
+    found = list(csv.reader(io.StringIO(export(tmp_path, "--format", "csv", "--where", "depth=4"), newline="")))
+    assert dict(zip(*found, strict=True))["title"] == "'=later"
+
+
+def test_every_visit_or_only_the_last(tmp_path: Path) -> None:
+    store(tmp_path, "segments", [record(1), record(2)], [record(1, 7)], [record(1, 7)])
+    assert len(export(tmp_path, "--format", "urls").split()) == 2
+    assert len(export(tmp_path, "--format", "urls", "--all-visits").split()) == 3
+
+
+def test_items_are_those_of_the_pages_that_are_asked_for(tmp_path: Path) -> None:
+    store(tmp_path / "a", "segments", [record(number) for number in range(10)])
+    store(tmp_path / "b", "jsonl", [record(number) for number in range(10)])
+    said = export(tmp_path / "a", "--format", "items", "--where", "status=404", "--where", "depth>0")
+    assert [json.loads(line)["n"] for line in said.splitlines()] == [3, 6, 9]
+    assert len(export(tmp_path / "b", "--format", "items").splitlines()) == 10
+    assert "which pages" in export(tmp_path / "b", "--format", "items", "--where", "status=404", code=2)
+
+
+def test_a_file_is_there_when_it_is_whole(tmp_path: Path) -> None:
+    store(tmp_path / "job", "jsonl", [record(number) for number in range(10)])
+    export(tmp_path / "job", "--out", tmp_path / "out")
+    assert len((tmp_path / "out").read_text().splitlines()) == 10
+    with (tmp_path / "job" / "pages.jsonl").open("a") as file:
+        file.write("nonsense\n")
+    assert "line 11" in export(tmp_path / "job", "--out", tmp_path / "out", code=1)
+    assert len((tmp_path / "out").read_text().splitlines()) == 10
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job", "out"]
+
+
+def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+    assert "does not exist" in export(tmp_path / "nothing", code=2)
+    assert "nothing is stored" in export(tmp_path, code=2)
+    assert "no column 'statu'" in export(tmp_path, "--where", "statu=200", code=2)
+
+
+@pytest.mark.parametrize(
+    ("condition", "numbers"),
+    [
+        ("status=404", [0, 3, 6, 9]),
+        ("status!=404 and depth < 3", [1, 2]),
+        ("status = 404,200 AND depth>=8", [8, 9]),
+        ("title='Page 4'", [4]),
+        ('title~"PAGE 5"', [5]),
+        ("title!~page", []),
+        ("url>http://a.example/7", [8, 9]),
+        ("site=a.example and depth<=0", [0]),
+        ("site=b.example", []),
+        ("fetched_at<2026-01-01T02:00", [0, 1]),
+        ("fetched_at=2026-01-01T05:00", [5]),
+        ("fetched_at>2026-01-01", []),
+        ("fetched_at<=2026-01-01 and depth=1", [1]),
+        (f"fetched_at>={DAY + 9 * 3600:.0f}", [9]),
+        ("fetched_at>=2026-01-01T10:00:00+01:00", [9]),
+        ("elapsed<=0.5 and depth=2", [2]),
+        ("text='' and tls_fault='' and depth=2", [2]),
+    ],
+)
+def test_a_condition_means_what_it_says(condition: str, numbers: list[int]) -> None:
+    where = Where([condition])
+    assert [number for number in range(10) if where(page(number))] == numbers
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "", " ", "status", "status=", "=200", "status=x", "status=200 or depth=1", "status=200 and", "status=1 depth=2",
+        "title=a b", "nosuch=1", "fetched_at=yesterday", "fetched_at~2026", "status~2", "status<1,2", "depth<=nan x",
+        "__class__=1", "status=__import__('os')", "title='open", "status==200",
+    ],
+)  # fmt: skip
+def test_what_is_no_condition_is_refused_with_the_reason(condition: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Where([condition])
+    assert str(caught.value).startswith("--where")
+    assert caught.value.hint
+
+
+def test_every_field_of_a_page_can_be_asked_for() -> None:
+    assert set(COLUMNS) == {"site", *(field.name for field in msgspec.structs.fields(PageRow))}

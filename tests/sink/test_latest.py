@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from gossamer.sink import latest
+
+
+@pytest.mark.parametrize("held", [2, 16_384])
+def test_of_each_key_the_first_record_with_the_highest_token_counts(held: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In memory and over files alike."""
+    monkeypatch.setattr(latest, "_HELD_ENTRIES", held)
+    chance = random.Random(7)
+    told = [(chance.randrange(500) << chance.choice((0, 54)), chance.randrange(1 << 63)) for _ in range(3000)]
+    told += chance.choices(told, k=1000)
+    words, expected = latest.LastWords(), {}
+    for number, (key, token) in enumerate(told):
+        words.add(key, token)
+        if key not in expected or token > told[expected[key]][1]:
+            expected[key] = number
+    counts = words.settled()
+    assert [number for number, is_last in enumerate(counts) if is_last] == sorted(expected.values())
