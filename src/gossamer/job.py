@@ -143,6 +143,8 @@ class Crawl:
         self._clock = clock or SystemClock()
         self._running: Stoppable | None = None
         self._frontier: LocalFrontier | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._began_at = 0.0
         self._stop_wanted = ""
         self.stats = Stats(self._clock)
         self.added = 0
@@ -191,7 +193,9 @@ class Crawl:
             self.added = await frontier.add([linker.seed(url) for url in self._seeds])
             await frontier.steer("running")
             if folder is not None:
-                self.coordinator = Coordinator(frontier, store, linker=linker, settings=settings, folder=folder)
+                self.coordinator = Coordinator(
+                    frontier, store, linker=linker, settings=settings, folder=folder, limited=self._limited
+                )
                 await self.coordinator.start()
             state = await self._work(frontier, store, linker)
             counts = await frontier.counts()
@@ -215,9 +219,8 @@ class Crawl:
 
     async def _work(self, frontier: LocalFrontier, store: OwnerStore, linker: Linker) -> JobState:
         settings, folder = self._settings, self._folder
-        timer = None
-        if settings.max_seconds is not None:
-            timer = asyncio.get_running_loop().call_later(settings.max_seconds, self.stop, "seconds")
+        self._began_at = self._clock.monotonic()
+        self._set_timer()
         try:
             if settings.workers > 1 and folder is not None:
                 supervisor = Supervisor(
@@ -238,8 +241,24 @@ class Crawl:
             ) as engine:
                 return await self._until_done(engine)
         finally:
-            if timer is not None:
-                timer.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _limited(self, settings: Settings) -> None:
+        """Other limits have come: they count for this run, and for those that follow."""
+        self._settings = settings
+        if self._folder is not None:
+            save_settings(self._folder, settings)
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        """End the run when its time is over, counted from its beginning."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._settings.max_seconds is not None:
+            left = max(0.0, self._settings.max_seconds - (self._clock.monotonic() - self._began_at))
+            self._timer = asyncio.get_running_loop().call_later(left, self.stop, "seconds")
 
     async def _until_done(self, running: Engine | Supervisor) -> JobState:
         self._running = running

@@ -143,6 +143,21 @@ class Exchange(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_default
     """Length of the body before decoding."""
 
 
+class Rejected(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """An item that does not fit, kept aside: a line of items-rejected.jsonl."""
+
+    url: str
+    """The page that it is from."""
+    type: str = ""
+    """The type that it was held against."""
+    field: str = ""
+    """The first field that is wrong; a path where it lies deeper, empty where it is the whole."""
+    error: str = ""
+    """What is wrong with it."""
+    item: dict[str, Any] = {}
+    """The item itself."""
+
+
 class Record(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """What the sinks store for one fetched URL."""
 
@@ -150,12 +165,19 @@ class Record(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
     token: int
     page: PageRow
     items: tuple[dict[str, Any], ...] = ()
+    rejected: tuple[Rejected, ...] = ()
+    """Items that do not fit the types that the spider declares."""
+    dropped: int = 0
+    """Items for which a pipeline gave None."""
     body: bytes = b""
     """Only where a sink keeps pages whole."""
     found: tuple[str, ...] | None = None
     """The links of the page, followed or not; only where a sink keeps pages whole."""
     exchange: Exchange | None = None
     """Only where a sink keeps pages whole, and there was an answer."""
+    label: str = ""
+    """Of the request; like its meta, only where a sink keeps pages whole, so that a spider can be run over them."""
+    meta: dict[str, Any] | None = None
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):

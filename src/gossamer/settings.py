@@ -51,6 +51,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     extract: Annotated[
         dict[str, str], Meta(description="Fields to take from each page, NAME='css::text' or NAME='css::attr(href)'.")
     ] = {}
+    item_types: Annotated[
+        tuple[str, ...], Meta(description="Types that items must fit, FILE.py:Class; others are kept aside.")
+    ] = ()
     links: Annotated[str, Meta(description="Follow only the links inside this CSS region.")] = ""
     text: Annotated[bool, Meta(description="Keep the text of each page in pages.jsonl.")] = False
     sink: Annotated[
@@ -323,8 +326,8 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> dict[str, A
         if not variable.startswith("GOSSAMER_"):
             continue
         name = variable.removeprefix("GOSSAMER_").lower()
-        if name in ("frontier", "region", "shards"):
-            # Options of the commands: where a job is and which part of it a worker takes, not how it goes.
+        if name in ("frontier", "region", "shards", "read_token", "write_token"):
+            # Options of the commands: where a job is, which part of it a worker takes, who may use the service.
             continue
         if name not in FIELDS:
             raise ConfigError(f"{variable}: no such setting", hint=_nearest({name: text}))

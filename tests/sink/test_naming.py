@@ -60,7 +60,7 @@ def test_any_number_of_sinks_is_opened_in_the_order_of_their_names(tmp_path: Pat
     settings = Settings(sink=("warc", "titles:titles.db", "jsonl", f"warc:{tmp_path}/elsewhere"))
     check_sinks(settings.sink)
     sinks = open_sinks(settings, tmp_path, {})
-    assert [type(sink).__name__ for sink in sinks] == ["WarcSink", "Titles", "JsonlSink", "WarcSink"]
+    assert [type(sink).__name__ for sink in sinks] == ["WarcSink", "Titles", "JsonlSink", "WarcSink", "AsideSink"]
     assert [type(sink).__name__ for sink in fleet_sinks(settings, tmp_path, "one")] == [
         "WarcSink",
         "Titles",

@@ -28,10 +28,12 @@ PLACES = {
     "spread": "cli.spread:spread",
     "compact": "cli.compact:compact",
     "export": "cli.export:export",
+    "replay": "cli.replay:replay",
     "why": "cli.why:why",
     "audit": "cli.audit:audit",
     "report": "cli.report:report",
     "doctor": "cli.doctor:doctor",
+    "serve": "cli.serve:serve",
     "simweb": "sim.command:simweb",
 }
 """Where each command is, in the order of the help."""

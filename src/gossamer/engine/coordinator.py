@@ -27,6 +27,8 @@ from gossamer.settings import Settings
 
 log = logging.getLogger("gossamer.coordinator")
 _STEERING = {"pause": "paused", "resume": "running", "stop": "stopping"}
+LIMITS = frozenset(("max_pages", "max_seconds", "delay", "sites"))
+"""Settings that can be changed while a crawl runs."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -34,13 +36,21 @@ class Coordinator:
     """Serves workers, and people with questions, as long as the owner lives."""
 
     def __init__(
-        self, frontier: LocalFrontier, store: Store, *, linker: Linker, settings: Settings, folder: Path
+        self,
+        frontier: LocalFrontier,
+        store: Store,
+        *,
+        linker: Linker,
+        settings: Settings,
+        folder: Path,
+        limited: Callable[[Settings], None] = lambda _: None,
     ) -> None:
         self._frontier = frontier
         self._store = store
         self._linker = linker
         self._settings = settings
         self._folder = folder
+        self._limited = limited
         self._server: asyncio.Server | None = None
         self._place = ""
         self._sessions: set[asyncio.Task[None]] = set()
@@ -166,7 +176,9 @@ class Coordinator:
         if call.what == "counts":
             return await self._frontier.counts()
         if call.what == "sites":
-            return await self._frontier.sites()
+            return await self._frontier.sites(int(call.text or 100))
+        if call.what == "lanes":
+            return self._frontier.lanes()
         if call.what == "workers":
             return self.workers
         if call.what == "lookup":
@@ -176,6 +188,14 @@ class Coordinator:
         if call.what in _STEERING:
             return await self._frontier.steer(_STEERING[call.what])  # type: ignore[arg-type]
         raise ConfigError(f"nobody here knows what {call.what!r} means")
+
+    async def _limit(self, _: _Peer, call: wire.Limit) -> None:
+        changed = set(call.settings) - LIMITS
+        if changed:
+            raise ConfigError(f"{', '.join(sorted(changed))}: not changed while a crawl runs")
+        self._settings = configuration.build({**configuration.dump(self._settings), **call.settings})
+        await self._frontier.limit(self._settings)
+        self._limited(self._settings)
 
     _handlers: ClassVar[dict[type[Any], Callable[[Coordinator, _Peer, Any], Awaitable[Any]]]] = {
         wire.Hello: _hello,
@@ -187,6 +207,7 @@ class Coordinator:
         wire.Release: _release,
         wire.Idle: _idle,
         wire.Ask: _ask,
+        wire.Limit: _limit,
     }
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +18,8 @@ from gossamer.engine import wire
 from gossamer.engine.store import Result
 from gossamer.model import Counts, Grant, Lease, Outcome, Receipt, Request, SiteNote
 
+_CREDENTIALS = struct.Struct("3i")
+
 
 class Connection:
     """One connection to the owner; many calls may be under way on it at once."""
@@ -27,6 +31,15 @@ class Connection:
         self._last = 0
         self.gone = asyncio.Event()
         self._listening = asyncio.create_task(self._listen())
+
+    @property
+    def peer_pid(self) -> int:
+        """The owner's process; 0 where the system does not tell."""
+        own = self._writer.get_extra_info("socket")
+        option = getattr(socket, "SO_PEERCRED", None)
+        if own is None or option is None:
+            return 0
+        return int(_CREDENTIALS.unpack(own.getsockopt(socket.SOL_SOCKET, option, _CREDENTIALS.size))[0])
 
     async def call(self, call: wire.Call) -> Any:
         """Ask, and wait for the answer."""

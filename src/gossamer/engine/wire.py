@@ -66,13 +66,19 @@ class Idle(msgspec.Struct, tag="idle", frozen=True):
 
 
 class Ask(msgspec.Struct, tag="ask", frozen=True):
-    """A question or a wish from a person: counts, sites, site, lookup, pause, resume, stop."""
+    """A question or a wish from a person: counts, sites, site, lookup, lanes, workers, pause, resume, stop."""
 
     what: str
     text: str = ""
 
 
-Call = Hello | Add | AddUrls | Take | Extend | Commit | Release | Idle | Ask
+class Limit(msgspec.Struct, tag="limit", frozen=True):
+    """Settings of the running job that are to be as these are, from now on."""
+
+    settings: dict[str, Any]
+
+
+Call = Hello | Add | AddUrls | Take | Extend | Commit | Release | Idle | Ask | Limit
 
 
 class Frame(msgspec.Struct, array_like=True, frozen=True):
@@ -97,6 +103,7 @@ ANSWERS: dict[type[Any], Any] = {
     Release: None,
     Idle: None,
     Ask: Any,
+    Limit: None,
 }
 encode = msgspec.msgpack.Encoder().encode
 decode_frame = msgspec.msgpack.Decoder(Frame).decode

@@ -19,7 +19,7 @@ from gossamer.frontier.restore import restore
 from gossamer.frontier.schedule import Lane, Site
 from gossamer.frontier.settlement import Settlement
 from gossamer.frontier.state import State
-from gossamer.model import Counts, Grant, JobState, Lease, Outcome, Receipt, Request, SiteNote
+from gossamer.model import Counts, Grant, JobState, Lease, Outcome, Receipt, RegionView, Request, SiteNote
 from gossamer.settings import Settings
 
 log = logging.getLogger("gossamer.frontier")
@@ -325,6 +325,16 @@ class LocalFrontier:
     async def _keep_job(self, job: JobState) -> None:
         await self._write(Change(job=job))
         self._state.job = job
+
+    async def limit(self, settings: Settings) -> None:
+        """Go on with these settings, of which only limits and delays are others than before."""
+        async with self._lock:
+            self._state.limit(settings)
+        self._tell()
+
+    def lanes(self) -> RegionView:
+        """The lanes in which something waits or is leased."""
+        return self._state.schedule.lanes(self._clock.monotonic())
 
     async def lookup(self, url: str) -> Mapping[str, Any] | None:
         return await self.find(urls.fingerprint(self.secret, url))

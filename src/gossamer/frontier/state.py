@@ -63,6 +63,12 @@ class State:
         site.asked_delay = asked_delay
         site.delay = max(self.settings.for_site(site.name).delay or 0.0, asked_delay)
 
+    def limit(self, settings: Settings) -> None:
+        """Heed other limits and delays from now on; leases that are out keep the delay that they were given."""
+        self.settings = self.schedule.settings = settings
+        for site in self.schedule.sites.values():
+            self.slow_down(site, site.asked_delay)
+
     def plan_urls(self, change: Change, requests: Sequence[Request], parent: int) -> None:
         """Number the requests that are new, and put them into the change; `forget` takes that back."""
         for request in requests:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from gossamer.addresses import has_password, masked
 from gossamer.errors import ConfigError, SinkError, SinkFull
 from gossamer.settings import Settings
+from gossamer.sink.aside import AsideSink
 from gossamer.sink.base import Opening, Opens, Sink
 
 __all__ = [
@@ -124,7 +125,7 @@ def open_sinks(settings: Settings, folder: Path, marks: Mapping[str, int]) -> li
     check_sinks(names)
     if shared_folder(names) is not None:
         raise ConfigError("jsonl:/path is for a fleet's workers", hint="on one machine, --job /path keeps it all there")
-    return _joined([_open(name, folder, settings, marks=marks) for name in names])
+    return [*_joined([_open(name, folder, settings, marks=marks) for name in names]), AsideSink(folder, marks)]
 
 
 def fleet_sinks(settings: Settings, folder: Path, worker: str) -> list[Sink]:

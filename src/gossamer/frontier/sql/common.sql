@@ -78,6 +78,9 @@ UPDATE gossamer_shards SET allowance = $2, reserved = $3 WHERE shard = $1
 -- name: read_root
 SELECT format, revision, settings, secret, placement, made FROM gossamer_jobs WHERE $1 >= 0 AND digest = $2
 
+-- name: list_jobs
+SELECT name FROM gossamer_jobs WHERE $1 >= 0 ORDER BY name LIMIT 1000
+
 -- name: propose_root
 UPDATE gossamer_jobs SET placement = COALESCE(placement, $3) WHERE $1 >= 0 AND digest = $2
 

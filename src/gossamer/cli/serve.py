@@ -1,0 +1,93 @@
+"""The command that serves the API and the dashboard."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gossamer.addresses import masked
+from gossamer.cli.exits import Exit
+from gossamer.cli.options import given, settings_options
+from gossamer.cli.start import read_settings, run
+from gossamer.cli.terminal import log_to_stderr, say
+from gossamer.errors import ConfigError
+from gossamer.fleet import SCHEMES
+
+
+@click.command()
+@click.argument("jobs", nargs=-1, metavar="[JOB...]")
+@click.option("--crawls", type=click.Path(path_type=Path, file_okay=False), default=Path("crawls"),
+              help="Folder with the jobs of this machine.  [default: crawls]")  # fmt: skip
+@click.option("--frontier", default="", metavar="URL", envvar="GOSSAMER_FRONTIER", help="Serve the jobs of a fleet.")
+@click.option("--host", default="127.0.0.1", help="Address to listen on; others need a token.  [default: 127.0.0.1]")
+@click.option("--port", type=click.IntRange(0, 65_535), default=8090, help="Port; 0 takes a free one. [default: 8090]")
+@click.option("--only", type=click.Choice(["tasks", "pages"]), default=None, help="Serve only this part.")
+@click.option("--read-token-file", type=click.Path(path_type=Path, dir_okay=False), help="File with the token to read.")
+@click.option("--write-token-file", type=click.Path(path_type=Path, dir_okay=False),
+              help="File with the token to do everything.")  # fmt: skip
+@click.option("--allow-host", "allow_hosts", multiple=True, metavar="NAME", help="A name that this service goes by.")
+@click.option("--offer", "offers", multiple=True, metavar="NAME=FILE.py", help="A spider that submissions may name.")
+@click.option("--most", type=click.IntRange(1, 1000), default=8, help="Crawls at once that it starts.  [default: 8]")
+@click.option("--rate", type=click.FloatRange(1, 100_000), default=100.0,
+              help="Requests a second from one address.  [default: 100]")  # fmt: skip
+@settings_options
+def serve(
+    jobs: tuple[str, ...],
+    crawls: Path,
+    frontier: str,
+    host: str,
+    port: int,
+    only: Any,
+    read_token_file: Path | None,
+    write_token_file: Path | None,
+    allow_hosts: tuple[str, ...],
+    offers: tuple[str, ...],
+    most: int,
+    rate: float,
+    **options: Any,
+) -> int:
+    """Serve an API and a dashboard for the jobs of this machine, or of a fleet.
+
+    Settings are those of jobs that are submitted; what they may change of them is in docs/reference/api.md. JOB names
+    jobs of a fleet that its frontier does not list. Tokens are in GOSSAMER_READ_TOKEN and GOSSAMER_WRITE_TOKEN.
+    """
+    try:
+        from gossamer.service.run import Options, check_address, parse_offers
+        from gossamer.service.run import serve as run_service
+        from gossamer.service.tokens import VARIABLES, read_tokens
+    except ImportError as missing:
+        raise ConfigError(
+            "the service needs the starlette and uvicorn packages", hint="pip install 'gossamer[service]'"
+        ) from missing
+    log_to_stderr(False)
+    if frontier and not frontier.startswith(SCHEMES):
+        raise ConfigError(f"--frontier {masked(frontier)}: no fleet's frontier", hint="as in redis://host:6379/0")
+    tokens = read_tokens(os.environ, {"read": read_token_file, "write": write_token_file})
+    for variable in VARIABLES.values():
+        # No process that this one starts has any use for them.
+        os.environ.pop(variable, None)
+    check_address(host, tokens)
+    if "://" in "".join(jobs):
+        raise ConfigError("JOB is a name, not a URL", hint="gossamer serve --frontier URL JOB...")
+    chosen = Options(
+        crawls=crawls,
+        frontier=frontier,
+        jobs=jobs,
+        host=host,
+        port=port,
+        only=only or "",
+        allow_hosts=allow_hosts,
+        spiders=parse_offers(offers),
+        most=most,
+        rate=rate,
+    )
+    base = read_settings(None, given(options))
+    run(run_service(chosen, base, tokens, told=_told))
+    return Exit.OK
+
+
+def _told(address: str) -> None:
+    say(f"serving on {address}")

@@ -1,0 +1,87 @@
+"""What happened, and why: faults with examples, rests between requests, the story of a URL, the audit of a site."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import msgspec
+
+from gossamer import urls
+from gossamer.cli.audit import report
+from gossamer.history import Sent, walked
+from gossamer.inquiry import Inquiry
+from gossamer.service.asked import AskAudit, AskWhy, Nothing
+from gossamer.service.desk import Desk, one_url
+from gossamer.service.routing import Asked, Endpoint, Refused
+from gossamer.service.shapes import Faults, Politeness
+from gossamer.story import tell
+
+_MOST_STEPS = 100_000
+_MOST_ATTEMPTS = 200
+
+
+class Answers:
+    """Handlers of questions about the past."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    def endpoints(self) -> list[Endpoint]:
+        """The lines of the table."""
+        fixed: dict[str, Any] = {"method": "GET", "tag": "answers", "part": "tasks"}
+        return [
+            Endpoint(path="/api/jobs/{job}/errors", handler=self.faults, answer=Faults,
+                     summary="What went wrong, with examples.", **fixed),
+            Endpoint(path="/api/jobs/{job}/politeness", handler=self.politeness, answer=Politeness,
+                     summary="The rests between requests to a site, as a histogram.", **fixed),
+            Endpoint(path="/api/jobs/{job}/why", handler=self.why, query=AskWhy, answer=dict[str, Any],
+                     summary="The whole story of a URL, as `gossamer why --json` tells it.", **fixed),
+            Endpoint(path="/api/jobs/{job}/audit", handler=self.audit, query=AskAudit, answer=dict[str, Any],
+                     summary="Every request to a site, as `gossamer audit --json` tells it; the newest are listed.",
+                     **fixed),
+        ]  # fmt: skip
+
+    async def faults(self, asked: Asked[Nothing, None]) -> Faults:
+        watched = await self._desk.watch.ask(asked.path["job"])
+        return watched.tally.faults(watched.name)
+
+    async def politeness(self, asked: Asked[Nothing, None]) -> Politeness:
+        watched = await self._desk.watch.ask(asked.path["job"])
+        return watched.tally.politeness(watched.name)
+
+    async def _inquiry(self, name: str) -> Inquiry:
+        watched = await self._desk.watch.ask(name)
+        reached = await self._desk.directory.reach(name)
+        state = "resting" if watched.state in ("failed", "starting") else watched.state
+        return Inquiry(name, reached.settings, reached.folder, state, reached.lookup, reached.site)
+
+    async def why(self, asked: Asked[AskWhy, None]) -> dict[str, Any]:
+        inquiry = await self._inquiry(asked.path["job"])
+        url, page = one_url(asked.query.url), one_url(asked.query.page) if asked.query.page else ""
+        async with self._desk.reading.turn():
+            found = await tell(inquiry, url, page=page, now=self._desk.clock.epoch())
+        attempts = found["attempts"]
+        plain = msgspec.to_builtins({**found, "attempts": attempts[-_MOST_ATTEMPTS:], "all_attempts": len(attempts)})
+        return dict(plain)
+
+    async def audit(self, asked: Asked[AskAudit, None]) -> dict[str, Any]:
+        inquiry, query = await self._inquiry(asked.path["job"]), asked.query
+        host = urls.host_port(one_url(query.site))
+        name = urls.registered_domain(host) if inquiry.settings.site_by == "domain" else host
+        site = await inquiry.site(name)
+        if site is None:
+            raise Refused(404, f"{name} is no site of this job")
+
+        def read() -> dict[str, Any]:
+            steps: deque[Sent] = deque(maxlen=_MOST_STEPS)
+            counted = 0
+            for one in walked(inquiry.folder, name, inquiry.settings):
+                if query.since <= one.step.at < query.until:
+                    steps.append(one)
+                    counted += 1
+            found = report(inquiry, name, site, list(steps))
+            listed = found["requests"][-query.limit :]
+            return {**found, "requests": listed, "all_requests": counted, "read": len(steps)}
+
+        return await self._desk.reading.read(read)

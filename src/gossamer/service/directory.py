@@ -1,0 +1,264 @@
+"""The jobs of a service: those in one folder of crawls, or those on one fleet's frontier."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from gossamer import job as jobs
+from gossamer.clock import Clock
+from gossamer.engine.extractor import make_spider
+from gossamer.errors import JobMissing
+from gossamer.fleet import open_fleet
+from gossamer.frontier.listing import list_jobs
+from gossamer.service.launch import Launcher, make_folder
+from gossamer.service.reach import OnFleet, Reached, Resting, Running
+from gossamer.service.routing import Refused
+from gossamer.service.shapes import JOB_NAME
+from gossamer.settings import Settings
+from gossamer.sink import shared_folder
+from gossamer.takeover import begin
+
+MOST_JOBS = 1000
+_MOST_OPEN = 64
+_LIST_SECONDS = 10.0
+_NAME = re.compile(JOB_NAME)
+
+
+class Directory(Protocol):
+    """Where jobs are found by their names, and made."""
+
+    place: str
+    may_start: bool
+
+    async def names(self) -> Sequence[str]:
+        """The jobs that there are, in order."""
+        ...
+
+    async def live(self) -> Sequence[str]:
+        """Those that are worth a look every second."""
+        ...
+
+    def problem(self, name: str) -> str:
+        """Why the last run of a job failed; empty if it did not."""
+        ...
+
+    def is_starting(self, name: str) -> bool:
+        """Whether a job was started and cannot be asked yet."""
+        ...
+
+    def is_ending(self, name: str) -> bool:
+        """Whether the process of a job's run has not ended, though there is nothing more to do."""
+        ...
+
+    async def reach(self, name: str) -> Reached:
+        """A job, to be asked; JobMissing if there is none of that name."""
+        ...
+
+    async def submit(self, name: str, settings: Settings, urls: Sequence[str]) -> int:
+        """Make a job and let it run; how many of the URLs were new."""
+        ...
+
+    async def resume(self, name: str) -> None:
+        """Let a job go on that is paused, or that nobody runs."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+class _Open:
+    """Jobs that were reached, the ones asked last; those that are gone are reached anew."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[str, Reached] = OrderedDict()
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    async def get(self, name: str) -> Reached | None:
+        found = self._open.get(name)
+        if found is not None and found.is_gone:
+            del self._open[name]
+            await found.aclose()
+            return None
+        if found is not None:
+            self._open.move_to_end(name)
+        return found
+
+    def lock(self, name: str) -> asyncio.Lock:
+        return self._locks.setdefault(name, asyncio.Lock())
+
+    async def put(self, name: str, reached: Reached) -> None:
+        self._open[name] = reached
+        if len(self._open) > _MOST_OPEN:
+            oldest, gone = self._open.popitem(last=False)
+            self._locks.pop(oldest, None)
+            await gone.aclose()
+
+    async def drop(self, name: str) -> None:
+        found = self._open.pop(name, None)
+        if found is not None:
+            await found.aclose()
+
+    async def aclose(self) -> None:
+        for reached in self._open.values():
+            await reached.aclose()
+        self._open.clear()
+
+
+class Crawls:
+    """Jobs in a folder, each run by a process of its own; the service starts such processes."""
+
+    place = "embedded"
+
+    def __init__(self, root: Path, *, clock: Clock, most: int) -> None:
+        self._root = root
+        self._clock = clock
+        self._open = _Open()
+        self._launcher = Launcher(root, most=most)
+        self.may_start = True
+
+    async def names(self) -> Sequence[str]:
+        return await asyncio.to_thread(self._names)
+
+    def _names(self) -> list[str]:
+        try:
+            found = [
+                path.name
+                for path in self._root.iterdir()
+                if _NAME.fullmatch(path.name)
+                and ((path / jobs.FRONTIER).exists() or self._launcher.is_starting(path.name))
+            ]
+        except OSError:
+            return []
+        known = {*found, *(name for name in self._launcher.problems if (self._root / name).is_dir())}
+        return sorted(known)[:MOST_JOBS]
+
+    async def live(self) -> Sequence[str]:
+        return [name for name in await self.names() if (self._root / name / "socket").exists()]
+
+    def problem(self, name: str) -> str:
+        return self._launcher.problems.get(name, "")
+
+    def is_starting(self, name: str) -> bool:
+        return self._launcher.is_starting(name)
+
+    def is_ending(self, name: str) -> bool:
+        return self._launcher.is_ending(name)
+
+    async def reach(self, name: str) -> Reached:
+        async with self._open.lock(_checked(name)):
+            found = await self._open.get(name)
+            if found is None:
+                found = await self._reach(self._root / name, name)
+                await self._open.put(name, found)
+            return found
+
+    async def _reach(self, folder: Path, name: str) -> Reached:
+        try:
+            found = await Running.open(folder, clock=self._clock)
+            self._launcher.arrived(name)
+            return found
+        except JobMissing:
+            if not (folder / jobs.FRONTIER).exists():
+                if self._launcher.is_starting(name):
+                    raise Refused(409, "the job is being started", hint="ask again in a moment") from None
+                if problem := self.problem(name):
+                    raise Refused(409, f"the job could not be started: {problem}") from None
+                raise JobMissing(f"there is no job {name!r}") from None
+            return Resting(folder, clock=self._clock)
+
+    async def submit(self, name: str, settings: Settings, urls: Sequence[str]) -> int:
+        await asyncio.to_thread(make_folder, self._root, name, settings)
+        await self._launcher.start(name, urls, max_seconds=settings.max_seconds)
+        return len(urls)
+
+    async def resume(self, name: str) -> None:
+        reached = await self.reach(name)
+        if isinstance(reached, Resting):
+            await self._open.drop(name)
+            await self._launcher.start(name, ())
+        else:
+            await reached.steer("running")
+
+    async def aclose(self) -> None:
+        await self._open.aclose()
+        await self._launcher.aclose()
+
+
+class OnFrontier:
+    """Jobs on a fleet's frontier; workers elsewhere run them."""
+
+    place = "fleet"
+
+    def __init__(self, url: str, root: Path, *, clock: Clock, named: Sequence[str] = ()) -> None:
+        self._url = url
+        self._root = root
+        self._clock = clock
+        self._named = set(named)
+        self._open = _Open()
+        self._names: list[str] = []
+        self._listed_at: float | None = None
+        self.may_start = True
+
+    async def names(self) -> Sequence[str]:
+        now = self._clock.monotonic()
+        if self._listed_at is None or now - self._listed_at > _LIST_SECONDS:
+            self._listed_at = now
+            found = await list_jobs(self._url)
+            self._names = sorted({name for name in (*found, *self._named) if _NAME.fullmatch(name)})[:MOST_JOBS]
+        return self._names
+
+    async def live(self) -> Sequence[str]:
+        return await self.names()
+
+    def problem(self, name: str) -> str:
+        return ""
+
+    def is_starting(self, name: str) -> bool:
+        return False
+
+    def is_ending(self, name: str) -> bool:
+        return False
+
+    async def reach(self, name: str) -> Reached:
+        async with self._open.lock(_checked(name)):
+            found = await self._open.get(name)
+            if found is None:
+                found = await OnFleet.open(self._url, name, self._root / name)
+                await self._open.put(name, found)
+            return found
+
+    async def submit(self, name: str, settings: Settings, urls: Sequence[str]) -> int:
+        if shared_folder(settings.sink) is None and not self._url.startswith("folder:/"):
+            raise Refused(
+                409,
+                "workers on several machines need one place for what they store",
+                hint="the operator names it: gossamer serve --sink jsonl:/mnt/shared/crawl",
+            )
+        if name in await list_jobs(self._url):
+            raise Refused(409, f"there is a job {name!r} already", hint="choose another name, or resume it")
+        # A spider that cannot be loaded is found out before anything is kept.
+        await asyncio.to_thread(make_spider, settings)
+        fleet = await open_fleet(self._url, name, settings)
+        try:
+            added = await begin(fleet, settings, urls)
+        finally:
+            await fleet.aclose()
+        self._named.add(name)
+        self._listed_at = None
+        return added
+
+    async def resume(self, name: str) -> None:
+        await (await self.reach(name)).steer("running")
+
+    async def aclose(self) -> None:
+        await self._open.aclose()
+
+
+def _checked(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise JobMissing(f"there is no job {name[:100]!r}")
+    return name

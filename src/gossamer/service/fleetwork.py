@@ -1,0 +1,97 @@
+"""The fleet: who works on a job, on which sites, and how many could."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gossamer.cli.fleet_status import merged
+from gossamer.engine.pulse import is_live
+from gossamer.model import Pulse, RegionView
+from gossamer.service.asked import AskScale, AskScaleOf, Nothing
+from gossamer.service.desk import Desk
+from gossamer.service.routing import Asked, Endpoint, Refused
+from gossamer.service.shapes import Region, Regions, Scale, Shards, Worker, Workers
+from gossamer.service.watch import Watched
+
+
+class FleetWork:
+    """Handlers of workers, shards, regions and advice."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    def endpoints(self) -> list[Endpoint]:
+        """The lines of the table."""
+
+        def line(path: str, handler: Any, summary: str, answer: Any, query: Any = Nothing) -> Endpoint:
+            return Endpoint(
+                method="GET", path=path, handler=handler, summary=summary, tag="fleet", query=query, answer=answer,
+                refusals=(404, 409, 503), part="tasks",
+            )  # fmt: skip
+
+        return [
+            line("/api/jobs/{job}/workers", self.workers, "The workers of a job.", Workers),
+            line("/api/jobs/{job}/shards", self.shards, "The shards of a job's frontier.", Shards),
+            line("/api/jobs/{job}/regions", self.regions, "The regions of a job.", Regions),
+            line("/api/jobs/{job}/scale", self.scale, "How many workers a job can feed.", Scale, AskScale),
+            line("/api/scale", self.scale_one, "The same for the only job that runs, for autoscalers.", Scale,
+                 AskScaleOf),
+        ]  # fmt: skip
+
+    async def workers(self, asked: Asked[Nothing, None]) -> Workers:
+        watched = await self._desk.watch.ask(asked.path["job"])
+        found = [_worker(pulse, watched) for pulse in watched.pulses]
+        found.sort(key=lambda worker: (worker.live, worker.left, -worker.rate, worker.worker))
+        return Workers(job=watched.name, workers=found)
+
+    async def shards(self, asked: Asked[Nothing, None]) -> Shards:
+        reached = await self._desk.directory.reach(asked.path["job"])
+        return Shards(job=asked.path["job"], shards=await reached.shards())
+
+    async def regions(self, asked: Asked[Nothing, None]) -> Regions:
+        name = asked.path["job"]
+        watched = await self._desk.watch.ask(name)
+        reached = await self._desk.directory.reach(name)
+        views = merged(await reached.shards())
+        live = [pulse for pulse in watched.pulses if is_live(pulse)]
+        found = [
+            Region(
+                region=region,
+                workers=sum(pulse.region == region for pulse in live),
+                rate=round(sum(pulse.rate for pulse in live if pulse.region == region), 2),
+                **msgspec.structs.asdict(views.get(region, RegionView())),
+            )
+            for region in sorted({*views, *(pulse.region for pulse in live)})
+        ]
+        return Regions(job=name, regions=found)
+
+    async def scale(self, asked: Asked[AskScale, None]) -> Scale:
+        return await self._advise(asked.path["job"], asked.query)
+
+    async def scale_one(self, asked: Asked[AskScaleOf, None]) -> Scale:
+        name = asked.query.job
+        if name is None:
+            running = [one.name for one in self._desk.watch.watched if one.state in ("running", "paused", "starting")]
+            if len(running) != 1:
+                raise Refused(409, f"{len(running)} jobs run: which one?", hint="/api/scale?job=NAME")
+            name = running[0]
+        return await self._advise(name, asked.query)
+
+    async def _advise(self, name: str, query: AskScale) -> Scale:
+        reached = await self._desk.directory.reach(name)
+        advice = await reached.advice(query.min, query.max)
+        return Scale(job=name, **msgspec.structs.asdict(advice))
+
+
+def _worker(pulse: Pulse, watched: Watched) -> Worker:
+    """A worker; what an embedded one does not tell of itself is taken from its trail."""
+    plain = {name: getattr(pulse, name) for name in Pulse.__struct_fields__}
+    if not pulse.pages:
+        plain["pages"] = watched.tally.workers[pulse.worker]
+    if not pulse.rate and is_live(pulse):
+        plain["rate"] = round(watched.worker_rate(pulse.worker), 2)
+    if len(watched.pulses) == 1 and watched.counts is not None:
+        plain["active"] = watched.counts.active_sites
+    return Worker(live=is_live(pulse), **plain)

@@ -1,0 +1,128 @@
+"""Stored pages: searched, looked up, with their versions and bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from starlette.responses import Response, StreamingResponse
+
+from gossamer.errors import ConfigError
+from gossamer.model import PageRow
+from gossamer.service.asked import AskBody, AskPages, AskUrl
+from gossamer.service.desk import Desk, cursor_of, one_url, position_of
+from gossamer.service.routing import Asked, Endpoint, Refused
+from gossamer.service.rows import Place, Wanted, search, versions
+from gossamer.service.shapes import Page, PageList, Versions
+from gossamer.service.tasks import keeps_bodies
+from gossamer.settings import Settings
+
+_TYPE = "application/octet-stream"
+_FENCED = {
+    # Whatever the page is, a browser that shows it shows it as nothing that could run.
+    "content-disposition": 'attachment; filename="body"',
+    "content-security-policy": "sandbox; default-src 'none'",
+    "x-content-type-options": "nosniff",
+}
+
+
+class PagesView:
+    """Handlers of stored pages."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    def endpoints(self) -> list[Endpoint]:
+        """The lines of the table."""
+        fixed: dict[str, Any] = {"method": "GET", "tag": "pages", "part": "pages", "refusals": (409,)}
+        return [
+            Endpoint(path="/api/jobs/{job}/pages", handler=self.search, query=AskPages, answer=PageList,
+                     summary="Stored pages that match, the newest first.", **fixed),
+            Endpoint(path="/api/jobs/{job}/page", handler=self.look_up, query=AskUrl, answer=Page,
+                     summary="A page, as it was stored last.", **fixed),
+            Endpoint(path="/api/jobs/{job}/versions", handler=self.versions, query=AskUrl, answer=Versions,
+                     summary="Every stored visit of a page, the newest first.", **fixed),
+            Endpoint(path="/api/jobs/{job}/body", handler=self.body, query=AskBody, media=_TYPE,
+                     summary="The body of a page, as it was decoded; `x-stored-type` is what the server called it.",
+                     **fixed),
+        ]  # fmt: skip
+
+    async def _folder(self, job: str) -> tuple[Path, Settings]:
+        reached = await self._desk.directory.reach(job)
+        return reached.folder, reached.settings
+
+    async def search(self, asked: Asked[AskPages, None]) -> PageList:
+        job, query = asked.path["job"], asked.query
+        folder, settings = await self._folder(job)
+        place = position_of(query.cursor, Place, Place("", 0)) if query.cursor is not None else None
+        wanted = Wanted(
+            site=query.site.lower() if query.site is not None else None,
+            site_by=settings.site_by,
+            status=query.status,
+            since=query.since,
+            until=query.until,
+            prefix=query.prefix,
+        )
+        try:
+            found, going_on = await self._desk.reading.read(lambda: search(folder, wanted, place, query.limit))
+        except ConfigError as error:
+            raise Refused(409, str(error), hint=error.hint) from None
+        pages = [_page(row, settings) for row in found]
+        return PageList(job=job, pages=pages, next=None if going_on is None else cursor_of(going_on))
+
+    async def _versions(self, job: str, url: str) -> Versions:
+        folder, settings = await self._folder(job)
+        url = one_url(url)
+        try:
+            found = await self._desk.reading.read(lambda: versions(folder, url))
+        except ConfigError as error:
+            raise Refused(409, str(error), hint=error.hint) from None
+        return Versions(job=job, url=url, versions=[_page(row, settings) for row in found])
+
+    async def versions(self, asked: Asked[AskUrl, None]) -> Versions:
+        return await self._versions(asked.path["job"], asked.query.url)
+
+    async def look_up(self, asked: Asked[AskUrl, None]) -> Page:
+        found = await self._versions(asked.path["job"], asked.query.url)
+        if not found.versions:
+            raise Refused(404, "this page was not stored", hint="`why` tells what became of a URL")
+        return found.versions[0]
+
+    async def body(self, asked: Asked[AskBody, None]) -> Response:
+        folder, settings = await self._folder(asked.path["job"])
+        if not keeps_bodies(settings):
+            raise Refused(409, "no sink of this job keeps whole pages", hint="crawl with --sink warc beside jsonl")
+        url, at = one_url(asked.query.url), asked.query.at
+        kind, pieces = await self._desk.reading.read(lambda: _body(folder, url, at))
+        return StreamingResponse(pieces, 200, {**_FENCED, "x-stored-type": kind}, _TYPE)
+
+
+def _page(row: PageRow, settings: Settings) -> Page:
+    plain = {name: getattr(row, name) for name in Page.__struct_fields__ if name != "has_body"}
+    return Page(has_body=bool(row.status) and keeps_bodies(settings), **plain)
+
+
+def _body(folder: Path, url: str, at: float | None) -> tuple[str, Iterator[bytes]]:
+    from gossamer.stored import open_stored
+
+    stored = open_stored(folder)
+    try:
+        version = stored.find(url, at)
+        if version is None:
+            raise Refused(404, "the body of this page was not stored")
+        pieces = stored.stream(version)
+        first = next(pieces, b"")
+    except BaseException:
+        stored.close()
+        raise
+
+    def rest() -> Iterator[bytes]:
+        try:
+            yield first
+            yield from pieces
+        finally:
+            stored.close()
+
+    kind = version.type.encode("ascii", "replace").decode()
+    return "".join(sign for sign in kind if sign.isprintable())[:200], rest()

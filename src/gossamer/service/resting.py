@@ -1,0 +1,128 @@
+"""A frontier's file that nobody owns, counted: it is only read, and read anew when it has changed."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import msgspec
+
+from gossamer.frontier.sqlite_look import translated
+from gossamer.model import Counts
+from gossamer.settings import Settings
+
+_MOST_SITES = 10_000
+_DONE, _FAILED, _SKIPPED = 1, 2, 4
+
+
+class Survey:
+    """The figures of one file. They are what is written down: what was queued in memory only is not there to count."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = Lock()
+        self._stamp = _stamp(path)
+        self._counts: Counts | None = None
+        self._sites: list[dict[str, Any]] | None = None
+
+    @property
+    def is_old(self) -> bool:
+        """Whether the file has changed since this was made."""
+        return _stamp(self._path) != self._stamp
+
+    def counts(self, settings: Settings) -> Counts:
+        """The counts, but for what is kept of sites and of time only by a running crawl."""
+        with self._lock:
+            if self._counts is None:
+                self._counts = self._read(_count)
+            found = self._counts
+        is_full = settings.max_pages is not None and found.stored >= settings.max_pages
+        is_done = is_full or not (found.queued + found.delayed)
+        return msgspec.structs.replace(found, job="finished" if is_done else "running", finished=is_done)
+
+    def sites(self, limit: int, settings: Settings) -> list[Mapping[str, Any]]:
+        """The sites with the most queued requests."""
+        with self._lock:
+            if self._sites is None:
+                self._sites = self._read(_list_sites)
+            found = self._sites
+        return [
+            {**site, "delay": max(site["delay"], settings.for_site(site["site"]).delay or 0.0), "hold": 0.0}
+            for site in found[:limit]
+        ]
+
+    def _read(self, work: Any) -> Any:
+        log = self._path.with_name(self._path.name + "-wal")
+        how = "mode=ro" if log.exists() and log.stat().st_size else "immutable=1"
+        try:
+            connection = sqlite3.connect(f"{self._path.absolute().as_uri()}?{how}", uri=True)
+            try:
+                return work(connection)
+            finally:
+                connection.close()
+        except sqlite3.Error as error:
+            raise translated(error, self._path) from error
+
+
+def survey(path: Path) -> Survey:
+    """Look at a file; nothing is read before somebody asks."""
+    return Survey(path)
+
+
+def _stamp(path: Path) -> tuple[float, ...]:
+    found: list[float] = []
+    for one in (path, path.with_name(path.name + "-wal")):
+        try:
+            about = one.stat()
+            found += [about.st_mtime, about.st_size]
+        except OSError:
+            found += [0.0, 0.0]
+    return tuple(found)
+
+
+def _count(connection: sqlite3.Connection) -> Counts:
+    known = _number(connection, "SELECT max(number) FROM urls")
+    sites = _number(connection, "SELECT max(number) FROM sites")
+    stored = _number(connection, "SELECT count(*) FROM outcomes WHERE status IN (1, 2)")
+    # The last final word on each URL.
+    rows = connection.execute(
+        "SELECT status, count(*) FROM (SELECT status, max(row) FROM outcomes WHERE status IN (1, 2, 4) GROUP BY url)"
+        " GROUP BY status"
+    )
+    ends = dict(rows.fetchall())
+    given_up = _number(
+        connection,
+        "SELECT count(*) FROM urls WHERE site IN (SELECT number FROM sites WHERE closed != '') AND number NOT IN"
+        " (SELECT url FROM outcomes WHERE status IN (1, 2, 4))",
+    ) if _number(connection, "SELECT count(*) FROM sites WHERE closed != ''") else 0  # fmt: skip
+    done, failed, skipped = (int(ends.get(status, 0)) for status in (_DONE, _FAILED, _SKIPPED))
+    return Counts(
+        known=known,
+        sites=sites,
+        stored=stored,
+        done=done,
+        failed=failed + given_up,
+        skipped=skipped,
+        queued=max(0, known - done - failed - skipped - given_up),
+    )
+
+
+def _number(connection: sqlite3.Connection, query: str) -> int:
+    return int(connection.execute(query).fetchone()[0] or 0)
+
+
+def _list_sites(connection: sqlite3.Connection) -> list[dict[str, Any]]:
+    rows = connection.execute(
+        "SELECT s.name, s.delay, s.closed, count(u.number) - count(o.url), count(o.stored) FROM sites s"
+        " JOIN urls u ON u.site = s.number LEFT JOIN"
+        " (SELECT url, max(CASE WHEN status IN (1, 2) THEN 1 END) AS stored FROM outcomes WHERE status IN (1, 2, 4)"
+        " GROUP BY url) o ON o.url = u.number GROUP BY s.number ORDER BY 4 DESC LIMIT ?",
+        (_MOST_SITES,),
+    )
+    return [
+        {"site": name, "delay": delay or 0.0, "closed": closed or "", "queued": queued, "stored": stored}
+        for name, delay, closed, queued, stored in rows
+    ]

@@ -1,0 +1,155 @@
+"""The lines of stored pages, found in the files that crawls write: the newest first, some at a time."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from gossamer import urls
+from gossamer.errors import ConfigError
+from gossamer.model import PageRow
+from gossamer.sink import segments
+from gossamer.sink.jsonl import PAGES
+
+_CHUNK_BYTES = 1024 * 1024
+_LOOK_BYTES = 64 * 1024 * 1024
+"""What one search reads at most; the next one goes on there."""
+_MOST_VERSIONS = 1000
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """Where a search goes on: before this byte of this file."""
+
+    file: str
+    before: int
+
+
+class _Line(msgspec.Struct):
+    """A line of a segment, as far as it is needed here."""
+
+    page: PageRow
+
+
+_decode_row = msgspec.json.Decoder(PageRow).decode
+_decode_line = msgspec.json.Decoder(_Line).decode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a page must be like; what is None does not matter."""
+
+    site: str | None = None
+    site_by: str = "host"
+    status: int | None = None
+    since: float | None = None
+    until: float | None = None
+    prefix: str = ""
+
+    def fits(self, row: PageRow) -> bool:
+        """Whether a page is so."""
+        return (
+            (self.status is None or row.status == self.status)
+            and (self.since is None or row.fetched_at >= self.since)
+            and (self.until is None or row.fetched_at < self.until)
+            and row.url.startswith(self.prefix)
+            and (self.site is None or urls.site(row.url, by=self.site_by) == self.site)
+        )
+
+    def needles(self) -> tuple[bytes, ...]:
+        """Texts of which one is in every line that fits: looking for them is quicker than reading the line."""
+        beginnings: tuple[str, ...] = ()
+        if self.prefix:
+            beginnings = (self.prefix,)
+        elif self.site is not None and self.site_by == "host":
+            beginnings = (f"http://{self.site}/", f"https://{self.site}/")
+        found = tuple(b'{"url":' + msgspec.json.encode(text)[:-1] for text in beginnings)
+        if not found and self.status is not None:
+            found = (b'"status":%d,' % self.status,)
+        return found
+
+
+def search(folder: Path, wanted: Wanted, place: Place | None, limit: int) -> tuple[list[PageRow], Place | None]:
+    """Pages that fit, the newest first, and where to go on; None when all was looked at."""
+    files = _files(folder)
+    names = [path.name for path in files]
+    if place is not None and place.file not in names:
+        return [], None
+    first = 0 if place is None else names.index(place.file)
+    found: list[PageRow] = []
+    left, needles = _LOOK_BYTES, wanted.needles()
+    for path in files[first:]:
+        before = place.before if place is not None and place.file == path.name else path.stat().st_size
+        for begin, line in _backwards(path, before):
+            left -= len(line)
+            may_fit = not needles or any(needle in line for needle in needles)
+            if may_fit and (row := _row(line)) is not None and wanted.fits(row):
+                found.append(row)
+            if len(found) >= limit or left <= 0:
+                return found, Place(path.name, begin)
+    return found, None
+
+
+def versions(folder: Path, url: str) -> list[PageRow]:
+    """Every stored row of one URL, the newest first."""
+    needle = b'{"url":' + msgspec.json.encode(url) + b","
+    found: list[PageRow] = []
+    for path in _files(folder):
+        with path.open("rb") as file:
+            if not path.stat().st_size:
+                continue
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
+                at = memory.rfind(needle)
+                while at >= 0 and len(found) < _MOST_VERSIONS:
+                    begin, end = memory.rfind(b"\n", 0, at) + 1, memory.find(b"\n", at)
+                    if end >= 0 and (row := _row(memory[begin:end])) is not None and row.url == url:
+                        found.append(row)
+                    at = memory.rfind(needle, 0, at)
+    # A commit that was repeated leaves two lines of one visit.
+    unlike = {(row.fetched_at, row.digest): row for row in found}
+    return sorted(unlike.values(), key=lambda row: -row.fetched_at)
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files with lines of pages, the newest first."""
+    parts = list((folder / segments.FOLDER).glob(f"*{segments.SUFFIX}"))
+    if parts:
+        return sorted(parts, key=lambda path: (-path.stat().st_mtime, path.name))
+    whole = folder / PAGES
+    if whole.exists():
+        return [whole]
+    if any(folder.glob(f"{PAGES}.*")):
+        raise ConfigError("the pages of this job are kept compressed, and cannot be searched", hint="use --sink jsonl")
+    return []
+
+
+def _backwards(path: Path, before: int) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file that end before a byte, the last one first, each with the byte that it begins at."""
+    with path.open("rb") as file:
+        rest, end = b"", before
+        while end > 0:
+            begin = max(0, end - _CHUNK_BYTES)
+            file.seek(begin)
+            data = file.read(end - begin) + rest
+            lines = data.split(b"\n")
+            # What comes first may be the end of a line that begins in the chunk before.
+            rest = lines[0]
+            at = begin + len(data)
+            for line in reversed(lines[1:]):
+                at -= len(line)
+                if line:
+                    yield at, line
+                at -= 1
+            end = begin
+        if rest:
+            yield 0, rest
+
+
+def _row(line: bytes) -> PageRow | None:
+    with suppress(msgspec.DecodeError):
+        return _decode_row(line) if line.startswith(b'{"url":') else _decode_line(line).page
+    return None

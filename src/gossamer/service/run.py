@@ -1,0 +1,136 @@
+"""The process of the service: its socket, its server, and what it is told on the command line."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gossamer.clock import SystemClock
+from gossamer.errors import ConfigError
+from gossamer.fleet import SCHEMES
+from gossamer.service.routing import Part
+from gossamer.service.shapes import Role
+from gossamer.settings import Settings
+
+_IDLE_SECONDS = 15
+_STUCK_MILLISECONDS = 30_000
+_BACKLOG = 512
+_MOST_CONNECTIONS = 2000
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """How the operator wants the service."""
+
+    crawls: Path
+    frontier: str = ""
+    jobs: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
+    port: int = 8090
+    only: Part = ""
+    allow_hosts: tuple[str, ...] = ()
+    spiders: Mapping[str, str] = {}
+    most: int = 8
+    rate: float = 100.0
+
+
+def check_address(host: str, tokens: Mapping[Role, str]) -> None:
+    """Refuse to listen where others can reach it, unless they need a token."""
+    try:
+        is_local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_local = host == "localhost"
+    if not is_local and not tokens:
+        raise ConfigError(
+            f"--host {host}: others could reach this, and no token is set",
+            hint="set GOSSAMER_WRITE_TOKEN (and GOSSAMER_READ_TOKEN), or stay on 127.0.0.1",
+        )
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens there. A client that takes nothing for half a minute loses its connection."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    own = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            own.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _STUCK_MILLISECONDS)
+        own.bind((host, port))
+        own.listen(_BACKLOG)
+    except OSError as error:
+        own.close()
+        raise ConfigError(f"{host}:{port}: {error.strerror}", hint="choose another --port") from None
+    own.setblocking(False)
+    return own
+
+
+async def serve(
+    options: Options, base: Settings, tokens: Mapping[Role, str], told: Callable[[str], None] = lambda _: None
+) -> None:
+    """Serve until told to end by a signal; `told` hears the address once it is listened to."""
+    try:
+        import uvicorn
+
+        from gossamer.service.app import application
+        from gossamer.service.desk import Desk
+        from gossamer.service.directory import Crawls, Directory, OnFrontier
+        from gossamer.service.stream import Hub
+        from gossamer.service.tokens import Doorkeeper
+        from gossamer.service.watch import Watch
+    except ImportError as missing:
+        raise ConfigError(
+            "the service needs the starlette and uvicorn packages", hint="pip install 'gossamer[service]'"
+        ) from missing
+    clock, hub = SystemClock(), Hub()
+    directory: Directory
+    if options.frontier.startswith(SCHEMES):
+        directory = OnFrontier(options.frontier, options.crawls, clock=clock, named=options.jobs)
+    else:
+        directory = Crawls(options.crawls, clock=clock, most=options.most)
+    desk = Desk(
+        directory=directory,
+        watch=Watch(directory, hub, clock=clock),
+        hub=hub,
+        clock=clock,
+        doorkeeper=Doorkeeper(tokens, clock=clock),
+        base=base,
+        spiders=options.spiders,
+        only=options.only,
+    )
+    app: Any = application(desk, hosts=(options.host, *options.allow_hosts), rate=options.rate)
+    own = listen(options.host, options.port)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        lifespan="on",
+        loop="none",
+        http="h11",
+        ws="none",
+        timeout_keep_alive=_IDLE_SECONDS,
+        timeout_graceful_shutdown=2,
+        limit_concurrency=_MOST_CONNECTIONS,
+        h11_max_incomplete_event_size=65_536,
+    )
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    told(f"http://{host}:{own.getsockname()[1]}/")
+    await uvicorn.Server(config).serve(sockets=[own])
+
+
+def parse_offers(offers: Sequence[str]) -> dict[str, str]:
+    """Spiders that submissions may name: NAME=FILE.py or NAME=FILE.py:Class, with whole paths."""
+    found: dict[str, str] = {}
+    for offer in offers:
+        name, equals, place = offer.partition("=")
+        file, colon, kind = place.partition(".py:")
+        path = Path(f"{file}.py" if colon else place).absolute()
+        if not equals or not name or not path.is_file():
+            raise ConfigError(f"--offer {offer}: no such file", hint="write --offer NAME=FILE.py or NAME=FILE.py:Class")
+        found[name] = f"{path}:{kind}" if colon else str(path)
+    return found

@@ -1,0 +1,209 @@
+"""What the requests of a job come to, by site, by fault and by rest; bounded whatever the web does."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from gossamer import urls
+from gossamer.cli import advice
+from gossamer.history import Sent
+from gossamer.service.ring import Past
+from gossamer.service.shapes import Example, Fault, Faults, Gap, Politeness, Visit
+
+_MOST_SITES, _MOST_KINDS, _MOST_EXAMPLES, _MOST_FAULTY = 20_000, 64, 5, 200
+_SHOWN_SITES = 5
+_HALF_LIFE_SECONDS = 20.0
+_SLACK_SECONDS = 0.002
+_SECRET = re.compile(
+    r"(?i)([?&;](?:[a-z0-9_.-]*(?:token|secret|passw|pwd|apikey|api_key|api-key|signature|session|credential)"
+    r"[a-z0-9_.-]*|sid|auth|key|sig|code)=)[^&#;]*"
+)
+BARS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 60.0, 300.0)
+_CLASSES = {2: "ok", 3: "redirects", 4: "client_errors", 5: "server_errors"}
+
+
+def masked_url(url: str) -> str:
+    """A URL for people to look at: what looks like a secret in its query is not shown, and it is not endless."""
+    shown = _SECRET.sub(r"\1***", url) if "=" in url else url
+    return shown if len(shown) <= 500 else shown[:499] + "…"
+
+
+@dataclass(slots=True)
+class SiteTally:
+    """The requests to one site."""
+
+    requests: int = 0
+    errors: int = 0
+    answers: int = 0
+    latency_sum: float = 0.0
+    bytes: int = 0
+    last_at: float = 0.0
+    rested_from: float = 0.0
+    """When the last answer came, from which the delay counts."""
+    weight: float = 0.0
+    recent: deque[Visit] = field(default_factory=lambda: deque(maxlen=10))
+
+    def rate(self, now: float) -> float:
+        """Requests a second of late, old ones counting less and less."""
+        faded: float = self.weight * 0.5 ** ((now - self.last_at) / _HALF_LIFE_SECONDS)
+        return faded * 0.693 / _HALF_LIFE_SECONDS
+
+
+@dataclass(slots=True)
+class FaultTally:
+    """One kind of failure."""
+
+    first_at: float
+    count: int = 0
+    last_at: float = 0.0
+    examples: deque[Example] = field(default_factory=lambda: deque(maxlen=_MOST_EXAMPLES))
+    sites: Counter[str] = field(default_factory=Counter)
+
+
+class Tally:
+    """Counts the steps of a trail."""
+
+    def __init__(self, past: Past, *, site_by: str = "host") -> None:
+        self._past = past
+        self._site_by = site_by
+        self.sites: OrderedDict[str, SiteTally] = OrderedDict()
+        self.workers: Counter[str] = Counter()
+        self.recent: deque[Visit] = deque(maxlen=50)
+        self.requests = self.pages = self.bytes = 0
+        self.classes: Counter[str] = Counter()
+        self.since: float | None = None
+        self._faults: dict[str, FaultTally] = {}
+        self._gaps = [0] * len(BARS)
+        self._counted = self.too_short = 0
+        self._shortest: float | None = None
+        self._hasty: deque[Example] = deque(maxlen=_MOST_EXAMPLES)
+
+    def saw(self, steps: Iterable[Sent]) -> None:
+        """Count these, which are in the order of time."""
+        for sent in steps:
+            self._saw(sent)
+
+    def _saw(self, sent: Sent) -> None:
+        step = sent.step
+        self.since = step.at if self.since is None else min(self.since, step.at)
+        if step.skipped:
+            self.classes["skipped"] += 1
+            self._past.add(step.at, {"skipped": 1})
+            return
+        name = urls.site(step.url, by=self._site_by)
+        site = self._site(name)
+        kind = _CLASSES.get(step.status // 100, "faults") if step.status else "faults"
+        sums = {kind: 1.0, "bytes": float(step.bytes)}
+        # robots.txt is not a page, and would make a crawl look quicker than it is.
+        if not step.url.endswith("/robots.txt"):
+            sums["pages"] = 1.0
+            self.pages += 1
+        if step.status:
+            sums |= {"answers": 1.0, "latency_sum": step.latency}
+            site.answers += 1
+            site.latency_sum += step.latency
+        self._past.add(step.at, sums)
+        self.requests += 1
+        self.bytes += step.bytes
+        self.classes[kind] += 1
+        self.workers[sent.worker] += 1
+        if sent.was_sent:
+            self._rested(name, site, sent)
+        site.requests += 1
+        site.bytes += step.bytes
+        if step.at >= site.last_at:
+            site.weight = site.weight * 0.5 ** ((step.at - site.last_at) / _HALF_LIFE_SECONDS) + 1.0
+            site.last_at = step.at
+        if kind in ("client_errors", "server_errors", "faults"):
+            site.errors += 1
+            self._failed(name, sent)
+        visit = Visit(
+            url=masked_url(step.url),
+            at=step.at,
+            status=step.status,
+            latency=step.latency,
+            bytes=step.bytes,
+            error=step.error,
+            worker=sent.worker,
+        )
+        self.recent.appendleft(visit)
+        site.recent.appendleft(visit)
+
+    def _site(self, name: str) -> SiteTally:
+        site = self.sites.get(name)
+        if site is None:
+            site = self.sites[name] = SiteTally()
+            if len(self.sites) > _MOST_SITES:
+                # The one that has been quiet for longest.
+                self.sites.popitem(last=False)
+        else:
+            self.sites.move_to_end(name)
+        return site
+
+    def _rested(self, name: str, site: SiteTally, sent: Sent) -> None:
+        step = sent.step
+        rest = step.at - site.rested_from
+        if site.rested_from and step.lanes == 1 and rest > -0.5:
+            self._counted += 1
+            self._gaps[bisect_right(BARS, max(0.0, rest)) - 1] += 1
+            self._shortest = rest if self._shortest is None else min(self._shortest, rest)
+            if rest + _SLACK_SECONDS < step.delay:
+                self.too_short += 1
+                self._hasty.append(_example(name, sent))
+        site.rested_from = max(site.rested_from, step.at + step.latency)
+
+    def _failed(self, name: str, sent: Sent) -> None:
+        step = sent.step
+        kind = step.error or f"http-{step.status}"
+        if kind not in self._faults and len(self._faults) >= _MOST_KINDS:
+            kind = "other"
+        fault = self._faults.setdefault(kind, FaultTally(step.at))
+        fault.count += 1
+        fault.last_at = max(fault.last_at, step.at)
+        fault.examples.appendleft(_example(name, sent))
+        fault.sites[name] += 1
+        if len(fault.sites) > _MOST_FAULTY:
+            fault.sites = Counter(dict(fault.sites.most_common(_MOST_FAULTY // 2)))
+
+    def faults(self, job: str) -> Faults:
+        """What went wrong, the most frequent first."""
+        ordered = sorted(self._faults.items(), key=lambda item: -item[1].count)
+        return Faults(
+            job=job,
+            since=self.since,
+            requests=self.requests,
+            faults=[
+                Fault(
+                    kind=kind,
+                    count=fault.count,
+                    share=round(fault.count / max(1, self.requests), 6),
+                    first_at=fault.first_at,
+                    last_at=fault.last_at,
+                    examples=list(fault.examples),
+                    sites=dict(fault.sites.most_common(_SHOWN_SITES)),
+                    advice=advice.for_kind(kind),
+                )
+                for kind, fault in ordered
+            ],
+        )
+
+    def politeness(self, job: str) -> Politeness:
+        """How long sites were left in peace."""
+        return Politeness(
+            job=job,
+            since=self.since,
+            gaps=[Gap(least=least, count=count) for least, count in zip(BARS, self._gaps, strict=True)],
+            shortest=None if self._shortest is None else round(max(0.0, self._shortest), 3),
+            counted=self._counted,
+            too_short=self.too_short,
+            examples=list(self._hasty),
+        )
+
+
+def _example(site: str, sent: Sent) -> Example:
+    step = sent.step
+    return Example(url=masked_url(step.url), site=site, at=step.at, page=masked_url(step.referrer))

@@ -1,0 +1,296 @@
+"""The eye on the jobs: looks at those that run every second or so, keeps what it saw, and tells those who listen."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, OrderedDict, deque
+from collections.abc import Sequence
+from contextlib import suppress
+
+from gossamer.clock import Clock
+from gossamer.engine.pulse import is_live
+from gossamer.errors import GossamerError, JobMissing
+from gossamer.model import Counts, Pulse
+from gossamer.service.directory import Directory
+from gossamer.service.reach import Reached
+from gossamer.service.ring import Past
+from gossamer.service.shapes import Job, Shape, State
+from gossamer.service.stream import Hub
+from gossamer.service.tail import Tail
+from gossamer.service.tally import Tally
+
+log = logging.getLogger("gossamer.service")
+MOST_WATCHED = 50
+_EVERY_SECONDS = 1.0
+_PATIENCE_SECONDS = 10.0
+_COST = 50.0
+"""A look that takes a second is taken again after so many at the soonest: it must not cost the job more than 2 %."""
+_RATE_SECONDS = 6.0
+_SLICE = 2000
+_FRESH_SECONDS = 2.0
+
+
+class Sample(Shape, frozen=True, kw_only=True):
+    """What listeners are told of a job with every look."""
+
+    job: str
+    at: float
+    state: State
+    counts: Counts | None
+    pages_per_second: float
+    bytes_per_second: float
+    workers: int
+    requests: int
+    """Since the service looks."""
+    classes: dict[str, int]
+    """Of these: ok, redirects, client_errors, server_errors, faults, skipped."""
+
+
+class Watched:
+    """What is known of one job; it outlives the job's runs."""
+
+    def __init__(self, name: str, *, clock: Clock) -> None:
+        self.name = name
+        self._clock = clock
+        self.past = Past()
+        self.tally = Tally(self.past)
+        self._tail: Tail | None = None
+        self._busy = asyncio.Lock()
+        self._rates: deque[tuple[float, int, int]] = deque(maxlen=64)
+        self._shares: deque[tuple[float, Counter[str]]] = deque(maxlen=8)
+        self.looked_at: float | None = None
+        self.cost_seconds = 0.0
+        self.sampled_at: float | None = None
+        self.state: State = "resting"
+        self.counts: Counts | None = None
+        self.pulses: list[Pulse] = []
+        self.problem = ""
+        self.pages_per_second = self.bytes_per_second = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for the next look."""
+        if self.looked_at is None:
+            return True
+        since = self._clock.monotonic() - self.looked_at
+        return not self._busy.locked() and since >= max(_EVERY_SECONDS * 0.95, _COST * self.cost_seconds)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the last look is so old that whoever asks is better served by a new one."""
+        if self.looked_at is None:
+            return True
+        return self._clock.monotonic() - self.looked_at > max(_FRESH_SECONDS, _COST * self.cost_seconds)
+
+    async def look(self, directory: Directory) -> None:
+        """Look once; what stands in the way is kept in `problem`."""
+        async with self._busy:
+            try:
+                async with asyncio.timeout(_PATIENCE_SECONDS):
+                    await self._look(await directory.reach(self.name))
+                self.problem = directory.problem(self.name)
+            except TimeoutError:
+                self.problem = "the frontier does not answer"
+            except JobMissing:
+                raise
+            except GossamerError as error:
+                self.problem = directory.problem(self.name)
+                if not self.problem and not directory.is_starting(self.name):
+                    self.problem = str(error)
+            self._settle(directory)
+
+    async def _look(self, reached: Reached) -> None:
+        began = self._clock.monotonic()
+        counts = await reached.counts()
+        self.cost_seconds = self._clock.monotonic() - began
+        pulses = await reached.workers()
+        state = await reached.state(counts)
+        if self._tail is None:
+            self._tail = Tail(reached.folder)
+            self.tally = Tally(self.past, site_by=reached.settings.site_by)
+        await self._follow(self._tail)
+        now = self._clock.epoch()
+        if self.counts is not None and not self.tally.requests:
+            # Nothing is on record here: what was stored since the last look is all that is known.
+            self.past.add(now, {"pages": max(0, counts.stored - self.counts.stored)})
+        live = [pulse for pulse in pulses if is_live(pulse)]
+        self.counts, self.pulses, self.state = counts, pulses, state
+        self.sampled_at = now
+        self._rate(live)
+        self.past.level(
+            now,
+            {
+                "queued": counts.queued + counts.delayed,
+                "known": counts.known,
+                "stored": counts.stored,
+                "failed": counts.failed,
+                "active_sites": counts.active_sites,
+                "workers": len(live),
+            },
+        )
+
+    async def _follow(self, tail: Tail) -> None:
+        steps = await asyncio.to_thread(tail.look)
+        for first in range(0, len(steps), _SLICE):
+            self.tally.saw(steps[first : first + _SLICE])
+            # Others have their turn.
+            await asyncio.sleep(0)
+
+    def _rate(self, live: Sequence[Pulse]) -> None:
+        now, pages = self._clock.monotonic(), self.tally.pages
+        while self._rates and now - self._rates[0][0] > _RATE_SECONDS:
+            self._rates.popleft()
+        if self._rates and now - self._rates[0][0] > 0.5:
+            at, before, bytes_before = self._rates[0]
+            self.pages_per_second = round((pages - before) / (now - at), 2)
+            self.bytes_per_second = round((self.tally.bytes - bytes_before) / (now - at), 1)
+        else:
+            self.pages_per_second = self.bytes_per_second = 0.0
+        if not self.tally.requests:
+            self.pages_per_second = round(sum(pulse.rate for pulse in live), 2)
+        self._rates.append((now, pages, self.tally.bytes))
+        self._shares.append((now, Counter(self.tally.workers)))
+
+    def worker_rate(self, worker: str) -> float:
+        """Requests a second of one worker over the last few looks, by its trail."""
+        if len(self._shares) < 2:
+            return 0.0
+        (began, before), (ended, after) = self._shares[0], self._shares[-1]
+        return (after[worker] - before[worker]) / max(ended - began, 0.5)
+
+    def _settle(self, directory: Directory) -> None:
+        self.looked_at = self._clock.monotonic()
+        if self.state in ("resting", "finished") or self.counts is None:
+            if directory.is_starting(self.name) and self.state != "finished":
+                self.state = "starting"
+            elif self.state == "resting" and directory.is_ending(self.name):
+                self.state = "stopping"
+            elif directory.problem(self.name):
+                self.state = "failed"
+
+    @property
+    def workers(self) -> int:
+        """How many there are."""
+        return sum(map(is_live, self.pulses))
+
+    def job(self, place: str) -> Job:
+        """The job in short."""
+        return Job(
+            name=self.name,
+            state=self.state,
+            place="fleet" if place == "fleet" else "embedded",
+            counts=self.counts,
+            pages_per_second=self.pages_per_second,
+            bytes_per_second=self.bytes_per_second,
+            workers=self.workers,
+            sampled_at=self.sampled_at,
+            problem=self.problem,
+        )
+
+    def sample(self) -> Sample:
+        """What listeners are told."""
+        return Sample(
+            job=self.name,
+            at=self.sampled_at or 0.0,
+            state=self.state,
+            counts=self.counts,
+            pages_per_second=self.pages_per_second,
+            bytes_per_second=self.bytes_per_second,
+            workers=self.workers,
+            requests=self.tally.requests,
+            classes=dict(self.tally.classes),
+        )
+
+
+class Watch:
+    """Looks at every job that runs, and at others when somebody asks."""
+
+    def __init__(self, directory: Directory, hub: Hub, *, clock: Clock) -> None:
+        self._directory = directory
+        self._hub = hub
+        self._clock = clock
+        self._watched: OrderedDict[str, Watched] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._live: frozenset[str] = frozenset()
+        self.is_ready = False
+        self.problem = ""
+
+    @property
+    def watched(self) -> Sequence[Watched]:
+        """All jobs of which something is known."""
+        return list(self._watched.values())
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout(_PATIENCE_SECONDS):
+                    live = frozenset((await self._directory.live())[:MOST_WATCHED])
+                self.is_ready, self.problem = True, ""
+            except (GossamerError, TimeoutError, OSError) as error:
+                self.is_ready, self.problem = False, str(error) or "the frontier does not answer"
+                live = self._live
+            # Those that ran a moment ago are looked at once more, to see how they ended.
+            for name in sorted(live | self._live):
+                watched = self._get(name)
+                if watched.is_due:
+                    self._start(watched)
+            self._live = live
+            await self._clock.sleep(_EVERY_SECONDS)
+
+    def _start(self, watched: Watched) -> None:
+        task = asyncio.create_task(self._look(watched))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _look(self, watched: Watched) -> None:
+        before = watched.state
+        try:
+            await watched.look(self._directory)
+        except JobMissing:
+            self._watched.pop(watched.name, None)
+            return
+        except Exception:  # one job's trouble must not blind the service to the others
+            log.exception("a look at %s failed", watched.name)
+            return
+        self._hub.publish("sample", watched.name, watched.sample())
+        if watched.state != before:
+            self._hub.publish("job", watched.name, watched.job(self._directory.place))
+
+    async def ask(self, name: str) -> Watched:
+        """What is known of a job, not older than a moment; JobMissing if there is none."""
+        watched = self._watched.get(name)
+        if watched is None:
+            if not self._directory.is_starting(name) and not self._directory.problem(name):
+                await self._directory.reach(name)
+            watched = self._get(name)
+        if watched.is_stale:
+            try:
+                await watched.look(self._directory)
+            except JobMissing:
+                self._watched.pop(name, None)
+                raise
+        return watched
+
+    def known(self, name: str) -> Watched | None:
+        """What was seen of a job before, without a look."""
+        return self._watched.get(name)
+
+    def _get(self, name: str) -> Watched:
+        watched = self._watched.get(name)
+        if watched is None:
+            watched = self._watched[name] = Watched(name, clock=self._clock)
+            for oldest in list(self._watched):
+                if len(self._watched) <= 2 * MOST_WATCHED:
+                    break
+                if oldest not in self._live and oldest != name:
+                    del self._watched[oldest]
+        return watched
+
+    async def aclose(self) -> None:
+        """Stop to look."""
+        for task in list(self._tasks):
+            task.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,0 +1,78 @@
+"""Finds what a job folder, or a list of files, holds, and reads it as one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+from urllib.parse import quote
+
+from gossamer.errors import ArchiveError
+from gossamer.sink.segments import FOLDER as SEGMENTS
+from gossamer.sink.warc import FOLDER
+from gossamer.stored.whole import WARC, Stored
+
+
+def open_stored(*places: str | Path) -> Stored:
+    """What a job (its name or folder), folders of WARC files, or single files hold; an ArchiveError says what lacks."""
+    # A process of a replay reads parts only, and need not load what a job is.
+    from gossamer.job import folder_of
+
+    warcs: list[Path] = []
+    trees: list[tuple[Path, Path]] = []
+    for place in places:
+        path = Path(place)
+        if path.is_file():
+            if not path.name.endswith(WARC):
+                raise ArchiveError(f"{path} is no WARC file", hint="name a job, or files that end in .warc.gz or .warc")
+            warcs.append(path)
+            continue
+        folder = path if path.is_dir() else folder_of(str(place), ())
+        if not folder.is_dir():
+            raise ArchiveError(f"{place}: no such job, folder or file", hint="see crawls/ for the names of jobs")
+        found, kept = _in_folder(folder)
+        if not found and not kept:
+            raise ArchiveError(
+                f"{folder} has no page with its body: no sink stored them",
+                hint="crawl with --sink warc (beside --sink jsonl), then ask again",
+            )
+        warcs += found
+        trees += kept
+    # The same file may have been named twice.
+    return Stored(list(dict.fromkeys(warcs)), list(dict.fromkeys(trees)))
+
+
+def _in_folder(folder: Path) -> tuple[list[Path], list[tuple[Path, Path]]]:
+    """The WARC files of a folder, which is a job's or holds nothing else, and its trees of bodies."""
+    from gossamer.job import SETTINGS
+
+    is_job = (folder / SETTINGS).is_file() or (folder / SEGMENTS).is_dir() or (folder / FOLDER).is_dir()
+    if not is_job:
+        return _warcs(folder), []
+    warcs, trees = _warcs(folder / FOLDER), []
+    for name in _sinks(folder):
+        kind, _, target = name.partition(":")
+        if kind == "warc" and target:
+            # Others write there too: the names of a job's files begin with its name and a digest of its folder.
+            prefix = quote(folder.absolute().name, safe="")
+            tag = blake2b(os.fsencode(folder.absolute()), digest_size=4).hexdigest()
+            warcs += [path for path in _warcs(Path(target)) if path.name.startswith(prefix) and tag in path.name]
+        elif kind == "folder" and target.startswith("/"):
+            trees.append((Path(target), folder))
+    # What a WARC file has is not read a second time from a tree.
+    return warcs, [] if warcs else trees
+
+
+def _sinks(folder: Path) -> Sequence[str]:
+    from gossamer.job import stored_settings
+
+    named = stored_settings(folder).get("sink", ())
+    return [name for name in named if isinstance(name, str)] if isinstance(named, list | tuple) else ()
+
+
+def _warcs(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.name.endswith(WARC) and path.is_file())
+    except OSError:
+        return []
