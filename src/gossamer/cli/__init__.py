@@ -7,6 +7,7 @@ import click
 from gossamer.cli.audit import audit
 from gossamer.cli.compact import compact
 from gossamer.cli.crawl import crawl, worker
+from gossamer.cli.diff import diff
 from gossamer.cli.exits import Exit
 from gossamer.cli.export import export
 from gossamer.cli.fleet import submit
@@ -37,7 +38,7 @@ def gossamer() -> None:
 
 commands = (
     crawl, trial, fetch, shell, init, worker, submit, status, pause, resume, stop, add, scale, spread, compact, export,
-    sql, why, audit, simweb,
+    sql, diff, why, audit, simweb,
 )  # fmt: skip
 for command in commands:
     gossamer.add_command(command)
