@@ -139,6 +139,7 @@ def _json(columns: Mapping[str, str]) -> str:
 
 _PAGE = _columns(PageRow)
 _STEP = {name: kind for name, kind in _columns(Step).items() if name != "at"}
+_OF_ITEM = {"number": "BIGINT", "item": "JSON"}
 _KEYS = {"key": "BIGINT", "token": "BIGINT"}
 _AT = "make_timestamp((fetched_at * 1e6)::BIGINT) AS fetched_at"
 _SITE = "split_part(url, '/', 3) AS site"
@@ -191,6 +192,6 @@ def _nothing(columns: Mapping[str, str]) -> str:
 
 _EMPTY = {
     "_visits": _nothing({"site": "VARCHAR", **_PAGE, "fetched_at": "TIMESTAMP"}),
-    "_items": _nothing({"item": "JSON"}),
+    "_items": _nothing({**_KEYS, "site": "VARCHAR", "url": "VARCHAR", "fetched_at": "TIMESTAMP", **_OF_ITEM}),
     "_requests": _nothing({"worker": "VARCHAR", "site": "VARCHAR", **_STEP, "sent_at": "TIMESTAMP"}),
 }

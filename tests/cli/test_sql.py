@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -138,6 +139,21 @@ def test_what_is_found_comes_as_a_table_as_json_or_as_csv(tmp_path: Path) -> Non
     assert "\x1b" not in said("SELECT title FROM pages")
     assert "requests" in said()
     assert "fetched_at" in said()
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "segments"])
+def test_tables_are_there_when_nothing_is_in_them(tmp_path: Path, kind: str) -> None:
+    page = msgspec.structs.replace(visit(0), items=())
+
+    async def run() -> None:
+        sink = SegmentSink(tmp_path, "w") if kind == "segments" else open_sinks(Settings(sink=(kind,)), tmp_path, {})[0]
+        await sink.write([page])
+        await sink.aclose()
+
+    asyncio.run(run())
+    assert rows(tmp_path, "SELECT (SELECT count(*) FROM items), (SELECT count(*) FROM requests), url FROM pages") == [
+        (0, 0, page.page.url)
+    ]
 
 
 def test_a_folder_without_a_job_is_said_to_be_one(tmp_path: Path) -> None:
