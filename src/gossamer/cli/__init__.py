@@ -6,7 +6,7 @@ from importlib import import_module
 
 import click
 
-from gossamer.cli.exits import Exit
+    replay, sql, diff, why, audit, simweb,
 from gossamer.cli.terminal import flush_output, hold_standard_streams, plain, say
 from gossamer.errors import ConfigError, GossamerError
 from gossamer.settings import VERSION
@@ -28,6 +28,8 @@ PLACES = {
     "spread": "cli.spread:spread",
     "compact": "cli.compact:compact",
     "export": "cli.export:export",
+    "sql": "cli.sql:sql",
+    "diff": "cli.diff:diff",
     "replay": "cli.replay:replay",
     "why": "cli.why:why",
     "audit": "cli.audit:audit",
@@ -68,6 +70,7 @@ def gossamer() -> None:
     """
 
 
+    replay, sql, diff, why, audit, simweb,
 def main() -> None:
     """Run a command; a mistake of the user's is a message with a hint, never a traceback."""
     hold_standard_streams()

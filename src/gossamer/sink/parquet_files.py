@@ -19,7 +19,6 @@ from gossamer.sink import disk
 
 try:
     import pyarrow as pa
-    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 except ImportError as missing:
     raise ConfigError("Parquet needs the pyarrow package", hint="pip install 'gossamer[parquet]'") from missing
@@ -318,7 +317,7 @@ def _folder(name: str, value: str) -> str:
 
 
 def _integers(column: pa.ChunkedArray) -> Iterator[int]:
-    return (value.as_py() for value in pc.cast(column, pa.int64()))
+    return (value.as_py() for value in column.cast(pa.int64()))
 
 
 def _write(table: pa.Table, path: Path) -> None:
