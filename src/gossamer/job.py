@@ -201,9 +201,11 @@ class Crawl:
         finally:
             if self.coordinator is not None:
                 await self.coordinator.aclose()
-            if store is not None:
-                await store.aclose()
-            await frontier.aclose()
+            try:
+                if store is not None:
+                    await store.aclose()
+            finally:
+                await frontier.aclose()
 
     def _open_frontier(self) -> LocalFrontier:
         settings, clock, folder = self._settings, self._clock, self._folder

@@ -60,6 +60,16 @@ KINDS: Mapping[str, Kind] = {
     "mariadb": Kind(_MYSQL, ("mariadb://user@host/database",), is_shared=True),
     "postgresql": Kind(_POSTGRESQL, ("postgresql://user@host/database",), is_shared=True),
     "postgres": Kind(_POSTGRESQL, ("postgres://user@host/database",), is_shared=True),
+    **{
+        f"{form}{scheme}": Kind(
+            "gossamer.sink.objects:open_objects",
+            (f"{form}{scheme}://{'/path' if scheme == 'file' else 'bucket/prefix'}",),
+            keeps_pages=bool(form),
+            is_shared=True,
+        )
+        for form in ("", "warc+")
+        for scheme in ("s3", "gs", "az", "file")
+    },
     "redis+stream": Kind(_STREAM, ("redis+stream://host:port/0?stream=NAME",), is_shared=True),
     "rediss+stream": Kind(_STREAM, ("rediss+stream://host:port/0?stream=NAME",), is_shared=True),
 }
