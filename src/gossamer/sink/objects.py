@@ -28,7 +28,7 @@ log = logging.getLogger("gossamer.sink")
 SPOOL, PROBE = "spool", ".gossamer"
 OBJECT_SECONDS, SPOOL_BYTES = 300, 4_000_000_000
 _OPEN, _LOCK, _NAME = ".open", "lock", "name"
-_LONGEST_WAIT_SECONDS = 30.0
+_AT_ONCE, _LONGEST_WAIT_SECONDS = 4, 30.0
 
 
 class Options(NamedTuple):
@@ -162,22 +162,22 @@ class ObjectSink:
     async def _put_finished(self) -> None:
         wait = 0.5
         while files := self._finished():
-            try:
-                await self._put_whole(files[0])
-                wait, self._failing_since = 0.5, None
-            except SinkFull as error:
-                if self._failing_since is None:
-                    self._failing_since = self._clock.monotonic()
-                log.warning("%d files wait in the spool: %s", len(files), error)
-                await self._clock.sleep(wait)
-                wait = min(wait * 2, _LONGEST_WAIT_SECONDS)
-            except SinkError as error:
+            some = files[:_AT_ONCE]
+            done = await asyncio.gather(*map(self._put_whole, some), return_exceptions=True)
+            faults = [fault for fault in done if fault is not None]
+            final = [fault for fault in faults if not isinstance(fault, SinkFull)]
+            if final:
                 # Told by the next call.
-                self._fault = error
+                self._fault = _in_words(final[0])
                 return
-            except OSError as error:
-                self._fault = disk.in_words(error)
-                return
+            if not faults:
+                wait, self._failing_since = 0.5, None
+                continue
+            if self._failing_since is None:
+                self._failing_since = self._clock.monotonic()
+            log.warning("%d files wait in the spool: %s", len(files), faults[0])
+            await self._clock.sleep(wait)
+            wait = min(wait * 2, _LONGEST_WAIT_SECONDS)
 
     async def _put_whole(self, path: Path) -> None:
         await self._bucket.put(path.name, path)
@@ -294,6 +294,14 @@ def _is_dead(spool: Path) -> bool:
         return disk.hold(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _in_words(fault: BaseException) -> SinkError:
+    if isinstance(fault, SinkError):
+        return fault
+    if isinstance(fault, OSError):
+        return disk.in_words(fault)
+    raise fault
 
 
 def _read(path: Path, begin: int, end: int) -> bytes:
