@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from gossamer.addresses import has_password, masked
 from gossamer.errors import ConfigError, SinkError, SinkFull
@@ -138,18 +140,22 @@ def fleet_sinks(settings: Settings, folder: Path, worker: str) -> list[Sink]:
     return [_open(name, folder, settings, worker=worker) for name in names]
 
 
-def finish_archives(settings: Settings, folder: Path) -> None:
-    """At the end of a fleet's job: finish the WARC files that killed workers of this machine left open.
+def finish_archives(settings: Settings, folder: Path, *, live: Collection[str] = ()) -> None:
+    """Finish the WARC files that killed workers left open, on this machine or on one that does not come back.
 
-    Not those of others: a shared folder may have no locks, and then a living worker looks like a dead one."""
+    `live` are the workers that the frontier has heard of lately. A shared folder may have no locks, and then a living
+    worker's file looks like a dead one's; on this machine a lock is enough."""
     for name in settings.sink:
         kind, _, target = name.partition(":")
         if kind == "warc":
             from gossamer.sink.warc import FOLDER, finish_left, left_open
 
             for path in left_open(Path(target) if target else folder / FOLDER):
-                if os.uname().nodename in path.name:
-                    finish_left(path)
+                lives = any(quote(f"-{worker}-", safe="") in path.name for worker in live)
+                if not lives or os.uname().nodename in path.name:
+                    # Another one that ends at the same time may be quicker.
+                    with suppress(FileNotFoundError):
+                        finish_left(path)
 
 
 def _open(

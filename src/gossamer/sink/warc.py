@@ -98,6 +98,7 @@ class WarcSink:
     def _close(self) -> None:
         try:
             with self._lock:
+                self._files = [file for file in self._files if file.is_ours()]
                 while self._files:
                     self._files[0].finish()
                     del self._files[0]
@@ -111,6 +112,8 @@ class WarcSink:
 
     def _store(self, records: Sequence[Record]) -> dict[str, int]:
         self.placed = {}
+        # One that was taken for dead, and whose file another has finished, goes on with a new one.
+        self._files = [file for file in self._files if file.is_ours()]
         before = [(file, file.size) for file in self._files]
         try:
             # Only now is it certain that the last call counts, and files are not taken up again once finished.
@@ -222,6 +225,14 @@ class _File:
     def end(self) -> int:
         """Where the next record begins."""
         return self.size + len(self._data)
+
+    def is_ours(self) -> bool:
+        """Whether nobody else has finished it; if so, it is let go of."""
+        if self._open_path.exists():
+            return True
+        os.close(self._file)
+        os.close(self._index)
+        return False
 
     def add(
         self,
