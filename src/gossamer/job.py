@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from gossamer import urls
+from gossamer.addresses import has_password
 from gossamer.assemble import worker
 from gossamer.clock import Clock, SystemClock
 from gossamer.engine.coordinator import Coordinator
@@ -93,6 +94,8 @@ def save_settings(folder: Path, settings: Settings) -> None:
     values.pop("max_seconds", None)
     lines += [f"{name} = {_toml(value)}\n" for name, value in values.items()]
     temporary = folder / f"{SETTINGS}.new"
+    # Passwords in it are for nobody else on this machine.
+    temporary.touch(0o600 if any(map(has_password, settings.sink)) else 0o666)
     temporary.write_text("".join(lines), "utf-8")
     temporary.replace(folder / SETTINGS)
 
