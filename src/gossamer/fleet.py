@@ -111,11 +111,24 @@ async def join_fleet(
                 leave_on_signals(engine.stop, ctrl_c=not supervised)
                 pulse = Pulse(worker=name, region=region, shards=shards)
                 async with beating(Heart(frontier, engine, pulse=pulse, clock=clock, places=places)):
-                    return await engine.run()
+                    state = await engine.run()
         finally:
             await store.aclose()
+        if state == "finished":
+            await _finish_archives(frontier, frontier.settings, results)
+        return state
     finally:
         await frontier.aclose()
+
+
+async def _finish_archives(frontier: Fleet, settings: Settings, folder: Path) -> None:
+    """Whoever ends last puts in order what killed workers left, also those of machines that never return."""
+    try:
+        live = [pulse.worker for pulse in await frontier.workers() if is_live(pulse)]
+    except Unavailable as error:
+        log.warning("WARC files that killed workers left open stay so: %s", error)
+        return
+    await asyncio.to_thread(finish_archives, settings, folder, live=live)
 
 
 async def _joined(url: str, job: str, *, name: str, region: str, shards: str, patient: bool) -> Fleet:
@@ -231,7 +244,7 @@ class FleetCrawl:
             await self._supervisor.run()
             if wants_segments(self.settings.sink):
                 await export(self.folder)
-            finish_archives(self.settings, self.folder)
+            await _finish_archives(frontier, self.settings, self.folder)
             counts = await self._last_counts()
             state: JobState = counts.job
             return Summary(state, counts, self.stats, {}, self._stop_wanted)

@@ -179,7 +179,7 @@ def fill_and_free(server: SqlServer) -> None:
     with small_tables(server) as (url, disk):
 
         async def run() -> int:
-            sink, _ = open_sinks(Settings(sink=(url,)), Path("unused"), {})
+            (sink,) = open_sinks(Settings(sink=(url,)), Path("unused"), {})
             await sink.write([visit(0)])
             ballast, number = disk / "ballast", 1
             ballast.write_bytes(b"x" * 12_000_000)
@@ -257,7 +257,7 @@ def test_passwords_come_from_the_environment_and_are_never_said(
         name = f"{scheme}://somebody:{password}@{where}"
         monkeypatch.setenv("SINK_PASSWORD", secret)
         with caplog.at_level(logging.DEBUG):
-            sink, _ = open_sinks(Settings(sink=(name,)), tmp_path, {})
+            (sink,) = open_sinks(Settings(sink=(name,)), tmp_path, {})
             with pytest.raises(SinkError) as caught:
                 asyncio.run(sink.write([visit(0)]))
         assert "s3cr3t" not in f"{caught.value} {caught.value.hint} {caplog.text}"

@@ -6,7 +6,7 @@ from importlib import import_module
 
 import click
 
-    replay, sql, diff, why, audit, simweb,
+from gossamer.cli.exits import Exit
 from gossamer.cli.terminal import flush_output, hold_standard_streams, plain, say
 from gossamer.errors import ConfigError, GossamerError
 from gossamer.settings import VERSION
@@ -70,7 +70,6 @@ def gossamer() -> None:
     """
 
 
-    replay, sql, diff, why, audit, simweb,
 def main() -> None:
     """Run a command; a mistake of the user's is a message with a hint, never a traceback."""
     hold_standard_streams()

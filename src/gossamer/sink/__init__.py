@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from gossamer.addresses import has_password, masked
 from gossamer.errors import ConfigError, SinkError, SinkFull
 from gossamer.settings import Settings
-from gossamer.sink.aside import AsideSink
 from gossamer.sink.base import Opening, Opens, Sink
 
 __all__ = [
@@ -62,6 +63,16 @@ KINDS: Mapping[str, Kind] = {
     "mariadb": Kind(_MYSQL, ("mariadb://user@host/database",), is_shared=True),
     "postgresql": Kind(_POSTGRESQL, ("postgresql://user@host/database",), is_shared=True),
     "postgres": Kind(_POSTGRESQL, ("postgres://user@host/database",), is_shared=True),
+    **{
+        f"{form}{scheme}": Kind(
+            "gossamer.sink.objects:open_objects",
+            (f"{form}{scheme}://{'/path' if scheme == 'file' else 'bucket/prefix'}",),
+            keeps_pages=bool(form),
+            is_shared=True,
+        )
+        for form in ("", "warc+")
+        for scheme in ("s3", "gs", "az", "file")
+    },
     "redis+stream": Kind(_STREAM, ("redis+stream://host:port/0?stream=NAME",), is_shared=True),
     "rediss+stream": Kind(_STREAM, ("rediss+stream://host:port/0?stream=NAME",), is_shared=True),
 }
@@ -125,7 +136,7 @@ def open_sinks(settings: Settings, folder: Path, marks: Mapping[str, int]) -> li
     check_sinks(names)
     if shared_folder(names) is not None:
         raise ConfigError("jsonl:/path is for a fleet's workers", hint="on one machine, --job /path keeps it all there")
-    return [*_joined([_open(name, folder, settings, marks=marks) for name in names]), AsideSink(folder, marks)]
+    return _joined([_open(name, folder, settings, marks=marks) for name in names])
 
 
 def fleet_sinks(settings: Settings, folder: Path, worker: str) -> list[Sink]:
@@ -143,10 +154,11 @@ def _joined(sinks: list[Sink]) -> list[Sink]:
     return sorted(sinks, key=lambda sink: hasattr(sink, "archives"))
 
 
-def finish_archives(settings: Settings, folder: Path) -> None:
-    """At the end of a fleet's job: finish the WARC and Parquet files that killed workers of this machine left open.
+def finish_archives(settings: Settings, folder: Path, *, live: Collection[str] = ()) -> None:
+    """Finish the WARC and Parquet files that killed workers left open: here, or on a machine that does not come back.
 
-    Not those of others: a shared folder may have no locks, and then a living worker looks like a dead one."""
+    `live` are the workers that the frontier has heard of lately. A shared folder may have no locks, and then a living
+    worker's file looks like a dead one's; on this machine a lock is enough."""
     for name in settings.sink:
         kind, target = _parted(name)
         if kind == "parquet":
@@ -157,8 +169,11 @@ def finish_archives(settings: Settings, folder: Path) -> None:
             from gossamer.sink.warc import FOLDER, finish_left, left_open
 
             for path in left_open(Path(target) if target else folder / FOLDER):
-                if os.uname().nodename in path.name:
-                    finish_left(path)
+                lives = any(quote(f"-{worker}-", safe="") in path.name for worker in live)
+                if not lives or os.uname().nodename in path.name:
+                    # Another one that ends at the same time may be quicker.
+                    with suppress(FileNotFoundError):
+                        finish_left(path)
 
 
 def _open(
