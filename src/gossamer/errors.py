@@ -28,6 +28,7 @@ GossamerError
     OwnerGone          the process that owns the job has ended
   SinkError            output could not be stored; stops the job, because losing data silently is worse
     SinkFull           no space for now: the crawl waits until there is
+  ArchiveError         what was stored cannot be read: it is not there, cut off, or not what it should be
   WorkersDie           worker processes die again and again
 """
 
@@ -188,6 +189,15 @@ class SinkError(GossamerError):
 
 class SinkFull(SinkError):
     """There is no space for output at the moment."""
+
+
+class ArchiveError(GossamerError):
+    """What was stored cannot be read: it is not there, cut off, or not what it should be."""
+
+    def __init__(self, message: str, *, hint: str = "", offset: int = 0) -> None:
+        super().__init__(message, hint=hint)
+        self.offset = offset
+        """Where the record begins that cannot be read, if it is one."""
 
 
 class WorkersDie(GossamerError):

@@ -156,6 +156,9 @@ class Record(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
     """The links of the page, followed or not; only where a sink keeps pages whole."""
     exchange: Exchange | None = None
     """Only where a sink keeps pages whole, and there was an answer."""
+    label: str = ""
+    """Of the request; like its meta, only where a sink keeps pages whole, so that a spider can be run over them."""
+    meta: dict[str, Any] | None = None
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):

@@ -329,7 +329,14 @@ class Visit:
             record = Record(key=request.key, token=lease.token, page=row, items=items)
             if self._context.keeps_pages and response is not None:
                 exchange = _exchange(request, response)
-                record = msgspec.structs.replace(record, body=response.body, found=found, exchange=exchange)
+                record = msgspec.structs.replace(
+                    record,
+                    body=response.body,
+                    found=found,
+                    exchange=exchange,
+                    label=request.label,
+                    meta=request.meta,
+                )
         await committer.put(Result(outcome, record))
 
     def _new_cookies(self) -> dict[str, Any]:

@@ -1,0 +1,209 @@
+"""The WARC files of a job, or of anybody, as one: which page is where, and which of several answers is the last."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from heapq import merge
+from itertools import groupby
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from gossamer.errors import ArchiveError
+from gossamer.sink.warc import OPEN
+from gossamer.sink.warc_records import target_uri
+from gossamer.stored.captures import Captures
+from gossamer.stored.page import StoredPage, Version
+from gossamer.stored.records import WarcRecord, read_records
+from gossamer.stored.visits import MAX_BODY_BYTES, Visits, decoded, epoch, noted_in, read_head
+
+Which = Literal["last", "all"]
+OnFault = Callable[[ArchiveError], None]
+_PART_BYTES = 8 * 1024 * 1024
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of work for one process: some pages of one source, in their order."""
+
+    source: str
+    start: int = 0
+    stop: int | None = None
+    skip: tuple[int, ...] = ()
+    """Records in it that are not the last answer of their page."""
+
+
+class _Rank(NamedTuple):
+    """Of two answers of a page the higher one counts."""
+
+    token: int
+    fetched_at: float
+    file: int
+    offset: int
+
+
+class Shelf:
+    """WARC files, plain or compressed record by record. Reads only, and holds no file open between two calls."""
+
+    def __init__(self, paths: Sequence[Path], drafts: Path) -> None:
+        self._captures = {str(path): Captures(path, drafts) for path in paths}
+
+    def versions(self, url: str) -> list[Version]:
+        """The stored answers of a URL."""
+        written = target_uri(url)
+        return [version for held in self._captures.values() for version in held.versions(written)]
+
+    def page(self, version: Version) -> StoredPage | None:
+        """One page, whole; None if it is none that a spider sees, as a redirect is."""
+        visits = Visits(Path(version.file), self._original, start=version.offset)
+        found = next(iter(visits), None)
+        if visits.faults:
+            raise visits.faults[0]
+        return found if found is not None and found.offset == version.offset else None
+
+    def stream(self, version: Version, size: int) -> Iterator[bytes]:
+        """The body of any answer, redirects and errors too, in pieces."""
+        with _answer_at(version) as record:
+            if record.kind == "revisit":
+                yield from self.stream(self._origin(record), size)
+                return
+            head = read_head(record)
+            if head is not None and (head.codings or head.is_chunked):
+                body = decoded(record.read(MAX_BODY_BYTES), head, MAX_BODY_BYTES)
+                yield from (body[start : start + size] for start in range(0, len(body), size))
+            else:
+                yield from record.pieces(size)
+
+    def parts(self, which: Which = "last") -> Iterator[Part]:
+        """All pages, cut into pieces of about 8 MB of file, in the order of files and records."""
+        beaten = self._beaten() if which == "last" else {}
+        for name, held in self._captures.items():
+            starts = [0]
+            for offset in held.offsets():
+                if offset - starts[-1] >= _PART_BYTES:
+                    starts.append(offset)
+            skip = sorted(beaten.get(name, ()))
+            for start, stop in zip(starts, [*starts[1:], None], strict=True):
+                inside = tuple(one for one in skip if start <= one and (stop is None or one < stop))
+                yield Part(source=name, start=start, stop=stop, skip=inside)
+
+    def pages(self, part: Part, on_fault: OnFault | None = None) -> Iterator[StoredPage]:
+        """The pages of a part. What cannot be read is told to `on_fault`, and the next record is looked for; without
+        it, it is raised."""
+        held = self._captures[part.source]
+        start = part.start
+        while True:
+            visits = Visits(held.path, self._original, start=start, stop=part.stop, skip=frozenset(part.skip))
+            try:
+                for page in visits:
+                    _tell(visits.faults, on_fault)
+                    yield page
+                _tell(visits.faults, on_fault)
+                return
+            except ArchiveError as error:
+                if held.path.name.endswith(OPEN):
+                    # The last record of a file that is being written is not all there yet.
+                    return
+                _tell([error], on_fault)
+                offsets = held.offsets()
+                after = bisect_right(offsets, error.offset)
+                if after == len(offsets) or (part.stop is not None and offsets[after] >= part.stop):
+                    return
+                start = offsets[after]
+
+    def _beaten(self) -> dict[str, set[int]]:
+        """Of each file, the answers for which there is a later one. Held in memory are only these."""
+        beaten: dict[str, set[int]] = {}
+        names = list(self._captures)
+        for same in _several(merge(*(_numbered(number, held) for number, held in enumerate(self._captures.values())))):
+            best: dict[object, _Rank] = {}
+            for line, number in same:
+                version = self._captures[names[number]].version(line)
+                if not 200 <= version.status < 300:
+                    continue
+                identity, token = self._identity(version)
+                rank = _Rank(token, version.fetched_at, number, version.offset)
+                other = best.get(identity)
+                if other is not None:
+                    lower = min(other, rank)
+                    beaten.setdefault(names[lower.file], set()).add(lower.offset)
+                best[identity] = rank if other is None else max(other, rank)
+        return beaten
+
+    def _identity(self, version: Version) -> tuple[object, int]:
+        """What makes an answer one of the same page, and the token of its visit."""
+        try:
+            return self._noted_identity(version)
+        except ArchiveError:
+            # It is reported when it is read, and is nobody's rival until then.
+            return (version.file, version.offset), 0
+
+    def _noted_identity(self, version: Version) -> tuple[object, int]:
+        method, posted, answer_id = "GET", b"", ""
+        for record in read_records(Path(version.file), start=version.offset):
+            if record.kind in ("response", "revisit"):
+                if record.offset != version.offset:
+                    break
+                answer_id = record.headers.get("warc-record-id", "")
+            elif record.headers.get("warc-concurrent-to", answer_id) != answer_id:
+                break
+            elif record.kind == "request":
+                method = record.head().partition(b" ")[0].decode("latin-1")
+                posted = record.read(MAX_BODY_BYTES)
+            elif record.kind == "metadata" and (noted := noted_in(record)) is not None:
+                return noted.key, noted.token
+        return (version.url, method, posted), 0
+
+    def _original(self, record: WarcRecord) -> bytes:
+        with _answer_at(self._origin(record)) as found:
+            head = read_head(found)
+            body = found.read(MAX_BODY_BYTES)
+            return decoded(body, head, MAX_BODY_BYTES) if head is not None else body
+
+    def _origin(self, record: WarcRecord) -> Version:
+        """Where the body is that a revisit record does not repeat: the one it names, or one with the same digest."""
+        url = record.headers.get("warc-refers-to-target-uri", record.url)
+        digest = record.headers.get("warc-payload-digest", "")
+        at = epoch(record.headers.get("warc-refers-to-date", ""))
+        held = [one for one in self.versions(url) if not one.is_revisit and (not digest or one.digest == digest)]
+        if not held:
+            raise ArchiveError(
+                f"{record.url}: its body is in an earlier record, which is in none of these files",
+                hint="name the files of the whole job",
+            )
+        return min(held, key=lambda one: abs(one.fetched_at - at))
+
+
+@contextmanager
+def _answer_at(version: Version) -> Iterator[WarcRecord]:
+    with closing(read_records(Path(version.file), start=version.offset)) as records:
+        record = next(records, None)
+        if record is None or record.kind not in ("response", "revisit"):
+            raise ArchiveError(
+                f"{version.file}, byte {version.offset}: the index speaks of an answer that is not there",
+                hint="is the .cdxj beside the file the one that was made for it?",
+            )
+        yield record
+
+
+def _numbered(number: int, held: Captures) -> Iterator[tuple[bytes, int]]:
+    for line in held.lines():
+        yield line, number
+
+
+def _several(lines: Iterable[tuple[bytes, int]]) -> Iterator[list[tuple[bytes, int]]]:
+    """The groups of lines that are about one URL, as far as they have more than one line."""
+    for _, group in groupby(lines, key=lambda line: line[0].partition(b" ")[0]):
+        same = list(group)
+        if len(same) > 1:
+            yield same
+
+
+def _tell(faults: list[ArchiveError], on_fault: OnFault | None) -> None:
+    for fault in faults:
+        if on_fault is None:
+            raise fault
+        on_fault(fault)
+    faults.clear()

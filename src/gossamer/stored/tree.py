@@ -1,0 +1,122 @@
+"""Pages that the sink `folder` keeps as files: their URLs are in the job's lines, their bodies in the tree."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from gossamer.errors import ArchiveError
+from gossamer.extract.sniff import is_html
+from gossamer.model import PageRow
+from gossamer.sink.jsonl import PAGES, SUFFIXES, lines_of
+from gossamer.sink.segments import FOLDER as SEGMENTS
+from gossamer.sink.segments import gather
+from gossamer.sink.tree import HTMLS, place_of
+from gossamer.stored.page import StoredPage, Version
+from gossamer.stored.shelf import OnFault, Part, Which
+from gossamer.stored.visits import MAX_BODY_BYTES
+
+_PART_ROWS = 2000
+_decode = msgspec.json.Decoder(PageRow).decode
+
+
+class TreeShelf:
+    """A tree of bodies. It has one version of each page, the last, and knows neither headers nor labels."""
+
+    def __init__(self, tree: Path, folder: Path) -> None:
+        self._tree = tree
+        self._folder = folder
+
+    def versions(self, url: str) -> list[Version]:
+        """The stored body of a URL, if there is one; its time is that of the file."""
+        path = self._path(url)
+        try:
+            found = path.stat()
+        except OSError:
+            return []
+        return [Version(url=url, fetched_at=found.st_mtime, status=200, file=str(path))]
+
+    def page(self, version: Version) -> StoredPage | None:
+        """One page, whole."""
+        row = PageRow(url=version.url, status=version.status, fetched_at=version.fetched_at)
+        return self._page(row)
+
+    def stream(self, version: Version, size: int) -> Iterator[bytes]:
+        """The body in pieces."""
+        try:
+            with Path(version.file).open("rb") as file:
+                while piece := file.read(size):
+                    yield piece
+        except OSError as error:
+            raise ArchiveError(f"{version.file}: {error.strerror}") from error
+
+    def parts(self, which: Which = "last") -> Iterator[Part]:
+        """All pages, a few thousand at a time, in the order of the job's lines."""
+        count = sum(1 for _ in self._rows())
+        for start in range(0, count, _PART_ROWS):
+            yield Part(source=str(self._folder), start=start, stop=start + _PART_ROWS)
+
+    def pages(self, part: Part, on_fault: OnFault | None = None) -> Iterator[StoredPage]:
+        """The pages of a part; a body that is gone is told to `on_fault`, or raised."""
+        for number, row in enumerate(self._rows()):
+            if part.stop is not None and number >= part.stop:
+                return
+            if number < part.start:
+                continue
+            try:
+                page = self._page(row)
+            except ArchiveError as fault:
+                if on_fault is None:
+                    raise
+                on_fault(fault)
+                continue
+            yield page
+
+    def _page(self, row: PageRow) -> StoredPage:
+        path = self._path(row.url)
+        try:
+            if os.stat(path).st_size > MAX_BODY_BYTES:
+                raise ArchiveError(f"{row.url} ({path}): a body of over {MAX_BODY_BYTES} bytes")
+            body = path.read_bytes()
+        except OSError as error:
+            raise ArchiveError(f"{row.url} ({path}): {error.strerror}") from error
+        # The type that the server named is not kept; without one, only what is plainly HTML would be taken for it.
+        headers = (("content-type", "text/html"),) if is_html(body, "") else ()
+        fetched_at = row.fetched_at
+        return StoredPage(
+            url=row.url, status=row.status, headers=headers, body=body, fetched_at=fetched_at, row=row, file=str(path)
+        )
+
+    def _path(self, url: str) -> Path:
+        place = place_of(url)
+        return self._tree / HTMLS / place.host / place.key
+
+    def _rows(self) -> Iterator[PageRow]:
+        """The line of each page whose body was stored, once: the last one. Costs about 100 bytes of memory a page."""
+        last = {hash(row.url): number for number, row in enumerate(self._lines()) if _is_page(row)}
+        for number, row in enumerate(self._lines()):
+            if last.get(hash(row.url)) == number:
+                yield row
+
+    def _lines(self) -> Iterator[PageRow]:
+        if (self._folder / SEGMENTS).is_dir():
+            for record in gather(self._folder):
+                yield record.page
+            return
+        if not any((self._folder / f"{PAGES}{suffix}").exists() for suffix in SUFFIXES.values()):
+            raise ArchiveError(
+                f"{self._tree} keeps bodies without their URLs, and {self._folder} has no {PAGES} to tell them",
+                hint="crawl with --sink jsonl --sink folder:/path, or with --sink warc, which keeps both",
+            )
+        for number, line in enumerate(lines_of(self._folder, PAGES), 1):
+            try:
+                yield _decode(line)
+            except msgspec.DecodeError as error:
+                raise ArchiveError(f"{self._folder / PAGES}, line {number}: {error}") from None
+
+
+def _is_page(row: PageRow) -> bool:
+    return 200 <= row.status < 400 and row.status != 304 and not row.location and not row.error
