@@ -143,6 +143,21 @@ class Exchange(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_default
     """Length of the body before decoding."""
 
 
+class Rejected(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """An item that does not fit, kept aside: a line of items-rejected.jsonl."""
+
+    url: str
+    """The page that it is from."""
+    type: str = ""
+    """The type that it was held against."""
+    field: str = ""
+    """The first field that is wrong; a path where it lies deeper, empty where it is the whole."""
+    error: str = ""
+    """What is wrong with it."""
+    item: dict[str, Any] = {}
+    """The item itself."""
+
+
 class Record(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """What the sinks store for one fetched URL."""
 
@@ -150,6 +165,10 @@ class Record(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
     token: int
     page: PageRow
     items: tuple[dict[str, Any], ...] = ()
+    rejected: tuple[Rejected, ...] = ()
+    """Items that do not fit the types that the spider declares."""
+    dropped: int = 0
+    """Items for which a pipeline gave None."""
     body: bytes = b""
     """Only where a sink keeps pages whole."""
     found: tuple[str, ...] | None = None

@@ -51,6 +51,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     extract: Annotated[
         dict[str, str], Meta(description="Fields to take from each page, NAME='css::text' or NAME='css::attr(href)'.")
     ] = {}
+    item_types: Annotated[
+        tuple[str, ...], Meta(description="Types that items must fit, FILE.py:Class; others are kept aside.")
+    ] = ()
     links: Annotated[str, Meta(description="Follow only the links inside this CSS region.")] = ""
     text: Annotated[bool, Meta(description="Keep the text of each page in pages.jsonl.")] = False
     sink: Annotated[

@@ -13,6 +13,7 @@ from gossamer.cli.export import export
 from gossamer.cli.fleet import submit
 from gossamer.cli.init import init
 from gossamer.cli.look import fetch, shell
+from gossamer.cli.replay import replay
 from gossamer.cli.scale import scale
 from gossamer.cli.spread import spread
 from gossamer.cli.sql import sql
@@ -38,7 +39,7 @@ def gossamer() -> None:
 
 commands = (
     crawl, trial, fetch, shell, init, worker, submit, status, pause, resume, stop, add, scale, spread, compact, export,
-    sql, diff, why, audit, simweb,
+    replay, sql, diff, why, audit, simweb,
 )  # fmt: skip
 for command in commands:
     gossamer.add_command(command)

@@ -146,6 +146,8 @@ def _as_json(summary: Summary, folder: Path | None) -> dict[str, Any]:
         "counts": msgspec.to_builtins(summary.counts),
         "pages": stats.pages,
         "items": stats.items,
+        "items_rejected": stats.rejected.total(),
+        "items_dropped": stats.dropped,
         "bytes": stats.bytes,
         "seconds": round(stats.seconds, 3),
         "codes": {str(code): count for code, count in sorted(stats.codes.items())},

@@ -12,9 +12,10 @@ import msgspec
 from gossamer import job as jobs
 from gossamer import settings as configuration
 from gossamer.errors import ConfigError, ExtractError
+from gossamer.extract.schema import Schemas
 from gossamer.extract.scope import Scope
 from gossamer.extract.selectors import check
-from gossamer.extract.spider import FieldSpider
+from gossamer.extract.spider import FieldSpider, load_type
 from gossamer.frontier.regions import check_regions
 from gossamer.settings import Settings
 from gossamer.sink import check_sinks
@@ -41,16 +42,19 @@ def read_settings(folder: Path | None, options: Mapping[str, Any]) -> Settings:
 
 def _with_whole_paths(settings: Settings) -> Settings:
     """Paths that hold wherever the job is gone on with, or joined from."""
-    file, colon, name = settings.spider.partition(".py:")
-    if settings.spider.endswith(".py"):
-        spider = str(Path(settings.spider).absolute())
-    elif colon:
-        spider = f"{Path(file).absolute()}{colon}{name}"
-    else:
-        spider = settings.spider
+    spider = _whole(settings.spider)
+    types = tuple(map(_whole, settings.item_types))
     ca_file = str(Path(settings.ca_file).absolute()) if settings.ca_file else ""
     cache = str(Path(settings.cache).absolute()) if settings.cache else ""
-    return msgspec.structs.replace(settings, spider=spider, ca_file=ca_file, cache=cache)
+    return msgspec.structs.replace(settings, spider=spider, item_types=types, ca_file=ca_file, cache=cache)
+
+
+def _whole(reference: str) -> str:
+    """A reference to a class, the path in it made absolute."""
+    file, colon, name = reference.partition(".py:")
+    if reference.endswith(".py"):
+        return str(Path(reference).absolute())
+    return f"{Path(file).absolute()}{colon}{name}" if colon else reference
 
 
 def read_lines(file: IO[str]) -> list[str]:
@@ -67,6 +71,7 @@ def _check(settings: Settings) -> None:
     check_regions(settings.regions)
     check_sinks(settings.sink)
     FieldSpider(settings.extract)
+    Schemas([load_type(reference) for reference in settings.item_types])
     try:
         check(settings.links or "a")
     except ExtractError as error:

@@ -26,6 +26,7 @@ from gossamer.fleet import SCHEMES, open_fleet
 from gossamer.frontier.base import Fleet
 from gossamer.frontier.sqlite import open_sqlite
 from gossamer.inquiry import existing
+from gossamer.sink.aside import REJECTED, count_rejected
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _STATES = {"pause": "paused", "resume": "running", "stop": "stopping"}
@@ -111,6 +112,8 @@ def on_a_job(command: Command) -> Command:
 def status(name: str, frontier: str, as_json: bool) -> int:
     """Show how far a job is, running or not."""
     found = run(_status(name, frontier))
+    if not frontier:
+        found["rejected"] = count_rejected(existing(name))
     if as_json:
         click.echo(json.dumps(found))
         return Exit.OK
@@ -122,6 +125,8 @@ def status(name: str, frontier: str, as_json: bool) -> int:
     click.echo(f"{name}: {found['state']}")
     for word in ("stored", "queued", "delayed", "leased", "done", "failed", "skipped", "parked", "known", "sites"):
         click.echo(f"  {word:10} {counts[word]:>12,}")
+    if found.get("rejected"):
+        click.echo(f"  {'rejected':10} {found['rejected']:>12,} items, in {REJECTED}")
     if counts.get("freshness") is not None:
         click.echo(f"  {'fresh':10} {counts['freshness']:>12.1%}")
     for site in found["sites"][:10]:

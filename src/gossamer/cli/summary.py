@@ -12,6 +12,7 @@ from gossamer.cli.terminal import plain
 from gossamer.job import Summary
 from gossamer.settings import Settings
 from gossamer.sink import csv as csv_files
+from gossamer.sink.aside import REJECTED
 from gossamer.sink.jsonl import ITEMS, PAGES, SUFFIXES
 from gossamer.sink.warc import FOLDER as ARCHIVE
 
@@ -69,6 +70,11 @@ def _figures(summary: Summary) -> list[tuple[str, str]]:
     ]
     if stats.items:
         rows.append(("items", f"{stats.items:,}"))
+    if stats.rejected:
+        kinds = _listed({f"for {field}": count for field, count in stats.rejected.items()})
+        rows.append(("rejected", f"{figures.many(stats.rejected.total(), 'item')} that fit no type: {kinds}"))
+    if stats.dropped:
+        rows.append(("dropped", f"{figures.many(stats.dropped, 'item')} by pipelines"))
     if stats.sitemaps:
         rows.append(("sitemaps", f"{stats.sitemaps:,} read, with {figures.many(stats.listed, 'page')} in them"))
     if counts.freshness is not None:
@@ -111,6 +117,7 @@ def _files(summary: Summary, folder: Path | None) -> list[tuple[str, str]]:
     if folder is None:
         return [("files", "none: the crawl was in memory")]
     items = [item for _, item in _OUTPUT] if summary.stats.items else []
+    items += [REJECTED] if summary.stats.rejected else []
     there = [folder / name for name in (*(page for page, _ in _OUTPUT), *items, ARCHIVE) if (folder / name).exists()]
     return [("files", ", ".join(map(str, there or [folder])))]
 

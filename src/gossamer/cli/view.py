@@ -140,6 +140,7 @@ def _body(progress: Progress, width: int) -> list[Text]:
                 _count(failed, "failed", "red" if failed else ""),
                 _count(counts.skipped, "skipped"),
                 *([_count(stats.items, "items", "green")] if stats.items else []),
+                *([_count(stats.rejected.total(), "rejected", "yellow")] if stats.rejected else []),
             ],
             width,
         ),

@@ -12,12 +12,13 @@ import msgspec
 
 from gossamer.engine.likeness import Look, Looks
 from gossamer.errors import ExtractError
-from gossamer.extract.items import plain, sound
+from gossamer.extract.intake import Dropped, Intake
+from gossamer.extract.items import sound
 from gossamer.extract.links import LinkMemo
 from gossamer.extract.page import Page
-from gossamer.extract.spider import FieldSpider, Spider, load
+from gossamer.extract.spider import FieldSpider, Spider, load, load_type
 from gossamer.middleware.base import compose
-from gossamer.model import Request, Response
+from gossamer.model import PageRow, Rejected, Request, Response
 from gossamer.settings import Settings
 
 Parse = Callable[[Page], Awaitable[list[Any]]]
@@ -34,6 +35,8 @@ class Extracted(msgspec.Struct, frozen=True, kw_only=True):
     requests: tuple[Request, ...] = ()
     """Links that the spider made itself."""
     items: tuple[dict[str, Any], ...] = ()
+    rejected: tuple[Rejected, ...] = ()
+    dropped: int = 0
     text: str | None = None
     main: str = ""
     """Digest of the main text; only where changes are looked for."""
@@ -59,6 +62,8 @@ class Extractor:
         self._settings = settings
         self._memo = LinkMemo()
         self._looks = Looks(settings)
+        types = spider.item_types or [load_type(reference) for reference in settings.item_types]
+        self._intake = Intake(types, spider.pipelines)
         self._parse: Parse = compose(spider.parse_middleware, self._run)
 
     async def extract(self, request: Request, response: Response) -> Extracted:
@@ -68,6 +73,8 @@ class Extractor:
         links: Sequence[str] = ()
         requests: list[Request] = []
         items: list[dict[str, Any]] = []
+        rejected: list[Rejected] = []
+        dropped = 0
         title, text, error = "", None, ""
         look = Look()
         try:
@@ -78,11 +85,17 @@ class Extractor:
                 if isinstance(found, Request):
                     requests.append(sound(found))
                 elif found is not None:
-                    items.append(plain(found))
+                    taken = await self._intake.take(found, page.url)
+                    if isinstance(taken, Rejected):
+                        rejected.append(taken)
+                    elif isinstance(taken, Dropped):
+                        dropped += 1
+                    else:
+                        items.append(taken)
             links = self._links(page) if page.is_html else ()
         except Exception as failure:  # a page's fate is decided here: whatever it makes the spider or the parser raise
             error = _describe(failure)
-            items, requests = [], []
+            items, requests, rejected, dropped = [], [], [], 0
         return Extracted(
             title=title,
             digest=digest,
@@ -90,6 +103,8 @@ class Extractor:
             urls=tuple(links) if self._spider.follows_links and not error else (),
             requests=tuple(requests),
             items=tuple(items),
+            rejected=tuple(rejected),
+            dropped=dropped,
             text=text,
             main=look.digest,
             likeness=look.likeness,
@@ -110,6 +125,25 @@ class Extractor:
         if inspect.isawaitable(yielded):
             yielded = await yielded
         return list(yielded) if yielded is not None else []
+
+
+def row_of(request: Request, response: Response, page: Extracted) -> PageRow:
+    """The line of a page that the spider was run over."""
+    return PageRow(
+        url=request.url,
+        status=response.status,
+        depth=request.depth,
+        title=page.title,
+        fetched_at=round(response.fetched_at, 3),
+        elapsed=round(response.elapsed, 4),
+        bytes=len(response.body),
+        digest=page.digest,
+        links=page.link_count,
+        error=f"spider: {page.error}" if page.error else "",
+        referrer=request.referrer,
+        tls_fault=response.tls_fault or msgspec.UNSET,
+        text=msgspec.UNSET if page.text is None else page.text,
+    )
 
 
 def _describe(failure: Exception) -> str:

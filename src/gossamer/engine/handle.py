@@ -6,12 +6,12 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from time import gmtime
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from gossamer import urls
-from gossamer.engine.extractor import Extracted
+from gossamer.engine.extractor import Extracted, row_of
 from gossamer.engine.marker import Marker
 from gossamer.engine.recent import Recent
 from gossamer.extract.scope import Scope
@@ -31,18 +31,11 @@ class Extracts(Protocol):
 
 
 class Handled(NamedTuple):
-    """A page's record, the requests that it leads to, and its items."""
+    """A page's record, the requests that it leads to, and all else that it gave."""
 
     row: PageRow
     links: tuple[Request, ...]
-    items: tuple[dict[str, Any], ...]
-    error: str
-    main: str = ""
-    """Digest of the main text."""
-    likeness: int | None = None
-    """SimHash of the main text; None for a page that is plainly no copy of the last one of its path."""
-    found: tuple[str, ...] = ()
-    """All links of the page, followed or not."""
+    page: Extracted
 
 
 class Linker:
@@ -201,19 +194,5 @@ class Handler:
         links = self.linker.follow(request, page.urls, year=year) if page.urls else []
         if page.requests:
             links += self.linker.adopt(request, page.requests, year=year)
-        row = PageRow(
-            url=request.url,
-            status=response.status,
-            depth=request.depth,
-            title=page.title,
-            fetched_at=round(response.fetched_at, 3),
-            elapsed=round(response.elapsed, 4),
-            bytes=len(response.body),
-            digest=page.digest,
-            links=page.link_count,
-            error=f"spider: {page.error}" if page.error else "",
-            referrer=request.referrer,
-            tls_fault=response.tls_fault or msgspec.UNSET,
-            text=msgspec.UNSET if page.text is None else page.text,
-        )
-        return Handled(row, tuple(links), page.items, page.error, page.main, page.likeness, page.urls)
+        row = row_of(request, response, page)
+        return Handled(row, tuple(links), page)

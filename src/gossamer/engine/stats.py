@@ -10,6 +10,7 @@ from gossamer.clock import Clock
 from gossamer.model import Outcome, PageRow, Record, SiteNote
 
 _MOST_HELD = 1000
+_MOST_FIELDS = 100
 
 
 class Hold(NamedTuple):
@@ -28,6 +29,10 @@ class Stats:
         self.started_at = clock.monotonic()
         self.pages = 0
         self.items = 0
+        self.rejected: Counter[str] = Counter()
+        """Items that were kept aside, by the field that is wrong."""
+        self.dropped = 0
+        """Items that a pipeline gave None for."""
         self.bytes = 0
         self.codes: Counter[int] = Counter()
         self.reasons: Counter[str] = Counter()
@@ -66,6 +71,12 @@ class Stats:
         self.pages += len(records)
         for record in records:
             self.items += len(record.items)
+            self.dropped += record.dropped
+            for one in record.rejected:
+                if len(self.rejected) < _MOST_FIELDS or one.field in self.rejected:
+                    self.rejected[one.field or one.error[:40]] += 1
+                else:
+                    self.rejected["others"] += 1
             self.bytes += record.page.bytes
         self.latest.extend(record.page for record in records[-8:])
         self._recent.append((self._clock.monotonic(), self.pages))

@@ -10,6 +10,7 @@ import msgspec
 from gossamer import urls
 from gossamer.engine.commit import Listed
 from gossamer.engine.context import Context
+from gossamer.engine.extractor import Extracted
 from gossamer.engine.gate import Gate
 from gossamer.engine.judge import MAX_HOPS, Verdict, asks_again, judge_error, judge_response
 from gossamer.engine.paths import Paths
@@ -251,9 +252,10 @@ class Visit:
             await self._settle(request, verdict, response=response, row=row)
         else:
             handled = await self._context.handler.handle(request, response)
-            if handled.error:
+            page = handled.page
+            if page.error:
                 verdict = verdict._replace(status="failed", reason="spider")
-            paths = self._paths.saw(request, handled.likeness, handled.links)
+            paths = self._paths.saw(request, page.likeness, handled.links)
             verdict = verdict._replace(memo={**(verdict.memo or {}), **paths})
             self._memo.update(paths)
             await self._settle(
@@ -262,9 +264,8 @@ class Visit:
                 response=response,
                 row=handled.row,
                 links=self._paths.open(handled.links),
-                items=handled.items,
-                seen=Seen(handled.row.digest, handled.main),
-                found=handled.found,
+                page=page,
+                seen=Seen(page.digest, page.main),
             )
 
     async def _read_sitemap(self, request: Request, response: Response | None, verdict: Verdict) -> None:
@@ -298,9 +299,8 @@ class Visit:
         response: Response | None = None,
         row: PageRow | None = None,
         links: tuple[Request, ...] = (),
-        items: tuple[dict[str, Any], ...] = (),
+        page: Extracted | None = None,
         seen: Seen | None = None,
-        found: tuple[str, ...] | None = None,
         plan: Plan | None = None,
     ) -> None:
         lease, committer = self.lease, self._context.committer
@@ -326,13 +326,15 @@ class Visit:
         )
         record = None
         if row is not None and verdict.status in ("done", "failed"):
-            record = Record(key=request.key, token=lease.token, page=row, items=items)
+            record = Record(key=request.key, token=lease.token, page=row)
+            if page is not None:
+                record = msgspec.structs.replace(record, items=page.items, rejected=page.rejected, dropped=page.dropped)
             if self._context.keeps_pages and response is not None:
                 exchange = _exchange(request, response)
                 record = msgspec.structs.replace(
                     record,
                     body=response.body,
-                    found=found,
+                    found=page.urls if page is not None else None,
                     exchange=exchange,
                     label=request.label,
                     meta=request.meta,

@@ -33,6 +33,10 @@ class Spider:
     """Settings of the job that the spider needs, such as `delay`; what the user says goes first."""
     follows_links: ClassVar[bool] = True
     """Whether the engine follows each page's links by itself; false with an own `parse`, unless the class says it."""
+    item_types: ClassVar[type | Sequence[type]] = ()
+    """Types that items must fit: dataclasses, attrs classes, pydantic models or msgspec Structs."""
+    pipelines: ClassVar[Sequence[Callable[[Any], Any]]] = ()
+    """Functions that each item goes through in turn, before it is held against its type; None drops it."""
     fetch_middleware: Sequence[Any] = ()
     parse_middleware: Sequence[Any] = ()
 
@@ -97,10 +101,8 @@ class FieldSpider(Spider):
 
 def load(reference: str) -> type[Spider]:
     """The class that `file.py`, `file.py:Class` or `module:Class` names; a ConfigError says what is wrong."""
-    place, colon, wanted = reference.rpartition(":")
-    if not colon or wanted.endswith(".py") or "/" in wanted or "\\" in wanted:
-        place, wanted = reference, ""
-    module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place, reference)
+    place, wanted = _parted(reference)
+    module = _module(place, reference)
     found = {
         name: value
         for name, value in vars(module).items()
@@ -117,6 +119,28 @@ def load(reference: str) -> type[Spider]:
     if len(found) > 1:
         raise ConfigError(f"{place} has {len(found)} spiders", hint=f"name one: {place}:{next(iter(found))}")
     return next(iter(found.values()))
+
+
+def load_type(reference: str) -> type:
+    """The class that `file.py:Class` or `module:Class` names, whatever it is a class of."""
+    place, wanted = _parted(reference)
+    if not wanted:
+        raise ConfigError(f"{reference}: which class of it?", hint=f"as in {place}:Product")
+    found = getattr(_module(place, reference), wanted, None)
+    if not isinstance(found, type):
+        raise ConfigError(f"{place}: {wanted} {'is not a class' if found is not None else 'is not there'}")
+    return found
+
+
+def _parted(reference: str) -> tuple[str, str]:
+    place, colon, wanted = reference.rpartition(":")
+    if not colon or wanted.endswith(".py") or "/" in wanted or "\\" in wanted:
+        return reference, ""
+    return place, wanted
+
+
+def _module(place: str, reference: str) -> ModuleType:
+    return _from_file(Path(place)) if place.endswith(".py") else _from_module(place, reference)
 
 
 def _choices(found: Mapping[str, type[Spider]]) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from gossamer.stored.open import Stored, open_stored
+from gossamer.stored.open import open_stored
 from gossamer.stored.page import StoredPage, Version
 from gossamer.stored.shelf import Part
+from gossamer.stored.whole import Stored
 
 __all__ = ["Part", "Stored", "StoredPage", "Version", "open_stored"]

@@ -25,21 +25,25 @@ _HEAD_BYTES = 1 << 16
 
 
 class Captures:
-    """What one file holds. `drafts` is a folder for the indexes that have to be made."""
+    """What one file holds. `drafts` is a folder for the indexes that have to be made; if it is `shared`, one that
+    another process has made is good."""
 
-    def __init__(self, path: Path, drafts: Path) -> None:
+    def __init__(self, path: Path, drafts: Path, *, shared: bool = False) -> None:
         self.path = path
         beside = path.with_name(path.name.removesuffix(OPEN).removesuffix(SUFFIX) + INDEX)
         self._beside = beside if beside.is_file() and not path.name.endswith(OPEN) else None
         name = blake2b(os.fsencode(path.absolute()), digest_size=12).hexdigest()
         self._draft = drafts / f"{name}{INDEX}"
         self._drawn_from = -1
+        self._shared = shared
 
     @property
     def index(self) -> Path:
         """The sorted index, up to date with a file that is being written."""
         if self._beside is not None:
             return self._beside
+        if self._shared and self._draft.exists():
+            return self._draft
         source = self._lines_path() or self.path
         try:
             size = source.stat().st_size
@@ -47,7 +51,9 @@ class Captures:
             raise ArchiveError(f"{source}: {error.strerror}", hint="has the crawl gone on? ask again") from error
         if size != self._drawn_from:
             lines = sorted(self._drawn(source))
-            self._draft.write_bytes(b"".join(lines))
+            new = self._draft.with_name(f"{self._draft.name}.{os.getpid()}")
+            new.write_bytes(b"".join(lines))
+            new.replace(self._draft)
             self._drawn_from = size
         return self._draft
 

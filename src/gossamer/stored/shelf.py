@@ -47,8 +47,8 @@ class _Rank(NamedTuple):
 class Shelf:
     """WARC files, plain or compressed record by record. Reads only, and holds no file open between two calls."""
 
-    def __init__(self, paths: Sequence[Path], drafts: Path) -> None:
-        self._captures = {str(path): Captures(path, drafts) for path in paths}
+    def __init__(self, paths: Sequence[Path], drafts: Path, *, shared: bool = False) -> None:
+        self._captures = {str(path): Captures(path, drafts, shared=shared) for path in paths}
 
     def versions(self, url: str) -> list[Version]:
         """The stored answers of a URL."""

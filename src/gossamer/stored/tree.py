@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
@@ -19,16 +20,19 @@ from gossamer.stored.page import StoredPage, Version
 from gossamer.stored.shelf import OnFault, Part, Which
 from gossamer.stored.visits import MAX_BODY_BYTES
 
-_PART_ROWS = 2000
+_PART_BYTES = 500_000
+_encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(PageRow).decode
 
 
 class TreeShelf:
     """A tree of bodies. It has one version of each page, the last, and knows neither headers nor labels."""
 
-    def __init__(self, tree: Path, folder: Path) -> None:
+    def __init__(self, tree: Path, folder: Path, drafts: Path) -> None:
         self._tree = tree
         self._folder = folder
+        name = blake2b(os.fsencode(f"{tree}\0{folder}"), digest_size=12).hexdigest()
+        self._listing = drafts / f"{name}.rows"
 
     def versions(self, url: str) -> list[Version]:
         """The stored body of a URL, if there is one; its time is that of the file."""
@@ -54,18 +58,21 @@ class TreeShelf:
             raise ArchiveError(f"{version.file}: {error.strerror}") from error
 
     def parts(self, which: Which = "last") -> Iterator[Part]:
-        """All pages, a few thousand at a time, in the order of the job's lines."""
-        count = sum(1 for _ in self._rows())
-        for start in range(0, count, _PART_ROWS):
-            yield Part(source=str(self._folder), start=start, stop=start + _PART_ROWS)
+        """All pages, a thousand or so at a time, in the order of the job's lines."""
+        start = end = 0
+        with self._listing.open("wb") as file:
+            for row in self._rows():
+                end += file.write(_encode(row) + b"\n")
+        with self._listing.open("rb") as file:
+            while start < end:
+                file.seek(min(start + _PART_BYTES, end - 1))
+                file.readline()
+                yield Part(source=str(self._folder), start=start, stop=file.tell())
+                start = file.tell()
 
     def pages(self, part: Part, on_fault: OnFault | None = None) -> Iterator[StoredPage]:
         """The pages of a part; a body that is gone is told to `on_fault`, or raised."""
-        for number, row in enumerate(self._rows()):
-            if part.stop is not None and number >= part.stop:
-                return
-            if number < part.start:
-                continue
+        for row in self._listed(part):
             try:
                 page = self._page(row)
             except ArchiveError as fault:
@@ -74,6 +81,12 @@ class TreeShelf:
                 on_fault(fault)
                 continue
             yield page
+
+    def _listed(self, part: Part) -> Iterator[PageRow]:
+        with self._listing.open("rb") as file:
+            file.seek(part.start)
+            while (part.stop is None or file.tell() < part.stop) and (line := file.readline()):
+                yield _decode(line)
 
     def _page(self, row: PageRow) -> StoredPage:
         path = self._path(row.url)

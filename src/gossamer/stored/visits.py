@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from gossamer.download import decoding
 from gossamer.errors import ArchiveError, BadEncoding, FetchError
 from gossamer.model import Headers, PageRow
 from gossamer.sink.warc_records import OURS
@@ -137,7 +136,7 @@ def read_head(record: WarcRecord) -> Head | None:
             headers.append((field.strip().decode("latin-1").lower(), _text(value.strip())))
     aside = {name.removeprefix(_ASIDE) for name, _ in headers if name.startswith(_ASIDE)}
     wire = tuple((name, value) for name, value in headers if name not in aside)
-    codings = decoding.encodings([value for name, value in wire if name == "content-encoding"])
+    codings = tuple(value for name, value in wire if name == "content-encoding")
     is_chunked = any(name == "transfer-encoding" and "chunked" in value.lower() for name, value in wire)
     shown = tuple((name.removeprefix(_ASIDE), value) for name, value in wire)
     return Head(int(parts[1]), shown, codings, is_chunked)
@@ -148,8 +147,11 @@ def decoded(body: bytes, head: Head, limit: int) -> bytes:
     if head.is_chunked:
         body = _joined(body)
     if head.codings:
+        # Our own files have none, and the room of the downloader takes long to load.
+        from gossamer.download import decoding
+
         try:
-            body = decoding.decode(body, head.codings, limit)
+            body = decoding.decode(body, decoding.encodings(list(head.codings)), limit)
         except BadEncoding:
             # Some tools store the body decoded, and leave the header as it was.
             return body

@@ -1,0 +1,108 @@
+"""The command `replay`: a changed spider over what was stored."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from gossamer import job as jobs
+from gossamer.cli import figures
+from gossamer.cli.exits import Exit
+from gossamer.cli.options import given, some_settings
+from gossamer.cli.start import read_settings, run
+from gossamer.cli.terminal import log_to_stderr, plain, put, say
+from gossamer.replay.run import Replay, Replayed
+from gossamer.settings import Settings
+from gossamer.sink.aside import REJECTED
+from gossamer.sink.jsonl import ITEMS, PAGES
+from gossamer.stored import open_stored
+
+_FEW = 5
+_SETTINGS = ("spider", "extract", "item_types", "links", "nofollow", "max_links", "text")
+
+
+@click.command()
+@click.argument("places", nargs=-1, required=True, metavar="JOB|FILE...")
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Folder to write to.  [default: JOB-replay]"
+)
+@click.option("--processes", type=click.IntRange(min=1), help="Processes to use.  [default: one a core]")
+@click.option("--all-visits", is_flag=True, help="Every visit of a page, not only the last.")
+@click.option("--quiet", is_flag=True, help="Say nothing but errors.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@some_settings(*_SETTINGS)
+def replay(
+    places: tuple[str, ...],
+    out: Path | None,
+    processes: int | None,
+    all_visits: bool,
+    quiet: bool,
+    as_json: bool,
+    **options: Any,
+) -> int:
+    """Run a spider over the pages that a job stored, or over WARC files: on all cores, and without a network.
+
+    Writes pages.jsonl and items.jsonl as a crawl would. The pages must have been kept, by --sink warc or folder:/path.
+    """
+    log_to_stderr(quiet)
+    settings = _settings(places, given(options))
+    target = out or _default_out(places[0])
+    with open_stored(*places) as stored:
+        result = run(Replay(stored, settings, target, processes=processes or 0, all_visits=all_visits).run())
+    if as_json:
+        put(f"{json.dumps(msgspec.to_builtins(result))}\n".encode())
+    if not quiet:
+        for line in _lines(result, target):
+            say(line)
+    return Exit.SOME_FAILED if result.failed or result.unread else Exit.OK
+
+
+def _settings(places: tuple[str, ...], options: dict[str, Any]) -> Settings:
+    """Of a job's settings, those that say what is taken from a page; the command line goes first."""
+    kept: dict[str, Any] = {}
+    if len(places) == 1 and not Path(places[0]).is_file():
+        found = jobs.stored_settings(jobs.folder_of(places[0], ()))
+        kept = {name: value for name, value in found.items() if name in _SETTINGS}
+    if "spider" in options or "extract" in options:
+        for name in ("spider", "extract", "item_types"):
+            kept.pop(name, None)
+    return read_settings(None, {**kept, **options})
+
+
+def _default_out(place: str) -> Path:
+    path = Path(place)
+    if path.is_file():
+        name = path.name.removesuffix(".open").removesuffix(".gz").removesuffix(".warc")
+        return path.with_name(f"{name}-replay")
+    folder = jobs.folder_of(place, ())
+    return folder.with_name(f"{folder.absolute().name}-replay")
+
+
+def _lines(result: Replayed, out: Path) -> list[str]:
+    rate = result.pages / result.seconds if result.seconds else 0.0
+    rows = [
+        ("pages", f"{result.pages:,} in {figures.span(result.seconds)} ({rate:,.0f}/s, {figures.size(result.bytes)})"),
+        ("items", f"{result.items:,}"),
+    ]
+    if result.rejected:
+        kinds = ", ".join(f"{count:,} for {plain(field, 40)}" for field, count in list(result.fields.items())[:_FEW])
+        rows.append(("rejected", f"{figures.many(result.rejected, 'item')} that fit no type: {kinds}"))
+    if result.dropped:
+        rows.append(("dropped", f"{figures.many(result.dropped, 'item')} by pipelines"))
+    if result.requests:
+        rows.append(("requests", f"{result.requests:,} that the spider made, and nobody sent"))
+    for number, (url, error) in enumerate(result.failures[:_FEW]):
+        label = f"{result.failed:,} failed, as" if not number else ""
+        rows.append(("failed" if not number else "", f"{label} {plain(url, 200)}: {plain(error, 300)}".strip()))
+    for number, fault in enumerate(result.faults[:_FEW]):
+        rows.append(
+            ("unread" if not number else "", f"{f'{result.unread:,}, as ' if not number else ''}{plain(fault, 300)}")
+        )
+    files = [out / name for name in (PAGES, ITEMS, REJECTED) if (out / name).exists()]
+    rows.append(("files", ", ".join(shlex.quote(str(path)) for path in files)))
+    return [f"{label:<9} {text}" for label, text in rows]

@@ -1,0 +1,58 @@
+"""What passes between a replay and its processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gossamer.stored.shelf import Part
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """What a process is told first."""
+
+    settings: dict[str, Any]
+    warcs: list[str]
+    trees: list[tuple[str, str]]
+    drafts: str
+    """Folder with the indexes that were made."""
+
+
+class Order(msgspec.Struct, frozen=True):
+    """One part to work through."""
+
+    part: Part
+    careful: bool = False
+    """Whether each page is named before the spider sees it, because a process died of one."""
+    fatal: list[int] = []
+    """Places of pages that processes died of."""
+
+
+class At(msgspec.Struct, tag="at", frozen=True):
+    """The page that comes next."""
+
+    offset: int
+    url: str
+
+
+class Done(msgspec.Struct, tag="done", frozen=True, kw_only=True):
+    """What a part gave: lines of files, and figures."""
+
+    pages: bytes = b""
+    items: bytes = b""
+    rejected: bytes = b""
+    page_count: int = 0
+    item_count: int = 0
+    rejected_count: int = 0
+    dropped_count: int = 0
+    request_count: int = 0
+    failed_count: int = 0
+    unread_count: int = 0
+    body_bytes: int = 0
+    failures: list[tuple[str, str]] = []
+    """Some of the pages that failed, and why."""
+    unread: list[str] = []
+    """Some of what could not be read."""
+    fields: dict[str, int] = {}
+    """Rejected items by the field that is wrong."""

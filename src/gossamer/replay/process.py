@@ -1,0 +1,149 @@
+"""A process of a replay: runs the spider over one part after another of what was stored. It has no downloader."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from gossamer import settings as configuration
+from gossamer.engine.extractor import Extractor, make_spider, row_of
+from gossamer.errors import ArchiveError
+from gossamer.model import PageRow
+from gossamer.replay.orders import At, Done, Order, Setup
+from gossamer.stored import Stored, StoredPage
+
+_EXAMPLES = 20
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_encode_into = msgspec.json.Encoder().encode_into
+
+
+class Tally:
+    """Gathers what the pages of a part give."""
+
+    def __init__(self) -> None:
+        self._pages, self._items, self._rejected = bytearray(), bytearray(), bytearray()
+        self._counts: dict[str, int] = {}
+        self._failures: list[tuple[str, str]] = []
+        self._unread: list[str] = []
+        self._fields: dict[str, int] = {}
+
+    async def run(self, page: StoredPage, extractor: Extractor) -> None:
+        request, response = page.request, page.response
+        found = await extractor.extract(request, response)
+        row = row_of(request, response, found)
+        _line(self._pages, row)
+        for item in found.items:
+            _line(self._items, item)
+        for one in found.rejected:
+            _line(self._rejected, one)
+            self._fields[one.field or one.error[:40]] = self._fields.get(one.field or one.error[:40], 0) + 1
+        self._count(
+            page_count=1,
+            item_count=len(found.items),
+            rejected_count=len(found.rejected),
+            dropped_count=found.dropped,
+            request_count=len(found.requests),
+            body_bytes=len(page.body),
+        )
+        if found.error:
+            self._failed(page.url, found.error)
+
+    def died(self, page: StoredPage) -> None:
+        """A page that is not tried again."""
+        error = "the spider's process died on this page"
+        request, response = page.request, page.response
+        _line(self._pages, msgspec.structs.replace(page.row or _bare(page), error=f"spider: {error}"))
+        self._count(page_count=1, body_bytes=len(response.body))
+        self._failed(request.url, error)
+
+    def unread(self, fault: ArchiveError) -> None:
+        """Something that could not be read."""
+        self._count(unread_count=1)
+        if len(self._unread) < _EXAMPLES:
+            self._unread.append(str(fault))
+
+    def _failed(self, url: str, error: str) -> None:
+        self._count(failed_count=1)
+        if len(self._failures) < _EXAMPLES:
+            self._failures.append((url, error))
+
+    def _count(self, **more: int) -> None:
+        for name, number in more.items():
+            self._counts[name] = self._counts.get(name, 0) + number
+
+    def done(self) -> Done:
+        return Done(
+            pages=bytes(self._pages),
+            items=bytes(self._items),
+            rejected=bytes(self._rejected),
+            failures=self._failures,
+            unread=self._unread,
+            fields=self._fields,
+            **self._counts,
+        )
+
+
+def _bare(page: StoredPage) -> PageRow:
+    return PageRow(url=page.url, status=page.status, fetched_at=page.fetched_at, bytes=len(page.body))
+
+
+def _line(buffer: bytearray, value: object) -> None:
+    _encode_into(value, buffer, len(buffer))
+    buffer += b"\n"
+
+
+async def work(order: Order, stored: Stored, extractor: Extractor, tell: Any) -> Done:
+    """Run the spider over one part."""
+    tally = Tally()
+    fatal = frozenset(order.fatal)
+    for number, page in enumerate(stored.part(order.part, tally.unread)):
+        # A page of a tree has no offset: its number in the part stands for it.
+        place = page.offset or -1 - number
+        if place in fatal:
+            tally.died(page)
+            continue
+        if order.careful:
+            tell(At(place, page.url))
+        await tally.run(page, extractor)
+    return tally.done()
+
+
+def main() -> None:
+    """Be such a process: the setup first, then orders, until the pipe is closed."""
+    source, target = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    # A print in a spider must not land between the answers.
+    os.dup2(2, 1)
+    first = _read(source)
+    if first is None:
+        return
+    setup = msgspec.msgpack.decode(first, type=Setup)
+    settings = configuration.build(setup.settings)
+    extractor = Extractor(make_spider(settings), settings)
+    trees = [(Path(tree), Path(folder)) for tree, folder in setup.trees]
+    stored = Stored([Path(path) for path in setup.warcs], trees, drafts=Path(setup.drafts))
+
+    def tell(message: At | Done) -> None:
+        data = _encode(message)
+        target.write(len(data).to_bytes(4, "big") + data)
+        target.flush()
+
+    with asyncio.Runner() as runner:
+        while (data := _read(source)) is not None:
+            order = msgspec.msgpack.decode(data, type=Order)
+            tell(runner.run(work(order, stored, extractor, tell)))
+
+
+def _read(source: BinaryIO) -> bytes | None:
+    head = source.read(4)
+    return source.read(int.from_bytes(head, "big")) if len(head) == 4 else None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import Any
+
+import attrs
+import msgspec
+import pydantic
+import pytest
+
+from gossamer.errors import ConfigError
+from gossamer.extract.intake import Dropped, Intake
+from gossamer.model import Rejected
+
+URL = "http://shop.example/1"
+
+
+@dataclasses.dataclass
+class Data:
+    name: str
+    price: float
+    tags: list[str] = dataclasses.field(default_factory=list)
+
+
+@attrs.define
+class Attrs:
+    name: str
+    price: float = attrs.field(validator=attrs.validators.ge(0))
+    tags: list[str] = attrs.Factory(list)
+
+
+class Model(pydantic.BaseModel):
+    name: str
+    price: float
+    tags: list[str] = []
+
+
+class Struct(msgspec.Struct):
+    name: str
+    price: float
+    tags: list[str] = []
+
+
+KINDS = pytest.mark.parametrize("kind", [Data, Attrs, Model, Struct])
+
+
+def take(item: Any, intake: Intake) -> Any:
+    return asyncio.run(intake.take(item, URL))
+
+
+@KINDS
+def test_items_are_made_to_fit_their_type(kind: type) -> None:
+    """Text of a page becomes the number that the type wants, and what was left out gets its default."""
+    wanted = {"name": "x", "price": 1.5, "tags": []}
+    assert take({"name": "x", "price": "1.5"}, Intake(kind)) == wanted
+    assert take(kind(name="x", price=1.5), Intake(kind)) == wanted
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("item", "field"),
+    [
+        ({"name": "x", "price": "much"}, "price"),
+        ({"price": 1}, "name"),
+        ({"name": "x", "price": 1, "prize": 2}, "prize"),
+        ({"name": "x", "price": 1, "tags": ["a", 5]}, "tags"),
+        ({"name": None, "price": 1}, "name"),
+    ],
+)
+def test_what_does_not_fit_is_kept_aside_with_page_and_field(kind: type, item: dict[str, Any], field: str) -> None:
+    found = take(item, Intake(kind))
+    assert isinstance(found, Rejected)
+    assert (found.url, found.type, found.item) == (URL, kind.__name__, item)
+    assert found.field.startswith(field)
+    assert found.error
+
+
+def test_validators_of_attrs_and_instances_that_lie_are_rejected() -> None:
+    low = take({"name": "x", "price": -1}, Intake(Attrs))
+    assert isinstance(low, Rejected)
+    assert low.field == "price"
+    lying = take(Data(name=5, price="much"), Intake(Data))  # type: ignore[arg-type]
+    assert isinstance(lying, Rejected)
+    assert lying.item["price"] == "much"
+    assert isinstance(take(Struct("x", 1), Intake(Data)), Rejected)
+    unstorable = take({"name": "x", "price": object()}, Intake(Data))
+    assert isinstance(unstorable, Rejected)
+    assert "object" in unstorable.item["price"]
+
+
+def test_of_several_types_the_first_that_fits_is_taken() -> None:
+    class Offer(msgspec.Struct):
+        seller: str
+
+    intake = Intake([Data, Offer])
+    assert take({"seller": "s"}, intake) == {"seller": "s"}
+    assert take(Offer("s"), intake) == {"seller": "s"}
+    assert isinstance(take({"buyer": "b"}, intake), Rejected)
+    with pytest.raises(ConfigError, match="not a type of items"):
+        Intake(int)
+
+
+def test_pipelines_run_in_their_order_and_nothing_gets_lost() -> None:
+    def strip(item: dict[str, Any]) -> dict[str, Any]:
+        return {**item, "name": item["name"].strip()}
+
+    async def only_named(item: dict[str, Any]) -> dict[str, Any] | None:
+        return item if item["name"] else None
+
+    intake = Intake(Data, [strip, only_named])
+    assert take({"name": " x ", "price": 1}, intake) == {"name": "x", "price": 1.0, "tags": []}
+    assert take({"name": "  ", "price": 1}, intake) == Dropped("only_named")
+    raised = take({"price": 1}, intake)
+    assert isinstance(raised, Rejected)
+    assert raised.error == "pipeline strip: KeyError: 'name'"
+    assert raised.item == {"price": 1}
+    # Without types, what a pipeline returns must still be storable.
+    assert isinstance(take({"name": "x"}, Intake((), [lambda item: object()])), Rejected)
