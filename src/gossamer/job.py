@@ -32,6 +32,7 @@ from gossamer.frontier.sqlite import open_sqlite
 from gossamer.model import Counts, JobState
 from gossamer.settings import Settings
 from gossamer.sink import Sink, open_sinks
+from gossamer.sink.aside import AsideSink
 from gossamer.sink.trail import Trail
 
 FRONTIER, SETTINGS = "frontier.db", "job.toml"
@@ -184,7 +185,7 @@ class Crawl:
         try:
             linker = Linker(settings, frontier.secret, Recent())
             if folder is not None:
-                sinks = open_sinks(settings, folder, frontier.marks)
+                sinks = [*open_sinks(settings, folder, frontier.marks), AsideSink(folder, frontier.marks)]
                 await frontier.blame([left_behind(path) for path in (folder / "handling").glob("*")])
             store = OwnerStore(frontier, sinks, self.stats)
             self.known_before = (await frontier.counts()).known

@@ -66,10 +66,12 @@ class Extractor:
         self._intake = Intake(types, spider.pipelines)
         self._parse: Parse = compose(spider.parse_middleware, self._run)
 
-    async def extract(self, request: Request, response: Response) -> Extracted:
-        """All that the page gives. A spider that raises costs the page its items, not its place in the record."""
+    async def extract(self, request: Request, response: Response, *, known: PageRow | None = None) -> Extracted:
+        """All that the page gives. A spider that raises costs the page its items, not its place in the record.
+
+        Of a page that is `known`, the digest and the number of links are taken as they are, and no link is followed."""
         page = Page(response, request, memo=self._memo)
-        digest = hashlib.sha1(response.body, usedforsecurity=False).hexdigest() if response.body else ""
+        digest = known.digest if known is not None else _digest(response.body)
         links: Sequence[str] = ()
         requests: list[Request] = []
         items: list[dict[str, Any]] = []
@@ -92,14 +94,14 @@ class Extractor:
                         dropped += 1
                     else:
                         items.append(taken)
-            links = self._links(page) if page.is_html else ()
+            links = self._links(page) if known is None and page.is_html else ()
         except Exception as failure:  # a page's fate is decided here: whatever it makes the spider or the parser raise
             error = _describe(failure)
             items, requests, rejected, dropped = [], [], [], 0
         return Extracted(
             title=title,
             digest=digest,
-            link_count=len(links) or len(requests),
+            link_count=known.links if known is not None else len(links) or len(requests),
             urls=tuple(links) if self._spider.follows_links and not error else (),
             requests=tuple(requests),
             items=tuple(items),
@@ -125,6 +127,10 @@ class Extractor:
         if inspect.isawaitable(yielded):
             yielded = await yielded
         return list(yielded) if yielded is not None else []
+
+
+def _digest(body: bytes) -> str:
+    return hashlib.sha1(body, usedforsecurity=False).hexdigest() if body else ""
 
 
 def row_of(request: Request, response: Response, page: Extracted) -> PageRow:

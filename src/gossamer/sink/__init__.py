@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from gossamer.errors import ConfigError, SinkError, SinkFull
 from gossamer.settings import Settings
-from gossamer.sink.aside import AsideSink
 from gossamer.sink.base import Opening, Opens, Sink
 
 __all__ = [
