@@ -42,6 +42,10 @@ class Extracted(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the main text; only where changes are looked for."""
     likeness: int | None = None
     """SimHash of the main text; only where the page may be a copy of the last one of its path."""
+    simhash: int | None = None
+    """The same, of every page, where copies are looked for."""
+    tells: bool = False
+    """Whether there is enough of it to call the page a copy."""
     error: str = ""
 
 
@@ -110,6 +114,8 @@ class Extractor:
             text=text,
             main=look.digest,
             likeness=look.likeness,
+            simhash=look.simhash,
+            tells=look.tells,
             error=error,
         )
 
@@ -148,6 +154,7 @@ def row_of(request: Request, response: Response, page: Extracted) -> PageRow:
         error=f"spider: {page.error}" if page.error else "",
         referrer=request.referrer,
         tls_fault=response.tls_fault or msgspec.UNSET,
+        simhash=msgspec.UNSET if page.simhash is None else f"{page.simhash:016x}",
         text=msgspec.UNSET if page.text is None else page.text,
     )
 
