@@ -123,6 +123,12 @@ class PageRow(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What is wrong with the server's certificate: anybody may have written the page; only with `bad_tls`."""
     text: str | msgspec.UnsetType = msgspec.UNSET
     """The text that a reader sees; only with the setting `text`."""
+    markdown: str | msgspec.UnsetType = msgspec.UNSET
+    """The main part of the page as Markdown; only with the setting `markdown`."""
+    simhash: str | msgspec.UnsetType = msgspec.UNSET
+    """SimHash of the main text, 64 bits in hexadecimal; only with the setting `dedupe`."""
+    copy_of: str | msgspec.UnsetType = msgspec.UNSET
+    """The `simhash` of the page that this one is a near-duplicate of, and that was kept in its place."""
 
 
 class Exchange(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):

@@ -56,6 +56,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ] = ()
     links: Annotated[str, Meta(description="Follow only the links inside this CSS region.")] = ""
     text: Annotated[bool, Meta(description="Keep the text of each page in pages.jsonl.")] = False
+    markdown: Annotated[
+        bool, Meta(description="Keep the main part of each page as Markdown in pages.jsonl; needs the extra `text`.")
+    ] = False
+    dedupe: Annotated[
+        bool,
+        Meta(description="Keep one of a site's near-duplicate pages; others have a line, but no items or body."),
+    ] = False
     sink: Annotated[
         tuple[str, ...],
         Meta(description="Where pages go: jsonl, jsonl:zstd, csv, sqlite, warc, folder:/path; may be repeated."),

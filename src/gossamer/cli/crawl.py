@@ -151,6 +151,7 @@ def _as_json(summary: Summary, folder: Path | None) -> dict[str, Any]:
         "pages": stats.pages,
         "items": stats.items,
         "items_rejected": stats.rejected.total(),
+        "copies": stats.copies,
         "items_dropped": stats.dropped,
         "bytes": stats.bytes,
         "seconds": round(stats.seconds, 3),

@@ -76,6 +76,8 @@ def _figures(summary: Summary) -> list[tuple[str, str]]:
         rows.append(("rejected", f"{figures.many(stats.rejected.total(), 'item')} that fit no type: {kinds}"))
     if stats.dropped:
         rows.append(("dropped", f"{figures.many(stats.dropped, 'item')} by pipelines"))
+    if stats.copies:
+        rows.append(("copies", f"{figures.many(stats.copies, 'near-duplicate')} of pages that were kept"))
     if stats.sitemaps:
         rows.append(("sitemaps", f"{stats.sitemaps:,} read, with {figures.many(stats.listed, 'page')} in them"))
     if counts.freshness is not None:

@@ -42,6 +42,10 @@ class Extracted(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the main text; only where changes are looked for."""
     likeness: int | None = None
     """SimHash of the main text; only where the page may be a copy of the last one of its path."""
+    simhash: int | None = None
+    """The same, of every page, where copies are looked for."""
+    tells: bool = False
+    """Whether there is enough of it to call the page a copy."""
     error: str = ""
 
 
@@ -66,10 +70,12 @@ class Extractor:
         self._intake = Intake(types, spider.pipelines)
         self._parse: Parse = compose(spider.parse_middleware, self._run)
 
-    async def extract(self, request: Request, response: Response) -> Extracted:
-        """All that the page gives. A spider that raises costs the page its items, not its place in the record."""
+    async def extract(self, request: Request, response: Response, *, known: PageRow | None = None) -> Extracted:
+        """All that the page gives. A spider that raises costs the page its items, not its place in the record.
+
+        Of a page that is `known`, the digest and the number of links are taken as they are, and no link is followed."""
         page = Page(response, request, memo=self._memo)
-        digest = hashlib.sha1(response.body, usedforsecurity=False).hexdigest() if response.body else ""
+        digest = known.digest if known is not None else _digest(response.body)
         links: Sequence[str] = ()
         requests: list[Request] = []
         items: list[dict[str, Any]] = []
@@ -92,14 +98,14 @@ class Extractor:
                         dropped += 1
                     else:
                         items.append(taken)
-            links = self._links(page) if page.is_html else ()
+            links = self._links(page) if known is None and page.is_html else ()
         except Exception as failure:  # a page's fate is decided here: whatever it makes the spider or the parser raise
             error = _describe(failure)
             items, requests, rejected, dropped = [], [], [], 0
         return Extracted(
             title=title,
             digest=digest,
-            link_count=len(links) or len(requests),
+            link_count=known.links if known is not None else len(links) or len(requests),
             urls=tuple(links) if self._spider.follows_links and not error else (),
             requests=tuple(requests),
             items=tuple(items),
@@ -108,6 +114,8 @@ class Extractor:
             text=text,
             main=look.digest,
             likeness=look.likeness,
+            simhash=look.simhash,
+            tells=look.tells,
             error=error,
         )
 
@@ -127,6 +135,10 @@ class Extractor:
         return list(yielded) if yielded is not None else []
 
 
+def _digest(body: bytes) -> str:
+    return hashlib.sha1(body, usedforsecurity=False).hexdigest() if body else ""
+
+
 def row_of(request: Request, response: Response, page: Extracted) -> PageRow:
     """The line of a page that the spider was run over."""
     return PageRow(
@@ -142,6 +154,7 @@ def row_of(request: Request, response: Response, page: Extracted) -> PageRow:
         error=f"spider: {page.error}" if page.error else "",
         referrer=request.referrer,
         tls_fault=response.tls_fault or msgspec.UNSET,
+        simhash=msgspec.UNSET if page.simhash is None else f"{page.simhash:016x}",
         text=msgspec.UNSET if page.text is None else page.text,
     )
 
