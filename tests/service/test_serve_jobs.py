@@ -84,7 +84,8 @@ def test_what_happened_can_be_asked_when_it_is_over(served: Served, web: SimWeb)
     found = [page["url"] for page in (*pages["pages"], *more["pages"])]
     rows = [json.loads(line) for line in (served.log.parent / "crawls/shop/pages.jsonl").read_text().splitlines()]
     assert found == [row["url"] for row in reversed(rows) if row["url"].startswith(f"http://{site}/")]
-    assert served.get("/api/jobs/shop/pages", status=404)["pages"] == []
+    missing = served.get("/api/jobs/shop/pages", status=404)["pages"]
+    assert [page["url"] for page in missing] == [web.seeds[1] + "more"]
 
     assert served.get("/api/jobs/shop/page", url=seed)["status"] == 200
     assert len(served.get("/api/jobs/shop/versions", url=seed)["versions"]) == 1
