@@ -48,9 +48,12 @@ def test_a_crawl_is_started_steered_and_asked_over_the_api(served: Served, web: 
     )
     assert (made["name"], made["state"]) == ("shop", "starting")
     served.state("shop", "running")
-    assert [kind for kind, _ in events(served, 2)][-1] == "sample"
+    assert "sample" in [kind for kind, _ in events(served, 3)]
 
-    assert served.post("/api/jobs/shop/pause")["state"] == "paused"
+    paused = served.post("/api/jobs/shop/pause")
+    assert paused["state"] == "paused"
+    # What workers have in hand is not taken from them.
+    in_hand = paused["counts"]["stored"] + paused["counts"]["leased"]
     site = web.seeds[0].split("/")[2]
     changed = {"delay": 0.03, "site_delays": {site: 0.1}, "max_pages": 120}
     limits = served.ask("PATCH", "/api/jobs/shop/limits", json=changed)
@@ -61,7 +64,7 @@ def test_a_crawl_is_started_steered_and_asked_over_the_api(served: Served, web: 
 
     assert served.post("/api/jobs/shop/resume")["state"] == "running"
     ended = served.until(lambda: (job := served.get("/api/jobs/shop"))["state"] == "finished" and job)
-    assert ended["counts"]["stored"] == 120
+    assert 120 <= ended["counts"]["stored"] <= max(120, in_hand)
     assert ended["settings"]["delay"] == 0.03
     log = web.log()
     assert len(fetched(log)) >= 120
@@ -70,7 +73,7 @@ def test_a_crawl_is_started_steered_and_asked_over_the_api(served: Served, web: 
     # The limit is lifted while nobody runs it, and the next run goes on to the end.
     assert served.ask("PATCH", "/api/jobs/shop/limits", json={"max_pages": None})["in_force"] == "next run"
     served.until(lambda: served.client.post("/api/jobs/shop/resume").status_code == 200)
-    served.until(lambda: served.get("/api/jobs/shop")["counts"]["stored"] > 120)
+    served.until(lambda: served.get("/api/jobs/shop")["counts"]["stored"] > ended["counts"]["stored"])
     served.until(lambda: served.get("/api/jobs/shop")["state"] == "finished")
     assert served.get("/api/jobs", state="finished")["jobs"][0]["name"] == "shop"
 
@@ -107,9 +110,9 @@ def test_what_happened_can_be_asked_when_it_is_over(served: Served, web: SimWeb)
     listed = served.get("/api/jobs/shop/sites", sort="requests", limit=2)
     assert listed["total"] == 3
     assert [one["site"] for one in listed["sites"]] != []
-    past = served.get("/api/jobs/shop/history", step=10, steps=60)
-    assert sum(value or 0 for value in past["series"]["pages"]) >= 120
-    assert max(value or 0 for value in past["series"]["known"]) >= 120
+    past = served.get("/api/jobs/shop/history", step=1, steps=600)["series"]
+    assert sum(value or 0 for value in past["pages"]) >= 120
+    assert max(value or 0 for value in past["known"]) >= 120
 
 
 def test_what_is_not_there_or_cannot_be_done_is_said(served: Served) -> None:
