@@ -12,7 +12,7 @@ from gossamer import urls
 from gossamer.cli import advice
 from gossamer.history import Sent
 from gossamer.service.ring import Past
-from gossamer.service.shapes import Example, Fault, Faults, Gap, Politeness, Visit
+from gossamer.service.views import Example, Fault, Faults, Gap, Politeness, Visit
 
 _MOST_SITES, _MOST_KINDS, _MOST_EXAMPLES, _MOST_FAULTY = 20_000, 64, 5, 200
 _SHOWN_SITES = 5
