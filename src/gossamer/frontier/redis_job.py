@@ -168,6 +168,8 @@ async def write_shard(redis: Any, job: str, shard: int, shards: int, settings: S
         "share_most": share.most,
         "share_half": share.half,
     }
+    if shards == 1:
+        values["max_pages"] = settings.max_pages or ""
     first = {**values, "state": "running", "seen_level": 4, "shard": shard, "shards": shards}
     await redis.eval(_WRITE, 1, job_key(job, shard), FORMAT, _encode_flat(first), _encode_flat(values))
 

@@ -14,7 +14,7 @@ from gossamer.inquiry import Inquiry
 from gossamer.service.asked import AskAudit, AskWhy, Nothing
 from gossamer.service.desk import Desk, one_url
 from gossamer.service.routing import Asked, Endpoint, Refused
-from gossamer.service.shapes import Faults, Politeness
+from gossamer.service.views import Faults, Politeness
 from gossamer.story import tell
 
 _MOST_STEPS = 100_000

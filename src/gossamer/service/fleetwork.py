@@ -12,7 +12,7 @@ from gossamer.model import Pulse, RegionView
 from gossamer.service.asked import AskScale, AskScaleOf, Nothing
 from gossamer.service.desk import Desk
 from gossamer.service.routing import Asked, Endpoint, Refused
-from gossamer.service.shapes import Region, Regions, Scale, Shards, Worker, Workers
+from gossamer.service.views import Region, Regions, Scale, Shards, Worker, Workers
 from gossamer.service.watch import Watched
 
 

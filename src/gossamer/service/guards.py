@@ -45,6 +45,9 @@ class Buckets:
         self._most = most
         self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
+    def __len__(self) -> int:
+        return len(self._levels)
+
     def wait(self, address: str, cost: float = 1.0) -> float:
         """Take one; the seconds to wait if there is none."""
         now = self._clock.monotonic()

@@ -14,8 +14,8 @@ from gossamer.service.asked import AskBody, AskPages, AskUrl
 from gossamer.service.desk import Desk, cursor_of, one_url, position_of
 from gossamer.service.routing import Asked, Endpoint, Refused
 from gossamer.service.rows import Place, Wanted, search, versions
-from gossamer.service.shapes import Page, PageList, Versions
 from gossamer.service.tasks import keeps_bodies
+from gossamer.service.views import Page, PageList, Versions
 from gossamer.settings import Settings
 
 _TYPE = "application/octet-stream"

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Mapping
 from math import isnan, nan
 
-from gossamer.service.shapes import Series
+from gossamer.service.views import Series
 
 PACES = {1: 600, 10: 360, 60: 1440}
 """Seconds a step -> how many steps are kept."""

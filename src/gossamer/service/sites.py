@@ -10,8 +10,8 @@ from gossamer.middleware.robots import unpack
 from gossamer.service.asked import AskSite, AskSites
 from gossamer.service.desk import Desk, cursor_of, position_of
 from gossamer.service.routing import Asked, Endpoint, Refused
-from gossamer.service.shapes import RobotsView, SiteDetail, SiteRow, Sites
 from gossamer.service.tally import SiteTally
+from gossamer.service.views import RobotsView, SiteDetail, SiteRow, Sites
 from gossamer.service.watch import Watched
 
 _LOOKED_AT, _MOST = 1000, 10_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ from gossamer import urls
 from gossamer.cli import advice
 from gossamer.history import Sent
 from gossamer.service.ring import Past
-from gossamer.service.shapes import Example, Fault, Faults, Gap, Politeness, Visit
+from gossamer.service.views import Example, Fault, Faults, Gap, Politeness, Visit
 
 _MOST_SITES, _MOST_KINDS, _MOST_EXAMPLES, _MOST_FAULTY = 20_000, 64, 5, 200
 _SHOWN_SITES = 5
@@ -84,29 +84,34 @@ class Tally:
 
     def saw(self, steps: Iterable[Sent]) -> None:
         """Count these, which are in the order of time."""
+        # Rings have no finer steps than a second: what happened in one goes to them together.
+        seconds: defaultdict[int, Counter[str]] = defaultdict(Counter)
         for sent in steps:
-            self._saw(sent)
+            self._saw(sent, seconds[int(sent.step.at)])
+        for second, sums in seconds.items():
+            self._past.add(second, sums)
 
-    def _saw(self, sent: Sent) -> None:
+    def _saw(self, sent: Sent, sums: Counter[str]) -> None:
         step = sent.step
         self.since = step.at if self.since is None else min(self.since, step.at)
         if step.skipped:
             self.classes["skipped"] += 1
-            self._past.add(step.at, {"skipped": 1})
+            sums["skipped"] += 1
             return
         name = urls.site(step.url, by=self._site_by)
         site = self._site(name)
         kind = _CLASSES.get(step.status // 100, "faults") if step.status else "faults"
-        sums = {kind: 1.0, "bytes": float(step.bytes)}
+        sums[kind] += 1
+        sums["bytes"] += step.bytes
         # robots.txt is not a page, and would make a crawl look quicker than it is.
         if not step.url.endswith("/robots.txt"):
-            sums["pages"] = 1.0
+            sums["pages"] += 1
             self.pages += 1
         if step.status:
-            sums |= {"answers": 1.0, "latency_sum": step.latency}
+            sums["answers"] += 1
+            sums["latency_sum"] += step.latency  # type: ignore[assignment]
             site.answers += 1
             site.latency_sum += step.latency
-        self._past.add(step.at, sums)
         self.requests += 1
         self.bytes += step.bytes
         self.classes[kind] += 1

@@ -15,19 +15,8 @@ from gossamer.service.desk import Desk, cursor_of, position_of, sorted_out
 from gossamer.service.launch import settings_of
 from gossamer.service.reach import Reached
 from gossamer.service.routing import Asked, Endpoint, Refused, json
-from gossamer.service.shapes import (
-    Added,
-    History,
-    Job,
-    JobDetail,
-    Jobs,
-    JobSettings,
-    Limited,
-    Limits,
-    MoreUrls,
-    Submission,
-    Visits,
-)
+from gossamer.service.shapes import Added, Job, JobDetail, Jobs, JobSettings, Limited, Limits, MoreUrls, Submission
+from gossamer.service.views import History, Visits
 from gossamer.service.watch import Watched
 from gossamer.settings import Settings
 from gossamer.sink import tree_folder

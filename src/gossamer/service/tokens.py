@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
 import stat
 from collections.abc import Mapping
@@ -14,9 +15,10 @@ from gossamer.errors import ConfigError
 from gossamer.service.shapes import Role
 
 COOKIE = "gossamer"
+_PLAIN = re.compile(r"[!-~]+")
 SESSION_SECONDS = 12 * 3600.0
 VARIABLES: Mapping[Role, str] = {"read": "GOSSAMER_READ_TOKEN", "write": "GOSSAMER_WRITE_TOKEN"}
-_SHORTEST, _FEWEST_SIGNS = 16, 6
+_SHORTEST, _FEWEST_SIGNS = 16, 8
 
 
 def read_tokens(environment: Mapping[str, str], files: Mapping[Role, Path | None]) -> dict[Role, str]:
@@ -43,7 +45,7 @@ def _from_file(path: Path) -> str:
 
 
 def _checked(token: str, source: str) -> str:
-    if len(token) < _SHORTEST or len(set(token)) < _FEWEST_SIGNS or not token.isascii() or not token.isprintable():
+    if len(token) < _SHORTEST or len(set(token)) < _FEWEST_SIGNS or not _PLAIN.fullmatch(token):
         raise ConfigError(
             f"{source}: a token has at least {_SHORTEST} letters and digits, and is not easily guessed",
             hint='make one: python -c "import secrets; print(secrets.token_urlsafe(32))"',

@@ -59,7 +59,8 @@ local function lapse(site, lane, from, blamed)
     free(site, lane, from - lane_delay(site))
 end
 -- Where there are more shards, each has a part of what the job may store.
-local function max_pages() return tonumber(given.max_pages or job.allowance or '') end
+-- Where there is one, the record's word counts, and not that of a worker: it may have been changed since that began.
+local function max_pages() return tonumber(job.max_pages or given.max_pages or job.allowance or '') end
 local function room()
     local limit = max_pages()
     return limit and limit - total('stored') - total('leased') or 9007199254740992

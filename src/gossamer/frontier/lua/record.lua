@@ -40,7 +40,7 @@ local links = ARGV[3] and cmsgpack.unpack(ARGV[3]) or {}
 local FIELDS = {
     'format', 'state', 'strategy', 'delay', 'robots', 'lanes', 'budget', 'max_deliveries', 'now', 'skew', 'clock',
     'token', 'news', 'shard', 'shards', 'allowance', 'reserved', 'moving', 'moved', 'run', 'recrawl',
-    'share_most', 'share_half', 'handed',
+    'share_most', 'share_half', 'handed', 'max_pages',
     'seen_level', 'seen_split', 'known', 'sites', 'queued', 'delayed', 'leased', 'stored', 'done', 'failed', 'skipped',
     'parked', 'stale', 'revisits', 'pages', 'fresh', 'lapsed', 'restarts', 'rest_until', 'longest', 'fold',
 }

@@ -1,0 +1,110 @@
+"""A service as people run it: a process of its own, asked over HTTP, whose crawls end with it here."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+READ, WRITE = "a-token-that-only-reads-1", "a-token-that-does-all-22"
+
+
+class Served:
+    """The process, and a client with its token."""
+
+    def __init__(self, process: subprocess.Popen[bytes], address: str, log: Path, token: str) -> None:
+        self.process = process
+        self.address = address
+        self.log = log
+        self.client = httpx.Client(base_url=address, headers=_bearer(token), timeout=30, trust_env=False)
+        self.children: set[int] = set()
+
+    def ask(self, method: str, path: str, status: int = 200, **more: Any) -> Any:
+        """What is answered, which must have this status."""
+        answer = self.client.request(method, path, **more)
+        assert answer.status_code == status, f"{method} {path}: {answer.status_code} {answer.text[:500]}"
+        return answer.json() if answer.headers.get("content-type") == "application/json" else answer.text
+
+    def get(self, path: str, expected: int = 200, **parameters: Any) -> Any:
+        return self.ask("GET", path, expected, params=parameters)
+
+    def post(self, path: str, body: Any = None, status: int = 200) -> Any:
+        self._remember()
+        try:
+            return self.ask("POST", path, status, json=body)
+        finally:
+            self._remember()
+
+    def until(self, condition: Callable[[], Any], seconds: float = 40.0) -> Any:
+        """Wait for a condition; its value, or a failed test when it does not come about."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if value := condition():
+                return value
+            time.sleep(0.05)
+        raise AssertionError(f"it did not come about in time; the log says:\n{self.log.read_text()}")
+
+    def state(self, job: str, *wanted: str) -> dict[str, Any]:
+        """Wait until a job is in one of these states."""
+        return self.until(lambda: (found := self.get(f"/api/jobs/{job}"))["state"] in wanted and found)  # type: ignore[no-any-return]
+
+    def _remember(self) -> None:
+        """The crawls that it has started by now; they would outlive it."""
+        with suppress(OSError):
+            text = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+            self.children |= set(map(int, text.split()))
+
+    def close(self) -> None:
+        self._remember()
+        self.client.close()
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(20)
+        for child in self.children:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(child, signal.SIGKILL)
+
+
+def _bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+@contextmanager
+def serving(folder: Path, *options: str, tokens: bool = True, **environment: str) -> Iterator[Served]:
+    """`gossamer serve` on a free port, with its crawls in this folder."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("GOSSAMER_")}
+    if tokens:
+        own |= {"GOSSAMER_READ_TOKEN": READ, "GOSSAMER_WRITE_TOKEN": WRITE}
+    log = folder / "serve.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gossamer", "serve", "--port", "0", "--crawls", str(folder / "crawls"), *options],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env=own | environment,
+        )
+    served = None
+    try:
+        end = time.monotonic() + 40
+        while not (found := re.search(r"serving on (\S+)", log.read_text())):
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < end, log.read_text()
+            time.sleep(0.02)
+        served = Served(process, found[1], log, WRITE if tokens else "")
+        yield served
+    finally:
+        if served is not None:
+            served.close()
+        else:
+            process.kill()
+            process.wait()

@@ -1,0 +1,172 @@
+"""What the service keeps of the past: rings, tallies, the tail of a trail; and what it reads from files."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gossamer.history import Sent
+from gossamer.model import PageRow
+from gossamer.service.launch import linear
+from gossamer.service.ring import PACES, Past, Ring
+from gossamer.service.rows import Wanted, search, versions
+from gossamer.service.stream import Hub
+from gossamer.service.tail import Tail
+from gossamer.service.tally import Tally, masked_url
+from gossamer.sink.trail import Step, Trail
+
+NOW = 1_700_000_000.0
+
+
+def test_a_ring_forgets_what_is_old_and_shows_gaps_as_such() -> None:
+    ring = Ring(10, 6)
+    for second in range(0, 200, 5):
+        ring.add(NOW + second, {"pages": 1})
+    ring.level(NOW + 195, {"queued": 7})
+    start, series = ring.read(NOW + 200, 100, counted_since=NOW)
+    assert (start, series.pages) == (NOW + 150, [2.0] * 5)
+    assert series.queued == [None, None, None, None, 7]
+    ring.add(NOW, {"pages": 99})
+    assert ring.read(NOW + 200, 100, counted_since=NOW)[1].pages == [2.0] * 5
+    # Nothing has happened since: that is known, and no gap.
+    assert ring.read(NOW + 230, 2, counted_since=NOW)[1].pages == [0.0, 0.0]
+
+
+def test_the_past_before_the_first_look_is_unknown_and_not_zero() -> None:
+    past = Past()
+    past.add(NOW, {"pages": 3})
+    assert past.read(1, NOW + 2, 4)[1].pages == [None, None, 3.0, 0.0]
+    assert all(len(past.read(step, NOW, 5000)[1].pages) == length - 1 for step, length in PACES.items())
+
+
+def sent(url: str, at: float, **more: object) -> Sent:
+    return Sent(Step(url=url, at=at, **{"status": 200, "delay": 1.0, **more}), "w")  # type: ignore[arg-type]
+
+
+def test_a_rest_counts_from_the_answer_and_a_short_one_is_found() -> None:
+    tally = Tally(Past())
+    tally.saw([sent("http://a/1", NOW, latency=0.5), sent("http://a/2", NOW + 1.5), sent("http://b/1", NOW + 1.6)])
+    assert (tally.politeness("x").too_short, tally.politeness("x").counted) == (0, 1)
+    tally.saw([sent("http://a/3?token=s3cret", NOW + 2.4)])
+    found = tally.politeness("x")
+    assert (found.too_short, found.shortest, found.examples[0].url) == (1, 0.9, "http://a/3?token=***")
+
+
+def test_a_hundred_thousand_failures_and_sites_take_bounded_room() -> None:
+    tally = Tally(Past())
+    tally.saw(
+        sent(f"http://s{n % 30_000}.example/{n}", NOW + n / 100, status=0, error=f"odd-{n % 300}")
+        for n in range(100_000)
+    )
+    faults = tally.faults("x")
+    assert len(tally.sites) <= 20_000
+    assert len(faults.faults) <= 65
+    assert sum(fault.count for fault in faults.faults) == 100_000
+    assert all(len(fault.examples) <= 5 and len(fault.sites) <= 5 for fault in faults.faults)
+    assert len(msgspec.json.encode(faults)) < 200_000
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://x/?a=1&api_key=K&b=2", "http://x/?a=1&api_key=***&b=2"),
+        ("http://x/?X-Amz-Signature=K#f", "http://x/?X-Amz-Signature=***#f"),
+        ("http://x/?session_id=K;sid=L", "http://x/?session_id=***;sid=***"),
+        ("http://x/keyboard?keys=2", "http://x/keyboard?keys=2"),
+    ],
+)
+def test_what_looks_like_a_secret_is_not_shown(url: str, shown: str) -> None:
+    """H66."""
+    assert masked_url(url) == shown
+
+
+def test_the_tail_gives_every_line_once_torn_ones_never(tmp_path: Path) -> None:
+    async def write(trail: Trail, *steps: Step) -> None:
+        for step in steps:
+            trail.note(step)
+        await trail.flush()
+
+    first, second = Trail(tmp_path, "one"), Trail(tmp_path, "two")
+    tail = Tail(tmp_path)
+    assert tail.look() == []
+    asyncio.run(write(first, Step(url="http://a/1", at=2.0), Step(url="http://a/2", at=4.0)))
+    asyncio.run(write(second, Step(url="http://b/1", at=3.0)))
+    assert [one.step.url for one in tail.look()] == ["http://a/1", "http://b/1", "http://a/2"]
+    with (tmp_path / "trail" / "one.jsonl").open("ab") as file:
+        file.write(b'{"url":"http://a/3","at":5.0')
+    assert tail.look() == []
+    with (tmp_path / "trail" / "one.jsonl").open("ab") as file:
+        file.write(b'}\nbroken\n{"url":"http://a/4","at":6.0}\n')
+    assert [one.step.url for one in tail.look()] == ["http://a/3", "http://a/4"]
+    asyncio.run(first.aclose())
+    asyncio.run(second.aclose())
+
+
+@pytest.mark.parametrize(
+    ("glob", "url", "fits"),
+    [
+        ("http://a/*", "http://a/x/y", True),
+        ("http://a/*/y", "http://a/x/y", True),
+        ("http://a/*/y", "http://a/y", False),
+        ("*/b*c*d", "http://a/bxxcyyd", True),
+        ("*/b*c*d", "http://a/bxxcyydz", False),
+        ("http://a/(x+)+$", "http://a/xxxx", False),
+        ("ab*b", "ab", False),
+        ("ab*b", "abb", True),
+        ("http://a/", "http://a/b", False),
+    ],
+)
+def test_a_glob_is_for_a_whole_url(glob: str, url: str, fits: bool) -> None:
+    assert bool(re.search(linear(glob), url)) == fits
+
+
+def test_no_glob_can_be_made_slow() -> None:
+    """H63: what would take a regular expression hours is over before it can be felt; here it is only seen to end."""
+    pattern = re.compile(linear("*a" * 200 + "*b"))
+    assert pattern.search("a" * 2048) is None
+
+
+def test_pages_are_found_from_the_newest_back_and_a_search_goes_on(tmp_path: Path) -> None:
+    rows = [
+        PageRow(url=f"http://{'ab'[n % 2]}.example/{n % 700}", status=404 if n % 10 == 0 else 200, fetched_at=NOW + n)
+        for n in range(9000)
+    ]
+    (tmp_path / "pages.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows) + b'{"url":"torn')
+    found, place = [], None
+    wanted = Wanted(site="a.example", status=404, since=NOW + 100)
+    while True:
+        some, place = search(tmp_path, wanted, place, 33)
+        found += some
+        if place is None:
+            break
+    assert found == [row for row in reversed(rows) if wanted.fits(row)]
+    assert [row.fetched_at for row in versions(tmp_path, "http://a.example/4")][:2] == [NOW + 8404, NOW + 7704]
+    assert versions(tmp_path, "http://a.example/") == []
+
+
+def test_a_slow_listener_misses_events_and_keeps_nobody_waiting() -> None:
+    async def listen() -> tuple[int, bytes, int]:
+        hub = Hub()
+        slow, quick = hub.listen(None), hub.listen("x")
+        await anext(slow)
+        await anext(quick)
+        for number in range(10_000):
+            hub.publish("sample", "x", {"n": number, "text": "a\nb"})
+        got = await anext(quick)
+        assert got.startswith(b"event: missed\ndata: 9968\n\n")
+        newest = await anext(quick)
+        hub.close()
+        rest = [event async for event in slow]
+        clients = hub.clients
+        await quick.aclose()  # type: ignore[attr-defined]
+        return len(b"".join(rest)), newest, clients
+
+    size, newest, clients = asyncio.run(listen())
+    assert b'"n":9999' in newest
+    assert newest.count(b"\n\n") == 32
+    assert size < 10_000
+    assert clients == 1

@@ -1,0 +1,62 @@
+"""The service before a fleet's frontier: jobs submitted there, workers elsewhere, limits that they hear of."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from served import serving
+
+from gossamer.testing.servers import RedisServer
+from gossamer.testing.web import SimWeb
+
+PASSWORD = "open-sesame"
+pytestmark = pytest.mark.skipif(
+    not RedisServer.is_there() and os.environ.get("CI") != "true", reason="redis-server is not installed"
+)
+
+
+def test_a_fleet_is_served_and_its_workers_hear_of_other_limits(tmp_path: Path) -> None:
+    """H66: nor is the frontier's password anywhere to be read."""
+    settings = ("--allow-private", "--delay", "0.02", "--sink", f"jsonl:{tmp_path}/shared", "--robots")
+    with (
+        RedisServer(password=PASSWORD) as server,
+        SimWeb(sites=3, pages_per_site=60, page_bytes=2000) as web,
+        serving(tmp_path, *settings, GOSSAMER_FRONTIER=server.url) as served,
+    ):
+        made = served.post("/api/jobs", {"job": "shop", "urls": web.seeds, "delay": 0.3, "max_pages": 150}, 201)
+        assert (made["place"], made["state"]) == ("fleet", "resting")
+        assert made["warnings"] == ["no worker is there: start some with gossamer worker FRONTIER --job NAME"]
+        assert served.get("/api/jobs/shop/scale")["workers"] == 1
+        assert served.post("/api/jobs", {"job": "shop", "urls": web.seeds}, 409)["error"] == "conflict"
+        words = ["worker", "--job", "shop", "--name", "first"]
+        environment = {**os.environ, "GOSSAMER_FRONTIER": server.url}
+        worker = subprocess.Popen([sys.executable, "-m", "gossamer", *words], env=environment)
+        try:
+            (found,) = served.until(lambda: served.get("/api/jobs/shop/workers")["workers"])
+            assert (found["worker"], found["live"], found["pid"]) == ("first", True, worker.pid)
+            assert found["memory_bytes"] > 1_000_000
+            served.state("shop", "running")
+            paused = served.post("/api/jobs/shop/pause")["counts"]
+            changed = served.ask("PATCH", "/api/jobs/shop/limits", json={"delay": 0.03, "max_pages": 120})
+            assert (changed["delay"], changed["max_pages"], changed["in_force"]) == (0.03, 120, "now")
+            assert served.ask("PATCH", "/api/jobs/shop/limits", 409, json={"site_delays": {"a": 2}})["hint"]
+            (region,) = served.get("/api/jobs/shop/regions")["regions"]
+            assert (region["region"], region["workers"]) == ("", 1)
+            assert len(served.get("/api/jobs/shop/shards")["shards"]) == 1
+            served.post("/api/jobs/shop/resume")
+            assert worker.wait(60) == 0
+        finally:
+            worker.kill()
+            worker.wait()
+        stored = served.state("shop", "finished")["counts"]["stored"]
+        # What the worker had in hand was not taken from it.
+        assert 120 <= stored <= max(120, paused["stored"] + paused["leased"])
+        # Segments and the trail lie in the place that all share.
+        assert len(served.get("/api/jobs/shop/pages", limit=1000)["pages"]) == stored
+        assert served.get("/api/jobs/shop/why", url=web.seeds[0])["state"] == "done"
+        assert served.get("/api/jobs/shop/politeness")["too_short"] == 0
+        assert PASSWORD not in served.log.read_text() + str(served.get("/api/jobs/shop")) + served.get("/metrics")

@@ -1,0 +1,144 @@
+"""A crawl from its submission to its end, steered over the API, and judged by the web's own log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from served import Served, serving
+
+from gossamer.sim.log import fetched
+from gossamer.testing.web import SimWeb
+
+
+@pytest.fixture(scope="module")
+def web() -> Iterator[SimWeb]:
+    with SimWeb(sites=3, pages_per_site=60, page_bytes=2000) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, web: SimWeb) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("served")
+    settings = ("--allow-private", "--delay", "0.02", "--sink", "jsonl", "--sink", "warc")
+    with serving(folder, *settings) as running:
+        yield running
+
+
+def events(served: Served, most: int) -> list[tuple[str, dict[str, object]]]:
+    """The first live events of the job."""
+    found: list[tuple[str, dict[str, object]]] = []
+    with served.client.stream("GET", "/api/events", params={"job": "shop"}) as stream:
+        kind = ""
+        for line in stream.iter_lines():
+            if line.startswith("event: "):
+                kind = line[7:]
+            elif line.startswith("data: "):
+                found.append((kind, json.loads(line[6:])))
+            if len(found) >= most:
+                return found
+    return found
+
+
+def test_a_crawl_is_started_steered_and_asked_over_the_api(served: Served, web: SimWeb) -> None:
+    made = served.post(
+        "/api/jobs", {"job": "shop", "urls": web.seeds, "delay": 0.4, "deny": ["*/walks/*"], "max_pages": 150}, 201
+    )
+    assert (made["name"], made["state"]) == ("shop", "starting")
+    served.state("shop", "running")
+    assert "sample" in [kind for kind, _ in events(served, 3)]
+
+    paused = served.post("/api/jobs/shop/pause")
+    assert paused["state"] == "paused"
+    # What workers have in hand is not taken from them.
+    in_hand = paused["counts"]["stored"] + paused["counts"]["leased"]
+    site = web.seeds[0].split("/")[2]
+    changed = {"delay": 0.03, "site_delays": {site: 0.1}, "max_pages": 120}
+    limits = served.ask("PATCH", "/api/jobs/shop/limits", json=changed)
+    assert (limits["max_pages"], limits["delay"], limits["in_force"]) == (120, 0.03, "now")
+    added = served.post("/api/jobs/shop/urls", {"urls": [web.seeds[0], web.seeds[1] + "more", "no url"]})
+    assert added == {"added": 1, "known": 1, "refused": ["no url"]}
+    assert served.get("/api/jobs/shop/site", site=site)["row"]["delay"] == 0.1
+
+    assert served.post("/api/jobs/shop/resume")["state"] == "running"
+    ended = served.until(lambda: (job := served.get("/api/jobs/shop"))["state"] == "finished" and job)
+    assert 120 <= ended["counts"]["stored"] <= max(120, in_hand)
+    assert ended["settings"]["delay"] == 0.03
+    log = web.log()
+    assert len(fetched(log)) >= 120
+    assert not [entry for entry in log if "/walks/" in entry.url]
+
+    # The limit is lifted while nobody runs it, and the next run goes on to the end.
+    assert served.ask("PATCH", "/api/jobs/shop/limits", json={"max_pages": None})["in_force"] == "next run"
+    served.until(lambda: served.client.post("/api/jobs/shop/resume").status_code == 200)
+    served.until(lambda: served.get("/api/jobs/shop")["counts"]["stored"] > ended["counts"]["stored"])
+    served.until(lambda: served.get("/api/jobs/shop")["state"] == "finished")
+    assert served.get("/api/jobs", state="finished")["jobs"][0]["name"] == "shop"
+
+
+def test_what_happened_can_be_asked_when_it_is_over(served: Served, web: SimWeb) -> None:
+    seed = web.seeds[0]
+    site = seed.split("/")[2]
+    pages = served.get("/api/jobs/shop/pages", site=site, limit=2)
+    assert len(pages["pages"]) == 2
+    more = served.get("/api/jobs/shop/pages", site=site, limit=1000, cursor=pages["next"])
+    found = [page["url"] for page in (*pages["pages"], *more["pages"])]
+    rows = [json.loads(line) for line in (served.log.parent / "crawls/shop/pages.jsonl").read_text().splitlines()]
+    assert found == [row["url"] for row in reversed(rows) if row["url"].startswith(f"http://{site}/")]
+    missing = served.get("/api/jobs/shop/pages", status=404)["pages"]
+    assert [page["url"] for page in missing] == [web.seeds[1] + "more"]
+
+    assert served.get("/api/jobs/shop/page", url=seed)["status"] == 200
+    assert len(served.get("/api/jobs/shop/versions", url=seed)["versions"]) == 1
+    body = served.client.get("/api/jobs/shop/body", params={"url": seed})
+    assert body.status_code == 200
+    assert len(body.content) == served.get("/api/jobs/shop/page", url=seed)["bytes"]
+    assert body.headers["content-disposition"].startswith("attachment")
+    assert "sandbox" in body.headers["content-security-policy"]
+
+    story = served.get("/api/jobs/shop/why", url=seed)
+    assert (story["seen"], story["state"], len(story["attempts"])) == (True, "done", 1)
+    told = served.get("/api/jobs/shop/audit", site=site, limit=5)
+    assert (len(told["requests"]), told["too_short"]) == (5, 0)
+    assert told["all_requests"] == sum(entry.url.startswith(f"http://{site}/") for entry in web.log())
+
+    rests = served.get("/api/jobs/shop/politeness")
+    assert rests["counted"] == sum(gap["count"] for gap in rests["gaps"]) > 0
+    assert rests["too_short"] == 0
+    listed = served.get("/api/jobs/shop/sites", sort="requests", limit=2)
+    assert listed["total"] == 3
+    assert [one["site"] for one in listed["sites"]] != []
+    past = served.get("/api/jobs/shop/history", step=1, steps=600)["series"]
+    assert sum(value or 0 for value in past["pages"]) >= 120
+    assert max(value or 0 for value in past["known"]) >= 120
+
+
+def test_what_is_not_there_or_cannot_be_done_is_said(served: Served) -> None:
+    assert served.get("/api/jobs/nobody", 404)["error"] == "not-found"
+    assert served.post("/api/jobs/shop/pause", status=409)["hint"]
+    assert served.post("/api/jobs", {"job": "shop", "urls": ["http://a.example/"]}, 409)["error"] == "conflict"
+    assert served.post("/api/jobs", {"job": "quick", "urls": ["http://a.example/"], "delay": 0.001}, 403)["hint"]
+    failed = served.post("/api/jobs", {"job": "bad", "urls": ["http://a.example/"], "extract": {"x": "y"}}, 400)
+    assert "extract" in failed["message"]
+    answer = served.client.request("DELETE", "/api/jobs")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD, POST")
+
+
+def test_metrics_tell_of_jobs_and_never_of_sites(served: Served, web: SimWeb) -> None:
+    """H67, H68."""
+    text = served.get("/metrics")
+    assert 'gossamer_jobs{state="finished"} 1' in text
+    assert 'gossamer_requests_total{job="shop",answer="ok"}' in text
+    assert not [seed for seed in web.seeds if seed.split("/")[2].split(":")[0] in text]
+    assert sum(not line.startswith("#") for line in text.splitlines()) < 1000
+
+
+def test_a_part_is_served_alone(tmp_path: Path) -> None:
+    with serving(tmp_path, "--only", "pages", tokens=False) as part:
+        paths = part.get("/openapi.json")["paths"]
+        assert "/api/jobs/{job}/pages" in paths
+        assert "/api/jobs/{job}/why" not in paths
+        assert part.client.post("/api/jobs", json={}).status_code == 405
+        assert part.client.get("/api/jobs/x/why", params={"url": "a"}).status_code == 404
