@@ -94,7 +94,7 @@ def test_every_field_of_a_page_is_documented() -> None:
     reference, readme = text_of("docs/reference/files.md"), text_of("README.md")
     names = [field.name for field in msgspec.structs.fields(PageRow)]
     assert [name for name in names if f"| `{name}` |" not in reference] == []
-    assert ", ".join(name for name in names if name not in ("text", "tls_fault")) in readme
+    assert ", ".join(name for name in names if name not in ("text", "tls_fault", "robots")) in readme
 
 
 def test_every_promise_has_its_proof() -> None:

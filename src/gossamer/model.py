@@ -121,6 +121,8 @@ class PageRow(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Where a redirect points to."""
     tls_fault: str | msgspec.UnsetType = msgspec.UNSET
     """What is wrong with the server's certificate: anybody may have written the page; only with `bad_tls`."""
+    robots: str | msgspec.UnsetType = msgspec.UNSET
+    """What the page asks of robots, as in `noindex, nofollow`; only where it asks for something."""
     text: str | msgspec.UnsetType = msgspec.UNSET
     """The text that a reader sees; only with the setting `text`."""
 

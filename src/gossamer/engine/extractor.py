@@ -17,6 +17,7 @@ from gossamer.extract.links import LinkMemo
 from gossamer.extract.page import Page
 from gossamer.extract.spider import FieldSpider, Spider, load
 from gossamer.middleware.base import compose
+from gossamer.middleware.robots import product_token
 from gossamer.model import Request, Response
 from gossamer.settings import Settings
 
@@ -35,6 +36,8 @@ class Extracted(msgspec.Struct, frozen=True, kw_only=True):
     """Links that the spider made itself."""
     items: tuple[dict[str, Any], ...] = ()
     text: str | None = None
+    robots: str = ""
+    """What the page asks of robots, as in `noindex, nofollow`."""
     main: str = ""
     """Digest of the main text; only where changes are looked for."""
     likeness: int | None = None
@@ -58,17 +61,18 @@ class Extractor:
         self._spider = spider
         self._settings = settings
         self._memo = LinkMemo()
+        self._robot = product_token(settings.user_agent)
         self._looks = Looks(settings)
         self._parse: Parse = compose(spider.parse_middleware, self._run)
 
     async def extract(self, request: Request, response: Response) -> Extracted:
         """All that the page gives. A spider that raises costs the page its items, not its place in the record."""
-        page = Page(response, request, memo=self._memo)
+        page = Page(response, request, memo=self._memo, robot=self._robot, nofollow=self._settings.nofollow)
         digest = hashlib.sha1(response.body, usedforsecurity=False).hexdigest() if response.body else ""
         links: Sequence[str] = ()
         requests: list[Request] = []
         items: list[dict[str, Any]] = []
-        title, text, error = "", None, ""
+        title, text, error, robots = "", None, "", ""
         look = Look()
         try:
             title = page.title if page.is_html else ""
@@ -80,6 +84,7 @@ class Extractor:
                 elif found is not None:
                     items.append(plain(found))
             links = self._links(page) if page.is_html else ()
+            robots = str(page.robots)
         except Exception as failure:  # a page's fate is decided here: whatever it makes the spider or the parser raise
             error = _describe(failure)
             items, requests = [], []
@@ -91,6 +96,7 @@ class Extractor:
             requests=tuple(requests),
             items=tuple(items),
             text=text,
+            robots=robots,
             main=look.digest,
             likeness=look.likeness,
             error=error,
@@ -98,7 +104,7 @@ class Extractor:
 
     def _links(self, page: Page) -> Sequence[str]:
         settings = self._settings
-        return page.links(settings.links, nofollow=settings.nofollow, max_links=settings.max_links)
+        return page.links(settings.links, max_links=settings.max_links)
 
     async def _run(self, page: Page) -> list[Any]:
         handler = self._spider.handler(page.label)

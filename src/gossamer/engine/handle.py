@@ -214,6 +214,7 @@ class Handler:
             error=f"spider: {page.error}" if page.error else "",
             referrer=request.referrer,
             tls_fault=response.tls_fault or msgspec.UNSET,
+            robots=page.robots or msgspec.UNSET,
             text=msgspec.UNSET if page.text is None else page.text,
         )
         return Handled(row, tuple(links), page.items, page.error, page.main, page.likeness, page.urls)

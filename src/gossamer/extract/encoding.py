@@ -8,6 +8,8 @@ from functools import lru_cache
 
 import cchardet
 
+from gossamer.extract import mime
+
 PRESCAN_BYTES = 1024
 LATE_BYTES = 65_536
 DETECT_BYTES = 65_536
@@ -112,7 +114,6 @@ _MARKUP = re.compile(rb"<!--|<[mM][eE][tT][aA](?=[\t\n\f\r /])|</?[a-zA-Z][^\t\n
 _CONTENT_CHARSET = re.compile(
     r"charset[\t\n\f\r ]*=[\t\n\f\r ]*(?:\"([^\"]*)\"|'([^']*)'|([^\t\n\f\r ;\"'][^\t\n\f\r ;]*))", re.IGNORECASE
 )
-_HEADER_CHARSET = re.compile(r";[\t ]*charset[\t ]*=[\t ]*(?:\"([^\"]*)\"?|([^;,\"]*))", re.IGNORECASE)
 _XML_ENCODING = re.compile(
     rb"<\?xml[^>]*?encoding[\x00-\x20]*=[\x00-\x20]*(?:\"([^\"\x00-\x20]+)\"|'([^'\x00-\x20]+)')"
 )
@@ -129,9 +130,9 @@ def declared(body: bytes, content_type: str = "", *, within: int = PRESCAN_BYTES
         return "utf-8"
     if body.startswith((b"\xfe\xff", b"\xff\xfe")):
         return "utf-16be" if body[0] == 0xFE else "utf-16le"
-    said = _HEADER_CHARSET.search(content_type) if content_type else None
-    if said is not None:
-        name = NAMES.get((said[1] or said[2] or "").strip("\t\n\f\r ").lower())
+    said = mime.of_headers((content_type,)) if content_type else None
+    if said is not None and (label := said.parameters.get("charset")):
+        name = NAMES.get(label.strip("\t\n\f\r ").lower())
         if name is not None and name != "x-user-defined":
             return name
     return _prescan(body[:within])
