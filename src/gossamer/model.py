@@ -280,6 +280,8 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether it has had nothing to fetch since its last pulse."""
     fetching: int = 0
     """Sites that it fetches from at this moment; the others wait for their delay."""
+    limit: int = 0
+    """Fetches at once that its machine can take now; at most the setting `concurrency`."""
     load: float = 0.0
     """The share of one processor that it has used since its last pulse."""
     left: bool = False
