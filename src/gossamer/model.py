@@ -121,6 +121,8 @@ class PageRow(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Where a redirect points to."""
     tls_fault: str | msgspec.UnsetType = msgspec.UNSET
     """What is wrong with the server's certificate: anybody may have written the page; only with `bad_tls`."""
+    robots: str | msgspec.UnsetType = msgspec.UNSET
+    """What the page asks of robots, as in `noindex, nofollow`; only where it asks for something."""
     text: str | msgspec.UnsetType = msgspec.UNSET
     """The text that a reader sees; only with the setting `text`."""
     markdown: str | msgspec.UnsetType = msgspec.UNSET
@@ -315,6 +317,8 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether it has had nothing to fetch since its last pulse."""
     fetching: int = 0
     """Sites that it fetches from at this moment; the others wait for their delay."""
+    limit: int = 0
+    """Fetches at once that its machine can take now; at most the setting `concurrency`."""
     load: float = 0.0
     """The share of one processor that it has used since its last pulse."""
     left: bool = False

@@ -17,7 +17,7 @@ from gossamer.download.certificates import read_identity
 from gossamer.download.decoding import decode, encodings
 from gossamer.download.dns import Names, Resolver
 from gossamer.download.eyeballs import BetterAddress, raced
-from gossamer.download.faults import blame, connecting, never_connected, out_of_files, translate
+from gossamer.download.faults import blame, check_head, connecting, never_connected, out_of_files, translate
 from gossamer.download.guard import Target, check_address, check_url
 from gossamer.download.oddheaders import OddHeaders, readable
 from gossamer.download.outgoing import Outgoing, configure, read_authorities
@@ -303,6 +303,7 @@ class HttpDownloader:
 
     def _body_bytes(self, call: Call, status: int, headers: Headers) -> int | None:
         """How long the body will be, if that is certain; TooLarge if that is over the limit."""
+        check_head(headers)
         if call.method == "HEAD" or status in (204, 304):
             return 0
         length: int | None = None
