@@ -19,15 +19,17 @@ _BLOCKS = frozenset(_BLOCK_TAGS.split())
 _BREAK = "\0"
 """Stands for the edge of a block; the parser lets no such character through."""
 _CELLS = frozenset({"td", "th", "button"})
+MAX_TITLE = 4096
+_SLICE = 65_536
 
 
 def title_of(tree: LexborHTMLParser) -> str:
-    """The text of the document's `<title>`; one inside a picture is not it."""
+    """The text of the document's `<title>`, up to 4096 characters; one inside a picture is not it."""
     head = tree.head
     node = head.css_first("title") if head is not None else None
     if node is None:
         node = next((found for found in tree.css("title")[:8] if not _in_picture(found)), None)
-    return " ".join(node.text().split()) if node is not None else ""
+    return " ".join(node.text()[:_SLICE].split())[:MAX_TITLE].rstrip() if node is not None else ""
 
 
 def visible_text(tree: LexborHTMLParser, *, hidden: frozenset[str] = _HIDDEN) -> str:
@@ -52,8 +54,27 @@ def visible_text(tree: LexborHTMLParser, *, hidden: frozenset[str] = _HIDDEN) ->
             if node is not None and node.tag in _BLOCKS:
                 pieces.append(" " if node.tag in _CELLS else _BREAK)
         node = node.next if depth and node is not None else None
-    lines = (" ".join(line.split()) for line in "".join(pieces).split(_BREAK))
+    lines = (_single_spaced(line) for line in "".join(pieces).split(_BREAK))
     return "\n".join(line for line in lines if line)
+
+
+def _single_spaced(line: str) -> str:
+    """The line with single spaces. A long one is taken in slices: its words, all at once, would take much memory."""
+    if len(line) <= _SLICE:
+        return " ".join(line.split())
+    pieces: list[str] = []
+    is_apart = False
+    for start in range(0, len(line), _SLICE):
+        part = line[start : start + _SLICE]
+        words = " ".join(part.split())
+        if words:
+            if pieces and (is_apart or part[0].isspace()):
+                pieces.append(" ")
+            pieces.append(words)
+            is_apart = part[-1].isspace()
+        else:
+            is_apart = True
+    return "".join(pieces)
 
 
 def main_text(tree: LexborHTMLParser) -> str:
