@@ -125,7 +125,9 @@ def bad_certificates(tools: Path, folder: Path) -> Iterator[list[dict[str, Any]]
 
 def is_broken(answer: bytes) -> bool:
     """Whether an answer says 200 and is not whole, or says two things: told by a reader of its own, and a strict one."""
-    head, _, body = re.sub(rb"\A(?:HTTP/1\.[01] 1\d\d.*?\r?\n\r?\n)+", b"", answer, flags=re.DOTALL).partition(b"\n\r\n")
+    answer = re.sub(rb"\A(?:HTTP/1\.[01] 1\d\d.*?\r?\n\r?\n)+", b"", answer.lstrip(b"\r\n"), flags=re.DOTALL)
+    head, *rest = re.split(rb"(?<=\n)\r?\n", answer, maxsplit=1)
+    body = rest[0] if rest else b""
     status = re.match(rb"HTTP/1\.[01] 200[ \r\n]", head)
     if status is None:
         return not re.match(rb"HTTP/1\.[01] \d{3}[ \r\n]", head)
@@ -140,10 +142,11 @@ def is_broken(answer: bytes) -> bool:
             return True
         body = whole
     elif values[b"content-length"]:
-        lengths = {part.strip() for value in values[b"content-length"] for part in value.split(b",")}
-        if len(lengths) > 1 or not lengths.copy().pop().isdigit() or len(body) < int(lengths.copy().pop()):
+        parts = [part.strip() for value in values[b"content-length"] for part in value.split(b",")]
+        lengths = {int(part) if part.isdigit() else -1 for part in parts}
+        if len(lengths) > 1 or not 0 <= max(lengths) <= len(body):
             return True
-        body = body[: int(lengths.pop())]
+        body = body[: max(lengths)]
     coding = values[b"content-encoding"][0] if len(values[b"content-encoding"]) == 1 else b""
     return bool(body) and not _decodes(body, coding)
 

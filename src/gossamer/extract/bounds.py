@@ -6,8 +6,10 @@ import re
 
 # One unit is one element that the parser looks at while it searches its stack: about 1.2 ns.
 WORK = 32_000_000
-WORK_PER_BYTE = 64
-MAX_TREE_BYTES = 32 * 1024 * 1024
+WORK_PER_BYTE = 16
+# The tree with its copy of the text.
+MAX_TREE_BYTES = 36 * 1024 * 1024
+LEAST_TREE_BYTES = 8 * 1024 * 1024
 # What the parser was seen to take for each of them; an element with the text behind it takes 180 to 300.
 ELEMENT_BYTES = 240
 ATTRIBUTE_BYTES = 230
@@ -142,6 +144,7 @@ def _has_many_attributes(body: bytes, start: int) -> bool:
 
 def _measure(body: bytes) -> int:
     tree, budget = _Tree(), WORK + WORK_PER_BYTE * len(body)
+    max_bytes = max(MAX_TREE_BYTES - len(body), LEAST_TREE_BYTES)
     names: set[bytes] = set()
     position = 0
     while position < len(body):
@@ -168,7 +171,7 @@ def _measure(body: bytes) -> int:
                 tree.bytes += COMMENT_BYTES
                 if kind == 3 and tree.foreign:
                     tree.trusting = False
-            if tree.work > budget or tree.bytes > MAX_TREE_BYTES:
+            if tree.work > budget or tree.bytes > max_bytes:
                 return token.start()
         position = restart
     return len(body)

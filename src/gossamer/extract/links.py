@@ -16,6 +16,7 @@ from gossamer.extract.encoding import codec
 SPACES = "\t\n\f\r "
 MAX_CHARACTERS = 10 * 1024 * 1024
 """How long all links of a page may be together: a long base before many short links would fill the memory."""
+MAX_REFERENCE = 65_536
 _LONG_BASE = 2048
 
 # A path and query of these characters is its own normal form, unless a segment starts with a dot.
@@ -125,6 +126,9 @@ def links(
     # An empty memo is false.
     memo = LinkMemo() if memo is None else memo
     once = list(dict.fromkeys(references))
+    if max(map(len, once), default=0) > MAX_REFERENCE:
+        short = [reference for reference in once if len(reference) <= MAX_REFERENCE]
+        return _some(base, short, memo, max_links)._replace(cut=True)
     if len(once) > max_links or len(base) > _LONG_BASE:
         return _some(base, once, memo, max_links)
     resolved = dict.fromkeys(memo.resolve(base, once))
