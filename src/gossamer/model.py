@@ -15,6 +15,10 @@ SITEMAP = ":sitemap"
 """The label of requests for sitemaps, which go to no spider."""
 SITEMAP_BYTES = 50 * 1024 * 1024
 """How long a sitemap may be, on the wire and decoded, whatever the limit of a page."""
+ROBOTS = ":robots"
+"""The label of requests for a robots.txt, which only the engine makes."""
+ROBOTS_BYTES = 2 * 1024 * 1024
+"""How long a robots.txt may be, likewise."""
 
 
 SECRET = re.compile(r"\$\{secret:([A-Za-z_][A-Za-z0-9_]*)\}")

@@ -24,7 +24,7 @@ from gossamer.download.outgoing import Outgoing, configure, read_authorities
 from gossamer.download.proxies import Proxies, Proxy
 from gossamer.download.routes import Route, Routes
 from gossamer.errors import ConnectFailed, FetchError, ProtocolBroken, TimedOut, TooLarge
-from gossamer.model import SITEMAP, SITEMAP_BYTES, Headers, Request, Response
+from gossamer.model import ROBOTS, ROBOTS_BYTES, SITEMAP, SITEMAP_BYTES, Headers, Request, Response
 from gossamer.settings import Settings
 from gossamer.urls import host_port
 
@@ -40,6 +40,7 @@ MAX_SPARES = 2
 MAX_PROXY_CLIENTS = 256
 FILE = "file"
 """The label of requests for files, which may be longer than pages."""
+_LEAST_BYTES = {SITEMAP: SITEMAP_BYTES, ROBOTS: ROBOTS_BYTES}
 
 
 class Call(NamedTuple):
@@ -319,7 +320,7 @@ class HttpDownloader:
     def _limit(self, request: Request, limit_bytes: int) -> int:
         if request.label == FILE:
             return self._settings.max_file_bytes
-        return max(limit_bytes, SITEMAP_BYTES) if request.label == SITEMAP else limit_bytes
+        return max(limit_bytes, _LEAST_BYTES.get(request.label, 0))
 
     # The rest is what the blocking downloader does otherwise.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -14,13 +14,17 @@ from gossamer.errors import ExtractError
 from gossamer.extract.encoding import codec
 
 SPACES = "\t\n\f\r "
+MAX_CHARACTERS = 10 * 1024 * 1024
+"""How long all links of a page may be together: a long base before many short links would fill the memory."""
+MAX_REFERENCE = 65_536
+_LONG_BASE = 2048
 
 # A path and query of these characters is its own normal form, unless a segment starts with a dot.
 _PATH_QUERY = r"[A-Za-z0-9._~/-]*(?:\?[A-Za-z0-9._~/=&%+,;:-]*)?"
 _SIMPLE = re.compile(rf"((?:\.\./){{0,20}})((?:[A-Za-z0-9_~/-]{_PATH_QUERY})?)(?:#.*)?", re.DOTALL)
-_ABSOLUTE = re.compile(rf"(https?://[a-z0-9.:-]+)(/{_PATH_QUERY})(?:#.*)?", re.DOTALL)
+_ABSOLUTE = re.compile(rf"(https?://[a-z0-9.:-]{{1,300}})(/{_PATH_QUERY})(?:#.*)?", re.DOTALL)
 _REFRESH = re.compile(
-    r"[\t\n\f\r ]*(?P<seconds>[0-9]*)(?P<fraction>[0-9.]*)"
+    r"[\t\n\f\r ]*(?P<seconds>[0-9]*+)(?P<fraction>[0-9.]*+)"
     r"(?:(?P<end>\Z)|(?=[;,\t\n\f\r ])[\t\n\f\r ]*[;,]?[\t\n\f\r ]*(?P<rest>.*))",
     re.DOTALL,
 )
@@ -93,7 +97,7 @@ class LinkMemo:
         url = self._old.pop(key, "")
         if url == "":
             url = resolve(base, key[1])
-        if len(key[1]) <= 512:
+        if len(key[1]) <= 512 and len(key[0]) <= _LONG_BASE and len(url or "") <= _LONG_BASE:
             if len(self._young) >= self._half:
                 self._old, self._young = self._young, {}
             self._young[key] = url
@@ -119,7 +123,7 @@ def links(
     encoding: str = "utf-8",
     region: str = "",
     nofollow: bool = True,
-    also: Iterable[str] = (),
+    also: Sequence[str] = (),
     max_links: int = 5000,
     memo: LinkMemo | None = None,
 ) -> Links:
@@ -136,11 +140,32 @@ def links(
         references = [encode_query(reference, encoding) for reference in references]
     # An empty memo is false.
     memo = LinkMemo() if memo is None else memo
+    once = list(dict.fromkeys(references))
+    if max(map(len, once), default=0) > MAX_REFERENCE:
+        short = [reference for reference in once if len(reference) <= MAX_REFERENCE]
+        return _some(base, short, memo, max_links, also)._replace(cut=True)
+    if len(also) + len(once) > max_links or len(base) > _LONG_BASE:
+        return _some(base, once, memo, max_links, also)
     resolved: dict[str | None, None] = dict.fromkeys(also)
-    resolved.update(dict.fromkeys(memo.resolve(base, dict.fromkeys(references))))
+    resolved.update(dict.fromkeys(memo.resolve(base, once)))
     resolved.pop(None, None)
-    every: list[str] = list(resolved)  # type: ignore[arg-type]
-    return Links(every[:max_links], base, len(every) > max_links)
+    return Links(list(resolved), base, False)  # type: ignore[arg-type]
+
+
+def _some(base: str, references: list[str], memo: LinkMemo, max_links: int, also: Sequence[str]) -> Links:
+    """The first links of a page that has more than are wanted, or a base that makes them long."""
+    found: dict[str, None] = dict.fromkeys(also[:max_links])
+    room = MAX_CHARACTERS
+    step = max(1, min(1024, MAX_CHARACTERS // len(base)))
+    for start in range(0, len(references), step):
+        for url in memo.resolve(base, references[start : start + step]):
+            if url is None or url in found:
+                continue
+            if len(found) == max_links or (room < len(url) and found):
+                return Links(list(found), base, True)
+            room -= len(url)
+            found[url] = None
+    return Links(list(found), base, False)
 
 
 def resolve(base: str, reference: str) -> str | None:
@@ -274,9 +299,17 @@ def _regions(tree: LexborHTMLParser, region: str) -> list[LexborNode]:
         raise ExtractError(f"bad CSS selector {region!r} for the region of links") from error
 
 
-@lru_cache(maxsize=1024)
 def _places(base: str) -> tuple[str, str]:
     """Origin and folder of a normal http(s) URL; empty where a short way is not safe."""
+    return _known_places(base) if len(base) <= _LONG_BASE else _split(base)
+
+
+@lru_cache(maxsize=1024)
+def _known_places(base: str) -> tuple[str, str]:
+    return _split(base)
+
+
+def _split(base: str) -> tuple[str, str]:
     path = base.partition("#")[0].partition("?")[0]
     parts = path.split("/", 3)
     if not base.startswith(("http://", "https://")) or len(parts) < 4 or "@" in parts[2]:
