@@ -15,8 +15,11 @@ from pathlib import Path
 import pytest
 import redis
 
+from gossamer.clock import SystemClock
 from gossamer.fleet import open_fleet
+from gossamer.frontier.sqlite import open_sqlite
 from gossamer.model import Counts
+from gossamer.settings import Settings
 from gossamer.sim.log import cut_short, gaps, max_overlap
 from gossamer.testing.servers import RedisServer
 from gossamer.testing.web import SimWeb
@@ -78,11 +81,38 @@ def test_the_tutorial_project_runs_as_it_stands_and_is_not_crawled_twice(tmp_pat
         assert min(later - earlier for earlier, later in pairwise(times)) >= 0.05
         before = len(shop.asked)
         again = scrapy("sayings", f"sqlite:{tmp_path}/job", "-a", f"site={shop.url}/", *options, project=TUTORIAL)
-        # A file has one owner: whoever comes second is told so, and nothing happens.
-        second = scrapy("sayings", f"sqlite:{tmp_path}/job", "-a", f"site={shop.url}/", *options, project=TUTORIAL)
-        said = finish(again) + finish(second)
+        assert "Closing spider (finished)" in finish(again)
         assert len(shop.asked) == before
-        assert "finished" in said
+
+
+def test_a_file_with_an_owner_is_refused_with_words(tmp_path: Path, started: Started) -> None:
+    frontier = open_sqlite(tmp_path / "job" / "frontier.db", Settings(), clock=SystemClock())
+    try:
+        run = started(scrapy("walk", f"sqlite:{tmp_path}/job"))
+        said = finish(run)
+    finally:
+        asyncio.run(frontier.aclose())
+    assert "is in use by" in said
+    assert "for several processes set GOSSAMER_FRONTIER to redis://" in said
+    assert "Closing spider (finished)" not in said
+
+
+def test_what_cannot_be_stored_ends_the_crawl_with_words_and_loses_nothing(
+    store: str, tmp_path: Path, started: Started
+) -> None:
+    """H58."""
+    with site() as shop:
+        run = started(scrapy("lambdas", store, SITE=shop.url))
+        said = finish(run)
+        assert f"<GET {shop.url}/again>: meta['key'] is the function LambdaSpider.parse.<locals>.<lambda>" in said
+        assert "Closing spider (gossamer_unstorable)" in said
+        after = counts(store, "lambdas")
+        assert (after.queued, after.done, after.leased) == (1, 0, 0)
+        fixed = started(scrapy("lambdas", store, SITE=shop.url, FIXED="1"))
+        finish(fixed)
+        assert {path: shop.count(path) for path in ("/start", "/again", "/twice")} == {
+            "/start": 2, "/again": 1, "/twice": 1,
+        }  # fmt: skip
 
 
 def test_requests_of_every_kind_come_through_and_are_settled(store: str, tmp_path: Path) -> None:
@@ -127,12 +157,12 @@ def test_killed_stopped_and_late_processes_lose_nothing_and_keep_the_delay(
             return started(scrapy("walk", store, "-o", str(path), log=log, SEEDS=" ".join(web.seeds)))
 
         killed, stopped = start("killed"), start("stopped")
-        until(lambda: len(web.log()) > 30)
+        until(lambda: len(web.log()) > 30, 60)
         os.kill(killed.pid, signal.SIGKILL)
         moment = web.log()[-1].arrived_at
         killed.wait()
         late = start("late")
-        until(lambda: len(web.log()) > 70)
+        until(lambda: len(web.log()) > 70, 60)
         os.kill(stopped.pid, signal.SIGTERM)
         stopped.wait(30)
         assert late.wait(60) == 0, (tmp_path / "late.log").read_text()

@@ -14,6 +14,7 @@ from gossamer.cli.look import fetch, shell
 from gossamer.cli.scale import scale
 from gossamer.cli.spread import spread
 from gossamer.cli.steer import add, pause, resume, status, stop
+from gossamer.cli.take import take
 from gossamer.cli.terminal import flush_output, hold_standard_streams, plain, say
 from gossamer.cli.trial import trial
 from gossamer.cli.why import why
@@ -34,8 +35,8 @@ def gossamer() -> None:
 
 
 commands = (
-    crawl, trial, fetch, shell, init, worker, submit, status, pause, resume, stop, add, scale, spread, compact, export,
-    why, audit, simweb,
+    crawl, trial, fetch, shell, init, worker, submit, status, pause, resume, stop, add, take, scale, spread, compact,
+    export, why, audit, simweb,
 )  # fmt: skip
 for command in commands:
     gossamer.add_command(command)

@@ -30,18 +30,43 @@ class Unstorable(GossamerError):
 
 def store(request: Request, spider: Spider, *, key: int, site_by: str = "host") -> model.Request:
     """The request for the frontier; Unstorable names the request and the field that cannot be kept."""
-    address = urls.normal(request.url)
-    site = urls.site(address, by=site_by) if address is not None else _place(request.url)
-    depth = request.meta.get("depth", 0)
+    for field in ("callback", "errback"):
+        function = getattr(request, field)
+        if function is not None and not _is_method(function, spider):
+            raise Unstorable(
+                f"{request}: {field} is {_named(function)}, not a method of the spider {spider.name!r}",
+                hint="only the name travels to other processes: make it a method, and pass values by cb_kwargs",
+            )
+    try:
+        return from_fields(request.to_dict(spider=spider), key=key, site_by=site_by)
+    except plain.NotPlain as error:
+        raise Unstorable(
+            f"{request}: {error}", hint="pass plain values: text, numbers, bytes, lists, dicts, dates, scrapy.Item"
+        ) from None
+
+
+def from_fields(fields: dict[str, Any], *, key: int, site_by: str = "host") -> model.Request:
+    """The request for the frontier, of what `Request.to_dict` gives; NotPlain names what cannot be kept."""
+    url, meta = fields["url"], fields.get("meta") or {}
+    address = urls.normal(url)
+    depth, priority = meta.get("depth", 0), fields.get("priority", 0)
+    kept = {field: fields[field] for field, default in _DEFAULTS if fields.get(field, default) != default}
+    kept["meta"] = {name: value for name, value in meta.items() if name != TICKET}
+    if not kept["meta"]:
+        del kept["meta"]
+    if url != address:
+        kept["url"] = url
+    if "_class" in fields:
+        kept["_class"] = fields["_class"]
     return model.Request(
-        address or request.url,
+        address or url,
         key,
-        site,
+        urls.site(address, by=site_by) if address is not None else _place(url),
         # The order is that of the frontier, which knows fewer priorities; the request keeps its own.
-        max(-_HIGHEST, min(_HIGHEST, request.priority)),
+        max(-_HIGHEST, min(_HIGHEST, priority)),
         max(0, min(_HIGHEST, depth)) if isinstance(depth, int) else 0,
         label=LABEL,
-        body=_packed(request, spider, address),
+        body=plain.pack(kept),
     )
 
 
@@ -71,29 +96,6 @@ def restore(kept: model.Request, spider: Spider) -> Request:
 def key_of(secret: bytes, fingerprint: bytes, nonce: bytes = b"") -> int:
     """The key of a request with this fingerprint; with a nonce, one of several requests that are alike."""
     return int(siphash(secret, b"\0".join((b"scrapy", fingerprint, nonce)))) >> 1
-
-
-def _packed(request: Request, spider: Spider, address: str | None) -> bytes:
-    for field in ("callback", "errback"):
-        function = getattr(request, field)
-        if function is not None and not _is_method(function, spider):
-            raise Unstorable(
-                f"{request}: {field} is {_named(function)}, not a method of the spider {spider.name!r}",
-                hint="only the name travels to other processes: make it a method, and pass values by cb_kwargs",
-            )
-    fields = request.to_dict(spider=spider)
-    fields["meta"] = {name: value for name, value in fields["meta"].items() if name != TICKET}
-    if request.url == address:
-        del fields["url"]
-    for field, default in _DEFAULTS:
-        if fields[field] == default:
-            del fields[field]
-    try:
-        return plain.pack(fields)
-    except plain.NotPlain as error:
-        raise Unstorable(
-            f"{request}: {error}", hint="pass plain values: text, numbers, bytes, lists, dicts, dates, scrapy.Item"
-        ) from None
 
 
 def _is_method(function: Any, spider: Spider) -> bool:
