@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -22,6 +23,7 @@ from gossamer.model import Counts
 from gossamer.settings import Settings
 from gossamer.sim.log import cut_short, gaps, max_overlap
 from gossamer.testing.servers import RedisServer
+from gossamer.testing.sqlservers import SqlServer
 from gossamer.testing.web import SimWeb
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -178,3 +180,60 @@ def test_killed_stopped_and_late_processes_lose_nothing_and_keep_the_delay(
         assert end.parked == 0
         done = {item["url"] for name in ("stopped", "late", "killed") for item in items(tmp_path / f"{name}.jsonl")}
         assert done | set(verdict.repeated) >= web.plan.reachable()
+
+
+@pytest.mark.parametrize("spider", ["redis_rules", pytest.param("redis_walk", marks=pytest.mark.long)])
+def test_spiders_of_scrapy_redis_take_their_start_urls_from_redis(
+    spider: str, store: str, tmp_path: Path, started: Started
+) -> None:
+    with SimWeb(sites=2, pages_per_site=15, page_bytes=2000) as web, redis.Redis.from_url(store) as server:
+        options = ("-s", f"REDIS_URL={store}", "-s", "MAX_IDLE_TIME_BEFORE_CLOSE=3")
+        run = started(scrapy(spider, store, *options, log=tmp_path / "log"))
+        if spider == "redis_rules":
+            server.sadd("redis_rules:start_urls", *web.seeds)
+        else:
+            server.rpush("walk:start_urls", *web.seeds)
+        assert run.wait(60) == 0, (tmp_path / "log").read_text()
+        assert not web.judge().missed
+        # A start URL is fetched whenever it is given, as scrapy-redis does, and once more where it is linked.
+        assert set(web.judge().repeated) <= set(web.seeds)
+        assert counts(store, spider).finished
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["postgresql", "mysql", "folder", "selectreactor"])
+def test_three_processes_under_kills_on_every_backend(
+    kind: str,
+    store: str,
+    tmp_path: Path,
+    started: Started,
+    postgres_server: SqlServer,
+    maria_server: SqlServer,
+    empty_databases: Callable[..., list[str]],
+) -> None:
+    address, options = store, ("-s", "TWISTED_REACTOR=twisted.internet.selectreactor.SelectReactor")
+    if kind != "selectreactor":
+        options = ()
+        address = f"folder:{tmp_path}/frontier"
+    if kind in ("postgresql", "mysql"):
+        (address,) = empty_databases(postgres_server if kind == "postgresql" else maria_server, "scrapy_walk")
+    with SimWeb(sites=6, pages_per_site=60, page_bytes=2000, latency_seconds=0.005) as web:
+
+        def start(number: int) -> subprocess.Popen[str]:
+            log = tmp_path / f"{number}.log"
+            return started(scrapy("walk", address, *options, log=log, SEEDS=" ".join(web.seeds)))
+
+        running, moments = [start(number) for number in range(3)], []
+        for number in range(3, 6):
+            until(lambda number=number: len(web.log()) > 60 * (number - 2), 60)
+            victim = running.pop(0)
+            victim.kill()
+            victim.wait()
+            moments.append(time.time())
+            running.append(start(number))
+        for process in running:
+            assert process.wait(120) == 0
+        log = cut_short(web.log(), moments)
+        assert not web.judge().missed
+        assert min(gaps(log).values()) >= 0.02
+        assert max(max_overlap(log).values()) == 1

@@ -16,6 +16,8 @@ from gossamer.imports.findings import Finding, Found, Unread
 from gossamer.sink.warc_index import Member, scan
 
 _HEAD_BYTES = 1 << 16
+_NOWHERE = "http://sitemap.invalid/"
+"""Where a sitemap in a file is, for what it names relative to itself."""
 _NOT_FETCHED = re.compile(r"^(?:5\d\d|429|408|425)$")
 """Answers after which a page is to be fetched another time."""
 
@@ -30,13 +32,13 @@ def read_list(lines: Iterable[str], *, is_done: bool = False) -> Iterator[Findin
 
 def read_sitemap(path: Path) -> Iterator[Finding]:
     """The pages of a sitemap in a file, and the addresses of the sitemaps that it lists."""
-    found = sitemap.parse(path.read_bytes(), "")
+    found = sitemap.parse(path.read_bytes(), _NOWHERE)
     if not found.kind:
         raise ConfigError(f"{path} is not a sitemap")
     for entry in found.sitemaps:
         yield Found(entry.url, is_sitemap=True)
     for entry in found.pages:
-        yield Found(entry.url)
+        yield Unread(entry.url, "not a whole address") if entry.url.startswith(_NOWHERE) else Found(entry.url)
     for problem, count in found.problems.items():
         yield Unread(f"{count} times", sitemap.PROBLEMS.get(problem, problem))
 

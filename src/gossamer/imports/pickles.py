@@ -69,6 +69,8 @@ def check_size(value: Any) -> None:
             waiting += [(each, depth + 1) for pair in part.items() for each in pair]
         elif isinstance(part, list | tuple | set | frozenset):
             waiting += [(each, depth + 1) for each in part]
+        elif part is not None and not isinstance(part, bool | int | float | str | bytes):
+            raise NotPlain("it ends in the middle of something")
 
 
 class _Machine:
@@ -97,7 +99,8 @@ class _Machine:
         elif not self._fill(name):
             constant = [value for word, value in _CONSTANTS if word == name]
             if not constant:
-                raise NotPlain(f"it holds more than plain values ({name} {argument or ''})".replace(" )", ")"))
+                named = ".".join(map(str, stack[-2:])) if name == "STACK_GLOBAL" else str(argument or "")
+                raise NotPlain(f"it holds more than plain values: {name} {named[:100]}".rstrip())
             stack.append(constant[0])
 
     def _fill(self, name: str) -> bool:

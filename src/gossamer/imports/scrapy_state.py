@@ -119,6 +119,9 @@ def read_scrapy_redis(
                     hint="scrapy-redis empties them at the end of a crawl, "
                     "unless SCHEDULER_PERSIST is set; name other keys with --queue-key and --dupefilter-key",
                 )
+            if queue and not store.exists(queue):
+                # Else its requests would be taken for fetched: the dupefilter has seen them.
+                raise ConfigError(f"there is no {queue} in Redis", hint="name the queue with --queue-key")
             for packed in _members(store, names[0]):
                 yield _request(packed, names[0])
             for line in _members(store, names[1]):
