@@ -30,6 +30,8 @@ from gossamer.clock import SystemClock
 from gossamer.errors import ConfigError
 from gossamer.fleet import open_fleet
 from gossamer.frontier.sqlite import open_sqlite
+from gossamer.imports.findings import Found, Seen
+from gossamer.imports.intake import Intake, stand_ins
 from gossamer.imports.marshals import read_marshal
 from gossamer.imports.pickles import NotPlain, read_pickle
 from gossamer.model import Counts, Request
@@ -37,7 +39,7 @@ from gossamer.settings import Settings
 from gossamer.testing.servers import RedisServer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scrapy_plugin"))
-from scrapers import TUTORIAL, finish, site
+from scrapers import TUTORIAL, finish, shown_settings, site
 from scrapers import scrapy as crawl_with_scrapy
 
 plain_values = some.recursive(
@@ -277,13 +279,13 @@ def test_a_project_that_leaves_scrapy_redis_fetches_nothing_that_its_dupefilter_
     words = ("shop", redis_server.url, "--scrapy", "--frontier", redis_server.url)
     with pytest.raises(ConfigError, match="fingerprints of its own"):
         run(*words, "--dupefilter-key", "seen")
-    own = 'REQUEST_FINGERPRINTER_CLASS = "gossamer.scrapy.ScrapyRedisFingerprinter"\n'
-    settings.write_text(settings.read_text() + own)
+    settings.write_text(settings.read_text() + shown_settings("migrate-from-scrapy-redis.md", redis_server.url))
     forget_project()
     with pytest.raises(ConfigError, match="there is no wrong:requests"):
         run(*words, "--queue-key", "wrong:requests", "--dupefilter-key", "seen")
     assert run(*words, "--queue-key", "other:requests") == 0
-    assert run(*words, "--dupefilter-key", "seen") == 3
+    # With the frontier that the project names itself.
+    assert run(*words[:3], "--dupefilter-key", "seen") == 3
     assert "posix.system" in capsys.readouterr().err
 
     async def check() -> None:
@@ -327,3 +329,47 @@ def test_a_jobdir_of_scrapy_is_gone_on_with_and_no_page_is_fetched_twice(here: P
         others = (*(f"/page/{number}/" for number in range(2, 7)), *(f"/author/{number}/" for number in range(7)))
         # A start page is asked for by every run of Scrapy, which keeps no fingerprint of it.
         assert Counter(asked) == {"/": 2, **dict.fromkeys(others, 1)}
+
+
+def test_a_fleet_knows_what_was_fetched_in_every_shard(redis_server: RedisServer, here: Path) -> None:
+    (here / "done.txt").write_text("".join(f"http://s{number}.example/{number}\n" for number in range(40)))
+
+    async def begin() -> None:
+        fleet = await open_fleet(redis_server.url, "wide", Settings(delay=0, robots=False), shards="0-3/4")
+        await fleet.aclose()
+
+    async def check() -> None:
+        fleet = await open_fleet(redis_server.url, "wide")
+        try:
+            counts = await fleet.counts()
+            assert (counts.skipped, counts.queued, counts.leased, counts.stored) == (40 + 4, 0, 0, 0)
+            # Wherever a request with this key turns up, it is known.
+            again = [Request(f"http://t{number}.example/", 77, f"t{number}.example") for number in range(20)]
+            assert await fleet.add(again) == 0
+        finally:
+            await fleet.aclose()
+
+    async def know() -> None:
+        fleet = await open_fleet(redis_server.url, "wide", worker_name="import")
+        try:
+            shards = len(await fleet.shards())
+            assert shards == 4
+            intake = Intake(fleet, fleet.settings, Known(), clock=SystemClock(), shards=shards)
+            await intake.take([Seen(b"f" * 20)])
+        finally:
+            await fleet.aclose()
+
+    class Known:
+        """Makes a known key of any fingerprint."""
+
+        def request(self, found: Found) -> Request | str:
+            return "none here"
+
+        def seen(self, seen: Seen, shards: int) -> list[Request] | str:
+            return stand_ins(77, seen.fingerprint.hex(), shards)
+
+    asyncio.run(begin())
+    assert run("wide", "done.txt", "--done", "--frontier", redis_server.url) == 0
+    assert run("wide", "done.txt", "--frontier", redis_server.url) == 0
+    asyncio.run(know())
+    asyncio.run(check())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -46,6 +47,15 @@ def finish(process: subprocess.Popen[str], timeout: float = 60) -> str:
         _, said = process.communicate()
         raise AssertionError(f"it did not end: {said[-3000:]}") from None
     return said or ""
+
+
+def shown_settings(guide: str, frontier: str) -> str:
+    """The settings that a guide shows, with a frontier that is there."""
+    text = (Path(__file__).parents[2] / "docs" / "howto" / guide).read_text("utf-8")
+    (shown,) = re.findall(r"^```py\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    settings, count = re.subn(r'^GOSSAMER_FRONTIER = ".*"$', f'GOSSAMER_FRONTIER = "{frontier}"', shown, flags=re.M)
+    assert count == 1
+    return f"\n{settings}"
 
 
 def items(path: Path) -> list[dict[str, Any]]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Self
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from scrapy import Request, Spider, signals
 from scrapy.core.scheduler import BaseScheduler
+from scrapy.core.scheduler import Scheduler as ScrapysOwn
 from scrapy.crawler import Crawler
 from scrapy.exceptions import DontCloseSpider, IgnoreRequest
 from scrapy.http import Response
@@ -79,7 +80,10 @@ class Scheduler(BaseScheduler):
         connect(self._spider_idle, signals.spider_idle)
 
     @classmethod
-    def from_crawler(cls, crawler: Crawler) -> Self:
+    def from_crawler(cls, crawler: Crawler) -> BaseScheduler:  # type: ignore[override]
+        """The scheduler of a crawl; `scrapy shell` gets Scrapy's own, since nobody else can go on with what it asks."""
+        if crawler.settings.getbool("KEEP_ALIVE"):
+            return ScrapysOwn.from_crawler(crawler)
         return cls(crawler)
 
     def open(self, spider: Spider) -> Deferred[None]:
@@ -275,6 +279,8 @@ class Scheduler(BaseScheduler):
 
     def opened(self, secret: bytes, settings: Settings, known: int) -> None:
         """The frontier is open."""
+        if settings.delay != self._settings.delay:
+            log.info("the job has a delay of %g s, which counts, and not that of this project", settings.delay)
         self._secret, self._settings = secret, settings
         log.info("job %r on %s, %d requests known", self._options.job, self._options.shown, known)
         self._tick()
