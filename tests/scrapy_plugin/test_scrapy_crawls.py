@@ -156,16 +156,18 @@ def test_killed_stopped_and_late_processes_lose_nothing_and_keep_the_delay(
 ) -> None:
     with SimWeb(sites=5, pages_per_site=40, page_bytes=2000, latency_seconds=0.005) as web:
 
-        def start(name: str) -> subprocess.Popen[str]:
-            path, log = tmp_path / f"{name}.jsonl", tmp_path / f"{name}.log"
-            return started(scrapy("walk", store, "-o", str(path), log=log, SEEDS=" ".join(web.seeds)))
+        def start(name: str, worker: str = "") -> subprocess.Popen[str]:
+            words = ("-o", f"{tmp_path}/{name}.jsonl", "-s", f"GOSSAMER_WORKER={worker}")
+            log = tmp_path / f"{name}.log"
+            return started(scrapy("walk", store, *words, log=log, SEEDS=" ".join(web.seeds)))
 
-        killed, stopped = start("killed"), start("stopped")
+        killed, stopped = start("killed", worker="one"), start("stopped")
         until(lambda: len(web.log()) > 30, 60)
         os.kill(killed.pid, signal.SIGKILL)
         moment = web.log()[-1].arrived_at
         killed.wait()
-        late = start("late")
+        # Of the same name: what the dead one held is free at once, and not when its leases end in half a minute.
+        late = start("late", worker="one")
         until(lambda: len(web.log()) > 70, 60)
         os.kill(stopped.pid, signal.SIGTERM)
         stopped.wait(30)
@@ -174,7 +176,7 @@ def test_killed_stopped_and_late_processes_lose_nothing_and_keep_the_delay(
         verdict = web.judge()
         assert not verdict.missed
         assert not verdict.forbidden
-        assert sum(verdict.repeated.values()) <= 16
+        assert len(verdict.repeated) <= 32
         assert min(gaps(cut_short(log, [moment])).values()) >= 0.02
         assert max(max_overlap(cut_short(log, [moment])).values()) == 1
         end = counts(store, "walk")
@@ -203,6 +205,7 @@ def test_spiders_of_scrapy_redis_take_their_start_urls_from_redis(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("kind", ["postgresql", "mysql", "folder", "selectreactor"])
 def test_three_processes_under_kills_on_every_backend(
     kind: str,
@@ -213,9 +216,10 @@ def test_three_processes_under_kills_on_every_backend(
     maria_server: SqlServer,
     empty_databases: Callable[..., list[str]],
 ) -> None:
-    address, options = store, ("-s", "TWISTED_REACTOR=twisted.internet.selectreactor.SelectReactor")
-    if kind != "selectreactor":
-        options = ()
+    address, options = store, ("-s", 'GOSSAMER_SETTINGS={"lease_seconds": 5}')
+    if kind == "selectreactor":
+        options += ("-s", "TWISTED_REACTOR=twisted.internet.selectreactor.SelectReactor")
+    else:
         address = f"folder:{tmp_path}/frontier"
     if kind in ("postgresql", "mysql"):
         (address,) = empty_databases(postgres_server if kind == "postgresql" else maria_server, "scrapy_walk")
@@ -227,7 +231,7 @@ def test_three_processes_under_kills_on_every_backend(
 
         running, moments = [start(number) for number in range(3)], []
         for number in range(3, 6):
-            until(lambda number=number: len(web.log()) > 60 * (number - 2), 60)
+            until(lambda number=number: len(web.log()) > 60 * (number - 2), 90)
             victim = running.pop(0)
             victim.kill()
             victim.wait()

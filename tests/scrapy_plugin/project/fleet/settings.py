@@ -6,5 +6,5 @@ RETRY_TIMES = 2
 TELNETCONSOLE_ENABLED = False
 LOG_LEVEL = "INFO"
 SCHEDULER = "gossamer.scrapy.Scheduler"
-GOSSAMER_SETTINGS = {"lease_seconds": 2, "commit_seconds": 0.05}
+GOSSAMER_SETTINGS = {"lease_seconds": 30, "commit_seconds": 0.05}
 ITEM_PIPELINES = {"fleet.pipelines.Slow": 300}
