@@ -31,6 +31,7 @@ PLACES = {
     "sql": "cli.sql:sql",
     "diff": "cli.diff:diff",
     "replay": "cli.replay:replay",
+    "import": "cli.take:take",
     "why": "cli.why:why",
     "audit": "cli.audit:audit",
     "report": "cli.report:report",
