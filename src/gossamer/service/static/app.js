@@ -1,6 +1,6 @@
 // The frame of the dashboard: which view the address names, live events, theme and keys.
 
-import * as api from "./api.js";
+import * as api from "./ask.js";
 import { h } from "./dom.js";
 import { complain, field, inquire } from "./talk.js";
 import { jobsView } from "./views/jobs.js";

@@ -1,26 +1,39 @@
 // What several views share: refreshing while they are looked at, links to sites and URLs, and what may be done to a job.
 
-import * as api from "../api.js";
+import * as api from "../ask.js";
 import { h } from "../dom.js";
 import { cut } from "../format.js";
 import { complain, confirmed, field, inquire, note } from "../talk.js";
 
-// Runs `work` now and every so often, but not while nobody looks; the first failure is thrown, later ones are noted.
+const NOT_YET = new Set([409, 503]), SOON_MILLISECONDS = 700;
+
+// Runs `work` now and every so often, but not while nobody looks. What a job that is just starting cannot tell yet is asked
+// for again soon; any other failure is thrown the first time, and noted later.
 export async function keepFresh(here, milliseconds, work) {
-  await work();
-  let failing = false;
-  const timer = setInterval(async () => {
-    if (here.end.signal.aborted) return clearInterval(timer);
-    if (document.hidden) return;
+  let failing = false, timer = 0;
+  const soon = (wait) => { timer = setTimeout(again, wait); };
+  const again = async () => {
+    if (document.hidden) return soon(milliseconds);
     try {
       await work();
       failing = false;
     } catch (error) {
+      if (here.end.signal.aborted) return undefined;
+      if (NOT_YET.has(error.status)) return soon(SOON_MILLISECONDS);
       if (!failing) complain(error);
       failing = true;
     }
-  }, milliseconds);
-  here.end.signal.addEventListener("abort", () => clearInterval(timer));
+    return here.end.signal.aborted ? undefined : soon(milliseconds);
+  };
+  here.end.signal.addEventListener("abort", () => clearTimeout(timer));
+  try {
+    await work();
+    soon(milliseconds);
+  } catch (error) {
+    if (!NOT_YET.has(error.status)) throw error;
+    soon(SOON_MILLISECONDS);
+  }
+  if (here.end.signal.aborted) clearTimeout(timer);
 }
 
 export const siteLink = (here, site) => h("a", { href: here.link(here.job, "site", site) }, cut(site, 60));

@@ -1,6 +1,6 @@
 // What went wrong, with examples; and whether the delay was kept.
 
-import * as api from "../api.js";
+import * as api from "../ask.js";
 import { bars } from "../charts.js";
 import { card, facts, h, table } from "../dom.js";
 import { clock, count, seconds, share } from "../format.js";

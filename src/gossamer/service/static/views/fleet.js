@@ -1,6 +1,6 @@
 // Who works: workers, regions, shards, and how many workers the job could feed.
 
-import * as api from "../api.js";
+import * as api from "../ask.js";
 import { card, facts, h, table } from "../dom.js";
 import { bytes, count, rate, seconds, share } from "../format.js";
 import { keepFresh } from "./common.js";

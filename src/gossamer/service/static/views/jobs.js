@@ -1,6 +1,6 @@
 // All jobs of the service, and the form that starts one.
 
-import * as api from "../api.js";
+import * as api from "../ask.js";
 import { card, h, table } from "../dom.js";
 import { bytes, count, rate } from "../format.js";
 import { complain, field, inquire, note } from "../talk.js";

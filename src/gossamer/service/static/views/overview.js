@@ -1,6 +1,6 @@
 // One job at a glance: how fast, how far, what answers come, what waits, who works.
 
-import * as api from "../api.js";
+import * as api from "../ask.js";
 import { bars, overTime, siteMap } from "../charts.js";
 import { card, facts, h, table } from "../dom.js";
 import { ago, bytes, clock, count, rate, seconds, share } from "../format.js";
@@ -140,5 +140,5 @@ export async function overviewView(here) {
   here.onJob = (changed) => { if (changed.name === here.job) { Object.assign(job, changed); drawHead(); } };
   here.pauseOrResume = () => here.about.role === "write" && act(job.name, job.state === "running" ? "pause" : "resume", again);
   here.draw(head, h("div", { class: "title" }, spans), charts, lists);
-  await Promise.all([keepFresh(here, 5000, drawCharts), keepFresh(here, 7000, drawLists)]);
+  await Promise.all([keepFresh(here, 5000, drawCharts), keepFresh(here, 7000, drawLists), keepFresh(here, 4000, again)]);
 }

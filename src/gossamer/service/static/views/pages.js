@@ -1,6 +1,6 @@
 // What was stored: search by site, status and beginning of the URL; one page with its versions and its body.
 
-import * as api from "../api.js";
+import * as api from "../ask.js";
 import { card, h, table } from "../dom.js";
 import { bytes, clock, count, cut } from "../format.js";
 import { complain } from "../talk.js";

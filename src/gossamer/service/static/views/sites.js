@@ -1,6 +1,6 @@
 // The sites of a job, and one of them: its queue, its delay, its rules, and what it waits for.
 
-import * as api from "../api.js";
+import * as api from "../ask.js";
 import { card, facts, h, table } from "../dom.js";
 import { bytes, clock, count, rate, seconds } from "../format.js";
 import { keepFresh, siteLink, urlLink } from "./common.js";

@@ -1,6 +1,6 @@
 // Answers to "why?": the whole story of a URL, and every request to a site.
 
-import * as api from "../api.js";
+import * as api from "../ask.js";
 import { card, h, table } from "../dom.js";
 import { bytes, clock, count, seconds } from "../format.js";
 import { complain } from "../talk.js";
