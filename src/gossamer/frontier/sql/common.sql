@@ -6,6 +6,9 @@ UPDATE gossamer_shards SET skew = GREATEST(skew, $2) WHERE shard = $1
 -- name: set_longest
 UPDATE gossamer_shards SET longest = GREATEST(longest, $2) WHERE shard = $1
 
+-- name: count_lull
+UPDATE gossamer_shards SET lulls = lulls + 1 WHERE shard = $1
+
 -- name: count_fresh
 UPDATE gossamer_counters SET pages = pages + $3, fresh = fresh + $4 WHERE shard = $1 AND stripe = $2
 
