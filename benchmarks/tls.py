@@ -3,8 +3,8 @@
     python benchmarks/tls.py [--hosts 2000] [--runs 3] [--no-scrapy]
 
 The same web by http and by https in turn: 40 KB pages, names that only `--resolve` knows, certificates of an authority
-made for the run. The web server runs in a process of its own and is not counted. Scrapy fetches the same pages by https;
-as it comes, it does not check certificates, and its names cost it no look-up: both are in its favour.
+made for the run. The web server runs in a process of its own and is not counted. Scrapy fetches the same pages by
+https; as it comes, it does not check certificates, and its names cost it no look-up: both are in its favour.
 """
 
 from __future__ import annotations

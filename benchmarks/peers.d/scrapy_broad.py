@@ -22,7 +22,7 @@ class Loopback(ThreadedResolver):
     def install_on_reactor(self):
         self.reactor.installResolver(self)
 
-    def getHostByName(self, name, timeout=()):
+    def getHostByName(self, name, timeout=()):  # noqa: N802
         return succeed("127.0.0.1")
 
 
