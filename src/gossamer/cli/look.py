@@ -16,7 +16,7 @@ import msgspec
 
 from gossamer import job as jobs
 from gossamer import urls
-from gossamer.assemble import middlewares
+from gossamer.assemble import gate_of_loads, middlewares
 from gossamer.cli import advice
 from gossamer.cli.exits import Exit
 from gossamer.cli.options import given, some_settings
@@ -109,6 +109,7 @@ async def looking(settings: Settings) -> AsyncIterator[Look]:
     """A Look with everything it needs, which is closed again at the end."""
     clock = SystemClock()
     downloader = open_downloader(settings, clock=clock)
+    gate_of_loads(downloader, settings, clock)
     try:
         innermost: Fetch = downloader.fetch
         fetch = compose(middlewares(make_spider(settings), settings, clock), innermost)
