@@ -159,7 +159,11 @@ _PARQUET_PAGES = (
     "SELECT * REPLACE (make_timestamp(epoch_us(fetched_at)) AS fetched_at)"
     " FROM read_parquet({files}, union_by_name = true, hive_partitioning = false)"
 )
-_PARQUET_ITEMS = _PARQUET_PAGES.replace(" AS fetched_at)", " AS fetched_at, item::JSON AS item)")
+# Not the columns that the sink makes of fields: rows that are still in a log have none.
+_PARQUET_ITEMS = _PARQUET_PAGES.replace(
+    "* REPLACE (make_timestamp(epoch_us(fetched_at)) AS fetched_at)",
+    "key, token, site, url, make_timestamp(epoch_us(fetched_at)) AS fetched_at, number, item::JSON AS item",
+)
 _JSONL_PAGES = f"SELECT {_SITE}, * REPLACE ({_AT}) FROM {_json(_PAGE)}) WHERE url IS NOT NULL"
 _JSONL_ITEMS = "SELECT json AS item FROM read_json_objects({files}, format = 'newline_delimited', ignore_errors = true)"
 _JSONL_ITEMS += " WHERE json IS NOT NULL"

@@ -19,6 +19,7 @@ from gossamer.settings import Settings
 from gossamer.sink import check_sinks, finish_archives, fleet_sinks, open_sinks
 from gossamer.sink import parquet_files as files
 from gossamer.sink.parquet import SEAL_SECONDS, ParquetSink
+from gossamer.sink.parquet_items import SCHEMA as ITEM_SCHEMA
 from gossamer.testing.sinks import visit
 
 FIRST_DAY = 1_767_225_600.0
@@ -76,6 +77,33 @@ def test_columns_have_types_and_none_is_missing(tmp_path: Path) -> None:
     ]
     (record,) = files.read(tmp_path / "parquet")
     assert (record.page, record.items) == (page, ({"price": 3.5}, {"tags": ["a"]}))
+
+
+def test_fields_of_items_have_columns_whose_types_stay(tmp_path: Path) -> None:
+    """Also over a restart; what has no type, or no name that a tool takes, is in the JSON alone."""
+
+    def items(number: int, *some: dict[str, Any]) -> Record:
+        return Record(key=number, token=1, page=PageRow(url=f"http://a.example/{number}"), items=some)
+
+    odd = {"url": "theirs", "a b": 1, "Price": 2, "tags": ["a"], "none": None, "x" * 99: 1, "'; DROP": "x", "a\0b": "x"}
+    marks = store(tmp_path, [items(1, {"price": 10, "name": "one", "sold": True}), items(2, odd)])
+    store(
+        tmp_path, [items(3, {"price": "cheap", "name": 3, "late": 0.5}, {"price": 10.5, "huge": 10**400})], marks=marks
+    )
+    files_of_items = f"read_parquet('{tmp_path}/parquet/items/*.parquet', union_by_name = true)"
+    types = {name: kind for name, kind, *_ in ask(f"DESCRIBE FROM {files_of_items}")}
+    own = {name: kind for name, kind in types.items() if name not in ITEM_SCHEMA.names}
+    assert own == {"price": "DOUBLE", "name": "VARCHAR", "sold": "BOOLEAN", "late": "DOUBLE", "huge": "DOUBLE"}
+    assert ask(f"SELECT key, price, name, sold, late, url FROM {files_of_items} ORDER BY key, number") == [
+        (1, 10.0, "one", True, None, "http://a.example/1"),
+        (2, None, None, None, None, "http://a.example/2"),
+        (3, None, None, None, 0.5, "http://a.example/3"),
+        (3, 10.5, None, None, None, "http://a.example/3"),
+    ]
+    assert [record.items for record in files.read(tmp_path / "parquet")][1:] == [
+        (odd,),
+        ({"price": "cheap", "name": 3, "late": 0.5}, {"price": 10.5, "huge": 10**400}),
+    ]
 
 
 @pytest.mark.parametrize("names", ["warc parquet", "parquet warc", "parquet jsonl warc:{folder}/elsewhere"])
