@@ -20,7 +20,7 @@ from gossamer.sink import check_sinks, finish_archives, fleet_sinks, open_sinks
 from gossamer.sink import parquet_files as files
 from gossamer.sink.parquet import SEAL_SECONDS, ParquetSink
 from gossamer.sink.parquet_items import SCHEMA as ITEM_SCHEMA
-from gossamer.testing.sinks import visit
+from gossamer.testing.sinks import small_disk, visit
 
 FIRST_DAY = 1_767_225_600.0
 
@@ -221,6 +221,26 @@ def test_a_log_that_cannot_be_sealed_is_kept_and_the_crawl_goes_on(
     (tmp_path / "parquet" / "pages").unlink()
     store(tmp_path, [visit(2)], marks=marks)
     assert numbers(tmp_path) == [0, 1, 2]
+
+
+def test_on_a_full_disk_a_log_that_is_sealed_makes_room(tmp_path: Path) -> None:
+    """F60. A log that could not be sealed when it was full is, when its space is needed."""
+    with small_disk(tmp_path / "disk", 2_000_000) as disk:
+        blocked, ballast = disk / "parquet" / "pages", disk / "ballast"
+
+        async def run() -> None:
+            sink = ParquetSink(disk / "parquet", {}, prefix="job", seal_bytes=100_000)
+            blocked.write_text("a file where a folder should be")
+            await sink.write([visit(number) for number in range(500)])
+            await sink.write([visit(500)])
+            blocked.unlink()
+            free = os.statvfs(disk)
+            ballast.write_bytes(b"x" * (free.f_bavail * free.f_bsize - 48 * 1024))
+            await sink.write([visit(number) for number in range(501, 801)])
+            await sink.aclose()
+
+        asyncio.run(run())
+        assert numbers(disk) == list(range(801))
 
 
 def test_at_the_end_of_a_fleet_the_logs_of_its_dead_are_sealed(tmp_path: Path) -> None:
