@@ -162,13 +162,30 @@ def test_sealing_that_was_killed_is_done_again_from_the_beginning(tmp_path: Path
     files.seal(log, tmp_path / "parquet", by=("day",))
     shutil.copy(kept, log)
     shutil.rmtree(tmp_path / "parquet" / "items")
-    (tmp_path / "parquet" / "pages" / "day=2023-11-14" / ".half.parquet.draft").write_bytes(b"PAR1")
+    (tmp_path / "parquet" / "pages" / "day=2023-11-14" / f".{log.stem}.parquet.ab.draft").write_bytes(b"PAR1")
     assert numbers(tmp_path) == list(range(6)), "what is in both counts once"
     marks = {str(log.relative_to(tmp_path)): size}
     assert store(tmp_path, [visit(6)], marks=marks).keys() > marks.keys()
     assert numbers(tmp_path) == list(range(7))
     assert ask(f"SELECT count(*), count(distinct key) FROM '{tmp_path}/parquet/pages/**/*.parquet'") == [(7, 7)]
     assert not files.logs(tmp_path / "parquet")
+    assert not list(tmp_path.rglob("*.draft"))
+
+
+def test_two_that_seal_the_same_log_leave_it_whole(tmp_path: Path) -> None:
+    """As on a shared folder without locks: the second has read the log when the first has just sealed it."""
+    log = left_log(tmp_path)
+    rows = list(files.rows_of(log))
+
+    def late(_: Path) -> list[files.Row]:
+        files.seal(log, tmp_path / "parquet")
+        return rows
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "rows_of", lambda path: (patch.undo(), late(path))[1])
+        files.seal(log, tmp_path / "parquet")
+    assert numbers(tmp_path) == list(range(6))
+    assert not list(tmp_path.rglob("*.draft"))
 
 
 def test_a_log_that_lost_its_end_stops_the_job_and_one_that_nobody_vouches_for_goes_away(tmp_path: Path) -> None:
@@ -244,7 +261,7 @@ def test_on_a_full_disk_a_log_that_is_sealed_makes_room(tmp_path: Path) -> None:
 
 
 def test_at_the_end_of_a_fleet_the_logs_of_its_dead_are_sealed(tmp_path: Path) -> None:
-    """Those of this machine; and not those of the living."""
+    """And not those of the living, here or elsewhere."""
     settings, here = Settings(sink=("parquet",)), os.uname().nodename
 
     async def run() -> None:
@@ -259,7 +276,7 @@ def test_at_the_end_of_a_fleet_the_logs_of_its_dead_are_sealed(tmp_path: Path) -
         del dead
         log.unlink()
         log.write_bytes(whole + whole[:40])
-        finish_archives(settings, tmp_path)
+        finish_archives(settings, tmp_path, live=["elsewhere-1"])
         assert len(files.sealed(tmp_path / "parquet")) == 1
         assert len(files.logs(tmp_path / "parquet")) == 2
 

@@ -275,9 +275,7 @@ def seal_left(path: Path, *, by: Sequence[str] = ()) -> None:
         os.close(descriptor)
 
 
-def finish_left_logs(text: str, home: Path, machine: str) -> None:
-    """Seal the logs that killed workers of this machine left."""
+def left_logs(text: str, home: Path) -> list[Path]:
+    """The logs that are being written, or were when their writer died."""
     target = read_target(text)
-    for path in files.logs(Path(target.folder) if target.folder else home / files.FOLDER):
-        if machine in path.name:
-            seal_left(path, by=target.by)
+    return files.logs(Path(target.folder) if target.folder else home / files.FOLDER)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
@@ -180,26 +181,29 @@ def whole_bytes(log: Path) -> int:
 def seal(
     log: Path, folder: Path, *, by: Sequence[str] = (), again: bool = True, columns: ItemColumns | None = None
 ) -> None:
-    """Make Parquet files of a log, then take it away; what a kill or a fault interrupts is done `again`."""
+    """Make Parquet files of a log, then take it away; what a kill or a fault interrupts is done `again`.
+
+    Two may do so at once, on a shared folder without locks: what is there is complete whenever the log is gone."""
     name = log.name.removesuffix(LOG)
     if columns is None:
         columns = known_columns(sealed(folder, ITEMS, beginning=name.rpartition("-")[0]))
-    if again:
-        # What is there may be half of it, and in other places than now.
-        for kind in (PAGES, ITEMS):
-            for path in (folder / kind).rglob(name + SUFFIX):
-                path.unlink()
     try:
-        for kind, table in tables(rows_of(log), columns):
-            for place, part in _parts(table, by):
-                _write(part, folder / kind / place / (name + SUFFIX))
+        made = list(tables(rows_of(log), columns))
     except pa.ArrowException as error:
-        if isinstance(error, OSError):
-            raise
-        raise SinkError(
-            f"{log}: no Parquet file can be made of it: {error}", hint="this is a bug: report it"
-        ) from error
-    log.unlink()
+        raise SinkError(f"{log}: no table can be made of it: {error}", hint="this is a bug: report it") from error
+    written = set()
+    for kind, table in made:
+        for place, part in _parts(table, by):
+            path = folder / kind / place / (name + SUFFIX)
+            _write(part, path)
+            written.add(path)
+    if again:
+        # An earlier try may have left other files: half of what was to be there, or in another layout.
+        for kind in (PAGES, ITEMS):
+            for path in (*(folder / kind).rglob(name + SUFFIX), *(folder / kind).rglob(f".{name}{SUFFIX}.*")):
+                if path not in written:
+                    path.unlink(missing_ok=True)
+    log.unlink(missing_ok=True)
     disk.sync_folder(folder)
 
 
@@ -324,7 +328,7 @@ def _integers(column: pa.ChunkedArray) -> Iterator[int]:
 def _write(table: pa.Table, path: Path) -> None:
     """A whole file, or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.draft")
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.draft")
     try:
         with draft.open("wb") as file:
             write_table(table, file)
