@@ -14,6 +14,7 @@ from gossamer.errors import ConfigError
 from gossamer.export.stored import lines_name, nothing_in, parquet_folder
 from gossamer.model import PageRow
 from gossamer.sink import csv, jsonl, segments, trail
+from gossamer.sink.sqlite import FILE as SQLITE_FILE
 from gossamer.sink.trail import Step
 
 _TYPES: Mapping[Any, str] = {int: "BIGINT", float: "DOUBLE"}
@@ -91,6 +92,9 @@ def _views(folder: Path) -> dict[str, list[Source]]:
     """What is in a job's files, by its first sink that has them."""
     steps = Source(sorted((folder / trail.FOLDER).glob(f"*{trail.SUFFIX}")), _REQUESTS)
     visits, items = _stored(folder)
+    if not visits and (folder / SQLITE_FILE).exists():
+        path = folder / SQLITE_FILE
+        raise ConfigError(f"the pages of this job are in {path}, which is SQL already", hint=f"sqlite3 {path}")
     if not visits and not steps.files:
         raise nothing_in(folder)
     return {"_visits": visits, "_items": items, "_requests": [steps]}

@@ -24,8 +24,8 @@ from gossamer.sink.base import Opening
 from gossamer.sink.parquet_items import ItemColumns, known_columns
 
 log = logging.getLogger("gossamer.sink")
-SEAL_BYTES = 64 * 1024 * 1024
-"""Of a log, about 150,000 pages: all of it is in memory while it becomes a Parquet file."""
+SEAL_BYTES = 32 * 1024 * 1024
+"""Of a log, about 70,000 pages: all of it is in memory, about three times, while it becomes a Parquet file."""
 SEAL_SECONDS = 3600.0
 PARTITIONS = ("day", "site")
 
