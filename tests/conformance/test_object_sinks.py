@@ -106,7 +106,7 @@ class TestWarc(_Objects):
         place = folder / "fetched"
         place.mkdir()
         for name, data in self.server.objects(self.bucket).items():
-            if "-part-" not in name:
+            if "-piece-" not in name:
                 (place / Path(name).name).write_bytes(data)
         tools_find_no_fault(place)
 

@@ -102,12 +102,12 @@ def test_a_fleets_worker_acknowledges_nothing_that_the_bucket_does_not_have(
         store.fault = ""
         await sink.write([visit(1), visit(2)])
         assert pages(bucket_server, bucket) == Counter(range(3))
-        assert len([name for name in bucket_server.objects(bucket) if "-part-" in name]) == 4
+        assert len([name for name in bucket_server.objects(bucket) if "-piece-" in name]) == 4
         await sink.aclose()
 
     asyncio.run(run())
     assert pages(bucket_server, bucket) == Counter(range(3))
-    assert not [name for name in bucket_server.objects(bucket) if "-part-" in name]
+    assert not [name for name in bucket_server.objects(bucket) if "-piece-" in name]
     assert not list((tmp_path / "spool").iterdir())
 
 
