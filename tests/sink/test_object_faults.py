@@ -62,7 +62,12 @@ def pages(server: BucketServer, bucket: str) -> Counter[int]:
 
 @pytest.mark.parametrize("fault", ["503", *(pytest.param(one, marks=pytest.mark.long) for one in ("cut", "refuse"))])
 def test_a_crawl_goes_on_while_its_bucket_is_away_and_the_next_run_brings_what_is_left(
-    tmp_path: Path, bucket_server: BucketServer, bucket: str, store: FaultyStore, fault: BucketFault
+    tmp_path: Path,
+    bucket_server: BucketServer,
+    bucket: str,
+    store: FaultyStore,
+    fault: BucketFault,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """F61. What is in the spool is stored; it is in the bucket once, with the first run that reaches it."""
     marks: dict[str, int] = {}
@@ -78,6 +83,9 @@ def test_a_crawl_goes_on_while_its_bucket_is_away_and_the_next_run_brings_what_i
         assert store.faults
         assert not pages(bucket_server, bucket)
         store.fault = ""
+        # Another bucket does not get them, and that is said.
+        await opened(tmp_path, f"file://{tmp_path}/other").aclose()
+        assert "not named any more" in caplog.text
         sink = opened(tmp_path, f"s3://{bucket}?object_seconds=0", marks=marks)
         await sink.write([visit(4)])
         await sink.aclose()

@@ -252,17 +252,24 @@ def _options(query: str) -> Options:
 
 def _own_spool(home: Path, opening: Opening) -> tuple[Path, str]:
     """The spool of a job of one machine, and the name of its objects: kept with it, so that no two jobs share one."""
-    address = opening.target.partition("?")[0]
-    kind = f"{opening.kind}-{blake2b(address.encode(), digest_size=4).hexdigest()}"
-    spool = home / SPOOL / kind
+    spool = home / SPOOL / _spool_name(f"{opening.kind}:{opening.target}")
     try:
         spool.mkdir(parents=True, exist_ok=True)
+        named = set(map(_spool_name, opening.settings.sink))
+        for other in (home / SPOOL).iterdir():
+            if other.name not in named and any(path.suffix for path in other.iterdir()):
+                log.warning("%s has files for a bucket that is not named any more; name its sink again", other)
         if not (spool / _NAME).exists():
             disk.replace(spool / _NAME, secrets.token_hex(4).encode())
             disk.sync_folder(spool)
         return spool, (spool / _NAME).read_text("ascii")
     except OSError as error:
         raise disk.in_words(error) from error
+
+
+def _spool_name(sink: str) -> str:
+    place = sink.partition("?")[0]
+    return f"{sink.partition(':')[0]}-{blake2b(place.encode(), digest_size=4).hexdigest()}"
 
 
 def _new_spool(home: Path) -> tuple[Path, str]:
