@@ -15,12 +15,15 @@ from gossamer.errors import ExtractError
 from gossamer.extract.intake import Dropped, Intake
 from gossamer.extract.items import sound
 from gossamer.extract.links import LinkMemo
+from gossamer.extract.markdown import check_installed, forget
 from gossamer.extract.page import Page
 from gossamer.extract.spider import FieldSpider, Spider, load, load_type
 from gossamer.middleware.base import compose
 from gossamer.model import PageRow, Rejected, Request, Response
 from gossamer.settings import Settings
 
+_FORGET_AFTER = 5000
+"""Pages after which the library that finds their main parts is made to forget them."""
 Parse = Callable[[Page], Awaitable[list[Any]]]
 
 
@@ -38,6 +41,7 @@ class Extracted(msgspec.Struct, frozen=True, kw_only=True):
     rejected: tuple[Rejected, ...] = ()
     dropped: int = 0
     text: str | None = None
+    markdown: str | None = None
     main: str = ""
     """Digest of the main text; only where changes are looked for."""
     likeness: int | None = None
@@ -68,6 +72,9 @@ class Extractor:
         self._looks = Looks(settings)
         types = spider.item_types or [load_type(reference) for reference in settings.item_types]
         self._intake = Intake(types, spider.pipelines)
+        self._until_forgotten = _FORGET_AFTER
+        if settings.markdown:
+            check_installed()
         self._parse: Parse = compose(spider.parse_middleware, self._run)
 
     async def extract(self, request: Request, response: Response, *, known: PageRow | None = None) -> Extracted:
@@ -81,11 +88,12 @@ class Extractor:
         items: list[dict[str, Any]] = []
         rejected: list[Rejected] = []
         dropped = 0
-        title, text, error = "", None, ""
+        title, text, markdown, error = "", None, None, ""
         look = Look()
         try:
             title = page.title if page.is_html else ""
             text = page.text if self._settings.text else None
+            markdown = self._markdown(page) if self._settings.markdown else None
             look = self._looks.at(page)
             for found in await self._parse(page):
                 if isinstance(found, Request):
@@ -112,12 +120,20 @@ class Extractor:
             rejected=tuple(rejected),
             dropped=dropped,
             text=text,
+            markdown=markdown,
             main=look.digest,
             likeness=look.likeness,
             simhash=look.simhash,
             tells=look.tells,
             error=error,
         )
+
+    def _markdown(self, page: Page) -> str:
+        self._until_forgotten -= 1
+        if not self._until_forgotten:
+            forget()
+            self._until_forgotten = _FORGET_AFTER
+        return page.markdown if page.is_html else ""
 
     def _links(self, page: Page) -> Sequence[str]:
         settings = self._settings
@@ -156,6 +172,7 @@ def row_of(request: Request, response: Response, page: Extracted) -> PageRow:
         tls_fault=response.tls_fault or msgspec.UNSET,
         simhash=msgspec.UNSET if page.simhash is None else f"{page.simhash:016x}",
         text=msgspec.UNSET if page.text is None else page.text,
+        markdown=msgspec.UNSET if page.markdown is None else page.markdown,
     )
 
 

@@ -13,6 +13,8 @@ from gossamer.errors import ExtractError
 from gossamer.extract import bounds, forms, links, paging, selectors
 from gossamer.extract.encoding import decode, detect
 from gossamer.extract.links import LinkMemo
+from gossamer.extract.markdown import main_part
+from gossamer.extract.metadata import Metadata, metadata
 from gossamer.extract.selectors import Selection
 from gossamer.extract.sniff import is_html
 from gossamer.extract.text import title_of, visible_text
@@ -31,7 +33,9 @@ class Page:
         "_encoding",
         "_html",
         "_is_html",
+        "_markdown",
         "_memo",
+        "_metadata",
         "_text",
         "_title",
         "_tree",
@@ -56,6 +60,8 @@ class Page:
         self._document: etree._Element | None = None
         self._title: str | None = None
         self._text: str | None = None
+        self._markdown: str | None = None
+        self._metadata: Metadata | None = None
         self._base: str | None = None
 
     def __repr__(self) -> str:
@@ -146,6 +152,25 @@ class Page:
         if self._text is None:
             self._text = visible_text(self.tree)
         return self._text
+
+    @property
+    def markdown(self) -> str:
+        """The main part of the page as Markdown, without menus and the like; needs the extra `text`."""
+        if self._markdown is None:
+            self._markdown = main_part(decode(self._markup(), "utf-8"), self.tree)
+        return self._markdown
+
+    @property
+    def main_text(self) -> str:
+        """The main part of the page as plain text; needs the extra `text`."""
+        return main_part(decode(self._markup(), "utf-8"), self.tree, form="txt")
+
+    @property
+    def metadata(self) -> Metadata:
+        """What the page says of itself: author, dates, language, Open Graph, JSON-LD, microdata."""
+        if self._metadata is None:
+            self._metadata = metadata(self.tree, title=self.title, language=self.header("content-language"))
+        return self._metadata
 
     @property
     def base(self) -> str:
