@@ -130,7 +130,7 @@ def _files(folder: Path) -> list[Path]:
 def _backwards(path: Path, before: int, needles: tuple[bytes, ...]) -> Iterator[tuple[int, bytes]]:
     """The lines of a file that end before a byte, the last one first, each with the byte that it begins at.
 
-    Of lines without a needle none need be given; where there are many of these in a row, an empty one stands for them."""
+    Lines without a needle need not be given; where there are many in a row, an empty one stands for them."""
     with path.open("rb") as file:
         rest, end = b"", before
         while end > 0:
