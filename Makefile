@@ -3,7 +3,7 @@ SHELL := /bin/sh
 BIN := .venv/bin
 JOBS ?= 2
 
-.PHONY: help setup setup-dev services crawl test test-long check architecture suites bench reference lock clean
+.PHONY: help setup setup-dev services crawl test test-long check architecture suites gates bench reference lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -32,8 +32,12 @@ check: setup-dev ## style, types and architecture
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -p no:cacheprovider tests/test_architecture.py
 
-suites: setup-dev ## scores of the outside suites in ../shared/suites
+suites: setup-dev services ## scores of the outside suites in ../shared/suites, then the hard gates
 	$(BIN)/python tests/suites/run.py
+	$(BIN)/python tests/suites/gates.py --jobs $(JOBS)
+
+gates: setup-dev services ## the faults and hostile inputs that stop a release: no skips, no expected failures
+	$(BIN)/python tests/suites/gates.py --jobs $(JOBS)
 
 bench: setup-dev ## every script of benchmarks/, in turn
 	@for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done

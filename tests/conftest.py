@@ -10,6 +10,7 @@ from hypothesis import settings
 
 from gossamer.download.chromium import find_chromium
 from gossamer.errors import ConfigError
+from gossamer.testing.buckets import BucketServer
 from gossamer.testing.servers import RedisServer, valkey_program
 from gossamer.testing.sqlservers import MariaServer, PostgresServer, SqlServer
 
@@ -98,6 +99,13 @@ def postgres_server() -> Iterator[SqlServer]:
 def maria_server() -> Iterator[SqlServer]:
     """A MariaDB for tests that leave it as they like."""
     yield from _database(MariaServer)
+
+
+@pytest.fixture(scope="session")
+def bucket_server() -> Iterator[BucketServer]:
+    """An S3 server for tests that make buckets of their own."""
+    with BucketServer() as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)

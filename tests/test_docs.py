@@ -14,7 +14,7 @@ import click
 import msgspec
 import pytest
 
-from gossamer.cli import gossamer as command_line
+from gossamer.cli import PLACES, named
 from gossamer.model import PageRow
 from gossamer.settings import FIELDS, SiteSettings
 from gossamer.testing.frontier import FrontierSuite
@@ -70,11 +70,11 @@ def test_every_setting_is_documented() -> None:
 def test_every_command_and_option_is_documented() -> None:
     page = text_of("docs/reference/cli.md")
     parts = {part.split("\n")[0].strip(): part for part in page.split("## gossamer ")[1:]}
-    assert sorted(parts) == sorted(command_line.commands)
+    assert sorted(parts) == sorted(PLACES)
     missing = [
         f"{name} {flag}"
-        for name, command in command_line.commands.items()
-        for option in command.params
+        for name in PLACES
+        for option in named(name).params
         if isinstance(option, click.Option) and not option.hidden
         for flag in (*option.opts, *option.secondary_opts)
         if f"`{flag}`" not in parts[name]
@@ -92,9 +92,9 @@ def test_every_error_is_documented() -> None:
 
 def test_every_field_of_a_page_is_documented() -> None:
     reference, readme = text_of("docs/reference/files.md"), text_of("README.md")
-    names = [field.name for field in msgspec.structs.fields(PageRow)]
-    assert [name for name in names if f"| `{name}` |" not in reference] == []
-    assert ", ".join(name for name in names if name not in ("text", "tls_fault")) in readme
+    fields = msgspec.structs.fields(PageRow)
+    assert [field.name for field in fields if f"| `{field.name}` |" not in reference] == []
+    assert ", ".join(field.name for field in fields if field.default is not msgspec.UNSET) in readme
 
 
 def test_every_promise_has_its_proof() -> None:
@@ -156,11 +156,11 @@ def test_every_command_that_is_shown_exists(path: Path) -> None:
     wrong = []
     text = path.read_text("utf-8").replace("\\\n", " ")
     for name, rest in re.findall(r"(?:^ {4}(?:\$ )?|^\$ |`)gossamer ([a-z]+)((?: [^`\n&|;]*)?)", text, re.MULTILINE):
-        command = command_line.commands.get(name)
+        command = named(name) if name in PLACES else None
         shown = re.findall(r"(?<= )--[a-z-]+", rest.split("  ")[0])
         wrong += [f"gossamer {name} {flag}" for flag in shown if command is not None and flag not in flags_of(command)]
         wrong += [f"gossamer {name}"] if command is None else []
-    every = set().union(*(flags_of(command) for command in command_line.commands.values()))
+    every = set().union(*(flags_of(named(name)) for name in PLACES))
     if "howto" in path.parts or "explanation" in path.parts or path.name in ("README.md", "tutorial.md"):
         wrong += [flag for flag in re.findall(r"`(--[a-z-]+)", text) if flag not in every]
     assert wrong == []

@@ -27,7 +27,7 @@ GossamerError
     JobMissing         the job that a worker was told to join is not there
     OwnerGone          the process that owns the job has ended
   SinkError            output could not be stored; stops the job, because losing data silently is worse
-    SinkFull           no space for now: the crawl waits until there is
+    SinkFull           no space, or no answer from its server: the crawl waits until there is
   ArchiveError         what was stored cannot be read: it is not there, cut off, or not what it should be
   WorkersDie           worker processes die again and again
 """
@@ -188,7 +188,7 @@ class SinkError(GossamerError):
 
 
 class SinkFull(SinkError):
-    """There is no space for output at the moment."""
+    """Output cannot be stored at the moment: there is no space, or its server does not answer."""
 
 
 class ArchiveError(GossamerError):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from gossamer.addresses import masked
 from gossamer.assemble import worker
 from gossamer.clock import SystemClock
 from gossamer.engine.marker import left_behind
@@ -28,7 +28,7 @@ from gossamer.job import Summary
 from gossamer.member import leave_on_signals
 from gossamer.model import Counts, JobState, Pulse
 from gossamer.settings import Settings
-from gossamer.sink import Sink, finish_archives, fleet_sinks, shared_folder
+from gossamer.sink import Sink, finish_archives, fleet_sinks, shared_folder, wants_segments
 from gossamer.sink.jsonl import JsonlSink
 from gossamer.sink.segments import FOLDER, SegmentSink, gather
 from gossamer.sink.trail import Trail
@@ -39,18 +39,6 @@ _GATHERED = f"{FOLDER}-gathered-"
 _LITTER_SECONDS = 86_400.0
 SQL_SCHEMES = ("postgresql://", "postgres://", "mysql://", "mariadb://")
 SCHEMES = ("redis://", "rediss://", "redis+sentinel://", "rediss+sentinel://", "unix://", "folder:/", *SQL_SCHEMES)
-
-
-def masked(url: str) -> str:
-    """An address, or several, as they may be shown: without their passwords."""
-    return ",".join(map(_masked, re.split(r",(?=[a-z+]+://)", url)))
-
-
-def _masked(url: str) -> str:
-    scheme, slashes, rest = url.partition("://")
-    head, at, tail = rest.rpartition("@")
-    shown = f"{scheme}{slashes}{head.partition(':')[0]}:***@{tail}" if at else url
-    return re.sub(r"(password[^=&]*=)[^&]*", r"\1***", shown)
 
 
 async def open_fleet(
@@ -105,7 +93,8 @@ async def join_fleet(
         # A worker of this name that died held leases, and perhaps a page that killed it.
         key = left_behind(marker_path)
         await frontier.abandon(name, blamed=(key,) if key else ())
-        sinks: list[Sink] = [SegmentSink(results, name), *fleet_sinks(frontier.settings, results, name)]
+        sinks: list[Sink] = [SegmentSink(results, name)] if wants_segments(frontier.settings.sink) else []
+        sinks += fleet_sinks(frontier.settings, results, name)
         store = FleetStore(frontier, sinks)
         clock, places = SystemClock(), places_of(frontier.settings, region)
         try:
@@ -122,11 +111,24 @@ async def join_fleet(
                 leave_on_signals(engine.stop, ctrl_c=not supervised)
                 pulse = Pulse(worker=name, region=region, shards=shards)
                 async with beating(Heart(frontier, engine, pulse=pulse, clock=clock, places=places)):
-                    return await engine.run()
+                    state = await engine.run()
         finally:
             await store.aclose()
+        if state == "finished":
+            await _finish_archives(frontier, frontier.settings, results)
+        return state
     finally:
         await frontier.aclose()
+
+
+async def _finish_archives(frontier: Fleet, settings: Settings, folder: Path) -> None:
+    """Whoever ends last puts in order what killed workers left, also those of machines that never return."""
+    try:
+        live = [pulse.worker for pulse in await frontier.workers() if is_live(pulse)]
+    except Unavailable as error:
+        log.warning("WARC files that killed workers left open stay so: %s", error)
+        return
+    await asyncio.to_thread(finish_archives, settings, folder, live=live)
 
 
 async def _joined(url: str, job: str, *, name: str, region: str, shards: str, patient: bool) -> Fleet:
@@ -240,8 +242,9 @@ class FleetCrawl:
             if self._stop_wanted:
                 self._supervisor.stop()
             await self._supervisor.run()
-            await export(self.folder)
-            finish_archives(self.settings, self.folder)
+            if wants_segments(self.settings.sink):
+                await export(self.folder)
+            await _finish_archives(frontier, self.settings, self.folder)
             counts = await self._last_counts()
             state: JobState = counts.job
             return Summary(state, counts, self.stats, {}, self._stop_wanted)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from gossamer import urls
+from gossamer.addresses import has_password
 from gossamer.assemble import worker
 from gossamer.clock import Clock, SystemClock
 from gossamer.engine.coordinator import Coordinator
@@ -32,6 +33,7 @@ from gossamer.frontier.sqlite import open_sqlite
 from gossamer.model import Counts, JobState
 from gossamer.settings import Settings
 from gossamer.sink import Sink, open_sinks
+from gossamer.sink.aside import AsideSink
 from gossamer.sink.trail import Trail
 
 FRONTIER, SETTINGS = "frontier.db", "job.toml"
@@ -93,6 +95,8 @@ def save_settings(folder: Path, settings: Settings) -> None:
     values.pop("max_seconds", None)
     lines += [f"{name} = {_toml(value)}\n" for name, value in values.items()]
     temporary = folder / f"{SETTINGS}.new"
+    # Passwords in it are for nobody else on this machine.
+    temporary.touch(0o600 if any(map(has_password, settings.sink)) else 0o666)
     temporary.write_text("".join(lines), "utf-8")
     temporary.replace(folder / SETTINGS)
 
@@ -186,7 +190,7 @@ class Crawl:
         try:
             linker = Linker(settings, frontier.secret, Recent())
             if folder is not None:
-                sinks = open_sinks(settings, folder, frontier.marks)
+                sinks = [*open_sinks(settings, folder, frontier.marks), AsideSink(folder, frontier.marks)]
                 await frontier.blame([left_behind(path) for path in (folder / "handling").glob("*")])
             store = OwnerStore(frontier, sinks, self.stats)
             self.known_before = (await frontier.counts()).known
@@ -205,9 +209,11 @@ class Crawl:
         finally:
             if self.coordinator is not None:
                 await self.coordinator.aclose()
-            if store is not None:
-                await store.aclose()
-            await frontier.aclose()
+            try:
+                if store is not None:
+                    await store.aclose()
+            finally:
+                await frontier.aclose()
 
     def _open_frontier(self) -> LocalFrontier:
         settings, clock, folder = self._settings, self._clock, self._folder

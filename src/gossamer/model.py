@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -15,6 +15,10 @@ SITEMAP = ":sitemap"
 """The label of requests for sitemaps, which go to no spider."""
 SITEMAP_BYTES = 50 * 1024 * 1024
 """How long a sitemap may be, on the wire and decoded, whatever the limit of a page."""
+ROBOTS = ":robots"
+"""The label of requests for a robots.txt, which only the engine makes."""
+ROBOTS_BYTES = 2 * 1024 * 1024
+"""How long a robots.txt may be, likewise."""
 
 
 SECRET = re.compile(r"\$\{secret:([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -121,8 +125,16 @@ class PageRow(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Where a redirect points to."""
     tls_fault: str | msgspec.UnsetType = msgspec.UNSET
     """What is wrong with the server's certificate: anybody may have written the page; only with `bad_tls`."""
+    robots: str | msgspec.UnsetType = msgspec.UNSET
+    """What the page asks of robots, as in `noindex, nofollow`; only where it asks for something."""
     text: str | msgspec.UnsetType = msgspec.UNSET
     """The text that a reader sees; only with the setting `text`."""
+    markdown: str | msgspec.UnsetType = msgspec.UNSET
+    """The main part of the page as Markdown; only with the setting `markdown`."""
+    simhash: str | msgspec.UnsetType = msgspec.UNSET
+    """SimHash of the main text, 64 bits in hexadecimal; only with the setting `dedupe`."""
+    copy_of: str | msgspec.UnsetType = msgspec.UNSET
+    """The `simhash` of the page that this one is a near-duplicate of, and that was kept in its place."""
 
 
 class Exchange(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -277,6 +289,15 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     """Grows with everything that may bring work: what is finished twice with the same number is finished."""
 
 
+class Finding(NamedTuple):
+    """What a check-up found of one thing; `mend` says what to do where it is not good."""
+
+    subject: str
+    state: Literal["good", "weak", "bad"]
+    says: str
+    mend: str = ""
+
+
 class Pulse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a worker of a fleet tells about itself, every few seconds."""
 
@@ -300,6 +321,8 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether it has had nothing to fetch since its last pulse."""
     fetching: int = 0
     """Sites that it fetches from at this moment; the others wait for their delay."""
+    limit: int = 0
+    """Fetches at once that its machine can take now; at most the setting `concurrency`."""
     load: float = 0.0
     """The share of one processor that it has used since its last pulse."""
     left: bool = False

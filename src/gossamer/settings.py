@@ -56,6 +56,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ] = ()
     links: Annotated[str, Meta(description="Follow only the links inside this CSS region.")] = ""
     text: Annotated[bool, Meta(description="Keep the text of each page in pages.jsonl.")] = False
+    markdown: Annotated[
+        bool, Meta(description="Keep the main part of each page as Markdown in pages.jsonl; needs the extra `text`.")
+    ] = False
+    dedupe: Annotated[
+        bool,
+        Meta(description="Keep one of a site's near-duplicate pages; others have a line, but no items or body."),
+    ] = False
     sink: Annotated[
         tuple[str, ...],
         Meta(description="Where pages go: jsonl, jsonl:zstd, csv, sqlite, warc, folder:/path; may be repeated."),
@@ -97,7 +104,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     delay: Annotated[float, Meta(ge=0, description="Seconds between two requests to a site.")] = 1.0
     adaptive_delay: Annotated[bool, Meta(description="Raise the delay of a site that answers slowly.")] = False
     per_site: Annotated[int, Meta(ge=1, description="Lanes of a site: fetches at once from one site.")] = 1
-    concurrency: Annotated[int, Meta(ge=1, description="Fetches at once in a worker.")] = 64
+    concurrency: Annotated[int, Meta(ge=1, description="Fetches at once in a worker, at most.")] = 64
     workers: Annotated[int, Meta(ge=1, description="Worker processes on this machine.")] = 1
     parse_processes: Annotated[
         int, Meta(ge=0, description="Processes that run the spider's handlers; 0: in the worker.")

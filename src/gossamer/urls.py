@@ -22,7 +22,8 @@ def normal(url: str) -> str | None:
     try:
         return _crawlable(ada_url.normalize_url(url))
     except ValueError:
-        return None
+        whole = _scalars(url)
+        return normal(whole) if whole != url else None
 
 
 def join(base: str, reference: str) -> str | None:
@@ -30,7 +31,8 @@ def join(base: str, reference: str) -> str | None:
     try:
         return _crawlable(ada_url.join_url(base, reference))
     except ValueError:
-        return None
+        whole = _scalars(reference)
+        return join(base, whole) if whole != reference else None
 
 
 def resolve(base: str, reference: str) -> str | None:
@@ -38,7 +40,13 @@ def resolve(base: str, reference: str) -> str | None:
     try:
         return str(ada_url.join_url(base, reference))
     except ValueError:
-        return None
+        whole = _scalars(reference)
+        return resolve(base, whole) if whole != reference else None
+
+
+def _scalars(text: str) -> str:
+    """The text with U+FFFD for each half of a character, as the standard has it."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _crawlable(href: str) -> str | None:

@@ -15,6 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 from fastwarc import ArchiveIterator, WarcRecordType
 from warcio.archiveiterator import ArchiveIterator as Warcio
@@ -241,3 +242,54 @@ class TestWarcElsewhere(TestWarc):
     def read(self, folder: Path, urls: Sequence[str]) -> Iterator[Kept]:
         os.symlink("elsewhere", folder / "archive") if not (folder / "archive").exists() else None
         yield from super().read(folder, urls)
+
+
+class TestParquet(_Ours):
+    """Read by DuckDB: the Parquet files, and the logs that are not in them yet."""
+
+    opens = "gossamer.sink.parquet:open_parquet"
+
+    def read(self, folder: Path, urls: Sequence[str]) -> Iterator[Kept]:
+        rows = []
+        waiting = {path.stem: path for path in (folder / "parquet").glob("*.jsonl")}
+        with duckdb.connect() as db:
+            for path in sorted((folder / "parquet" / "pages").rglob("*.parquet")):
+                items = folder / "parquet" / "items" / path.relative_to(folder / "parquet" / "pages")
+                if path.stem not in waiting:
+                    joined = f"FROM '{path}' p JOIN '{items}' USING (key, token)"
+                    rows += db.sql(f"SELECT key, token, p.url, title, bytes, item {joined}").fetchall()
+            page = "STRUCT(url VARCHAR, title VARCHAR, bytes BIGINT)"
+            kinds = f"columns = {{key: 'BIGINT', token: 'BIGINT', page: '{page}', items: 'JSON[]'}}"
+            for path in waiting.values():
+                lines = f"read_json('{path}', format = 'newline_delimited', {kinds}, ignore_errors = true)"
+                rows += db.sql(f"SELECT key, token, page.url, page.title, page.bytes, items[1] FROM {lines}").fetchall()
+        for _, _, url, title, size, item in self.counted(rows):
+            assert isinstance(size, int)
+            yield Kept(url, title, None, (json.loads(item),))
+
+    def counted(self, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        return [row for row in rows if row[0] is not None]
+
+    def check(self, folder: Path) -> None:
+        assert not list((folder / "parquet").glob("*.jsonl"))
+        assert not list(folder.rglob("*.draft"))
+
+
+class TestParquetOfFleet(TestParquet):
+    """Without marks; by key and token each visit is one."""
+
+    fleet, exact = True, False
+    test_every_hostile_string_comes_back = None
+
+    def counted(self, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        return list({row[:2]: row for row in super().counted(rows)}.values())
+
+
+class TestParquetInParts(TestParquet):
+    """The same, laid out by day and site."""
+
+    target = "?by=day,site"
+    test_a_call_that_is_repeated_is_stored_once = None
+    test_what_write_returned_for_survives_a_kill = None
+    test_a_later_visit_is_kept_too_or_takes_the_place = None
+    test_a_full_disk_takes_nothing_and_goes_on_when_there_is_room = None

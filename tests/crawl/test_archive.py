@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
+import duckdb
 from fastwarc import ArchiveIterator, WarcRecordType
 from processes import command, crawl, environment, kill_tree, rows, start, until
 
@@ -47,21 +49,31 @@ def archived(folder: Path) -> tuple[Counter[str], dict[str, str]]:
 
 
 def test_kills_and_resumes_leave_each_page_once_in_the_archive(tmp_path: Path) -> None:
-    """F62. Workers send pages whole to the owner, which writes them."""
+    """F62. Workers send pages whole to the owner, which writes them; and the table of them says where each is."""
     folder = tmp_path / "job"
+    sinks = (*SINKS, "--sink", "parquet", "--workers", "2", "--lease-seconds", "5")
     with SimWeb(sites=8, pages_per_site=40, page_bytes=4000, latency_seconds=0.01) as web:
         for _ in range(2):
-            process = start(folder, web, *SINKS, "--workers", "2", "--lease-seconds", "5")
+            process = start(folder, web, *sinks)
             seen = size(folder)
             until(lambda seen=seen: size(folder) > seen)
             kill_tree(process)
-        done = crawl(folder, web, *SINKS, "--workers", "2", "--lease-seconds", "5")
+        done = crawl(folder, web, *sinks)
         assert done.returncode == 0, done.stderr
     pages = {row["url"]: row["digest"] for row in rows(folder / "pages.jsonl")}
     counts, digests = archived(folder)
     assert len(pages) == 320
     assert counts == Counter(pages.keys())
     assert digests == pages
+    columns = "url, warc_file, warc_offset, warc_length, digest"
+    with duckdb.connect() as database:
+        table = database.sql(f"SELECT {columns} FROM '{folder}/parquet/pages/*.parquet'").fetchall()
+    assert Counter(url for url, *_ in table) == counts
+    for url, name, offset, length, digest in table:
+        with (folder / name).open("rb") as file:
+            file.seek(offset)
+            record = next(iter(ArchiveIterator(io.BytesIO(file.read(length)), parse_http=True)))
+            assert (record.headers["WARC-Target-URI"], hashlib.sha1(record.reader.read()).hexdigest()) == (url, digest)
 
 
 def size(folder: Path) -> int:

@@ -6,22 +6,26 @@ import asyncio
 import csv
 import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+import duckdb
 import msgspec
 import pytest
+from click.testing import CliRunner
+from warcio.archiveiterator import ArchiveIterator
 
-from gossamer.errors import ConfigError
+from gossamer.cli import gossamer
+from gossamer.errors import ConfigError, SinkError
 from gossamer.export.where import COLUMNS, Where
 from gossamer.model import PageRow, Record
 from gossamer.settings import Settings
 from gossamer.sink import open_sinks
 from gossamer.sink.segments import SegmentSink
+from gossamer.testing.sinks import visit
 
 DAY = 1_767_225_600.0
 """The first moment of 2026."""
+REVISIT = ("revisit", "request", "metadata")
 
 
 def page(number: int, **changes: object) -> PageRow:
@@ -43,7 +47,7 @@ def record(number: int, token: int = 1, **changes: object) -> Record:
 def store(folder: Path, sink: str, *batches: list[Record]) -> None:
     async def run() -> None:
         opened = SegmentSink(folder, "one") if sink == "segments" else None
-        sinks = [opened] if opened else open_sinks(Settings(sink=(sink,)), folder, {})
+        sinks = [opened] if opened else open_sinks(Settings(sink=tuple(sink.split())), folder, {})
         for batch in batches:
             for one in sinks:
                 await one.write(batch)
@@ -54,13 +58,16 @@ def store(folder: Path, sink: str, *batches: list[Record]) -> None:
 
 
 def export(*arguments: object, code: int = 0) -> str:
-    command = [sys.executable, "-m", "gossamer", "export", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == code, done.stderr
-    return done.stdout if code == 0 else done.stderr
+    """What the command says, or why it refuses."""
+    done = CliRunner().invoke(gossamer, ["export", *map(str, arguments)], standalone_mode=False)
+    if code == 0:
+        assert done.exception is None, done.exception
+        return done.stdout
+    assert isinstance(done.exception, ConfigError if code == 2 else SinkError)
+    return str(done.exception)
 
 
-@pytest.mark.parametrize("sink", ["jsonl", "jsonl:zstd", "jsonl:gzip", "csv", "sqlite", "segments"])
+@pytest.mark.parametrize("sink", ["jsonl", "jsonl:zstd", "jsonl:gzip", "csv", "sqlite", "segments", "parquet"])
 def test_a_job_is_exported_whichever_sink_kept_it(tmp_path: Path, sink: str) -> None:
     store(tmp_path, sink, [record(number) for number in range(10)], [record(4, 2, title="=later")])
     expected = sorted([page(number) for number in range(10) if number != 4] + [page(4, title="=later")], key=str)
@@ -70,14 +77,15 @@ def test_a_job_is_exported_whichever_sink_kept_it(tmp_path: Path, sink: str) -> 
     assert dict(zip(*found, strict=True))["title"] == "'=later"
 
 
-def test_every_visit_or_only_the_last(tmp_path: Path) -> None:
-    store(tmp_path, "segments", [record(1), record(2)], [record(1, 7)], [record(1, 7)])
+@pytest.mark.parametrize("sink", ["segments", "parquet"])
+def test_every_visit_or_only_the_last(tmp_path: Path, sink: str) -> None:
+    store(tmp_path, sink, [record(1), record(2)], [record(1, 7)], [record(1, 7)])
     assert len(export(tmp_path, "--format", "urls").split()) == 2
     assert len(export(tmp_path, "--format", "urls", "--all-visits").split()) == 3
 
 
 def test_items_are_those_of_the_pages_that_are_asked_for(tmp_path: Path) -> None:
-    store(tmp_path / "a", "segments", [record(number) for number in range(10)])
+    store(tmp_path / "a", "parquet", [record(number) for number in range(10)])
     store(tmp_path / "b", "jsonl", [record(number) for number in range(10)])
     said = export(tmp_path / "a", "--format", "items", "--where", "status=404", "--where", "depth>0")
     assert [json.loads(line)["n"] for line in said.splitlines()] == [3, 6, 9]
@@ -94,6 +102,45 @@ def test_a_file_is_there_when_it_is_whole(tmp_path: Path) -> None:
     assert "line 11" in export(tmp_path / "job", "--out", tmp_path / "out", code=1)
     assert len((tmp_path / "out").read_text().splitlines()) == 10
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job", "out"]
+
+
+@pytest.mark.parametrize("sink", ["jsonl", "parquet warc", "segments"])
+def test_a_job_becomes_one_parquet_file(tmp_path: Path, sink: str) -> None:
+    records = [record(number, url=f"http://a.example/{number}") for number in range(9_000)]
+    store(tmp_path / "job", sink, records, [visit(9_000, token=2, title="later")])
+    export(tmp_path / "job", "--format", "parquet", "--out", tmp_path / "out.parquet", "--where", "status=200")
+    rows = duckdb.sql(
+        f"SELECT url, title, epoch(fetched_at), key, warc_offset FROM '{tmp_path}/out.parquet'"
+    ).fetchall()
+    expected = {one.page.url: one for one in [*records, visit(9_000, title="later")] if one.page.status == 200}
+    assert len(rows) == len(expected) == 6_001
+    for url, title, fetched_at, key, offset in rows:
+        assert (title, fetched_at) == (expected[url].page.title, expected[url].page.fetched_at)
+        assert (key is None) == (sink == "jsonl")
+        assert (offset is None) == (sink != "parquet warc" or title != "later"), "only that one had an answer"
+
+
+def test_pages_that_were_kept_whole_become_one_warc_file(tmp_path: Path) -> None:
+    """Each with its last visit, and with the body that a visit without one refers to."""
+    same = [visit(number, size=900, token=7, fetched_at=1_800_000_000.0) for number in (1, 2)]
+    store(tmp_path / "job", "warc", [visit(number, size=900) for number in range(5)], same, [record(9, error="dns")])
+
+    def exported(*options: str) -> list[tuple[str, str]]:
+        said = export(tmp_path / "job", "--format", "warc", "--out", tmp_path / "out.warc.gz", *options)
+        assert said == ""
+        with (tmp_path / "out.warc.gz").open("rb") as file:
+            return [(one.rec_type, (one.rec_headers["WARC-Target-URI"] or "")[-1:]) for one in ArchiveIterator(file)]
+
+    whole = [("response", ""), ("request", ""), ("metadata", "")]
+    assert exported("--where", "url~page/00003") == [("warcinfo", ""), *((kind, "3") for kind, _ in whole)]
+    found = exported("--where", "url~page/00001")
+    assert found == [("warcinfo", ""), *((kind, "1") for kind, _ in whole), *((kind, "1") for kind in REVISIT)]
+    found = exported()
+    assert [url for kind, url in found if kind == "metadata"] == ["0", "1", "2", "3", "4", "1", "2", "9"]
+    assert len(exported("--all-visits")) == len(found)
+    store(tmp_path / "none", "jsonl", [record(1)])
+    assert "kept whole" in export(tmp_path / "none", "--format", "warc", "--out", tmp_path / "x", code=2)
+    assert not (tmp_path / "x").exists()
 
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.extract.page import Page
-from gossamer.extract.sniff import is_html
+from gossamer.extract.sniff import computed_type, is_html, is_text
 from gossamer.model import Request, Response
 
 
@@ -54,11 +54,15 @@ def test_what_is_not_html_is_not_parsed_whatever_its_type_says(kind: str, conten
         (b"BMW and MZ are makers of motorcycles", "text/html", True),
         (b"<p>\0a stray null</p>" + b"x" * 100, "text/html", True),
         (b"  \n<!DOCTYPE HTML><p>", "", True),
-        (b"<html><p>", "application/octet-stream", True),
-        (b"<!-- x --><p>", "text/plain", True),
+        (b"<html><p>", "*/*", True),
+        (b"<html><p>", "gibberish", True),
+        # A type that is said counts, as in a browser: source code is served as text/plain.
+        (b"<html><p>", "application/octet-stream", False),
+        (b"<!-- x --><p>", "text/plain", False),
         (b"plain words", "", False),
-        (b"<bold>words", "text/plain", False),
+        (b"<bold>words", "", False),
         (b'<?xml version="1.0"?><html xmlns="x">', "application/xml", True),
+        (b'<?xml version="1.0"?><html xmlns="x">', "", True),
         (b'<?xml version="1.0"?><rss>', "application/xml", False),
         (b"<html>", "image/png", False),
         (b"<html>", "application/json", False),
@@ -69,9 +73,45 @@ def test_what_is_not_html_is_not_parsed_whatever_its_type_says(kind: str, conten
     ],
 )
 def test_type_and_first_bytes_decide(body: bytes, content_type: str, *, expected: bool) -> None:
-    assert is_html(body, content_type) is expected
+    assert is_html(body, computed_type(body, [content_type] if content_type else [])) is expected
 
 
-@given(st.binary(max_size=2000), st.text(max_size=30))
-def test_any_body_can_be_looked_at(body: bytes, content_type: str) -> None:
-    assert is_html(body, content_type) in {True, False}
+@pytest.mark.parametrize(
+    ("body", "content_types", "expected"),
+    [
+        (b"<html>", ["text/html", "text/plain"], "text/plain"),
+        (b"<html>", ["text/html;charset=gbk", "*/*"], "text/html"),
+        (b"words", [], "text/plain"),
+        (b"\0\1", [], "application/octet-stream"),
+        (b"\0\1", ["text/plain"], "application/octet-stream"),
+        (b"\0\1", ["text/plain; charset=UTF-8"], "application/octet-stream"),
+        (b"\xfe\xff\0a", ["text/plain"], "text/plain"),
+        (b"\0\1", ["text/plain;charset=utf-8"], "text/plain"),
+        (b"%PDF-1.4", [], "application/pdf"),
+        (FOREIGN["mp4"], [], "video/mp4"),
+        (FOREIGN["webp"], [], "image/webp"),
+        (FOREIGN["zip"], [], "application/zip"),
+        (b"{}", ["application/ld+json"], "application/ld+json"),
+    ],
+)
+def test_the_computed_type_is_the_standards(body: bytes, content_types: list[str], expected: str) -> None:
+    assert computed_type(body, content_types) == expected
+
+
+def test_nosniff_leaves_markup_without_a_type_unread() -> None:
+    assert computed_type(b"<html>", nosniff=True) == "text/plain"
+    assert computed_type(b"\0", ["text/plain"], nosniff=True) == "text/plain"
+    headers = (("x-content-type-options", "NoSniff"),)
+    page = Page(Response(url="http://a/", status=200, headers=headers, body=b"<html><a href=/x>"), Request("http://a/"))
+    assert (page.mime_type, page.is_html, page.is_text, page.links()) == ("text/plain", False, True, [])
+
+
+def test_text_is_told_from_what_is_none() -> None:
+    texts = ("text/html", "application/json", "application/rss+xml", "text/javascript")
+    assert all(map(is_text, texts))
+    assert not any(map(is_text, ("image/png", "application/octet-stream", "")))
+
+
+@given(st.binary(max_size=2000), st.lists(st.text(max_size=30), max_size=3))
+def test_any_body_can_be_looked_at(body: bytes, content_types: list[str]) -> None:
+    assert is_html(body, computed_type(body, content_types)) in {True, False}

@@ -54,7 +54,7 @@ def test_a_submitted_job_is_done_by_workers_that_know_only_its_name(server: Redi
     with SimWeb(sites=6, pages_per_site=20, page_bytes=2000) as web:
         (tmp_path / "seeds").write_text("\n".join(web.seeds))
         options = ("--seeds", str(tmp_path / "seeds"), "--job", "shop", "--allow-private", "--delay", "0.03")
-        submitted = gossamer(server, "submit", *options, "--sink", f"jsonl:{tmp_path}/shared")
+        submitted = gossamer(server, "submit", *options, "--sink", f"jsonl:{tmp_path}/shared", "--sink", "parquet")
         assert submitted.returncode == 0, submitted.stderr
         assert "6 URLs added" in submitted.stderr
         assert PASSWORD not in submitted.stderr
@@ -68,8 +68,11 @@ def test_a_submitted_job_is_done_by_workers_that_know_only_its_name(server: Redi
     assert min(gaps(log).values()) >= 0.03
     status = json.loads(gossamer(server, "status", "shop", "--json").stdout)
     assert (status["state"], status["counts"]["stored"]) == ("finished", 120)
-    exported = gossamer(server, "export", f"{tmp_path}/shared", "--format", "urls").stdout.split()
+    exported = gossamer(server, "export", "shop", "--format", "urls").stdout.split()
     assert Counter(exported) == Counter(fetched(log))
+    counted = gossamer(server, "sql", "shop", "SELECT count(*), count(DISTINCT url) FROM pages", "--csv")
+    assert counted.stdout.splitlines()[1:] == ["120,120"], counted.stderr
+    assert len(list((tmp_path / "shared" / "parquet" / "pages").iterdir())) == 3, "a file of each worker"
 
 
 def test_submit_refuses_a_sink_that_only_one_machine_has(server: RedisServer) -> None:

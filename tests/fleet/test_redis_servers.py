@@ -18,8 +18,9 @@ import pytest
 import redis
 import trustme
 
+from gossamer.addresses import masked
 from gossamer.errors import FrontierError
-from gossamer.fleet import masked, open_fleet
+from gossamer.fleet import open_fleet
 from gossamer.frontier.redis_refusals import CHANNELS, COMMANDS, KEYS
 from gossamer.model import Grant, Outcome
 from gossamer.settings import Settings

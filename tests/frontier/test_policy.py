@@ -57,6 +57,8 @@ def test_backoff_is_not_the_same_for_all() -> None:
         (format_datetime(NOW + timedelta(seconds=90), usegmt=True), 90.0),
         ("Sun, 01 Mar 2026 14:00:00 +0200", 0.0),
         ("Sun, 01 Mar 2026 12:01:00", 60.0),
+        ("Sunday, 01-Mar-26 12:01:30 GMT", 90.0),
+        ("Sun Mar  1 12:01:30 2026", 90.0),
         (format_datetime(NOW - timedelta(days=9), usegmt=True), 0.0),
         (format_datetime(NOW + timedelta(days=9), usegmt=True), policy.HOLD_MAX_SECONDS),
         ("Fri, 31 Dec 9999 23:59:59 GMT", policy.HOLD_MAX_SECONDS),

@@ -15,9 +15,10 @@ import pytest
 from gossamer.clock import SystemClock
 from gossamer.engine.stats import Stats
 from gossamer.engine.store import FleetStore, OwnerStore, Result
-from gossamer.errors import ConfigError, SinkFull
+from gossamer.errors import ConfigError, SinkError, SinkFull
 from gossamer.frontier.local import LocalFrontier
 from gossamer.frontier.sqlite import open_sqlite
+from gossamer.job import save_settings
 from gossamer.model import Outcome, PageRow, Record, Request
 from gossamer.settings import Settings
 from gossamer.sink import check_sinks, fleet_sinks, keeps_pages, open_sinks
@@ -114,22 +115,26 @@ def urls(path: Path) -> list[str]:
 
 
 class Full:
-    """A sink that is full for a while."""
+    """A sink that is full for a while, or fails for good."""
 
-    def __init__(self, times: int) -> None:
+    def __init__(self, times: int, kind: type[SinkError] = SinkFull) -> None:
         self.times = times
+        self.kind = kind
+        self.closed = False
 
     async def write(self, records: object) -> dict[str, int]:
         self.times -= 1
         if self.times >= 0:
-            raise SinkFull("no space", hint="wait")
+            raise self.kind("no space", hint="wait")
         return {}
 
     async def rewind(self, marks: object) -> None:
         pass
 
     async def aclose(self) -> None:
-        pass
+        self.closed = True
+        if self.kind is not SinkFull:
+            raise self.kind("not all of it is stored")
 
 
 def record(number: int) -> Record:
@@ -165,6 +170,38 @@ def test_while_one_of_several_sinks_is_full_none_keeps_anything(tmp_path: Path) 
     asyncio.run(run())
     assert len((tmp_path / "pages.jsonl").read_text().splitlines()) == 1
     assert len(list(tmp_path.glob("archive/*.warc.gz"))) == 1
+
+
+def test_one_sink_that_fails_stops_the_job_and_none_keeps_what_did_not_count(tmp_path: Path) -> None:
+    """The next run, with the sink mended, has the page once in each; and a sink that ends badly ends alone."""
+    settings = Settings(delay=0.0)
+
+    async def run(times: int) -> None:
+        frontier = open_sqlite(tmp_path / "frontier.db", settings, clock=SystemClock())
+        last = Full(0)
+        sinks = [JsonlSink(tmp_path, frontier.marks), Full(times, SinkError), last]
+        store = OwnerStore(frontier, sinks, Stats(SystemClock()))
+        result = await leased(frontier)
+        if times:
+            with pytest.raises(SinkError):
+                await store.commit([result], [])
+        else:
+            assert (await store.commit([result], [])).accepted == 1
+        with pytest.raises(SinkError, match="not all of it"):
+            await store.aclose()
+        assert last.closed
+        await frontier.aclose()
+
+    asyncio.run(run(1))
+    assert (tmp_path / "pages.jsonl").read_bytes() == b""
+    asyncio.run(run(0))
+    assert len((tmp_path / "pages.jsonl").read_bytes().splitlines()) == 1
+
+
+def test_settings_with_a_password_are_for_their_owner_alone(tmp_path: Path) -> None:
+    for folder, password, mode in (("a", "", 0o644), ("b", ":${NAME}", 0o644), ("c", ":secret", 0o600)):
+        save_settings(tmp_path / folder, Settings(sink=(f"mysql://user{password}@host/db",)))
+        assert (tmp_path / folder / "job.toml").stat().st_mode & 0o777 == mode
 
 
 def test_a_worker_of_a_fleet_writes_only_to_the_sinks_that_have_not_yet(tmp_path: Path) -> None:

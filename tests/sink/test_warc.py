@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import gzip
 import hashlib
 import io
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,12 @@ from warcio.archiveiterator import ArchiveIterator
 from gossamer.errors import SinkError
 from gossamer.model import Exchange, PageRow, Record
 from gossamer.settings import Settings
+from gossamer.sink import finish_archives
 from gossamer.sink.base import Opening
 from gossamer.sink.warc import Placed, WarcSink, finish_left, open_warc
 from gossamer.sink.warc_index import scan, surt
 from gossamer.sink.warc_records import digest_of_hex, payload_digest
+from gossamer.testing.sinks import visit
 
 URL = "http://www.site.example/a?b=1"
 
@@ -263,3 +267,47 @@ def test_the_files_of_others_are_read_up_to_where_they_break(shared: Path) -> No
     assert sum(one.length for one in scan(clipped)) < clipped.stat().st_size
     for path in suites.glob("warc-*/*"):
         list(scan(path))
+
+
+def test_files_of_workers_that_never_return_are_finished_and_those_of_live_ones_are_not(tmp_path: Path) -> None:
+    """F62. Without locks, as some shared folders are: the frontier says who lives."""
+    settings = Settings(sink=("warc",))
+
+    async def run() -> None:
+        sinks = {}
+        for worker in ("far-away-1", "far-away-12"):
+            opening = Opening(target="", folder=tmp_path / "job", settings=settings, worker=worker)
+            sinks[worker] = open_warc(opening)
+            await sinks[worker].write([visit(1), visit(2)])
+            for file in sinks[worker]._files:
+                fcntl.flock(file._file, fcntl.LOCK_UN)
+        finish_archives(settings, tmp_path / "job", live=["far-away-12"])
+        left = [path.name for path in (tmp_path / "job" / "archive").glob("*.open")]
+        assert all("far-away-12-" in name for name in left)
+        assert len(left) == 2
+        # One that was taken for dead and is not goes on with a file of its own.
+        await sinks["far-away-1"].write([visit(3)])
+        for sink in sinks.values():
+            await sink.aclose()
+
+    asyncio.run(run())
+    folder = tmp_path / "job" / "archive"
+    assert not list(folder.glob("*.open"))
+    assert len(list(folder.glob("*.warc.gz"))) == len(list(folder.glob("*.cdxj"))) == 3
+    indexed = Counter(line.split()[0] for path in folder.glob("*.cdxj") for line in path.read_bytes().splitlines())
+    assert sorted(indexed.values()) == [1, 2, 2]
+
+
+def test_a_file_that_was_moved_away_does_not_get_its_name_again(tmp_path: Path) -> None:
+    async def run() -> dict[str, int]:
+        sink = WarcSink(tmp_path, marks, prefix="job", max_bytes=10**9)
+        found = dict(await sink.write([visit(1)]))
+        await sink.aclose()
+        return found
+
+    marks: dict[str, int] = {}
+    marks |= asyncio.run(run())
+    (first,) = tmp_path.glob("*.warc.gz")
+    first.unlink()
+    marks |= asyncio.run(run())
+    assert [path.name for path in tmp_path.glob("*.warc.gz")] == ["job-00001.warc.gz"]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
+
+UNEXPLAINED = "not explained"
 
 
 class Score(NamedTuple):
@@ -12,3 +15,10 @@ class Score(NamedTuple):
     passed: int
     total: int
     deviations: dict[str, str]
+
+
+def tally(suite: str, results: Mapping[str, bool], explained: Mapping[str, str] | None = None) -> Score:
+    """The score of named cases; those that fail are given the reasons that are known."""
+    reasons = explained or {}
+    failed = {case: reasons.get(case, UNEXPLAINED) for case, passed in results.items() if not passed}
+    return Score(suite, len(results) - len(failed), len(results), failed)

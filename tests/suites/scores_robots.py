@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from score import Score
+from score import UNEXPLAINED, Score, tally
 
-from gossamer.middleware.robots import Matcher, parse
+from gossamer import urls
+from gossamer.middleware.robots import Matcher, parse, product_token
 
+READS = ("robots-google",)
+SKIPPED = {"robots-google path_params_query: 13 of 19": "no whole URLs: nothing else comes to the matcher"}
 SUITE = Path(__file__).parents[2].parent / "shared" / "suites" / "robots-google"
 GOOGLE_ONLY = {
     "GoogleOnly_AcceptUserAgentUpToFirstSpace": "our own User-Agent is cut to its product token too, as in RFC 9309",
@@ -31,6 +34,21 @@ def scores() -> list[Score]:
     for name, google_only in (("robots-google", False), ("robots-google-only", True)):
         chosen = [case for case in cases if case["google_only"] is google_only]
         failed = [case["test"] for case in chosen if not passes(case)]
-        deviations = {test: GOOGLE_ONLY.get(test, "not explained") for test in failed}
+        deviations = {test: GOOGLE_ONLY.get(test, UNEXPLAINED) for test in failed}
         found.append(Score(name, len(chosen) - len(failed), len(chosen), deviations))
-    return found
+    return [*found, details()]
+
+
+def details() -> Score:
+    """Names of agents, the part of a URL that rules are about, and escapes in rules."""
+    extra = json.loads((SUITE / "robots_test_cc_extra.json").read_text("utf-8"))
+    results = {}
+    for agent, good in extra["valid_user_agents"]:
+        results[f"agent {agent!r} {len(results)}"] = (bool(agent) and product_token(agent) == agent.lower()) is good
+    for url, path in extra["path_params_query"]:
+        if (whole := urls.normal(url)) is not None:
+            results[f"path of {url}"] = urls.path_query(whole) == path
+    for written, pattern in extra["escape_pattern"]:
+        rules = parse(f"user-agent: *\ndisallow: /{written}".encode(), "x").rules
+        results[f"escapes in {written}"] = rules == ((f"/{pattern}", False),)
+    return tally("robots-google-details", results)

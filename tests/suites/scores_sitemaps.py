@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from score import Score
+from score import Score, tally
 
 from gossamer.extract.sitemap import parse
 
+READS = ("sitemaps-crawler-commons", "html-links-scrapy")
 SUITE = Path(__file__).parents[2].parent / "shared" / "suites" / "sitemaps-crawler-commons"
 CANARY = "do-not-visit.txt"
 VISIT = "http://www.example.com/visit-here"
@@ -40,9 +41,12 @@ def hostile(url: str, canary: Path) -> bytes:
     return f"{head}{root}{locs}</urlset>".encode()
 
 
-def scores() -> Score:
-    """One score; every case counts."""
+def scores() -> list[Score]:
+    """Every case counts, and so does a bomb."""
     cases = json.loads((SUITE / "expected.json").read_text("utf-8"))
-    results = {f"{case['test']} {case['file']}": passes(case) for case in cases}
-    failed = {case: "not explained" for case, passed in results.items() if not passed}
-    return Score("sitemaps-crawler-commons", len(results) - len(failed), len(results), failed)
+    bomb = SUITE.parent / "html-links-scrapy" / "xml_attacks" / "billion_laughs.xml"
+    found = parse(bomb.read_bytes(), "http://www.example.com/sitemap.xml", "text/xml")
+    return [
+        tally("sitemaps-crawler-commons", {f"{case['test']} {case['file']}": passes(case) for case in cases}),
+        tally("xml-attacks", {bomb.name: not found.pages and not found.sitemaps}),
+    ]

@@ -2,30 +2,65 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import click
 
-from gossamer.cli.audit import audit
-from gossamer.cli.compact import compact
-from gossamer.cli.crawl import crawl, worker
 from gossamer.cli.exits import Exit
-from gossamer.cli.export import export
-from gossamer.cli.fleet import submit
-from gossamer.cli.init import init
-from gossamer.cli.look import fetch, shell
-from gossamer.cli.replay import replay
-from gossamer.cli.scale import scale
-from gossamer.cli.serve import serve
-from gossamer.cli.spread import spread
-from gossamer.cli.steer import add, pause, resume, status, stop
 from gossamer.cli.terminal import flush_output, hold_standard_streams, plain, say
-from gossamer.cli.trial import trial
-from gossamer.cli.why import why
 from gossamer.errors import ConfigError, GossamerError
 from gossamer.settings import VERSION
-from gossamer.sim.command import simweb
+
+PLACES = {
+    "crawl": "cli.crawl:crawl",
+    "try": "cli.trial:trial",
+    "fetch": "cli.look:fetch",
+    "shell": "cli.look:shell",
+    "init": "cli.init:init",
+    "worker": "cli.crawl:worker",
+    "submit": "cli.fleet:submit",
+    "status": "cli.steer:status",
+    "pause": "cli.steer:pause",
+    "resume": "cli.steer:resume",
+    "stop": "cli.steer:stop",
+    "add": "cli.steer:add",
+    "scale": "cli.scale:scale",
+    "spread": "cli.spread:spread",
+    "compact": "cli.compact:compact",
+    "export": "cli.export:export",
+    "sql": "cli.sql:sql",
+    "diff": "cli.diff:diff",
+    "replay": "cli.replay:replay",
+    "import": "cli.take:take",
+    "why": "cli.why:why",
+    "audit": "cli.audit:audit",
+    "report": "cli.report:report",
+    "doctor": "cli.doctor:doctor",
+    "serve": "cli.serve:serve",
+    "simweb": "sim.command:simweb",
+}
+"""Where each command is, in the order of the help."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class Commands(click.Group):
+    """The commands; only the one that is called is imported, since a quick question should not wait for the engine."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(PLACES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return named(cmd_name) if cmd_name in PLACES else None
+
+
+def named(name: str) -> click.Command:
+    """The command of that name."""
+    module, member = PLACES[name].split(":")
+    command = getattr(import_module(f"gossamer.{module}"), member)
+    assert isinstance(command, click.Command)
+    return command
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(VERSION, prog_name="gossamer")
 def gossamer() -> None:
     """A web crawler that grows from a laptop to a fleet.
@@ -34,14 +69,6 @@ def gossamer() -> None:
     gossamer crawl https://example.com      crawl a site, politely; the same command again resumes
     gossamer try https://example.com        look at 20 pages before a long crawl
     """
-
-
-commands = (
-    crawl, trial, fetch, shell, init, worker, submit, status, pause, resume, stop, add, scale, spread, compact, export,
-    replay, why, audit, serve, simweb,
-)  # fmt: skip
-for command in commands:
-    gossamer.add_command(command)
 
 
 def main() -> None:

@@ -15,15 +15,17 @@ import msgspec
 from click.core import ParameterSource
 
 from gossamer import job as jobs
+from gossamer.addresses import masked
 from gossamer.cli.exits import Exit
 from gossamer.cli.options import given, region_option, settings_options, shards_option
+from gossamer.cli.report import leave_report
 from gossamer.cli.start import read_lines, read_settings
 from gossamer.cli.start import run as run_loop
 from gossamer.cli.summary import summary_lines
 from gossamer.cli.terminal import log_to_stderr, put, say
 from gossamer.engine.supervisor import FATAL
 from gossamer.errors import ConfigError, JobMissing, OwnerGone, SchemaMismatch
-from gossamer.fleet import SCHEMES, FleetCrawl, join_fleet, masked
+from gossamer.fleet import SCHEMES, FleetCrawl, join_fleet
 from gossamer.job import Crawl, Summary
 from gossamer.member import die_with_parent, join
 
@@ -84,6 +86,8 @@ def crawl(
         run = Crawl(folder, settings, first_urls, in_memory=frontier == "memory:")
     jobs.save_settings(folder, settings)
     summary = run_loop(_crawl(run, quiet))
+    if run.folder is not None:
+        leave_report(run.folder)
     if as_json:
         put(f"{json.dumps(_as_json(summary, run.folder))}\n".encode())
     if not quiet:
@@ -147,6 +151,7 @@ def _as_json(summary: Summary, folder: Path | None) -> dict[str, Any]:
         "pages": stats.pages,
         "items": stats.items,
         "items_rejected": stats.rejected.total(),
+        "copies": stats.copies,
         "items_dropped": stats.dropped,
         "bytes": stats.bytes,
         "seconds": round(stats.seconds, 3),

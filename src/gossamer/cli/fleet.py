@@ -8,15 +8,16 @@ from typing import Any
 import click
 
 from gossamer import job as jobs
+from gossamer.addresses import masked
 from gossamer.cli.exits import Exit
 from gossamer.cli.options import given, settings_options, shards_option
 from gossamer.cli.start import read_lines, read_settings, run
 from gossamer.cli.terminal import say
 from gossamer.errors import ConfigError
-from gossamer.fleet import SCHEMES, masked, open_fleet
+from gossamer.fleet import SCHEMES, open_fleet
 from gossamer.frontier.regions import parse_part
 from gossamer.settings import Settings
-from gossamer.sink import shared_folder
+from gossamer.sink import is_shared, shared_folder
 from gossamer.takeover import begin
 
 
@@ -38,10 +39,11 @@ def submit(urls: tuple[str, ...], seeds: Any, name: str, frontier: str, shards: 
     first_urls = jobs.read_seeds([*urls, *(read_lines(seeds) if seeds else ())])
     if not first_urls and settings.spider:
         first_urls = jobs.read_seeds(jobs.spider_seeds(settings))
-    if shared_folder(settings.sink) is None and not frontier.startswith("folder:/"):
+    places = shared_folder(settings.sink) is not None or frontier.startswith("folder:/") or is_shared(settings.sink)
+    if not places:
         raise ConfigError(
             "workers on several machines need one place for what they store",
-            hint="name a folder that all of them have: --sink jsonl:/mnt/shared/crawl",
+            hint="name a folder that all of them have, --sink jsonl:/mnt/shared/crawl, or a server: --sink mysql://...",
         )
     job = name or jobs.folder_of("", first_urls).name
     count = run(_submit(frontier, job, settings, first_urls, shards=str(parse_part(shards).of) if shards else ""))

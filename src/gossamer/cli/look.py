@@ -30,6 +30,7 @@ from gossamer.engine.judge import MAX_HOPS, REDIRECTS
 from gossamer.errors import ConfigError, Disallowed, FetchError, TooManyRedirects
 from gossamer.extract.page import Page
 from gossamer.middleware.base import Fetch, compose
+from gossamer.middleware.robots import product_token
 from gossamer.model import Request, Response
 from gossamer.settings import Settings
 
@@ -61,7 +62,8 @@ class Look:
             told(response)
             target = urls.join(url, response.header("location")) if response.header("location") else None
             if response.status not in REDIRECTS or target is None:
-                return Page(response, request)
+                robot = product_token(self._settings.user_agent)
+                return Page(response, request, robot=robot, nofollow=self._settings.nofollow)
             url = target
         raise TooManyRedirects(f"more than {MAX_HOPS} redirects, the last one to {url}")
 
@@ -203,8 +205,12 @@ def _as_json(page: Page, hops: list[Response]) -> dict[str, Any]:
         "bytes": len(response.body),
         "wire_bytes": response.wire_bytes,
         "redirects": [hop.url for hop in hops[:-1]],
+        "mime_type": page.mime_type,
         "encoding": page.encoding if page.is_html else None,
         "title": page.title,
+        "robots": str(page.robots),
+        "canonical": page.canonical,
+        "alternates": page.alternates,
         "links": page.links(),
     }
 

@@ -23,7 +23,7 @@ from gossamer.sink.jsonl import ITEMS, PAGES
 from gossamer.stored import open_stored
 
 _FEW = 5
-_SETTINGS = ("spider", "extract", "item_types", "links", "nofollow", "max_links", "text")
+_SETTINGS = ("spider", "extract", "item_types", "text")
 
 
 @click.command()

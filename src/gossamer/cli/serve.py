@@ -8,12 +8,13 @@ from typing import Any
 
 import click
 
+from gossamer.addresses import masked
 from gossamer.cli.exits import Exit
 from gossamer.cli.options import given, settings_options
 from gossamer.cli.start import read_settings, run
 from gossamer.cli.terminal import log_to_stderr, say
 from gossamer.errors import ConfigError
-from gossamer.fleet import SCHEMES, masked
+from gossamer.fleet import SCHEMES
 
 
 @click.command()

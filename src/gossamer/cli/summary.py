@@ -10,6 +10,7 @@ from pathlib import Path
 from gossamer.cli import advice, figures
 from gossamer.cli.terminal import plain
 from gossamer.job import Summary
+from gossamer.report.rows import REPORT
 from gossamer.settings import Settings
 from gossamer.sink import csv as csv_files
 from gossamer.sink.aside import REJECTED
@@ -75,6 +76,8 @@ def _figures(summary: Summary) -> list[tuple[str, str]]:
         rows.append(("rejected", f"{figures.many(stats.rejected.total(), 'item')} that fit no type: {kinds}"))
     if stats.dropped:
         rows.append(("dropped", f"{figures.many(stats.dropped, 'item')} by pipelines"))
+    if stats.copies:
+        rows.append(("copies", f"{figures.many(stats.copies, 'near-duplicate')} of pages that were kept"))
     if stats.sitemaps:
         rows.append(("sitemaps", f"{stats.sitemaps:,} read, with {figures.many(stats.listed, 'page')} in them"))
     if counts.freshness is not None:
@@ -118,7 +121,8 @@ def _files(summary: Summary, folder: Path | None) -> list[tuple[str, str]]:
         return [("files", "none: the crawl was in memory")]
     items = [item for _, item in _OUTPUT] if summary.stats.items else []
     items += [REJECTED] if summary.stats.rejected else []
-    there = [folder / name for name in (*(page for page, _ in _OUTPUT), *items, ARCHIVE) if (folder / name).exists()]
+    names = (*(page for page, _ in _OUTPUT), *items, ARCHIVE, REPORT)
+    there = [folder / name for name in names if (folder / name).exists()]
     return [("files", ", ".join(map(str, there or [folder])))]
 
 

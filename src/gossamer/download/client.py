@@ -17,14 +17,14 @@ from gossamer.download.certificates import read_identity
 from gossamer.download.decoding import decode, encodings
 from gossamer.download.dns import Names, Resolver
 from gossamer.download.eyeballs import BetterAddress, raced
-from gossamer.download.faults import blame, connecting, never_connected, out_of_files, translate
+from gossamer.download.faults import blame, check_head, connecting, never_connected, out_of_files, translate
 from gossamer.download.guard import Target, check_address, check_url
 from gossamer.download.oddheaders import OddHeaders, readable
 from gossamer.download.outgoing import Outgoing, configure, read_authorities
 from gossamer.download.proxies import Proxies, Proxy
 from gossamer.download.routes import Route, Routes
 from gossamer.errors import ConnectFailed, FetchError, ProtocolBroken, TimedOut, TooLarge
-from gossamer.model import SITEMAP, SITEMAP_BYTES, Headers, Request, Response
+from gossamer.model import ROBOTS, ROBOTS_BYTES, SITEMAP, SITEMAP_BYTES, Headers, Request, Response
 from gossamer.settings import Settings
 from gossamer.urls import host_port
 
@@ -40,6 +40,7 @@ MAX_SPARES = 2
 MAX_PROXY_CLIENTS = 256
 FILE = "file"
 """The label of requests for files, which may be longer than pages."""
+_LEAST_BYTES = {SITEMAP: SITEMAP_BYTES, ROBOTS: ROBOTS_BYTES}
 
 
 class Call(NamedTuple):
@@ -303,6 +304,7 @@ class HttpDownloader:
 
     def _body_bytes(self, call: Call, status: int, headers: Headers) -> int | None:
         """How long the body will be, if that is certain; TooLarge if that is over the limit."""
+        check_head(headers)
         if call.method == "HEAD" or status in (204, 304):
             return 0
         length: int | None = None
@@ -318,7 +320,7 @@ class HttpDownloader:
     def _limit(self, request: Request, limit_bytes: int) -> int:
         if request.label == FILE:
             return self._settings.max_file_bytes
-        return max(limit_bytes, SITEMAP_BYTES) if request.label == SITEMAP else limit_bytes
+        return max(limit_bytes, _LEAST_BYTES.get(request.label, 0))
 
     # The rest is what the blocking downloader does otherwise.
 

@@ -7,6 +7,7 @@ from typing import Literal
 from pyreqwest.exceptions import BuilderError, ConnectError, DetailedPyreqwestError, RequestTimeoutError
 
 from gossamer.errors import ConnectFailed, FetchError, ProtocolBroken, TimedOut, TlsRefused, TooLarge
+from gossamer.model import Headers
 
 Blame = Literal["proxy", "host", "either", "unknown"]
 _HOST_WORDS = ("host unreachable", "network unreachable", "SOCKS error: connection refused", "ttl expired")
@@ -97,3 +98,18 @@ def _causes(error: Exception) -> list[str]:
     if not isinstance(error, DetailedPyreqwestError):
         return []
     return [cause["message"] for cause in error.details["causes"] or ()]
+
+
+def check_head(headers: Headers) -> None:
+    """Refuse, as browsers do, an answer whose head can be read in two ways: nobody could say where its body ends."""
+    lengths: set[str] = set()
+    targets: set[str] = set()
+    for name, value in headers:
+        if name == "content-length":
+            lengths.update(part.strip() for part in value.split(","))
+        elif name == "location":
+            targets.add(value)
+        elif name == "transfer-encoding" and value.strip().lower() not in ("chunked", "identity"):
+            raise ProtocolBroken(f"a transfer coding that was not asked for: {value[:80]!r}")
+    if len(lengths) > 1 or len(targets) > 1:
+        raise ProtocolBroken("different values of one Content-Length" if len(lengths) > 1 else "two Location headers")

@@ -15,6 +15,7 @@ from gossamer.engine.handle import Handler
 from gossamer.engine.region import Places
 from gossamer.engine.revisit import Revisits
 from gossamer.engine.sitemaps import Sitemaps
+from gossamer.engine.slots import Slots
 from gossamer.middleware.base import Fetch
 from gossamer.middleware.cookies import CookieJar
 from gossamer.settings import Settings
@@ -32,7 +33,7 @@ class Context:
     handler: Handler
     committer: Committer
     rules: Rulebook
-    slots: asyncio.Semaphore
+    slots: Slots
     stopping: asyncio.Event
     went_to_sleep: Callable[[], None]
     places: Places | None = None

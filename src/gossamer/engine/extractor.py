@@ -18,6 +18,7 @@ from gossamer.extract.links import LinkMemo
 from gossamer.extract.page import Page
 from gossamer.extract.spider import FieldSpider, Spider, load, load_type
 from gossamer.middleware.base import compose
+from gossamer.middleware.robots import product_token
 from gossamer.model import PageRow, Rejected, Request, Response
 from gossamer.settings import Settings
 
@@ -38,10 +39,16 @@ class Extracted(msgspec.Struct, frozen=True, kw_only=True):
     rejected: tuple[Rejected, ...] = ()
     dropped: int = 0
     text: str | None = None
+    robots: str = ""
+    """What the page asks of robots, as in `noindex, nofollow`."""
     main: str = ""
     """Digest of the main text; only where changes are looked for."""
     likeness: int | None = None
     """SimHash of the main text; only where the page may be a copy of the last one of its path."""
+    simhash: int | None = None
+    """The same, of every page, where copies are looked for."""
+    tells: bool = False
+    """Whether there is enough of it to call the page a copy."""
     error: str = ""
 
 
@@ -61,21 +68,24 @@ class Extractor:
         self._spider = spider
         self._settings = settings
         self._memo = LinkMemo()
+        self._robot = product_token(settings.user_agent)
         self._looks = Looks(settings)
         types = spider.item_types or [load_type(reference) for reference in settings.item_types]
         self._intake = Intake(types, spider.pipelines)
         self._parse: Parse = compose(spider.parse_middleware, self._run)
 
-    async def extract(self, request: Request, response: Response) -> Extracted:
-        """All that the page gives. A spider that raises costs the page its items, not its place in the record."""
-        page = Page(response, request, memo=self._memo)
-        digest = hashlib.sha1(response.body, usedforsecurity=False).hexdigest() if response.body else ""
+    async def extract(self, request: Request, response: Response, *, known: PageRow | None = None) -> Extracted:
+        """All that the page gives. A spider that raises costs the page its items, not its place in the record.
+
+        Of a page that is `known`, the digest and the number of links are taken as they are, and no link is followed."""
+        page = Page(response, request, memo=self._memo, robot=self._robot, nofollow=self._settings.nofollow)
+        digest = known.digest if known is not None else _digest(response.body)
         links: Sequence[str] = ()
         requests: list[Request] = []
         items: list[dict[str, Any]] = []
         rejected: list[Rejected] = []
         dropped = 0
-        title, text, error = "", None, ""
+        title, text, error, robots = "", None, "", ""
         look = Look()
         try:
             title = page.title if page.is_html else ""
@@ -92,28 +102,32 @@ class Extractor:
                         dropped += 1
                     else:
                         items.append(taken)
-            links = self._links(page) if page.is_html else ()
+            links = self._links(page) if known is None and page.is_html else ()
+            robots = str(page.robots)
         except Exception as failure:  # a page's fate is decided here: whatever it makes the spider or the parser raise
             error = _describe(failure)
             items, requests, rejected, dropped = [], [], [], 0
         return Extracted(
             title=title,
             digest=digest,
-            link_count=len(links) or len(requests),
+            link_count=known.links if known is not None else len(links) or len(requests),
             urls=tuple(links) if self._spider.follows_links and not error else (),
             requests=tuple(requests),
             items=tuple(items),
             rejected=tuple(rejected),
             dropped=dropped,
             text=text,
+            robots=robots,
             main=look.digest,
             likeness=look.likeness,
+            simhash=look.simhash,
+            tells=look.tells,
             error=error,
         )
 
     def _links(self, page: Page) -> Sequence[str]:
         settings = self._settings
-        return page.links(settings.links, nofollow=settings.nofollow, max_links=settings.max_links)
+        return page.links(settings.links, max_links=settings.max_links)
 
     async def _run(self, page: Page) -> list[Any]:
         handler = self._spider.handler(page.label)
@@ -125,6 +139,10 @@ class Extractor:
         if inspect.isawaitable(yielded):
             yielded = await yielded
         return list(yielded) if yielded is not None else []
+
+
+def _digest(body: bytes) -> str:
+    return hashlib.sha1(body, usedforsecurity=False).hexdigest() if body else ""
 
 
 def row_of(request: Request, response: Response, page: Extracted) -> PageRow:
@@ -142,6 +160,8 @@ def row_of(request: Request, response: Response, page: Extracted) -> PageRow:
         error=f"spider: {page.error}" if page.error else "",
         referrer=request.referrer,
         tls_fault=response.tls_fault or msgspec.UNSET,
+        robots=page.robots or msgspec.UNSET,
+        simhash=msgspec.UNSET if page.simhash is None else f"{page.simhash:016x}",
         text=msgspec.UNSET if page.text is None else page.text,
     )
 

@@ -13,7 +13,7 @@ from gossamer.errors import FetchError, Forbidden, NameUnknown, ProxyFailed, Tls
 from gossamer.frontier import policy
 from gossamer.middleware import robots as rfc9309
 from gossamer.middleware.robots import Matcher, Robots
-from gossamer.model import Request, Response
+from gossamer.model import ROBOTS, Request, Response
 from gossamer.settings import Settings
 
 PacedFetch = Callable[[Request], Awaitable[Response]]
@@ -86,7 +86,7 @@ class Gate:
         for hop in range(rfc9309.MAX_REDIRECTS + 1):
             try:
                 # The site of each hop, not of the first: a site's own headers stay with it.
-                response = await fetch(Request(url, site=urls.host_port(url)))
+                response = await fetch(Request(url, site=urls.host_port(url), label=ROBOTS))
             except (Forbidden, NameUnknown, TlsRefused):
                 if hop == 0:
                     raise

@@ -141,7 +141,9 @@ class Linker:
 
     def hop(self, page: Request, target: str, status: int) -> tuple[Request, ...]:
         """The next hop of a redirect, at the same depth. A seed may lead anywhere, other pages stay in scope."""
-        if page.depth > 0 and (reason := self._scope.refuse(target, page.url, page.depth)) is not None:
+        is_long = len(target) > self._settings.max_url_length
+        reason = self._scope.refuse(target, page.url, page.depth) if page.depth > 0 else "length" if is_long else None
+        if reason is not None:
             self.refused[reason] += 1
             return ()
         # As browsers do: what was posted is not posted again, unless the server insists on it.

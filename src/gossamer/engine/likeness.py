@@ -14,11 +14,20 @@ from gossamer.settings import Settings
 _MOST_PATHS = 10_000
 
 
+_FEWEST_WORDS = 32
+"""A page with less text may be all pictures or numbers, and is no copy of another."""
+
+
 class Look(NamedTuple):
-    """The digest of a page's main text, and its SimHash; empty and None where they were not worked out."""
+    """What is known of a page's main text; empty and None where it was not worked out."""
 
     digest: str = ""
     likeness: int | None = None
+    """Its SimHash, if the page may be a copy of the last one of its path."""
+    simhash: int | None = None
+    """Its SimHash, if copies are looked for among all pages."""
+    tells: bool = False
+    """Whether there is enough text to call the page a copy."""
 
 
 class Looks:
@@ -27,6 +36,7 @@ class Looks:
     def __init__(self, settings: Settings) -> None:
         self._for_changes = bool(settings.recrawl)
         self._for_copies = settings.alike_pages > 0
+        self._for_all = settings.dedupe
         self._titles: dict[str, str] = {}
 
     def at(self, page: Page) -> Look:
@@ -34,11 +44,19 @@ class Looks:
         if not page.is_html:
             return Look()
         alike = self._for_copies and self._has_last_title(page)
-        if not alike and not self._for_changes:
+        if not alike and not self._for_changes and not self._for_all:
             return Look()
         text = main_text(page.tree)
+        digest = fingerprint.text_digest(text) if self._for_changes else ""
+        if not alike and not self._for_all:
+            return Look(digest)
+        words = fingerprint.some_words(text)
+        simhash = fingerprint.simhash_of(words)
         return Look(
-            fingerprint.text_digest(text) if self._for_changes else "", fingerprint.simhash(text) if alike else None
+            digest,
+            simhash if alike else None,
+            simhash if self._for_all else None,
+            self._for_all and len(words) >= _FEWEST_WORDS,
         )
 
     def _has_last_title(self, page: Page) -> bool:

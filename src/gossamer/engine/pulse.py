@@ -50,6 +50,9 @@ class Measured(Protocol):
     @property
     def fetching(self) -> int: ...
 
+    @property
+    def limit(self) -> int: ...
+
 
 class Heart:
     """Sends the pulses of one worker.
@@ -116,6 +119,7 @@ class Heart:
             memory_bytes=_memory_bytes(),
             idle=pages == self._pages and self._engine.active == 0,
             fetching=0 if left else self._engine.fetching,
+            limit=self._engine.limit,
             load=round(busy, 3),
             left=left,
         )

@@ -13,8 +13,10 @@ from gossamer.engine.commit import Committer
 from gossamer.engine.context import Context
 from gossamer.engine.gate import Rulebook
 from gossamer.engine.handle import Handler
+from gossamer.engine.machine import Machine
 from gossamer.engine.recent import Recent
 from gossamer.engine.region import Places
+from gossamer.engine.slots import Slots, regulate
 from gossamer.engine.store import Result, Store
 from gossamer.engine.visit import Visit
 from gossamer.errors import GossamerError, Unavailable
@@ -56,6 +58,7 @@ class Engine:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         self._stop = asyncio.Event()
+        self._slots = Slots(settings.concurrency)
         self._committer = Committer(
             store, frontier, clock=clock, every=settings.commit_seconds, committed=self._acknowledged, trail=trail
         )
@@ -66,7 +69,7 @@ class Engine:
             handler=handler,
             committer=self._committer,
             rules=Rulebook(),
-            slots=asyncio.Semaphore(settings.concurrency),
+            slots=self._slots,
             stopping=self._stop,
             went_to_sleep=self._changed.set,
             places=places,
@@ -84,6 +87,11 @@ class Engine:
     def fetching(self) -> int:
         """Sites that are being visited, without those that wait for their delay."""
         return sum(not visit.sleeping for visit in self._visits.values())
+
+    @property
+    def limit(self) -> int:
+        """Fetches at once that the machine can take now, at most the setting `concurrency`."""
+        return self._slots.limit
 
     @property
     def accepted(self) -> int:
@@ -106,9 +114,11 @@ class Engine:
             async with asyncio.TaskGroup() as tasks:
                 committing = tasks.create_task(self._committer.run())
                 renewing = tasks.create_task(self._renew())
+                regulating = tasks.create_task(regulate(self._slots, Machine(), self._clock, changed=self._changed.set))
                 state = await self._dispatch(tasks)
                 await self._drain()
                 renewing.cancel()
+                regulating.cancel()
                 await self._committer.finish()
                 await committing
         except* GossamerError as group:
@@ -172,7 +182,7 @@ class Engine:
 
     def _free(self) -> int:
         """How many more lanes to ask for: those that sleep out their delay take nobody's place."""
-        limit = self._settings.concurrency
+        limit = self._slots.limit
         return min(limit - self.fetching, limit * (1 + _SLEEPERS) - len(self._visits))
 
     async def _some_change(self) -> None:

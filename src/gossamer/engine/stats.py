@@ -6,6 +6,8 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from gossamer.clock import Clock
 from gossamer.model import Outcome, PageRow, Record, SiteNote
 
@@ -33,6 +35,8 @@ class Stats:
         """Items that were kept aside, by the field that is wrong."""
         self.dropped = 0
         """Items that a pipeline gave None for."""
+        self.copies = 0
+        """Pages of which a near-duplicate was kept in their place."""
         self.bytes = 0
         self.codes: Counter[int] = Counter()
         self.reasons: Counter[str] = Counter()
@@ -72,6 +76,7 @@ class Stats:
         for record in records:
             self.items += len(record.items)
             self.dropped += record.dropped
+            self.copies += record.page.copy_of is not msgspec.UNSET
             for one in record.rejected:
                 if len(self.rejected) < _MOST_FIELDS or one.field in self.rejected:
                     self.rejected[one.field or one.error[:40]] += 1

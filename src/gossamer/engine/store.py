@@ -54,8 +54,7 @@ class FleetStore:
 
     async def aclose(self) -> None:
         """Close the sinks."""
-        for sink in self._sinks:
-            await sink.aclose()
+        await _close(self._sinks)
 
 
 class OwnerStore:
@@ -100,5 +99,16 @@ class OwnerStore:
     async def aclose(self) -> None:
         """Wait for the commits that are under way, then close the sinks."""
         await asyncio.gather(*self._commits, return_exceptions=True)
-        for sink in self._sinks:
+        await _close(self._sinks)
+
+
+async def _close(sinks: Sequence[Sink]) -> None:
+    """Close all of them; one that cannot store what it has left does not keep the others from it."""
+    faults = []
+    for sink in sinks:
+        try:
             await sink.aclose()
+        except SinkError as error:
+            faults.append(error)
+    if faults:
+        raise faults[0]

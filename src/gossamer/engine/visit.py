@@ -10,10 +10,12 @@ import msgspec
 from gossamer import urls
 from gossamer.engine.commit import Listed
 from gossamer.engine.context import Context
+from gossamer.engine.copies import Copies
 from gossamer.engine.extractor import Extracted
 from gossamer.engine.gate import Gate
 from gossamer.engine.judge import MAX_HOPS, Verdict, asks_again, judge_error, judge_response
 from gossamer.engine.paths import Paths
+from gossamer.engine.records import answer_row, record_of
 from gossamer.engine.region import Placing
 from gossamer.engine.revisit import Plan, Seen
 from gossamer.engine.sitemaps import CHUNK
@@ -21,7 +23,7 @@ from gossamer.engine.store import Result
 from gossamer.errors import Disallowed, FetchError, Forbidden, ProxyFailed
 from gossamer.extract.fingerprint import text_digest
 from gossamer.frontier import policy
-from gossamer.model import SITEMAP, Exchange, Lease, Outcome, PageRow, Record, Request, Response, SiteNote
+from gossamer.model import SITEMAP, Lease, Outcome, PageRow, Request, Response, SiteNote
 from gossamer.sink.trail import Step
 
 
@@ -39,6 +41,7 @@ class Visit:
         self._gate = Gate(lease.robots, context.settings, context.clock, rulebook=context.rules)
         self._memo = dict(lease.memo)
         self._paths = Paths(lease, self._memo, context.settings, context.clock)
+        self._copies = Copies(lease) if context.settings.dedupe else None
         context.revisits.meet(lease)
         self._cookies = 0
         if context.jar is not None and context.jar.load(lease.site, lease.memo.get("cookies")):
@@ -239,30 +242,32 @@ class Visit:
             await self._read_sitemap(request, response, verdict)
         elif verdict.target and verdict.status == "done":
             links = self._context.handler.redirect(request, verdict.target, response.status)
-            row = _row(request, response, location=verdict.target)
+            row = answer_row(request, response, location=verdict.target)
             seen = Seen(text_digest(verdict.target))
             await self._settle(request, verdict, response=response, row=row, links=links, seen=seen)
         elif response.status == 304 and request.state:
             # Its links are known, and stay known.
-            row = _row(request, response, digest=str(request.state.get("digest", "")))
+            row = answer_row(request, response, digest=str(request.state.get("digest", "")))
             await self._settle(request, verdict, response=response, row=row)
         elif verdict.status != "done":
             said = "" if verdict.reason.startswith("http-") else verdict.reason
-            row = _row(request, response, location=verdict.target, error=said)
+            row = answer_row(request, response, location=verdict.target, error=said)
             await self._settle(request, verdict, response=response, row=row)
         else:
             handled = await self._context.handler.handle(request, response)
-            page = handled.page
+            page, row, likeness = handled.page, handled.row, handled.page.likeness
+            if self._copies is not None and (kept := self._copies.saw(request.key, page)) is not None:
+                row, likeness = msgspec.structs.replace(row, copy_of=f"{kept:016x}"), page.simhash
             if page.error:
                 verdict = verdict._replace(status="failed", reason="spider")
-            paths = self._paths.saw(request, page.likeness, handled.links)
+            paths = self._paths.saw(request, likeness, handled.links)
             verdict = verdict._replace(memo={**(verdict.memo or {}), **paths})
             self._memo.update(paths)
             await self._settle(
                 request,
                 verdict,
                 response=response,
-                row=handled.row,
+                row=row,
                 links=self._paths.open(handled.links),
                 page=page,
                 seen=Seen(page.digest, page.main),
@@ -306,6 +311,8 @@ class Visit:
         lease, committer = self.lease, self._context.committer
         plan = plan or self._context.revisits.plan(lease, self._memo, request, verdict, answer=response, seen=seen)
         memo = {**(verdict.memo or {}), **(plan.memo or {}), **self._new_cookies()}
+        if self._copies is not None:
+            memo.update(self._copies.note(request.key))
         if self._context.remembers is not None:
             memo.update(self._context.remembers.learned(lease.site) or {})
         if verdict.hold is not None or memo or verdict.close is not None:
@@ -326,19 +333,8 @@ class Visit:
         )
         record = None
         if row is not None and verdict.status in ("done", "failed"):
-            record = Record(key=request.key, token=lease.token, page=row)
-            if page is not None:
-                record = msgspec.structs.replace(record, items=page.items, rejected=page.rejected, dropped=page.dropped)
-            if self._context.keeps_pages and response is not None:
-                exchange = _exchange(request, response)
-                record = msgspec.structs.replace(
-                    record,
-                    body=response.body,
-                    found=page.urls if page is not None else None,
-                    exchange=exchange,
-                    label=request.label,
-                    meta=request.meta,
-                )
+            keeps = self._context.keeps_pages
+            record = record_of(request, row, token=lease.token, page=page, response=response if keeps else None)
         await committer.put(Result(outcome, record))
 
     def _new_cookies(self) -> dict[str, Any]:
@@ -355,31 +351,3 @@ class Visit:
 
 class _LeaseLost(Exception):
     """The lease ended, or the run did, before the request was sent."""
-
-
-def _exchange(request: Request, response: Response) -> Exchange:
-    return Exchange(
-        method=request.method,
-        sent=response.sent,
-        posted=request.body,
-        version=response.http_version,
-        address=response.address,
-        headers=response.headers,
-        wire_bytes=response.wire_bytes,
-    )
-
-
-def _row(request: Request, response: Response, *, location: str = "", error: str = "", digest: str = "") -> PageRow:
-    return PageRow(
-        url=request.url,
-        status=response.status,
-        depth=request.depth,
-        fetched_at=round(response.fetched_at, 3),
-        elapsed=round(response.elapsed, 4),
-        bytes=len(response.body),
-        digest=digest,
-        error=error,
-        referrer=request.referrer,
-        location=location,
-        tls_fault=response.tls_fault or msgspec.UNSET,
-    )

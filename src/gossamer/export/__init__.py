@@ -34,6 +34,8 @@ class Format(NamedTuple):
 FORMATS: Mapping[str, Format] = {
     "jsonl": Format("gossamer.export.lines:write_jsonl", "pages, a JSON object a line"),
     "csv": Format("gossamer.export.lines:write_csv", "pages, for spreadsheets"),
+    "parquet": Format("gossamer.export.parquet:write_parquet", "pages, with typed columns", is_text=False),
+    "warc": Format("gossamer.export.warc:write_warc", "pages whole, if the job kept them", is_text=False),
     "urls": Format("gossamer.export.lines:write_urls", "URLs of pages"),
     "items": Format("gossamer.export.lines:write_items", "items, a JSON object a line"),
 }

@@ -49,6 +49,8 @@ def records(folder: Path, *, all_visits: bool = False, with_items: bool = False)
         return segments.gather(folder, all_visits=all_visits)
     if lines_name(folder, PAGES) is not None and not with_items:
         return _of_lines(folder, all_visits=all_visits)
+    if (parquet := parquet_folder(folder)) is not None:
+        return _of_parquet(parquet, all_visits=all_visits)
     if (folder / SQLITE_FILE).exists():
         return _of_sqlite(folder / SQLITE_FILE)
     if (folder / CSV_PAGES).exists() and not with_items:
@@ -96,6 +98,29 @@ def _of_lines(folder: Path, *, all_visits: bool) -> Iterator[Record]:
                 raise SinkError(f"{folder / PAGES}, line {number}: {error}", hint="was the file changed?") from None
 
     return _last(pages, all_visits=all_visits)
+
+
+def parquet_folder(folder: Path) -> Path | None:
+    """Where Parquet files are: with the job, or in the folder itself, as `parquet:/path` has it."""
+    return next((one for one in (folder / "parquet", folder) if (one / "pages").is_dir() or _waits(one)), None)
+
+
+def _waits(folder: Path) -> bool:
+    """Whether it is a folder of Parquet files that has only logs yet."""
+    return folder.name == "parquet" and folder.is_dir()
+
+
+def _of_parquet(folder: Path, *, all_visits: bool) -> Iterator[Record]:
+    from gossamer.sink.parquet_files import Snapshot
+
+    with Snapshot(folder) as snapshot:
+        words = LastWords()
+        for key, token in snapshot.stamps():
+            # In a fleet a visit may be there twice.
+            words.add(segments.visit_of(key, token) if all_visits else key, 0 if all_visits else token)
+        for record, is_last in zip(snapshot.records(), words.settled(), strict=True):
+            if is_last:
+                yield record
 
 
 def _last(read: Any, *, all_visits: bool) -> Iterator[Record]:

@@ -6,18 +6,27 @@ import re
 
 # One unit is one element that the parser looks at while it searches its stack: about 1.2 ns.
 WORK = 32_000_000
-WORK_PER_BYTE = 64
-# An element costs the parser about 300 bytes of memory.
-MAX_ELEMENTS = 400_000
+WORK_PER_BYTE = 16
+# The tree with its copy of the text.
+MAX_TREE_BYTES = 36 * 1024 * 1024
+LEAST_TREE_BYTES = 8 * 1024 * 1024
+# What the parser was seen to take for each of them; an element with the text behind it takes 180 to 300.
+ELEMENT_BYTES = 240
+ATTRIBUTE_BYTES = 230
+COMMENT_BYTES = 180
+END_TAG_BYTES = 24
+# Who looks for links has a node and a string of Python for each.
+LINK_BYTES = 150
+STRAY_BYTES = 18
 
 SMALL_BYTES = 4096
-MEDIUM_BYTES = 262_144
 LARGE_BYTES = 524_288
 MANY_TAGS = 8192
 MANY_COPIES = 300_000
 LONG_TAG_BYTES = 12_288
 MANY_ATTRIBUTES = 2048
-MANY_QUOTED_ENDS = 4
+MANY_QUOTED_ENDS = 2
+MANY_NULS = 100_000
 
 _PARTS = {
     b"S": rb"\t\n\f\r ",
@@ -28,14 +37,15 @@ _NAMES = re.compile(rb"([^%(S)s/>][^%(S)s/>=]*+)%(V)s" % _PARTS)
 _TOKEN = re.compile(
     rb"<(?:/([a-zA-Z][^%(S)s/>]*+)(?:[%(S)s/]++|%(A)s)*+>?"
     rb"|([a-zA-Z][^%(S)s/>]*+)(?:[%(S)s/]++|%(A)s)*+>?"
-    rb"|!--(?:-?>|(?:[^-]++|-(?!-!?>))*+(?:--!?>)?)|(!\[CDATA\[)|[!?/][^>]*+>?)" % {b"A": _ATTRIBUTE, **_PARTS},
+    rb"|!--(?:-?>|(?:[^-]++|-(?!-!?>))*+(?:--!?>)?)|(!\[CDATA\[)|[!?/][^>]*+>?"
+    # Signs that begin nothing, with the text between them.
+    rb"|([^<]*+(?:<(?![a-zA-Z!?/])[^<]*+)*+))" % {b"A": _ATTRIBUTE, **_PARTS},
     re.DOTALL,
 )
 _LONG_TAG = re.compile(rb"<[a-zA-Z][^>]{%d}" % LONG_TAG_BYTES)
 _FORMATTING_START = re.compile(
     rb"<(?:[bBiIuUsS][\t\n\f\r />mMtTiI]|[eE][mM]|[tT][tT]|[fF][oO][nN]|[cC][oO][dD]|[nN][oO][bB])"
 )
-_QUOTED_END = re.compile(rb"=[\t\n\f\r ]*(?:\"[^\">]*>|'[^'>]*>)")
 _SCRIPT = re.compile(rb"<[sS][cC][rR][iI][pP][tT]")
 
 _VOID_TAGS = b"area base basefont bgsound br col embed frame hr image img input keygen link meta param source track wbr"
@@ -46,6 +56,7 @@ _REACHING_TAGS = (
     b"address article aside blockquote button center details dialog dir div dl fieldset figcaption figure footer "
     b"header hgroup listing main menu nav ol pre search section summary ul dd dt"
 )
+_LINKS = frozenset({b"a", b"area", b"link"})
 _VOID = frozenset(_VOID_TAGS.split())
 _RAW = frozenset(_RAW_TAGS.split())
 _FORMATTING = frozenset(_FORMATTING_TAGS.split())
@@ -72,7 +83,11 @@ _END_RAW = {
 
 def safe_length(body: bytes) -> int:
     """The length of the longest prefix whose tree is built in linear time and bounded memory; mostly all of it."""
-    return _measure(body) if _is_suspicious(body) else len(body)
+    length = _measure(body) if _is_suspicious(body) else len(body)
+    if body.count(0, 0, length) > MANY_NULS:
+        # The parser leaves each of them out, and keeps a piece of memory for it.
+        length = min(length, sum(map(len, body.split(b"\0", MANY_NULS)[:MANY_NULS])) + MANY_NULS)
+    return length
 
 
 def _is_suspicious(body: bytes) -> bool:
@@ -88,14 +103,37 @@ def _is_suspicious(body: bytes) -> bool:
         tags * tags > 4 * MANY_COPIES and len(_FORMATTING_START.findall(body)) * tags > MANY_COPIES
     ):
         return True
-    # A tag with thousands of attributes leaves a long stretch without an end of tag, or hides ends of tag in quotes.
+    return _hides_its_end(body)
+
+
+def _hides_its_end(body: bytes) -> bool:
+    """Whether there may be a tag with thousands of attributes: over its length, each `>` is missing or in quotes."""
     block = LONG_TAG_BYTES // 2
-    for start in range(0, size - block, block):
-        if body.find(b">", start, start + block) < 0:
-            if any(_has_many_attributes(body, found.start()) for found in _LONG_TAG.finditer(body)):
+    quoted, looked = 0, False
+    for start in range(0, len(body) - block, block):
+        end = body.find(b">", start, start + block)
+        if end < 0:
+            if not looked and any(_has_many_attributes(body, found.start()) for found in _LONG_TAG.finditer(body)):
                 return True
-            break
-    return size > MEDIUM_BYTES and len(_QUOTED_END.findall(body)) > MANY_QUOTED_ENDS
+            looked = True
+        elif _is_quoted(body, end):
+            quoted += 1
+            if quoted >= MANY_QUOTED_ENDS:
+                return True
+        else:
+            quoted = 0
+    return False
+
+
+def _is_quoted(body: bytes, end: int) -> bool:
+    """Whether a `>` may be inside of an attribute's value: the last quote before it, of either kind, has begun one."""
+    for quote in (b'"', b"'"):
+        before = body.rfind(quote, 0, end) - 1
+        while before > 0 and body[before] in b"\t\n\f\r ":
+            before -= 1
+        if before > 0 and body[before] == 0x3D:
+            return True
+    return False
 
 
 def _has_many_attributes(body: bytes, start: int) -> bool:
@@ -106,6 +144,7 @@ def _has_many_attributes(body: bytes, start: int) -> bool:
 
 def _measure(body: bytes) -> int:
     tree, budget = _Tree(), WORK + WORK_PER_BYTE * len(body)
+    max_bytes = max(MAX_TREE_BYTES - len(body), LEAST_TREE_BYTES)
     names: set[bytes] = set()
     position = 0
     while position < len(body):
@@ -120,23 +159,28 @@ def _measure(body: bytes) -> int:
                     tree.work += len(names) // 4
                     names.add(name)
                 if len(tag) > len(name) + 2:
-                    tree.work += _attribute_work(tag[len(name) + 1 :], names)
+                    tree.work += _attribute_work(tag[len(name) + 1 :], names, tree)
                 if name in _RAW and not tree.foreign:
-                    tree.elements += 1
+                    tree.bytes += ELEMENT_BYTES
                     restart = _end_of_raw(body, name, token.end(), tree)
                     break
                 tree.open(name, tag)
-            elif kind == 3 and tree.foreign:
-                tree.trusting = False
-            if tree.work > budget or tree.elements > MAX_ELEMENTS:
+            elif kind == 4:
+                tree.bytes += STRAY_BYTES * (1 + token[4].count(b"<"))
+            else:
+                tree.bytes += COMMENT_BYTES
+                if kind == 3 and tree.foreign:
+                    tree.trusting = False
+            if tree.work > budget or tree.bytes > max_bytes:
                 return token.start()
         position = restart
     return len(body)
 
 
-def _attribute_work(rest: bytes, names: set[bytes]) -> int:
+def _attribute_work(rest: bytes, names: set[bytes], tree: _Tree) -> int:
     """Each name is compared with those before it in the tag, and a new one with a share of all names of the page."""
     found = _NAMES.findall(rest)
+    tree.bytes += ATTRIBUTE_BYTES * len(found)
     known = len(names)
     names.update(found)
     return len(found) * len(found) + (len(names) - known) * known // 4
@@ -175,13 +219,13 @@ class _Tree:
         """How many elements each new place may begin with, to go on with formatting that was left open."""
         self.foreign = 0
         self.work = 0
-        self.elements = 0
+        self.bytes = 0
         self.trusting = True
         """Whether end tags are where they seem to be; after doubtful markup they count for nothing."""
 
     def open(self, name: bytes, tag: bytes) -> None:
         self.work += self.depth
-        self.elements += 1 + self.copies
+        self.bytes += ELEMENT_BYTES * (1 + self.copies) + (LINK_BYTES if name in _LINKS else 0)
         if name in _VOID:
             return
         if name in _TABLE_PARTS and not self._enter_row(name):
@@ -206,6 +250,8 @@ class _Tree:
 
     def close(self, name: bytes) -> None:
         self.work += self.depth
+        # Two of them make an element where none is open.
+        self.bytes += ELEMENT_BYTES if name in (b"br", b"p") and not self.frames[-1].counts.get(name) else END_TAG_BYTES
         if not self.trusting:
             return
         frame = self.frames[-1]

@@ -8,6 +8,8 @@ from functools import lru_cache
 
 import cchardet
 
+from gossamer.extract import mime
+
 PRESCAN_BYTES = 1024
 LATE_BYTES = 65_536
 DETECT_BYTES = 65_536
@@ -99,6 +101,14 @@ _DETECTED = {
     "hz-gb-2312": "windows-1252",
 }
 
+_WINDOWS = {
+    "iso-8859-2": "windows-1250",
+    "iso-8859-6": "windows-1256",
+    "iso-8859-7": "windows-1253",
+    "iso-8859-8": "windows-1255",
+}
+_C1 = re.compile(rb"[\x80-\x9f]")
+_KATAKANA_LEAST = 16
 _RUNS = re.compile(rb"[<>]")
 _ATTRIBUTE = re.compile(
     rb"[\t\n\f\r /]*+(?:([^\t\n\f\r />][^\t\n\f\r />=]*+)"
@@ -112,7 +122,6 @@ _MARKUP = re.compile(rb"<!--|<[mM][eE][tT][aA](?=[\t\n\f\r /])|</?[a-zA-Z][^\t\n
 _CONTENT_CHARSET = re.compile(
     r"charset[\t\n\f\r ]*=[\t\n\f\r ]*(?:\"([^\"]*)\"|'([^']*)'|([^\t\n\f\r ;\"'][^\t\n\f\r ;]*))", re.IGNORECASE
 )
-_HEADER_CHARSET = re.compile(r";[\t ]*charset[\t ]*=[\t ]*(?:\"([^\"]*)\"?|([^;,\"]*))", re.IGNORECASE)
 _XML_ENCODING = re.compile(
     rb"<\?xml[^>]*?encoding[\x00-\x20]*=[\x00-\x20]*(?:\"([^\"\x00-\x20]+)\"|'([^'\x00-\x20]+)')"
 )
@@ -129,9 +138,9 @@ def declared(body: bytes, content_type: str = "", *, within: int = PRESCAN_BYTES
         return "utf-8"
     if body.startswith((b"\xfe\xff", b"\xff\xfe")):
         return "utf-16be" if body[0] == 0xFE else "utf-16le"
-    said = _HEADER_CHARSET.search(content_type) if content_type else None
-    if said is not None:
-        name = NAMES.get((said[1] or said[2] or "").strip("\t\n\f\r ").lower())
+    said = mime.of_headers((content_type,)) if content_type else None
+    if said is not None and (label := said.parameters.get("charset")):
+        name = NAMES.get(label.strip("\t\n\f\r ").lower())
         if name is not None and name != "x-user-defined":
             return name
     return _prescan(body[:within])
@@ -158,6 +167,10 @@ def _likeliest(sample: bytes) -> str:
     word = cchardet.detect(sample)
     found, sure = (word["encoding"] or "").lower(), (word["confidence"] or 0.0) >= DETECT_CONFIDENCE
     name = _DETECTED.get(found) or NAMES.get(found, "")
+    if name in _WINDOWS and not _decodes_without_controls(sample, name):
+        return _WINDOWS[name]
+    if name in _EAST_ASIAN and _is_half_width(sample):
+        return "shift_jis"
     if name in _MULTIBYTE and name != "utf-8":
         return name if _decodes(sample, name) else next((one for one in _EAST_ASIAN if _decodes(sample, one)), name)
     if found.startswith("ibm") and not name and _decodes(sample, "gbk"):
@@ -172,6 +185,17 @@ def _decodes(sample: bytes, name: str) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+def _decodes_without_controls(sample: bytes, name: str) -> bool:
+    """Whether a sample has only bytes that an ISO encoding gives to letters: pages have no C1 controls."""
+    return not _C1.search(sample) and _decodes(sample, name)
+
+
+def _is_half_width(sample: bytes) -> bool:
+    """Whether all letters are of the row of half-width katakana; in another encoding, pairs would reach beyond it."""
+    letters = sample.translate(None, bytes(range(0x80)))
+    return len(letters) >= _KATAKANA_LEAST and not letters.translate(None, bytes(range(0xA1, 0xE0)))
 
 
 def decode(body: bytes, encoding: str) -> str:

@@ -37,7 +37,16 @@ def simhash(text: str) -> int | None:
     """A 64-bit SimHash over the pairs of neighbouring words; None for a text without words.
 
     Texts that differ in a few words differ in a few bits; those that differ in numbers only are equal."""
-    found = words(text[: _MOST_WORDS * 16])[:_MOST_WORDS]
+    return simhash_of(some_words(text))
+
+
+def some_words(text: str) -> list[str]:
+    """The words of a text that its SimHash goes by: about the first thousand."""
+    return words(text[: _MOST_WORDS * 16])[:_MOST_WORDS]
+
+
+def simhash_of(found: list[str]) -> int | None:
+    """The SimHash of such words."""
     if not found:
         return None
     votes = [0] * 8

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -14,20 +14,23 @@ from gossamer.errors import ExtractError
 from gossamer.extract.encoding import codec
 
 SPACES = "\t\n\f\r "
+MAX_CHARACTERS = 10 * 1024 * 1024
+"""How long all links of a page may be together: a long base before many short links would fill the memory."""
+MAX_REFERENCE = 65_536
+_LONG_BASE = 2048
 
 # A path and query of these characters is its own normal form, unless a segment starts with a dot.
 _PATH_QUERY = r"[A-Za-z0-9._~/-]*(?:\?[A-Za-z0-9._~/=&%+,;:-]*)?"
 _SIMPLE = re.compile(rf"((?:\.\./){{0,20}})((?:[A-Za-z0-9_~/-]{_PATH_QUERY})?)(?:#.*)?", re.DOTALL)
-_ABSOLUTE = re.compile(rf"(https?://[a-z0-9.:-]+)(/{_PATH_QUERY})(?:#.*)?", re.DOTALL)
+_ABSOLUTE = re.compile(rf"(https?://[a-z0-9.:-]{{1,300}})(/{_PATH_QUERY})(?:#.*)?", re.DOTALL)
 _REFRESH = re.compile(
-    r"[\t\n\f\r ]*(?P<seconds>[0-9]*)(?P<fraction>[0-9.]*)"
+    r"[\t\n\f\r ]*(?P<seconds>[0-9]*+)(?P<fraction>[0-9.]*+)"
     r"(?:(?P<end>\Z)|(?=[;,\t\n\f\r ])[\t\n\f\r ]*[;,]?[\t\n\f\r ]*(?P<rest>.*))",
     re.DOTALL,
 )
 _REFRESH_URL = re.compile(r"url[\t\n\f\r ]*=[\t\n\f\r ]*", re.IGNORECASE)
 _NOFOLLOW = frozenset({"nofollow", "ugc", "sponsored"})
 _FOLLOWED_RELS = frozenset({"canonical", "next", "prev"})
-_RULES_WITH_VALUE = frozenset({"unavailable_after", "max-snippet", "max-image-preview", "max-video-preview"})
 _UNSEEN = {ord(letter): None for letter in "\t\n\r"}
 _UNSAFE_QUERY = re.compile(rb"[\x00-\x20\x22\x23\x27\x3c\x3e\x7f-\xff]")
 
@@ -41,6 +44,14 @@ class Links(NamedTuple):
     urls: list[str]
     base: str
     cut: bool
+
+
+class Found(NamedTuple):
+    """What a page says about links: its base, its references, and name and content of its `<meta>` elements."""
+
+    base: str | None
+    references: list[str]
+    metas: list[tuple[str, str]]
 
 
 class LinkMemo:
@@ -86,32 +97,40 @@ class LinkMemo:
         url = self._old.pop(key, "")
         if url == "":
             url = resolve(base, key[1])
-        if len(key[1]) <= 512:
+        if len(key[1]) <= 512 and len(key[0]) <= _LONG_BASE and len(url or "") <= _LONG_BASE:
             if len(self._young) >= self._half:
                 self._old, self._young = self._young, {}
             self._young[key] = url
         return url
 
 
+def find(tree: LexborHTMLParser, *, nofollow: bool = True) -> Found:
+    """All that a page says about where it leads, as it is written; `nofollow` leaves out links whose `rel` says so."""
+    root = tree.root
+    if root is None:
+        return Found(None, [], [])
+    base: list[str] = []
+    metas: list[tuple[str, str]] = []
+    references = _references(root, nofollow=nofollow, base=base, metas=metas)
+    return Found(base[0] if base else None, references, metas)
+
+
 def links(
     tree: LexborHTMLParser,
+    found: Found,
     url: str,
     *,
     encoding: str = "utf-8",
     region: str = "",
     nofollow: bool = True,
-    robots: Iterable[str] = (),
+    also: Sequence[str] = (),
     max_links: int = 5000,
     memo: LinkMemo | None = None,
 ) -> Links:
-    """The http(s) URLs that the page at `url` links to, in its order.
+    """The http(s) URLs that the page at `url` links to, in its order, after those of its headers, given in `also`.
 
-    `region` takes only those inside what a CSS selector finds. `nofollow` leaves out what the page asks not to follow:
-    some links by their `rel`, or all by its `<meta>` or the X-Robots-Tag headers in `robots`."""
-    found = _find(tree, nofollow=nofollow)
-    base = _effective_base(url, found.base)
-    if nofollow and (found.nofollow or any(_is_general(header) and _has_nofollow(header) for header in robots)):
-        return Links([], base, False)
+    `region` takes only those inside what a CSS selector finds."""
+    base = effective_base(url, found.base)
     references = found.references
     if region:
         references = [
@@ -121,10 +140,32 @@ def links(
         references = [encode_query(reference, encoding) for reference in references]
     # An empty memo is false.
     memo = LinkMemo() if memo is None else memo
-    resolved = dict.fromkeys(memo.resolve(base, dict.fromkeys(references)))
+    once = list(dict.fromkeys(references))
+    if max(map(len, once), default=0) > MAX_REFERENCE:
+        short = [reference for reference in once if len(reference) <= MAX_REFERENCE]
+        return _some(base, short, memo, max_links, also)._replace(cut=True)
+    if len(also) + len(once) > max_links or len(base) > _LONG_BASE:
+        return _some(base, once, memo, max_links, also)
+    resolved: dict[str | None, None] = dict.fromkeys(also)
+    resolved.update(dict.fromkeys(memo.resolve(base, once)))
     resolved.pop(None, None)
-    every: list[str] = list(resolved)  # type: ignore[arg-type]
-    return Links(every[:max_links], base, len(every) > max_links)
+    return Links(list(resolved), base, False)  # type: ignore[arg-type]
+
+
+def _some(base: str, references: list[str], memo: LinkMemo, max_links: int, also: Sequence[str]) -> Links:
+    """The first links of a page that has more than are wanted, or a base that makes them long."""
+    found: dict[str, None] = dict.fromkeys(also[:max_links])
+    room = MAX_CHARACTERS
+    step = max(1, min(1024, MAX_CHARACTERS // len(base)))
+    for start in range(0, len(references), step):
+        for url in memo.resolve(base, references[start : start + step]):
+            if url is None or url in found:
+                continue
+            if len(found) == max_links or (room < len(url) and found):
+                return Links(list(found), base, True)
+            room -= len(url)
+            found[url] = None
+    return Links(list(found), base, False)
 
 
 def resolve(base: str, reference: str) -> str | None:
@@ -162,7 +203,13 @@ def _short_way(origin: str, folder: str, reference: str) -> str:
 def base_url(tree: LexborHTMLParser, url: str) -> str:
     """The URL that the page's links are relative to: the first `<base href>` if it is usable, else the page's own."""
     hrefs = (node.attributes["href"] for node in tree.css("base[href]")[:1])
-    return _effective_base(url, next(hrefs, None))
+    return effective_base(url, next(hrefs, None))
+
+
+def is_followed(rels: Iterable[str], attributes: Mapping[str, str | None]) -> bool:
+    """Whether a link with these relations leads to a page that belongs to this one."""
+    rels = set(rels)
+    return not _FOLLOWED_RELS.isdisjoint(rels) or ("alternate" in rels and bool(attributes.get("hreflang")))
 
 
 def parse_refresh(content: str) -> tuple[int, str | None] | None:
@@ -199,27 +246,14 @@ def parse_srcset(value: str) -> list[str]:
     return found
 
 
-class _Found(NamedTuple):
-    base: str | None
-    references: list[str]
-    nofollow: bool
-
-
-def _find(tree: LexborHTMLParser, *, nofollow: bool) -> _Found:
-    """Everything about links that two walks over the tree tell."""
-    root = tree.root
-    if root is None:
-        return _Found(None, [], False)
-    base: list[str] = []
-    robots: list[str] = []
-    references = _references(root, nofollow=nofollow, base=base, robots=robots)
-    return _Found(base[0] if base else None, references, any(map(_has_nofollow, robots)))
-
-
 def _references(
-    root: LexborNode, *, nofollow: bool, base: list[str] | None = None, robots: list[str] | None = None
+    root: LexborNode,
+    *,
+    nofollow: bool,
+    base: list[str] | None = None,
+    metas: list[tuple[str, str]] | None = None,
 ) -> list[str]:
-    """The references below a node, as they are written; the page's bases and robots rules go into the other lists."""
+    """The references below a node, as they are written; the page's bases and metas go into the other lists."""
     found = []
     for node in root.css("[href]"):
         tag = node.tag
@@ -229,7 +263,7 @@ def _references(
             if rel and nofollow and not _NOFOLLOW.isdisjoint(rel.lower().split()):
                 continue
         elif tag == "link":
-            if _FOLLOWED_RELS.isdisjoint((attributes.get("rel") or "").lower().split()):
+            if not is_followed((attributes.get("rel") or "").lower().split(), attributes):
                 continue
         else:
             if tag == "base" and base is not None:
@@ -241,8 +275,8 @@ def _references(
         if node.tag != "meta":
             if "src" in attributes:
                 found.append(attributes["src"] or "")
-        elif robots is not None and (attributes.get("name") or "").strip(SPACES).lower() == "robots":
-            robots.append(attributes.get("content") or "")
+        elif metas is not None and (name := attributes.get("name")):
+            metas.append((name.strip(SPACES).lower(), attributes.get("content") or ""))
         elif (attributes.get("http-equiv") or "").lower() == "refresh":
             refresh = parse_refresh(attributes.get("content") or "")
             if refresh is not None and refresh[1] is not None:
@@ -250,7 +284,8 @@ def _references(
     return found
 
 
-def _effective_base(url: str, href: str | None) -> str:
+def effective_base(url: str, href: str | None) -> str:
+    """The base of a page at `url` whose first `<base>` has this href."""
     if href is None:
         return url
     found = urls.resolve(url, href)
@@ -264,9 +299,17 @@ def _regions(tree: LexborHTMLParser, region: str) -> list[LexborNode]:
         raise ExtractError(f"bad CSS selector {region!r} for the region of links") from error
 
 
-@lru_cache(maxsize=1024)
 def _places(base: str) -> tuple[str, str]:
     """Origin and folder of a normal http(s) URL; empty where a short way is not safe."""
+    return _known_places(base) if len(base) <= _LONG_BASE else _split(base)
+
+
+@lru_cache(maxsize=1024)
+def _known_places(base: str) -> tuple[str, str]:
+    return _split(base)
+
+
+def _split(base: str) -> tuple[str, str]:
     path = base.partition("#")[0].partition("?")[0]
     parts = path.split("/", 3)
     if not base.startswith(("http://", "https://")) or len(parts) < 4 or "@" in parts[2]:
@@ -294,16 +337,6 @@ def encode_query(reference: str, encoding: str) -> str:
         raw = b"".join(letter.encode(codec(encoding), "ignore") or b"%%26%%23%d%%3B" % ord(letter) for letter in query)
     quoted = _UNSAFE_QUERY.sub(lambda match: b"%%%02X" % match[0][0], raw).decode("ascii")
     return f"{path}{question}{quoted}{mark}{fragment}"
-
-
-def _is_general(header: str) -> bool:
-    """Whether the rules of an X-Robots-Tag are for all robots, not for one that it names."""
-    name, colon, _ = header.partition(",")[0].partition(":")
-    return not colon or name.strip().lower() in _RULES_WITH_VALUE
-
-
-def _has_nofollow(content: str) -> bool:
-    return not {"nofollow", "none"}.isdisjoint(word.strip(SPACES).lower() for word in content.split(","))
 
 
 def _skip(value: str, position: int, letters: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,48 +9,57 @@ from lxml import etree
 from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser
 
 from gossamer.errors import ExtractError
-from gossamer.extract import bounds, forms, links, paging, selectors
-from gossamer.extract.encoding import decode, detect
+from gossamer.extract import bounds, directives, forms, links, paging, selectors
+from gossamer.extract.answer import Answer
+from gossamer.extract.directives import Directives
+from gossamer.extract.encoding import decode
 from gossamer.extract.links import LinkMemo
+from gossamer.extract.relations import Relation, element_relations, header_relations
 from gossamer.extract.selectors import Selection
-from gossamer.extract.sniff import is_html
 from gossamer.extract.text import title_of, visible_text
-from gossamer.model import Headers, Request, Response, Secret
+from gossamer.model import Request, Response, Secret
 
 WITHOUT_EVENTS = int(LexborDocumentOptions.WO_EVENTS)
 Target = str | Selection
 
 
-class Page:
+class Page(Answer):
     """One fetched page. Reading a part twice costs nothing; reading none of them costs no parsing."""
 
     __slots__ = (
         "_base",
         "_document",
-        "_encoding",
-        "_html",
-        "_is_html",
         "_memo",
+        "_nofollow",
+        "_relations",
+        "_robot",
+        "_robots",
         "_text",
         "_title",
         "_tree",
         "cut",
         "items",
-        "request",
-        "response",
     )
 
-    def __init__(self, response: Response, request: Request, *, memo: LinkMemo | None = None) -> None:
-        self.response = response
-        self.request = request
+    def __init__(
+        self,
+        response: Response,
+        request: Request,
+        *,
+        memo: LinkMemo | None = None,
+        robot: str = "",
+        nofollow: bool = True,
+    ) -> None:
+        super().__init__(response, request)
         self.items: list[Any] = []
         """What the spider yielded here, for those who iterate over a crawl."""
         self.cut = False
         """Whether the tree, or the list of links, is only a part: the rest was beyond a limit."""
         self._memo = memo
-        self._encoding: str | None = None
-        self._html: str | None = None
-        self._is_html: bool | None = None
+        self._robot = robot
+        self._nofollow = nofollow
+        self._relations: tuple[Relation, ...] | None = None
+        self._robots: Directives | None = None
         self._tree: LexborHTMLParser | None = None
         self._document: etree._Element | None = None
         self._title: str | None = None
@@ -60,71 +68,6 @@ class Page:
 
     def __repr__(self) -> str:
         return f"<Page {self.status} {self.url}>"
-
-    @property
-    def url(self) -> str:
-        """The URL that answered."""
-        return self.response.url
-
-    @property
-    def status(self) -> int:
-        """The HTTP status."""
-        return self.response.status
-
-    @property
-    def headers(self) -> Headers:
-        """The headers as they came, names in lower case."""
-        return self.response.headers
-
-    @property
-    def body(self) -> bytes:
-        """The body, decoded by its Content-Encoding."""
-        return self.response.body
-
-    @property
-    def depth(self) -> int:
-        """How many links away from a seed the page is."""
-        return self.request.depth
-
-    @property
-    def label(self) -> str:
-        """The label of the request, which chose the handler."""
-        return self.request.label
-
-    @property
-    def meta(self) -> dict[str, Any]:
-        """What the spider gave along with the request."""
-        return self.request.meta or {}
-
-    @property
-    def referrer(self) -> str:
-        """The page on which this one was found; empty for a seed."""
-        return self.request.referrer
-
-    def header(self, name: str, default: str = "") -> str:
-        """The first header of that name, in any case."""
-        return self.response.header(name.lower(), default)
-
-    @property
-    def is_html(self) -> bool:
-        """Whether the body is HTML by its type, and by its first bytes as far as types lie."""
-        if self._is_html is None:
-            self._is_html = is_html(self.body, self.header("content-type"))
-        return self._is_html
-
-    @property
-    def encoding(self) -> str:
-        """The name of the encoding that the body is in, as a browser finds it."""
-        if self._encoding is None:
-            self._encoding = detect(self.body, self.header("content-type"))
-        return self._encoding
-
-    @property
-    def html(self) -> str:
-        """The body as text."""
-        if self._html is None:
-            self._html = decode(self.body, self.encoding)
-        return self._html
 
     @property
     def tree(self) -> LexborHTMLParser:
@@ -154,12 +97,45 @@ class Page:
             self._base = links.base_url(self.tree, self.url)
         return self._base
 
-    def json(self) -> Any:
-        """The body as JSON; an ExtractError if it is not."""
-        try:
-            return json.loads(self.html)
-        except (ValueError, RecursionError) as error:
-            raise ExtractError(f"{self.url} is not JSON: {error}") from error
+    @property
+    def robots(self) -> Directives:
+        """What the page asks of robots, by `<meta>` and X-Robots-Tag, of all or of ours: `page.robots.noindex`."""
+        if self._robots is None:
+            self._robots = self._directives(links.find(self.tree).metas if self.is_html else [])
+        return self._robots
+
+    @property
+    def relations(self) -> tuple[Relation, ...]:
+        """What the page says of other URLs, in its Link headers, then in the `<link>` elements of its head."""
+        if self._relations is None:
+            elements = element_relations(self.tree, self.base) if self.is_html else ()
+            self._relations = (*header_relations(self._all("link"), self.url), *elements)
+        return self._relations
+
+    @property
+    def canonical(self) -> str | None:
+        """The URL that the page calls its own; None if it names none."""
+        return self._related("canonical")
+
+    @property
+    def next(self) -> str | None:
+        """The URL of the next page of a series, by rel=next; None on the last. `next_page` makes a request of it."""
+        return self._related("next") or self._linked("next")
+
+    @property
+    def prev(self) -> str | None:
+        """The URL of the page before, by rel=prev; None on the first."""
+        return self._related("prev") or self._related("previous") or self._linked("prev")
+
+    @property
+    def alternates(self) -> dict[str, str]:
+        """Language -> URL of the page in other languages, by hreflang, in lower case; `x-default` for the rest."""
+        found: dict[str, str] = {}
+        for relation in self.relations:
+            language = relation.attributes.get("hreflang", "").strip().lower()
+            if language and "alternate" in relation.rels:
+                found.setdefault(language, relation.url)
+        return found
 
     def css(self, query: str) -> Selection:
         """What a CSS selector finds; `::text` and `::attr(name)` give strings."""
@@ -171,26 +147,33 @@ class Page:
             self._document = selectors.document(decode(self._markup(), "utf-8"))
         return Selection(selectors.xpath(self._document, query))
 
-    def links(self, region: str = "", *, nofollow: bool = True, max_links: int = 5000) -> list[str]:
-        """The http(s) URLs that the page links to, each once, in its order.
+    def links(self, region: str = "", *, nofollow: bool | None = None, max_links: int = 5000) -> list[str]:
+        """The http(s) URLs that the page links to, each once: those of its headers, then its own in their order.
 
         `region` takes only those inside what a CSS selector finds. `nofollow` obeys the page's wish not to follow all,
-        or some, of its links."""
+        or some, of its links; without it, the job's setting counts."""
         if not self.is_html:
             return []
-        found = links.links(
+        nofollow = self._nofollow if nofollow is None else nofollow
+        found = links.find(self.tree, nofollow=nofollow)
+        self._base = links.effective_base(self.url, found.base)
+        if self._robots is None:
+            self._robots = self._directives(found.metas)
+        if nofollow and self._robots.nofollow:
+            return []
+        listed = links.links(
             self.tree,
+            found,
             self.url,
             encoding=self.encoding,
             region=region,
             nofollow=nofollow,
-            robots=[value for name, value in self.response.headers if name == "x-robots-tag"],
+            also=() if region else self._header_links(),
             max_links=max_links,
             memo=self._memo,
         )
-        self._base = found.base
-        self.cut = self.cut or found.cut
-        return found.urls
+        self.cut = self.cut or listed.cut
+        return listed.urls
 
     def follow(
         self,
@@ -258,9 +241,7 @@ class Page:
         """The request for the next page of a list, None on the last: by its Link header or an element with rel=next.
 
         Where the site says neither, a CSS selector finds the link."""
-        target: Target = paging.next_href(
-            self.tree if self.is_html else None, [value for name, value in self.headers if name == "link"]
-        )
+        target: Target = self.next or ""
         if not target and query:
             target = self.css(query)
         if not target:
@@ -311,6 +292,30 @@ class Page:
         address = (found.action or self.url).partition("#")[0].partition("?")[0]
         target = f"{address}?{forms.urlencoded(found.fields, found.charset)}"
         return self.follow(target, label=label, meta=meta, priority=priority)
+
+    def _directives(self, metas: list[tuple[str, str]]) -> Directives:
+        headers = self._all("x-robots-tag")
+        if not metas and not headers:
+            return directives.NONE
+        return directives.read(headers, metas, agent=self._robot, now=self.response.fetched_at)
+
+    def _header_links(self) -> list[str]:
+        """The pages that Link and Refresh headers lead to."""
+        found = []
+        for name, value in self.response.headers:
+            if name == "link":
+                related = header_relations((value,), self.url)
+                found += [each.url for each in related if links.is_followed(each.rels, each.attributes)]
+            elif name == "refresh" and (refresh := links.parse_refresh(value)) is not None and refresh[1]:
+                found += [url for url in (links.resolve(self.url, refresh[1]),) if url is not None]
+        return found
+
+    def _related(self, rel: str) -> str | None:
+        return next((relation.url for relation in self.relations if rel in relation.rels), None)
+
+    def _linked(self, rel: str) -> str | None:
+        href = paging.href_of(self.tree, rel) if self.is_html else ""
+        return links.resolve(self.base, links.encode_query(href, self.encoding)) if href else None
 
     def _markup(self) -> bytes:
         """The body in UTF-8, as far as it is safe to parse."""

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from urllib.parse import parse_qsl, urlencode
 
 from selectolax.lexbor import LexborHTMLParser
 
-MAX_HEADER = 65_536
-# One link of a Link header: the target, then parameters whose values may be quoted. No part can match in two ways.
-_LINK = re.compile(r'<([^<>]*)>((?:\s*;\s*[\w*!-]+\s*(?:=\s*(?:"[^"]*"|[^\s",;]*))?)*)')
-_PARAMETER = re.compile(r';\s*([\w*!-]+)\s*(?:=\s*(?:"([^"]*)"|([^\s",;]*)))?')
 
-
-def next_href(tree: LexborHTMLParser | None, link_headers: list[str]) -> str:
-    """Where the next page is, as the page itself says: by its Link header, or by an element with rel=next."""
-    for header in link_headers:
-        for target, parameters in _LINK.findall(header[:MAX_HEADER]):
-            for name, quoted, plain in _PARAMETER.findall(parameters):
-                if name.lower() == "rel" and "next" in (quoted or plain).lower().split():
-                    return str(target)
-    for node in tree.css("link[rel][href], a[rel][href]") if tree is not None else ():
-        if "next" in (node.attributes.get("rel") or "").lower().split():
+def href_of(tree: LexborHTMLParser, rel: str) -> str:
+    """The href of the first link in the text of a page with this `rel`; empty if there is none."""
+    for node in tree.css("a[rel][href], area[rel][href], link[rel][href]"):
+        if rel in (node.attributes.get("rel") or "").lower().split():
             return node.attributes.get("href") or ""
     return ""
 

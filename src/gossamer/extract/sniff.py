@@ -1,16 +1,42 @@
-"""Whether a body is HTML: by its type, and by a look at its first bytes, because types lie."""
+"""The type of a body by the WHATWG standard: what its headers say, and its first bytes where they say nothing."""
 
 from __future__ import annotations
 
-SNIFF_BYTES = 1024
+from collections.abc import Sequence
 
-_HTML_TYPES = frozenset({"text/html", "application/xhtml+xml", "application/vnd.wap.xhtml+xml"})
-_UNSURE_TYPES = frozenset(
-    {"", "text/plain", "application/octet-stream", "unknown/unknown", "*/*", "text/xml", "application/xml"}
+from gossamer.extract import mime
+
+HEAD_BYTES = 1445
+
+_UNKNOWN = frozenset({"", "unknown/unknown", "application/unknown", "*/*"})
+# An old Apache said these for whatever it did not know.
+_APACHE = frozenset(
+    {
+        "text/plain",
+        "text/plain; charset=ISO-8859-1",
+        "text/plain; charset=iso-8859-1",
+        "text/plain; charset=UTF-8",
+    }
 )
+_XHTML = frozenset({"application/xhtml+xml", "application/vnd.wap.xhtml+xml"})
 _SPACES = b"\t\n\f\r "
+_BINARY = bytes([*range(0x09), 0x0B, *range(0x0E, 0x1B), *range(0x1C, 0x20)])
+_BOMS = (b"\xfe\xff", b"\xff\xfe", b"\xef\xbb\xbf")
 
-# The first bytes of what is not a page, whatever its type says.
+_TAGS = b"<!doctype html|<html|<head|<script|<iframe|<h1|<div|<font|<table|<a|<style|<title|<b|<body|<br|<p"
+_HTML_STARTS = (*(tag + end for tag in _TAGS.split(b"|") for end in (b" ", b">")), b"<!--")
+_LONGEST_START = max(map(len, _HTML_STARTS))
+_PATTERNS = (
+    *((b"%PDF-", "application/pdf"), (b"%!PS-Adobe-", "application/postscript")),
+    *((b"\0\0\1\0", "image/x-icon"), (b"\0\0\2\0", "image/x-icon"), (b"BM", "image/bmp")),
+    *((b"GIF87a", "image/gif"), (b"GIF89a", "image/gif"), (b"\x89PNG\r\n\x1a\n", "image/png")),
+    *((b"\xff\xd8\xff", "image/jpeg"), (b"ID3", "audio/mpeg"), (b"OggS\0", "application/ogg")),
+    *((b"MThd\0\0\0\6", "audio/midi"), (b"\x1aE\xdf\xa3", "video/webm"), (b"\x1f\x8b\x08", "application/x-gzip")),
+    *((b"PK\3\4", "application/zip"), (b"Rar!\x1a\x07", "application/x-rar-compressed")),
+)
+_FORMS = {b"WEBPVP": "image/webp", b"AVI ": "video/avi", b"WAVE": "audio/wave"}
+
+# The first bytes of what is not a page though its type says so.
 _FOREIGN = (
     *(b"%PDF-", b"%!PS", b"SQLite format 3\0", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", b"ITSF"),
     *(b"PK\x03\x04", b"PK\x05\x06", b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a\x07"),
@@ -19,19 +45,62 @@ _FOREIGN = (
     *(b"OggS", b"fLaC", b"ID3", b"\xff\xfb", b"\x1aE\xdf\xa3", b"FLV\1", b"CWS", b"FWS", b"wOFF", b"wOF2"),
 )
 _LETTERS_ONLY = (b"BM", b"MZ", b"ID3", b"CWS", b"FWS", b"BZh", b"ITSF")
-_BINARY = bytes([*range(0x09), 0x0B, *range(0x0E, 0x1B), *range(0x1C, 0x20)])
-_TAGS = b"<!doctype html|<html|<head|<script|<iframe|<h1|<div|<font|<table|<a|<style|<title|<b|<body|<br|<p|<meta"
-_HTML_STARTS = tuple(_TAGS.split(b"|"))
 
 
-def is_html(body: bytes, content_type: str) -> bool:
-    """Whether to parse a body as HTML; reads at most its first KiB."""
-    kind = content_type.partition(";")[0].strip().lower()
-    if kind in _HTML_TYPES:
-        return not _foreign(body[:SNIFF_BYTES])
-    if kind not in _UNSURE_TYPES:
+def computed_type(body: bytes, content_types: Sequence[str] = (), *, nosniff: bool = False) -> str:
+    """The essence of the type that a browser would take the body for; reads at most its first 1445 bytes.
+
+    A type that is said counts, but for none at all, and for the `text/plain` of old servers, which may hide a file.
+    With `nosniff` a body without a type is not looked at for markup either."""
+    supplied = mime.of_headers(content_types)
+    head = body[:HEAD_BYTES]
+    if supplied is None or supplied.essence in _UNKNOWN:
+        return _unknown(head, scriptable=not nosniff)
+    if not nosniff and len(content_types) == 1 and content_types[0] in _APACHE:
+        return "text/plain" if head.startswith(_BOMS) or not _controls(head) else "application/octet-stream"
+    return supplied.essence
+
+
+def is_html(body: bytes, essence: str) -> bool:
+    """Whether to parse a body of this computed type as HTML: not if it is plainly something else."""
+    if essence == "text/html" or essence in _XHTML:
+        return not _foreign(body[:HEAD_BYTES])
+    if essence not in ("text/xml", "application/xml"):
         return False
-    return not _foreign(body[:SNIFF_BYTES]) and _looks_like_html(body[:SNIFF_BYTES])
+    # XHTML is XML whose elements say so themselves.
+    head = body[:HEAD_BYTES].lower()
+    return b"<html" in head and not _foreign(head)
+
+
+def is_text(essence: str) -> bool:
+    """Whether a body of this type is text: its bytes mean letters in some encoding."""
+    found = mime.parse(essence)
+    return essence.startswith("text/") or (found is not None and bool(found.groups & {"XML", "JSON", "JavaScript"}))
+
+
+def _unknown(head: bytes, *, scriptable: bool) -> str:
+    """The standard's rules for a body whose type nobody said."""
+    if scriptable:
+        start = head.lstrip(_SPACES)
+        if start[:_LONGEST_START].lower().startswith(_HTML_STARTS):
+            return "text/html"
+        if start.startswith(b"<?xml"):
+            return "text/xml"
+    if head.startswith(_BOMS):
+        return "text/plain"
+    for pattern, essence in _PATTERNS:
+        if head.startswith(pattern):
+            return essence
+    if head[:4] in (b"RIFF", b"FORM"):
+        form = head[8:14]
+        if head[:4] == b"FORM":
+            return "audio/aiff" if form[:4] == b"AIFF" else "application/octet-stream"
+        for mark, essence in _FORMS.items():
+            if form.startswith(mark):
+                return essence
+    if head[4:8] == b"ftyp" and any(head[at : at + 3] == b"mp4" for at in (8, *range(16, head[3], 4))):
+        return "video/mp4"
+    return "application/octet-stream" if _controls(head) else "text/plain"
 
 
 def _foreign(head: bytes) -> bool:
@@ -48,14 +117,3 @@ def _foreign(head: bytes) -> bool:
 def _controls(head: bytes) -> int:
     """How many bytes there are that no text has."""
     return len(head) - len(head.translate(None, _BINARY))
-
-
-def _looks_like_html(head: bytes) -> bool:
-    start = head.removeprefix(b"\xef\xbb\xbf").lstrip(_SPACES)
-    if start[:5] == b"<?xml":
-        return b"<html" in start.lower()
-    lowered = start[:16].lower()
-    if lowered.startswith(b"<!--"):
-        return True
-    ends = {b" ", b">", b"\n", b"\t", b"\r", b""}
-    return any(lowered.startswith(tag) and lowered[len(tag) : len(tag) + 1] in ends for tag in _HTML_STARTS)

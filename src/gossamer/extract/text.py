@@ -16,33 +16,45 @@ _BLOCK_TAGS = """
 _HIDDEN = frozenset(_HIDDEN_TAGS.split())
 _AROUND = _HIDDEN | {"nav", "aside", "footer", "form"}
 _BLOCKS = frozenset(_BLOCK_TAGS.split())
-_BREAK = "\0"
-"""Stands for the edge of a block; the parser lets no such character through."""
 _CELLS = frozenset({"td", "th", "button"})
+MAX_TITLE = 4096
+MAX_CHARACTERS = 32 * 1024 * 1024
+MAX_MAIN = 4 * 1024 * 1024
+_SLICE = 65_536
 
 
 def title_of(tree: LexborHTMLParser) -> str:
-    """The text of the document's `<title>`; one inside a picture is not it."""
+    """The text of the document's `<title>`, up to 4096 characters; one inside a picture is not it."""
     head = tree.head
     node = head.css_first("title") if head is not None else None
     if node is None:
         node = next((found for found in tree.css("title")[:8] if not _in_picture(found)), None)
-    return " ".join(node.text().split()) if node is not None else ""
+    return " ".join(node.text()[:_SLICE].split())[:MAX_TITLE].rstrip() if node is not None else ""
 
 
-def visible_text(tree: LexborHTMLParser, *, hidden: frozenset[str] = _HIDDEN) -> str:
+def visible_text(
+    tree: LexborHTMLParser, *, hidden: frozenset[str] = _HIDDEN, max_characters: int = MAX_CHARACTERS
+) -> str:
     """The text outside scripts, styles and the like: a line per block, no white space but single spaces."""
+    room = max_characters
+    lines: list[str] = []
     pieces: list[str] = []
     node: LexborNode | None = tree.body
     depth = 0
     while node is not None:
         if node.is_text_node:
-            pieces.append(node.text_content or "")
+            piece = (node.text_content or "")[:room]
+            pieces.append(piece)
+            room -= len(piece)
+            if room <= 0:
+                break
             below = None
         else:
             tag = node.tag or ""
-            if tag in _BLOCKS:
-                pieces.append(" " if tag in _CELLS else _BREAK)
+            if tag in _CELLS:
+                pieces.append(" ")
+            elif tag in _BLOCKS and pieces:
+                _end_line(pieces, lines)
             below = None if tag in hidden else node.first_child
         if below is not None:
             node, depth = below, depth + 1
@@ -50,15 +62,46 @@ def visible_text(tree: LexborHTMLParser, *, hidden: frozenset[str] = _HIDDEN) ->
         while depth and node is not None and node.next is None:
             node, depth = node.parent, depth - 1
             if node is not None and node.tag in _BLOCKS:
-                pieces.append(" " if node.tag in _CELLS else _BREAK)
+                if node.tag in _CELLS:
+                    pieces.append(" ")
+                elif pieces:
+                    _end_line(pieces, lines)
         node = node.next if depth and node is not None else None
-    lines = (" ".join(line.split()) for line in "".join(pieces).split(_BREAK))
-    return "\n".join(line for line in lines if line)
+    _end_line(pieces, lines)
+    return "\n".join(lines)
+
+
+def _end_line(pieces: list[str], lines: list[str]) -> None:
+    line = _single_spaced("".join(pieces))
+    pieces.clear()
+    if line:
+        lines.append(line)
+
+
+def _single_spaced(line: str) -> str:
+    """The line with single spaces. A long one is taken in slices: its words, all at once, would take much memory."""
+    if len(line) <= _SLICE:
+        return " ".join(line.split())
+    pieces: list[str] = []
+    is_apart = False
+    for start in range(0, len(line), _SLICE):
+        part = line[start : start + _SLICE]
+        words = " ".join(part.split())
+        if words:
+            if pieces and (is_apart or part[0].isspace()):
+                pieces.append(" ")
+            pieces.append(words)
+            is_apart = part[-1].isspace()
+        else:
+            is_apart = True
+    return "".join(pieces)
 
 
 def main_text(tree: LexborHTMLParser) -> str:
-    """The visible text without what surrounds it on every page of a site: menus, asides, forms and footers."""
-    return visible_text(tree, hidden=_AROUND)
+    """The visible text without what surrounds it on every page of a site: menus, asides, forms and footers.
+
+    To tell pages apart the first four million characters are enough."""
+    return visible_text(tree, hidden=_AROUND, max_characters=MAX_MAIN)
 
 
 def _in_picture(node: LexborNode) -> bool:

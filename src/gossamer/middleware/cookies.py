@@ -231,7 +231,7 @@ class CookieJar:
 
     def _expires_at(self, said: dict[str, str]) -> float:
         age = said.get("max-age", "")
-        if age.lstrip("-").isdecimal() and len(age) < 20:
+        if age.removeprefix("-").isdecimal() and age.isascii() and len(age) < 20:
             return self._clock.epoch() + int(age) if int(age) > 0 else -inf
         date = said.get("expires", "")
         parsed = parsedate_tz(date) if 0 < len(date) < 64 else None

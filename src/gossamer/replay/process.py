@@ -36,7 +36,7 @@ class Tally:
 
     async def run(self, page: StoredPage, extractor: Extractor) -> None:
         request, response = page.request, page.response
-        found = await extractor.extract(request, response)
+        found = await extractor.extract(request, response, known=page.row)
         row = row_of(request, response, found)
         _line(self._pages, row)
         for item in found.items:

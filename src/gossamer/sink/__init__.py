@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
+from gossamer.addresses import has_password, masked
 from gossamer.errors import ConfigError, SinkError, SinkFull
 from gossamer.settings import Settings
-from gossamer.sink.aside import AsideSink
 from gossamer.sink.base import Opening, Opens, Sink
 
 __all__ = [
@@ -22,11 +26,14 @@ __all__ = [
     "check_sinks",
     "finish_archives",
     "fleet_sinks",
+    "is_shared",
     "keeps_pages",
     "open_sinks",
     "shared_folder",
     "tree_folder",
+    "wants_segments",
 ]
+log = logging.getLogger("gossamer.sink")
 GROUP = "gossamer.sinks"
 """The entry points that name the sinks of other packages."""
 
@@ -37,6 +44,12 @@ class Kind(NamedTuple):
     code: str
     forms: tuple[str, ...]
     keeps_pages: bool = False
+    is_shared: bool = False
+    """Whether it is on a server, so that workers of all machines write to the same one."""
+
+
+_MYSQL, _POSTGRESQL = "gossamer.sink.mysql:open_mysql", "gossamer.sink.postgresql:open_postgresql"
+_STREAM = "gossamer.sink.stream:open_stream"
 
 
 KINDS: Mapping[str, Kind] = {
@@ -44,7 +57,24 @@ KINDS: Mapping[str, Kind] = {
     "csv": Kind("gossamer.sink.csv:open_csv", ("csv",)),
     "sqlite": Kind("gossamer.sink.sqlite:open_sqlite", ("sqlite", "sqlite:/path")),
     "warc": Kind("gossamer.sink.warc:open_warc", ("warc", "warc:/path"), keeps_pages=True),
+    "parquet": Kind("gossamer.sink.parquet:open_parquet", ("parquet", "parquet:/path", "parquet?by=day,site")),
     "folder": Kind("gossamer.sink.tree:open_tree", ("folder:/path",), keeps_pages=True),
+    "mysql": Kind(_MYSQL, ("mysql://user@host/database",), is_shared=True),
+    "mariadb": Kind(_MYSQL, ("mariadb://user@host/database",), is_shared=True),
+    "postgresql": Kind(_POSTGRESQL, ("postgresql://user@host/database",), is_shared=True),
+    "postgres": Kind(_POSTGRESQL, ("postgres://user@host/database",), is_shared=True),
+    **{
+        f"{form}{scheme}": Kind(
+            "gossamer.sink.objects:open_objects",
+            (f"{form}{scheme}://{'/path' if scheme == 'file' else 'bucket/prefix'}",),
+            keeps_pages=bool(form),
+            is_shared=True,
+        )
+        for form in ("", "warc+")
+        for scheme in ("s3", "gs", "az", "file")
+    },
+    "redis+stream": Kind(_STREAM, ("redis+stream://host:port/0?stream=NAME",), is_shared=True),
+    "rediss+stream": Kind(_STREAM, ("rediss+stream://host:port/0?stream=NAME",), is_shared=True),
 }
 
 
@@ -53,14 +83,20 @@ def check_sinks(names: Sequence[str]) -> None:
     if len(set(names)) < len(names):
         raise ConfigError("sink: the same one is named twice")
     for name in names:
-        kind, _, target = name.partition(":")
+        kind, target = _parted(name)
         own = KINDS.get(kind)
         if own is None:
             _find(name)
+        elif kind == "parquet":
+            from gossamer.sink.parquet import read_target
+
+            read_target(target)
         elif kind == "jsonl" and target.startswith("/"):
             continue
         elif not any(_fits(name, form) for form in own.forms):
-            raise ConfigError(f"sink {name!r}: there is no such sink", hint=f"it is written {' or '.join(own.forms)}")
+            raise ConfigError(
+                f"sink {masked(name)!r}: there is no such sink", hint=f"it is written {' or '.join(own.forms)}"
+            )
 
 
 def keeps_pages(names: Sequence[str]) -> bool:
@@ -68,8 +104,20 @@ def keeps_pages(names: Sequence[str]) -> bool:
     return any(
         own.keeps_pages if (own := KINDS.get(kind)) else bool(getattr(_find(name), "keeps_pages", False))
         for name in names
-        for kind in (name.partition(":")[0],)
+        for kind in (_parted(name)[0],)
     )
+
+
+def is_shared(names: Sequence[str]) -> bool:
+    """Whether workers of several machines can write to these: some are on servers, and none is of one machine alone."""
+    kinds = [(name, _is_on_a_server(name)) for name in names]
+    places = tuple(f"{kind}:/" for kind in ("warc", "folder", "jsonl", "parquet"))
+    return any(shared for _, shared in kinds) and all(shared or name.startswith(places) for name, shared in kinds)
+
+
+def wants_segments(names: Sequence[str]) -> bool:
+    """Whether a fleet's workers write segments: not where servers have all that was asked for."""
+    return not is_shared(names) or any(name.partition(":")[0] == "jsonl" for name in names)
 
 
 def tree_folder(names: Sequence[str]) -> Path | None:
@@ -88,39 +136,64 @@ def open_sinks(settings: Settings, folder: Path, marks: Mapping[str, int]) -> li
     check_sinks(names)
     if shared_folder(names) is not None:
         raise ConfigError("jsonl:/path is for a fleet's workers", hint="on one machine, --job /path keeps it all there")
-    return [*(_open(name, folder, settings, marks=marks) for name in names), AsideSink(folder, marks)]
+    return _joined([_open(name, folder, settings, marks=marks) for name in names])
 
 
 def fleet_sinks(settings: Settings, folder: Path, worker: str) -> list[Sink]:
     """What a worker of a fleet opens beside its segments, which stand for `jsonl`."""
     names = [name for name in settings.sink if name.partition(":")[0] != "jsonl"]
-    return [_open(name, folder, settings, worker=worker) for name in names]
+    return _joined([_open(name, folder, settings, worker=worker) for name in names])
 
 
-def finish_archives(settings: Settings, folder: Path) -> None:
-    """At the end of a fleet's job: finish the WARC files that killed workers of this machine left open.
+def _joined(sinks: list[Sink]) -> list[Sink]:
+    """Those that say where they put pages come before those that write it down, which are told of them."""
+    archives = [sink for sink in sinks if hasattr(sink, "placed")]
+    for sink in sinks:
+        if hasattr(sink, "archives"):
+            sink.archives = archives
+    return sorted(sinks, key=lambda sink: hasattr(sink, "archives"))
 
-    Not those of others: a shared folder may have no locks, and then a living worker looks like a dead one."""
+
+def finish_archives(settings: Settings, folder: Path, *, live: Collection[str] = ()) -> None:
+    """Finish the WARC and Parquet files that killed workers left open: here, or on a machine that does not come back.
+
+    `live` are the workers that the frontier has heard of lately. A shared folder may have no locks, and then a living
+    worker's file looks like a dead one's; on this machine a lock is enough."""
     for name in settings.sink:
-        kind, _, target = name.partition(":")
+        kind, target = _parted(name)
+        if kind == "parquet":
+            from gossamer.sink.parquet import finish_left_logs
+
+            finish_left_logs(target, folder, os.uname().nodename)
         if kind == "warc":
             from gossamer.sink.warc import FOLDER, finish_left, left_open
 
             for path in left_open(Path(target) if target else folder / FOLDER):
-                if os.uname().nodename in path.name:
-                    finish_left(path)
+                lives = any(quote(f"-{worker}-", safe="") in path.name for worker in live)
+                if not lives or os.uname().nodename in path.name:
+                    # Another one that ends at the same time may be quicker.
+                    with suppress(FileNotFoundError):
+                        finish_left(path)
 
 
 def _open(
     name: str, folder: Path, settings: Settings, *, marks: Mapping[str, int] | None = None, worker: str = ""
 ) -> Sink:
-    target = name.partition(":")[2]
-    return _find(name)(Opening(target=target, folder=folder, settings=settings, marks=marks, worker=worker))
+    kind, target = _parted(name)
+    if has_password(name):
+        log.warning("the password in %s is kept with the job's settings; ${NAME} is not", masked(name))
+    opening = Opening(kind=kind, target=target, folder=folder, settings=settings, marks=marks, worker=worker)
+    return _find(name)(opening)
+
+
+def _is_on_a_server(name: str) -> bool:
+    own = KINDS.get(_parted(name)[0])
+    return own.is_shared if own is not None else bool(getattr(_find(name), "is_shared", False))
 
 
 def _find(name: str) -> Opens:
     """What opens a sink of this name: ours, or one that an installed package offers."""
-    kind = name.partition(":")[0]
+    kind = _parted(name)[0]
     if kind in KINDS:
         module, _, function = KINDS[kind].code.partition(":")
         opens: Opens = getattr(import_module(module), function)
@@ -130,9 +203,21 @@ def _find(name: str) -> Opens:
         return loaded  # type: ignore[no-any-return]
     forms = ", ".join(form for own in KINDS.values() for form in own.forms)
     raise ConfigError(
-        f"sink {name!r}: there is no such sink", hint=f"there are {forms}, and what installed packages offer as {GROUP}"
+        f"sink {masked(name)!r}: there is no such sink",
+        hint=f"there are {forms}, and what installed packages offer as {GROUP}",
     )
 
 
+def _parted(name: str) -> tuple[str, str]:
+    """The kind of a sink, and what stands behind it: a place, options, or both."""
+    found = re.match(r"([^:?]*):?(.*)", name, re.DOTALL)
+    return (found[1], found[2]) if found else (name, "")
+
+
 def _fits(name: str, form: str) -> bool:
-    return name.startswith(form.removesuffix("path")) if form.endswith("path") else name == form
+    """Whether a name is written like that: alike up to the first word that stands for something."""
+    head, word = (
+        re.split(r"(?=path|user@|host|bucket)", form, maxsplit=1)[0],
+        re.search(r"path|user@|host|bucket", form),
+    )
+    return name.startswith(head) and len(name) > len(head) if word else name == form

@@ -35,6 +35,8 @@ class Sink(Protocol):
 class Opening:
     """What a sink is told when it is opened."""
 
+    kind: str = ""
+    """What stands before the colon of its name."""
     target: str
     """What stands behind the colon of its name: /path in warc:/path, //host/db in mysql://host/db."""
     folder: Path

@@ -79,7 +79,7 @@ def gather(folder: Path, *, all_visits: bool = False) -> Iterator[Record]:
     for path, size in parts:
         begins.append(count)
         for stamp, _ in _lines(path, size):
-            words.add(_visit(stamp) if all_visits else stamp.key, 0 if all_visits else stamp.token)
+            words.add(visit_of(stamp.key, stamp.token) if all_visits else stamp.key, 0 if all_visits else stamp.token)
             count += 1
     counts = words.settled()
     # What was written since then is not read: its place is not known.
@@ -89,9 +89,9 @@ def gather(folder: Path, *, all_visits: bool = False) -> Iterator[Record]:
                 yield _decode(line)
 
 
-def _visit(stamp: Stamp) -> int:
+def visit_of(key: int, token: int) -> int:
     """Key and token as one number of 64 bits."""
-    return (stamp.key * 0x9E3779B97F4A7C15 + stamp.token) % (1 << 64)
+    return (key * 0x9E3779B97F4A7C15 + token) % (1 << 64)
 
 
 def _lines(path: Path, size: int) -> Iterator[tuple[Stamp, bytes]]:

@@ -59,8 +59,8 @@ class TreeSink:
         if record.page.location:
             found = (record.page.location,)
         try:
-            if record.page.status == 304:
-                # The page that is there is still the page.
+            if record.page.status == 304 or record.page.copy_of is not msgspec.UNSET:
+                # The page that is there is still the page; and of a copy another page is kept.
                 return
             if record.page.status == 0 or record.page.status >= 400 or record.page.error:
                 self._put(ERRS, place, b"")

@@ -40,13 +40,16 @@ class Placed(NamedTuple):
     file: str
     offset: int
     length: int
+    is_revisit: bool = False
+    """Whether the body is not there, but in a record before it."""
 
 
 class WarcSink:
     """WARC files of about `max_bytes` each in a folder; the one that is being written is named `.open`.
 
     Each start begins a new file. What a killed one left is cut to what counts, indexed, and loses its `.open`: with
-    `marks` the frontier says what counts; without them it is every visit that is there whole."""
+    `marks` the frontier says what counts; without them it is every visit that is there whole. `moves_away`: somebody
+    takes finished files out of the folder."""
 
     def __init__(
         self,
@@ -57,10 +60,14 @@ class WarcSink:
         max_bytes: int,
         about: Sequence[tuple[str, str]] = (),
         home: Path | None = None,
+        moves_away: bool = False,
         clock: Clock | None = None,
     ) -> None:
         self._folder = folder
         self._home = home or folder
+        self.where = self._mark(folder)
+        """The folder, as the job's files name it."""
+        self._moves_away = moves_away
         self._prefix = quote(prefix, safe="")
         self._max_bytes = max_bytes
         self._about = about
@@ -76,9 +83,9 @@ class WarcSink:
             self._recover(marks)
         except OSError as error:
             raise disk.in_words(error) from error
-        self._number = 1 + max(
-            (int(found[1]) for found in map(self._numbered, os.listdir(folder)) if found), default=-1
-        )
+        # Files that were moved away are known by their marks: no other gets their names.
+        names = (*os.listdir(folder), *(Path(mark).name for mark in marks or ()))
+        self._number = 1 + max((int(found[1]) for found in map(self._numbered, names) if found), default=-1)
 
     async def write(self, records: Sequence[Record]) -> Mapping[str, int]:
         return await asyncio.get_running_loop().run_in_executor(None, self._write, records)
@@ -95,6 +102,7 @@ class WarcSink:
     def _close(self) -> None:
         try:
             with self._lock:
+                self._files = [file for file in self._files if file.is_ours()]
                 while self._files:
                     self._files[0].finish()
                     del self._files[0]
@@ -108,6 +116,8 @@ class WarcSink:
 
     def _store(self, records: Sequence[Record]) -> dict[str, int]:
         self.placed = {}
+        # One that was taken for dead, and whose file another has finished, goes on with a new one.
+        self._files = [file for file in self._files if file.is_ours()]
         before = [(file, file.size) for file in self._files]
         try:
             # Only now is it certain that the last call counts, and files are not taken up again once finished.
@@ -173,7 +183,8 @@ class WarcSink:
             if path.parent != self._folder or not mark.endswith(SUFFIX):
                 continue
             if not path.exists():
-                log.warning("%s was written earlier and is not there any more", path)
+                if not self._moves_away:
+                    log.warning("%s was written earlier and is not there any more", path)
             elif path.stat().st_size != size:
                 self._settle(path, size)
 
@@ -219,6 +230,14 @@ class _File:
         """Where the next record begins."""
         return self.size + len(self._data)
 
+    def is_ours(self) -> bool:
+        """Whether nobody else has finished it; if so, it is let go of."""
+        if self._open_path.exists():
+            return True
+        os.close(self._file)
+        os.close(self._index)
+        return False
+
     def add(
         self,
         record: Record,
@@ -227,7 +246,9 @@ class _File:
     ) -> None:
         answer, members = made
         if answer is not None:
-            place = placed[record.key, record.token] = Placed(self.path.name, self.end, len(members[0]))
+            place = placed[record.key, record.token] = Placed(
+                self.path.name, self.end, len(members[0]), answer.is_revisit
+            )
             capture = warc_index.Capture(
                 url=answer.url,
                 mime="warc/revisit" if answer.is_revisit else answer.mime,

@@ -77,7 +77,7 @@ class Captures:
         for record in read_records(self.path):
             if record.kind in ("response", "revisit"):
                 # Up to the end of its HTTP head a line needs it, and no further.
-                headers = {**record.headers, "warc-target-uri": record.url}
+                headers = {**record.headers(), "warc-target-uri": record.url}
                 named = "".join(f"{key}: {value}\r\n" for key, value in headers.items()).encode()
                 head = record.head(_HEAD_BYTES)
                 member = warc_index.Member(record.offset, 0, b"WARC/1.1\r\n" + named + b"\r\n" + head + b"\r\n\r\n")

@@ -26,24 +26,45 @@ _FIELD = re.compile(rb"^([^:\r\n]+):[ \t]*([^\r\n]*(?:\r?\n[ \t][^\r\n]*)*)", re
 
 
 class WarcRecord:
-    """One record: its headers, names in lower case, and its block, which is read from the file as it is asked for."""
+    """One record: its headers, and its block, which is read from the file as it is asked for."""
 
-    __slots__ = ("_left", "_reader", "headers", "kind", "length", "offset")
+    __slots__ = ("_left", "_lines", "_lowered", "_reader", "kind", "length", "offset")
 
-    def __init__(self, offset: int, headers: dict[str, str], length: int, reader: Reader) -> None:
+    def __init__(self, offset: int, lines: bytes, reader: Reader) -> None:
         self.offset = offset
         """Where in the file it begins."""
-        self.headers = headers
-        self.kind = headers.get("warc-type", "")
-        self.length = length
-        """Bytes of the block."""
-        self._left = length
+        self._lines = lines
+        self._lowered = lines.lower()
         self._reader = reader
+        self.kind = self.header("warc-type")
+        length = self.header("content-length")
+        if not length.isdecimal() or not length.isascii():
+            raise reader.fault("the record does not say how long it is")
+        self.length = self._left = int(length)
+        """Bytes of the block."""
+
+    def header(self, name: str, default: str = "") -> str:
+        """A header by its name in lower case."""
+        start = self._lowered.find(f"\n{name}:".encode())
+        if start < 0:
+            return default
+        start += len(name) + 2
+        end = self._lines.find(b"\n", start)
+        while end >= 0 and self._lines[end + 1 : end + 2] in (b" ", b"\t"):
+            end = self._lines.find(b"\n", end + 1)
+        return self._lines[start : end if end >= 0 else None].strip().decode("utf-8", "replace")
+
+    def headers(self) -> dict[str, str]:
+        """All of them, names in lower case."""
+        found = _FIELD.findall(self._lines.partition(b"\n")[2])
+        return {
+            name.strip().decode("latin-1").lower(): value.strip().decode("utf-8", "replace") for name, value in found
+        }
 
     @property
     def url(self) -> str:
         """The URL that the record is about; empty if there is none."""
-        return self.headers.get("warc-target-uri", "").strip().removeprefix("<").removesuffix(">")
+        return self.header("warc-target-uri").removeprefix("<").removesuffix(">")
 
     def head(self, limit: int = _HEAD_BYTES) -> bytes:
         """The HTTP head that the block begins with, without the empty line behind it; what follows is the body."""
@@ -154,14 +175,7 @@ class Reader:
         head, _ = self.until_empty_line(_HEAD_BYTES)
         if not head.startswith(b"WARC/"):
             raise self.fault("this is no WARC record")
-        headers = {
-            name.strip().decode("latin-1").lower(): value.decode("utf-8", "replace").strip()
-            for name, value in _FIELD.findall(head)
-        }
-        length = headers.get("content-length", "")
-        if not length.isdecimal() or not length.isascii():
-            raise self.fault("the record does not say how long it is")
-        return WarcRecord(self.offset, headers, int(length), self)
+        return WarcRecord(self.offset, head, self)
 
     def _end(self) -> None:
         """Behind a record's block: in a compressed file its member must end there too."""

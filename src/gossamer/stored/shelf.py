@@ -146,8 +146,8 @@ class Shelf:
             if record.kind in ("response", "revisit"):
                 if record.offset != version.offset:
                     break
-                answer_id = record.headers.get("warc-record-id", "")
-            elif record.headers.get("warc-concurrent-to", answer_id) != answer_id:
+                answer_id = record.header("warc-record-id", "")
+            elif record.header("warc-concurrent-to", answer_id) != answer_id:
                 break
             elif record.kind == "request":
                 method = record.head().partition(b" ")[0].decode("latin-1")
@@ -164,9 +164,9 @@ class Shelf:
 
     def _origin(self, record: WarcRecord) -> Version:
         """Where the body is that a revisit record does not repeat: the one it names, or one with the same digest."""
-        url = record.headers.get("warc-refers-to-target-uri", record.url)
-        digest = record.headers.get("warc-payload-digest", "")
-        at = epoch(record.headers.get("warc-refers-to-date", ""))
+        url = record.header("warc-refers-to-target-uri", record.url)
+        digest = record.header("warc-payload-digest", "")
+        at = epoch(record.header("warc-refers-to-date", ""))
         held = [one for one in self.versions(url) if not one.is_revisit and (not digest or one.digest == digest)]
         if not held:
             raise ArchiveError(

@@ -84,9 +84,9 @@ class Visits:
             if record.kind in ("response", "revisit"):
                 if page is not None:
                     yield page
-                answer_id = record.headers.get("warc-record-id", "")
+                answer_id = record.header("warc-record-id", "")
                 page = self._answer(record) if record.offset not in self._skip else None
-            elif page is None or record.headers.get("warc-concurrent-to", answer_id) != answer_id:
+            elif page is None or record.header("warc-concurrent-to", answer_id) != answer_id:
                 continue
             elif record.kind == "request":
                 page = _asked(page, record)
@@ -97,7 +97,7 @@ class Visits:
             yield page
 
     def _answer(self, record: WarcRecord) -> StoredPage | None:
-        if "http" not in record.headers.get("content-type", "http") or not record.url.startswith("http"):
+        if "http" not in record.header("content-type", "http") or not record.url.startswith("http"):
             return None
         head = read_head(record)
         if head is None or not head.is_page:
@@ -115,7 +115,7 @@ class Visits:
             status=head.status,
             headers=head.headers,
             body=body,
-            fetched_at=epoch(record.headers.get("warc-date", "")),
+            fetched_at=epoch(record.header("warc-date", "")),
             file=str(self._path),
             offset=record.offset,
         )

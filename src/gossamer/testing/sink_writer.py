@@ -29,6 +29,7 @@ class Order(NamedTuple):
     marks: Mapping[str, int] | None = None
     size: int = 200
     opens: str = ""
+    kind: str = ""
     target: str = ""
     ending: str = "close"
     """`close`; `kill`: at once when the last `write` has returned; `unsaid`: after one more of which nobody hears;
@@ -47,7 +48,9 @@ def opened(order: Order, folder: Path) -> Sink:
     target = order.target.replace("{folder}", str(folder))
     worker = "" if order.marks is not None else "one"
     settings = Settings(archive_bytes=150_000)
-    return opens(Opening(target=target, folder=folder, settings=settings, marks=order.marks, worker=worker))
+    return opens(
+        Opening(kind=order.kind, target=target, folder=folder, settings=settings, marks=order.marks, worker=worker)
+    )
 
 
 def open_segments(opening: Opening) -> SegmentSink:

@@ -80,6 +80,8 @@ class SinkSuite:
 
     opens = ""
     """`package.module:name` of what opens the sink: called with an `Opening`, in other processes too."""
+    kind = ""
+    """What stands before the colon of its name, for who is opened by several."""
     target = ""
     """What stands behind the colon of its name; `{folder}` is the job's folder."""
     fleet = False
@@ -225,7 +227,7 @@ class SinkSuite:
 
     def _order(self, order: Order) -> Order:
         marks = None if self.fleet else order.marks or {}
-        return order._replace(opens=self.opens, target=self.target, marks=marks)
+        return order._replace(opens=self.opens, kind=self.kind, target=self.target, marks=marks)
 
     def _no_marks(self) -> Mapping[str, int] | None:
         return None if self.fleet else {}

@@ -7,9 +7,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from gossamer import addresses
 from gossamer.errors import ConfigError, FrontierError
 from gossamer.frontier.sql.database import CARGO, schema, statements
-from gossamer.frontier.sql.mysql_text import PARTS, address, beyond, is_too_old, literal, quoted, written
+from gossamer.frontier.sql.mysql_text import PARTS, beyond, is_too_old, literal, quoted, written
 
 try:
     import asyncmy
@@ -47,7 +48,7 @@ class MySQL:
 
     def __init__(self, url: str) -> None:
         self.shard = 0
-        self._address, self.server = address(url)
+        self._address, self.server = addresses.mysql(url)
         self._statements = {name: PARTS.split(text) for name, text in statements("mysql.sql").items()}
         self._connection: Any = None
         self._pending: list[str] = []

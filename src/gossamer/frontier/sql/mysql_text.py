@@ -1,15 +1,12 @@
-"""Statements for MariaDB and MySQL as text, values and all; and what an address of such a server says."""
+"""Statements for MariaDB and MySQL as text, values and all."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
-
-from gossamer.errors import ConfigError
 
 PARTS = re.compile(r"\$(\d+|rows|text|json2|json|a|b)\b")
 _encode = msgspec.json.Encoder().encode
@@ -69,36 +66,3 @@ def is_too_old(version: str) -> bool:
     if found is None:
         return False
     return (int(found[1]), int(found[2])) < ((10, 6) if "maria" in version.lower() else (8, 0))
-
-
-def address(url: str) -> tuple[dict[str, Any], str]:
-    """What the driver takes, and how the server is called where others may read it."""
-    try:
-        parts = urlsplit(url)
-        options = dict(parse_qsl(parts.query))
-        socket = options.pop("socket", "") or options.pop("unix_socket", "")
-        port = parts.port or 3306
-        host = unquote(parts.hostname or "") or "localhost"
-        tls = options.pop("ssl", "")
-    except ValueError:
-        # Said without its words: they may hold a piece of the password.
-        raise ConfigError(
-            "the frontier's address is not one that MySQL has",
-            hint="write mysql://user:password@host:port/database, with %2F for a / in the password",
-        ) from None
-    if options:
-        raise ConfigError(
-            f"the frontier's address has options that are not known: {', '.join(sorted(options))}",
-            hint="socket and ssl are",
-        )
-    database = unquote(parts.path.lstrip("/"))
-    if not database:
-        raise ConfigError("the frontier's address names no database", hint="write mysql://user:password@host/database")
-    found: dict[str, Any] = {"database": database, "user": unquote(parts.username or "") or None}
-    if parts.password:
-        found["password"] = unquote(parts.password)
-    if tls:
-        found["ssl"] = {"ca": tls} if tls not in ("1", "true", "yes") else {"check_hostname": False}
-    if socket:
-        return {**found, "unix_socket": socket}, f"mysql://{socket}/{database}"
-    return {**found, "host": host, "port": port}, f"mysql://{host}:{port}/{database}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
 
+from gossamer import addresses
 from gossamer.errors import ConfigError, FrontierError, JobMissing, SchemaMismatch, Unavailable
 from gossamer.frontier.sql.database import CARGO, schema, statements
 
@@ -61,7 +61,7 @@ class PostgreSQL:
 
     def __init__(self, url: str) -> None:
         self.shard = 0
-        self._address, self.server = _address(url)
+        self._address, self.server = addresses.postgresql(url)
         self._statements = statements("postgresql.sql")
         self._connection: asyncpg.Connection[Any] | None = None
         self._news: dict[int, asyncio.Event] = {}
@@ -352,36 +352,3 @@ def _element(value: Any) -> str:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [""])[0][:300]
-
-
-def _address(url: str) -> tuple[dict[str, Any], str]:
-    """What the driver takes, and how the server is called where others may read it."""
-    try:
-        parts = urlsplit(url)
-        options = dict(parse_qsl(parts.query))
-        host: str | None = options.pop("host", "") or unquote(parts.hostname or "") or None
-        port = int(options.pop("port", 0)) or parts.port
-        sslmode = options.pop("sslmode", "")
-    except ValueError:
-        # Said without its words: they may hold a piece of the password.
-        raise ConfigError(
-            "the frontier's address is not one that PostgreSQL has",
-            hint="write postgresql://user:password@host:port/database, with %2F for a / in the password",
-        ) from None
-    if options:
-        raise ConfigError(
-            f"the frontier's address has options that are not known: {', '.join(sorted(options))}",
-            hint="host, port and sslmode are",
-        )
-    found: dict[str, Any] = {"database": unquote(parts.path.lstrip("/")) or None}
-    if host:
-        found["host"] = host
-    if port:
-        found["port"] = port
-    if parts.username:
-        found["user"] = unquote(parts.username)
-    if parts.password:
-        found["password"] = unquote(parts.password)
-    if sslmode:
-        found["ssl"] = sslmode
-    return found, f"postgresql://{host or 'localhost'}{f':{port}' if port else ''}/{found['database'] or ''}"

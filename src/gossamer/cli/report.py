@@ -1,0 +1,77 @@
+"""The command that writes a report of a job, and the one that a crawl leaves at its end."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import click
+
+from gossamer import job as jobs
+from gossamer.cli.exits import Exit
+from gossamer.cli.start import run
+from gossamer.cli.terminal import put, say
+from gossamer.clock import SystemClock
+from gossamer.errors import GossamerError
+from gossamer.inquiry import inquire
+from gossamer.report import Tally, render, stored_rows
+from gossamer.report.rows import REPORT, has_rows
+
+log = logging.getLogger("gossamer.report")
+
+
+@click.command()
+@click.argument("name", metavar="JOB|DIR")
+@click.option("--frontier", default="", metavar="URL", envvar="GOSSAMER_FRONTIER", help="The fleet's, if it is one's.")
+@click.option("--out", default="", metavar="FILE|-", help="Where to write it.  [default: report.html of the job]")
+def report(name: str, frontier: str, out: str) -> int:
+    """Write a report of a job with pictures: one HTML file that needs nothing else.
+
+    It tells progress, answers, depth, sizes, times, links between sites, the busiest sites, and failures with examples.
+    """
+    folder = run(_results(name, frontier)) if frontier else jobs.folder_of(name, ())
+    page = _page(folder, jobs.folder_of(name, ()).name).encode()
+    if out == "-":
+        put(page)
+        return Exit.OK
+    path = Path(out) if out else folder / REPORT
+    _write(path, page)
+    say(f"report    {path}")
+    return Exit.OK
+
+
+async def _results(name: str, frontier: str) -> Path:
+    async with inquire(name, frontier) as asked:
+        return asked.folder
+
+
+def leave_report(folder: Path) -> Path | None:
+    """The report that a crawl leaves beside its files; that it cannot be written is no reason to fail."""
+    if not has_rows(folder):
+        return None
+    path = folder / REPORT
+    try:
+        _write(path, _page(folder, folder.name).encode())
+    except (GossamerError, OSError) as error:
+        log.warning("no report was written: %s", error)
+        return None
+    return path
+
+
+def _page(folder: Path, job: str) -> str:
+    tally = Tally()
+    for row in stored_rows(folder):
+        tally.add(row)
+    return render(tally, job=job, facts={}, made_at=SystemClock().epoch())
+
+
+def _write(path: Path, data: bytes) -> None:
+    """All of it or nothing: who has the old report open keeps it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,233 @@
+"""The command that takes over what other crawlers and archives left: queues, dupefilters, lists, sitemaps, WARC."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gossamer import job as jobs
+from gossamer.addresses import masked
+from gossamer.cli.exits import Exit
+from gossamer.cli.options import given, settings_options
+from gossamer.cli.start import read_settings, run
+from gossamer.cli.terminal import plain, say
+from gossamer.clock import SystemClock
+from gossamer.engine.pulse import is_live
+from gossamer.errors import ConfigError
+from gossamer.fleet import SCHEMES, open_fleet
+from gossamer.frontier.base import Fleet
+from gossamer.frontier.local import LocalFrontier
+from gossamer.frontier.sqlite import open_sqlite
+from gossamer.imports.findings import Finding, Found
+from gossamer.imports.intake import Intake, Maker, PageMaker, Tally
+from gossamer.imports.listings import read_cdxj, read_list, read_sitemap, read_warc
+from gossamer.imports.scrapy_state import is_jobdir, read_jobdir, read_scrapy_redis
+from gossamer.settings import Settings
+
+KINDS = ("list", "sitemap", "warc", "cdxj", "jobdir", "scrapy-redis")
+_IMPORTER = "import"
+
+
+@click.command("import")
+@click.argument("name", metavar="JOB")
+@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+@click.option("--from", "kind", type=click.Choice(KINDS), help="What the sources are.  [default: as they look]")
+@click.option(
+    "--frontier", default="", metavar="URL", envvar="GOSSAMER_FRONTIER", help="Where the job is, if not here."
+)
+@click.option("--done", is_flag=True, help="The URLs of a list were fetched before: they are known, and not queued.")
+@click.option("--scrapy", "for_scrapy", is_flag=True, help="The job is that of the Scrapy project in this folder.")
+@click.option(
+    "--source-spider", default="", metavar="NAME", help="Whose keys to read from scrapy-redis.  [default: JOB]"
+)
+@click.option("--queue-key", default="", metavar="KEY", help="The queue of scrapy-redis.  [default: NAME:requests]")
+@click.option(
+    "--dupefilter-key", default="", metavar="KEY", help="The dupefilter of scrapy-redis.  [default: NAME:dupefilter]"
+)
+@settings_options
+def take(
+    name: str,
+    sources: tuple[str, ...],
+    kind: str | None,
+    frontier: str,
+    done: bool,
+    for_scrapy: bool,
+    source_spider: str,
+    queue_key: str,
+    dupefilter_key: str,
+    **options: Any,
+) -> int:
+    """Take over what another crawler left, or know what an archive has.
+
+    \b
+    gossamer import news urls.txt              queue a list of URLs; - is standard input, --done: fetched before
+    gossamer import news sitemap.xml           queue what a sitemap lists, in a file or at a URL
+    gossamer import news crawl.warc.gz         know the pages of an archive, with their dates; a .cdxj too
+    gossamer import shop crawls/shop-1         queue what waits in a JOBDIR of Scrapy, know what it has seen
+    gossamer import shop redis://host:6379/0   the same for a spider of scrapy-redis
+
+    Nothing in the sources is changed, and nothing of them is run: pickles are read as data.
+    """
+    kinds = {source: kind or kind_of(source) for source in sources}
+
+    def findings() -> Iterator[Finding]:
+        for source, what in kinds.items():
+            if what == "scrapy-redis":
+                yield from read_scrapy_redis(source, source_spider or name, queue=queue_key, dupefilter=dupefilter_key)
+            else:
+                yield from _read(source, what, done)
+
+    quiet = all(what == "sitemap" or (what == "list" and not done) for what in kinds.values())
+    work = _Work(name, frontier, given(options), for_scrapy, "scrapy-redis" in kinds.values(), must_rest=not quiet)
+    tally = run(work.take(findings()))
+    _tell(name, tally)
+    return Exit.SOME_FAILED if tally.counts["refused"] else Exit.OK
+
+
+def kind_of(source: str) -> str:
+    """What a source looks like; ConfigError if that says nothing."""
+    if re.match(r"rediss?://|unix://", source):
+        return "scrapy-redis"
+    if source == "-":
+        return "list"
+    if re.match(r"https?://", source):
+        return "sitemap"
+    path = Path(source)
+    if not path.exists():
+        raise ConfigError(f"{source} does not exist")
+    if path.is_dir():
+        if is_jobdir(path):
+            return "jobdir"
+        raise ConfigError(f"{source} is a folder, but no JOBDIR of Scrapy", hint="name the files in it")
+    name = path.name.lower().removesuffix(".gz")
+    for ending, what in ((".warc", "warc"), (".cdxj", "cdxj"), (".cdx", "cdxj"), (".xml", "sitemap"), (".txt", "list")):
+        if name.endswith(ending):
+            return what
+    raise ConfigError(f"{source}: its name does not say what it is", hint=f"--from {'|'.join(KINDS)}")
+
+
+def _read(source: str, kind: str, done: bool) -> Iterator[Finding]:
+    path = Path(source)
+    if kind == "jobdir":
+        return read_jobdir(path)
+    if kind == "warc":
+        return read_warc(path)
+    if kind == "cdxj":
+        return read_cdxj(path)
+    if kind == "sitemap":
+        is_remote = re.match(r"https?://", source)
+        return iter((Found(source, is_sitemap=True),)) if is_remote else read_sitemap(path)
+    return _lines(source, done)
+
+
+def _lines(source: str, done: bool) -> Iterator[Finding]:
+    if source == "-":
+        yield from read_list(sys.stdin, is_done=done)
+        return
+    with open(source, encoding="utf-8", errors="replace") as file:
+        yield from read_list(file, is_done=done)
+
+
+class _Work:
+    """One import: opens the job, makes it if it is new, and takes the findings in."""
+
+    def __init__(
+        self, name: str, url: str, values: dict[str, Any], for_scrapy: bool, from_redis: bool, *, must_rest: bool
+    ) -> None:
+        self._name = name
+        self._url = url
+        self._values = values
+        self._for_scrapy = for_scrapy
+        self._from_redis = from_redis
+        self._must_rest = must_rest
+
+    async def take(self, findings: Iterator[Finding]) -> Tally:
+        frontier, settings, maker = await self._open()
+        try:
+            shards = 1
+            if not isinstance(frontier, LocalFrontier):
+                shards = len(await frontier.shards())
+                await self._check_rest(frontier)
+                await frontier.abandon(_IMPORTER)
+            before = (await frontier.counts()).job
+            await frontier.steer("running")
+            intake = Intake(frontier, settings, maker, clock=SystemClock(), shards=shards)
+            try:
+                return await intake.take(findings)
+            finally:
+                if before == "paused":
+                    await frontier.steer("paused")
+        finally:
+            await frontier.aclose()
+
+    async def _open(self) -> tuple[Fleet | LocalFrontier, Settings, Maker]:
+        if self._for_scrapy:
+            return await self._open_project()
+        if self._url.startswith(SCHEMES):
+            fleet = await open_fleet(self._url, self._name, read_settings(None, self._values), worker_name=_IMPORTER)
+            return fleet, fleet.settings, PageMaker(fleet.settings, fleet.secret)
+        if self._url not in ("", "sqlite"):
+            raise ConfigError(
+                f"{masked(self._url)}: no such frontier", hint="redis://, postgresql://, mysql://, folder:/"
+            )
+        folder = jobs.folder_of(self._name, ())
+        settings = read_settings(folder, self._values)
+        frontier = open_sqlite(folder / jobs.FRONTIER, settings, clock=SystemClock())
+        jobs.save_settings(folder, settings)
+        return frontier, settings, PageMaker(settings, frontier.secret)
+
+    async def _open_project(self) -> tuple[Fleet | LocalFrontier, Settings, Maker]:
+        from gossamer.scrapy.intake import ScrapyMaker, project_settings
+        from gossamer.scrapy.options import open_frontier, read_options
+
+        project = project_settings()
+        told = {**project.getdict("GOSSAMER_SETTINGS"), **self._values}
+        project.set("GOSSAMER_SETTINGS", told, "cmdline")
+        project.set("GOSSAMER_WORKER", _IMPORTER, "cmdline")
+        project.set("GOSSAMER_JOB", self._name, "cmdline")
+        if self._url:
+            project.set("GOSSAMER_FRONTIER", self._url, "cmdline")
+        options = read_options(project, self._name)
+        frontier = await open_frontier(options)
+        settings = options.settings if isinstance(frontier, LocalFrontier) else frontier.settings
+        maker = ScrapyMaker(project, frontier.secret, site_by=settings.site_by, from_scrapy_redis=self._from_redis)
+        return frontier, settings, maker
+
+    async def _check_rest(self, fleet: Fleet) -> None:
+        """What was fetched before is settled here, and must not be leased to anybody meanwhile."""
+        at_work = [pulse.worker for pulse in await fleet.workers() if is_live(pulse)]
+        if at_work and self._must_rest:
+            raise ConfigError(
+                f"job {self._name!r} is at work: {', '.join(at_work[:5])}", hint="stop its workers, import, start them"
+            )
+        if self._url.startswith("folder:/") and self._for_scrapy and self._must_rest:
+            raise ConfigError(
+                "fingerprints cannot be taken over into a folder: each of its shards knows its own sites only",
+                hint="use redis://, postgresql://, mysql:// or sqlite:",
+            )
+
+
+def _tell(name: str, tally: Tally) -> None:
+    counts = tally.counts
+    words = (
+        ("queued", "queued"),
+        ("done", "known as fetched"),
+        ("seen", "fingerprints known"),
+        ("known", "known before"),
+    )
+    say(f"{name}: " + ", ".join(f"{counts[word]:,} {text}" for word, text in words if counts[word] or word == "queued"))
+    if counts["lost"]:
+        say(
+            f"{counts['lost']:,} fingerprints were left out: no address can be made of them, so pages that they stand "
+            "for are fetched again where they are linked"
+        )
+        say("hint: for the job of a Scrapy project use --scrapy; or give the URLs that were fetched, with --done")
+    for what, why in tally.unread:
+        say(f"left out: {plain(what)}: {plain(why)}")
+    if counts["refused"] > len(tally.unread):
+        say(f"left out: {counts['refused'] - len(tally.unread):,} more")

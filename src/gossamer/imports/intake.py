@@ -1,0 +1,242 @@
+"""How findings become a job's own: requests are queued, and what was fetched before is settled at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from typing import Protocol
+
+import msgspec
+
+from gossamer import urls
+from gossamer.clock import Clock
+from gossamer.engine.handle import Linker
+from gossamer.engine.recent import Recent
+from gossamer.frontier.base import Frontier
+from gossamer.frontier.placement import shard_of
+from gossamer.imports.findings import Finding, Found, Seen, Unread
+from gossamer.model import Outcome, Request
+from gossamer.settings import Settings
+from gossamer.takeover import Adopting
+
+_TOGETHER = 2000
+_MOST_SHOWN = 20
+_LANES = 500
+SEEN_SITE = "seen.invalid"
+"""The site of fingerprints, which have none: `.invalid` is no name of anybody's."""
+
+
+class Maker(Protocol):
+    """Makes requests of findings, as the workers of the job would."""
+
+    def request(self, found: Found) -> Request | str:
+        """The request, or why there is none."""
+        ...
+
+    def seen(self, seen: Seen, shards: int) -> list[Request] | str:
+        """Requests that stand for a fingerprint, one in each shard, or why there are none."""
+        ...
+
+
+class Tally:
+    """What became of the findings."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.unread: list[Unread] = []
+
+    def refuse(self, what: str, why: str) -> None:
+        self.counts["refused"] += 1
+        if len(self.unread) < _MOST_SHOWN:
+            self.unread.append(Unread(what, why))
+
+
+class PageMaker:
+    """Requests for jobs of our own workers: a callback's name becomes the label, plain values the meta."""
+
+    def __init__(self, settings: Settings, secret: bytes) -> None:
+        self._linker = Linker(settings, secret, Recent(2))
+        self._secret = secret
+
+    def request(self, found: Found) -> Request | str:
+        url = urls.normal(found.url if "://" in found.url else f"https://{found.url}")
+        if url is None:
+            return "not a URL that can be crawled"
+        if found.is_sitemap:
+            return self._linker.sitemap(url, origin=urls.origin(url), level=0, referrer="")
+        fields = found.fields or {}
+        callback, meta = fields.get("callback") or "", _json(fields.get("meta"))
+        if meta is None:
+            return "meta: holds values that JSON cannot"
+        return Request(
+            url,
+            urls.fingerprint(self._secret, url, found.method, found.body),
+            self._linker.site(url),
+            max(-1000, min(1000, found.priority)),
+            _depth(meta.pop("depth", 0)),
+            label="" if callback == "parse" else str(callback),
+            meta=meta or None,
+            method=found.method,
+            headers=_headers(fields.get("headers")),
+            body=found.body,
+        )
+
+    def seen(self, seen: Seen, shards: int) -> list[Request] | str:
+        return "a fingerprint of Scrapy's cannot be turned into an address: its page is fetched again if it is linked"
+
+
+def _depth(value: object) -> int:
+    return max(0, min(1_000_000, value)) if isinstance(value, int) else 0
+
+
+def _json(meta: object) -> dict[str, object] | None:
+    try:
+        kept = json.loads(json.dumps(meta or {}))
+    except (TypeError, ValueError):
+        return None
+    return kept if isinstance(kept, dict) else None
+
+
+def _headers(headers: object) -> dict[str, str] | None:
+    """The first value of each header, but the referrer: that is the link's affair."""
+    found = {}
+    for name, values in headers.items() if isinstance(headers, dict) else ():
+        first = values[0] if isinstance(values, list | tuple) and values else values
+        key, value = (part.decode("latin-1") if isinstance(part, bytes) else str(part) for part in (name, first))
+        if key.lower() != "referer":
+            found[key] = value
+    return found or None
+
+
+def stand_ins(key: int, name: str, shards: int) -> list[Request]:
+    """Requests with this key for a site in each shard: each keeps its own list of what is known."""
+    places: dict[int, str] = {}
+    number = 0
+    while len(places) < shards:
+        site = SEEN_SITE if not number else f"{number}.{SEEN_SITE}"
+        places.setdefault(shard_of(site, shards), site)
+        number += 1
+    return [Request(f"http://{site}/{name}", key, site, hops=1) for site in places.values()]
+
+
+class Intake:
+    """Takes findings into a frontier that nobody works on meanwhile."""
+
+    def __init__(self, frontier: Frontier, settings: Settings, maker: Maker, *, clock: Clock, shards: int = 1) -> None:
+        self._frontier = frontier
+        self._settings = settings
+        self._maker = maker
+        self._clock = clock
+        self._shards = shards
+        self.tally = Tally()
+
+    async def take(self, findings: Iterable[Finding]) -> Tally:
+        """All of them: what was fetched first, so that nothing of it is queued by a later finding."""
+        async for some in _batches(iter(findings)):
+            done: dict[int, tuple[Request, float | None]] = {}
+            seen: dict[tuple[int, str], Request] = {}
+            new: dict[int, Request] = {}
+            for finding in some:
+                self._sort(finding, done, seen, new)
+            for key in new:
+                # A dupefilter has seen what waits in the queue, too.
+                for place in [each for each in seen if each[0] == key]:
+                    del seen[place]
+            await self._queue([request for key, request in new.items() if key not in done])
+            await self._settle([(request, None) for request in seen.values()], "seen")
+            await self._settle(list(done.values()), "done")
+        return self.tally
+
+    def _sort(
+        self,
+        finding: Finding,
+        done: dict[int, tuple[Request, float | None]],
+        seen: dict[tuple[int, str], Request],
+        new: dict[int, Request],
+    ) -> None:
+        if isinstance(finding, Unread):
+            self.tally.refuse(finding.what, finding.why)
+        elif isinstance(finding, Seen):
+            made = self._maker.seen(finding, self._shards)
+            if isinstance(made, str):
+                self.tally.counts["lost"] += 1
+                self.tally.counts["fingerprints"] += 1
+            else:
+                seen.update({(request.key, request.site): request for request in made})
+        else:
+            request = self._maker.request(finding)
+            if isinstance(request, str):
+                self.tally.refuse(finding.url[:200], request)
+            elif finding.is_done:
+                known = done.get(request.key)
+                at = max(
+                    (at for at in (finding.fetched_at, known[1] if known else None) if at is not None), default=None
+                )
+                done[request.key] = (msgspec.structs.replace(request, hops=1), at)
+            else:
+                new[request.key] = request
+
+    async def _queue(self, requests: Sequence[Request]) -> None:
+        for first in range(0, len(requests), _TOGETHER):
+            added = await self._frontier.add(requests[first : first + _TOGETHER])
+            self.tally.counts["queued"] += added
+            self.tally.counts["known"] += len(requests[first : first + _TOGETHER]) - added
+
+    async def _settle(self, done: list[tuple[Request, float | None]], word: str) -> None:
+        """Queue them at the head of their sites, lease them, and say what they are."""
+        frontier, settings = self._frontier, self._settings
+        if not done:
+            return
+        if isinstance(frontier, Adopting):
+            await frontier.adopt([request for request, _ in done])
+            self.tally.counts[word] += len(done)
+            return
+        times = {(request.key, request.site): at for request, at in done}
+        left = await frontier.add([request for request, _ in done])
+        self.tally.counts[word] += left
+        self.tally.counts["known"] += len(done) - left
+        seconds = max(settings.lease_seconds, 2.0 * _TOGETHER * settings.delay * settings.per_site)
+        while left > 0:
+            grant = await frontier.lease(_LANES, batch=_TOGETHER, seconds=seconds)
+            outcomes = [
+                self._outcome(lease.site, lease.lane, lease.token, request, times[request.key, request.site])
+                for lease in grant.leases
+                for request in lease.requests
+                if (request.key, request.site) in times
+            ]
+            receipt = await frontier.complete(outcomes) if outcomes else None
+            left -= receipt.accepted + receipt.repeated if receipt is not None else 0
+            if grant.leases:
+                await frontier.release(grant.leases)
+            elif left > 0:
+                await self._clock.sleep(min(max(grant.wait or 0.05, 0.01), 1.0))
+
+    def _outcome(self, site: str, lane: int, token: int, request: Request, fetched_at: float | None) -> Outcome:
+        settings, again_in, state = self._settings, None, None
+        if fetched_at is not None:
+            state = {"seen_at": fetched_at}
+        if settings.recrawl and not site.endswith(SEEN_SITE):
+            age = self._clock.epoch() - fetched_at if fetched_at is not None else 0.0
+            again_in = max(0.0, settings.revisit_seconds - age)
+        return Outcome(
+            site=site,
+            lane=lane,
+            token=token,
+            key=request.key,
+            status="skipped",
+            reason="imported",
+            again_in=again_in,
+            state=state,
+        )
+
+
+async def _batches(findings: Iterator[Finding]) -> AsyncIterator[list[Finding]]:
+    """Findings, some at a time, read in a thread: files and stores may be slow."""
+
+    def some() -> list[Finding]:
+        return [finding for _, finding in zip(range(_TOGETHER), findings)]
+
+    while batch := await asyncio.to_thread(some):
+        yield batch

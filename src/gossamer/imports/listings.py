@@ -1,0 +1,104 @@
+"""Addresses from files: plain lists, sitemaps, and archives of pages that were fetched before."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from gossamer.errors import ConfigError
+from gossamer.extract import sitemap
+from gossamer.imports.findings import Finding, Found, Unread
+from gossamer.sink.warc_index import Member, scan
+
+_HEAD_BYTES = 1 << 16
+_NOWHERE = "http://sitemap.invalid/"
+"""Where a sitemap in a file is, for what it names relative to itself."""
+_NOT_FETCHED = re.compile(r"^(?:5\d\d|429|408|425)$")
+"""Answers after which a page is to be fetched another time."""
+
+
+def read_list(lines: Iterable[str], *, is_done: bool = False) -> Iterator[Finding]:
+    """One URL a line; empty lines and those that begin with # do not count."""
+    for line in lines:
+        text = line.strip()
+        if text and not text.startswith("#"):
+            yield Found(text, is_done=is_done)
+
+
+def read_sitemap(path: Path) -> Iterator[Finding]:
+    """The pages of a sitemap in a file, and the addresses of the sitemaps that it lists."""
+    found = sitemap.parse(path.read_bytes(), _NOWHERE)
+    if not found.kind:
+        raise ConfigError(f"{path} is not a sitemap")
+    for entry in found.sitemaps:
+        yield Found(entry.url, is_sitemap=True)
+    for entry in found.pages:
+        yield Unread(entry.url, "not a whole address") if entry.url.startswith(_NOWHERE) else Found(entry.url)
+    for problem, count in found.problems.items():
+        yield Unread(f"{count} times", sitemap.PROBLEMS.get(problem, problem))
+
+
+def read_cdxj(path: Path) -> Iterator[Finding]:
+    """The captures of a CDXJ index."""
+    with path.open("rb") as raw:
+        file = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
+        for number, line in enumerate(file, 1):
+            if not line.strip() or line.startswith(b"!"):
+                continue
+            try:
+                _, stamp, rest = line.split(b" ", 2)
+                told = msgspec.json.decode(rest)
+                yield from _capture(str(told["url"]), str(told.get("status", "")), stamp.decode("ascii"))
+            except (ValueError, KeyError, TypeError, msgspec.DecodeError) as error:
+                yield Unread(f"{path.name}, line {number}", f"not CDXJ: {error}")
+
+
+def read_warc(path: Path) -> Iterator[Finding]:
+    """The answers in a WARC file, compressed or not; it may end in the middle of a record."""
+    with path.open("rb") as file:
+        start = file.read(5)
+    if start[:2] != b"\x1f\x8b" and start != b"WARC/":
+        raise ConfigError(f"{path} is not a WARC file")
+    for member in scan(path) if start[:2] == b"\x1f\x8b" else _plain_records(path):
+        if member.named(b"WARC-Type") in ("response", "revisit", "resource"):
+            http = member.head.partition(b"\r\n\r\n")[2]
+            status = http[9:12].decode("ascii", "replace") if http.startswith(b"HTTP/") else ""
+            uri = member.named(b"WARC-Target-URI").strip("<>")
+            yield from _capture(uri, status, re.sub(r"\D", "", member.named(b"WARC-Date"))[:14])
+
+
+def _plain_records(path: Path) -> Iterator[Member]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        offset = 0
+        while True:
+            file.seek(offset)
+            head = file.read(_HEAD_BYTES)
+            top = head.partition(b"\r\n\r\n")[0]
+            length = re.search(rb"^content-length:[ \t]*(\d+)", top, re.M | re.I)
+            if not head.startswith(b"WARC/") or length is None:
+                return
+            whole = len(top) + 4 + int(length[1]) + 4
+            if offset + whole > size:
+                return
+            yield Member(offset, whole, head[:whole])
+            offset += whole
+
+
+def _capture(url: str, status: str, stamp: str) -> Iterator[Finding]:
+    if not _NOT_FETCHED.match(status):
+        yield Found(url, is_done=True, fetched_at=_epoch(stamp))
+
+
+def _epoch(stamp: str) -> float | None:
+    """The time of a capture: fourteen digits, or the first of them."""
+    try:
+        full = stamp[:14] + "00000101000000"[len(stamp[:14]) :]
+        return datetime.strptime(full, "%Y%m%d%H%M%S").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None

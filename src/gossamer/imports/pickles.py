@@ -1,0 +1,149 @@
+"""Pickles read as data: plain values are built by an interpreter of our own, and whatever would run code is refused."""
+
+from __future__ import annotations
+
+import pickletools
+from typing import Any
+
+_MOST_VALUES = 1_000_000
+_DEEPEST = 100
+_PLAIN = frozenset(
+    (
+        "INT",
+        "BININT",
+        "BININT1",
+        "BININT2",
+        "LONG",
+        "LONG1",
+        "LONG4",
+        "FLOAT",
+        "BINFLOAT",
+        "STRING",
+        "BINSTRING",
+        "SHORT_BINSTRING",
+        "BINBYTES",
+        "SHORT_BINBYTES",
+        "BINBYTES8",
+        "UNICODE",
+        "BINUNICODE",
+        "SHORT_BINUNICODE",
+        "BINUNICODE8",
+    )
+)
+_CONSTANTS = (("NONE", None), ("NEWTRUE", True), ("NEWFALSE", False), ("EMPTY_TUPLE", ()))
+_IDLE = frozenset(("PROTO", "FRAME", "STOP"))
+
+
+class NotPlain(ValueError):
+    """A pickle that holds more than plain values, or is none."""
+
+
+class _Mark:
+    """Where a container's elements begin on the stack."""
+
+
+def read_pickle(data: bytes) -> Any:
+    """The plain value in a pickle; NotPlain names what else is in it. Nothing is imported or called."""
+    machine = _Machine()
+    try:
+        for opcode, argument, _ in pickletools.genops(data):
+            machine.step(opcode.name, argument)
+        value = machine.stack.pop()
+    except NotPlain:
+        raise
+    except Exception as error:  # bytes from anywhere: pickletools raises whatever it likes
+        raise NotPlain(f"not a pickle: {error}") from None
+    check_size(value)
+    return value
+
+
+def check_size(value: Any) -> None:
+    """NotPlain for a value that shares its parts so often, or so deeply, that it has no end when written out."""
+    waiting, count = [(value, 0)], 0
+    while waiting:
+        part, depth = waiting.pop()
+        count += 1
+        if count > _MOST_VALUES or depth > _DEEPEST:
+            raise NotPlain("larger or deeper than any request is")
+        if isinstance(part, dict):
+            waiting += [(each, depth + 1) for pair in part.items() for each in pair]
+        elif isinstance(part, list | tuple | set | frozenset):
+            waiting += [(each, depth + 1) for each in part]
+        elif part is not None and not isinstance(part, bool | int | float | str | bytes):
+            raise NotPlain("it ends in the middle of something")
+
+
+class _Machine:
+    """The stack and memo of a pickle, for the opcodes that make plain values."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self._memo: dict[int, Any] = {}
+
+    def step(self, name: str, argument: Any) -> None:
+        stack = self.stack
+        if name in _PLAIN:
+            stack.append(argument)
+        elif name in _IDLE:
+            pass
+        elif name in ("MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT"):
+            self._memo[len(self._memo) if name == "MEMOIZE" else argument] = stack[-1]
+        elif name in ("GET", "BINGET", "LONG_BINGET"):
+            stack.append(self._memo[argument])
+        elif name == "MARK":
+            stack.append(_Mark)
+        elif name in ("EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET"):
+            stack.append({"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_SET": set}[name]())
+        elif name == "BYTEARRAY8":
+            stack.append(bytes(argument))
+        elif not self._fill(name):
+            constant = [value for word, value in _CONSTANTS if word == name]
+            if not constant:
+                named = ".".join(map(str, stack[-2:])) if name == "STACK_GLOBAL" else str(argument or "")
+                raise NotPlain(f"it holds more than plain values: {name} {named[:100]}".rstrip())
+            stack.append(constant[0])
+
+    def _fill(self, name: str) -> bool:
+        """The opcodes that put elements into containers; False for any other."""
+        stack = self.stack
+        if name == "APPEND":
+            last = stack.pop()
+            stack[-1].append(last)
+        elif name == "APPENDS":
+            parts = self._parts()
+            stack[-1].extend(parts)
+        elif name == "SETITEM":
+            value, key = stack.pop(), stack.pop()
+            stack[-1][key] = value
+        elif name == "SETITEMS":
+            parts = self._parts()
+            stack[-1].update(zip(parts[::2], parts[1::2], strict=True))
+        elif name == "ADDITEMS":
+            parts = self._parts()
+            stack[-1].update(parts)
+        elif name in ("LIST", "TUPLE", "FROZENSET"):
+            parts = self._parts()
+            stack.append({"LIST": list, "TUPLE": tuple, "FROZENSET": frozenset}[name](parts))
+        elif name == "DICT":
+            parts = self._parts()
+            stack.append(dict(zip(parts[::2], parts[1::2], strict=True)))
+        elif name in ("TUPLE1", "TUPLE2", "TUPLE3"):
+            count = int(name[-1])
+            stack[-count:] = [tuple(stack[-count:])]
+        elif name == "POP":
+            stack.pop()
+        elif name == "POP_MARK":
+            self._parts()
+        elif name == "DUP":
+            stack.append(stack[-1])
+        else:
+            return False
+        return True
+
+    def _parts(self) -> list[Any]:
+        place = len(self.stack) - 1
+        while self.stack[place] is not _Mark:
+            place -= 1
+        parts = self.stack[place + 1 :]
+        del self.stack[place:]
+        return parts

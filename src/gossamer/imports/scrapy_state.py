@@ -1,0 +1,198 @@
+"""The state that Scrapy and scrapy-redis leave: queues of requests, and fingerprints of what was seen."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gossamer.errors import ConfigError, Unavailable
+from gossamer.imports.findings import Finding, Found, Seen, Unread
+from gossamer.imports.marshals import read_marshal
+from gossamer.imports.pickles import NotPlain, read_pickle
+
+_SQLITE = b"SQLite format 3\0"
+_PICKLE = b"\x80"
+_AT_ONCE = 1000
+
+
+def is_jobdir(path: Path) -> bool:
+    """Whether Scrapy has kept a job here."""
+    return (path / "requests.queue").is_dir() or (path / "requests.seen").is_file()
+
+
+def read_jobdir(path: Path) -> Iterator[Finding]:
+    """What waits in a JOBDIR, whichever of Scrapy's disk queues wrote it, and what it has seen.
+
+    It may be one that Scrapy was killed in: then more is found here than Scrapy would find."""
+    queues = path / "requests.queue"
+    for file in sorted(each for each in queues.rglob("*") if each.is_file()):
+        if file.name not in ("active.json", "info.json"):
+            for packed in _records(file):
+                yield _request(packed, str(file.relative_to(path)))
+    yield from map(Seen, _fingerprints(path / "requests.seen"))
+
+
+def _records(file: Path) -> Iterator[bytes]:
+    with file.open("rb") as opened:
+        head = opened.read(len(_SQLITE))
+    if head == _SQLITE:
+        return _rows(file)
+    return _forwards(file) if (file.parent / "info.json").exists() or _is_chunk(file) else _backwards(file)
+
+
+def _is_chunk(file: Path) -> bool:
+    return len(file.name) == 6 and file.name[0] == "q" and file.name[1:].isdecimal()
+
+
+def _rows(file: Path) -> Iterator[bytes]:
+    with sqlite3.connect(f"file:{file}?mode=ro", uri=True) as database:
+        for (item,) in database.execute("SELECT item FROM queue ORDER BY id"):
+            yield item
+
+
+def _forwards(file: Path) -> Iterator[bytes]:
+    """A queue that is read from its front: sizes before the records, and a note of how far it was read."""
+    start = 0
+    try:
+        number, _, offset = json.loads((file.parent / "info.json").read_text("utf-8"))["tail"]
+        start = int(offset) if file.name == f"q{number:05d}" else 0
+    except (OSError, ValueError, KeyError, TypeError):
+        # Killed before it was written: what was read already is found once more, and known then.
+        pass
+    data = file.read_bytes()
+    while start + 4 <= len(data):
+        size = int.from_bytes(data[start : start + 4], "big")
+        if start + 4 + size > len(data):
+            return
+        yield data[start + 4 : start + 4 + size]
+        start += 4 + size
+
+
+def _backwards(file: Path) -> Iterator[bytes]:
+    """A stack, read from its end: sizes after the records. The count at its head is stale after a kill."""
+    data = file.read_bytes()
+    end = len(data)
+    while end >= 8:
+        size = int.from_bytes(data[end - 4 : end], "big")
+        if size > end - 8:
+            return
+        yield data[end - 4 - size : end - 4]
+        end -= 4 + size
+
+
+def _fingerprints(file: Path) -> Iterator[bytes]:
+    """Lengths and fingerprints, or lines of hexadecimal digits, as older versions wrote them."""
+    data = file.read_bytes() if file.exists() else b""
+    if data[:1].isalnum():
+        for line in data.split():
+            try:
+                yield bytes.fromhex(line.decode("ascii"))
+            except ValueError:
+                continue
+        return
+    at = 0
+    while at + 2 <= len(data):
+        size = int.from_bytes(data[at : at + 2], "big")
+        if at + 2 + size > len(data):
+            return
+        yield data[at + 2 : at + 2 + size]
+        at += 2 + size
+
+
+def read_scrapy_redis(
+    url: str, spider: str, *, queue: str = "", dupefilter: str = "", start: str = ""
+) -> Iterator[Finding]:
+    """The queue, the start URLs and the dupefilter of a spider of scrapy-redis. Nothing is taken out of Redis."""
+    try:
+        import redis
+    except ImportError as missing:
+        raise ConfigError("Redis needs a package", hint="pip install 'gossamer[redis]'") from missing
+    names = queue or f"{spider}:requests", start or f"{spider}:start_urls", dupefilter or f"{spider}:dupefilter"
+    try:
+        with redis.Redis.from_url(url) as store:
+            if not any(store.exists(name) for name in names):
+                raise ConfigError(
+                    f"there is none of {', '.join(names)}",
+                    hint="scrapy-redis empties them at the end of a crawl, "
+                    "unless SCHEDULER_PERSIST is set; name other keys with --queue-key and --dupefilter-key",
+                )
+            if queue and not store.exists(queue):
+                # Else its requests would be taken for fetched: the dupefilter has seen them.
+                raise ConfigError(f"there is no {queue} in Redis", hint="name the queue with --queue-key")
+            for packed in _members(store, names[0]):
+                yield _request(packed, names[0])
+            for line in _members(store, names[1]):
+                yield _start(line)
+            for digits in _members(store, names[2]):
+                try:
+                    yield Seen(bytes.fromhex(digits.decode("ascii")))
+                except ValueError:
+                    yield Unread(names[2], f"{digits[:40]!r} is not a fingerprint")
+    except redis.RedisError as error:
+        raise Unavailable(f"Redis: {error}") from error
+
+
+def _members(store: Any, name: str) -> Iterator[bytes]:
+    """All elements of a list, a set or a sorted set, some at a time."""
+    kind = store.type(name)
+    if kind == b"list":
+        for first in range(0, store.llen(name), _AT_ONCE):
+            yield from store.lrange(name, first, first + _AT_ONCE - 1)
+    elif kind == b"zset":
+        for first in range(0, store.zcard(name), _AT_ONCE):
+            yield from store.zrange(name, first, first + _AT_ONCE - 1)
+    elif kind == b"set":
+        yield from store.sscan_iter(name, count=_AT_ONCE)
+    elif kind != b"none":
+        raise ConfigError(f"{name} is a {kind.decode()} in Redis, not a queue of scrapy-redis")
+
+
+def _start(line: bytes) -> Finding:
+    """A start URL, or the JSON that scrapy-redis takes in its place; what else stands there becomes a form."""
+    text = line.decode("utf-8", "replace").strip()
+    if not text.startswith("{"):
+        return Found(text)
+    try:
+        told = json.loads(text)
+        more = set(told) - {"url", "meta", "method"}
+        if more:
+            return Unread(text[:80], f"{', '.join(sorted(more))}: only url, method and meta can be taken over")
+        fields = {"url": told["url"], "method": told.get("method", "GET").upper(), "meta": told.get("meta", {})}
+        return _found(fields)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return Unread(text[:80], f"not a start URL: {error!r}")
+
+
+def _request(packed: bytes, place: str) -> Finding:
+    try:
+        if packed.startswith(_PICKLE) and packed[1:2] <= b"\x05":
+            fields = read_pickle(packed)
+        elif packed.startswith(b"{"):
+            # scrapy-redis with a JSON serializer; marshal's dicts begin so too, but hold no JSON.
+            try:
+                fields = json.loads(packed)
+            except ValueError:
+                fields = read_marshal(packed)
+        elif packed[:1] in (b"\xfb", b"\xdb"):
+            fields = read_marshal(packed)
+        else:
+            fields = read_pickle(packed)
+        return _found(fields)
+    except (NotPlain, KeyError, TypeError, AttributeError) as error:
+        return Unread(f"a request in {place}", str(error))
+
+
+def _found(fields: dict[str, Any]) -> Found:
+    body = fields.get("body") or b""
+    fields["body"] = body.encode() if isinstance(body, str) else bytes(body)
+    priority = fields.get("priority", 0)
+    return Found(
+        str(fields["url"]),
+        str(fields.get("method", "GET")).upper(),
+        fields["body"],
+        priority if isinstance(priority, int) else 0,
+        fields=fields,
+    )

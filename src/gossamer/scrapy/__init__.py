@@ -1,0 +1,18 @@
+"""Scrapy projects on a Gossamer frontier: `SCHEDULER = "gossamer.scrapy.Scheduler"` and `GOSSAMER_FRONTIER`."""
+
+from __future__ import annotations
+
+try:
+    import scrapy as _scrapy  # noqa: F401
+except ImportError as missing:
+    from gossamer.errors import ConfigError
+
+    raise ConfigError(
+        "gossamer.scrapy needs Scrapy, which is not installed", hint="pip install 'gossamer[scrapy]'"
+    ) from missing
+
+from gossamer.scrapy.fingerprints import ScrapyRedisFingerprinter
+from gossamer.scrapy.scheduler import Scheduler
+from gossamer.scrapy.storing import Unstorable
+
+__all__ = ["Scheduler", "ScrapyRedisFingerprinter", "Unstorable"]

@@ -1,0 +1,105 @@
+"""What a Scrapy project says about its frontier, and the frontier opened by it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scrapy.settings import BaseSettings
+
+from gossamer import settings as configuration
+from gossamer.addresses import masked
+from gossamer.clock import SystemClock
+from gossamer.errors import ConfigError, Held
+from gossamer.fleet import open_fleet
+from gossamer.frontier.base import Fleet
+from gossamer.frontier.local import LocalFrontier, open_memory
+from gossamer.frontier.sqlite import open_sqlite
+from gossamer.job import FRONTIER, save_settings, stored_settings
+from gossamer.settings import Settings
+
+Opened = Fleet | LocalFrontier
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Where the frontier is, which job is ours, and how a new job is made."""
+
+    url: str
+    job: str
+    worker: str
+    named: bool
+    """Whether the project gave the worker its name: then a predecessor of that name is known to be dead."""
+    settings: Settings
+    concurrency: int
+
+    @property
+    def shown(self) -> str:
+        """The address without its password."""
+        return masked(self.url)
+
+
+def read_options(settings: BaseSettings, spider: str) -> Options:
+    """The project's settings; ConfigError for what is missing or wrong."""
+    url = settings.get("GOSSAMER_FRONTIER") or ""
+    if not url:
+        raise ConfigError(
+            "gossamer.scrapy.Scheduler has no frontier",
+            hint='set GOSSAMER_FRONTIER = "redis://localhost:6379/0", or "sqlite:crawls/NAME" for one process',
+        )
+    worker = settings.get("GOSSAMER_WORKER") or ""
+    return Options(
+        url=url,
+        job=settings.get("GOSSAMER_JOB") or spider,
+        worker=worker or f"{os.uname().nodename}-{os.getpid()}",
+        named=bool(worker),
+        settings=job_settings(settings),
+        concurrency=settings.getint("CONCURRENT_REQUESTS") or 1000,
+    )
+
+
+def job_settings(settings: BaseSettings) -> Settings:
+    """How a new job of this project goes: its own delay, or its own number of requests at once for each site.
+
+    robots.txt is Scrapy's affair. `GOSSAMER_SETTINGS` has the last word."""
+    delay = settings.getfloat("DOWNLOAD_DELAY")
+    first_in = "Fifo" in str(settings.get("SCHEDULER_MEMORY_QUEUE"))
+    values: dict[str, Any] = {
+        "delay": delay,
+        "per_site": 1 if delay else max(1, settings.getint("CONCURRENT_REQUESTS_PER_DOMAIN")),
+        "strategy": "bfs" if first_in else "dfs",
+        "robots": False,
+        "scope": "any",
+        **settings.getdict("GOSSAMER_SETTINGS"),
+    }
+    return configuration.build(values, source="GOSSAMER_SETTINGS")
+
+
+async def open_frontier(options: Options) -> Opened:
+    """Join the job, or begin it."""
+    url = options.url
+    if url == "memory:":
+        return open_memory(options.settings, clock=SystemClock(), secret=secrets.token_bytes(16))
+    if url.startswith("sqlite:"):
+        return _open_file(Path(url.removeprefix("sqlite:")), options.settings)
+    return await open_fleet(url, options.job, options.settings, worker_name=options.worker)
+
+
+def _open_file(place: Path, settings: Settings) -> LocalFrontier:
+    """The frontier in a job's folder, as `gossamer crawl` keeps it, or in a file with the ending .db."""
+    if not place.name:
+        raise ConfigError("sqlite: names no folder", hint='write GOSSAMER_FRONTIER = "sqlite:crawls/NAME"')
+    file = place if place.suffix == ".db" else place / FRONTIER
+    kept = stored_settings(place) if file != place else {}
+    try:
+        frontier = open_sqlite(file, configuration.build(kept) if kept else settings, clock=SystemClock())
+    except Held as error:
+        raise Held(
+            str(error), hint="a file has one owner: for several processes set GOSSAMER_FRONTIER to redis://... or SQL"
+        ) from None
+    if file != place and not kept:
+        save_settings(place, settings)
+    return frontier

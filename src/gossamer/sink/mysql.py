@@ -1,0 +1,157 @@
+"""Pages and items as tables of MariaDB or MySQL."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from gossamer import addresses
+from gossamer.errors import ConfigError, SinkError
+from gossamer.sink.base import Opening
+from gossamer.sink.tables import COLUMNS, NAMES, Batch, Names, TableSink, Verdict, address, in_parts, missing_columns
+
+try:
+    import asyncmy
+    from asyncmy import errors as faults
+except ImportError as missing:
+    raise ConfigError(
+        "the sink in MariaDB or MySQL needs the asyncmy package", hint="pip install 'gossamer[mysql]'"
+    ) from missing
+
+_TYPES: Mapping[str, str] = {
+    "str": "LONGTEXT", "int": "BIGINT", "float": "DOUBLE", "bool": "BOOLEAN", "json": "LONGTEXT"
+}  # fmt: skip
+_SESSION = (
+    "SET NAMES utf8mb4 COLLATE utf8mb4_bin",
+    "SET SESSION sql_mode = 'STRICT_ALL_TABLES', innodb_lock_wait_timeout = 20, autocommit = 0",
+    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+)
+_TABLE = "ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4 COLLATE = utf8mb4_bin"
+_ANSWER_SECONDS = 60.0
+_AGAIN = {
+    0, 1020, 1047, 1050, 1053, 1060, 1062, 1077, 1079, 1080, 1152, 1158, 1159, 1160, 1161, 1184, 1205, 1213, 1927, 2006,
+    2013, 2055, 3572, 4031,
+}  # fmt: skip
+_WAIT = {
+    3, 14, 1021, 1026, 1028, 1030, 1031, 1037, 1038, 1040, 1041, 1042, 1114, 1129, 1203, 1226, 1290, 1317, 1836, 1969,
+    2003, 3024,
+}  # fmt: skip
+
+
+class MySQL:
+    """One connection."""
+
+    def __init__(self, url: str, names: Names) -> None:
+        self._address, self.server = addresses.mysql(url, of="the sink")
+        self._names = names
+        self._connection: Any = None
+        self._packet_bytes = 0
+        columns = ", ".join(f"`{name}`" for name in NAMES)
+        # A late worker's visit does not replace a newer one. The token comes last: changes are made one by one.
+        changes = ", ".join(f"`{name}` = IF(VALUES(token) >= token, VALUES(`{name}`), `{name}`)" for name in COLUMNS)
+        self._insert = f"INSERT INTO {names.pages} ({columns}) VALUES "
+        self._update = f" ON DUPLICATE KEY UPDATE {changes}, token = GREATEST(token, VALUES(token))"
+
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None and bool(self._connection.connected)
+
+    async def connect(self) -> None:
+        self._connection = await asyncio.wait_for(
+            asyncmy.connect(**self._address, charset="utf8mb4", connect_timeout=10), 15.0
+        )
+        for statement in _SESSION:
+            await self._run(statement)
+        self._packet_bytes = int((await self._run("SELECT @@max_allowed_packet"))[0][0])
+        pages, items = self._names
+        there = await self._run(
+            "SELECT table_name, column_name FROM information_schema.columns"
+            f" WHERE table_schema = DATABASE() AND table_name IN ('{pages}', '{items}')"
+        )
+        known = [column for table, column in there if table == pages]
+        if known:
+            for name in missing_columns(known, self._names, self.server):
+                await self._run(f"ALTER TABLE {pages} ADD COLUMN `{name}` {_TYPES[COLUMNS[name]]}")
+        else:
+            columns = ", ".join(f"`{name}` {_TYPES[kind]}" for name, kind in COLUMNS.items())
+            await self._run(
+                f"CREATE TABLE {pages} (`key` BIGINT PRIMARY KEY, token BIGINT NOT NULL, {columns},"
+                f" INDEX by_url (url(190))) {_TABLE}"
+            )
+        if not any(table == items for table, _ in there):
+            await self._run(
+                f"CREATE TABLE {items} (`key` BIGINT, number INT, item LONGTEXT NOT NULL"
+                f" CHECK (JSON_VALID(item)), PRIMARY KEY (`key`, number)) {_TABLE}"
+            )
+
+    async def store(self, batch: Batch) -> None:
+        pages, items = self._names
+        await self._put([_row(row) for row in batch.rows], self._insert, self._update)
+        keys = ",".join(map(str, batch.keys))
+        there = dict(await self._run(f"SELECT `key`, token FROM {pages} WHERE `key` IN ({keys})"))
+        mine = [there.get(key) == token for key, token in zip(batch.keys, batch.tokens, strict=True)]
+        if any(mine):
+            stored = ",".join(str(key) for key, good in zip(batch.keys, mine, strict=True) if good)
+            await self._run(f"DELETE FROM {items} WHERE `key` IN ({stored})")
+        rows = [
+            _row((key, number, item))
+            for key, some, good in zip(batch.keys, batch.items, mine, strict=True)
+            if good
+            for number, item in enumerate(some)
+        ]
+        await self._put(rows, f"INSERT INTO {items} VALUES ", "")
+        await self._run("COMMIT")
+
+    async def _put(self, rows: Sequence[str], head: str, tail: str) -> None:
+        limit = self._packet_bytes - 1000
+        for row in rows:
+            # Told here, because the server only hangs up.
+            if len(row) * 4 > limit and len(row.encode()) + len(head) + len(tail) > limit:
+                raise SinkError(
+                    f"{self.server}: a row of {len(row):,} characters is longer than its max_allowed_packet",
+                    hint="raise that setting of the server",
+                )
+        for statement in in_parts(rows, head, tail, most_bytes=min(1_000_000, limit // 4)):
+            await self._run(statement)
+
+    async def _run(self, text: str) -> Sequence[Any]:
+        async with asyncio.timeout(_ANSWER_SECONDS), self._connection.cursor() as cursor:
+            await cursor.execute(text)
+            return list(await cursor.fetchall()) if cursor.description else []
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            await connection.ensure_closed()
+
+    def abort(self) -> None:
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            connection.close()
+
+    def verdict(self, error: Exception) -> Verdict | None:
+        if isinstance(error, faults.MySQLError):
+            number = error.args[0] if error.args and isinstance(error.args[0], int) else -1
+            if number in _AGAIN or isinstance(error, faults.InterfaceError):
+                return "again"
+            return "wait" if number in _WAIT else "stop"
+        return "again" if isinstance(error, OSError | TimeoutError | EOFError) else None
+
+
+def open_mysql(opening: Opening) -> TableSink:
+    """The sink named `mysql://user@host/database`."""
+    return TableSink(MySQL(*address(opening, "mysql")))
+
+
+def _row(values: Iterable[Any]) -> str:
+    return "(" + ",".join(map(_literal, values)) + ")"
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, str):
+        # Quoted by the sql_mode that the session has, in utf8mb4: no other character has a meaning.
+        return "'" + value.replace("\\", "\\\\").replace("'", "''").replace("\0", "\\0") + "'"
+    if value is None:
+        return "NULL"
+    return str(int(value)) if isinstance(value, int) else repr(float(value))

@@ -1,0 +1,341 @@
+"""The files of the sink parquet: rows as they wait in a log, the tables that they become, and how both are read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Container, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+from urllib.parse import quote
+
+import msgspec
+
+from gossamer.errors import ConfigError, SinkError
+from gossamer.model import PageRow, Record
+from gossamer.sink import disk
+
+try:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+except ImportError as missing:
+    raise ConfigError("Parquet needs the pyarrow package", hint="pip install 'gossamer[parquet]'") from missing
+
+FOLDER, PAGES, ITEMS, SUFFIX, LOG = "parquet", "pages", "items", ".parquet", ".jsonl"
+ROW_GROUP = 65_536
+WRITING = {"compression": "zstd", "write_page_index": True}
+_DECODED = 8192
+_TYPES = {int: pa.int64(), float: pa.float64()}
+_TIME = pa.timestamp("us", tz="UTC")
+_PAGE_FIELDS = tuple(field.name for field in msgspec.structs.fields(PageRow))
+_PLACE_FIELDS = ("warc_file", "warc_offset", "warc_length", "warc_revisit")
+PAGE_SCHEMA = pa.schema(
+    [
+        *(("key", pa.int64()), ("token", pa.int64()), ("site", pa.string())),
+        *(
+            (field.name, _TIME if field.name == "fetched_at" else _TYPES.get(field.type, pa.string()))
+            for field in msgspec.structs.fields(PageRow)
+        ),
+        *(("warc_file", pa.string()), ("warc_offset", pa.int64())),
+        *(("warc_length", pa.int64()), ("warc_revisit", pa.bool_())),
+    ]
+)
+ITEM_SCHEMA = pa.schema(
+    [
+        *(("key", pa.int64()), ("token", pa.int64()), ("site", pa.string()), ("url", pa.string())),
+        *(("fetched_at", _TIME), ("number", pa.int64()), ("item", pa.string())),
+    ]
+)
+
+
+class Place(NamedTuple):
+    """Where in a WARC file the answer of a visit is."""
+
+    file: str
+    offset: int
+    length: int
+    is_revisit: bool = False
+
+
+class Row(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A line of a log: a visit, and where its answer is if there is an archive. Items stay as they were written."""
+
+    key: int
+    token: int
+    page: PageRow
+    items: tuple[Any, ...] = ()
+    warc: Place | None = None
+
+
+class PlacedRecord(Record, frozen=True, gc=False, kw_only=True):
+    """A visit as it is read back, with its place in the archive."""
+
+    warc: Place | None = None
+
+
+class _RawRow(Row, frozen=True, gc=False):
+    items: tuple[msgspec.Raw, ...] = ()
+
+
+_encode_into = msgspec.json.Encoder().encode_into
+_decode = msgspec.json.Decoder(_RawRow).decode
+
+
+def tables(rows: Iterable[Row]) -> Iterator[tuple[str, pa.Table]]:
+    """Rows as the table of pages and that of items."""
+    pages, items = [], []
+    source = iter(rows)
+    # Only so many are Python values at a time, which take ten times the space.
+    while some := list(islice(source, _DECODED)):
+        pages.append(page_batch(some))
+        items.append(item_batch(some))
+    yield PAGES, pa.Table.from_batches(pages, PAGE_SCHEMA)
+    yield ITEMS, pa.Table.from_batches(items, ITEM_SCHEMA)
+
+
+def page_batch(rows: Sequence[Row]) -> pa.RecordBatch:
+    """Pages as columns."""
+    columns: dict[str, list[Any]] = {
+        "key": [row.key for row in rows],
+        "token": [row.token for row in rows],
+        "site": [site_of(row.page.url) for row in rows],
+    }
+    for name in _PAGE_FIELDS:
+        columns[name] = [_value(getattr(row.page, name)) for row in rows]
+    columns["fetched_at"] = [round(row.page.fetched_at * 1e6) for row in rows]
+    for number, name in enumerate(_PLACE_FIELDS):
+        columns[name] = [row.warc[number] if row.warc else None for row in rows]
+    return _batch(columns, PAGE_SCHEMA)
+
+
+def item_batch(rows: Sequence[Row]) -> pa.RecordBatch:
+    """Items as columns; what a spider yielded is JSON in the last one."""
+    found = [(row, number, item) for row in rows for number, item in enumerate(row.items)]
+    columns: dict[str, list[Any]] = {
+        "key": [row.key for row, _, _ in found],
+        "token": [row.token for row, _, _ in found],
+        "site": [site_of(row.page.url) for row, _, _ in found],
+        "url": [row.page.url for row, _, _ in found],
+        "fetched_at": [round(row.page.fetched_at * 1e6) for row, _, _ in found],
+        "number": [number for _, number, _ in found],
+        "item": [_json(item) for _, _, item in found],
+    }
+    return _batch(columns, ITEM_SCHEMA)
+
+
+def _batch(columns: dict[str, list[Any]], schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array(columns[field.name], field.type) for field in schema], schema=schema)
+
+
+def _value(value: Any) -> Any:
+    """Of what no column has a type for, the JSON."""
+    if value is msgspec.UNSET:
+        return None
+    return value if value is None or isinstance(value, str | int | float) else _json(value)
+
+
+def _json(value: Any) -> str:
+    return bytes(value).decode() if isinstance(value, msgspec.Raw) else msgspec.json.encode(value).decode()
+
+
+def site_of(url: str) -> str:
+    """The authority of a URL."""
+    parts = url.split("/", 3)
+    return parts[2] if len(parts) > 2 else ""
+
+
+def add_line(lines: bytearray, record: Record, place: Place | None) -> None:
+    """Add a visit to what goes into a log."""
+    row = Row(record.key, record.token, record.page, record.items, place)
+    _encode_into(row, lines, len(lines))
+    lines += b"\n"
+
+
+def rows_of(log: Path) -> Iterator[Row]:
+    """The visits of a log, each once: a repeated call may have left one twice, and a kill half of one at the end."""
+    with log.open("rb") as file:
+        yield from _rows(file, log, os.fstat(file.fileno()).st_size)
+
+
+def _rows(file: IO[bytes], log: Path, size: int) -> Iterator[Row]:
+    seen: set[tuple[int, int]] = set()
+    for number, line in enumerate(file, 1):
+        size -= len(line)
+        if size < 0 or not line.endswith(b"\n"):
+            return
+        try:
+            row = _decode(line)
+        except msgspec.DecodeError as error:
+            raise SinkError(f"{log}, line {number}: {error}", hint="was the file changed?") from None
+        if (row.key, row.token) not in seen:
+            seen.add((row.key, row.token))
+            yield row
+
+
+def whole_bytes(log: Path) -> int:
+    """Up to where a log that nobody vouches for is good: the end of its last whole line."""
+    with log.open("rb") as file:
+        return sum(len(line) for line in file if line.endswith(b"\n"))
+
+
+def seal(log: Path, folder: Path, *, by: Sequence[str] = (), again: bool = True) -> None:
+    """Make Parquet files of a log, then take it away; what a kill or a fault interrupts is done `again`."""
+    name = log.name.removesuffix(LOG)
+    if again:
+        # What is there may be half of it, and in other places than now.
+        for kind in (PAGES, ITEMS):
+            for path in (folder / kind).rglob(name + SUFFIX):
+                path.unlink()
+    try:
+        for kind, table in tables(rows_of(log)):
+            for place, part in _parts(table, by):
+                _write(part, folder / kind / place / (name + SUFFIX))
+    except pa.ArrowException as error:
+        if isinstance(error, OSError):
+            raise
+        raise SinkError(
+            f"{log}: no Parquet file can be made of it: {error}", hint="this is a bug: report it"
+        ) from error
+    log.unlink()
+    disk.sync_folder(folder)
+
+
+def sealed(folder: Path, kind: str = PAGES, *, but: Container[str] = ()) -> list[Path]:
+    """The Parquet files that are there, `but` for those made of the logs of these names."""
+    found = sorted((folder / kind).rglob(f"*{SUFFIX}"))
+    return [path for path in found if path.name.removesuffix(SUFFIX) + LOG not in but]
+
+
+def logs(folder: Path) -> list[Path]:
+    """The logs whose rows are in no Parquet file yet, or not in all that they will be in."""
+    return sorted(folder.glob(f"*{LOG}"))
+
+
+def read(folder: Path) -> Iterator[Record]:
+    """All visits in a folder, each with its items; visits that a fleet stored twice are there twice."""
+    with Snapshot(folder) as snapshot:
+        yield from snapshot.records()
+
+
+class Snapshot:
+    """What is in a folder at one moment, however often it is read, while logs grow and become files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stack = ExitStack()
+        self._logs: list[tuple[Path, IO[bytes], int]] = []
+        for log in logs(folder):
+            # One that is open can be read even when it is gone.
+            with suppress(FileNotFoundError):
+                file = self._stack.enter_context(log.open("rb"))
+                self._logs.append((log, file, os.fstat(file.fileno()).st_size))
+        self._sealed = sealed(folder, but={log.name for log, _, _ in self._logs})
+
+    def __enter__(self) -> Snapshot:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def stamps(self) -> Iterator[tuple[int, int]]:
+        """Key and token of each record."""
+        for path in self._sealed:
+            for batch in pq.ParquetFile(path).iter_batches(_DECODED, columns=["key", "token"]):
+                yield from zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
+        for row in self._rows():
+            yield row.key, row.token
+
+    def records(self) -> Iterator[Record]:
+        """All visits."""
+        for path in self._sealed:
+            # Files of the same name, in the same part of the tree, have the items of these pages.
+            yield from _joined(path, self._folder / ITEMS / path.relative_to(self._folder / PAGES))
+        for row in self._rows():
+            of_page = tuple(msgspec.json.decode(item) for item in row.items)
+            yield PlacedRecord(key=row.key, token=row.token, page=row.page, items=of_page, warc=row.warc)
+
+    def _rows(self) -> Iterator[Row]:
+        for log, file, size in self._logs:
+            file.seek(0)
+            yield from _rows(file, log, size)
+
+
+def _joined(pages: Path, items: Path) -> Iterator[Record]:
+    of_page = _items_of(items)
+    waiting = next(of_page, None)
+    file = pq.ParquetFile(pages)
+    names = [name for name in ("key", "token", *_PAGE_FIELDS, *_PLACE_FIELDS) if name in file.schema_arrow.names]
+    for batch in file.iter_batches(_DECODED, columns=names):
+        # pyarrow gives moments as datetimes, which would want another package for their nanoseconds.
+        at = batch.schema.get_field_index("fetched_at")
+        batch = batch.set_column(at, "fetched_at", batch.column(at).cast(pa.int64()))
+        for row in batch.to_pylist():
+            key, token = row.pop("key"), row.pop("token")
+            row["fetched_at"] /= 1e6
+            place = [row.pop(name, None) for name in _PLACE_FIELDS]
+            warc = Place(*place) if place[0] is not None else None
+            page = PageRow(**{name: value for name, value in row.items() if value is not None})
+            found = []
+            # Both files are in the order of the log.
+            while waiting is not None and waiting[0] == (key, token):
+                found.append(waiting[1])
+                waiting = next(of_page, None)
+            yield PlacedRecord(key=key, token=token, page=page, items=tuple(found), warc=warc)
+
+
+def _items_of(path: Path) -> Iterator[tuple[tuple[int, int], Any]]:
+    if not path.exists():
+        return
+    for batch in pq.ParquetFile(path).iter_batches(_DECODED, columns=["key", "token", "item"]):
+        for row in batch.to_pylist():
+            yield (row["key"], row["token"]), msgspec.json.decode(row["item"])
+
+
+def _parts(table: pa.Table, by: Sequence[str]) -> Iterator[tuple[str, pa.Table]]:
+    """The table in parts, each with the folders that it goes to."""
+    if not table.num_rows:
+        return
+    if not by:
+        yield "", table
+        return
+    days = (str(datetime.fromtimestamp(at // 1_000_000, UTC).date()) for at in _integers(table["fetched_at"]))
+    values = {"day": days, "site": (site.as_py() for site in table["site"])}
+    parts = ["/".join(names) for names in zip(*([_folder(one, value) for value in values[one]] for one in by))]
+    order = sorted(range(len(parts)), key=parts.__getitem__)
+    ordered, begin = table.take(pa.array(order, pa.int64())), 0
+    for end in range(1, len(order) + 1):
+        if end == len(order) or parts[order[end]] != parts[order[begin]]:
+            yield parts[order[begin]], ordered.slice(begin, end - begin)
+            begin = end
+
+
+def _folder(name: str, value: str) -> str:
+    """As Hive names them; a name that is too long for a folder loses its end, which the column still has."""
+    return f"{name}={quote(value, safe='')[:200] or '__HIVE_DEFAULT_PARTITION__'}"
+
+
+def _integers(column: pa.ChunkedArray) -> Iterator[int]:
+    return (value.as_py() for value in column.cast(pa.int64()))
+
+
+def _write(table: pa.Table, path: Path) -> None:
+    """A whole file, or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        with draft.open("wb") as file:
+            write_table(table, file)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+        disk.sync_folder(path.parent)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def write_table(table: pa.Table, file: Any) -> None:
+    """The table as a Parquet file, in row groups."""
+    pq.write_table(table, file, row_group_size=ROW_GROUP, **WRITING)

@@ -1,0 +1,167 @@
+"""Pages and items as tables of PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from gossamer import addresses
+from gossamer.errors import ConfigError
+from gossamer.sink.base import Opening
+from gossamer.sink.tables import COLUMNS, NAMES, Batch, Names, TableSink, Verdict, address, missing_columns
+
+try:
+    import asyncpg
+    from asyncpg import exceptions as faults
+except ImportError as missing:
+    raise ConfigError(
+        "the sink in PostgreSQL needs the asyncpg package", hint="pip install 'gossamer[postgresql]'"
+    ) from missing
+
+ESCAPE = "\ufdd0"
+"""Stands for a NUL, which PostgreSQL does not take, with a ␀ behind it; before another one, for itself."""
+_TYPES: Mapping[str, str] = {"str": "text", "int": "bigint", "float": "float8", "bool": "boolean", "json": "jsonb"}
+_KINDS = {"key": "int", "token": "int", **COLUMNS}
+_SESSION = (
+    "SET synchronous_commit = on; SET jit = off; SET default_transaction_isolation = 'read committed';"
+    " SET lock_timeout = '20s'; SET idle_in_transaction_session_timeout = '60s'; SET client_encoding = 'UTF8'"
+)
+_ANSWER_SECONDS = 60.0
+# Classes of SQLSTATE: connection, resources (full, too many), intervention by an operator, the system's own errors.
+_WAIT = ("08", "53", "57", "58", "25006", "55P03", "XX000")
+_AGAIN = ("40001", "40P01", "23505", "42P07", "42710")
+
+
+class PostgreSQL:
+    """One connection."""
+
+    def __init__(self, url: str, names: Names) -> None:
+        self._address, self.server = addresses.postgresql(url, of="the sink")
+        self._names = names
+        self._connection: asyncpg.Connection[Any] | None = None
+        columns = ", ".join(f'"{name}"' for name in NAMES)
+        arrays = ", ".join(f"${number}::{_TYPES[kind]}[]" for number, kind in enumerate(_KINDS.values(), 1))
+        changes = ", ".join(f'"{name}" = excluded."{name}"' for name in NAMES[1:])
+        # A late worker's visit does not replace a newer one. xmax tells a row that was there from a new one.
+        self._upsert = (
+            f"INSERT INTO {names.pages} AS pages ({columns}) SELECT * FROM unnest({arrays})"
+            f' ON CONFLICT ("key") DO UPDATE SET {changes} WHERE excluded.token >= pages.token'
+            ' RETURNING "key", xmax <> 0'
+        )
+        self._forget = f'DELETE FROM {names.items} WHERE "key" = ANY($1::bigint[])'
+        self._add = (
+            f'INSERT INTO {names.items} ("key", number, item)'
+            " SELECT a, b, c::jsonb FROM unnest($1::bigint[], $2::int[], $3::text[]) AS given (a, b, c)"
+        )
+
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None and not self._connection.is_closed()
+
+    async def connect(self) -> None:
+        connection = await asyncpg.connect(**self._address, timeout=10.0, command_timeout=_ANSWER_SECONDS)
+        self._connection = connection
+        await connection.execute(_SESSION)
+        pages, items = self._names
+        columns = ", ".join(f'"{name}" {_TYPES[kind]}' for name, kind in COLUMNS.items())
+        there = "SELECT column_name FROM information_schema.columns WHERE table_name = $1 AND table_schema = ANY"
+        there += "(current_schemas(false))"
+        if not (known := await connection.fetch(there, pages.lower())):
+            await connection.execute(
+                f'CREATE TABLE {pages} ("key" bigint PRIMARY KEY, token bigint NOT NULL, {columns});'
+                # A hash, because addresses may be longer than what a tree takes.
+                f"CREATE INDEX {pages}_url ON {pages} USING hash (url)"
+            )
+        else:
+            for name in missing_columns((row[0] for row in known), self._names, self.server):
+                await connection.execute(
+                    f'ALTER TABLE {pages} ADD COLUMN IF NOT EXISTS "{name}" {_TYPES[COLUMNS[name]]}'
+                )
+        await connection.execute(
+            f'CREATE TABLE IF NOT EXISTS {items} ("key" bigint, number int, item jsonb NOT NULL,'
+            ' PRIMARY KEY ("key", number))'
+        )
+
+    async def store(self, batch: Batch) -> None:
+        connection = self._connection
+        assert connection is not None
+        columns = [
+            _texts(column) if _KINDS[name] in ("str", "json") else column
+            for name, column in zip(NAMES, zip(*batch.rows), strict=True)
+        ]
+        async with connection.transaction():
+            stored = await connection.fetch(self._upsert, *columns)
+            was_there = [row[0] for row in stored if row[1]]
+            if was_there:
+                await connection.execute(self._forget, was_there)
+            good = {row[0] for row in stored}
+            items = [
+                (key, number, item)
+                for key, some in zip(batch.keys, batch.items, strict=True)
+                if key in good
+                for number, item in enumerate(some)
+            ]
+            if items:
+                keys, numbers, texts = zip(*items, strict=True)
+                await connection.execute(self._add, keys, numbers, list(map(_json, texts)))
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            await connection.close()
+
+    def abort(self) -> None:
+        if self._connection is not None:
+            self._connection.terminate()
+            self._connection = None
+
+    def verdict(self, error: Exception) -> Verdict | None:
+        if isinstance(error, faults.PostgresError):
+            state = str(error.sqlstate or "")
+            if state in _AGAIN or state[:2] == "08":
+                return "again"
+            return "wait" if state.startswith(_WAIT) else "stop"
+        if isinstance(error, OSError | TimeoutError | faults.InterfaceError | faults.InternalClientError):
+            # Bad data is an error of the driver's interface too, and no other connection would cure it.
+            return "stop" if isinstance(error, faults.DataError | ValueError) else "again"
+        return None
+
+
+def open_postgresql(opening: Opening) -> TableSink:
+    """The sink named `postgresql://user@host/database`."""
+    return TableSink(PostgreSQL(*address(opening, "postgresql")))
+
+
+def escaped(text: str) -> str:
+    """Text as PostgreSQL takes it: without NUL, and nothing is lost."""
+    return text.replace(ESCAPE, ESCAPE + ESCAPE).replace("\0", ESCAPE + "␀") if _is_odd(text) else text
+
+
+def unescaped(text: str) -> str:
+    """What `escaped` made of a text, as it was."""
+    return ESCAPE.join(part.replace(ESCAPE + "␀", "\0") for part in text.split(ESCAPE + ESCAPE))
+
+
+def _is_odd(text: str) -> bool:
+    return "\0" in text or ESCAPE in text
+
+
+def _texts(column: tuple[Any, ...]) -> list[Any]:
+    return [value if value is None else escaped(value) for value in column]
+
+
+def _json(text: str) -> str:
+    """An item as jsonb takes it."""
+    if "\\u0000" not in text and ESCAPE not in text:
+        return text
+    return msgspec.json.encode(_without_nul(msgspec.json.decode(text))).decode()
+
+
+def _without_nul(value: Any) -> Any:
+    if isinstance(value, str):
+        return escaped(value)
+    if isinstance(value, dict):
+        return {escaped(name): _without_nul(item) for name, item in value.items()}
+    return [_without_nul(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,83 @@
+"""`gossamer doctor`: what it says of a machine and of real stores."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+from commands import gossamer
+
+from gossamer import checkup
+from gossamer.clock import SystemClock
+from gossamer.frontier.condition import condition
+from gossamer.model import Finding
+from gossamer.settings import Settings
+from gossamer.testing.servers import RedisServer, free_port
+from gossamer.testing.sqlservers import SqlServer
+
+
+class Ahead(SystemClock):
+    """A machine whose clock is a minute ahead of everybody's."""
+
+    def epoch(self) -> float:
+        return super().epoch() + 60.0
+
+
+def found(url: str, clock: SystemClock | None = None) -> dict[str, Finding]:
+    async def look() -> dict[str, Finding]:
+        return {one.subject: one async for one in condition(url, clock=clock or SystemClock())}
+
+    return asyncio.run(look())
+
+
+def test_how_far_redis_keeps_its_word_is_said() -> None:
+    with RedisServer() as server:
+        weak = found(server.url)
+        assert (weak["frontier"].state, weak["clock"].state) == ("good", "good")
+        assert (weak["durability"].state, weak["durability"].mend[:26]) == ("weak", "CONFIG SET appendonly yes,")
+    with RedisServer(appendonly="yes", appendfsync="always", maxmemory="64mb") as server:
+        strong = found(server.url)
+        assert strong["durability"].state == "good"
+        assert "power cut" in strong["durability"].says
+        assert (strong["memory"].state, strong["memory"].mend) == ("weak", "raise maxmemory")
+
+
+def test_a_clock_that_differs_from_the_stores_is_seen(redis_server: RedisServer, tmp_path: Path) -> None:
+    for url in (redis_server.url, f"folder:{tmp_path}"):
+        assert found(url)["clock"].state == "good"
+        ahead = found(url, Ahead())["clock"]
+        assert ahead.state == "weak"
+        assert "s ahead of the store's" in ahead.says
+
+
+def test_a_database_is_looked_at_without_a_job(postgres_server: SqlServer, maria_server: SqlServer) -> None:
+    for server in (postgres_server, maria_server):
+        seen = found(server.url)
+        assert (seen["frontier"].state, seen["clock"].state) == ("good", "good")
+        assert seen["durability"].state in ("good", "weak")
+        assert found(server.url, Ahead())["clock"].state == "weak"
+
+
+def test_bad_things_are_named_with_their_mending_and_no_password(tmp_path: Path) -> None:
+    gone = f"redis://:hushhush@127.0.0.1:{free_port()}/0"
+    words = ["--json", "--frontier", gone, "--nameservers", f"127.0.0.1:{free_port()}", "--host", "nowhere.test"]
+    told = gossamer("doctor", *words, cwd=tmp_path)
+    lines = {line["subject"]: line for line in map(json.loads, told.stdout.splitlines())}
+    assert told.returncode == 1, told.stderr
+    assert b"hushhush" not in told.stdout + told.stderr
+    assert (lines["frontier"]["state"], lines["names"]["state"], lines["python"]["state"]) == ("bad", "bad", "good")
+    assert all(lines[name]["mend"] for name in ("frontier", "names"))
+
+
+def test_too_few_files_for_the_fetches_at_once_are_seen() -> None:
+    (few,) = checkup.files(Settings(concurrency=10_000_000))
+    (enough,) = checkup.files(Settings(concurrency=1))
+    assert (few.state, enough.state) == ("weak", "good")
+    assert "--concurrency" in few.mend or "ulimit" in few.mend
+
+
+def test_a_place_that_cannot_be_written_to_is_bad(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert [one.state for one in checkup.disk(tmp_path / "file" / "job")] == ["bad"]
+    assert next(iter(checkup.disk(tmp_path / "a" / "b"))).state == "good"

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from rawweb import RawWeb, reply
+
+from gossamer.engine.copies import Copies
+from gossamer.engine.extractor import Extracted, Extractor
+from gossamer.extract.spider import Spider
+from gossamer.model import Lease, Request, Response
+from gossamer.settings import Settings
+from gossamer.stored import open_stored
+
+
+def words(seed: int) -> str:
+    random_ = random.Random(seed)
+    return " ".join("".join(random_.choices("abcdefgh", k=5)) for _ in range(300))
+
+
+STORY, OTHER = words(1), words(2)
+
+
+def html(title: str, text: str, *hrefs: str) -> bytes:
+    links = "".join(f'<a href="{href}">x</a>' for href in hrefs)
+    return reply(f"<title>{title}</title><nav>{title} {links}</nav><h1>{title}</h1><p>{text}</p>")
+
+
+def lease(memo: dict[str, Any], *keys: int, lane: int = 0) -> Lease:
+    requests = tuple(Request("http://s.example/", key) for key in keys)
+    return Lease(site="s.example", lane=lane, token=1, requests=requests, ttl=60, delay=1, memo=memo)
+
+
+def seen(simhash: int) -> Extracted:
+    return Extracted(simhash=simhash, tells=True)
+
+
+def test_of_near_duplicates_one_is_kept_and_the_others_have_their_line(tmp_path: Path) -> None:
+    """Their links are followed like those of any page; a page with little text is no copy."""
+    with RawWeb() as web:
+        web.answers = {
+            "/robots.txt": reply("", status="404 Not Found"),
+            "/": html("Home", OTHER, "/a", "/b?session=1", "/short1", "/short2"),
+            "/a": html("Story", STORY),
+            "/b?session=1": html("The story, printed 5 May", STORY, "/c"),
+            "/c": html("The story again", STORY + " edited"),
+            "/short1": html("Photo", "a picture"),
+            "/short2": html("Photo", "a picture"),
+        }
+        command = [sys.executable, "-m", "gossamer", "crawl", f"http://127.0.0.1:{web.port}/", "--job", str(tmp_path)]
+        options = ["--delay", "0", "--allow-private", "--dedupe", "--extract", "title=h1::text"]
+        sinks = ["--sink", "jsonl", "--sink", "warc", "--quiet", "--json"]
+        done = subprocess.run([*command, *options, *sinks], capture_output=True, check=True, timeout=60)
+    rows = {json.loads(line)["url"].rpartition("/")[2]: json.loads(line) for line in (tmp_path / "pages.jsonl").open()}
+    assert set(rows) == {"", "a", "b?session=1", "c", "short1", "short2"}
+    copies = {name for name, row in rows.items() if row.get("copy_of")}
+    assert copies == {"b?session=1", "c"}
+    assert {rows[name]["copy_of"] for name in copies} == {rows["a"]["simhash"]}
+    assert json.loads(done.stdout)["copies"] == 2
+    titles = [json.loads(line)["title"] for line in (tmp_path / "items.jsonl").open()]
+    assert sorted(titles) == ["Home", "Photo", "Photo", "Story"]
+    with open_stored(tmp_path) as stored:
+        kept = {page.url.rpartition("/")[2] for page in stored.pages()}
+        assert kept == {"", "a", "short1", "short2"}
+
+
+def test_what_was_kept_goes_with_the_site_from_worker_to_worker() -> None:
+    """A page fetched again, after a kill or on a revisit, is no copy of itself; lanes learn of each other."""
+    memo: dict[str, Any] = {}
+    first = Copies(lease(memo, 1, 2, 3))
+    assert first.saw(1, seen(0)) is None
+    assert first.note(1) == {}
+    assert first.saw(2, seen(0b111)) == 0
+    assert first.saw(3, seen(0b1111_0000)) is None
+    memo |= first.note(3)
+    second = Copies(lease(memo, 4, lane=1))
+    assert second.saw(1, seen(1)) is None
+    assert second.saw(4, seen(0b1111_0001)) == 0b1111_0000
+    again = Copies(lease(memo, 1, 5))
+    assert again.saw(1, seen(0b11)) is None
+    assert again.saw(5, seen(0b11111)) == 0b11
+
+
+def test_the_memo_has_a_bound_and_forgets_what_was_not_met_for_longest() -> None:
+    memo: dict[str, Any] = {}
+    for number in range(400):
+        copies = Copies(lease(memo, number))
+        assert copies.saw(number, seen(number * 0x9E3779B97F4A7C15 % 2**64)) is None
+        memo |= copies.note(number)
+    assert len(memo["kept.0"]) == 256 * 24
+    assert Copies(lease(memo, 9)).saw(9999, seen(399 * 0x9E3779B97F4A7C15 % 2**64)) is not None
+    assert Copies(lease(memo, 9)).saw(9999, seen(0)) is None
+
+
+def test_the_text_is_looked_at_once_for_traps_changes_and_copies() -> None:
+    extractor = Extractor(Spider(), Settings(dedupe=True, recrawl="table"))
+    body = html("Story", STORY).partition(b"\r\n\r\n")[2]
+    response = Response(url="http://s.example/", status=200, headers=(("content-type", "text/html"),), body=body)
+    first, second = (asyncio.run(extractor.extract(Request("http://s.example/"), response)) for _ in range(2))
+    assert first.simhash == second.simhash == second.likeness
+    assert first.likeness is None
+    assert first.main
+    assert first.tells

@@ -1,0 +1,177 @@
+"""How many fetches are under way at once, by what the machine can take."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from gossamer.engine.machine import Machine
+from gossamer.engine.slots import FLOOR, Load, Slots, next_limit, regulate
+from gossamer.testing import virtual
+from gossamer.testing.virtual import LoopClock
+
+CALM = Load(0.01, 0.4, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("load", "limit"),
+    [
+        (CALM, 64),
+        (Load(0.6), 57),
+        (Load(0.3, 0.5), 64),
+        (Load(0.3, 0.95), 57),
+        (Load(0.05, 1.0), 64),
+        (Load(0.0, 0.0, 0.91), 57),
+        (Load(0.0, 0.0, 0.96), 32),
+    ],
+)
+def test_lag_and_memory_take_places_away_and_a_busy_processor_alone_does_not(load: Load, limit: int) -> None:
+    assert next_limit(64, load, most=64, used=64) == limit
+
+
+def test_places_come_back_only_where_they_are_used_and_never_beyond_the_setting() -> None:
+    assert next_limit(20, CALM, most=64, used=20) == 22
+    assert next_limit(20, CALM, most=64, used=10) == 20
+    assert next_limit(20, Load(0.01, 0.95), most=64, used=20) == 20
+    assert next_limit(20, Load(0.01, 0.1, 0.87), most=64, used=20) == 20
+    assert next_limit(63, CALM, most=64, used=63) == 64
+
+
+def test_a_crawl_goes_on_however_bad_it_is() -> None:
+    limit = 1000
+    for _ in range(100):
+        limit = next_limit(limit, Load(9.0, 1.0, 0.99), most=1000, used=limit)
+    assert limit == FLOOR
+    assert next_limit(2, Load(9.0, 1.0, 0.99), most=2, used=2) == 2
+
+
+def test_what_is_lowered_counts_from_what_is_used() -> None:
+    assert next_limit(1000, Load(1.0), most=1000, used=100) == 90
+
+
+class Weather:
+    """Shares as the hour tells them."""
+
+    def __init__(self, memory: float = 0.1) -> None:
+        self.memory = memory
+
+    def shares(self, elapsed_seconds: float) -> tuple[float, float]:
+        assert elapsed_seconds == pytest.approx(1.0)
+        return 0.2, self.memory
+
+
+def test_places_go_and_come_back_with_the_memory_in_virtual_time() -> None:
+    seen: list[int] = []
+
+    async def main() -> None:
+        slots, weather, clock = Slots(100), Weather(), LoopClock()
+
+        async def fetch() -> None:
+            while True:
+                async with slots:
+                    await clock.sleep(0.05)
+
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(fetch()) for _ in range(200)]
+            running.append(tasks.create_task(regulate(slots, weather, clock, changed=lambda: seen.append(slots.limit))))
+            await clock.sleep(10)
+            assert (slots.limit, slots.used, seen) == (100, 100, [])
+            weather.memory = 0.97
+            await clock.sleep(10)
+            assert (slots.limit, slots.used) == (FLOOR, FLOOR)
+            weather.memory = 0.88
+            await clock.sleep(10)
+            assert slots.limit == FLOOR
+            weather.memory = 0.2
+            await clock.sleep(60)
+            assert slots.limit == 100
+            assert slots.used == 100
+            for task in running:
+                task.cancel()
+
+    virtual.run(main())
+    assert seen[:3] == [50, 25, 12]
+
+
+def test_a_place_that_is_given_up_while_waiting_is_not_lost() -> None:
+    async def main() -> None:
+        slots = Slots(1)
+        async with asyncio.TaskGroup() as tasks:
+            async with slots:
+                first, second = (tasks.create_task(_enter(slots)) for _ in range(2))
+                await asyncio.sleep(0)
+                first.cancel()
+                await asyncio.sleep(0)
+            await second
+        assert (slots.used, slots.limit) == (0, 1)
+
+    asyncio.run(main())
+
+
+async def _enter(slots: Slots) -> None:
+    async with slots:
+        await asyncio.sleep(0)
+
+
+def machine(root: Path, files: dict[str, str]) -> Machine:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return Machine(root)
+
+
+MIB = 1 << 20
+MEMINFO = "MemTotal: 8388608 kB\nMemFree: 100 kB\nMemAvailable: 419430 kB\n"
+
+
+def test_the_tightest_limit_of_a_cgroup_of_version_2_counts(tmp_path: Path) -> None:
+    pod = "sys/fs/cgroup/pod"
+    found = machine(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/pod/worker\n",
+            "proc/self/statm": "100 50 1\n",
+            "proc/meminfo": MEMINFO,
+            f"{pod}/worker/memory.max": "max\n",
+            f"{pod}/worker/memory.current": f"{600 * MIB}\n",
+            f"{pod}/memory.max": f"{1000 * MIB}\n",
+            f"{pod}/memory.current": f"{950 * MIB}\n",
+            f"{pod}/memory.stat": f"anon 5\ninactive_file {150 * MIB}\n",
+            f"{pod}/cpu.max": "50000 100000\n",
+            f"{pod}/worker/cpu.stat": "usage_usec 1000000\n",
+        },
+    )
+    assert found.memory() == pytest.approx(0.8)
+    (tmp_path / pod / "worker" / "cpu.stat").write_text("usage_usec 1450000\n")
+    processor, memory = found.shares(1.0)
+    assert (processor, memory) == (pytest.approx(0.9, abs=0.2), pytest.approx(0.8))
+
+
+def test_a_container_of_version_1_sees_its_own_limit(tmp_path: Path) -> None:
+    found = machine(
+        tmp_path,
+        {
+            "proc/self/cgroup": "4:memory:/docker/not-to-be-seen-here\n1:cpu,cpuacct:/docker/x\n0::/\n",
+            "proc/self/statm": "100 50 1\n",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{100 * MIB}\n",
+            "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{96 * MIB}\n",
+            "sys/fs/cgroup/memory/memory.stat": "total_inactive_file 0\n",
+        },
+    )
+    assert found.memory() == pytest.approx(0.96)
+
+
+def test_a_machine_that_others_fill_does_not_concern_a_small_process(tmp_path: Path) -> None:
+    files = {"proc/self/cgroup": "0::/\n", "proc/meminfo": MEMINFO, "proc/self/statm": "9 5000 1\n"}
+    assert machine(tmp_path / "small", files).memory() == 0.0
+    files["proc/self/statm"] = f"9 {2_000_000} 1\n"
+    assert machine(tmp_path / "large", files).memory() == pytest.approx(0.95)
+
+
+def test_where_nothing_is_told_nothing_is_held_against_the_crawl(tmp_path: Path) -> None:
+    processor, memory = Machine(tmp_path).shares(1000.0)
+    assert processor < 0.5
+    assert memory == 0.0

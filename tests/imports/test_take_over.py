@@ -1,0 +1,375 @@
+"""`gossamer import`: what other crawlers and archives left becomes a job's own, and none of it is run."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import importlib
+import json
+import marshal
+import os
+import pickle
+import shutil
+import sys
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import scrapy
+from hypothesis import given
+from hypothesis import strategies as some
+from scrapy_redis.dupefilter import RFPDupeFilter
+from scrapy_redis.queue import FifoQueue, PriorityQueue
+
+from gossamer.cli import gossamer as command_line
+from gossamer.clock import SystemClock
+from gossamer.errors import ConfigError
+from gossamer.fleet import open_fleet
+from gossamer.frontier.sqlite import open_sqlite
+from gossamer.imports.findings import Found, Seen
+from gossamer.imports.intake import Intake, stand_ins
+from gossamer.imports.marshals import read_marshal
+from gossamer.imports.pickles import NotPlain, read_pickle
+from gossamer.model import Counts, Request
+from gossamer.settings import Settings
+from gossamer.testing.servers import RedisServer
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "scrapy_plugin"))
+from scrapers import TUTORIAL, finish, shown_settings, site
+from scrapers import scrapy as crawl_with_scrapy
+
+plain_values = some.recursive(
+    some.none() | some.booleans() | some.integers() | some.floats(allow_nan=False) | some.text() | some.binary(),
+    lambda inner: (
+        some.lists(inner)
+        | some.dictionaries(some.text() | some.integers(), inner)
+        | some.tuples(inner, inner)
+        | some.frozensets(some.integers() | some.text())
+        | some.sets(some.integers())
+    ),
+    max_leaves=20,
+)
+
+
+def run(*words: str) -> int:
+    return int(command_line.main(["import", *words], standalone_mode=False) or 0)
+
+
+def waiting(folder: Path) -> tuple[dict[str, Request], Counts]:
+    """What a resting job would fetch, by URL, and its counts."""
+
+    async def look() -> tuple[dict[str, Request], Counts]:
+        frontier = open_sqlite(folder / "frontier.db", Settings(delay=0, robots=False), clock=SystemClock())
+        try:
+            counts = await frontier.counts()
+            grant = await frontier.lease(1000, batch=1000, seconds=60)
+            return {request.url: request for lease in grant.leases for request in lease.requests}, counts
+        finally:
+            await frontier.aclose()
+
+    return asyncio.run(look())
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in [name for name in os.environ if name.startswith(("GOSSAMER_", "SCRAPY_"))]:
+        monkeypatch.delenv(name)
+    return tmp_path
+
+
+@given(plain_values, some.integers(0, 5))
+def test_plain_values_of_a_pickle_are_read_as_pickle_reads_them(value: Any, protocol: int) -> None:
+    try:
+        read = read_pickle(pickle.dumps(value, protocol))
+    except NotPlain:
+        # Old protocols make sets and bytes by calling their classes.
+        assert protocol < 4
+    else:
+        assert read == value
+
+
+@given(plain_values)
+def test_plain_values_in_marshal_are_read_as_marshal_reads_them(value: Any) -> None:
+    for version in range(5):
+        try:
+            assert read_marshal(marshal.dumps(value, version)) == value
+        except NotPlain:
+            assert version < 2
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return os.system, ("touch ran",)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(pickle.dumps({"url": Evil()}, protocol) for protocol in range(6)),
+        pickle.dumps({"when": datetime(2026, 1, 1)}),
+        pickle.dumps({"meta": OrderedDict(a=1)}),
+        b"\x80\x05cos\nsystem\n(S'touch ran'\ntR.",
+        b"(S'touch ran'\nios\nsystem\n.",
+        b"\x80\x05\x8c\x02os\x8c\x06system\x93.",
+        b"",
+        b"\x80\x05",
+        b"\x80\x05.",
+        b"\x80\x05(.",
+        b"\x80\x05K\x01K\x02a.",
+        b"\x80\x05]\x94h\x00a.",
+        b"\x80\x05]\x94" + b"".join(b"h%ch%c\x86\x94" % (n, n) for n in range(60)) + b".",
+        b"garbage",
+    ],
+)
+def test_a_pickle_that_would_run_code_or_has_no_end_is_refused(data: bytes, here: Path) -> None:
+    """H56."""
+    with pytest.raises(NotPlain):
+        read_pickle(data)
+    assert not (here / "ran").exists()
+
+
+@given(some.binary(max_size=60))
+def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+    for read in (read_pickle, read_marshal):
+        try:
+            read(data)
+        except NotPlain:
+            pass
+
+
+def test_lists_and_sitemaps_are_queued_and_archives_are_known(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "urls.txt").write_text("# mine\nhttp://a.example/1\na.example/2\n\nhttp://b.example/done\nmailto:x\n")
+    (here / "done.txt").write_text("http://b.example/done\nhttp://a.example/old\n")
+    (here / "map.xml").write_bytes(
+        b"<urlset xmlns='http://www.sitemaps.org/schemas/sitemap/0.9'><url><loc>http://a.example/map</loc></url></urlset>"
+    )
+    lines = [
+        ("http://c.example/page", "200", "20260102030405"),
+        ("http://c.example/down", "503", "20260102030405"),
+        ("http://c.example/page", "200", "20250102030405"),
+    ]
+    cdxj = [f"com,x)/ {stamp} {json.dumps({'url': url, 'status': status})}" for url, status, stamp in lines]
+    (here / "index.cdxj").write_text("\n".join([*cdxj, "broken"]))
+    records = []
+    for url in ("http://d.example/a", "http://d.example/b"):
+        http = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<p>hello</p>"
+        head = f"WARC/1.1\r\nWARC-Type: response\r\nWARC-Target-URI: {url}\r\nWARC-Date: 2026-01-02T03:04:05Z\r\n"
+        records.append(f"{head}Content-Length: {len(http)}\r\n\r\n".encode() + http + b"\r\n\r\n")
+    (here / "plain.warc").write_bytes(records[0] + records[1][:-20])
+    (here / "packed.warc.gz").write_bytes(gzip.compress(records[1]) + gzip.compress(records[0])[:-9])
+    options = ("--delay", "0", "--no-robots")
+    assert run("crawls/job", "done.txt", "--done", *options) == 0
+    assert run("crawls/job", "index.cdxj", "plain.warc", "packed.warc.gz", *options) == 3
+    assert run("crawls/job", "urls.txt", "map.xml", *options) == 3
+    assert run("crawls/job", "urls.txt", *options) == 3
+    queued, counts = waiting(here / "crawls" / "job")
+    assert set(queued) == {"http://a.example/1", "https://a.example/2", "http://a.example/map"}
+    assert counts.skipped == 5
+    assert counts.stored == 0
+    said = capsys.readouterr().err
+    assert "left out: mailto:x: not a URL that can be crawled" in said
+    assert "left out: index.cdxj, line 4: not CDXJ" in said
+
+
+def test_pages_of_an_archive_are_visited_again_at_their_time(here: Path) -> None:
+    """With a date of their last visit: one that is older than the time between visits is due at once."""
+    (here / "index.cdxj").write_text(
+        'x)/old 20200101000000 {"url": "http://x.example/old", "status": "200"}\n'
+        'x)/new 20990101000000 {"url": "http://x.example/new", "status": "200"}\n'
+    )
+    assert run("crawls/again", "index.cdxj", "--recrawl", "table", "--delay", "0", "--no-robots") == 0
+
+    async def due() -> Mapping[str, Request]:
+        settings = Settings(delay=0, robots=False, recrawl="table")
+        frontier = open_sqlite(here / "crawls/again/frontier.db", settings, clock=SystemClock())
+        try:
+            grant = await frontier.lease(10, batch=10, seconds=60)
+            return {request.url: request for lease in grant.leases for request in lease.requests}
+        finally:
+            await frontier.aclose()
+
+    found = asyncio.run(due())
+    assert set(found) == {"http://x.example/old"}
+    assert (found["http://x.example/old"].state or {})["seen_at"] == 1577836800.0
+
+
+class Shop(scrapy.Spider):
+    name = "shop"
+
+    def parse(self, response: Any) -> Any: ...
+
+    def parse_item(self, response: Any) -> Any: ...
+
+
+@pytest.fixture
+def store(redis_server: RedisServer) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(redis_server.url) as server:
+        server.flushall()
+        yield server
+
+
+def left_by_scrapy_redis(server: redis.Redis) -> None:
+    """A queue, start URLs and a dupefilter as the package itself writes them."""
+    spider = Shop()
+    queue = PriorityQueue(server, spider, "%(spider)s:requests")
+    dupefilter = RFPDupeFilter(server, "shop:dupefilter")
+    for request in (
+        scrapy.Request("http://a.example/1", callback=spider.parse_item, priority=5, meta={"depth": 2}),
+        scrapy.FormRequest("http://a.example/form", formdata={"q": "x"}),
+        scrapy.Request("http://a.example/fetched"),
+    ):
+        assert not dupefilter.request_seen(request)
+        if "fetched" not in request.url:
+            queue.push(request)
+    server.zadd("shop:requests", {pickle.dumps({"url": Evil()}): 0})
+    server.rpush("shop:start_urls", "http://b.example/", '{"url": "http://b.example/json", "meta": {"k": 1}}')
+
+
+def project_of_its_own(folder: Path) -> Path:
+    """A copy of the tutorial's project, and we in it; the path of its settings."""
+    shutil.copytree(TUTORIAL, folder / "project")
+    os.chdir(folder / "project")
+    forget_project()
+    return folder / "project" / "tutorial" / "settings.py"
+
+
+def forget_project() -> None:
+    """Python reads a module once in a process."""
+    for name in [name for name in sys.modules if name.startswith("tutorial")]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+
+
+def test_a_queue_of_scrapy_redis_becomes_pages_of_a_job(
+    store: redis.Redis, redis_server: RedisServer, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """H56."""
+    left_by_scrapy_redis(store)
+    before = {name: store.dump(name) for name in sorted(store.keys())}
+    assert run("crawls/shop", redis_server.url, "--source-spider", "shop", "--delay", "0", "--no-robots") == 3
+    queued, _ = waiting(here / "crawls" / "shop")
+    assert set(queued) == {"http://a.example/1", "http://a.example/form", "http://b.example/", "http://b.example/json"}
+    assert queued["http://a.example/1"].label == "parse_item"
+    assert (queued["http://a.example/1"].priority, queued["http://a.example/1"].depth) == (5, 2)
+    assert queued["http://a.example/form"].method == "POST"
+    assert queued["http://a.example/form"].body == b"q=x"
+    assert {name: store.dump(name) for name in sorted(store.keys())} == before
+    assert not (here / "ran").exists()
+    said = capsys.readouterr().err
+    assert "3 fingerprints were left out" in said
+    assert "it holds more than plain values" in said
+
+
+def test_a_project_that_leaves_scrapy_redis_fetches_nothing_that_its_dupefilter_has_seen(
+    store: redis.Redis, redis_server: RedisServer, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from gossamer.scrapy import ScrapyRedisFingerprinter
+    from gossamer.scrapy.storing import key_of, restore
+
+    left_by_scrapy_redis(store)
+    FifoQueue(store, Shop(), "other:requests").push(scrapy.Request("http://a.example/other"))
+    store.rename("shop:dupefilter", "seen")
+    settings = project_of_its_own(here)
+    words = ("shop", redis_server.url, "--scrapy", "--frontier", redis_server.url)
+    with pytest.raises(ConfigError, match="fingerprints of its own"):
+        run(*words, "--dupefilter-key", "seen")
+    settings.write_text(settings.read_text() + shown_settings("migrate-from-scrapy-redis.md", redis_server.url))
+    forget_project()
+    with pytest.raises(ConfigError, match="there is no wrong:requests"):
+        run(*words, "--queue-key", "wrong:requests", "--dupefilter-key", "seen")
+    assert run(*words, "--queue-key", "other:requests") == 0
+    # With the frontier that the project names itself.
+    assert run(*words[:3], "--dupefilter-key", "seen") == 3
+    assert "posix.system" in capsys.readouterr().err
+
+    async def check() -> None:
+        fleet = await open_fleet(redis_server.url, "shop")
+        try:
+            assert fleet.settings.delay == 0.05
+            fingerprint = ScrapyRedisFingerprinter().fingerprint
+            seen = scrapy.Request("http://a.example/fetched")
+            known = [Request(seen.url, key_of(fleet.secret, fingerprint(seen)), "a.example")]
+            assert await fleet.add(known) == 0
+            found = []
+            for _ in range(50):
+                grant = await fleet.lease(10, batch=10, seconds=60)
+                found += [restore(request, Shop()) for lease in grant.leases for request in lease.requests]
+                await asyncio.sleep(0.02)
+            kept = {request.url: request for request in found}
+            assert set(kept) == {
+                "http://a.example/1", "http://a.example/form", "http://a.example/other", "http://b.example/",
+                "http://b.example/json",
+            }  # fmt: skip
+            assert kept["http://a.example/1"].callback.__name__ == "parse_item"
+            assert type(kept["http://a.example/form"]) is scrapy.FormRequest
+        finally:
+            await fleet.aclose()
+
+    asyncio.run(check())
+
+
+def test_a_jobdir_of_scrapy_is_gone_on_with_and_no_page_is_fetched_twice(here: Path) -> None:
+    project = project_of_its_own(here).parents[1]
+    with site() as shop:
+        arguments = ("-a", f"site={shop.url}/")
+        stop_early = ("-s", "JOBDIR=state", "-s", "CLOSESPIDER_PAGECOUNT=4")
+        finish(crawl_with_scrapy("sayings", "", *arguments, *stop_early, project=project))
+        assert 4 <= len(shop.asked) < 12
+        frontier = f"sqlite:{here}/job"
+        assert run("sayings", "state", "--scrapy", "--frontier", frontier) == 0
+        options = ("-s", "SCHEDULER=gossamer.scrapy.Scheduler")
+        finish(crawl_with_scrapy("sayings", frontier, *arguments, *options, project=project))
+        asked = [path for _, path, *_ in shop.asked if path != "/robots.txt"]
+        others = (*(f"/page/{number}/" for number in range(2, 7)), *(f"/author/{number}/" for number in range(7)))
+        # A start page is asked for by every run of Scrapy, which keeps no fingerprint of it.
+        assert Counter(asked) == {"/": 2, **dict.fromkeys(others, 1)}
+
+
+def test_a_fleet_knows_what_was_fetched_in_every_shard(redis_server: RedisServer, here: Path) -> None:
+    (here / "done.txt").write_text("".join(f"http://s{number}.example/{number}\n" for number in range(40)))
+
+    async def begin() -> None:
+        fleet = await open_fleet(redis_server.url, "wide", Settings(delay=0, robots=False), shards="0-3/4")
+        await fleet.aclose()
+
+    async def check() -> None:
+        fleet = await open_fleet(redis_server.url, "wide")
+        try:
+            counts = await fleet.counts()
+            assert (counts.skipped, counts.queued, counts.leased, counts.stored) == (40 + 4, 0, 0, 0)
+            # Wherever a request with this key turns up, it is known.
+            again = [Request(f"http://t{number}.example/", 77, f"t{number}.example") for number in range(20)]
+            assert await fleet.add(again) == 0
+        finally:
+            await fleet.aclose()
+
+    async def know() -> None:
+        fleet = await open_fleet(redis_server.url, "wide", worker_name="import")
+        try:
+            shards = len(await fleet.shards())
+            assert shards == 4
+            intake = Intake(fleet, fleet.settings, Known(), clock=SystemClock(), shards=shards)
+            await intake.take([Seen(b"f" * 20)])
+        finally:
+            await fleet.aclose()
+
+    class Known:
+        """Makes a known key of any fingerprint."""
+
+        def request(self, found: Found) -> Request | str:
+            return "none here"
+
+        def seen(self, seen: Seen, shards: int) -> list[Request] | str:
+            return stand_ins(77, seen.fingerprint.hex(), shards)
+
+    asyncio.run(begin())
+    assert run("wide", "done.txt", "--done", "--frontier", redis_server.url) == 0
+    assert run("wide", "done.txt", "--frontier", redis_server.url) == 0
+    asyncio.run(know())
+    asyncio.run(check())

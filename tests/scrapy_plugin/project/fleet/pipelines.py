@@ -1,0 +1,15 @@
+import asyncio
+
+from scrapy.exceptions import DropItem
+from scrapy.utils.asyncio import is_asyncio_available
+
+
+class Slow:
+    """Takes its time, so that a page is not done when its callback is; drops what says so."""
+
+    async def process_item(self, item):
+        if is_asyncio_available():
+            await asyncio.sleep(0.02)
+        if item.get("drop"):
+            raise DropItem("as it was told")
+        return item

@@ -1,0 +1,10 @@
+BOT_NAME = "fleet"
+SPIDER_MODULES = ["fleet.spiders"]
+ROBOTSTXT_OBEY = True
+DOWNLOAD_DELAY = 0.02
+RETRY_TIMES = 2
+TELNETCONSOLE_ENABLED = False
+LOG_LEVEL = "INFO"
+SCHEDULER = "gossamer.scrapy.Scheduler"
+GOSSAMER_SETTINGS = {"lease_seconds": 30, "commit_seconds": 0.05}
+ITEM_PIPELINES = {"fleet.pipelines.Slow": 300}

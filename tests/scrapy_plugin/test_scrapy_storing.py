@@ -1,0 +1,185 @@
+"""Scrapy's requests as the frontier keeps them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import scrapy
+from scrapy.http import FormRequest, JsonRequest
+
+from gossamer.clock import SystemClock
+from gossamer.fleet import open_fleet
+from gossamer.frontier.local import open_memory
+from gossamer.scrapy import plain
+from gossamer.scrapy.storing import Unstorable, key_of, restore, store
+from gossamer.settings import Settings
+from gossamer.testing.servers import RedisServer
+from gossamer.testing.sqlservers import SqlServer
+
+
+class Thing(scrapy.Item):
+    name = scrapy.Field()
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+class Shop(scrapy.Spider):
+    name = "shop"
+
+    def parse(self, response: Any) -> Any: ...
+
+    def fail(self, failure: Any) -> Any: ...
+
+
+SPIDER = Shop()
+
+
+def stored_again(request: scrapy.Request) -> scrapy.Request:
+    return restore(store(request, SPIDER, key=1), SPIDER)
+
+
+def test_every_field_of_a_request_comes_back_as_it_was() -> None:
+    """H58."""
+    request = scrapy.Request(
+        "http://shop.example/a?b=ä#part",
+        callback=SPIDER.parse,
+        errback=SPIDER.fail,
+        method="PUT",
+        headers={"X-Two": ["1", "2"], "X-Latin": "ä".encode("latin-1")},
+        body=b"\xff\x00\xfe",
+        cookies=[{"name": "a", "value": "b", "path": "/"}],
+        meta={
+            "depth": 3, "cookiejar": ("a", 1), "set": {1, 2}, "frozen": frozenset("ab"), 5: b"bytes", ("t", 1): None,
+            "huge": 2**200, "when": datetime(2026, 1, 2, 3, tzinfo=UTC), "day": date(2026, 1, 2),
+            "price": Decimal("1.10"), "nested": [{"deep": (1, [2, {3}])}], "item": Thing(name="n"), "float": 0.1,
+        },
+        encoding="latin-1",
+        priority=-7_000_000,
+        dont_filter=True,
+        flags=["one"],
+        cb_kwargs={"page": 2, "more": {"x": (1,)}},
+    )  # fmt: skip
+    again = stored_again(request)
+    assert again.to_dict(spider=SPIDER) == request.to_dict(spider=SPIDER)
+    assert again.callback == SPIDER.parse
+    assert type(again.meta["item"]) is Thing
+    assert type(again.meta["cookiejar"]) is tuple
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        FormRequest("http://shop.example/", formdata={"a": "ä"}),
+        JsonRequest("http://shop.example/", data={"a": [1]}),
+        scrapy.Request("http://shop.example/"),
+        scrapy.Request("http://user:secret@shop.example:8080/"),
+        scrapy.Request("file:///tmp/page.html"),
+        scrapy.Request("data:text/plain,hello"),
+    ],
+    ids=repr,
+)
+def test_requests_of_other_classes_and_schemes_come_back_as_they_were(request_: scrapy.Request) -> None:
+    again = stored_again(request_)
+    assert type(again) is type(request_)
+    assert again.to_dict(spider=SPIDER) == request_.to_dict(spider=SPIDER)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"callback": lambda response: None}, "callback is <lambda>"),
+        ({"callback": Shop().parse}, "callback is Shop.parse, not a method of the spider 'shop'"),
+        ({"errback": print}, "errback is print"),
+        ({"meta": {"a": [1, {"b": lambda: 1}]}}, "meta['a'][1]['b'] is the function"),
+        ({"meta": {"spider": SPIDER}}, "meta['spider'] is a test_scrapy_storing.Shop"),
+        ({"cb_kwargs": {"colour": Colour.RED}}, "cb_kwargs['colour'] is a test_scrapy_storing.Colour"),
+        ({"meta": {"text": "half \ud800"}}, "meta['text'] has half a character"),
+        ({"cookies": {"a": object()}}, "cookies['a'] is a builtins.object"),
+    ],
+)
+def test_what_cannot_be_stored_is_named(fields: dict[str, Any], words: str) -> None:
+    """H58."""
+    with pytest.raises(Unstorable) as refused:
+        store(scrapy.Request("http://shop.example/x", **fields), SPIDER, key=1)
+    assert str(refused.value).startswith("<GET http://shop.example/x>: ")
+    assert words.replace("test_scrapy_storing", __name__) in str(refused.value)
+
+
+def test_a_circle_in_meta_is_refused() -> None:
+    circle: list[Any] = []
+    circle.append(circle)
+    with pytest.raises(Unstorable, match="nested too deeply"):
+        store(scrapy.Request("http://shop.example/", meta={"circle": circle}), SPIDER, key=1)
+
+
+def test_no_class_is_imported_for_what_a_store_holds() -> None:
+    """H59. A path in the store leads only to classes that the project has loaded, and of the right kind."""
+    assert "antigravity" not in sys.modules
+    for path in ("antigravity.Thing", "subprocess.Popen", "scrapy.Item"):
+        kept = store(scrapy.Request("http://shop.example/"), SPIDER, key=1)
+        forged = msgspec.structs.replace(kept, body=plain.pack({"_class": path}))
+        with pytest.raises(ValueError, match="is not a Request class"):
+            restore(forged, SPIDER)
+    assert "antigravity" not in sys.modules
+    with pytest.raises(ValueError, match="no such method"):
+        restore(msgspec.structs.replace(kept, body=plain.pack({"callback": "gone"})), SPIDER)
+
+
+def test_keys_tell_requests_apart_that_must_not_be_filtered() -> None:
+    keys = {key_of(b"s" * 16, b"f" * 20), key_of(b"s" * 16, b"f" * 20, b"1"), key_of(b"t" * 16, b"f" * 20)}
+    assert len(keys) == 3
+    assert all(0 <= key < 2**63 for key in keys)
+
+
+def test_a_body_of_five_megabytes_comes_through_every_store(
+    redis_server: RedisServer,
+    postgres_server: SqlServer,
+    maria_server: SqlServer,
+    empty_databases: Callable[..., list[str]],
+) -> None:
+    """H58."""
+    body = bytes(range(256)) * 20_480
+    made = scrapy.Request("http://shop.example/upload", method="POST", body=body)
+
+    async def through(frontier: Any) -> scrapy.Request:
+        try:
+            await frontier.add([store(made, SPIDER, key=7)])
+            await frontier.steer("running")
+            grant = await frontier.lease(1, batch=1, seconds=60)
+            return restore(grant.leases[0].requests[0], SPIDER)
+        finally:
+            await frontier.aclose()
+
+    async def through_all() -> list[scrapy.Request]:
+        settings = Settings(delay=0, robots=False)
+        frontiers: list[Any] = [open_memory(settings, clock=SystemClock(), secret=b"s" * 16)]
+        databases = [*empty_databases(postgres_server, "bodies"), *empty_databases(maria_server, "bodies")]
+        for address in (redis_server.url, *databases):
+            frontiers.append(await open_fleet(address, "bodies", settings))
+        return [await through(frontier) for frontier in frontiers]
+
+    for again in asyncio.run(through_all()):
+        assert again.body == body
+        assert again.method == "POST"
+
+
+def test_it_says_which_package_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gossamer.errors import ConfigError
+
+    for name in [name for name in sys.modules if name.startswith("gossamer.scrapy")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "scrapy", None)
+    with pytest.raises(ConfigError, match="needs Scrapy") as missing:
+        __import__("gossamer.scrapy")
+    assert missing.value.hint == "pip install 'gossamer[scrapy]'"

@@ -1,0 +1,137 @@
+"""Replies of hostile and of odd servers, recorded by others, through the downloader: each ends, typed and in time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from score import Score, tally
+
+from gossamer.clock import SystemClock
+from gossamer.download import open_downloader
+from gossamer.download.base import Downloader
+from gossamer.errors import ConnectFailed, FetchError, TooLarge
+from gossamer.model import Request, Response
+from gossamer.settings import build
+
+SHARED = Path(__file__).parents[2].parent / "shared"
+SUITES = SHARED / "suites"
+READS = ("http-curl", "http-wpt", "http-scrapy-compressed")
+BODY = b"Fact: this is really forty-two bytes long."
+LIMITS = {"connect_seconds": 5, "fetch_seconds": 10, "max_body_bytes": 1_000_000, "max_decoded_bytes": 2_000_000}
+BROKEN = {1, 8, 18, 52, 56, 61}
+"""Exits of curl that say that the answer was not a whole and good one."""
+Found = Response | FetchError | None
+
+_NO_NUMBER = "a length that is no number is refused, not passed over: nobody could say whether the body is whole"
+LENGTHS = {
+    repr(f"Content-Length: {value}"): _NO_NUMBER
+    for value in ("aaaah\r\nContent-Length: aaaah", "aaaah, aaaah", "aaaah", "42s", "30s", "-1", "0x20", '"30"', "")
+}
+
+
+def scores() -> list[Score]:
+    """One score for each collection of replies."""
+    with _server() as port:
+        return asyncio.run(_scores(port))
+
+
+async def _scores(port: int) -> list[Score]:
+    downloader = open_downloader(build({"allow_private": True, **LIMITS}), clock=SystemClock())
+    try:
+        paths = json.loads((await downloader.fetch(Request(f"http://127.0.0.1:{port}/index.json"))).body)
+        replies = [path for path in paths if not path.startswith("/live/")]
+        found = dict(zip(replies, await _fetch_all(downloader, port, replies), strict=True))
+        lengths = await _lengths(downloader)
+    finally:
+        await downloader.aclose()
+    exits = {case["test"]: case["curl_exit"] for case in _json("http-curl/replies.json")}
+    curl = {test: _ends_well(found[f"/curl/{test}"], broken=exits[test] in BROKEN) for test in exits}
+    odd = {path: answer is not None for path, answer in found.items() if path.startswith("/asis/")}
+    packed = {path: _unpacked(path, answer) for path, answer in found.items() if path.startswith("/bomb/")}
+    return [
+        tally("http-curl", curl),
+        tally("http-wpt-parsing", odd),
+        tally("http-wpt-content-length", lengths, LENGTHS),
+        tally("http-scrapy-compressed", packed),
+    ]
+
+
+def _ends_well(answer: Found, *, broken: bool) -> bool:
+    """Whether it ended, and was not taken for a whole page where curl found it broken."""
+    return answer is not None and not (broken and isinstance(answer, Response) and answer.status == 200)
+
+
+def _unpacked(path: str, answer: Found) -> bool:
+    if "/bomb-" in path:
+        return isinstance(answer, TooLarge)
+    return isinstance(answer, Response) and answer.body.endswith(b"</html>\n")
+
+
+async def _fetch_all(downloader: Downloader, port: int, paths: Iterable[str]) -> list[Found]:
+    places = asyncio.Semaphore(40)
+
+    async def get(path: str) -> Found:
+        async with places:
+            return await _ended(downloader, f"http://127.0.0.1:{port}{path}")
+
+    return await asyncio.gather(*map(get, paths))
+
+
+async def _ended(downloader: Downloader, url: str) -> Found:
+    """What a fetch came to; None if it did not come to an end in its time and one second more."""
+    found: Found = None
+    for _ in range(2):
+        try:
+            async with asyncio.timeout(LIMITS["fetch_seconds"] + 1):
+                return await downloader.fetch(Request(url))
+        except ConnectFailed as error:
+            # A connection that was kept may end just when it is used again: others try once more, and so does this.
+            found = error
+        except FetchError as error:
+            return error
+        except TimeoutError:
+            return None
+    return found
+
+
+async def _lengths(downloader: Downloader) -> dict[str, bool]:
+    """Content-Length in every spelling, before a body of 42 bytes: so much of it is read, or the answer is refused."""
+    cases = _json("http-wpt/fetch/content-length/resources/content-lengths.json")
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        number = int((await reader.readuntil(b"\r\n\r\n")).split(b" ")[1][1:])
+        head = f"HTTP/1.1 200 OK\r\n{cases[number]['input']}\r\nContent-Type: text/plain\r\n\r\n"
+        writer.write(head.encode("latin-1") + BODY)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    found = await _fetch_all(downloader, port, [f"/{number}" for number in range(len(cases))])
+    server.close()
+    results = {}
+    for case, answer in zip(cases, found, strict=True):
+        read = len(answer.body) if isinstance(answer, Response) else None
+        results[repr(case["input"])] = read == case["output"]
+    return results
+
+
+@contextmanager
+def _server() -> Iterator[int]:
+    words = [sys.executable, str(SHARED / "tools" / "rawserver.py"), "0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield int(process.stdout.readline().rsplit(":", 1)[1])
+        finally:
+            process.kill()
+
+
+def _json(name: str) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = json.loads((SUITES / name).read_text("utf-8"))
+    return found
