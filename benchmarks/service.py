@@ -58,6 +58,7 @@ def service(folder: Path) -> Iterator[tuple[str, int]]:
         yield line.split()[-1], process.pid
     finally:
         process.terminate()
+        print(process.stderr.read(), end="")
         process.wait(20)
         process.stderr.close()
 
