@@ -186,3 +186,28 @@ def test_who_asks_too_often_waits_and_others_do_not() -> None:
     for name in "cdefg":
         buckets.wait(name)
     assert len(buckets) == 3
+
+
+def test_clients_that_take_nothing_keep_nobody_from_being_served(served: Served) -> None:
+    """Sixty who listen and never read, and a scraper that asks a thousand times and hangs."""
+    host, port = served.address.split("/")[2].split(":")
+    head = f"HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {READ}\r\n\r\n"
+    hanging = []
+    try:
+        for number in range(61):
+            own = socket.socket()
+            hanging.append(own)
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            own.settimeout(2)
+            own.connect((host, int(port)))
+            try:
+                own.sendall(f"GET {'/api/events' if number else '/metrics'} {head}".encode() * (1 if number else 1000))
+            except OSError:
+                # The service has stopped to read: nothing that it has answered was taken.
+                assert number == 0
+        served.until(lambda: "gossamer_event_clients 60" in served.get("/metrics"))
+        assert served.get("/api/jobs")["jobs"] == []
+    finally:
+        for own in hanging:
+            own.close()
+    served.until(lambda: "gossamer_event_clients 0" in served.get("/metrics"))

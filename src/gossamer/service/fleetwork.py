@@ -87,7 +87,7 @@ class FleetWork:
 
 def _worker(pulse: Pulse, watched: Watched) -> Worker:
     """A worker; what an embedded one does not tell of itself is taken from its trail."""
-    plain = {name: getattr(pulse, name) for name in Pulse.__struct_fields__}
+    plain = {name: getattr(pulse, name) for name in Worker.__struct_fields__ if name != "live"}
     if not pulse.pages:
         plain["pages"] = watched.tally.workers[pulse.worker]
     if not pulse.rate and is_live(pulse):

@@ -84,13 +84,13 @@ def search(folder: Path, wanted: Wanted, place: Place | None, limit: int) -> tup
     left, needles = _LOOK_BYTES, wanted.needles()
     for path in files[first:]:
         before = place.before if place is not None and place.file == path.name else path.stat().st_size
-        for begin, line in _backwards(path, before):
-            left -= len(line)
-            may_fit = not needles or any(needle in line for needle in needles)
-            if may_fit and (row := _row(line)) is not None and wanted.fits(row):
+        begin = before
+        for begin, line in _backwards(path, before, needles):
+            if line and (row := _row(line)) is not None and wanted.fits(row):
                 found.append(row)
-            if len(found) >= limit or left <= 0:
+            if len(found) >= limit or before - begin >= left:
                 return found, Place(path.name, begin)
+        left -= before - begin
     return found, None
 
 
@@ -127,21 +127,28 @@ def _files(folder: Path) -> list[Path]:
     return []
 
 
-def _backwards(path: Path, before: int) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file that end before a byte, the last one first, each with the byte that it begins at."""
+def _backwards(path: Path, before: int, needles: tuple[bytes, ...]) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file that end before a byte, the last one first, each with the byte that it begins at.
+
+    Lines without a needle need not be given; where there are many in a row, an empty one stands for them."""
     with path.open("rb") as file:
         rest, end = b"", before
         while end > 0:
             begin = max(0, end - _CHUNK_BYTES)
             file.seek(begin)
             data = file.read(end - begin) + rest
+            head = data.find(b"\n")
+            if head >= 0 and needles and not any(needle in data for needle in needles):
+                rest, end = data[:head], begin
+                yield begin + head + 1, b""
+                continue
             lines = data.split(b"\n")
             # What comes first may be the end of a line that begins in the chunk before.
             rest = lines[0]
             at = begin + len(data)
             for line in reversed(lines[1:]):
                 at -= len(line)
-                if line:
+                if line and (not needles or any(needle in line for needle in needles)):
                     yield at, line
                 at -= 1
             end = begin

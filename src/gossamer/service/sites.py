@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from gossamer import urls
@@ -43,12 +44,10 @@ class SitesView:
         wanted = first + query.limit + 1 if query.sort == "queued" and query.order == "desc" else 0
         if not 0 <= first < _MOST:
             raise Refused(404, f"only the first {_MOST:,} sites are listed", hint="find=TEXT looks for one")
-        known = await reached.sites(min(_MOST, max(_LOOKED_AT, wanted)))
-        rows = self._rows(watched, {str(site["site"]): site for site in known})
-        if query.find:
-            rows = [row for row in rows if query.find.lower() in row.site]
-            if not rows and (site := await reached.site(query.find.lower())) is not None:
-                rows = [_row(query.find.lower(), site, None, 0.0)]
+        known = await reached.sites(_MOST if query.find or query.held else min(_MOST, max(_LOOKED_AT, wanted)))
+        rows = self._rows(watched, {str(site["site"]): site for site in known}, query.find.lower())
+        if query.find and not rows and (site := await reached.site(query.find.lower())) is not None:
+            rows = [_row(query.find.lower(), site, None, 0.0)]
         if query.held:
             rows = [row for row in rows if row.hold > 0 or row.closed]
         rows.sort(key=lambda row: (_key(row, query.sort), row.site), reverse=query.order == "desc")
@@ -62,9 +61,10 @@ class SitesView:
             next=cursor_of(first + query.limit) if more else None,
         )
 
-    def _rows(self, watched: Watched, known: Mapping[str, Known]) -> list[SiteRow]:
+    def _rows(self, watched: Watched, known: Mapping[str, Known], find: str) -> list[SiteRow]:
         now, tallies = self._desk.clock.epoch(), watched.tally.sites
-        names = list(dict.fromkeys([*known, *list(reversed(tallies))[:_LOOKED_AT]]))
+        lately = reversed(tallies) if find else islice(reversed(tallies), _LOOKED_AT)
+        names = [name for name in dict.fromkeys([*known, *lately]) if find in name]
         return [_row(name, known.get(name), tallies.get(name), now) for name in names]
 
     async def one(self, asked: Asked[AskSite, None]) -> SiteDetail:

@@ -201,6 +201,8 @@ class Worker(Shape, frozen=True, kw_only=True):
     active: int
     """Sites that it holds."""
     fetching: int
+    limit: int
+    """Fetches at once that it allows itself; 0 where that is not told."""
     idle: bool
     load: float
     """The share of one processor that it uses."""

@@ -27,7 +27,8 @@ _PATIENCE_SECONDS = 10.0
 _COST = 50.0
 """A look that takes a second is taken again after so many at the soonest: it must not cost the job more than 2 %."""
 _RATE_SECONDS = 6.0
-_SLICE = 2000
+_SLICE = 500
+_FOLLOW_SECONDS = 0.5
 _FRESH_SECONDS = 2.0
 
 
@@ -57,6 +58,7 @@ class Watched:
         self.tally = Tally(self.past)
         self._tail: Tail | None = None
         self._busy = asyncio.Lock()
+        self._following: asyncio.Task[None] | None = None
         self._rates: deque[tuple[float, int, int]] = deque(maxlen=64)
         self._shares: deque[tuple[float, Counter[str]]] = deque(maxlen=8)
         self.looked_at: float | None = None
@@ -109,7 +111,10 @@ class Watched:
         if self._tail is None:
             self._tail = Tail(reached.folder)
             self.tally = Tally(self.past, site_by=reached.settings.site_by)
-        await self._follow(self._tail)
+        if self._following is None or self._following.done():
+            self._following = asyncio.create_task(self._follow(self._tail))
+        # A long trail is read on while others are answered; they have the rest of it a moment later.
+        await asyncio.wait((self._following,), timeout=_FOLLOW_SECONDS)
         now = self._clock.epoch()
         if self.counts is not None and not self.tally.requests:
             # Nothing is on record here: what was stored since the last look is all that is known.
@@ -131,7 +136,11 @@ class Watched:
         )
 
     async def _follow(self, tail: Tail) -> None:
-        steps = await asyncio.to_thread(tail.look)
+        try:
+            steps = await asyncio.to_thread(tail.look)
+        except OSError as error:
+            log.warning("the trail of %s cannot be read: %s", self.name, error)
+            return
         for first in range(0, len(steps), _SLICE):
             self.tally.saw(steps[first : first + _SLICE])
             # Others have their turn.
@@ -168,6 +177,12 @@ class Watched:
                 self.state = "stopping"
             elif directory.problem(self.name):
                 self.state = "failed"
+
+    async def aclose(self) -> None:
+        """Stop to read."""
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
 
     @property
     def workers(self) -> int:
@@ -292,5 +307,7 @@ class Watch:
         """Stop to look."""
         for task in list(self._tasks):
             task.cancel()
+        for watched in self._watched.values():
+            await watched.aclose()
         with suppress(asyncio.CancelledError):
             await asyncio.gather(*self._tasks, return_exceptions=True)
