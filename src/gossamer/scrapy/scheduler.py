@@ -313,6 +313,10 @@ class Scheduler(BaseScheduler):
         if self._written == self._sent:
             self._hooks.wake()
 
+    def away(self) -> None:
+        """The frontier cannot be reached for now."""
+        self._recent.clear()
+
     def failed(self, error: BaseException) -> None:
         """The frontier cannot be used."""
         self._trouble = error
