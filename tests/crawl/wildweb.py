@@ -64,7 +64,9 @@ def hostile_web(tools: Path, folder: Path, *, size: int) -> Iterator[Wild]:
                 dark.add(urls[-1])
         for number, file in enumerate(hostile_sitemaps(size).values()):
             host = f"sitemap{number}.wild:{pages.port}"
-            pages.answers[host + "/robots.txt"] = reply(f"Sitemap: http://{host}/map\nSitemap: http://169.254.169.254/map")
+            pages.answers[host + "/robots.txt"] = reply(
+                f"Sitemap: http://{host}/map\nSitemap: http://169.254.169.254/map"
+            )
             pages.answers[host + "/map"] = file
             pages.answers[host + "/"] = reply("<title>beside a sitemap</title>")
             urls.append(f"http://{host}/")
@@ -76,7 +78,16 @@ BROKEN_LIVE = tuple(
     f"/live/{name}"
     for name in (
         *("drip-headers", "drip-body", "silent", "endless-body", "endless-chunks", "endless-header", "many-headers"),
-        *("endless-100", "big-chunk-size", "huge-length", "short-body", "gzip-bomb", "reset", "half-then-reset", "http09"),
+        *(
+            "endless-100",
+            "big-chunk-size",
+            "huge-length",
+            "short-body",
+            "gzip-bomb",
+            "reset",
+            "half-then-reset",
+            "http09",
+        ),
         *("nul-header", "two-lengths", "redirect-longurl"),
     )
 )
@@ -124,7 +135,7 @@ def bad_certificates(tools: Path, folder: Path) -> Iterator[list[dict[str, Any]]
 
 
 def is_broken(answer: bytes) -> bool:
-    """Whether an answer says 200 and is not whole, or says two things: told by a reader of its own, and a strict one."""
+    """Whether an answer says 200 and is not whole, or says two things: told by a strict reader of its own."""
     answer = re.sub(rb"\A(?:HTTP/1\.[01] 1\d\d.*?\r?\n\r?\n)+", b"", answer.lstrip(b"\r\n"), flags=re.DOTALL)
     head, *rest = re.split(rb"(?<=\n)\r?\n", answer, maxsplit=1)
     body = rest[0] if rest else b""
@@ -188,7 +199,11 @@ def hostile_pages(size: int) -> dict[str, bytes]:
     """Answers by name; those that are large are asked for one after another, the others each have a host."""
     far = b"<a href=http://elsewhere.invalid/%d>x</a>"
     attributes = b" ".join(b"a%d" % number for number in range(300))
-    hidden = b"<div " + b"".join(b"%b='>' " % b" ".join(b"b%x" % (n * 900 + k) for k in range(900)) for n in range(40)) + b">"
+    hidden = (
+        b"<div "
+        + b"".join(b"%b='>' " % b" ".join(b"b%x" % (n * 900 + k) for k in range(900)) for n in range(40))
+        + b">"
+    )
     large = {
         "H29 zeros as a page": b"\0" * size,
         "H31 nested": _fill(b"<div>", size),
@@ -200,7 +215,8 @@ def hostile_pages(size: int) -> dict[str, bytes]:
         "H31 title": b"<title>" + _fill(b"ab ", size - 20),
         "H31 comments": _fill(b"x<!---->", size),
         "H32 links": b"".join(far % number for number in range(size // 50)),
-        "H32 a long base": b"<base href='http://elsewhere.invalid/%b/'>" % (b"x" * (size // 4)) + _fill(b"<a href=a>", size // 2),
+        "H32 a long base": b"<base href='http://elsewhere.invalid/%b/'>" % (b"x" * (size // 4))
+        + _fill(b"<a href=a>", size // 2),
         "H32 srcset": b"<img srcset='" + _fill(b"a.png 1x,", size - 40) + b"'>",
         "H32 one href": b"<a href='http://elsewhere.invalid/" + b"x" * (size - 60) + b"'>x</a>",
         "H35 refresh": b"<meta http-equiv=refresh content='" + b"1" * (size - 60) + b"x'>",
@@ -209,17 +225,36 @@ def hostile_pages(size: int) -> dict[str, bytes]:
         "H38 half characters": b"<meta charset=gb18030><p>" + _fill(b"\x81\x30\x81", size - 40),
     }
     lies = {
-        f"H38-{number} charset": _typed(f"text/html; charset={name}", b'<meta charset=gbk><title>\xe9</title><a href="/x?\xe9">')
+        f"H38-{number} charset": _typed(
+            f"text/html; charset={name}", b'<meta charset=gbk><title>\xe9</title><a href="/x?\xe9">'
+        )
         for number, name in enumerate(("utf-7", "utf-16", "x-user-defined", "none", '"', "gb18030", "iso-2022-kr"))
     }
     foreign = {
         f"H40-{number} foreign": reply(head + b"<a href=/never>x</a>" * 9)
-        for number, head in enumerate((b"%PDF-1.7\n", b"PK\x03\x04", b"\x7fELF", b"GIF89a<html>", b"\0\0\0\x18ftypmp42", b"MZ\0\0"))
+        for number, head in enumerate(
+            (b"%PDF-1.7\n", b"PK\x03\x04", b"\x7fELF", b"GIF89a<html>", b"\0\0\0\x18ftypmp42", b"MZ\0\0")
+        )
     }
     cookies = [f"Set-Cookie: c{number}={'x' * 50}; Path=/" for number in range(1000)]
-    odd = ["javascript:1", "data:,1", "/\0", "\t/ta\nb", "//[::1", "http://a b/", "\\\\x.invalid", "/%00", "/%2e%2e/", "&#0;", "/%0d%0aX: y"]
+    odd = [
+        "javascript:1",
+        "data:,1",
+        "/\0",
+        "\t/ta\nb",
+        "//[::1",
+        "http://a b/",
+        "\\\\x.invalid",
+        "/%00",
+        "/%2e%2e/",
+        "&#0;",
+        "/%0d%0aX: y",
+    ]
     return {
-        **{f"large {name}": reply(gzip.compress(body, 1), headers=("Content-Encoding: gzip",)) for name, body in large.items()},
+        **{
+            f"large {name}": reply(gzip.compress(body, 1), headers=("Content-Encoding: gzip",))
+            for name, body in large.items()
+        },
         **lies,
         **foreign,
         "H08-1 metadata": redirect("http://169.254.169.254/latest/meta-data/"),
@@ -242,7 +277,9 @@ def hostile_pages(size: int) -> dict[str, bytes]:
         "H34 hrefs": reply("".join(f'<a href="{href}">x</a>' for href in odd)),
         "H39 title": reply("<title>\u202eabc\u200b\U0001f600&#xd800;\ufffe</title>"),
         "H46 retry": reply("later", status="503 No", headers=("Retry-After: -1",)),
-        "H47 robots": reply("<a href=/never>x</a>", headers=("X-Robots-Tag: ,,:;none, unavailable_after: x", "Link: <<>;rel=;")),
+        "H47 robots": reply(
+            "<a href=/never>x</a>", headers=("X-Robots-Tag: ,,:;none, unavailable_after: x", "Link: <<>;rel=;")
+        ),
     }
 
 
@@ -262,7 +299,9 @@ def hostile_robots(size: int) -> dict[str, bytes]:
         "html": reply("<html><body>not found</body></html>"),
         "delay": reply(everyone + b"Crawl-delay: nan\nCrawl-delay: -1\nCrawl-delay: 1e-9\nCrawl-delay: 9e999x\n"),
         "dark, large": reply(b"#" + b"x" * (size + 2_000_000)),
-        "dark, a bomb": reply(gzip.compress(b"#" * (8 * size), 1), headers=("Content-Encoding: gzip",), status="404 Not Found"),
+        "dark, a bomb": reply(
+            gzip.compress(b"#" * (8 * size), 1), headers=("Content-Encoding: gzip",), status="404 Not Found"
+        ),
     }
 
 

@@ -1,4 +1,4 @@
-"""What the fuzzing of parsers shares: texts made of the pieces that a format knows, and a look at the work they cost."""
+"""What the fuzzing of parsers shares: texts made of the pieces that a format knows, and a look at their cost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,25 @@ from hypothesis import strategies as st
 
 LINE_ENDS = ("\n", "\r", "\r\n", "\n\n")
 QUICK_SECONDS = 0.5
-ODD = ("", "\0", "\ufeff", "\ud800", "\u202e", "é", "日", "😀", "%", "%00", "%2e", "\x7f", "\x1b", " ", "\t", "\\", "9" * 25)
+ODD = (
+    "",
+    "\0",
+    "\ufeff",
+    "\ud800",
+    "\u202e",
+    "é",
+    "日",
+    "😀",
+    "%",
+    "%00",
+    "%2e",
+    "\x7f",
+    "\x1b",
+    " ",
+    "\t",
+    "\\",
+    "9" * 25,
+)
 
 
 def texts(*pieces: str, most: int = 30) -> st.SearchStrategy[str]:
@@ -22,7 +40,9 @@ def texts(*pieces: str, most: int = 30) -> st.SearchStrategy[str]:
 def octets(*pieces: bytes, most: int = 30) -> st.SearchStrategy[bytes]:
     """The same in bytes."""
     piece = st.one_of(
-        st.sampled_from(pieces), st.binary(max_size=8), st.sampled_from(ODD).map(lambda text: text.encode("utf-8", "replace"))
+        st.sampled_from(pieces),
+        st.binary(max_size=8),
+        st.sampled_from(ODD).map(lambda text: text.encode("utf-8", "replace")),
     )
     return st.lists(piece, max_size=most).map(b"".join)
 
@@ -43,7 +63,9 @@ def takes_linear_work(parse: Callable[[str], Any], text: Callable[[int], str], *
         return
     small = min(_cpu(parse, text(size)) for _ in range(3))
     large = min(_cpu(parse, text(2 * size)) for _ in range(3))
-    assert large < 3 * small, f"{small:.3f} s of CPU for {size} characters, {large:.3f} s for twice as many: {text(60)!r}"
+    assert large < 3 * small, (
+        f"{small:.3f} s of CPU for {size} characters, {large:.3f} s for twice as many: {text(60)!r}"
+    )
 
 
 def _cpu(parse: Callable[[str], Any], text: str) -> float:

@@ -16,13 +16,61 @@ from gossamer.extract.sitemap import PROBLEMS, parse
 from gossamer.middleware import robots
 
 ROBOTS = (
-    *("User-agent: ", "*", "gossamer", "Gossamer/1", "Disallow: ", "Allow: ", "Disalow", ":", "/", "$", "/a", "/b*c", "%62"),
+    *(
+        "User-agent: ",
+        "*",
+        "gossamer",
+        "Gossamer/1",
+        "Disallow: ",
+        "Allow: ",
+        "Disalow",
+        ":",
+        "/",
+        "$",
+        "/a",
+        "/b*c",
+        "%62",
+    ),
     *("Crawl-delay: ", "1e9", "-1", "nan", "inf", "0.0001", "Sitemap: ", "http://a.example/s.xml", "#", *LINE_ENDS),
 )
 XML = (
-    *("<urlset>", "<url>", "<loc>", "</loc>", "</url>", "<sitemapindex>", "<sitemap>", "http://a.example/1", "&amp;", "&lol;"),
-    *("<!DOCTYPE x [", "<!ENTITY lol 'x'>", "]>", "<![CDATA[", "]]>", "<!--", "-->", "<?xml", "?>", "<rss>", "<item>", "<link>"),
-    *("</link>", "<feed>", "<entry>", "<link href='/x'/>", "<lastmod>", "2026-01-01", "</lastmod>", "<image:loc>", "xmlns:a='"),
+    *(
+        "<urlset>",
+        "<url>",
+        "<loc>",
+        "</loc>",
+        "</url>",
+        "<sitemapindex>",
+        "<sitemap>",
+        "http://a.example/1",
+        "&amp;",
+        "&lol;",
+    ),
+    *(
+        "<!DOCTYPE x [",
+        "<!ENTITY lol 'x'>",
+        "]>",
+        "<![CDATA[",
+        "]]>",
+        "<!--",
+        "-->",
+        "<?xml",
+        "?>",
+        "<rss>",
+        "<item>",
+        "<link>",
+    ),
+    *(
+        "</link>",
+        "<feed>",
+        "<entry>",
+        "<link href='/x'/>",
+        "<lastmod>",
+        "2026-01-01",
+        "</lastmod>",
+        "<image:loc>",
+        "xmlns:a='",
+    ),
     *("'", '"', ">", "<", "/", "=", *LINE_ENDS),
 )
 PATHS = st.lists(st.sampled_from(["/", "a", "b", "c", "?", "=", ".", "%62", "%2A"]), max_size=12).map(
@@ -47,7 +95,9 @@ def test_a_robots_txt_says_something_to_everybody(body: bytes, path: str, agent:
         assert robots.unpack(kept.pack()) == kept
 
 
-PATTERNS = st.lists(st.sampled_from(["/", "a", "b", "*", "$", "c"]), min_size=1, max_size=8).map(lambda parts: "/" + "".join(parts))
+PATTERNS = st.lists(st.sampled_from(["/", "a", "b", "*", "$", "c"]), min_size=1, max_size=8).map(
+    lambda parts: "/" + "".join(parts)
+)
 
 
 @given(st.lists(st.tuples(PATTERNS, st.booleans()), max_size=6), PATHS)
@@ -59,13 +109,17 @@ def test_rules_match_as_the_standard_describes_it(rules: list[tuple[str, bool]],
     best = (0, True)
     for pattern, allow in rules:
         end = pattern.endswith("$")
-        expression = "".join(".*" if sign == "*" else re.escape(sign) for sign in pattern.removesuffix("$" if end else ""))
+        expression = "".join(
+            ".*" if sign == "*" else re.escape(sign) for sign in pattern.removesuffix("$" if end else "")
+        )
         if re.match(expression + (r"\Z" if end else ""), path):
             best = max(best, (len(pattern), allow))
     assert matcher.allowed(path) == best[1]
 
 
-@given(octets(*(piece.encode() for piece in XML), most=80), st.sampled_from(["", "text/xml", "text/plain; charset=utf-16"]))
+@given(
+    octets(*(piece.encode() for piece in XML), most=80), st.sampled_from(["", "text/xml", "text/plain; charset=utf-16"])
+)
 def test_a_sitemap_lists_normal_urls_or_nothing(body: bytes, content_type: str) -> None:
     found = parse(body, WEB, content_type, max_entries=20, max_bytes=2000)
     assert found == parse(body, WEB, content_type, max_entries=20, max_bytes=2000)

@@ -34,13 +34,43 @@ WEEK = 7 * 86_400.0
 DATES = ("Mon", ", ", "15", " Nov ", "2026", " 10:", "00:", "00", " GMT", " +0000", "-9999", "Sunday, ", "99", ":", "-")
 COOKIES = (
     *("a", "=", "b", ";", " ", "Domain=", ".com", "a.example.com", ".co.uk", "example.com", "Path=", "/", "Secure"),
-    *("HttpOnly", "Max-Age=", "-", "--1", "Expires=", "__Host-", "__Secure-", ",", "\\", '"', "[::1]", "127.0.0.1", *DATES),
+    *(
+        "HttpOnly",
+        "Max-Age=",
+        "-",
+        "--1",
+        "Expires=",
+        "__Host-",
+        "__Secure-",
+        ",",
+        "\\",
+        '"',
+        "[::1]",
+        "127.0.0.1",
+        *DATES,
+    ),
 )
 LINKS = ("<", ">", ";", " ", "rel=", "next", '"', "'", ",", "/page/2", "rel", "=", "*", "\t", "http://a.example/")
-TYPES = ("text/html", ";", " ", "charset", "=", '"', "utf-8", "utf-16", "x-user-defined", "gbk", ",", "application/", "xml")
+TYPES = (
+    "text/html",
+    ";",
+    " ",
+    "charset",
+    "=",
+    '"',
+    "utf-8",
+    "utf-16",
+    "x-user-defined",
+    "gbk",
+    ",",
+    "application/",
+    "xml",
+)
 REFRESH = ("0", "1", ".", ";", ",", " ", "url", "=", "'", '"', "/next", "\t", "URL")
 SRCSET = ("a.png", " ", ",", "1x", "2.5x", "100w", "(", ")", "-", "e", "h", "\n", "1e", ".")
-HOSTS = st.sampled_from(["a.example.com", "example.com", "b.example.com", "x.co.uk", "127.0.0.1", "[::1]", "example.org"])
+HOSTS = st.sampled_from(
+    ["a.example.com", "example.com", "b.example.com", "x.co.uk", "127.0.0.1", "[::1]", "example.org"]
+)
 
 
 @given(texts(*DATES), st.floats(0, 4e9))
@@ -107,7 +137,9 @@ def test_a_body_is_read_in_an_encoding_that_exists(body: bytes, content_type: st
     assert is_html(body, content_type) in (True, False)
 
 
-@given(st.text(st.characters(codec="utf-8"), max_size=50), st.sampled_from(sorted(set(NAMES.values()) - {"replacement"})))
+@given(
+    st.text(st.characters(codec="utf-8"), max_size=50), st.sampled_from(sorted(set(NAMES.values()) - {"replacement"}))
+)
 def test_what_an_encoding_can_write_is_read_back(text: str, name: str) -> None:
     try:
         body = text.encode(codec(name))
@@ -117,7 +149,10 @@ def test_what_an_encoding_can_write_is_read_back(text: str, name: str) -> None:
         return
     # Bytes that begin like a byte order mark are one.
     if not body.startswith((b"\xef\xbb\xbf", b"\xfe\xff", b"\xff\xfe")):
-        assert detect(body, f"text/html; charset={name}") in (name, "windows-1252" if name == "x-user-defined" else name)
+        assert detect(body, f"text/html; charset={name}") in (
+            name,
+            "windows-1252" if name == "x-user-defined" else name,
+        )
     assert decode_text(body, name) == text or name in ("euc-jp", "x-user-defined", "macintosh")
 
 
@@ -146,8 +181,16 @@ def test_what_was_encoded_is_decoded(body: bytes, codings: list[str]) -> None:
     assert decode(sent, encodings([", ".join(codings)]), 4000) == (body if sent else b"")
 
 
-@given(st.binary(max_size=2000), st.sampled_from(sorted(CODERS)), st.integers(0, 2000), st.binary(max_size=20), texts("gzip", ",", "br"))
-def test_broken_encodings_end_typed_and_within_the_limit(body: bytes, name: str, cut: int, junk: bytes, said: str) -> None:
+@given(
+    st.binary(max_size=2000),
+    st.sampled_from(sorted(CODERS)),
+    st.integers(0, 2000),
+    st.binary(max_size=20),
+    texts("gzip", ",", "br"),
+)
+def test_broken_encodings_end_typed_and_within_the_limit(
+    body: bytes, name: str, cut: int, junk: bytes, said: str
+) -> None:
     whole = CODERS[name](body)
     for sent in (junk, whole[:cut], whole[:cut] + junk + whole[cut:], whole + junk):
         try:
@@ -167,7 +210,10 @@ def test_broken_encodings_end_typed_and_within_the_limit(body: bytes, name: str,
         (w3c_time, DATES),
         (lambda text: CookieJar(SystemClock()).store(answer("a.example.com", text)), COOKIES),
         (lambda text: next_href(None, [text]), LINKS),
-        (lambda text: detect(text.encode("utf-8", "replace"), text), (*TYPES, "<meta ", ">", "<!--", "<a ", "http-equiv")),
+        (
+            lambda text: detect(text.encode("utf-8", "replace"), text),
+            (*TYPES, "<meta ", ">", "<!--", "<a ", "http-equiv"),
+        ),
         (parse_refresh, REFRESH),
         (parse_srcset, SRCSET),
     ],
@@ -179,5 +225,3 @@ def test_h35_headers_take_linear_work(parse: Callable[[str], object], pieces: tu
         takes_linear_work(parse, text)
 
     check()
-
-

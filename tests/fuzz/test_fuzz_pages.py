@@ -22,23 +22,138 @@ from gossamer.model import Request, Response
 from gossamer.settings import build
 
 HTML = (
-    *("<html>", "<head>", "<title>", "</title>", "<base href='", "http://b.example/x/", "<a href=", "/1", "'", '"', ">", "</a>"),
-    *("<a rel=nofollow href=/2>", "<area href=3>", "<link rel=next href=4>", "<meta name=robots content=", "nofollow", "none"),
-    *("<meta http-equiv=refresh content='0;url=/5'>", "<iframe src=6>", "<div>", "</div>", "<p>", "<b>", "<table><tr><td>"),
-    *("<svg><title>", "<script>", "</script>", "<!--", "-->", "<style>", "<textarea>", "<template>", "<![CDATA[", "&amp;", "&#0;"),
-    *("javascript:x", "data:,x", "mailto:x", "\\\\evil.example", "//c.example", "?q=", "#f", "..", "/./", "<plaintext>", "<br/>"),
+    *(
+        "<html>",
+        "<head>",
+        "<title>",
+        "</title>",
+        "<base href='",
+        "http://b.example/x/",
+        "<a href=",
+        "/1",
+        "'",
+        '"',
+        ">",
+        "</a>",
+    ),
+    *(
+        "<a rel=nofollow href=/2>",
+        "<area href=3>",
+        "<link rel=next href=4>",
+        "<meta name=robots content=",
+        "nofollow",
+        "none",
+    ),
+    *(
+        "<meta http-equiv=refresh content='0;url=/5'>",
+        "<iframe src=6>",
+        "<div>",
+        "</div>",
+        "<p>",
+        "<b>",
+        "<table><tr><td>",
+    ),
+    *(
+        "<svg><title>",
+        "<script>",
+        "</script>",
+        "<!--",
+        "-->",
+        "<style>",
+        "<textarea>",
+        "<template>",
+        "<![CDATA[",
+        "&amp;",
+        "&#0;",
+    ),
+    *(
+        "javascript:x",
+        "data:,x",
+        "mailto:x",
+        "\\\\evil.example",
+        "//c.example",
+        "?q=",
+        "#f",
+        "..",
+        "/./",
+        "<plaintext>",
+        "<br/>",
+    ),
 )
 FORMS = (
-    *("<form action=", "/go", " method=post", " method=get", ">", "<input name=a value=b>", "<input type=password name=p>"),
-    *("<input type=submit name=s>", "<select name=x>", "<option selected>", "<option value=1>", "<textarea name=t>", "</textarea>"),
-    *("<button name=k>", "</form>", "<fieldset disabled>", "</fieldset>", " accept-charset=gbk", " enctype=multipart/form-data"),
-    *("<input type=checkbox name=c checked>", "<form id=f>", "<input form=f name=g>", "${secret:X}", "</select>", "<div>"),
+    *(
+        "<form action=",
+        "/go",
+        " method=post",
+        " method=get",
+        ">",
+        "<input name=a value=b>",
+        "<input type=password name=p>",
+    ),
+    *(
+        "<input type=submit name=s>",
+        "<select name=x>",
+        "<option selected>",
+        "<option value=1>",
+        "<textarea name=t>",
+        "</textarea>",
+    ),
+    *(
+        "<button name=k>",
+        "</form>",
+        "<fieldset disabled>",
+        "</fieldset>",
+        " accept-charset=gbk",
+        " enctype=multipart/form-data",
+    ),
+    *(
+        "<input type=checkbox name=c checked>",
+        "<form id=f>",
+        "<input form=f name=g>",
+        "${secret:X}",
+        "</select>",
+        "<div>",
+    ),
 )
 URLS = (
-    *("http:", "https:", "/", "//", "\\", "a.example", "127.0.0.1", "0x7f.1", "[::1]", "@", ":", "80", "65536", "?", "#", "="),
-    *("&", ".", "..", "utm_source=x", "2026/01/", "month=1", "xn--", "%2e", "%0d%0a", "a/a/a/a/", ".jpg", "localhost", "ß", "."),
+    *(
+        "http:",
+        "https:",
+        "/",
+        "//",
+        "\\",
+        "a.example",
+        "127.0.0.1",
+        "0x7f.1",
+        "[::1]",
+        "@",
+        ":",
+        "80",
+        "65536",
+        "?",
+        "#",
+        "=",
+    ),
+    *(
+        "&",
+        ".",
+        "..",
+        "utm_source=x",
+        "2026/01/",
+        "month=1",
+        "xn--",
+        "%2e",
+        "%0d%0a",
+        "a/a/a/a/",
+        ".jpg",
+        "localhost",
+        "ß",
+        ".",
+    ),
 )
-TYPES = st.sampled_from(["text/html", "text/html; charset=gbk", "text/html; charset=utf-16le", "", "text/plain", "image/png"])
+TYPES = st.sampled_from(
+    ["text/html", "text/html; charset=gbk", "text/html; charset=utf-16le", "", "text/plain", "image/png"]
+)
 ORIGIN = "http://a.example/dir/page?x=y"
 
 
@@ -66,7 +181,10 @@ def test_a_page_gives_normal_links_and_plain_text(body: bytes, content_type: str
     assert following is None or urls.normal(following.url) == following.url
 
 
-@given(octets(*(piece.encode() for piece in FORMS), most=40), st.dictionaries(texts("a", "p", "t", most=2), texts(most=3), max_size=3))
+@given(
+    octets(*(piece.encode() for piece in FORMS), most=40),
+    st.dictionaries(texts("a", "p", "t", most=2), texts(most=3), max_size=3),
+)
 def test_a_form_is_sent_or_refused_with_words(body: bytes, fields: dict[str, str]) -> None:
     try:
         request = page(b"<form>" + body).form("", fields)
@@ -124,9 +242,9 @@ def test_scope_has_a_word_for_every_refusal(first: str, second: str, depth: int,
 def test_a_query_in_another_encoding_is_still_one_reference(reference: str, encoding: str) -> None:
     written = encode_query(reference, encoding)
     assert encode_query(written, encoding) == written
-    assert written.count("#") == reference.strip("\t\n\f\r ").translate(dict.fromkeys(map(ord, "\t\n\r"))).count("#") or (
-        written == reference
-    )
+    assert written.count("#") == reference.strip("\t\n\f\r ").translate(dict.fromkeys(map(ord, "\t\n\r"))).count(
+        "#"
+    ) or (written == reference)
 
 
 @given(pumped(HTML))

@@ -16,14 +16,66 @@ from gossamer.model import Request, Response
 from gossamer.settings import build
 
 PIECES = (
-    *(b"HTTP/1.1 ", b"HTTP/1.0 ", b"HTTP/2.0", b"200", b"204", b"304", b"100", b"101", b"999", b" OK", b"\r\n", b"\n", b"\r", b": "),
-    *(b"Content-Length: ", b"0", b"3", b"-1", b"+3", b"3,3", b"99999999999999999999", b"Transfer-Encoding: ", b"chunked", b"abc"),
-    *(b"3\r\nabc\r\n", b"0\r\n\r\n", b"FFFFFFFFFFFFFFFFF\r\n", b"Content-Encoding: ", b"gzip", b"br", b"\x1f\x8b\x08", b"\r\n\r\n"),
-    *(b"Set-Cookie: ", b"a=b", b"Location: ", b"/x", b"Connection: close", b"X: \xff\xfe", b"Content-Type: text/html; charset=", b" fold"),
+    *(
+        b"HTTP/1.1 ",
+        b"HTTP/1.0 ",
+        b"HTTP/2.0",
+        b"200",
+        b"204",
+        b"304",
+        b"100",
+        b"101",
+        b"999",
+        b" OK",
+        b"\r\n",
+        b"\n",
+        b"\r",
+        b": ",
+    ),
+    *(
+        b"Content-Length: ",
+        b"0",
+        b"3",
+        b"-1",
+        b"+3",
+        b"3,3",
+        b"99999999999999999999",
+        b"Transfer-Encoding: ",
+        b"chunked",
+        b"abc",
+    ),
+    *(
+        b"3\r\nabc\r\n",
+        b"0\r\n\r\n",
+        b"FFFFFFFFFFFFFFFFF\r\n",
+        b"Content-Encoding: ",
+        b"gzip",
+        b"br",
+        b"\x1f\x8b\x08",
+        b"\r\n\r\n",
+    ),
+    *(
+        b"Set-Cookie: ",
+        b"a=b",
+        b"Location: ",
+        b"/x",
+        b"Connection: close",
+        b"X: \xff\xfe",
+        b"Content-Type: text/html; charset=",
+        b" fold",
+    ),
 )
-HEADS = st.sampled_from([b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n", b"HTTP/1.1 302 Found\r\nLocation: "])
+HEADS = st.sampled_from(
+    [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n", b"HTTP/1.1 302 Found\r\nLocation: "]
+)
 REPLIES = st.lists(st.tuples(HEADS, octets(*PIECES)).map(b"".join), min_size=1, max_size=16)
-LIMITS = {"allow_private": True, "fetch_seconds": 1, "connect_seconds": 1, "max_body_bytes": 1000, "max_decoded_bytes": 2000}
+LIMITS = {
+    "allow_private": True,
+    "fetch_seconds": 1,
+    "connect_seconds": 1,
+    "max_body_bytes": 1000,
+    "max_decoded_bytes": 2000,
+}
 
 
 async def fetched(replies: list[bytes]) -> list[Response | FetchError]:
@@ -56,7 +108,9 @@ async def fetched(replies: list[bytes]) -> list[Response | FetchError]:
 
 
 @given(REPLIES)
-@settings(max_examples=min(settings().max_examples, 40) if settings().max_examples <= 100 else settings().max_examples // 10)
+@settings(
+    max_examples=min(settings().max_examples, 40) if settings().max_examples <= 100 else settings().max_examples // 10
+)
 def test_h21_to_h25_a_reply_is_an_answer_within_limits_or_a_typed_error(replies: list[bytes]) -> None:
     jar = CookieJar(SystemClock())
     for found in asyncio.run(fetched(replies)):
