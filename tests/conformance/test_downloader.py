@@ -585,7 +585,7 @@ def test_a_second_answer_on_a_connection_belongs_to_nobody(kind: str) -> None:
 
 
 def test_h24_h25_an_answer_with_too_much_does_not_poison_the_next(kind: str) -> None:
-    """Bodies where none may be, parts that nobody asked for, statuses that are none; then the page, on any connection."""
+    """Bodies where none may be, parts that nobody asked for, statuses that are none; then the page itself."""
     poison = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\npoison"
     replies: dict[str, Reply] = {
         "/204": b"HTTP/1.1 204 No Content\r\n\r\n" + poison,
