@@ -1,4 +1,4 @@
-"""What the fuzzing of parsers shares: texts made of the pieces that a format knows, and a look at the work they cost."""
+"""What the fuzzing of parsers shares: texts of the pieces that a format knows, and a look at the work they cost."""
 
 from __future__ import annotations
 

@@ -68,6 +68,7 @@ def test_a_cookie_goes_where_the_standard_says(value: str, url: str, sent: str) 
     ],
 )
 def test_secure_cookies_and_public_suffixes(value: str, url: str, sent: str) -> None:
+    """H14: none for a public suffix, nor for another host."""
     assert jar_after("https://x.co.uk/", value).header(url) == sent
 
 
@@ -115,6 +116,7 @@ def test_cookies_end_in_their_time() -> None:
 
 
 def test_a_jar_is_bounded() -> None:
+    """H14: ten thousand cookies."""
     jar = CookieJar(ManualClock())
     for start in range(0, 10_000, 100):
         values = tuple(("set-cookie", f"c{number}=1") for number in range(start, start + 100))
@@ -127,6 +129,7 @@ def test_a_jar_is_bounded() -> None:
 
 @pytest.mark.parametrize("value", ['a="' + "\\" * 20_000, ";" * 9000, "=" * 9000, "x" * 10**6, "a=1;" + "x=y;" * 9000])
 def test_a_set_cookie_of_absurd_length_is_not_even_parsed(value: str) -> None:
+    """H14: a megabyte, or 20,000 backslashes."""
     assert jar_after("http://a.test/", value).header("http://a.test/") == ""
 
 
