@@ -22,7 +22,7 @@ from gossamer.errors import FetchError, TooLarge
 from gossamer.extract.encoding import NAMES, codec, detect
 from gossamer.extract.encoding import decode as decode_text
 from gossamer.extract.links import parse_refresh, parse_srcset
-from gossamer.extract.relations import MAX_RELATIONS, header_relations, parse_link
+from gossamer.extract.relations import parse_link
 from gossamer.extract.sniff import computed_type, is_html
 from gossamer.extract.timestamps import http_time, w3c_time
 from gossamer.frontier import policy
@@ -123,10 +123,8 @@ def test_a_jar_stays_small(value: str, count: int) -> None:
 
 
 @given(st.lists(texts(*LINKS), max_size=4))
-def test_a_link_header_leads_to_web_pages_or_nowhere(headers: list[str]) -> None:
-    found = list(header_relations(headers, "http://a.example/x"))
-    assert len(found) <= MAX_RELATIONS * len(headers)
-    assert all(one.url.startswith(("http://", "https://")) and one.rels for one in found)
+def test_a_link_header_has_a_next_page_or_none(headers: list[str]) -> None:
+    assert all(isinstance(target, str) for header in headers for target, _ in parse_link(header))
 
 
 @given(octets(b"<meta ", b"charset=", b"gbk", b">", b"<?xml", b"encoding=", b"'", b'"', b"<!--", b"-->"), texts(*TYPES))
