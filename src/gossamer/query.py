@@ -74,6 +74,8 @@ def opened(folder: Path) -> Iterator[Any]:
     }
     files = [path for sources in views.values() for source in sources for path in source.files]
     with tempfile.TemporaryDirectory(prefix="gossamer-") as spill, duckdb.connect(config=config) as database:
+        # It would go to standard output, among the data.
+        database.execute("SET enable_progress_bar = false")
         database.execute(f"SET temp_directory = {_text(spill)}")
         database.execute(f"SET allowed_paths = {_list(files)}")
         database.execute(f"SET allowed_directories = {_list([Path(spill)])}")

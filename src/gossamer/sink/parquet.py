@@ -20,7 +20,7 @@ from gossamer.errors import ConfigError, SinkError
 from gossamer.model import Record
 from gossamer.sink import disk
 from gossamer.sink import parquet_files as files
-from gossamer.sink.base import Opening
+from gossamer.sink.base import TABLES, Opening
 from gossamer.sink.parquet_items import ItemColumns, known_columns
 
 log = logging.getLogger("gossamer.sink")
@@ -255,7 +255,7 @@ def open_parquet(opening: Opening) -> ParquetSink:
         # Others may write there too, and a job of the same name among them.
         prefix += "-" + blake2b(os.fsencode(home), digest_size=4).hexdigest()
     return ParquetSink(
-        Path(target.folder) if target.folder else home / files.FOLDER,
+        Path(target.folder) if target.folder else home / TABLES,
         opening.marks,
         prefix=prefix,
         by=target.by,
@@ -278,4 +278,4 @@ def seal_left(path: Path, *, by: Sequence[str] = ()) -> None:
 def left_logs(text: str, home: Path) -> list[Path]:
     """The logs that are being written, or were when their writer died."""
     target = read_target(text)
-    return files.logs(Path(target.folder) if target.folder else home / files.FOLDER)
+    return files.logs(Path(target.folder) if target.folder else home / TABLES)

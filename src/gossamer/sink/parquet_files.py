@@ -25,7 +25,7 @@ try:
 except ImportError as missing:
     raise ConfigError("Parquet needs the pyarrow package", hint="pip install 'gossamer[parquet]'") from missing
 
-FOLDER, PAGES, ITEMS, SUFFIX, LOG = "parquet", "pages", "items", ".parquet", ".jsonl"
+PAGES, ITEMS, SUFFIX, LOG = "pages", "items", ".parquet", ".jsonl"
 ROW_GROUP = 65_536
 WRITING = {"compression": "zstd", "write_page_index": True}
 _DECODED = 8192
