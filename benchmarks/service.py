@@ -142,13 +142,16 @@ def size(sites: int, urls: int, repeats: int) -> None:
             "audit of a site": ("api/jobs/big/audit", {"site": "s7.example:9"}),
             "dashboard": ("", {}),
         }
-        print("| question | median | slowest | bytes |\n|---|---|---|---|")
+        print("| question | median | slowest | CPU of service and crawl | bytes |\n|---|---|---|---|---|")
         for words, (path, parameters) in questions.items():
             times, data = [], b""
+            before = cpu_seconds(crawl.pid) + cpu_seconds(own)
             for _ in range(repeats):
                 seconds, data = ask(address, path, **parameters)
                 times.append(seconds)
-            print(f"| {words} | {statistics.median(times):.3f} s | {max(times):.3f} s | {len(data):,} |", flush=True)
+            cpu = (cpu_seconds(crawl.pid) + cpu_seconds(own) - before) / repeats
+            figures = f"{statistics.median(times):.3f} s | {max(times):.3f} s | {cpu:.3f} s"
+            print(f"| {words} | {figures} | {len(data):,} |", flush=True)
 
 
 def slow_clients(address: str, count: int) -> list[socket.socket]:

@@ -67,7 +67,7 @@ class Served:
         self._remember()
         self.client.close()
         self.process.send_signal(signal.SIGTERM)
-        self.process.wait(20)
+        assert self.process.wait(20) == 0
         for child in self.children:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(child, signal.SIGKILL)

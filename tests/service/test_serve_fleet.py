@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -10,7 +11,14 @@ from pathlib import Path
 import pytest
 from served import serving
 
+from gossamer.engine.handle import Linker
+from gossamer.engine.recent import Recent
+from gossamer.fleet import open_fleet
+from gossamer.model import Pulse
+from gossamer.service.reach import OnFleet
+from gossamer.settings import build
 from gossamer.testing.servers import RedisServer
+from gossamer.testing.sqlservers import SqlServer
 from gossamer.testing.web import SimWeb
 
 PASSWORD = "open-sesame"
@@ -60,3 +68,30 @@ def test_a_fleet_is_served_and_its_workers_hear_of_other_limits(tmp_path: Path) 
         assert served.get("/api/jobs/shop/why", url=web.seeds[0])["state"] == "done"
         assert served.get("/api/jobs/shop/politeness")["too_short"] == 0
         assert PASSWORD not in served.log.read_text() + str(served.get("/api/jobs/shop")) + served.get("/metrics")
+
+
+async def limits_are_heard_of(url: str, folder: Path) -> None:
+    worker = await open_fleet(url, "limits", build({"delay": 1.0, "robots": False, "max_pages": 10}), worker_name="w")
+    try:
+        await worker.beat(Pulse(worker="w"))
+        linker = Linker(worker.settings, worker.secret, Recent())
+        await worker.add([linker.seed(f"http://{name}.example/") for name in "abc"])
+        (lease,) = (await worker.lease(1, batch=1, seconds=60)).leases
+        assert lease.delay == 1.0
+        reached = await OnFleet.open(url, "limits", folder)
+        assert await reached.limit({"delay": 3.0, "max_pages": 1})
+        assert (await worker.lease(5, batch=1, seconds=60)).leases == ()
+        assert await reached.limit({"max_pages": None})
+        assert [one.delay for one in (await worker.lease(5, batch=1, seconds=60)).leases] == [3.0, 3.0]
+        await reached.aclose()
+    finally:
+        await worker.aclose()
+
+
+def test_workers_on_redis_hear_of_other_limits_while_they_run(tmp_path: Path) -> None:
+    with RedisServer() as server:
+        asyncio.run(limits_are_heard_of(server.url, tmp_path))
+
+
+def test_workers_on_postgresql_hear_of_other_limits_while_they_run(postgres_server: SqlServer, tmp_path: Path) -> None:
+    asyncio.run(limits_are_heard_of(postgres_server.url, tmp_path))

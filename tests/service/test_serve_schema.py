@@ -24,15 +24,9 @@ def examine(served: Served, folder: Path, *options: str) -> str:
     return done.stdout
 
 
-def test_requests_made_from_the_description_find_nothing(tmp_path: Path) -> None:
-    with serving(tmp_path, *NOWHERE) as served:
-        said = examine(served, tmp_path, "--phases", "fuzzing", "-n", "2", "--exclude-method", "POST")
-        assert "28 passed" in said or re.search(r"\d+ generated, \d+ passed", said)
-
-
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_many_requests_made_from_the_description_find_nothing(tmp_path: Path) -> None:
+def test_requests_made_from_the_description_find_nothing(tmp_path: Path) -> None:
     with serving(tmp_path, *NOWHERE) as served:
-        said = examine(served, tmp_path, "--phases", "coverage,fuzzing,stateful", "-n", "50")
+        said = examine(served, tmp_path, "--phases", "coverage,fuzzing", "-n", "20")
         assert re.search(r"\d+ generated, \d+ passed", said)

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -171,6 +172,7 @@ class Crawls:
             return Resting(folder, clock=self._clock)
 
     async def submit(self, name: str, settings: Settings, urls: Sequence[str]) -> int:
+        self._launcher.check(name)
         await asyncio.to_thread(make_folder, self._root, name, settings)
         await self._launcher.start(name, urls, max_seconds=settings.max_seconds)
         return len(urls)
@@ -239,7 +241,8 @@ class OnFrontier:
                 "workers on several machines need one place for what they store",
                 hint="the operator names it: gossamer serve --sink jsonl:/mnt/shared/crawl",
             )
-        if name in await list_jobs(self._url):
+        with suppress(JobMissing):
+            await (await open_fleet(self._url, name)).aclose()
             raise Refused(409, f"there is a job {name!r} already", hint="choose another name, or resume it")
         # A spider that cannot be loaded is found out before anything is kept.
         await asyncio.to_thread(make_spider, settings)

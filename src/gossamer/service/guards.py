@@ -106,6 +106,9 @@ class Guard:
         role = self._role(headers)
         scope["gossamer.role"] = role or "read"
         scope["gossamer.entered"] = role is not None
+        is_login = scope["path"] == "/api/session" and scope["method"] == "POST"
+        if is_login and (wait := self._failures.wait(address)):
+            return 429, "too many tokens tried", {"retry-after": str(max(1, round(wait)))}
         if role is None and _is_guarded(scope["path"]):
             if wait := self._failures.wait(address):
                 return 429, "too many requests without a good token", {"retry-after": str(max(1, round(wait)))}

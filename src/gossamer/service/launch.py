@@ -66,6 +66,7 @@ class Launcher:
         self._most = most
         self._running: dict[str, asyncio.subprocess.Process] = {}
         self._arrived: set[str] = set()
+        self._starting = asyncio.Lock()
         self._waiting: set[asyncio.Task[None]] = set()
         self.problems: dict[str, str] = {}
         """Job -> the last words of a run that failed."""
@@ -85,12 +86,21 @@ class Launcher:
 
     async def start(self, name: str, urls: Sequence[str], *, max_seconds: float | None = None) -> None:
         """Run the crawl in this job's folder, whose settings are there already."""
+        # Two that come at once would both find that nobody runs it.
+        async with self._starting:
+            await self._start(name, urls, max_seconds)
+
+    def check(self, name: str) -> None:
+        """Refuse what cannot be started now."""
         if name in self._running:
             raise Refused(409, f"the last run of {name} is still ending", hint="ask again in a moment")
         if len(self._running) >= self._most:
             raise Refused(
                 409, f"{len(self._running)} crawls run already, which is the most", hint="stop one, or see --most"
             )
+
+    async def _start(self, name: str, urls: Sequence[str], max_seconds: float | None) -> None:
+        self.check(name)
         folder = self._root / name
         words = ["crawl", "--job", str(folder.absolute()), "--seeds", "-", "--quiet"]
         words += [] if max_seconds is None else ["--max-seconds", str(max_seconds)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +19,8 @@ _CHUNK_BYTES = 1024 * 1024
 _LOOK_BYTES = 64 * 1024 * 1024
 """What one search reads at most; the next one goes on there."""
 _MOST_VERSIONS = 1000
+_LATE_SECONDS = 3600.0
+"""Lines are in the order in which pages were stored, which is no longer than this after they were fetched."""
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
@@ -86,8 +87,11 @@ def search(folder: Path, wanted: Wanted, place: Place | None, limit: int) -> tup
         before = place.before if place is not None and place.file == path.name else path.stat().st_size
         begin = before
         for begin, line in _backwards(path, before, needles):
-            if line and (row := _row(line)) is not None and wanted.fits(row):
-                found.append(row)
+            if line and (row := _row(line)) is not None:
+                if wanted.fits(row):
+                    found.append(row)
+                elif wanted.since is not None and row.fetched_at < wanted.since - _LATE_SECONDS:
+                    break
             if len(found) >= limit or before - begin >= left:
                 return found, Place(path.name, begin)
         left -= before - begin
@@ -99,16 +103,11 @@ def versions(folder: Path, url: str) -> list[PageRow]:
     needle = b'{"url":' + msgspec.json.encode(url) + b","
     found: list[PageRow] = []
     for path in _files(folder):
-        with path.open("rb") as file:
-            if not path.stat().st_size:
-                continue
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
-                at = memory.rfind(needle)
-                while at >= 0 and len(found) < _MOST_VERSIONS:
-                    begin, end = memory.rfind(b"\n", 0, at) + 1, memory.find(b"\n", at)
-                    if end >= 0 and (row := _row(memory[begin:end])) is not None and row.url == url:
-                        found.append(row)
-                    at = memory.rfind(needle, 0, at)
+        for _, line in _backwards(path, path.stat().st_size, (needle,)):
+            if line and (row := _row(line)) is not None and row.url == url:
+                found.append(row)
+            if len(found) >= _MOST_VERSIONS:
+                break
     # A commit that was repeated leaves two lines of one visit.
     unlike = {(row.fetched_at, row.digest): row for row in found}
     return sorted(unlike.values(), key=lambda row: -row.fetched_at)

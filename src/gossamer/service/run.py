@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +123,29 @@ async def serve(
     )
     host = f"[{options.host}]" if ":" in options.host else options.host
     told(f"http://{host}:{own.getsockname()[1]}/")
-    await uvicorn.Server(config).serve(sockets=[own])
+    server = _quiet(uvicorn.Server)(config)
+
+    def leave() -> None:
+        # Those who listen would be waited for.
+        hub.close()
+        server.force_exit = server.should_exit
+        server.should_exit = True
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, leave)
+    await server.serve(sockets=[own])
+
+
+def _quiet(kind: Any) -> Any:
+    """A server that leaves signals to us: it would raise them once more at its end, as if it had been killed."""
+
+    class Server(kind):  # type: ignore[misc]
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    return Server
 
 
 def parse_offers(offers: Sequence[str]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from gossamer.service.ring import Past
 from gossamer.service.views import Example, Fault, Faults, Gap, Politeness, Visit
 
 _MOST_SITES, _MOST_KINDS, _MOST_EXAMPLES, _MOST_FAULTY = 20_000, 64, 5, 200
+_MOST_RECENT = 5
 _SHOWN_SITES = 5
 _HALF_LIFE_SECONDS = 20.0
 _SLACK_SECONDS = 0.002
@@ -45,7 +46,7 @@ class SiteTally:
     rested_from: float = 0.0
     """When the last answer came, from which the delay counts."""
     weight: float = 0.0
-    recent: deque[Visit] = field(default_factory=lambda: deque(maxlen=10))
+    recent: list[Visit] = field(default_factory=list)
 
     def rate(self, now: float) -> float:
         """Requests a second of late, old ones counting less and less."""
@@ -136,7 +137,8 @@ class Tally:
             worker=sent.worker,
         )
         self.recent.appendleft(visit)
-        site.recent.appendleft(visit)
+        site.recent.insert(0, visit)
+        del site.recent[_MOST_RECENT:]
 
     def _site(self, name: str) -> SiteTally:
         site = self.sites.get(name)

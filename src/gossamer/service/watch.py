@@ -22,6 +22,8 @@ from gossamer.service.tally import Tally
 
 log = logging.getLogger("gossamer.service")
 MOST_WATCHED = 50
+_OTHERS = 10
+"""Jobs at rest of which something is kept, because somebody asked."""
 _EVERY_SECONDS = 1.0
 _PATIENCE_SECONDS = 10.0
 _COST = 50.0
@@ -297,7 +299,7 @@ class Watch:
         if watched is None:
             watched = self._watched[name] = Watched(name, clock=self._clock)
             for oldest in list(self._watched):
-                if len(self._watched) <= 2 * MOST_WATCHED:
+                if len(self._watched) <= MOST_WATCHED + _OTHERS:
                     break
                 if oldest not in self._live and oldest != name:
                     del self._watched[oldest]
