@@ -122,9 +122,10 @@ WHERE shard = $1 AND site = ANY($2::text::bigint[])
 SELECT token, site, lane, until_at, suspect, worker, batch FROM gossamer_leases WHERE shard = $1 AND worker = $2
 
 -- name: put_seen
+-- Not as a join: for a table that was empty when it was planned, that would compare each key with all others.
 WITH new AS (
     INSERT INTO gossamer_seen (shard, id) SELECT $1, k FROM unnest($2::text::bigint[]) AS k
-    WHERE NOT EXISTS (SELECT 1 FROM gossamer_seen s WHERE s.shard = $1 AND s.id = k) RETURNING id
+    WHERE (SELECT 1 FROM gossamer_seen s WHERE s.shard = $1 AND s.id = k) IS NULL RETURNING id
 )
 SELECT id, NULL::text, NULL::boolean FROM new
 UNION ALL
