@@ -3,7 +3,7 @@ SHELL := /bin/sh
 BIN := .venv/bin
 JOBS ?= 2
 
-.PHONY: help setup setup-dev services crawl test test-long check architecture suites gates bench reference lock clean
+.PHONY: help setup setup-dev services crawl test test-long fuzz check suites gates bench reference lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -25,6 +25,9 @@ test: setup-dev services check ## all checks, and the tests that take less than 
 
 test-long: setup-dev services ## the tests that take longer
 	$(BIN)/python -m pytest -rs -n $(JOBS) -m long --timeout 1800
+
+fuzz: setup-dev ## every parser with random input for 5 minutes: SECONDS_LEFT=60 for one, SEED=N to begin with
+	@JOBS=$(JOBS) scripts/fuzz
 
 check: setup-dev ## style, types and architecture
 	$(BIN)/ruff check .

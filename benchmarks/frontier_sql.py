@@ -26,6 +26,7 @@ import threading
 import time
 
 from _frontier import BATCH, CASES, LINKS, NEW, SITES, Pages, cpu_of, done, machine, request
+from gossamer.cli.start import run
 from gossamer.engine.recent import Recent
 from gossamer.frontier.sql import open_sql
 from gossamer.settings import Settings
@@ -112,7 +113,7 @@ def side_by_side(server: SqlServer, choice: argparse.Namespace, known: int = 200
         await Pages(frontier, frontier.secret, float, recent=Recent()).fill(known)
         await frontier.aclose()
 
-    asyncio.run(make())
+    run(make())
     settle(server)
     rates: dict[int, list[float]] = {number: [] for number in choice.clients}
     costs: dict[int, list[float]] = {number: [] for number in choice.clients}
@@ -206,18 +207,18 @@ def main() -> None:
     choice = parser.parse_args()
     if choice.client:
         url, job, seconds, name = choice.client
-        asyncio.run(client(url, job, int(name), float(seconds)))
+        run(client(url, job, int(name), float(seconds)))
         return
     print(machine())
     for kind in choice.servers:
         with start(kind) as server:
             print(str(server.ask("SELECT version()")[0][0])[:60])
             if choice.weigh:
-                asyncio.run(weigh(server, int(choice.weigh)))
+                run(weigh(server, int(choice.weigh)))
             if choice.urls:
                 print("known URLs, CPU us a page (client + server) for each case")
             for known in choice.urls:
-                asyncio.run(measure(server, int(known), choice))
+                run(measure(server, int(known), choice))
             if choice.clients:
                 side_by_side(server, choice)
 

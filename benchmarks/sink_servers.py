@@ -11,6 +11,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from gossamer.model import PageRow, Record
@@ -56,8 +57,20 @@ async def write(sink_name: str, folder: Path, batches: list[list[Record]]) -> No
     await sink.aclose()
 
 
-def rate(name: Callable[[], str], rows: int, workers: int, *, items: bool) -> tuple[float, float]:
-    """Rows a second, and microseconds of our CPU a row."""
+def cpu_seconds(pid: int) -> float:
+    """What a server and its processes have used, those that have ended among them."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    spent = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in path.read_text().split():
+            # One that ends just now counts for its parent from then on.
+            with suppress(FileNotFoundError, ProcessLookupError):
+                spent += cpu_seconds(int(child))
+    return spent
+
+
+def rate(name: Callable[[], str], rows: int, workers: int, *, items: bool, server: int) -> tuple[float, float, float]:
+    """Rows a second, and microseconds of CPU a row, ours and the server's."""
     parts = [
         [records(first, BATCH, items=items) for first in range(part * 10**7, part * 10**7 + rows // workers, BATCH)]
         for part in range(workers)
@@ -69,9 +82,10 @@ def rate(name: Callable[[], str], rows: int, workers: int, *, items: bool) -> tu
         await asyncio.gather(*(write(place, Path(folder), part) for part in parts))
 
     with tempfile.TemporaryDirectory() as folder:
-        began, spent = time.perf_counter(), time.process_time()
+        began, spent, served = time.perf_counter(), time.process_time(), cpu_seconds(server)
         asyncio.run(run())
-        return count / (time.perf_counter() - began), (time.process_time() - spent) / count * 1e6
+        seconds, ours = time.perf_counter() - began, time.process_time() - spent
+        return count / seconds, ours / count * 1e6, (cpu_seconds(server) - served) / count * 1e6
 
 
 def main() -> None:
@@ -85,19 +99,22 @@ def main() -> None:
         os.environ.update(buckets.environment())
         buckets.make("bench")
         places = {
-            "postgresql": lambda: f"{postgres.url}?table=t{secrets.token_hex(4)}",
-            "mysql (MariaDB)": lambda: f"{maria.url}?table=t{secrets.token_hex(4)}",
-            "redis+stream": lambda: f"{redis.url.replace('redis:', 'redis+stream:')}?stream={secrets.token_hex(4)}",
-            "s3 (moto), of a fleet": lambda: f"s3://bench/{secrets.token_hex(4)}",
+            ("postgresql", postgres.pid): lambda: f"{postgres.url}?table=t{secrets.token_hex(4)}",
+            ("mysql (MariaDB)", maria.pid): lambda: f"{maria.url}?table=t{secrets.token_hex(4)}",
+            ("redis+stream", redis.pid): lambda: (
+                f"{redis.url.replace('redis:', 'redis+stream:')}?stream={secrets.token_hex(4)}"
+            ),
+            ("s3 (moto), of a fleet", buckets.pid): lambda: f"s3://bench/{secrets.token_hex(4)}",
         }
-        for title, name in places.items():
+        for (title, server), name in places.items():
             for workers, items in ((1, False), (1, True), (4, False)):
-                found = [rate(name, arguments.rows, workers, items=items) for _ in range(arguments.runs)]
-                rates, costs = zip(*found, strict=True)
+                found = [rate(name, arguments.rows, workers, items=items, server=server) for _ in range(arguments.runs)]
+                rates, ours, theirs = zip(*found, strict=True)
                 what = f"{workers} worker{'s' * (workers > 1)}{', an item a page' * items}"
                 print(
                     f"{title:22} {what:24} {statistics.median(rates):8,.0f} pages/s"
-                    f" ({min(rates):,.0f} to {max(rates):,.0f}), {statistics.median(costs):.0f} us of our CPU a page"
+                    f" ({min(rates):,.0f} to {max(rates):,.0f}), CPU a page: {statistics.median(ours):.0f} us ours,"
+                    f" {statistics.median(theirs):.0f} us the server's"
                 )
     print(f"load at the end {os.getloadavg()}")
 

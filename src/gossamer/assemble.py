@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from gossamer.clock import Clock
-from gossamer.download import Remembers, open_downloader
+from gossamer.download import BrowserDownloader, Downloader, Remembers, open_downloader
 from gossamer.engine.extractor import Extractor, make_spider
+from gossamer.engine.gate import LoadGate
 from gossamer.engine.handle import Extracts, Handler, Linker
 from gossamer.engine.marker import Marker
 from gossamer.engine.parsers import ParserPool
@@ -39,6 +40,15 @@ def middlewares(spider: Spider, settings: Settings, clock: Clock, *, jar: Cookie
     return ring
 
 
+def gate_of_loads(downloader: Downloader, settings: Settings, clock: Clock) -> LoadGate | None:
+    """The gate for what pages load, put before the downloader's browser; None without one, or without robots."""
+    if not settings.robots or not isinstance(downloader, BrowserDownloader):
+        return None
+    gate = LoadGate(settings, clock)
+    downloader.permit = gate.allows
+    return gate
+
+
 @asynccontextmanager
 async def worker(
     frontier: Frontier,
@@ -59,6 +69,7 @@ async def worker(
     score = spider.score if type(spider).score is not Spider.score else None
     linker = Linker(settings, secret, recent, refused=refused, score=score)
     downloader = open_downloader(settings, clock=clock)
+    loads = gate_of_loads(downloader, settings, clock)
     has_jar = settings.cookies and not settings.sessions
     jar = CookieJar(clock, per_host=settings.cookie_jar == "host") if has_jar else None
     pool = ParserPool(settings.parse_processes, settings) if settings.parse_processes else None
@@ -81,6 +92,7 @@ async def worker(
             trail=trail if settings.trail else None,
             jar=jar,
             remembers=downloader if isinstance(downloader, Remembers) else None,
+            loads=loads,
         )
     finally:
         if pool is not None:

@@ -13,6 +13,8 @@ JobState = Literal["running", "paused", "stopping", "finished", "missing"]
 Headers = tuple[tuple[str, str], ...]
 SITEMAP = ":sitemap"
 """The label of requests for sitemaps, which go to no spider."""
+ROBOTS = ":robots"
+"""The label of requests for robots.txt."""
 SITEMAP_BYTES = 50 * 1024 * 1024
 """How long a sitemap may be, on the wire and decoded, whatever the limit of a page."""
 ROBOTS = ":robots"

@@ -14,6 +14,7 @@ from gossamer.errors import ConfigError
 from gossamer.export.stored import lines_name, nothing_in, parquet_folder
 from gossamer.model import PageRow
 from gossamer.sink import csv, jsonl, segments, trail
+from gossamer.sink.sqlite import FILE as SQLITE_FILE
 from gossamer.sink.trail import Step
 
 _TYPES: Mapping[Any, str] = {int: "BIGINT", float: "DOUBLE"}
@@ -73,6 +74,8 @@ def opened(folder: Path) -> Iterator[Any]:
     }
     files = [path for sources in views.values() for source in sources for path in source.files]
     with tempfile.TemporaryDirectory(prefix="gossamer-") as spill, duckdb.connect(config=config) as database:
+        # It would go to standard output, among the data.
+        database.execute("SET enable_progress_bar = false")
         database.execute(f"SET temp_directory = {_text(spill)}")
         database.execute(f"SET allowed_paths = {_list(files)}")
         database.execute(f"SET allowed_directories = {_list([Path(spill)])}")
@@ -91,6 +94,9 @@ def _views(folder: Path) -> dict[str, list[Source]]:
     """What is in a job's files, by its first sink that has them."""
     steps = Source(sorted((folder / trail.FOLDER).glob(f"*{trail.SUFFIX}")), _REQUESTS)
     visits, items = _stored(folder)
+    if not visits and (folder / SQLITE_FILE).exists():
+        path = folder / SQLITE_FILE
+        raise ConfigError(f"the pages of this job are in {path}, which is SQL already", hint=f"sqlite3 {path}")
     if not visits and not steps.files:
         raise nothing_in(folder)
     return {"_visits": visits, "_items": items, "_requests": [steps]}
@@ -159,7 +165,11 @@ _PARQUET_PAGES = (
     "SELECT * REPLACE (make_timestamp(epoch_us(fetched_at)) AS fetched_at)"
     " FROM read_parquet({files}, union_by_name = true, hive_partitioning = false)"
 )
-_PARQUET_ITEMS = _PARQUET_PAGES.replace(" AS fetched_at)", " AS fetched_at, item::JSON AS item)")
+# Not the columns that the sink makes of fields: rows that are still in a log have none.
+_PARQUET_ITEMS = _PARQUET_PAGES.replace(
+    "* REPLACE (make_timestamp(epoch_us(fetched_at)) AS fetched_at)",
+    "key, token, site, url, make_timestamp(epoch_us(fetched_at)) AS fetched_at, number, item::JSON AS item",
+)
 _JSONL_PAGES = f"SELECT {_SITE}, * REPLACE ({_AT}) FROM {_json(_PAGE)}) WHERE url IS NOT NULL"
 _JSONL_ITEMS = "SELECT json AS item FROM read_json_objects({files}, format = 'newline_delimited', ignore_errors = true)"
 _JSONL_ITEMS += " WHERE json IS NOT NULL"

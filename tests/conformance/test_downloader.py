@@ -286,6 +286,8 @@ def test_methods_and_bodies_are_sent(kind: str) -> None:
     ],
 )
 def test_nothing_can_be_smuggled_into_a_request(kind: str, change: dict[str, Any]) -> None:
+    """H30."""
+
     async def test(downloader: Downloader) -> None:
         async with Server({"/": ok()}) as server:
             with pytest.raises(FetchError):
@@ -296,6 +298,8 @@ def test_nothing_can_be_smuggled_into_a_request(kind: str, change: dict[str, Any
 
 
 def test_a_line_break_in_a_url_stays_escaped(kind: str) -> None:
+    """H30."""
+
     async def test(downloader: Downloader) -> None:
         async with Server({"/%0d%0aEvil:%201": ok()}) as server:
             await downloader.fetch(Request(url=server.url("/%0d%0aEvil:%201")))
@@ -318,6 +322,8 @@ def test_settings_that_cannot_be_sent_are_refused_at_the_start(kind: str) -> Non
 
 
 def test_broken_answers_end_typed(kind: str) -> None:
+    """H18, H21 to H25."""
+
     async def reset(writer: asyncio.StreamWriter) -> None:
         writer.transport.abort()
 
@@ -364,6 +370,8 @@ def test_a_closed_port_is_a_failed_connection(kind: str) -> None:
 
 
 def test_sizes_are_limited_while_reading(kind: str) -> None:
+    """H16, H17: endless, announced and packed."""
+
     async def endless(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
         while True:
@@ -402,6 +410,8 @@ def test_sizes_are_limited_while_reading(kind: str) -> None:
 
 
 def test_every_stage_has_its_time(kind: str) -> None:
+    """H17, H19, H20: drip-fed and silent."""
+
     async def silent(writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(3600)
 
@@ -445,6 +455,7 @@ def test_the_time_of_the_headers_is_not_that_of_the_body(kind: str) -> None:
 
 
 def test_header_values_that_are_not_ascii_are_read(kind: str) -> None:
+    """H23."""
     answer = ends(
         kind,
         {"/": ok(b"x", "Location: /grün\r\nX-Plain: 1\r\nX-Old: ".encode() + b"gr\xfcn\r\nX-Old: a\r\n", b"302 Found")},
@@ -500,6 +511,8 @@ def test_the_connection_goes_to_the_address_that_was_checked(kind: str) -> None:
 
 
 def test_private_addresses_are_refused_by_default(kind: str) -> None:
+    """H01, H02, H05."""
+
     async def test(downloader: Downloader) -> None:
         async with Server({"/": ok()}) as server:
             for host in ("127.0.0.1", "[::ffff:127.0.0.1]", "localhost", "a.test", "2130706433"):
@@ -559,12 +572,44 @@ def test_closing_fails_what_is_under_way(kind: str) -> None:
 
 
 def test_a_second_answer_on_a_connection_belongs_to_nobody(kind: str) -> None:
+    """H26."""
+
     async def test(downloader: Downloader) -> None:
         twice = ok(b"one") + ok(b"smuggled")
         async with Server({"/1": twice, "/2": ok(b"two")}) as server:
             assert (await downloader.fetch(Request(url=server.url("/1", "a.test")))).body == b"one"
             await asyncio.sleep(0.1)
             assert (await downloader.fetch(Request(url=server.url("/2", "a.test")))).body == b"two"
+
+    run(kind, test)
+
+
+def test_h24_h25_an_answer_with_too_much_does_not_poison_the_next(kind: str) -> None:
+    """Bodies where none may be, parts that nobody asked for, statuses that are none; then the page itself."""
+    poison = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\npoison"
+    replies: dict[str, Reply] = {
+        "/204": b"HTTP/1.1 204 No Content\r\n\r\n" + poison,
+        "/304": b"HTTP/1.1 304 Not Modified\r\nContent-Length: 6\r\n\r\n" + poison,
+        "/206": ok(b"part", b"Content-Range: bytes 0-3/9\r\n", b"206 Partial Content") + poison,
+        "/head": ok(b"", b"X: y\r\n") + poison,
+        "/minus": b"HTTP/1.1 -1 What\r\n\r\n" + poison,
+        "/small": b"HTTP/1.1 099 What\r\n\r\n" + poison,
+        "/digits": b"HTTP/1.1 " + b"2" * 100 + b" What\r\n\r\n" + poison,
+        "/version": b"HTTP/1.2 200 OK\r\nContent-Length: 0\r\n\r\n" + poison,
+        "/page": ok(b"the page"),
+    }
+
+    async def test(downloader: Downloader) -> None:
+        async with Server(replies) as server:
+            for path in replies:
+                method = "HEAD" if path == "/head" else "GET"
+                try:
+                    answer = await downloader.fetch(Request(url=server.url(path, "a.test"), method=method))
+                except FetchError:
+                    assert path in ("/minus", "/small", "/digits", "/version", "/304")
+                else:
+                    assert b"poison" not in answer.body
+                assert (await downloader.fetch(Request(url=server.url("/page", "a.test")))).body == b"the page"
 
     run(kind, test)
 
@@ -652,6 +697,7 @@ def paths_of(*names: str) -> set[str]:
 
 
 def test_every_hostile_reply_ends_typed_and_in_time(kind: str, raw_servers: list[int]) -> None:
+    """H27."""
     if kind == "browser":
         pytest.skip("the browser's documents come by the asynchronous downloader; to show hundreds would take minutes")
     quick, busy = raw_servers
@@ -742,6 +788,7 @@ def tls_cases(tools: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def test_only_good_certificates_are_accepted(kind: str, tls_cases: tuple[Path, list[dict[str, Any]]]) -> None:
+    """H28."""
     authority, cases = tls_cases
     found: dict[str, Response | FetchError] = {}
 

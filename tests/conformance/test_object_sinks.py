@@ -84,6 +84,10 @@ class TestLinesOfFleet(TestLines):
     test_a_full_disk_takes_nothing_and_goes_on_when_there_is_room = None
     test_a_later_visit_is_kept_too_or_takes_the_place = None
 
+    @pytest.mark.long
+    def test_kills_at_any_moment_leave_each_record_once(self, tmp_path: Path) -> None:
+        super().test_kills_at_any_moment_leave_each_record_once(tmp_path)
+
 
 class TestWarc(_Objects):
     kind = "warc+s3"
@@ -106,7 +110,7 @@ class TestWarc(_Objects):
         place = folder / "fetched"
         place.mkdir()
         for name, data in self.server.objects(self.bucket).items():
-            if "-part-" not in name:
+            if "-piece-" not in name:
                 (place / Path(name).name).write_bytes(data)
         tools_find_no_fault(place)
 

@@ -24,6 +24,10 @@ class _OnServer(SinkSuite):
             pytest.skip(f"{STRINGS} is not there: its strings are not checked")
         return [*super().strings(), *json.loads(STRINGS.read_text("utf-8")), "\ufdd0", "\ufdd0\0␀", "\U0010ffff\ufdd0␀"]
 
+    @pytest.mark.long
+    def test_kills_at_any_moment_leave_each_record_once(self, tmp_path: Path) -> None:
+        super().test_kills_at_any_moment_leave_each_record_once(tmp_path)
+
 
 class _Tables(_OnServer):
     server: SqlServer

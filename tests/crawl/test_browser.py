@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -356,6 +357,39 @@ def test_a_site_that_needs_scripts_is_found_out_and_remembered(tmp_path: Path) -
             assert downloader.learned(site) is None
 
         run(test, AutoDownloader)
+
+
+def test_robots_txt_holds_for_what_a_page_loads_at_every_host(tmp_path: Path) -> None:
+    """I5: also behind a browser nothing is asked for that robots.txt forbids, though it be served as HTML."""
+    with RawWeb() as web:
+        sources = ["own.test/free", "own.test/shut/x", "other.test/free", "other.test/shut/y", "dark.test/z"]
+        tags = "".join(
+            f"<script src=http://{source.replace('/', f':{web.port}/', 1)}.js></script>" for source in sources
+        )
+        web.answers = {f"own.test:{web.port}{path}": reply(f"{tags}<a href=/second>") for path in ("/", "/second")}
+        rules = reply("User-agent: *\nDisallow: /shut/")
+        for host, answer in ("own", rules), ("other", rules), ("dark", reply(status="503 Busy")):
+            web.answers[f"{host}.test:{web.port}/robots.txt"] = answer
+        web.answers |= {
+            path: script("document.title += 'x'") for path in ("/free.js", "/shut/x.js", "/shut/y.js", "/z.js")
+        }
+        options = ("--downloader", "browser", "--resolve", "*.test=127.0.0.1", "--delay", "0", "--fetch-seconds", "60")
+        done = subprocess.run(
+            command(tmp_path / "job", [f"http://own.test:{web.port}/"], *options),
+            capture_output=True,
+            text=True,
+            timeout=110,
+            check=False,
+            env=environment(),
+        )
+        assert done.returncode == 0, done.stderr
+        asked = Counter(f"{each.headers['host'].partition(':')[0]}{each.target}" for each in web.log)
+    assert {row["title"] for row in rows(tmp_path / "job" / "pages.jsonl")} == {"xx"}
+    assert set(asked) == {
+        *("own.test/", "own.test/second", "own.test/free.js", "other.test/free.js"),
+        *(f"{host}.test/robots.txt" for host in ("own", "other", "dark")),
+    }
+    assert asked["own.test/robots.txt"] == asked["other.test/robots.txt"] == 1
 
 
 @pytest.mark.long

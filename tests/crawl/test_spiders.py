@@ -167,6 +167,7 @@ def test_whatever_a_spider_yields_costs_only_its_page(tmp_path: Path, options: t
 
 
 def test_halves_of_characters_in_a_page_are_replaced(tmp_path: Path) -> None:
+    """H39."""
     pages = {
         "/bytes": reply(b"<title>a\xed\xa0\x80b</title><a href='/linked\xed\xa0\x80'>x</a>"),
         "/reference": reply("<title>a&#xD800;b</title>"),

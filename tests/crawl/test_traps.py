@@ -42,6 +42,7 @@ def test_a_trap_site_takes_little_from_forty_good_ones(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("trap", "most"), [("calendar", 40), ("sessions", 40), ("soft404", 40), ("deep", 60)])
 def test_each_trap_ends(tmp_path: Path, trap: str, most: int) -> None:
+    """H41."""
     with SimWeb(sites=1, pages_per_site=40, kinds=(trap,), page_bytes=3000) as web:
         done = crawl(tmp_path / "job", web, "--delay", "0", "--alike-pages", "15", timeout=60)
         assert done.returncode == 0, done.stderr
@@ -100,6 +101,7 @@ async def _stroll(folder: Path | None, clock: LoopClock, *, copies: bool, **sett
 
 
 def test_a_path_of_copies_sleeps_and_says_why(tmp_path: Path) -> None:
+    """H44."""
     web, done = run(_stroll(tmp_path / "job", LoopClock(), copies=True))
     shelves = [path for path in web.asked if path.startswith("/shelf/")]
     assert 10 <= len(shelves) <= 13

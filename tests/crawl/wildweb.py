@@ -135,7 +135,7 @@ def bad_certificates(tools: Path, folder: Path) -> Iterator[list[dict[str, Any]]
 
 
 def is_broken(answer: bytes) -> bool:
-    """Whether an answer says 200 and is not whole, or says two things: told by a reader of its own, and a strict one."""
+    """Whether an answer says 200 and is not whole, or says two things: told by a strict reader of its own."""
     answer = re.sub(rb"\A(?:HTTP/1\.[01] 1\d\d.*?\r?\n\r?\n)+", b"", answer.lstrip(b"\r\n"), flags=re.DOTALL)
     head, *rest = re.split(rb"(?<=\n)\r?\n", answer, maxsplit=1)
     body = rest[0] if rest else b""

@@ -102,6 +102,7 @@ def test_names_that_are_not_codings_count_for_nothing() -> None:
 
 
 def test_too_many_layers_are_refused() -> None:
+    """H16."""
     with pytest.raises(BadEncoding):
         encodings([", ".join(["gzip"] * 100)])
 
@@ -115,6 +116,7 @@ def test_an_endless_row_of_empty_members_is_refused() -> None:
 @needs_samples
 @pytest.mark.parametrize("name", ["br", "deflate", "gzip", "zstd"])
 def test_bombs_of_the_suite_stop_at_the_limit(name: str) -> None:
+    """H16."""
     with pytest.raises(TooLarge):
         decode((SAMPLES / f"bomb-{name}.bin").read_bytes(), (name,), LIMIT)
 
@@ -168,6 +170,7 @@ print((peak - before) / MIB)
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from /proc")
 def test_a_bomb_of_ten_gibibytes_holds_less_than_twice_the_limit() -> None:
+    """H16."""
     done = subprocess.run([sys.executable, "-c", BOMBS], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 40

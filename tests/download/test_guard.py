@@ -127,12 +127,14 @@ def test_metadata_literals_are_never_connected_to(host: str) -> None:
     "addresses", [("10.0.0.1",), ("1.1.1.1", "10.0.0.1"), ("1.1.1.1", "::ffff:10.0.0.1"), ("1.1.1.1", "fe80::1%eth0")]
 )
 def test_a_public_name_with_a_private_address_is_refused(addresses: tuple[str, ...]) -> None:
+    """H06."""
     downloader = Recording(addresses)
     assert ends(downloader, "http://public.example/") is Forbidden
     assert downloader.pinned == []
 
 
 def test_a_rebound_name_is_pinned_to_what_was_checked_and_refused_when_it_changes() -> None:
+    """H07."""
     downloader = Recording(("1.1.1.1",), ("127.0.0.1",))
     assert ends(downloader, "http://rebind.example/") is ConnectFailed
     assert ends(downloader, "http://rebind.example/") is Forbidden

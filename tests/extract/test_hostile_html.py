@@ -66,6 +66,7 @@ def page(body: bytes) -> Page:
 
 @pytest.mark.parametrize("name", [*NESTED, *WIDE, *LONG])
 def test_reading_a_hostile_page_takes_linear_time_and_never_raises(name: str) -> None:
+    """H31, H35."""
     # Linear is about a second; quadratic is minutes or gigabytes, and runs into the time limit of every test.
     one = page(b"<title>t</title><a href=/first>x</a>" + {**NESTED, **WIDE, **LONG}[name])
     assert one.title == "t"
@@ -85,6 +86,7 @@ def test_a_page_that_is_too_deep_is_cut_and_it_shows(name: str) -> None:
 
 
 def test_a_million_links_are_cut_at_the_limit() -> None:
+    """H32."""
     one = page(b"".join(b"<a href=/%d>x</a>" % number for number in range(1_000_000)))
     assert len(one.links(max_links=5000)) == 5000
     assert one.cut

@@ -12,6 +12,7 @@ TEXT = "Füße und Straßen, naïve cafés, größere Übungen für schöne Mäd
 
 
 def test_byte_order_mark_beats_header_and_meta() -> None:
+    """H38."""
     body = b"\xef\xbb\xbf<meta charset=koi8-r>"
     assert detect(body, "text/html; charset=iso-8859-2") == "utf-8"
     assert detect(b"\xff\xfea\0", "text/html; charset=utf-8") == "utf-16le"
@@ -37,6 +38,7 @@ def test_header_is_read_in_its_spellings(header: str, name: str) -> None:
 
 @pytest.mark.parametrize("label", ["utf-7", "x-user-defined", "rot13", "base64", "", "x" * 5000])
 def test_header_that_names_no_usable_encoding_is_passed_over(label: str) -> None:
+    """H38: utf-7, x-user-defined and the like."""
     assert detect(b"<meta charset=iso-8859-5>", f"text/html; charset={label}") == "iso-8859-5"
 
 
@@ -112,6 +114,7 @@ def test_every_label_has_a_codec() -> None:
 
 @given(st.binary(max_size=200), st.sampled_from([*NAMES, "utf-7", "no such thing", ""]))
 def test_decoding_never_raises(body: bytes, encoding: str) -> None:
+    """H38."""
     assert isinstance(decode(body, encoding), str)
 
 

@@ -56,6 +56,7 @@ def test_links_of_all_kinds_are_found_in_order_and_once() -> None:
     ],
 )
 def test_an_href_is_read_as_a_browser_reads_it(href: str, url: str) -> None:
+    """H34."""
     assert page(f'<a href="{href}">x</a>').links() == [url]
 
 
@@ -63,6 +64,7 @@ def test_an_href_is_read_as_a_browser_reads_it(href: str, url: str) -> None:
     "href", ["javascript:void(0)", "mailto:a@b.c", "ftp://x/", "data:,x", "http://[::1", "http://u:p@h/", "tel:1"]
 )
 def test_what_is_not_a_url_to_follow_is_left_out(href: str) -> None:
+    """H34."""
     assert page(f'<a href="{href}">x</a><a href="/good">y</a>').links() == ["http://a.example/good"]
 
 
@@ -80,6 +82,7 @@ def test_what_is_not_a_url_to_follow_is_left_out(href: str) -> None:
     ],
 )
 def test_the_first_usable_base_counts(bases: str, url: str) -> None:
+    """H33."""
     assert page(f"{bases}<a href=l>x</a>").links() == [url]
 
 
@@ -88,12 +91,14 @@ def test_a_base_after_the_links_counts_for_them_too() -> None:
 
 
 def test_a_base_of_another_scheme_leaves_only_absolute_links() -> None:
+    """H33."""
     assert page('<base href="ftp://f.example/"><a href=l>x</a><a href="http://c.example/y">y</a>').links() == [
         "http://c.example/y"
     ]
 
 
 def test_nofollow_links_are_left_out_when_asked() -> None:
+    """H47."""
     html = '<a href=/1>a</a><a href=/2 rel="x NoFollow">b</a><a href=/3 rel=ugc>c</a><a href=/4 rel=sponsored>d</a>'
     assert page(html).links() == ["http://a.example/1"]
     assert len(page(html).links(nofollow=False)) == 4
@@ -101,6 +106,7 @@ def test_nofollow_links_are_left_out_when_asked() -> None:
 
 @pytest.mark.parametrize("content", ["nofollow", "noindex, NOFOLLOW", "none"])
 def test_a_page_that_says_nofollow_gives_no_links(content: str) -> None:
+    """H47."""
     html = f'<meta name="ROBOTS" content="{content}"><a href=/1>a</a>'
     assert page(html).links() == []
     assert page(html).links(nofollow=False) == ["http://a.example/1"]
@@ -109,6 +115,7 @@ def test_a_page_that_says_nofollow_gives_no_links(content: str) -> None:
 
 @pytest.mark.parametrize("header", ["noindex", "otherbot: nofollow", "otherbot: noindex, nofollow", "nofollowing"])
 def test_other_robots_rules_do_not_stop_us(header: str) -> None:
+    """H47."""
     assert page("<a href=/1>a</a>", x_robots_tag=header).links() == ["http://a.example/1"]
 
 

@@ -72,6 +72,7 @@ def test_alternatives_do_not_leak_into_one_another() -> None:
 
 
 def test_long_urls_are_not_followed() -> None:
+    """H41."""
     assert refuse("https://shop.example.co.uk/" + "x" * 3000) == "length"
     assert refuse("https://shop.example.co.uk/" + "x" * 3000, max_url_length=5000) is None
 
@@ -95,6 +96,7 @@ def test_paths_that_go_ever_deeper_are_not_followed() -> None:
     ],
 )
 def test_paths_that_repeat_themselves_are_not_followed(path: str, reason: str | None) -> None:
+    """H41."""
     assert refuse("https://shop.example.co.uk" + path) == reason
 
 

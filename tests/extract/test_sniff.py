@@ -39,6 +39,7 @@ FOREIGN = {
 @pytest.mark.parametrize("kind", FOREIGN)
 @pytest.mark.parametrize("content_type", ["text/html", "text/html; charset=utf-8", ""])
 def test_what_is_not_html_is_not_parsed_whatever_its_type_says(kind: str, content_type: str) -> None:
+    """H29, H40."""
     headers = (("content-type", content_type),) if content_type else ()
     page = Page(Response(url="http://a/", status=200, headers=headers, body=FOREIGN[kind]), Request(url="http://a/"))
     assert not page.is_html
@@ -73,6 +74,7 @@ def test_what_is_not_html_is_not_parsed_whatever_its_type_says(kind: str, conten
     ],
 )
 def test_type_and_first_bytes_decide(body: bytes, content_type: str, *, expected: bool) -> None:
+    """H29."""
     assert is_html(body, computed_type(body, [content_type] if content_type else [])) is expected
 
 

@@ -518,20 +518,3 @@ def test_links_of_workers_side_by_side_are_queued_once(server: SqlServer) -> Non
                 await one.aclose()
 
     asyncio.run(play())
-
-
-@pytest.mark.parametrize("kind", [PostgresServer, MariaServer])
-def test_tables_without_defaults_are_written_in_full(kind: type[SqlServer]) -> None:
-    """The tables of an earlier version, which lack them, serve as well."""
-    with kind() as server:
-        empty(server)
-        for column, number in (("priority", "BIGINT"), ("tries", "INT"), ("lapses", "SMALLINT"), ("again", "SMALLINT")):
-            change = f"MODIFY {column} {number} NOT NULL" if kind is MariaServer else f"ALTER {column} DROP DEFAULT"
-            server.ask(f"ALTER TABLE gossamer_queue {change}")
-
-        async def check(frontier: SqlFrontier) -> None:
-            assert await frontier.add([page(key, "a.example") for key in range(5)]) == 5
-            (lease,) = (await frontier.lease(1, batch=9, seconds=60)).leases
-            assert keys(lease) == list(range(5))
-
-        run(server, check)

@@ -1,4 +1,4 @@
-"""What the fuzzing of parsers shares: texts made of the pieces that a format knows, and a look at the work they cost."""
+"""What the fuzzing of parsers shares: texts of the pieces that a format knows, and a look at the work they cost."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 LINE_ENDS = ("\n", "\r", "\r\n", "\n\n")
+QUICK_SECONDS = 0.5
 ODD = (
     "",
     "\0",
@@ -32,7 +33,7 @@ ODD = (
 
 def texts(*pieces: str, most: int = 30) -> st.SearchStrategy[str]:
     """Texts of the given pieces, odd characters, numbers and whatever comes to hypothesis' mind."""
-    piece = st.one_of(st.sampled_from(pieces), st.sampled_from(ODD), st.text(max_size=8), st.integers().map(str))
+    piece = st.one_of(st.sampled_from(pieces or ODD), st.sampled_from(ODD), st.text(max_size=8), st.integers().map(str))
     return st.lists(piece, max_size=most).map("".join)
 
 
@@ -58,7 +59,7 @@ def pumped(pieces: Sequence[str]) -> st.SearchStrategy[Callable[[int], str]]:
 
 def takes_linear_work(parse: Callable[[str], Any], text: Callable[[int], str], *, size: int = 40_000) -> None:
     """Fails if twice the text costs much more than twice the CPU; what is quick anyway is not looked at closer."""
-    if _cpu(parse, text(2 * size)) < 0.1:
+    if _cpu(parse, text(2 * size)) < QUICK_SECONDS:
         return
     small = min(_cpu(parse, text(size)) for _ in range(3))
     large = min(_cpu(parse, text(2 * size)) for _ in range(3))

@@ -255,7 +255,7 @@ def test_h31_h35_a_page_takes_linear_work(text: Callable[[int], str]) -> None:
         assert len(one.links()) <= 5000
         assert one.text is not None
 
-    takes_linear_work(read, text, size=200_000)
+    takes_linear_work(read, text, size=50_000)
 
 
 @given(pumped(FORMS))
@@ -266,7 +266,7 @@ def test_h35_a_form_takes_linear_work(text: Callable[[int], str]) -> None:
         except ExtractError:
             pass
 
-    takes_linear_work(fill_in, text, size=100_000)
+    takes_linear_work(fill_in, text, size=50_000)
 
 
 @given(pumped(URLS))

@@ -314,6 +314,7 @@ def test_a_project_that_leaves_scrapy_redis_fetches_nothing_that_its_dupefilter_
     asyncio.run(check())
 
 
+@pytest.mark.long
 def test_a_jobdir_of_scrapy_is_gone_on_with_and_no_page_is_fetched_twice(here: Path) -> None:
     project = project_of_its_own(here).parents[1]
     with site() as shop:

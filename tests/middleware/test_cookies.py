@@ -68,6 +68,7 @@ def test_a_cookie_goes_where_the_standard_says(value: str, url: str, sent: str) 
     ],
 )
 def test_secure_cookies_and_public_suffixes(value: str, url: str, sent: str) -> None:
+    """H14: none for a public suffix, nor for another host."""
     assert jar_after("https://x.co.uk/", value).header(url) == sent
 
 
@@ -115,6 +116,7 @@ def test_cookies_end_in_their_time() -> None:
 
 
 def test_a_jar_is_bounded() -> None:
+    """H14: ten thousand cookies."""
     jar = CookieJar(ManualClock())
     for start in range(0, 10_000, 100):
         values = tuple(("set-cookie", f"c{number}=1") for number in range(start, start + 100))
@@ -127,6 +129,7 @@ def test_a_jar_is_bounded() -> None:
 
 @pytest.mark.parametrize("value", ['a="' + "\\" * 20_000, ";" * 9000, "=" * 9000, "x" * 10**6, "a=1;" + "x=y;" * 9000])
 def test_a_set_cookie_of_absurd_length_is_not_even_parsed(value: str) -> None:
+    """H14: a megabyte, or 20,000 backslashes."""
     assert jar_after("http://a.test/", value).header("http://a.test/") == ""
 
 
@@ -202,3 +205,31 @@ def test_hosts_share_nothing_where_each_has_its_own_jar() -> None:
     jar.store(Response(url="http://x.example.com/", status=200, headers=(("set-cookie", "a=1; Domain=example.com"),)))
     assert jar.header("http://x.example.com/") == "a=1"
     assert jar.header("http://y.example.com/") == jar.header("http://example.com/") == ""
+
+
+def test_what_a_site_brings_along_does_not_hide_what_its_sister_brings() -> None:
+    """Two hosts of one domain, logged in by two workers, meet in a third: it has both, in either order."""
+    clock = ManualClock()
+    one = jar_after("https://a.example.com/", "in=a; Path=/", clock=clock)
+    clock.advance(5)
+    two = jar_after("https://b.example.com/", "in=b; Path=/", clock=clock)
+    for order in (("a", one), ("b", two)), (("b", two), ("a", one)):
+        third = CookieJar(clock)
+        for name, jar in order:
+            assert third.load(f"{name}.example.com", jar.dump(f"{name}.example.com"))
+        assert [third.header(f"https://{name}.example.com/") for name in "ab"] == ["in=a", "in=b"]
+
+
+def test_a_log_out_is_heard_of_by_other_workers_and_clocks_that_differ_do_not_matter() -> None:
+    here, ahead = ManualClock(), ManualClock(9_000_000.0)
+    first = jar_after("https://x.test/", "in=yes; Path=/", clock=ahead)
+    second = CookieJar(here)
+    assert second.load("x.test", first.dump("x.test"))
+    assert second.header("https://x.test/") == "in=yes"
+    second.store(Response(url="https://x.test/", status=200, headers=(("set-cookie", "in=; Path=/; Max-Age=0"),)))
+    assert second.header("https://x.test/") == ""
+    told = msgspec.json.decode(msgspec.json.encode(second.dump("x.test")))
+    assert first.load("x.test", told)
+    assert first.header("https://x.test/") == ""
+    assert not second.load("x.test", [1.0, [["in", "old", "x.test", "/", 1, None]]])
+    assert second.header("https://x.test/") == ""

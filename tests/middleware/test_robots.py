@@ -46,6 +46,7 @@ def test_lines_end_in_any_way(end: str) -> None:
     ],
 )
 def test_odd_files_are_read(body: bytes) -> None:
+    """H45: UTF-16, NUL, HTML."""
     assert not allowed(body, "/a")
     assert allowed(body, "/b")
 
@@ -142,6 +143,7 @@ def test_robots_txt_itself_is_always_allowed() -> None:
     ],
 )
 def test_crawl_delay_is_a_sane_number(lines: str, delay: float | None, flags: tuple[str, ...]) -> None:
+    """H46."""
     rules = parse(f"User-agent: *\n{lines}".encode(), AGENT)
     assert (rules.crawl_delay, rules.flags) == (delay, flags)
 
@@ -164,6 +166,7 @@ def test_500_kib_are_read_and_the_cut_line_is_not() -> None:
 
 
 def test_hostile_files_cost_bounded_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H45."""
     searched = 0
     real = robots._found
 
@@ -179,6 +182,7 @@ def test_hostile_files_cost_bounded_work(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_ten_thousand_stars_match_in_one_pass() -> None:
+    """H45."""
     text = "User-agent: *\nDisallow: /" + "*a" * 10_000
     assert not allowed(text, "/" + "a" * 10_000)
     assert allowed(text, "/" + "a" * 9_999)

@@ -161,10 +161,11 @@ def test_a_body_of_five_megabytes_comes_through_every_store(
         finally:
             await frontier.aclose()
 
+    databases = [*empty_databases(postgres_server, "bodies"), *empty_databases(maria_server, "bodies")]
+
     async def through_all() -> list[scrapy.Request]:
         settings = Settings(delay=0, robots=False)
         frontiers: list[Any] = [open_memory(settings, clock=SystemClock(), secret=b"s" * 16)]
-        databases = [*empty_databases(postgres_server, "bodies"), *empty_databases(maria_server, "bodies")]
         for address in (redis_server.url, *databases):
             frontiers.append(await open_fleet(address, "bodies", settings))
         return [await through(frontier) for frontier in frontiers]

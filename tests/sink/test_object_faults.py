@@ -12,10 +12,12 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import zstandard
 
 from gossamer.errors import ConfigError, SinkError, SinkFull
+from gossamer.model import Rejected
 from gossamer.settings import Settings
 from gossamer.sink import fleet_sinks, open_sinks
 from gossamer.sink.objects import ObjectSink
@@ -58,9 +60,14 @@ def pages(server: BucketServer, bucket: str) -> Counter[int]:
     return found
 
 
-@pytest.mark.parametrize("fault", ["refuse", "503", "cut"])
+@pytest.mark.parametrize("fault", ["503", *(pytest.param(one, marks=pytest.mark.long) for one in ("cut", "refuse"))])
 def test_a_crawl_goes_on_while_its_bucket_is_away_and_the_next_run_brings_what_is_left(
-    tmp_path: Path, bucket_server: BucketServer, bucket: str, store: FaultyStore, fault: BucketFault
+    tmp_path: Path,
+    bucket_server: BucketServer,
+    bucket: str,
+    store: FaultyStore,
+    fault: BucketFault,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """F61. What is in the spool is stored; it is in the bucket once, with the first run that reaches it."""
     marks: dict[str, int] = {}
@@ -76,6 +83,9 @@ def test_a_crawl_goes_on_while_its_bucket_is_away_and_the_next_run_brings_what_i
         assert store.faults
         assert not pages(bucket_server, bucket)
         store.fault = ""
+        # Another bucket does not get them, and that is said.
+        await opened(tmp_path, f"file://{tmp_path}/other").aclose()
+        assert "not named any more" in caplog.text
         sink = opened(tmp_path, f"s3://{bucket}?object_seconds=0", marks=marks)
         await sink.write([visit(4)])
         await sink.aclose()
@@ -85,7 +95,7 @@ def test_a_crawl_goes_on_while_its_bucket_is_away_and_the_next_run_brings_what_i
     assert not list((tmp_path / "spool").rglob("*.zst*"))
 
 
-@pytest.mark.parametrize("fault", ["refuse", "503"])
+@pytest.mark.parametrize("fault", ["refuse", pytest.param("503", marks=pytest.mark.long)])
 def test_a_fleets_worker_acknowledges_nothing_that_the_bucket_does_not_have(
     tmp_path: Path, bucket_server: BucketServer, bucket: str, store: FaultyStore, fault: BucketFault
 ) -> None:
@@ -102,12 +112,12 @@ def test_a_fleets_worker_acknowledges_nothing_that_the_bucket_does_not_have(
         store.fault = ""
         await sink.write([visit(1), visit(2)])
         assert pages(bucket_server, bucket) == Counter(range(3))
-        assert len([name for name in bucket_server.objects(bucket) if "-part-" in name]) == 4
+        assert len([name for name in bucket_server.objects(bucket) if "-piece-" in name]) == 4
         await sink.aclose()
 
     asyncio.run(run())
     assert pages(bucket_server, bucket) == Counter(range(3))
-    assert not [name for name in bucket_server.objects(bucket) if "-part-" in name]
+    assert not [name for name in bucket_server.objects(bucket) if "-piece-" in name]
     assert not list((tmp_path / "spool").iterdir())
 
 
@@ -167,6 +177,7 @@ def test_the_spool_has_a_bound_at_which_the_crawl_waits(
     assert pages(bucket_server, bucket) == Counter(range(number + 1))
 
 
+@pytest.mark.long
 def test_a_slow_bucket_slows_nothing_but_itself(
     tmp_path: Path, bucket_server: BucketServer, bucket: str, store: FaultyStore
 ) -> None:
@@ -203,12 +214,15 @@ def test_what_cannot_be_written_to_is_said_with_the_first_page_and_without_secre
 def test_a_folder_can_stand_for_a_bucket(tmp_path: Path) -> None:
     async def run() -> None:
         sink = opened(tmp_path / "job", f"file://{tmp_path}/there")
-        await sink.write([visit(0), visit(1)])
+        odd = Rejected(url="http://e.example/", field="price", error="missing", item={"name": "x"})
+        await sink.write([visit(0), msgspec.structs.replace(visit(1), rejected=(odd,))])
         await sink.aclose()
 
     asyncio.run(run())
-    names = sorted(path.name.partition("-")[0] for path in (tmp_path / "there").glob("*.zst"))
-    assert names == ["items", "pages"]
+    found = {path.name.partition("-")[0]: path for path in (tmp_path / "there").glob("*.zst")}
+    assert sorted(found) == ["items", "pages", "rejected"]
+    kept = json.loads(zstandard.decompress(found["rejected"].read_bytes()))
+    assert (kept["key"], kept["token"], kept["field"], kept["item"]) == (2, 5, "price", {"name": "x"})
 
 
 def test_without_its_package_the_extra_is_named(tmp_path: Path) -> None:

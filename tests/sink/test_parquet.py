@@ -19,7 +19,8 @@ from gossamer.settings import Settings
 from gossamer.sink import check_sinks, finish_archives, fleet_sinks, open_sinks
 from gossamer.sink import parquet_files as files
 from gossamer.sink.parquet import SEAL_SECONDS, ParquetSink
-from gossamer.testing.sinks import visit
+from gossamer.sink.parquet_items import SCHEMA as ITEM_SCHEMA
+from gossamer.testing.sinks import small_disk, visit
 
 FIRST_DAY = 1_767_225_600.0
 
@@ -78,6 +79,33 @@ def test_columns_have_types_and_none_is_missing(tmp_path: Path) -> None:
     assert (record.page, record.items) == (page, ({"price": 3.5}, {"tags": ["a"]}))
 
 
+def test_fields_of_items_have_columns_whose_types_stay(tmp_path: Path) -> None:
+    """Also over a restart; what has no type, or no name that a tool takes, is in the JSON alone."""
+
+    def items(number: int, *some: dict[str, Any]) -> Record:
+        return Record(key=number, token=1, page=PageRow(url=f"http://a.example/{number}"), items=some)
+
+    odd = {"url": "theirs", "a b": 1, "Price": 2, "tags": ["a"], "none": None, "x" * 99: 1, "'; DROP": "x", "a\0b": "x"}
+    marks = store(tmp_path, [items(1, {"price": 10, "name": "one", "sold": True}), items(2, odd)])
+    store(
+        tmp_path, [items(3, {"price": "cheap", "name": 3, "late": 0.5}, {"price": 10.5, "huge": 10**400})], marks=marks
+    )
+    files_of_items = f"read_parquet('{tmp_path}/parquet/items/*.parquet', union_by_name = true)"
+    types = {name: kind for name, kind, *_ in ask(f"DESCRIBE FROM {files_of_items}")}
+    own = {name: kind for name, kind in types.items() if name not in ITEM_SCHEMA.names}
+    assert own == {"price": "DOUBLE", "name": "VARCHAR", "sold": "BOOLEAN", "late": "DOUBLE", "huge": "DOUBLE"}
+    assert ask(f"SELECT key, price, name, sold, late, url FROM {files_of_items} ORDER BY key, number") == [
+        (1, 10.0, "one", True, None, "http://a.example/1"),
+        (2, None, None, None, None, "http://a.example/2"),
+        (3, None, None, None, 0.5, "http://a.example/3"),
+        (3, 10.5, None, None, None, "http://a.example/3"),
+    ]
+    assert [record.items for record in files.read(tmp_path / "parquet")][1:] == [
+        (odd,),
+        ({"price": "cheap", "name": 3, "late": 0.5}, {"price": 10.5, "huge": 10**400}),
+    ]
+
+
 @pytest.mark.parametrize("names", ["warc parquet", "parquet warc", "parquet jsonl warc:{folder}/elsewhere"])
 def test_each_row_says_where_its_body_is(tmp_path: Path, names: str) -> None:
     """Whichever sink is named first, over several WARC files, and a body that was there before is told apart."""
@@ -134,13 +162,30 @@ def test_sealing_that_was_killed_is_done_again_from_the_beginning(tmp_path: Path
     files.seal(log, tmp_path / "parquet", by=("day",))
     shutil.copy(kept, log)
     shutil.rmtree(tmp_path / "parquet" / "items")
-    (tmp_path / "parquet" / "pages" / "day=2023-11-14" / ".half.parquet.draft").write_bytes(b"PAR1")
+    (tmp_path / "parquet" / "pages" / "day=2023-11-14" / f".{log.stem}.parquet.ab.draft").write_bytes(b"PAR1")
     assert numbers(tmp_path) == list(range(6)), "what is in both counts once"
     marks = {str(log.relative_to(tmp_path)): size}
     assert store(tmp_path, [visit(6)], marks=marks).keys() > marks.keys()
     assert numbers(tmp_path) == list(range(7))
     assert ask(f"SELECT count(*), count(distinct key) FROM '{tmp_path}/parquet/pages/**/*.parquet'") == [(7, 7)]
     assert not files.logs(tmp_path / "parquet")
+    assert not list(tmp_path.rglob("*.draft"))
+
+
+def test_two_that_seal_the_same_log_leave_it_whole(tmp_path: Path) -> None:
+    """As on a shared folder without locks: the second has read the log when the first has just sealed it."""
+    log = left_log(tmp_path)
+    rows = list(files.rows_of(log))
+
+    def late(_: Path) -> list[files.Row]:
+        files.seal(log, tmp_path / "parquet")
+        return rows
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "rows_of", lambda path: (patch.undo(), late(path))[1])
+        files.seal(log, tmp_path / "parquet")
+    assert numbers(tmp_path) == list(range(6))
+    assert not list(tmp_path.rglob("*.draft"))
 
 
 def test_a_log_that_lost_its_end_stops_the_job_and_one_that_nobody_vouches_for_goes_away(tmp_path: Path) -> None:
@@ -195,8 +240,28 @@ def test_a_log_that_cannot_be_sealed_is_kept_and_the_crawl_goes_on(
     assert numbers(tmp_path) == [0, 1, 2]
 
 
+def test_on_a_full_disk_a_log_that_is_sealed_makes_room(tmp_path: Path) -> None:
+    """F60. A log that could not be sealed when it was full is, when its space is needed."""
+    with small_disk(tmp_path / "disk", 2_000_000) as disk:
+        blocked, ballast = disk / "parquet" / "pages", disk / "ballast"
+
+        async def run() -> None:
+            sink = ParquetSink(disk / "parquet", {}, prefix="job", seal_bytes=100_000)
+            blocked.write_text("a file where a folder should be")
+            await sink.write([visit(number) for number in range(500)])
+            await sink.write([visit(500)])
+            blocked.unlink()
+            free = os.statvfs(disk)
+            ballast.write_bytes(b"x" * (free.f_bavail * free.f_bsize - 48 * 1024))
+            await sink.write([visit(number) for number in range(501, 801)])
+            await sink.aclose()
+
+        asyncio.run(run())
+        assert numbers(disk) == list(range(801))
+
+
 def test_at_the_end_of_a_fleet_the_logs_of_its_dead_are_sealed(tmp_path: Path) -> None:
-    """Those of this machine; and not those of the living."""
+    """And not those of the living, here or elsewhere."""
     settings, here = Settings(sink=("parquet",)), os.uname().nodename
 
     async def run() -> None:
@@ -211,7 +276,7 @@ def test_at_the_end_of_a_fleet_the_logs_of_its_dead_are_sealed(tmp_path: Path) -
         del dead
         log.unlink()
         log.write_bytes(whole + whole[:40])
-        finish_archives(settings, tmp_path)
+        finish_archives(settings, tmp_path, live=["elsewhere-1"])
         assert len(files.sealed(tmp_path / "parquet")) == 1
         assert len(files.logs(tmp_path / "parquet")) == 2
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import secrets
 import shutil
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.errors import ConfigError, SinkError, SinkFull
-from gossamer.model import PageRow, Record
+from gossamer.model import PageRow, Record, Rejected
 from gossamer.settings import Settings
 from gossamer.sink import fleet_sinks, is_shared, open_sinks, wants_segments
 from gossamer.sink.base import Sink
@@ -55,17 +56,19 @@ async def persistent(call: Callable[[], Awaitable[object]]) -> int:
             await asyncio.sleep(0.05)
 
 
-def item(number: int, *, token: int, items: int = 1) -> Record:
+def item(number: int, *, token: int, items: int = 1, rejected: int = 0) -> Record:
     page = PageRow(url=f"http://e.example/{number}", title=f"{number} at {token}")
-    return Record(key=number, token=token, page=page, items=tuple({"n": n, "token": token} for n in range(items)))
+    odd = tuple(Rejected(url=page.url, field="price", error="not a \0 number", item={"n": n}) for n in range(rejected))
+    found = tuple({"n": n, "token": token} for n in range(items))
+    return Record(key=number, token=token, page=page, items=found, rejected=odd)
 
 
 def test_a_late_worker_changes_neither_page_nor_items(server: SqlServer, table: str) -> None:
     async def run() -> None:
         sink = opened(server, table)
-        await sink.write([item(1, token=5, items=3), item(2, token=5)])
+        await sink.write([item(1, token=5, items=3, rejected=2), item(2, token=5, rejected=1)])
         await sink.write([item(1, token=9, items=1)])
-        await sink.write([item(1, token=7, items=4), item(2, token=7, items=0)])
+        await sink.write([item(1, token=7, items=4, rejected=3), item(2, token=7, items=0, rejected=2)])
         # One call may bring two visits of a page.
         await sink.write([item(3, token=8, items=2), item(3, token=6)])
         await sink.aclose()
@@ -74,6 +77,9 @@ def test_a_late_worker_changes_neither_page_nor_items(server: SqlServer, table: 
     assert rows(server, table) == [("1 at 9", 9), ("2 at 7", 7), ("3 at 8", 8)]
     key = "`key`" if server.scheme == "mysql" else "key"
     assert rows(server, f"{table}_items", f"{key}, number") == [(1, 0), (3, 0), (3, 1)]
+    assert rows(server, f"{table}_items_rejected", f"{key}, number") == [(2, 0), (2, 1)]
+    (kept, _) = server.ask(f"SELECT item FROM {table}_items_rejected")
+    assert json.loads(kept[0])["field"] == "price"
 
 
 def test_workers_that_write_the_same_pages_at_once_leave_the_highest_token_of_each(

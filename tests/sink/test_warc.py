@@ -133,6 +133,7 @@ def test_headers_speak_of_the_body_as_it_is_stored(tmp_path: Path) -> None:
 
 
 def test_what_is_there_already_is_a_revisit(tmp_path: Path) -> None:
+    """H44."""
     body = b"x" * 500
     digest = hashlib.sha1(body).hexdigest()
     before = [record(1, body=body), record(2, url="http://other.example/", body=body), record(3, body=b"else")]

@@ -16,7 +16,7 @@ import msgspec
 
 from gossamer import job as jobs
 from gossamer import urls
-from gossamer.assemble import middlewares
+from gossamer.assemble import gate_of_loads, middlewares
 from gossamer.cli import advice
 from gossamer.cli.exits import Exit
 from gossamer.cli.options import given, some_settings
@@ -109,6 +109,7 @@ async def looking(settings: Settings) -> AsyncIterator[Look]:
     """A Look with everything it needs, which is closed again at the end."""
     clock = SystemClock()
     downloader = open_downloader(settings, clock=clock)
+    gate_of_loads(downloader, settings, clock)
     try:
         innermost: Fetch = downloader.fetch
         fetch = compose(middlewares(make_spider(settings), settings, clock), innermost)
@@ -177,10 +178,12 @@ async def _page_or_advice(look: Look, url: str, told: Callable[[Response], None]
 async def _print_items(page: Page, settings: Settings) -> int:
     found = await Extractor(make_spider(settings), settings).extract(page.request, page.response)
     _print_lines([msgspec.json.encode(item).decode() for item in found.items])
+    for one in found.rejected:
+        say(f"rejected: {plain(one.type)} {plain(one.field)}: {plain(one.error, 300)}")
     if found.error:
         say(f"error: spider: {plain(found.error)}")
         return Exit.ERROR
-    if not found.items:
+    if not found.items and not found.rejected:
         say("hint: no item was found on this page; --text and --json show what is on it")
     return Exit.OK
 

@@ -14,6 +14,7 @@ from gossamer.report.rows import REPORT
 from gossamer.settings import Settings
 from gossamer.sink import csv as csv_files
 from gossamer.sink.aside import REJECTED
+from gossamer.sink.base import TABLES
 from gossamer.sink.jsonl import ITEMS, PAGES, SUFFIXES
 from gossamer.sink.warc import FOLDER as ARCHIVE
 
@@ -121,7 +122,7 @@ def _files(summary: Summary, folder: Path | None) -> list[tuple[str, str]]:
         return [("files", "none: the crawl was in memory")]
     items = [item for _, item in _OUTPUT] if summary.stats.items else []
     items += [REJECTED] if summary.stats.rejected else []
-    names = (*(page for page, _ in _OUTPUT), *items, ARCHIVE, REPORT)
+    names = (*(page for page, _ in _OUTPUT), *items, ARCHIVE, TABLES, REPORT)
     there = [folder / name for name in names if (folder / name).exists()]
     return [("files", ", ".join(map(str, there or [folder])))]
 

@@ -58,7 +58,7 @@ class AutoDownloader(BrowserDownloader):
         if choice.use == "browser":
             return await super().fetch(request)
         document = await self._http.fetch(request)
-        if not is_shown(document):
+        if not is_shown(request, document):
             return document
         choice.pages += 1
         if choice.use == "http" and choice.pages % LOOK_AGAIN_PAGES:

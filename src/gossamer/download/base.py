@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from gossamer.model import Request, Response
@@ -18,6 +18,10 @@ class Downloader(Protocol):
     async def aclose(self) -> None:
         """Close every connection; what is still being fetched fails."""
         ...
+
+
+Permit = Callable[[str, Callable[[Request], Awaitable[Response]]], Awaitable[bool]]
+"""Whether robots.txt lets a page load a URL; its rules are asked for by the fetch that is given along."""
 
 
 @runtime_checkable

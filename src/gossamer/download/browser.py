@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gossamer.clock import Clock
+from gossamer.download.base import Permit
 from gossamer.download.browsers import Browsers
 from gossamer.download.chromium import find_chromium
-from gossamer.download.client import HttpDownloader
+from gossamer.download.client import FILE, HttpDownloader
 from gossamer.download.dns import Names, Resolver
 from gossamer.download.loads import Loads, Shelf, as_shown
 from gossamer.errors import RenderFailed, TooLarge
-from gossamer.model import Headers, Request, Response
+from gossamer.model import ROBOTS, SITEMAP, Headers, Request, Response
 from gossamer.settings import Settings
 from gossamer.urls import host, host_port, origin
 
@@ -63,11 +64,13 @@ class BrowserDownloader:
         # Headers of the job and of its sites may be credentials: other sites do not get them from a page's scripts.
         self._other = HttpDownloader(msgspec.structs.replace(settings, headers={}, sites={}), clock, resolver)
         self._shelf = Shelf(clock)
+        self.permit: Permit | None = None
+        """Asked before a page loads anything; without it, it may load all that the settings allow."""
 
     async def fetch(self, request: Request) -> Response:
         """The answer to one request, with the DOM for its body once its scripts have run."""
         document = await self._http.fetch(_unconditional(request))
-        return await self.show(request, document) if is_shown(document) else document
+        return await self.show(request, document) if is_shown(request, document) else document
 
     async def aclose(self) -> None:
         await self._http.aclose()
@@ -106,6 +109,7 @@ class BrowserDownloader:
             shelf=self._shelf,
             settings=self._settings,
             clock=self._clock,
+            permit=self.permit,
         )
         try:
             sent = _sent_cookies(request)
@@ -248,8 +252,12 @@ class World:
         return reply["result"].get("value")
 
 
-def is_shown(document: Response) -> bool:
-    """Whether an answer is a page for a browser: HTML, whole, and not to be saved as a file."""
+def is_shown(request: Request, document: Response) -> bool:
+    """Whether an answer is a page for a browser: HTML, whole, and not to be saved as a file.
+
+    Rules, sitemaps and files are taken as they come, though their server call them HTML."""
+    if request.label in (ROBOTS, SITEMAP, FILE):
+        return False
     kind = document.header("content-type").partition(";")[0].strip().lower()
     return (
         document.status in (200, 203)

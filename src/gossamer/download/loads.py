@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gossamer.clock import Clock
-from gossamer.download.base import Downloader
+from gossamer.download.base import Downloader, Permit
 from gossamer.errors import FetchError, TooLarge
 from gossamer.model import Headers, Request, Response
 from gossamer.settings import MIB, Settings
@@ -71,8 +71,17 @@ class Loads:
     `own` fetches from the page's site, with its headers; `other` from elsewhere, where credentials must not go."""
 
     def __init__(
-        self, document: Response, *, own: Downloader, other: Downloader, shelf: Shelf, settings: Settings, clock: Clock
+        self,
+        document: Response,
+        *,
+        own: Downloader,
+        other: Downloader,
+        shelf: Shelf,
+        settings: Settings,
+        clock: Clock,
+        permit: Permit | None = None,
     ) -> None:
+        self._permit = permit
         self._document, self._own, self._other, self._shelf, self._clock = document, own, other, shelf, clock
         self._site = host_port(document.url)
         self._types = ALWAYS | (CHOICES & set(settings.browser_loads))
@@ -167,8 +176,11 @@ class Loads:
         }
         for _ in range(MAX_HOPS + 1):
             is_own = host_port(url) == self._site
+            fetch = (self._own if is_own else self._other).fetch
+            if self._permit is not None and not await self._permit(url, fetch):
+                raise FetchError("robots.txt does not allow it")
             request = Request(url, site=host_port(url), method=method, headers=headers or None, body=body)
-            response = await (self._own if is_own else self._other).fetch(request)
+            response = await fetch(request)
             self._count(response, is_own)
             target = join(url, response.header("location")) if response.status in REDIRECTS else None
             if target is None:

@@ -10,7 +10,7 @@ from gossamer.clock import Clock
 from gossamer.download.base import Remembers
 from gossamer.engine.breaker import Breaker
 from gossamer.engine.commit import Committer
-from gossamer.engine.gate import Rulebook
+from gossamer.engine.gate import LoadGate, Rulebook
 from gossamer.engine.handle import Handler
 from gossamer.engine.region import Places
 from gossamer.engine.revisit import Revisits
@@ -44,6 +44,8 @@ class Context:
     """Given where cookies are kept: they are part of what is known of a site."""
     remembers: Remembers | None = None
     """Given where the downloader learns about sites."""
+    loads: LoadGate | None = None
+    """Given where pages are shown in a browser, and robots.txt is obeyed."""
     paused: bool = False
     """Visits end after the request in hand, as for a stop, but the engine stays."""
     revisits: Revisits = field(init=False)

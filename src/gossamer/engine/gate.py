@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache
 
 import msgspec
@@ -103,3 +105,42 @@ class Gate:
                 return 404, b""
             url = target
         return 404, b""
+
+
+class LoadGate:
+    """What pages in a browser may load: the rules of each origin, asked for once and shared by the pages of a worker.
+
+    Rules that a lease brought, or that a visit has asked for, are learned and not asked for again."""
+
+    def __init__(self, settings: Settings, clock: Clock, *, size: int = 1000) -> None:
+        self._settings, self._clock, self._size = settings, clock, size
+        self._gates: OrderedDict[str, Gate] = OrderedDict()
+        self._asking: dict[str, asyncio.Lock] = {}
+
+    def learn(self, known: Mapping[str, bytes]) -> None:
+        """Take over packed rules, by origin."""
+        for origin, packed in known.items():
+            self._keep(origin, Gate({origin: packed}, self._settings, self._clock))
+
+    async def allows(self, url: str, fetch: PacedFetch) -> bool:
+        """Whether a page may load this; where the rules cannot be had, it may not."""
+        origin = urls.origin(url)
+        gate = self._gates.get(origin)
+        if gate is None or gate.is_due(url):
+            async with self._asking.setdefault(origin, asyncio.Lock()):
+                gate = self._gates.get(origin) or Gate({}, self._settings, self._clock)
+                try:
+                    if gate.is_due(url):
+                        await gate.refresh(url, fetch)
+                except FetchError:
+                    return False
+                finally:
+                    self._asking.pop(origin, None)
+                self._keep(origin, gate)
+        return gate.allows(url)
+
+    def _keep(self, origin: str, gate: Gate) -> None:
+        self._gates[origin] = gate
+        self._gates.move_to_end(origin)
+        while len(self._gates) > self._size:
+            self._gates.popitem(last=False)

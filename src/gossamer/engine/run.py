@@ -11,7 +11,7 @@ from gossamer.clock import Clock
 from gossamer.download.base import Remembers
 from gossamer.engine.commit import Committer
 from gossamer.engine.context import Context
-from gossamer.engine.gate import Rulebook
+from gossamer.engine.gate import LoadGate, Rulebook
 from gossamer.engine.handle import Handler
 from gossamer.engine.machine import Machine
 from gossamer.engine.recent import Recent
@@ -49,6 +49,7 @@ class Engine:
         trail: Trail | None = None,
         jar: CookieJar | None = None,
         remembers: Remembers | None = None,
+        loads: LoadGate | None = None,
     ) -> None:
         self._frontier = frontier
         self._settings = settings
@@ -76,6 +77,7 @@ class Engine:
             trail=trail,
             jar=jar,
             remembers=remembers,
+            loads=loads,
         )
 
     @property

@@ -51,6 +51,8 @@ class Visit:
         self._left_alone = False
         if context.remembers is not None:
             context.remembers.recall(lease.site, lease.memo)
+        if context.loads is not None:
+            context.loads.learn(lease.robots)
         self._placing = Placing(lease, context.places) if context.places is not None else None
 
     def renewed(self, sent_at: float, ttl: float) -> None:
@@ -116,7 +118,10 @@ class Visit:
             except _LeaseLost:
                 return False
             delay = self._heed(robots.rules.crawl_delay)
-            note = self._note(robots={urls.origin(request.url): robots.pack()}, delay=delay)
+            learned = {urls.origin(request.url): robots.pack()}
+            if self._context.loads is not None:
+                self._context.loads.learn(learned)
+            note = self._note(robots=learned, delay=delay)
             if robots.kind == "unreachable":
                 self._left_alone = True
                 hold = robots.good_until - self._clock.epoch()

@@ -19,6 +19,7 @@ from gossamer.errors import ConfigError, SinkError
 from gossamer.fleet import SCHEMES, open_fleet, results_folder
 from gossamer.model import PageRow, Record
 from gossamer.sink import segments
+from gossamer.sink.base import TABLES
 from gossamer.sink.csv import PAGES as CSV_PAGES
 from gossamer.sink.jsonl import ITEMS, PAGES, SUFFIXES, lines_of
 from gossamer.sink.latest import LastWords
@@ -102,12 +103,12 @@ def _of_lines(folder: Path, *, all_visits: bool) -> Iterator[Record]:
 
 def parquet_folder(folder: Path) -> Path | None:
     """Where Parquet files are: with the job, or in the folder itself, as `parquet:/path` has it."""
-    return next((one for one in (folder / "parquet", folder) if (one / "pages").is_dir() or _waits(one)), None)
+    return next((one for one in (folder / TABLES, folder) if (one / "pages").is_dir() or _waits(one)), None)
 
 
 def _waits(folder: Path) -> bool:
     """Whether it is a folder of Parquet files that has only logs yet."""
-    return folder.name == "parquet" and folder.is_dir()
+    return folder.name == TABLES and folder.is_dir()
 
 
 def _of_parquet(folder: Path, *, all_visits: bool) -> Iterator[Record]:

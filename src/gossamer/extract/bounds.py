@@ -10,6 +10,8 @@ WORK_PER_BYTE = 16
 # The tree with its copy of the text.
 MAX_TREE_BYTES = 36 * 1024 * 1024
 LEAST_TREE_BYTES = 8 * 1024 * 1024
+# A tag, or a title, which the parser keeps twice; a picture in an attribute may be of some size.
+MAX_PIECE_BYTES = 4 * 1024 * 1024
 # What the parser was seen to take for each of them; an element with the text behind it takes 180 to 300.
 ELEMENT_BYTES = 240
 ATTRIBUTE_BYTES = 230
@@ -59,6 +61,7 @@ _REACHING_TAGS = (
 _LINKS = frozenset({b"a", b"area", b"link"})
 _VOID = frozenset(_VOID_TAGS.split())
 _RAW = frozenset(_RAW_TAGS.split())
+_TEXT = frozenset({b"title", b"textarea"})
 _FORMATTING = frozenset(_FORMATTING_TAGS.split())
 _FENCES = frozenset(_FENCE_TAGS.split())
 _REACHING = frozenset(_REACHING_TAGS.split())
@@ -155,6 +158,8 @@ def _measure(body: bytes) -> int:
                 tree.close(token[1].lower())
             elif kind == 2:
                 name, tag = token[2].lower(), token[0]
+                if len(tag) > MAX_PIECE_BYTES:
+                    return token.start()
                 if name not in names:
                     tree.work += len(names) // 4
                     names.add(name)
@@ -163,6 +168,8 @@ def _measure(body: bytes) -> int:
                 if name in _RAW and not tree.foreign:
                     tree.bytes += ELEMENT_BYTES
                     restart = _end_of_raw(body, name, token.end(), tree)
+                    if name in _TEXT and restart - token.end() > MAX_PIECE_BYTES:
+                        return token.end() + MAX_PIECE_BYTES
                     break
                 tree.open(name, tag)
             elif kind == 4:

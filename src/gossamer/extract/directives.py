@@ -47,14 +47,17 @@ NONE = Directives()
 
 
 def read(headers: Sequence[str], metas: Iterable[tuple[str, str]], *, agent: str, now: float) -> Directives:
-    """The sum of what X-Robots-Tag headers, and name and content of `<meta>` elements, ask of all and of `agent`.
+    """The sum of what X-Robots-Tag headers, and `<meta>` elements (name in lower case, content), ask of all or `agent`.
 
     As search engines do, the more restrictive wish counts, whether it is for all robots or for this one."""
     ours = {"", "*", "robots", agent.lower()}
     found: dict[str, None] = {}
     until: float | None = None
     parts = [part for header in headers for part in _header_parts(header[:MAX_LENGTH])]
-    parts += [(name.lower(), *part) for name, content in metas for part in _content_parts(content[:MAX_LENGTH])]
+    for name, content in metas:
+        # A page has a dozen of them, and few are for robots.
+        if name and name in ours:
+            parts += [(name, *part) for part in _content_parts(content[:MAX_LENGTH])]
     for name, word, value in parts:
         if name not in ours:
             continue

@@ -21,6 +21,8 @@ Given = Mapping[str, str | Sequence[str] | None]
 URLENCODED = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"
 _BUTTONS = ("submit", "image")
+_CONTROLS = "input, select, textarea, button"
+_DISABLED = ", ".join(f"fieldset[disabled] {name}" for name in _CONTROLS.split(", "))
 _NEVER_SENT = ("reset", "button", "file", *_BUTTONS)
 
 
@@ -48,10 +50,12 @@ def submission(
     met: set[str] = set()
     for node in controls:
         name = _get(node, "name")
-        if not name or (_is_button(node) and node != button):
+        # Nodes are the same if they are in the same place: to compare them otherwise is to write both out.
+        is_clicked = button is not None and node.mem_id == button.mem_id
+        if not name or (_is_button(node) and not is_clicked):
             continue
         if name not in given:
-            fields += [(name, value) for value in _values(node, is_clicked=node == button)]
+            fields += [(name, value) for value in _values(node, is_clicked=is_clicked)]
         elif name not in met:
             met.add(name)
             fields += _given(name, given[name])
@@ -138,31 +142,29 @@ def _find(tree: LexborHTMLParser, query: str) -> LexborNode:
 def _controls(tree: LexborHTMLParser, form: LexborNode) -> Iterator[LexborNode]:
     """The controls that belong to the form, in their order, without those that are disabled."""
     own = _get(form, "id")
-    for node in tree.css("input, select, textarea, button"):
+    inside = _inside(form)
+    disabled = {node.mem_id for node in tree.css(_DISABLED)}
+    for node in tree.css(_CONTROLS):
         owner = _get(node, "form")
-        belongs = owner == own if owner and own else not owner and _is_inside(node, form)
-        if belongs and not _is_disabled(node):
+        belongs = owner == own if owner and own else not owner and node.mem_id in inside
+        if belongs and "disabled" not in node.attributes and node.mem_id not in disabled:
             yield node
 
 
-def _is_inside(node: LexborNode, form: LexborNode) -> bool:
-    above = node.parent
-    while above is not None:
-        if above.tag == "form":
-            return bool(above == form)
-        above = above.parent
-    return False
-
-
-def _is_disabled(node: LexborNode) -> bool:
-    if "disabled" in node.attributes:
-        return True
-    above = node.parent
-    while above is not None and above.tag != "form":
-        if above.tag == "fieldset" and "disabled" in above.attributes:
-            return True
-        above = above.parent
-    return False
+def _inside(form: LexborNode) -> set[int]:
+    """The nodes below a form, and not below a form in it. Each is passed once, however deep they are."""
+    found: set[int] = set()
+    node, depth = form.first_child, 1
+    while node is not None and depth:
+        found.add(node.mem_id)
+        below = node.first_child if node.tag != "form" else None
+        if below is not None:
+            node, depth = below, depth + 1
+            continue
+        while depth and node is not None and node.next is None:
+            node, depth = node.parent, depth - 1
+        node = node.next if depth and node is not None else None
+    return found
 
 
 def _is_button(node: LexborNode) -> bool:
@@ -188,7 +190,7 @@ def _values(node: LexborNode, *, is_clicked: bool) -> list[str]:
     if node.tag == "textarea":
         return [node.text().removeprefix("\n")]
     if node.tag == "select":
-        options = [option for option in node.css("option") if not _is_disabled(option)]
+        options = [option for option in node.css("option") if "disabled" not in option.attributes]
         chosen = [option for option in options if "selected" in option.attributes]
         if "multiple" not in node.attributes:
             chosen = chosen[-1:] or options[:1]

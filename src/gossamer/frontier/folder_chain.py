@@ -157,6 +157,8 @@ def shortened(chain: Chain, session: str, shard: int) -> bytes:
     for start in range(0, len(left), _URLS_PER_FRAME):
         some = left[start : start + _URLS_PER_FRAME]
         written.append(framed(encode(Frame(outcomes=[row for row, _ in some])), b"".join(state for _, state in some)))
+    if past.hastened:
+        written.append(framed(encode(Frame(hastened=dict(past.hastened)))))
     return b"".join(written)
 
 
@@ -179,12 +181,17 @@ class ShardPast(Past):
         self.last_at = 0.0
         self.notes: dict[int, Note] = {}
         lapses: dict[int, int] = {}
+        hastened: dict[int, tuple[float, float]] = {}
         for frame in chain:
             self.out += frame.out
             self.sent = frame.sent or self.sent
             self.last_at = max(self.last_at, frame.at)
             self.notes.update(frame.notes)
             lapses.update(frame.lapses)
+            for row in frame.outcomes if hastened else ():
+                hastened.pop(row[0], None)
+            hastened.update(frame.hastened)
+        self.hastened = hastened
         self.lapses = {number: count for number, count in lapses.items() if count > 0}
 
     @property

@@ -54,6 +54,7 @@ class Frame(msgspec.Struct, array_like=True):
     """How many links of this shard have gone out so far; 0: as many as before."""
     stored: int = 0
     """Visits that were left out when this log was made shorter."""
+    hastened: dict[int, tuple[float, float]] = {}
 
 
 class Kept(msgspec.Struct, omit_defaults=True, rename=dict(zip(_LONG, _SHORT, strict=True))):
@@ -124,7 +125,7 @@ def pack(change: Change, *, at: float, out: list[bytes], sent: int) -> tuple[Fra
         at, change.sites, numbers.tobytes(), keys.tobytes(), places.tobytes(), parents.tobytes(),
         ranks[:1] if len(set(ranks)) == 1 else ranks, sizes.tobytes(), rows,
         {n: (row.delay, row.hold_until, row.robots, row.memo, row.closed) for n, row in change.notes.items()},
-        change.lapses, out, sent,
+        change.lapses, out, sent, 0, change.hastened,
     )  # fmt: skip
     head = encode(frame)
     return frame, framed(head, b"".join(blobs + states)), _HEAD.size + len(head)

@@ -29,7 +29,9 @@ class Change:
     """Site number -> all that is to be remembered of it."""
     lapses: dict[int, int] = field(default_factory=dict)
     hints: dict[str, dict[int, float]] = field(default_factory=dict)
-    """Site -> key -> when a page that is known has changed, as somebody says; never written down."""
+    """Site -> key -> when a page that is known has changed, as somebody says; what comes of it is `hastened`."""
+    hastened: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """Number -> when the page has changed, as somebody says, and when it is due because of that; epoch seconds."""
     marks: Mapping[str, int] | None = None
     job: JobState | None = None
 
@@ -67,6 +69,10 @@ class Past:
     job: JobState = "running"
     marks: Mapping[str, int] = {}
     lapses: Mapping[int, int] = {}
+    dropped: Mapping[int, int] = {}
+    """Visits that were stored, by the number of the URL, and are not among the outcomes any more."""
+    hastened: Mapping[int, tuple[float, float]] = {}
+    """As in a change; of URLs that were not visited since. To be read after the outcomes."""
 
     def sites(self) -> Iterator[tuple[int, str, SiteRow | None]]:
         """Number, name, and what was noted."""

@@ -56,9 +56,9 @@ class LocalFrontier:
         self._state.enqueue(change)
 
     async def _hasten(self, change: Change) -> None:
-        """Bring visits of pages forward that are said to have changed. This is not kept: whoever said it says it again.
+        """Bring visits of pages forward that are said to have changed.
 
-        So it never fails either: without it, they come at their time."""
+        It never fails: without it, they come at their time."""
         try:
             for name, hints in change.hints.items():
                 await self._hasten_site(name, hints)
@@ -71,19 +71,21 @@ class LocalFrontier:
         if site is None:
             return
         waiting = [number for _, number in site.delayed if number in state.schedule.revisits]
-        due: dict[int, float] = {}
+        change = Change()
         for first in range(0, len(waiting), _SLICE):
             some = [number for number in waiting[first : first + _SLICE] if number in state.visits]
             for number, request in zip(some, await self._read(some), strict=True):
-                if (hint := hints.get(request.key)) is None:
+                if (hint := hints.get(request.key)) is None or state.hints.get(number) == hint:
                     continue
                 wait = recrawl.hastened(recrawl.read(request.state), hint, state.settings, now=epoch)
                 if wait is not None:
-                    due[number], state.hints[number] = now + wait, hint
+                    change.hastened[number] = hint, epoch + wait
             # Others have their turn.
             await asyncio.sleep(0)
-        if due:
-            state.schedule.hasten(site, due)
+        if change.hastened:
+            await self._write(change)
+            state.hints.update({number: hint for number, (hint, _) in change.hastened.items()})
+            state.schedule.hasten(site, {number: now + due - epoch for number, (_, due) in change.hastened.items()})
 
     async def _read(self, numbers: Sequence[int]) -> list[Request]:
         """Requests as they were written down, to look at."""

@@ -55,6 +55,9 @@ def restore(state: State, past: Past) -> None:
                 state.visits[number] = row_of_state
             if status != kept.RETRY:
                 schedule.revisits[number] = status
+                if number in past.hastened:
+                    state.hints[number], due_at = past.hastened[number]
+                    again_at = min(again_at, due_at)
             schedule.push_later(site, number, again_at + shift)
         elif status == 0:
             schedule.push(site, number, ranks[priority, depth, hops])
@@ -104,7 +107,8 @@ def _remember(state: State, site: Site, row: SiteRow, shift: float) -> None:
 def _endings(state: State, past: Past) -> _Endings:
     last = bytearray(1)
     again: dict[int, tuple[int | None, float]] = {}
-    visits: dict[int, int] = {}
+    visits = dict(past.dropped)
+    state.stored += sum(visits.values())
     for row_number, number, status, again_at, has_state in past.outcomes():
         if number >= len(last):
             last.extend(bytes(number * 2 - len(last)))

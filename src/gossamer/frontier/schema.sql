@@ -1,4 +1,5 @@
--- The embedded frontier. urls and outcomes only grow; what is queued is what has no final outcome.
+-- The embedded frontier. What is queued is what has no final outcome. urls only grows; of outcomes that later ones have
+-- replaced, the older are counted in dropped and deleted.
 CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE sites (
     number INTEGER PRIMARY KEY,
@@ -31,6 +32,8 @@ CREATE TABLE outcomes (
     state TEXT
 );
 CREATE TABLE lapses (url INTEGER PRIMARY KEY, count INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS dropped (url INTEGER PRIMARY KEY, stored INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS hints (url INTEGER PRIMARY KEY, hint REAL NOT NULL, due_at REAL NOT NULL);
 CREATE TABLE files (name TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID;
 
 -- For people: what became of each URL.

@@ -1,9 +1,10 @@
-"""The journal in a SQLite file: append-only, one writer thread, every change one durable transaction."""
+"""The journal in a SQLite file: one writer thread, every change one durable transaction."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import secrets
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from gossamer.frontier.entries import Extra
 from gossamer.frontier.journal import Change, Past, SiteRow
 from gossamer.frontier.local import LocalFrontier
 from gossamer.frontier.ownership import claim
+from gossamer.frontier.sqlite_compact import Compaction
 from gossamer.frontier.sqlite_look import decode_robots, story, translated
 from gossamer.model import JobState, Request
 from gossamer.settings import Settings
@@ -67,8 +69,13 @@ class SqliteJournal:
         self._writer = self._connect()
         self._reader = self._connect()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gossamer-journal")
-        row = self._reader.execute("SELECT coalesce(max(row), 0) FROM outcomes").fetchone()
-        self._rows = int(row[0])
+        for statement in re.findall(r"CREATE TABLE IF NOT EXISTS .*", _schema()):
+            # A file of an earlier version has them not.
+            self._writer.execute(statement)
+        self._rows, rows = self._reader.execute("SELECT coalesce(max(row), 0), count(*) FROM outcomes").fetchone()
+        (urls,) = self._reader.execute("SELECT coalesce(max(number), 0) FROM urls").fetchone()
+        self._compaction = Compaction(path, rows, urls)
+        self._hinted = {number for (number,) in self._reader.execute("SELECT url FROM hints")}
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
@@ -91,6 +98,8 @@ class SqliteJournal:
 
     def _write(self, change: Change, first: int) -> None:
         run = self._writer.execute
+        dead = self._compaction.take()
+        used = [(row.number,) for row in change.outcomes if row.number in self._hinted]
         try:
             run("BEGIN IMMEDIATE")
             many = self._writer.executemany
@@ -100,6 +109,11 @@ class SqliteJournal:
                 many("INSERT INTO urls VALUES (?,?,?,?,?,?,?,?,?)", _url_rows(change))
             if change.outcomes:
                 many("INSERT INTO outcomes VALUES (?,?,?,?,?,?,?,?)", _outcome_rows(change, first))
+            if used:
+                many("DELETE FROM hints WHERE url = ?", used)
+            if change.hastened:
+                rows = [(number, hint, due_at) for number, (hint, due_at) in change.hastened.items()]
+                many("INSERT OR REPLACE INTO hints VALUES (?, ?, ?)", rows)
             for number, row in change.notes.items():
                 run(
                     "UPDATE sites SET delay=?, hold_until=?, robots=?, memo=?, closed=? WHERE number=?",
@@ -111,6 +125,8 @@ class SqliteJournal:
                 many("INSERT OR REPLACE INTO files VALUES (?, ?)", change.marks.items())
             if change.job is not None:
                 run("INSERT OR REPLACE INTO meta VALUES ('job', ?)", (change.job,))
+            if dead:
+                self._compaction.drop(self._writer, dead)
             run("COMMIT")
         except BaseException as error:
             # Also when a value cannot be encoded: a transaction left open would refuse all that come after it.
@@ -119,6 +135,10 @@ class SqliteJournal:
             if isinstance(error, sqlite3.Error):
                 raise translated(error, self._path) from error
             raise
+        self._hinted.difference_update(number for (number,) in used)
+        self._hinted.update(change.hastened)
+        outcomes = len(change.outcomes)
+        self._compaction.written(last=first + outcomes - 1, outcomes=outcomes, urls=len(change.urls), dropped=len(dead))
 
     def load(self, numbers: Sequence[int], visits: Mapping[int, int]) -> list[Request]:
         try:
@@ -173,6 +193,7 @@ class SqliteJournal:
 
     def close(self) -> None:
         self._thread.shutdown(wait=True)
+        self._compaction.close()
         self._reader.close()
         self._writer.close()
         os.close(self._lock)
@@ -180,13 +201,12 @@ class SqliteJournal:
 
 def _create(path: Path) -> None:
     """Make an empty frontier. It gets its name last, so that a kill on the way leaves no half one to be refused."""
-    schema = resources.files("gossamer.frontier").joinpath("schema.sql").read_text("utf-8")
     temporary = path.with_name(path.name + "-new")
     for leftover in (temporary, temporary.with_name(temporary.name + "-journal")):
         leftover.unlink(missing_ok=True)
     connection = sqlite3.connect(temporary, isolation_level=None)
     try:
-        connection.executescript(f"BEGIN IMMEDIATE; {schema}")
+        connection.executescript(f"BEGIN IMMEDIATE; {_schema()}")
         connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version={FORMAT}")
         connection.execute("INSERT INTO meta VALUES ('secret', ?)", (secrets.token_bytes(16),))
@@ -194,6 +214,10 @@ def _create(path: Path) -> None:
     finally:
         connection.close()
     temporary.replace(path)
+
+
+def _schema() -> str:
+    return resources.files("gossamer.frontier").joinpath("schema.sql").read_text("utf-8")
 
 
 def _url_rows(change: Change) -> Iterator[tuple[Any, ...]]:
@@ -244,6 +268,8 @@ class _SqlitePast(Past):
         self.job = cast(JobState, meta.get("job", "running"))
         self.marks = dict(reader.execute("SELECT name, bytes FROM files").fetchall())
         self.lapses = dict(reader.execute("SELECT url, count FROM lapses WHERE count > 0").fetchall())
+        self.dropped = dict(reader.execute("SELECT url, stored FROM dropped").fetchall())
+        self.hastened = {number: (hint, due) for number, hint, due in reader.execute("SELECT * FROM hints")}
         writer.execute("INSERT OR REPLACE INTO meta VALUES ('epoch', ?)", (self.epoch,))
 
     def sites(self) -> Iterator[tuple[int, str, SiteRow | None]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,9 @@ class SqliteLook:
 
 def _stored(connection: sqlite3.Connection, _: str) -> int:
     found: int = connection.execute("SELECT count(*) FROM outcomes WHERE status IN (1, 2)").fetchone()[0]
+    with suppress(sqlite3.OperationalError):
+        # A file of an earlier version has dropped none.
+        found += connection.execute("SELECT coalesce(sum(stored), 0) FROM dropped").fetchone()[0]
     return found
 
 

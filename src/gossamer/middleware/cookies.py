@@ -57,6 +57,8 @@ class Cookie(msgspec.Struct, frozen=True):
     expires_at: float
     number: int
     """Its place in the order of creation, which a new value does not change."""
+    changed_at: float = 0.0
+    """When it got this value, or ended; of two copies of a cookie, the younger one counts."""
 
     def goes_to(self, name: str) -> bool:
         """Whether a host may get it."""
@@ -68,13 +70,12 @@ class Cookie(msgspec.Struct, frozen=True):
 
 
 class _Kept:
-    """The cookies of one domain; `changed_at` is when one of them last got another value."""
+    """The cookies of one domain, also those that a site has ended: other workers may still have them."""
 
-    __slots__ = ("changed_at", "cookies", "revision")
+    __slots__ = ("cookies", "revision")
 
     def __init__(self) -> None:
         self.cookies: dict[tuple[str, str, str], Cookie] = {}
-        self.changed_at = 0.0
         self.revision = 0
 
 
@@ -94,12 +95,15 @@ class CookieJar:
         if not kept or not kept.cookies:
             return ""
         now, path, secure = self._clock.epoch(), path_query(url).partition("?")[0], url.startswith("https:")
-        for key in [key for key, cookie in kept.cookies.items() if cookie.expires_at <= now]:
+        for key in [key for key, cookie in kept.cookies.items() if -inf < cookie.expires_at <= now]:
             del kept.cookies[key]
         found = [
             cookie
             for cookie in kept.cookies.values()
-            if cookie.goes_to(name) and _path_matches(path, cookie.path) and (secure or not cookie.secure)
+            if cookie.expires_at > now
+            and cookie.goes_to(name)
+            and _path_matches(path, cookie.path)
+            and (secure or not cookie.secure)
         ]
         found.sort(key=lambda cookie: (-len(cookie.path), cookie.number))
         return "; ".join(f"{cookie.name}={cookie.value}" if cookie.name else cookie.value for cookie in found)
@@ -114,16 +118,28 @@ class CookieJar:
             cookie = self._parse(value, response.url)
             if cookie is None:
                 continue
-            old = kept.cookies.pop(cookie.key, None)
+            old = kept.cookies.get(cookie.key)
             if old is not None:
                 cookie = msgspec.structs.replace(cookie, number=old.number)
-            if cookie.expires_at > self._clock.epoch():
-                kept.cookies[cookie.key] = cookie
-                if len(kept.cookies) > MAX_COOKIES:
-                    del kept.cookies[min(kept.cookies.values(), key=attrgetter("number")).key]
-            if cookie != old and not (old and self._is_same(old, cookie)):
-                kept.changed_at = round(self._clock.epoch(), 3)
-                kept.revision += 1
+            is_over = cookie.expires_at <= self._clock.epoch()
+            if is_over and old is None:
+                continue
+            if is_over:
+                cookie = msgspec.structs.replace(cookie, value="", expires_at=-inf)
+            if old is not None and self._is_same(old, cookie):
+                kept.cookies[cookie.key] = msgspec.structs.replace(cookie, changed_at=old.changed_at)
+                continue
+            kept.cookies[cookie.key] = msgspec.structs.replace(cookie, changed_at=self._later(kept))
+            kept.revision += 1
+            if len(kept.cookies) > MAX_COOKIES:
+                # Those that are over make room first.
+                last = min(kept.cookies.values(), key=lambda one: (one.expires_at > -inf, one.number))
+                del kept.cookies[last.key]
+
+    def _later(self, kept: _Kept) -> float:
+        """Now, but later than all that is known: workers' clocks differ, and the last word is to count everywhere."""
+        known = max((cookie.changed_at for cookie in kept.cookies.values()), default=0.0)
+        return round(max(self._clock.epoch(), known + 0.001), 3)
 
     def revision(self, site: str) -> int:
         """A number that grows with every change to the cookies that a site may get."""
@@ -131,44 +147,42 @@ class CookieJar:
         return kept.revision if kept is not None else 0
 
     def dump(self, site: str) -> list[Any]:
-        """When the cookies that a site may get last changed, and these: the newest first, and not too many."""
+        """The cookies that a site may get, and those that are over: the newest first, and not too many."""
         name = host(site)
         kept = self._open(name)
         found: list[Any] = []
         size = 0
         for cookie in sorted(kept.cookies.values(), key=attrgetter("number"), reverse=True):
-            size += len(cookie.name) + len(cookie.value) + len(cookie.domain) + len(cookie.path) + 30
+            size += len(cookie.name) + len(cookie.value) + len(cookie.domain) + len(cookie.path) + 45
             if cookie.goes_to(name) or cookie.domain.endswith("." + name):
                 if size > MAX_KEPT_BYTES:
                     break
-                until = None if cookie.expires_at == inf else round(cookie.expires_at)
+                until = {inf: None, -inf: 0}.get(cookie.expires_at, cookie.expires_at)
                 flags = cookie.host_only + 2 * cookie.secure
-                found.append([cookie.name, cookie.value, cookie.domain, cookie.path, flags, until])
-        return [kept.changed_at, found]
+                whole = None if until is None else round(until)
+                found.append([cookie.name, cookie.value, cookie.domain, cookie.path, flags, whole, cookie.changed_at])
+        return [max((row[6] for row in found), default=0.0), found]
 
     def load(self, site: str, plain: Any) -> bool:
-        """Take up what `dump` gave, in this worker or another, unless what is here is newer: then, False."""
+        """Take up what `dump` gave, in this worker or another, cookie by cookie: of two copies the younger one counts.
+
+        True if nothing here is younger than what was given, so that there is nothing new to tell."""
         name = host(site)
         kept = self._open(name)
         try:
-            changed_at, rows = plain
-            if float(changed_at) <= kept.changed_at:
-                return float(changed_at) == kept.changed_at
-            found = [
-                Cookie(
-                    str(n), str(v), str(d), str(p), bool(flags & 1), bool(flags & 2), inf if u is None else float(u), 0
-                )
-                for n, v, d, p, flags, u in reversed(rows)
-            ]
-        except (TypeError, ValueError):
+            at, rows = float(plain[0]), plain[1]
+            found = [_cookie(row, at) for row in reversed(rows)]
+        except (TypeError, ValueError, LookupError):
             return False
-        kept.cookies = {key: cookie for key, cookie in kept.cookies.items() if not cookie.goes_to(name)}
         for cookie in found:
-            self._made += 1
-            kept.cookies[cookie.key] = msgspec.structs.replace(cookie, number=self._made)
-        kept.changed_at = float(changed_at)
-        kept.revision += 1
-        return True
+            old = kept.cookies.get(cookie.key)
+            if old is None or old.changed_at < cookie.changed_at:
+                self._made += 1
+                kept.cookies[cookie.key] = msgspec.structs.replace(cookie, number=old.number if old else self._made)
+                kept.revision += 1
+        given = {cookie.key: cookie.changed_at for cookie in found}
+        own = (cookie for cookie in kept.cookies.values() if cookie.goes_to(name))
+        return all(given.get(cookie.key) == cookie.changed_at for cookie in own)
 
     def _home(self, name: str) -> str:
         return name if self._per_host else registered_domain(name)
@@ -184,9 +198,11 @@ class CookieJar:
         return kept
 
     def _is_same(self, old: Cookie, new: Cookie) -> bool:
-        """Whether only the end has moved, and not by much: sites set the same cookie with every answer."""
-        if msgspec.structs.replace(old, expires_at=new.expires_at) != new or old.expires_at == inf:
+        """Whether at most the end has moved, and not by much: sites set the same cookie with every answer."""
+        if old.value != new.value or old.secure != new.secure or old.host_only != new.host_only:
             return False
+        if old.expires_at == new.expires_at or inf in (old.expires_at, new.expires_at):
+            return old.expires_at == new.expires_at
         left = old.expires_at - self._clock.epoch()
         return 0 <= new.expires_at - old.expires_at < max(60.0, left / 10)
 
@@ -241,6 +257,18 @@ class CookieJar:
             return float(mktime_tz(parsed))
         except (ValueError, OverflowError):
             return inf
+
+
+def _cookie(row: Any, changed_at: float) -> Cookie:
+    """A row of `dump`; those of earlier versions have one time for all."""
+    name, value, domain, path, flags, until, *at = row
+    expires_at = inf if until is None else float(until) or -inf
+    return Cookie(
+        *(str(name), str(value), str(domain), str(path), bool(flags & 1), bool(flags & 2)),
+        expires_at=expires_at,
+        number=0,
+        changed_at=float(at[0]) if at else changed_at,
+    )
 
 
 def _may_set(name: str, domain: str) -> bool:

@@ -40,6 +40,10 @@ class Receiver(Protocol):
         """So many parcels are stored in all, among them requests with these keys."""
         ...
 
+    def away(self) -> None:
+        """The frontier cannot be reached: nobody knows what it will have kept when it is back."""
+        ...
+
     def failed(self, error: BaseException) -> None: ...
 
     def closed(self) -> None: ...
@@ -95,7 +99,7 @@ class Courier:
 
     def finish(self) -> None:
         """Store what was sent, give all leases back, and end."""
-        self._call(self._closing.set)
+        self._call(self._close)
 
     def _call(self, act: Callable[..., object], *arguments: Any) -> None:
         # After the end there is nobody left to tell, and nothing to do about it.
@@ -105,6 +109,10 @@ class Courier:
     def _take(self, parcel: Parcel) -> None:
         self._parcels.append(parcel)
         self._filled.set()
+
+    def _close(self) -> None:
+        for event in (self._closing, self._changed, self._filled):
+            event.set()
 
     def _want(self, lanes: int) -> None:
         if lanes > self._wanted:
@@ -154,11 +162,13 @@ class Courier:
                 if not isinstance(frontier, LocalFrontier):
                     pulse = Pulse(worker=self._options.worker)
                     await stack.enter_async_context(beating(Heart(frontier, self, pulse=pulse, clock=self._clock)))
-                await self._until_closed(
-                    self._lease(frontier, settings),
-                    self._renew(frontier, settings.lease_seconds),
-                    self._store(frontier, settings.commit_seconds),
-                )
+                renewing = asyncio.create_task(self._renew(frontier, settings.lease_seconds))
+                try:
+                    await self._until_closed(
+                        self._lease(frontier, settings), self._store(frontier, settings.commit_seconds)
+                    )
+                finally:
+                    renewing.cancel()
                 await self._last(frontier)
         finally:
             await frontier.aclose()
@@ -174,23 +184,25 @@ class Courier:
         return settings
 
     async def _until_closed(self, *works: Coroutine[Any, Any, None]) -> None:
-        tasks = [asyncio.create_task(work) for work in (self._closing.wait(), *works)]
+        """Run these until the end, or until one of them fails; they end by themselves, and get some time for that.
+
+        A call for leases that is cut off would leave them with nobody until they end."""
+        tasks = [asyncio.create_task(work) for work in works]
+        closing = asyncio.create_task(self._closing.wait())
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            # The one that stores ends by itself, with what it is about to store.
-            self._closing.set()
-            self._filled.set()
-            for task in tasks[:-1]:
-                task.cancel()
+            await asyncio.wait((closing, *tasks), return_when=asyncio.FIRST_COMPLETED)
+            self._close()
             await asyncio.wait(tasks, timeout=_LAST_SECONDS)
+        finally:
+            closing.cancel()
             for task in tasks:
                 task.cancel()
-        for task in done:
-            task.result()
+        for task in tasks:
+            if task.done() and not task.cancelled():
+                task.result()
 
     async def _lease(self, frontier: Opened, settings: Settings) -> None:
-        while True:
+        while not self._closing.is_set():
             if self._wanted <= 0:
                 await self._some_change()
                 continue
@@ -200,6 +212,7 @@ class Courier:
                 grant = await frontier.lease(wanted, batch=settings.batch, seconds=settings.lease_seconds)
             except Unavailable as error:
                 log.warning("waiting for the frontier: %s", error)
+                self._soon(self._receiver.away)
                 await self._clock.sleep(1.0)
                 continue
             for lease in grant.leases:
@@ -265,7 +278,7 @@ class Courier:
     async def _write(self, frontier: Opened, parcels: list[Parcel]) -> None:
         requests = [request for parcel in parcels for request in parcel.requests]
         outcomes = [parcel.outcome for parcel in parcels if parcel.outcome is not None]
-        wait = 0.5
+        wait, counted = 0.5, 0
         while True:
             try:
                 if requests:
@@ -273,11 +286,13 @@ class Courier:
                     await frontier.add(requests)
                 if outcomes:
                     receipt = await frontier.complete(outcomes)
-                    self._accepted += receipt.accepted
+                    counted = receipt.accepted
+                    self._accepted += counted
                     self._stale += receipt.stale
                 break
             except Unavailable as error:
                 log.warning("waiting to store %d results: %s", len(parcels), error)
+                self._soon(self._receiver.away)
                 await self._clock.sleep(wait)
                 wait = min(wait * 2, _RETRY_MAX_SECONDS)
         for outcome in outcomes:
@@ -288,7 +303,9 @@ class Courier:
                     del self._held[outcome.token]
         self._written += len(parcels)
         keys = [request.key for request in requests]
-        keys += [link.key for outcome in outcomes for link in outcome.links]
+        if counted == len(outcomes):
+            # The links of an outcome that came too late are not stored.
+            keys += [link.key for outcome in outcomes for link in outcome.links]
         self._soon(self._receiver.written, self._written, keys, self._stale)
         self._changed.set()
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from scrapy import Request
 from scrapy.crawler import Crawler
+from scrapy.extensions.feedexport import FeedExporter
 from scrapy.utils.defer import deferred_from_coro, maybe_deferred_to_future
 from twisted.internet.defer import Deferred
 
@@ -57,6 +58,15 @@ class Hooks:
         No signal tells when that is over; the engine's own list does."""
         slot = getattr(self._crawler.engine, "_slot", None)
         return slot.inprogress if slot is not None else set()
+
+    def flush_feeds(self) -> None:
+        """Hand the items of local feeds to the system: what is left in our own buffers dies with this process."""
+        exporter = self._crawler.get_extension(FeedExporter)
+        for slot in exporter.slots if exporter is not None else ():
+            flush = getattr(slot.file, "flush", None)
+            # One that is being closed is stored by that.
+            if flush is not None and not getattr(slot.file, "closed", False):
+                flush()
 
     def wake(self) -> None:
         """Have the engine ask for requests now, and not at its next beat in five seconds."""

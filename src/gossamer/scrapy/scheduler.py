@@ -181,7 +181,10 @@ class Scheduler(BaseScheduler):
         if not self._lanes.tickets:
             return
         under_way = self._hooks.in_progress()
-        for ticket in [each for each in self._lanes.tickets.values() if each.request not in under_way]:
+        handled = [ticket for ticket in self._lanes.tickets.values() if ticket.request not in under_way]
+        if handled:
+            self._hooks.flush_feeds()
+        for ticket in handled:
             self._lanes.settled(ticket)
             if not ticket.void and not ticket.lane.lost:
                 self._send(Parcel(outcome=ticket.outcome()))
@@ -312,6 +315,10 @@ class Scheduler(BaseScheduler):
         self._stats.set_value("gossamer/stale", stale)
         if self._written == self._sent:
             self._hooks.wake()
+
+    def away(self) -> None:
+        """The frontier cannot be reached for now."""
+        self._recent.clear()
 
     def failed(self, error: BaseException) -> None:
         """The frontier cannot be used."""

@@ -21,7 +21,7 @@ from gossamer.service.reach import OnFleet, Reached, Resting, Running
 from gossamer.service.routing import Refused
 from gossamer.service.shapes import JOB_NAME
 from gossamer.settings import Settings
-from gossamer.sink import shared_folder
+from gossamer.sink import is_shared, shared_folder
 from gossamer.takeover import begin
 
 MOST_JOBS = 1000
@@ -234,7 +234,8 @@ class OnFrontier:
             return found
 
     async def submit(self, name: str, settings: Settings, urls: Sequence[str]) -> int:
-        if shared_folder(settings.sink) is None and not self._url.startswith("folder:/"):
+        places = shared_folder(settings.sink) is not None or self._url.startswith("folder:/")
+        if not places and not is_shared(settings.sink):
             raise Refused(
                 409,
                 "workers on several machines need one place for what they store",

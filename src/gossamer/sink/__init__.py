@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -161,19 +162,27 @@ def finish_archives(settings: Settings, folder: Path, *, live: Collection[str] =
     worker's file looks like a dead one's; on this machine a lock is enough."""
     for name in settings.sink:
         kind, target = _parted(name)
-        if kind == "parquet":
-            from gossamer.sink.parquet import finish_left_logs
+        if kind not in ("warc", "parquet"):
+            continue
+        for path, finish in _left(kind, target, folder):
+            lives = any(quote(f"-{worker}-", safe="") in path.name for worker in live)
+            if not lives or os.uname().nodename in path.name:
+                # Another one that ends at the same time may be quicker.
+                with suppress(FileNotFoundError):
+                    finish(path)
 
-            finish_left_logs(target, folder, os.uname().nodename)
-        if kind == "warc":
-            from gossamer.sink.warc import FOLDER, finish_left, left_open
 
-            for path in left_open(Path(target) if target else folder / FOLDER):
-                lives = any(quote(f"-{worker}-", safe="") in path.name for worker in live)
-                if not lives or os.uname().nodename in path.name:
-                    # Another one that ends at the same time may be quicker.
-                    with suppress(FileNotFoundError):
-                        finish_left(path)
+def _left(kind: str, target: str, folder: Path) -> Iterator[tuple[Path, Callable[[Path], None]]]:
+    """Files that workers write to, or wrote to when they died, and how each is finished."""
+    if kind == "parquet":
+        from gossamer.sink.parquet import left_logs, read_target, seal_left
+
+        by = read_target(target).by
+        yield from ((path, partial(seal_left, by=by)) for path in left_logs(target, folder))
+    else:
+        from gossamer.sink.warc import FOLDER, finish_left, left_open
+
+        yield from ((path, finish_left) for path in left_open(Path(target) if target else folder / FOLDER))
 
 
 def _open(

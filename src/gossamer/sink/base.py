@@ -12,6 +12,9 @@ import msgspec
 from gossamer.model import Record
 from gossamer.settings import Settings
 
+TABLES = "parquet"
+"""The folder of a job's Parquet files; named here, because their own modules need a package that may be missing."""
+
 
 class Sink(Protocol):
     """Keeps records. What `write` has returned for is durable."""

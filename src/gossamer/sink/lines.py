@@ -15,12 +15,12 @@ import zstandard
 
 from gossamer.clock import Clock, SystemClock
 from gossamer.errors import SinkError
-from gossamer.model import Record
+from gossamer.model import Record, Rejected
 from gossamer.sink import disk
 
 log = logging.getLogger("gossamer.sink")
 SUFFIX, OPEN = ".jsonl.zst", ".open"
-PAGES, ITEMS = "pages", "items"
+PAGES, ITEMS, REJECTED = "pages", "items", "rejected"
 _encode = msgspec.json.Encoder().encode
 _encode_into = msgspec.json.Encoder().encode_into
 
@@ -35,8 +35,15 @@ class ItemLine(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     item: dict[str, Any]
 
 
+class RejectedLine(Rejected, frozen=True, gc=False, kw_only=True):
+    """An item that was kept aside, and where it is from."""
+
+    key: int
+    token: int
+
+
 class LineFiles:
-    """`pages-NAME-00000.jsonl.zst` and `items-...` in a folder of our own; what is being written is named `.open`.
+    """`pages-NAME-00000.jsonl.zst`, `items-...` and `rejected-...` in a folder of our own; those that grow are `.open`.
 
     Each line carries key and token of its visit, and each call of `write` is a zstd frame of its own. A file is
     finished at `max_bytes` or after `max_seconds`, with the call after the one that filled it: only then is it certain
@@ -72,7 +79,7 @@ class LineFiles:
         return await asyncio.get_running_loop().run_in_executor(None, self._write, records)
 
     def _write(self, records: Sequence[Record]) -> dict[str, int]:
-        pages, items = bytearray(), bytearray()
+        pages, items, aside = bytearray(), bytearray(), bytearray()
         for record in records:
             pages += b'{"key":%d,"token":%d,' % (record.key, record.token)
             pages += _encode(record.page)[1:]
@@ -81,13 +88,17 @@ class LineFiles:
                 line = ItemLine(key=record.key, token=record.token, url=record.page.url, number=number, item=item)
                 _encode_into(line, items, len(items))
                 items += b"\n"
+            for one in record.rejected:
+                odd = RejectedLine(key=record.key, token=record.token, **msgspec.structs.asdict(one))
+                _encode_into(odd, aside, len(aside))
+                aside += b"\n"
         with self._lock:
             sizes = {stream: file.size for stream, file in self._files.items()}
             try:
                 for stream in [stream for stream, file in self._files.items() if self._is_full(file)]:
                     self._files[stream].finish()
                     del self._files[stream]
-                for stream, lines in ((PAGES, pages), (ITEMS, items)):
+                for stream, lines in ((PAGES, pages), (ITEMS, items), (REJECTED, aside)):
                     if lines:
                         self._file(stream).append(zstandard.ZstdCompressor(write_checksum=True).compress(lines))
             except OSError as error:

@@ -9,7 +9,18 @@ from typing import Any
 from gossamer import addresses
 from gossamer.errors import ConfigError, SinkError
 from gossamer.sink.base import Opening
-from gossamer.sink.tables import COLUMNS, NAMES, Batch, Names, TableSink, Verdict, address, in_parts, missing_columns
+from gossamer.sink.tables import (
+    COLUMNS,
+    NAMES,
+    Batch,
+    Names,
+    TableSink,
+    Verdict,
+    address,
+    in_parts,
+    missing_columns,
+    rows_of,
+)
 
 try:
     import asyncmy
@@ -64,12 +75,12 @@ class MySQL:
         for statement in _SESSION:
             await self._run(statement)
         self._packet_bytes = int((await self._run("SELECT @@max_allowed_packet"))[0][0])
-        pages, items = self._names
+        pages, *lists = self._names
         there = await self._run(
             "SELECT table_name, column_name FROM information_schema.columns"
-            f" WHERE table_schema = DATABASE() AND table_name IN ('{pages}', '{items}')"
+            f" WHERE table_schema = DATABASE() AND table_name IN ({', '.join(map(_literal, self._names))})"
         )
-        known = [column for table, column in there if table == pages]
+        known = [column for table, column in there if table.lower() == pages.lower()]
         if known:
             for name in missing_columns(known, self._names, self.server):
                 await self._run(f"ALTER TABLE {pages} ADD COLUMN `{name}` {_TYPES[COLUMNS[name]]}")
@@ -79,28 +90,23 @@ class MySQL:
                 f"CREATE TABLE {pages} (`key` BIGINT PRIMARY KEY, token BIGINT NOT NULL, {columns},"
                 f" INDEX by_url (url(190))) {_TABLE}"
             )
-        if not any(table == items for table, _ in there):
-            await self._run(
-                f"CREATE TABLE {items} (`key` BIGINT, number INT, item LONGTEXT NOT NULL"
-                f" CHECK (JSON_VALID(item)), PRIMARY KEY (`key`, number)) {_TABLE}"
-            )
+        for name in lists:
+            if not any(table.lower() == name.lower() for table, _ in there):
+                await self._run(
+                    f"CREATE TABLE {name} (`key` BIGINT, number INT, item LONGTEXT NOT NULL"
+                    f" CHECK (JSON_VALID(item)), PRIMARY KEY (`key`, number)) {_TABLE}"
+                )
 
     async def store(self, batch: Batch) -> None:
-        pages, items = self._names
         await self._put([_row(row) for row in batch.rows], self._insert, self._update)
         keys = ",".join(map(str, batch.keys))
-        there = dict(await self._run(f"SELECT `key`, token FROM {pages} WHERE `key` IN ({keys})"))
-        mine = [there.get(key) == token for key, token in zip(batch.keys, batch.tokens, strict=True)]
-        if any(mine):
-            stored = ",".join(str(key) for key, good in zip(batch.keys, mine, strict=True) if good)
-            await self._run(f"DELETE FROM {items} WHERE `key` IN ({stored})")
-        rows = [
-            _row((key, number, item))
-            for key, some, good in zip(batch.keys, batch.items, mine, strict=True)
-            if good
-            for number, item in enumerate(some)
-        ]
-        await self._put(rows, f"INSERT INTO {items} VALUES ", "")
+        there = dict(await self._run(f"SELECT `key`, token FROM {self._names.pages} WHERE `key` IN ({keys})"))
+        good = {key for key, token in zip(batch.keys, batch.tokens, strict=True) if there.get(key) == token}
+        stored = ",".join(map(str, sorted(good)))
+        for table, lists in ((self._names.items, batch.items), (self._names.rejected, batch.rejected)):
+            if good:
+                await self._run(f"DELETE FROM {table} WHERE `key` IN ({stored})")
+            await self._put([_row(row) for row in rows_of(batch, good, lists)], f"INSERT INTO {table} VALUES ", "")
         await self._run("COMMIT")
 
     async def _put(self, rows: Sequence[str], head: str, tail: str) -> None:

@@ -49,17 +49,17 @@ class ObjectSink:
 
     A job of one machine has its frontier on the same disk as the spool: there, what is synced in the spool is stored,
     and the next run puts into the bucket what a killed one has left. A machine of a fleet may never come back: with
-    `parts`, `write` returns when the bucket has all of the call, as a small object of its own. The small ones are
+    `pieces`, `write` returns when the bucket has all of the call, as a small object of its own. The small ones are
     deleted when the whole file that they are part of is there."""
 
     patience_seconds = 60.0
     """How long it is tried at the end, when nothing comes through any more."""
 
     def __init__(
-        self, inner: Sink, bucket: Bucket, spool: Path, *, home: Path, parts: bool, spool_bytes: int = SPOOL_BYTES
+        self, inner: Sink, bucket: Bucket, spool: Path, *, home: Path, pieces: bool, spool_bytes: int = SPOOL_BYTES
     ) -> None:
         self._inner, self._bucket, self._spool, self._home = inner, bucket, spool, home
-        self._parts: dict[str, list[str]] | None = {} if parts else None
+        self._pieces: dict[str, list[str]] | None = {} if pieces else None
         self._spool_bytes = spool_bytes
         self._sizes: dict[str, int] = {}
         self._turn = asyncio.Lock()
@@ -67,7 +67,7 @@ class ObjectSink:
         self._fault: SinkError | None = None
         self._failing_since: float | None = None
         self._known = False
-        self._lock = _locked(spool) if parts else None
+        self._lock = _locked(spool) if pieces else None
         self._clock: Clock = SystemClock()
 
     async def write(self, records: Sequence[Record]) -> Mapping[str, int]:
@@ -84,9 +84,9 @@ class ObjectSink:
                     hint="is the store up, and fast enough? ?spool_bytes=N allows more",
                 )
             marks = await self._inner.write(records)
-            if self._parts is not None:
+            if self._pieces is not None:
                 try:
-                    await self._put_parts(marks, self._parts)
+                    await self._put_pieces(marks, self._pieces)
                 except SinkError:
                     await self._inner.rewind(self._sizes)
                     raise
@@ -99,21 +99,21 @@ class ObjectSink:
         try:
             await self._bucket.put(PROBE, b"")
         except SinkFull:
-            # Without parts that is a matter of later.
-            if self._parts is not None:
+            # Without pieces that is a matter of later.
+            if self._pieces is not None:
                 raise
         self._known = True
 
-    async def _put_parts(self, marks: Mapping[str, int], parts: dict[str, list[str]]) -> None:
+    async def _put_pieces(self, marks: Mapping[str, int], pieces: dict[str, list[str]]) -> None:
         for mark, end in marks.items():
             begin = self._sizes.get(mark, 0)
             if end > begin:
                 path = self._home / mark
                 stem, dot, suffix = path.name.partition(".")
-                name = f"{stem}-part-{begin:012}{dot}{suffix}"
+                name = f"{stem}-piece-{begin:012}{dot}{suffix}"
                 await self._bucket.put(name, await asyncio.to_thread(_read, path, begin, end))
                 # Noted at once, so that it is deleted too if the next one fails.
-                known = parts.setdefault(path.name, [])
+                known = pieces.setdefault(path.name, [])
                 if name not in known:
                     known.append(name)
 
@@ -138,14 +138,14 @@ class ObjectSink:
         left = self._finished()
         if not left:
             self._clear()
-        elif self._parts is None:
+        elif self._pieces is None:
             raise self._fault or SinkError(
                 f"{self._bucket.url} has not taken {len(left)} files, which are safe in {self._spool}",
                 hint="the same command again puts them there",
             )
         else:
             self._clear()
-            log.warning("%s has %d files in parts: it did not take them whole", self._bucket.url, len(left))
+            log.warning("%s has %d files in pieces: it did not take them whole", self._bucket.url, len(left))
 
     def _clear(self) -> None:
         """Leave no empty folder of a fleet's worker behind."""
@@ -181,11 +181,11 @@ class ObjectSink:
 
     async def _put_whole(self, path: Path) -> None:
         await self._bucket.put(path.name, path)
-        if self._parts and (parts := self._parts.pop(path.name, [])):
+        if self._pieces and (pieces := self._pieces.pop(path.name, [])):
             try:
-                await self._bucket.delete(parts)
+                await self._bucket.delete(pieces)
             except SinkError as error:
-                log.warning("%d parts of %s stay beside it: %s", len(parts), path.name, error)
+                log.warning("%d pieces of %s stay beside it: %s", len(pieces), path.name, error)
         path.unlink()
 
     def _has_failed_for(self, seconds: float) -> bool:
@@ -231,7 +231,7 @@ def open_objects(opening: Opening) -> ObjectSink:
             max_seconds=options.object_seconds,
             home=home,
         )
-    return ObjectSink(inner, bucket, spool, home=home, parts=in_fleet, spool_bytes=options.spool_bytes)
+    return ObjectSink(inner, bucket, spool, home=home, pieces=in_fleet, spool_bytes=options.spool_bytes)
 
 
 def _options(query: str) -> Options:
@@ -252,17 +252,24 @@ def _options(query: str) -> Options:
 
 def _own_spool(home: Path, opening: Opening) -> tuple[Path, str]:
     """The spool of a job of one machine, and the name of its objects: kept with it, so that no two jobs share one."""
-    address = opening.target.partition("?")[0]
-    kind = f"{opening.kind}-{blake2b(address.encode(), digest_size=4).hexdigest()}"
-    spool = home / SPOOL / kind
+    spool = home / SPOOL / _spool_name(f"{opening.kind}:{opening.target}")
     try:
         spool.mkdir(parents=True, exist_ok=True)
+        named = set(map(_spool_name, opening.settings.sink))
+        for other in (home / SPOOL).iterdir():
+            if other.name not in named and any(path.suffix for path in other.iterdir()):
+                log.warning("%s has files for a bucket that is not named any more; name its sink again", other)
         if not (spool / _NAME).exists():
             disk.replace(spool / _NAME, secrets.token_hex(4).encode())
             disk.sync_folder(spool)
         return spool, (spool / _NAME).read_text("ascii")
     except OSError as error:
         raise disk.in_words(error) from error
+
+
+def _spool_name(sink: str) -> str:
+    place = sink.partition("?")[0]
+    return f"{sink.partition(':')[0]}-{blake2b(place.encode(), digest_size=4).hexdigest()}"
 
 
 def _new_spool(home: Path) -> tuple[Path, str]:

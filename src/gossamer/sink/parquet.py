@@ -20,11 +20,12 @@ from gossamer.errors import ConfigError, SinkError
 from gossamer.model import Record
 from gossamer.sink import disk
 from gossamer.sink import parquet_files as files
-from gossamer.sink.base import Opening
+from gossamer.sink.base import TABLES, Opening
+from gossamer.sink.parquet_items import ItemColumns, known_columns
 
 log = logging.getLogger("gossamer.sink")
-SEAL_BYTES = 64 * 1024 * 1024
-"""Of a log, about 150,000 pages: all of it is in memory while it becomes a Parquet file."""
+SEAL_BYTES = 32 * 1024 * 1024
+"""Of a log, about 70,000 pages: all of it is in memory, about three times, while it becomes a Parquet file."""
 SEAL_SECONDS = 3600.0
 PARTITIONS = ("day", "site")
 
@@ -70,6 +71,7 @@ class ParquetSink:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._recover(marks)
+            self._columns = known_columns(files.sealed(folder, files.ITEMS, beginning=f"{self._prefix}-"))
             names = [*map(str, marks or ()), *(path.name for path in folder.rglob(f"{self._prefix}-*"))]
         except OSError as error:
             raise disk.in_words(error) from error
@@ -124,7 +126,7 @@ class ParquetSink:
         """Seal the logs that are full, while others write. One that cannot be sealed now is tried again later."""
         for one in list(self._full):
             try:
-                one.seal(self._folder, self._by)
+                one.seal(self._folder, self._by, self._columns)
             except (OSError, SinkError) as error:
                 # Its rows are safe: the next start, if nothing else, makes a file of them.
                 log.warning("%s: no Parquet file was made of it yet: %s", one.path, error)
@@ -218,9 +220,9 @@ class _Log:
         self.size = size
         os.ftruncate(self._file, size)
 
-    def seal(self, folder: Path, by: Sequence[str]) -> None:
+    def seal(self, folder: Path, by: Sequence[str], columns: ItemColumns) -> None:
         again, self._tried = self._tried, True
-        files.seal(self.path, folder, by=by, again=again)
+        files.seal(self.path, folder, by=by, again=again, columns=columns)
         self.close()
 
     def close(self) -> None:
@@ -253,7 +255,7 @@ def open_parquet(opening: Opening) -> ParquetSink:
         # Others may write there too, and a job of the same name among them.
         prefix += "-" + blake2b(os.fsencode(home), digest_size=4).hexdigest()
     return ParquetSink(
-        Path(target.folder) if target.folder else home / files.FOLDER,
+        Path(target.folder) if target.folder else home / TABLES,
         opening.marks,
         prefix=prefix,
         by=target.by,
@@ -273,9 +275,7 @@ def seal_left(path: Path, *, by: Sequence[str] = ()) -> None:
         os.close(descriptor)
 
 
-def finish_left_logs(text: str, home: Path, machine: str) -> None:
-    """Seal the logs that killed workers of this machine left."""
+def left_logs(text: str, home: Path) -> list[Path]:
+    """The logs that are being written, or were when their writer died."""
     target = read_target(text)
-    for path in files.logs(Path(target.folder) if target.folder else home / files.FOLDER):
-        if machine in path.name:
-            seal_left(path, by=target.by)
+    return files.logs(Path(target.folder) if target.folder else home / TABLES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ import msgspec
 from gossamer.errors import ConfigError, SinkError
 from gossamer.model import PageRow, Record
 from gossamer.sink import disk
+from gossamer.sink.parquet_items import ItemColumns, decoded, known_columns
 
 try:
     import pyarrow as pa
@@ -23,7 +25,7 @@ try:
 except ImportError as missing:
     raise ConfigError("Parquet needs the pyarrow package", hint="pip install 'gossamer[parquet]'") from missing
 
-FOLDER, PAGES, ITEMS, SUFFIX, LOG = "parquet", "pages", "items", ".parquet", ".jsonl"
+PAGES, ITEMS, SUFFIX, LOG = "pages", "items", ".parquet", ".jsonl"
 ROW_GROUP = 65_536
 WRITING = {"compression": "zstd", "write_page_index": True}
 _DECODED = 8192
@@ -40,12 +42,6 @@ PAGE_SCHEMA = pa.schema(
         ),
         *(("warc_file", pa.string()), ("warc_offset", pa.int64())),
         *(("warc_length", pa.int64()), ("warc_revisit", pa.bool_())),
-    ]
-)
-ITEM_SCHEMA = pa.schema(
-    [
-        *(("key", pa.int64()), ("token", pa.int64()), ("site", pa.string()), ("url", pa.string())),
-        *(("fetched_at", _TIME), ("number", pa.int64()), ("item", pa.string())),
     ]
 )
 
@@ -83,16 +79,17 @@ _encode_into = msgspec.json.Encoder().encode_into
 _decode = msgspec.json.Decoder(_RawRow).decode
 
 
-def tables(rows: Iterable[Row]) -> Iterator[tuple[str, pa.Table]]:
+def tables(rows: Iterable[Row], columns: ItemColumns) -> Iterator[tuple[str, pa.Table]]:
     """Rows as the table of pages and that of items."""
     pages, items = [], []
     source = iter(rows)
     # Only so many are Python values at a time, which take ten times the space.
     while some := list(islice(source, _DECODED)):
         pages.append(page_batch(some))
-        items.append(item_batch(some))
+        items.append(pa.Table.from_batches([item_batch(some, columns)]))
     yield PAGES, pa.Table.from_batches(pages, PAGE_SCHEMA)
-    yield ITEMS, pa.Table.from_batches(items, ITEM_SCHEMA)
+    # A batch lacks the columns that later ones brought.
+    yield ITEMS, pa.concat_tables([columns.schema.empty_table(), *items], promote_options="default")
 
 
 def page_batch(rows: Sequence[Row]) -> pa.RecordBatch:
@@ -110,8 +107,8 @@ def page_batch(rows: Sequence[Row]) -> pa.RecordBatch:
     return _batch(columns, PAGE_SCHEMA)
 
 
-def item_batch(rows: Sequence[Row]) -> pa.RecordBatch:
-    """Items as columns; what a spider yielded is JSON in the last one."""
+def item_batch(rows: Sequence[Row], known: ItemColumns) -> pa.RecordBatch:
+    """Items as columns; what a spider yielded is JSON in one of them."""
     found = [(row, number, item) for row in rows for number, item in enumerate(row.items)]
     columns: dict[str, list[Any]] = {
         "key": [row.key for row, _, _ in found],
@@ -121,8 +118,9 @@ def item_batch(rows: Sequence[Row]) -> pa.RecordBatch:
         "fetched_at": [round(row.page.fetched_at * 1e6) for row, _, _ in found],
         "number": [number for _, number, _ in found],
         "item": [_json(item) for _, _, item in found],
+        **known.values(decoded([item for _, _, item in found])),
     }
-    return _batch(columns, ITEM_SCHEMA)
+    return _batch(columns, known.schema)
 
 
 def _batch(columns: dict[str, list[Any]], schema: pa.Schema) -> pa.RecordBatch:
@@ -180,31 +178,38 @@ def whole_bytes(log: Path) -> int:
         return sum(len(line) for line in file if line.endswith(b"\n"))
 
 
-def seal(log: Path, folder: Path, *, by: Sequence[str] = (), again: bool = True) -> None:
-    """Make Parquet files of a log, then take it away; what a kill or a fault interrupts is done `again`."""
+def seal(
+    log: Path, folder: Path, *, by: Sequence[str] = (), again: bool = True, columns: ItemColumns | None = None
+) -> None:
+    """Make Parquet files of a log, then take it away; what a kill or a fault interrupts is done `again`.
+
+    Two may do so at once, on a shared folder without locks: what is there is complete whenever the log is gone."""
     name = log.name.removesuffix(LOG)
-    if again:
-        # What is there may be half of it, and in other places than now.
-        for kind in (PAGES, ITEMS):
-            for path in (folder / kind).rglob(name + SUFFIX):
-                path.unlink()
+    if columns is None:
+        columns = known_columns(sealed(folder, ITEMS, beginning=name.rpartition("-")[0]))
     try:
-        for kind, table in tables(rows_of(log)):
-            for place, part in _parts(table, by):
-                _write(part, folder / kind / place / (name + SUFFIX))
+        made = list(tables(rows_of(log), columns))
     except pa.ArrowException as error:
-        if isinstance(error, OSError):
-            raise
-        raise SinkError(
-            f"{log}: no Parquet file can be made of it: {error}", hint="this is a bug: report it"
-        ) from error
-    log.unlink()
+        raise SinkError(f"{log}: no table can be made of it: {error}", hint="this is a bug: report it") from error
+    written = set()
+    for kind, table in made:
+        for place, part in _parts(table, by):
+            path = folder / kind / place / (name + SUFFIX)
+            _write(part, path)
+            written.add(path)
+    if again:
+        # An earlier try may have left other files: half of what was to be there, or in another layout.
+        for kind in (PAGES, ITEMS):
+            for path in (*(folder / kind).rglob(name + SUFFIX), *(folder / kind).rglob(f".{name}{SUFFIX}.*")):
+                if path not in written:
+                    path.unlink(missing_ok=True)
+    log.unlink(missing_ok=True)
     disk.sync_folder(folder)
 
 
-def sealed(folder: Path, kind: str = PAGES, *, but: Container[str] = ()) -> list[Path]:
+def sealed(folder: Path, kind: str = PAGES, *, but: Container[str] = (), beginning: str = "") -> list[Path]:
     """The Parquet files that are there, `but` for those made of the logs of these names."""
-    found = sorted((folder / kind).rglob(f"*{SUFFIX}"))
+    found = sorted((folder / kind).rglob(f"{beginning}*{SUFFIX}"), key=lambda path: (path.name, path))
     return [path for path in found if path.name.removesuffix(SUFFIX) + LOG not in but]
 
 
@@ -323,7 +328,7 @@ def _integers(column: pa.ChunkedArray) -> Iterator[int]:
 def _write(table: pa.Table, path: Path) -> None:
     """A whole file, or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.draft")
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.draft")
     try:
         with draft.open("wb") as file:
             write_table(table, file)

@@ -10,7 +10,7 @@ import msgspec
 from gossamer import addresses
 from gossamer.errors import ConfigError
 from gossamer.sink.base import Opening
-from gossamer.sink.tables import COLUMNS, NAMES, Batch, Names, TableSink, Verdict, address, missing_columns
+from gossamer.sink.tables import COLUMNS, NAMES, Batch, Names, TableSink, Verdict, address, missing_columns, rows_of
 
 try:
     import asyncpg
@@ -27,6 +27,10 @@ _KINDS = {"key": "int", "token": "int", **COLUMNS}
 _SESSION = (
     "SET synchronous_commit = on; SET jit = off; SET default_transaction_isolation = 'read committed';"
     " SET lock_timeout = '20s'; SET idle_in_transaction_session_timeout = '60s'; SET client_encoding = 'UTF8'"
+)
+_ADD = (
+    'INSERT INTO {} ("key", number, item)'
+    " SELECT a, b, c::jsonb FROM unnest($1::bigint[], $2::int[], $3::text[]) AS given (a, b, c)"
 )
 _ANSWER_SECONDS = 60.0
 # Classes of SQLSTATE: connection, resources (full, too many), intervention by an operator, the system's own errors.
@@ -50,11 +54,6 @@ class PostgreSQL:
             f' ON CONFLICT ("key") DO UPDATE SET {changes} WHERE excluded.token >= pages.token'
             ' RETURNING "key", xmax <> 0'
         )
-        self._forget = f'DELETE FROM {names.items} WHERE "key" = ANY($1::bigint[])'
-        self._add = (
-            f'INSERT INTO {names.items} ("key", number, item)'
-            " SELECT a, b, c::jsonb FROM unnest($1::bigint[], $2::int[], $3::text[]) AS given (a, b, c)"
-        )
 
     @property
     def is_open(self) -> bool:
@@ -64,7 +63,7 @@ class PostgreSQL:
         connection = await asyncpg.connect(**self._address, timeout=10.0, command_timeout=_ANSWER_SECONDS)
         self._connection = connection
         await connection.execute(_SESSION)
-        pages, items = self._names
+        pages, *lists = self._names
         columns = ", ".join(f'"{name}" {_TYPES[kind]}' for name, kind in COLUMNS.items())
         there = "SELECT column_name FROM information_schema.columns WHERE table_name = $1 AND table_schema = ANY"
         there += "(current_schemas(false))"
@@ -79,10 +78,11 @@ class PostgreSQL:
                 await connection.execute(
                     f'ALTER TABLE {pages} ADD COLUMN IF NOT EXISTS "{name}" {_TYPES[COLUMNS[name]]}'
                 )
-        await connection.execute(
-            f'CREATE TABLE IF NOT EXISTS {items} ("key" bigint, number int, item jsonb NOT NULL,'
-            ' PRIMARY KEY ("key", number))'
-        )
+        for name in lists:
+            await connection.execute(
+                f'CREATE TABLE IF NOT EXISTS {name} ("key" bigint, number int, item jsonb NOT NULL,'
+                ' PRIMARY KEY ("key", number))'
+            )
 
     async def store(self, batch: Batch) -> None:
         connection = self._connection
@@ -94,18 +94,13 @@ class PostgreSQL:
         async with connection.transaction():
             stored = await connection.fetch(self._upsert, *columns)
             was_there = [row[0] for row in stored if row[1]]
-            if was_there:
-                await connection.execute(self._forget, was_there)
             good = {row[0] for row in stored}
-            items = [
-                (key, number, item)
-                for key, some in zip(batch.keys, batch.items, strict=True)
-                if key in good
-                for number, item in enumerate(some)
-            ]
-            if items:
-                keys, numbers, texts = zip(*items, strict=True)
-                await connection.execute(self._add, keys, numbers, list(map(_json, texts)))
+            for table, lists in ((self._names.items, batch.items), (self._names.rejected, batch.rejected)):
+                if was_there:
+                    await connection.execute(f'DELETE FROM {table} WHERE "key" = ANY($1::bigint[])', was_there)
+                if rows := rows_of(batch, good, lists):
+                    keys, numbers, texts = zip(*rows, strict=True)
+                    await connection.execute(_ADD.format(table), keys, numbers, list(map(_json, texts)))
 
     async def close(self) -> None:
         if self._connection is not None:

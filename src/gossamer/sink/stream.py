@@ -30,10 +30,10 @@ _ADD = """
 local now = redis.call('TIME')
 local at = now[1] * 1000 + math.floor(now[2] / 1000)
 local added = 0
-for i = 3, #ARGV, 5 do
+for i = 3, #ARGV, 6 do
     if redis.call('ZADD', KEYS[2], 'NX', at, ARGV[i] .. ':' .. ARGV[i + 1]) == 1 then
         redis.call('XADD', KEYS[1], '*', 'key', ARGV[i], 'token', ARGV[i + 1], 'url', ARGV[i + 2],
-            'page', ARGV[i + 3], 'items', ARGV[i + 4])
+            'page', ARGV[i + 3], 'items', ARGV[i + 4], 'rejected', ARGV[i + 5])
         added = added + 1
     end
 end
@@ -48,10 +48,11 @@ _AT_ONCE = 100
 
 
 class StreamSink:
-    """One entry a visit: `key`, `token`, `url`, and as JSON `page` and `items`. Any number of workers may share it.
+    """One entry a visit: `key`, `token`, `url`, and as JSON `page`, `items` and `rejected`.
 
-    A visit is added once, also if the call is repeated after a broken connection or by another process, as long as it
-    is among the last `recent`. The server keeps it as well as its own settings say (appendonly, appendfsync)."""
+    Any number of workers may share it. A visit is added once, also if the call is repeated after a broken connection
+    or by another process, as long as it is among the last `recent`. The server keeps it as well as its own settings
+    say (appendonly, appendfsync)."""
 
     def __init__(self, url: str, stream: str, *, longest: int = 0, recent: int = RECENT) -> None:
         self._server = masked(url)
@@ -76,7 +77,8 @@ class StreamSink:
                 values: list[Any] = [self._longest, self._recent]
                 for record in records[start : start + _AT_ONCE]:
                     page = record.page
-                    values += (record.key, record.token, page.url, _encode(page), _encode(record.items))
+                    values += (record.key, record.token, page.url)
+                    values += (_encode(page), _encode(record.items), _encode(record.rejected))
                 await self._add(keys=self._keys, args=values)
         except faults.RedisError as error:
             raise self._in_words(error) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 from urllib.parse import parse_qsl, urlencode
 
@@ -37,10 +37,12 @@ NAMES = ("key", "token", *COLUMNS)
 
 
 class Names(NamedTuple):
-    """The two tables of a sink."""
+    """The tables of a sink."""
 
     pages: str
     items: str
+    rejected: str
+    """For items that do not fit the types that the spider declares."""
 
 
 class Batch(NamedTuple):
@@ -52,6 +54,8 @@ class Batch(NamedTuple):
     """The values of `NAMES`."""
     items: list[list[str]]
     """Of each page, as JSON."""
+    rejected: list[list[str]]
+    """Of each page, what was kept aside, as JSON."""
 
 
 class Link(Protocol):
@@ -83,9 +87,10 @@ class Link(Protocol):
 
 
 class TableSink:
-    """`pages`, one row a page, and `items`, as JSON with the key of their page. Any number of workers may share them.
+    """`pages`, one row a page; `items`, as JSON with the key of their page; `items_rejected`, what was kept aside.
 
-    A server that is away, full or crowded is waited for; what it has not committed counts as not written."""
+    Any number of workers may share them. A server that is away, full or crowded is waited for; what it has not
+    committed counts as not written."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -150,6 +155,7 @@ def batch_of(records: Iterable[Record]) -> Batch:
         [record.token for record in ordered],
         [(record.key, record.token, *map(_value, _values(record.page))) for record in ordered],
         [[_encode(item).decode() for item in record.items] for record in ordered],
+        [[_encode(item).decode() for item in record.rejected] for record in ordered],
     )
 
 
@@ -171,7 +177,8 @@ def address(opening: Opening, scheme: str) -> tuple[str, Names]:
     table = options.pop("table", TABLE)
     if not _NAME.fullmatch(table):
         raise ConfigError(f"sink: {table!r} is no name for a table", hint="letters, digits and underscores, up to 40")
-    names = Names(table, "items" if table == TABLE else f"{table}_items")
+    items = "items" if table == TABLE else f"{table}_items"
+    names = Names(table, items, f"{items}_rejected")
     return (f"{url}?{urlencode(options)}" if options else url), names
 
 
@@ -184,6 +191,16 @@ def missing_columns(there: Iterable[str], names: Names, server: str) -> list[str
             hint="name another one: ?table=NAME behind the address",
         )
     return [name for name in COLUMNS if name not in known]
+
+
+def rows_of(batch: Batch, stored: Collection[int], lists: Sequence[Sequence[str]]) -> list[tuple[int, int, str]]:
+    """Key, number and JSON of what goes beside the pages that were stored."""
+    return [
+        (key, number, item)
+        for key, some in zip(batch.keys, lists, strict=True)
+        if key in stored
+        for number, item in enumerate(some)
+    ]
 
 
 def in_parts(rows: Sequence[str], head: str, tail: str, *, most_bytes: int) -> Iterable[str]:
@@ -204,6 +221,3 @@ def said(error: Exception) -> str:
     """An error's first line."""
     text = str(error.args[-1]) if error.args else ""
     return (text.splitlines() or [""])[0][:300] or type(error).__name__
-
-
-Opener = Callable[[Opening], TableSink]

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from gossamer.errors import ArchiveError
-from gossamer.extract.sniff import is_html
+from gossamer.extract.sniff import computed_type, is_html
 from gossamer.model import PageRow
 from gossamer.sink.jsonl import PAGES, SUFFIXES, lines_of
 from gossamer.sink.segments import FOLDER as SEGMENTS
@@ -97,7 +97,7 @@ class TreeShelf:
         except OSError as error:
             raise ArchiveError(f"{row.url} ({path}): {error.strerror}") from error
         # The type that the server named is not kept; without one, only what is plainly HTML would be taken for it.
-        headers = (("content-type", "text/html"),) if is_html(body, "") else ()
+        headers = (("content-type", "text/html"),) if is_html(body, computed_type(body)) else ()
         fetched_at = row.fetched_at
         return StoredPage(
             url=row.url, status=row.status, headers=headers, body=body, fetched_at=fetched_at, row=row, file=str(path)

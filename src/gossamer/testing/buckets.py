@@ -62,6 +62,12 @@ class BucketServer:
                 time.sleep(0.05)
         return False
 
+    @property
+    def pid(self) -> int:
+        """The process, while it runs."""
+        assert self._process is not None
+        return self._process.pid
+
     def environment(self, port: int = 0) -> dict[str, str]:
         """What a client has to have in its environment; `port` is that of a proxy before this server."""
         return {

@@ -43,6 +43,15 @@ class Keys(Suite):
         assert (counts.done, counts.queued, counts.finished) == (1, 0, True)
 
     @scenario()
+    async def test_h39_text_in_any_script_comes_back_the_same(self, harness: Harness) -> None:
+        """H39: what a page says may be in the meta of a request: four bytes a character, right to left, no width."""
+        text = "\U0001f600 \u202eabc\u200b \u65e5\u672c \u00e9 \ufffe ' \" \\ \n %s {} \x00"
+        request = msgspec.structs.replace(page(1), label="\u00e9\U0001f600", meta={"title": text, text[:9]: 1})
+        await harness.frontier.add([request])
+        found = (await self.one(harness.frontier)).requests[0]
+        assert (found.label, found.meta, found.url) == (request.label, request.meta, request.url)
+
+    @scenario()
     async def test_p2_workers_hold_different_lanes_and_keys(self, harness: Harness) -> None:
         first, second = await harness.worker("one"), await harness.worker("two")
         for number in range(4):

@@ -52,6 +52,8 @@ class Revisits(Suite):
         heard = {1: 20.0, 2: 5.0, 3: 1e12, 4: 20.0}
         hints = [page(key, meta={"lastmod": lastmod}) for key, lastmod in heard.items()]
         assert await harness.frontier.add([*hints, page(5, "b.example")]) == 1
+        if harness.durable:
+            await harness.reopen()
         await harness.advance(2 * self.tick)
         leases = (await self.lease(harness.frontier)).leases
         first, second = sorted(leases, key=lambda lease: lease.site)

@@ -80,9 +80,13 @@ class Call:
         self.elsewhere = 0
         """Requests that the other shards have handed out."""
         self.has_inbox = False
+        self.lulls = 0
+        """How often sites were put to sleep or closed."""
         self.tally = dict.fromkeys(COUNTERS, 0)
         self.fresh = (0, 0)
         """By how much the pages that come again, and millionths of their freshness, have grown."""
+        self.ready: dict[str, list[Sequence[Any]]] = {}
+        """Region -> rows of sites that were ready when the call began, to be taken once."""
         self.sites: dict[int, Site] = {}
         self.touched: set[int] = set()
         self.held: dict[int, Held] = {}
@@ -94,13 +98,21 @@ class Call:
         self.asleep: dict[int, int | None] = {}
         self.given: list[tuple[Any, ...]] = []
 
-    async def open(self, *, totals: bool = False, writes: bool = True) -> None:
-        """Read the clock and the job; with `totals`, the counts too."""
+    async def open(
+        self, *, totals: bool = False, writes: bool = True, regions: Sequence[str] = (), most: int = 0
+    ) -> None:
+        """Read the clock and the job; with `totals`, the counts too.
+
+        With `regions`, lock up to `most` sites of each that are ready."""
+        asks = [("take_due", region, most) for region in regions]
+        if asks:
+            self.db.ahead(*asks)
         found = await self.db.fetch("moment" if totals else "brief_moment")
         if not found:
             raise JobMissing(
                 f"job {self._job!r} is not in this database any more", hint="was the database emptied or restored?"
             )
+        self.ready = {ask[1]: await self.db.fetch(*ask) for ask in asks}
         row = found[0]
         state, revision, clock, skew, self.restarts, self.rest_until, self.longest, allowance, phase, place, *rest = row
         if phase == GONE:
@@ -114,7 +126,7 @@ class Call:
             token, latest, inbox = rest[len(COUNTERS) :]
             self.last_token, latest, self.has_inbox = int(token), int(latest), bool(inbox)
         else:
-            latest = int(rest[0] or 0)
+            latest, self.lulls = int(rest[0] or 0), int(rest[1])
         self.state = state
         self.most = self.settings.max_pages if self._alone else allowance
         # Within a job time never steps back: where the server's does, it goes on from where it was.
@@ -249,6 +261,7 @@ class Call:
                 self.count("suspects", -number)
         site.closed = reason
         self.touched.add(site.id)
+        await self.db.fetch("count_lull")
 
     async def must_be_whole(self) -> None:
         """Refuse a job in which requests wait, and no site is there that has them: somebody has deleted rows."""

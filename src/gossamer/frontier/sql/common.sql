@@ -6,6 +6,9 @@ UPDATE gossamer_shards SET skew = GREATEST(skew, $2) WHERE shard = $1
 -- name: set_longest
 UPDATE gossamer_shards SET longest = GREATEST(longest, $2) WHERE shard = $1
 
+-- name: count_lull
+UPDATE gossamer_shards SET lulls = lulls + 1 WHERE shard = $1
+
 -- name: count_fresh
 UPDATE gossamer_counters SET pages = pages + $3, fresh = fresh + $4 WHERE shard = $1 AND stripe = $2
 
@@ -45,14 +48,14 @@ SELECT j.settings, j.revision FROM gossamer_jobs j JOIN gossamer_shards s ON s.j
 
 -- name: sites
 SELECT s.name, s.region, s.hold_at, s.ready_at, s.closed, s.lanes,
-    (SELECT COUNT(*) FROM gossamer_queue q WHERE q.shard = s.shard AND q.site = s.site) AS waiting
+    (SELECT COUNT(*) FROM gossamer_queue q WHERE q.shard = s.shard AND q.site = s.site AND q.again NOT IN (1, 2, 3)) AS waiting
 FROM gossamer_sites s WHERE s.shard = $1 ORDER BY waiting DESC, s.name LIMIT $2
 
 -- name: site
 SELECT site, name, region, ready_at, hold_at, closed, lanes FROM gossamer_sites WHERE shard = $1 AND site = $2
 
 -- name: waiting_of
-SELECT COUNT(*) FROM gossamer_queue WHERE shard = $1 AND site = $2
+SELECT COUNT(*) FROM gossamer_queue WHERE shard = $1 AND site = $2 AND again NOT IN (1, 2, 3)
 
 -- name: renew_job
 UPDATE gossamer_jobs SET revision = revision + CASE WHEN settings = $4 THEN 0 ELSE 1 END, settings = $4,

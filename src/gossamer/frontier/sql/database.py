@@ -108,12 +108,10 @@ class Dialect(Protocol):
         """Leases that end, that are given and that change, sites, and last the stripe of the counters."""
         ...
 
-    async def put_seen(
-        self, ids: Sequence[int], sites: Sequence[int], strangers: Sequence[int]
-    ) -> tuple[set[int], list[Sequence[Any]]]:
+    async def put_seen(self, ids: Sequence[int], sites: Sequence[int]) -> tuple[set[int], list[Sequence[Any]]]:
         """Add keys; those that nobody knew. The keys are in order, so that two such calls wait and do not deadlock.
 
-        Besides: site, closed and whether it sleeps, of those `sites` that are closed or asleep, and of `strangers`."""
+        Besides, of those `sites` that are there: site, closed and whether it sleeps."""
         ...
 
     async def insert_sites(self, rows: Sequence[Sequence[Any]]) -> int:

@@ -113,6 +113,7 @@ class SqlFrontier(SqlSteering, SqlLedger):
             if has_inbox and await drain(self, self._call, self._admission) and not grant.leases:
                 continue
             self._empty |= empty
+            self._admission.doubt(empty)
             now = asyncio.get_running_loop().time()
             idle = not grant.leases and limit > 0
             if self._empty and (idle or len(self._empty) >= _MANY_EMPTY or now - self._lulled_at > _LULL_SECONDS):
@@ -127,7 +128,7 @@ class SqlFrontier(SqlSteering, SqlLedger):
         regions = list({self.region, ""} | self.also)
 
         async def work(call: Call) -> tuple[Grant, set[int], bool]:
-            await call.open(totals=True)
+            await call.open(totals=True, regions=regions, most=limit)
             news = call.totals["news"]
             state = await self._state(call)
             if state != "running":

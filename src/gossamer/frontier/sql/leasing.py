@@ -50,8 +50,11 @@ class Leasing:
             over: list[Site] = []
             wanted = limit - len(self.leases)
             for region in self._regions:
-                most = wanted + len(passed) + len(self._over)
-                for row in await call.db.fetch("take_ready", region, call.now, most):
+                rows = call.ready.pop(region, None)
+                if rows is None:
+                    most = wanted + len(passed) + len(self._over)
+                    rows = await call.db.fetch("take_ready", region, call.now, most)
+                for row in rows:
                     if row[0] not in passed and len(fresh) < wanted:
                         passed.add(row[0])
                         site = call.sites.setdefault(row[0], Site(row, call.settings))
@@ -256,6 +259,7 @@ async def lull(call: Call, numbers: Iterable[int]) -> bool:
                     times.append(max(first, free))
                 call.asleep[site.id] = None if min(times) == NEVER else min(times)
             call.touched.add(site.id)
+        await call.db.fetch("count_lull")
     await call.flush()
     return closed
 

@@ -58,7 +58,6 @@ class MySQL:
         self._affected = 0
         self._many_known = False
         """Whether most keys were known when last some were put: then it is cheaper to ask first."""
-        self._has_defaults: bool | None = None
         self.connections = 0
 
     @property
@@ -72,7 +71,6 @@ class MySQL:
         )
         self._connection = connection
         self.connections += 1
-        self._has_defaults = None
         self._forget()
         try:
             for statement in _SESSION:
@@ -172,6 +170,8 @@ class MySQL:
 
     def ahead(self, *asks: tuple[Any, ...]) -> None:
         self._also = list(asks)
+        if asks and asks[0][0] == "take_due":
+            self._later("set_moment")
 
     def _later(self, name: str, *given: Any) -> None:
         """Have a statement go with the next one, since nobody needs its answer."""
@@ -213,10 +213,7 @@ class MySQL:
 
     async def insert_rows(self, rows: Sequence[Sequence[Any]]) -> None:
         head = f"({self.shard},"
-        if self._has_defaults is None:
-            # Tables that an older version made have none.
-            self._has_defaults = any(row[0] is not None for row in await self.fetch("has_defaults"))
-        if self._has_defaults and not any(row[7] or row[8] or row[9] or row[10] for row in rows):
+        if not any(row[7] or row[8] or row[9] or row[10] for row in rows):
             # What is left out need not be read by the server, which costs it as much as storing it.
             extras = {row[11]: literal(row[11]) for row in rows}
             texts = [
@@ -253,24 +250,22 @@ class MySQL:
                     self._later(one, *row)
         self._later("count", *counters)
 
-    async def put_seen(
-        self, ids: Sequence[int], sites: Sequence[int], strangers: Sequence[int]
-    ) -> tuple[set[int], list[Sequence[Any]]]:
-        states = ("site_states", sites, strangers)
+    async def put_seen(self, ids: Sequence[int], sites: Sequence[int]) -> tuple[set[int], list[Sequence[Any]]]:
+        states = [("site_states", sites)] if sites else []
         known: set[int] = set()
         if self._many_known:
             known = {row[0] for row in await self.fetch("known", ids)}
         for first in range(0, len(ids), _KEYS):
             known |= await self._insert_seen([key for key in ids[first : first + _KEYS] if key not in known], states)
-        self._many_known = len(known) > len(ids) // 4
-        return set(ids) - known, await self.fetch(*states)
+        self._many_known = len(known) > len(ids) // 2
+        return set(ids) - known, await self.fetch(*states[0]) if states else []
 
-    async def _insert_seen(self, keys: Sequence[int], states: tuple[Any, ...]) -> set[int]:
+    async def _insert_seen(self, keys: Sequence[int], states: Sequence[tuple[Any, ...]]) -> set[int]:
         """Add keys; those that were there already, each of which is a warning."""
         if not keys:
             return set()
         head = f"({self.shard},"
-        self.ahead(("duplicates",), states)
+        self.ahead(("duplicates",), *states)
         await self._run(self._statements["insert_seen"][0] + ",".join([f"{head}{key})" for key in keys]))
         missing = len(keys) - self._affected
         texts = [str(row[2]) for row in await self.fetch("duplicates")]
@@ -297,8 +292,8 @@ class MySQL:
                 self._pending.append(written(self._statements[name], given, rows=rows))
             return
         for where, (ages, keys) in alike.items():
-            self._later("keep_alike", ages, keys, *where, now)
-            self._later("drop_alike", ages, keys, *where[:3])
+            self._later("keep_alike", min(ages), keys, *where, now, max(ages))
+            self._later("drop_alike", min(ages), keys, *where[:3], max(ages))
 
     async def refuse(self, rows: Sequence[Sequence[Any]], now: int) -> None:
         await self.bulk("refuse_rows", [(*row, now, 0, 0) for row in rows])

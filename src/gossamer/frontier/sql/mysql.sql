@@ -1,6 +1,7 @@
 -- What the frontier asks of MariaDB and MySQL beside common.sql; only what both take. $1 is the shard. Lists come as
 -- (1,2,3); $rows are the rows of VALUES, each with the shard before it; $json is a list of rows; $a and $b are the columns
--- of one row, and such statements are joined by UNION ALL. `id + 0` keeps each age from being looked up with each id.
+-- of one row, and such statements are joined by UNION ALL. The requests of a
+-- batch come one after another, so a stretch of ages is read; `id + 0` keeps the ids from being looked up in it.
 
 -- name: moment
 SELECT j.state, j.revision, COALESCE(j.clock, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)) AS clock,
@@ -24,7 +25,7 @@ WHERE s.shard = $1
 -- name: brief_moment
 SELECT j.state, j.revision, COALESCE(j.clock, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)) AS clock,
     s.skew, s.restarts, s.rest_until, s.longest, s.allowance, s.phase, s.place,
-    (SELECT MAX(latest_at) FROM gossamer_counters WHERE shard = $1) AS latest_at
+    (SELECT MAX(latest_at) FROM gossamer_counters WHERE shard = $1) AS latest_at, s.lulls
 FROM gossamer_shards s JOIN gossamer_jobs j ON j.job = s.job WHERE s.shard = $1
 
 -- name: lock_stripe
@@ -42,6 +43,16 @@ SELECT shard FROM gossamer_shards WHERE shard = $1 FOR UPDATE
 -- name: take_ready
 SELECT site, name, region, ready_at, hold_at, closed, lanes FROM gossamer_sites FORCE INDEX (gossamer_sites_ready)
 WHERE shard = $1 AND region = $2 AND ready_at <= $3 ORDER BY ready_at LIMIT $4 FOR UPDATE SKIP LOCKED
+
+-- name: set_moment
+SET @gossamer_now = (
+    SELECT GREATEST(COALESCE(j.clock, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)) + s.skew,
+        (SELECT MAX(latest_at) FROM gossamer_counters WHERE shard = $1))
+    FROM gossamer_shards s JOIN gossamer_jobs j ON j.job = s.job WHERE s.shard = $1)
+
+-- name: take_due
+SELECT site, name, region, ready_at, hold_at, closed, lanes FROM gossamer_sites FORCE INDEX (gossamer_sites_ready)
+WHERE shard = $1 AND region = $2 AND ready_at <= @gossamer_now ORDER BY ready_at LIMIT $3 FOR UPDATE SKIP LOCKED
 
 -- name: next_ready
 SELECT site, ready_at FROM gossamer_sites FORCE INDEX (gossamer_sites_ready)
@@ -67,10 +78,7 @@ SELECT site, name, region, ready_at, hold_at, closed, lanes FROM gossamer_sites 
 
 -- name: site_states
 SELECT site, closed, ready_at IS NULL OR ready_at > wake_at FROM gossamer_sites FORCE INDEX (PRIMARY)
-WHERE shard = $1 AND site IN $2 AND (closed <> '' OR ready_at IS NULL OR ready_at > wake_at)
-UNION ALL
-SELECT site, closed, ready_at IS NULL OR ready_at > wake_at FROM gossamer_sites FORCE INDEX (PRIMARY)
-WHERE shard = $1 AND site IN $3
+WHERE shard = $1 AND site IN $2
 
 -- name: wake
 UPDATE gossamer_sites FORCE INDEX (PRIMARY) SET ready_at = wake_at
@@ -166,10 +174,6 @@ VALUES $text
 -- name: insert_new
 INSERT INTO gossamer_queue (shard, site, place, standing, age, id, url, depth, extra) VALUES $text
 
--- name: has_defaults
-SELECT column_default FROM information_schema.columns
-WHERE $1 >= 0 AND table_schema = DATABASE() AND table_name = 'gossamer_queue' AND column_name = 'again'
-
 -- name: drop_rows
 DELETE q FROM JSON_TABLE($json, '$[*]' COLUMNS (site BIGINT PATH '$[0]', place TINYINT PATH '$[1]',
     standing BIGINT PATH '$[2]', age BIGINT PATH '$[3]', id BIGINT PATH '$[4]')) w
@@ -196,12 +200,12 @@ ON DUPLICATE KEY UPDATE finished_at = $2, tries = q.tries, status = w.status, co
 -- name: keep_alike
 INSERT INTO gossamer_done (shard, id, site, finished_at, depth, priority, tries, status, code, url)
 SELECT q.shard, q.id, q.site, $9, q.depth, q.priority, q.tries, $7, $8, q.url FROM gossamer_queue q FORCE INDEX (PRIMARY)
-WHERE q.shard = $1 AND q.site = $4 AND q.place = $5 AND q.standing = $6 AND q.age IN $2 AND q.id + 0 IN $3
+WHERE q.shard = $1 AND q.site = $4 AND q.place = $5 AND q.standing = $6 AND q.age BETWEEN $2 AND $10 AND q.id + 0 IN $3
 ON DUPLICATE KEY UPDATE finished_at = $9, tries = q.tries, status = $7, code = $8
 
 -- name: drop_alike
 DELETE FROM gossamer_queue
-WHERE shard = $1 AND site = $4 AND place = $5 AND standing = $6 AND age IN $2 AND id + 0 IN $3
+WHERE shard = $1 AND site = $4 AND place = $5 AND standing = $6 AND age BETWEEN $2 AND $7 AND id + 0 IN $3
 
 -- name: refuse_rows
 INSERT INTO gossamer_done (shard, id, site, depth, priority, status, url, finished_at, tries, code) VALUES $rows

@@ -9,6 +9,7 @@ from typing import Any
 from gossamer import addresses
 from gossamer.errors import ConfigError, FrontierError, JobMissing, SchemaMismatch, Unavailable
 from gossamer.frontier.sql.database import CARGO, schema, statements
+from gossamer.frontier.sql.postgresql_text import array, literal, transposed
 
 try:
     import asyncpg
@@ -42,6 +43,7 @@ _QUEUE: tuple[str, ...] = (
 )  # fmt: skip
 _NEW = (*_QUEUE[:8], "extra")
 _OLDEST = 120000
+_WARY = 32
 _ANSWER_SECONDS = 30.0
 _LONGEST_WAIT_MICRO = 16_000_000
 # Classes of SQLSTATE: connection, resources (full, too many), intervention by an operator, the system's own errors.
@@ -70,7 +72,11 @@ class PostgreSQL:
         self.connections = 0
         self._prepared: set[str] = set()
         self._pending: list[str] = []
-        self._has_defaults: bool | None = None
+        self._also: Sequence[tuple[Any, ...]] = ()
+        self._answers: list[tuple[tuple[Any, ...], list[Sequence[Any]]]] = []
+        """What travelled with the last statement, until it is fetched."""
+        self._wary = 0
+        """How often to expect that others add the same keys at the same time."""
 
     @property
     def is_open(self) -> bool:
@@ -86,8 +92,7 @@ class PostgreSQL:
         """Connect, and refuse a server that is too old."""
         self._listens.clear()
         self._prepared.clear()
-        self._pending.clear()
-        self._has_defaults = None
+        self._forget()
         connection = await asyncpg.connect(
             **self._address, timeout=10.0, command_timeout=_ANSWER_SECONDS, statement_cache_size=200
         )
@@ -121,7 +126,7 @@ class PostgreSQL:
 
     async def begin(self, lock: str = "", stripe: int = 0) -> None:
         # In one go: what the first statement answers, nobody needs.
-        self._pending.clear()
+        self._forget()
         text = _BEGIN[lock].format(shard=int(self.shard), stripe=int(stripe))
         await self._open.execute(text)
 
@@ -130,8 +135,13 @@ class PostgreSQL:
         await self._run_pending()
 
     async def rollback(self) -> None:
-        self._pending.clear()
+        self._forget()
         await self._open.execute("ROLLBACK")
+
+    def _forget(self) -> None:
+        self._pending.clear()
+        self._answers.clear()
+        self._also = ()
 
     async def _run_pending(self) -> None:
         text = ";\n".join(self._pending)
@@ -143,7 +153,7 @@ class PostgreSQL:
         if name not in self._prepared:
             await self._open.execute(f"PREPARE gossamer_{name} AS {self._statements[name]}")
             self._prepared.add(name)
-        self._pending.append(f"EXECUTE gossamer_{name}({', '.join(map(_literal, (self.shard, *given)))})")
+        self._pending.append(f"EXECUTE gossamer_{name}({', '.join(map(literal, (self.shard, *given)))})")
 
     async def close(self) -> None:
         if self._connection is not None:
@@ -164,28 +174,58 @@ class PostgreSQL:
         return await self._open.fetch(text, *given)
 
     async def fetch(self, name: str, *given: Any) -> list[Sequence[Any]]:
-        values = [_array(value) if isinstance(value, list) else value for value in given]
+        if self._answers:
+            ask, rows = self._answers.pop(0)
+            if ask == (name, *given):
+                return rows
+        also, self._also = self._also, ()
+        if also and name == "moment":
+            return await self._take(also)
+        if also and name == "brief_moment":
+            return await self._lock(also)
+        values = [array(value) if isinstance(value, list) else value for value in given]
         return await self.ask(self._statements[name], self.shard, *values)
 
     def ahead(self, *asks: tuple[Any, ...]) -> None:
-        # The driver sends one statement at a time.
-        pass
+        # The driver sends one statement at a time, so what is asked for together is one statement of its own.
+        self._also = asks
+
+    async def _take(self, asks: Sequence[tuple[Any, ...]]) -> list[Sequence[Any]]:
+        """The moment, and the sites that are ready then."""
+        regions, most = [ask[1] for ask in asks], asks[0][2]
+        rows = await self.ask(self._statements["moment_and_ready"], self.shard, regions, most)
+        self._answers = [(ask, [row[:7] for row in rows if row[7] is None and row[2] == ask[1]]) for ask in asks]
+        return [(row[1], *row[7][:8], row[2], *row[7][8:]) for row in rows if row[7] is not None]
+
+    async def _lock(self, asks: Sequence[tuple[Any, ...]]) -> list[Sequence[Any]]:
+        """The moment, sites and leases."""
+        lists = [array(ask[1]) for ask in asks]
+        rows = await self.ask(self._statements["moment_and_leases"], self.shard, *lists)
+        sites: list[Sequence[Any]] = [row[:7] for row in rows if row[6] is not None]
+        leases: list[Sequence[Any]] = [
+            (row[0], row[3], *row[7], row[1], row[2]) for row in rows if row[6] is None and row[0] is not None
+        ]
+        self._answers = list(zip(asks, (sites, leases), strict=True))
+        return [(row[1], *row[7][:8], row[2], *row[7][8:]) for row in rows if row[0] is None]
 
     async def bulk(self, name: str, rows: Sequence[Sequence[Any]], *given: Any) -> list[Sequence[Any]]:
-        return await self.fetch(name, *_columns(rows), *given) if rows else []
+        also, self._also = self._also, ()
+        if not rows:
+            return []
+        if also and name == "heads":
+            found = await self.fetch("heads_and_notes", *transposed(rows), *given, also[0][1])
+            self._answers = [(also[0], [(row[0], row[11], row[12]) for row in found if row[1] is None])]
+            return [row[:12] for row in found if row[1] is not None]
+        return await self.fetch(name, *transposed(rows), *given)
 
     async def insert_rows(self, rows: Sequence[Sequence[Any]]) -> None:
-        if self._has_defaults is None:
-            # Tables that an older version made have none.
-            self._has_defaults = any(row[0] for row in await self.fetch("has_defaults"))
         if self._pending:
             await self._run_pending()
-        shard, columns = self.shard, _QUEUE
-        if self._has_defaults and not any(row[7] or row[8] or row[9] or row[10] for row in rows):
-            records = [(shard, *row[:7], row[11]) for row in rows]
-            columns = _NEW
+        shard = self.shard
+        if any(row[7] or row[8] or row[9] or row[10] for row in rows):
+            records, columns = [(shard, *row) for row in rows], _QUEUE
         else:
-            records = [(shard, *row) for row in rows]
+            records, columns = [(shard, *row[:7], row[11]) for row in rows], _NEW
         await self._open.copy_records_to_table("gossamer_queue", records=records, columns=columns)
 
     async def write(
@@ -202,16 +242,16 @@ class PostgreSQL:
             values += zip(*rows, strict=True) if rows else [()] * width
         await self._later("write", *values)
 
-    async def put_seen(
-        self, ids: Sequence[int], sites: Sequence[int], strangers: Sequence[int]
-    ) -> tuple[set[int], list[Sequence[Any]]]:
-        new, states = set(), []
-        for row in await self.fetch("put_seen", ids, sites, strangers):
-            if row[2] is None:
-                new.add(row[0])
-            else:
-                states.append(row)
-        return new, states
+    async def put_seen(self, ids: Sequence[int], sites: Sequence[int]) -> tuple[set[int], list[Sequence[Any]]]:
+        # To look first and then to add is cheaper than to add and see. Where another adds the same key in between, the
+        # transaction is done anew, and then in the other way.
+        wary, self._wary = self._wary > 0, max(0, self._wary - 1)
+        try:
+            rows = await self.fetch("put_wary" if wary else "put_seen", ids, sites)
+        except faults.UniqueViolationError:
+            self._wary = _WARY
+            raise
+        return {row[0] for row in rows if row[2] is None}, [row for row in rows if row[2] is not None]
 
     async def insert_sites(self, rows: Sequence[Sequence[Any]]) -> int:
         return len(await self.bulk("insert_sites", rows))
@@ -220,7 +260,7 @@ class PostgreSQL:
         await self._later("finish_rows", *zip(*rows, strict=True), now)
 
     async def refuse(self, rows: Sequence[Sequence[Any]], now: int) -> None:
-        await self.fetch("refuse_rows", now, *_columns(rows))
+        await self.fetch("refuse_rows", now, *transposed(rows))
 
     async def close_site(self, site: int, keep: Sequence[int], status: int, now: int) -> list[Sequence[Any]]:
         return await self.fetch("close_site", site, list(keep), status, now)
@@ -229,7 +269,7 @@ class PostgreSQL:
         return await self.fetch("take_inbox", most)
 
     async def empty_inbox(self, entries: Sequence[int]) -> None:
-        await self.ask(self._statements["empty_inbox"], _array(list(entries)))
+        await self.ask(self._statements["empty_inbox"], array(list(entries)))
 
     async def refuse_inbox(self, entry: int, error: str) -> None:
         await self.ask(self._statements["refuse_inbox"], entry, error)
@@ -317,37 +357,6 @@ class PostgreSQL:
         if isinstance(error, (OSError, TimeoutError, faults.InterfaceError, faults.InternalClientError)):
             return Unavailable(f"{self.server}: {_first_line(error) or type(error).__name__}")
         return None
-
-
-def _columns(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    return [list(column) for column in zip(*rows, strict=True)]
-
-
-def _array(values: list[Any]) -> Any:
-    """Numbers as one text, which is far cheaper for the driver than an array; other lists as they are."""
-    if values and not isinstance(values[0], (int, type(None))):
-        return values
-    if None in values:
-        return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
-    return "{" + ",".join(map(str, values)) + "}"
-
-
-def _literal(value: Any) -> str:
-    """A value as it is written in a statement."""
-    if isinstance(value, (list, tuple)):
-        value = "{" + ",".join(map(_element, value)) + "}"
-    if isinstance(value, str):
-        return "'" + value.replace("'", "''") + "'"
-    return "NULL" if value is None else str(value)
-
-
-def _element(value: Any) -> str:
-    """A value as it is written in a list."""
-    if isinstance(value, bytes):
-        return f'"\\\\x{value.hex()}"'
-    if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    return "NULL" if value is None else str(value)
 
 
 def _first_line(error: BaseException) -> str:

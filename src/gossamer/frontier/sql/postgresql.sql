@@ -21,12 +21,58 @@ WHERE s.shard = $1
 -- name: brief_moment
 SELECT j.state, j.revision, COALESCE(j.clock, (EXTRACT(EPOCH FROM clock_timestamp()) * 1000000)::bigint) AS clock,
     s.skew, s.restarts, s.rest_until, s.longest, s.allowance, s.phase, s.place,
-    (SELECT MAX(latest_at) FROM gossamer_counters WHERE shard = $1) AS latest_at
+    (SELECT MAX(latest_at) FROM gossamer_counters WHERE shard = $1) AS latest_at, s.lulls
 FROM gossamer_shards s JOIN gossamer_jobs j ON j.job = s.job WHERE s.shard = $1
 
 -- name: take_ready
 SELECT site, name, region, ready_at, hold_at, closed, lanes FROM gossamer_sites
 WHERE shard = $1 AND region = $2 AND ready_at <= $3 ORDER BY ready_at LIMIT $4 FOR UPDATE SKIP LOCKED
+
+-- name: moment_and_ready
+-- Sites as they are elsewhere, and the moment as one row with all its numbers in a list.
+WITH m AS MATERIALIZED (
+    SELECT j.state, j.revision, COALESCE(j.clock, (EXTRACT(EPOCH FROM clock_timestamp()) * 1000000)::bigint) AS clock,
+        s.skew, s.restarts, s.rest_until, s.longest, s.allowance, s.phase, s.place, c.*,
+        EXISTS (SELECT 1 FROM gossamer_inbox i WHERE i.job IN (j.name, '') AND i.error IS NULL) AS inbox
+    FROM gossamer_shards s
+    JOIN gossamer_jobs j ON j.job = s.job
+    CROSS JOIN (
+        SELECT ARRAY[SUM(queued), SUM(later), SUM(leased), SUM(held), SUM(done), SUM(failed), SUM(skipped), SUM(parked),
+            SUM(stale), SUM(kept), SUM(revisits), SUM(suspects), SUM(known), SUM(sites), SUM(news), SUM(handed)]::bigint[]
+            AS counts, MAX(token) AS token, MAX(latest_at) AS latest_at
+        FROM gossamer_counters WHERE shard = $1
+    ) c
+    WHERE s.shard = $1
+), ready AS MATERIALIZED (
+    SELECT t.* FROM unnest($2::text[]) AS g (region) CROSS JOIN LATERAL (
+        SELECT site, name, region, ready_at, hold_at, closed, lanes FROM gossamer_sites
+        WHERE shard = $1 AND region = g.region AND ready_at <= (SELECT GREATEST(clock + skew, latest_at) FROM m)
+        ORDER BY ready_at LIMIT $3 FOR UPDATE SKIP LOCKED) t
+)
+SELECT NULL::bigint, state, place, NULL::bigint, NULL::bigint, NULL::text, NULL::bytea,
+    ARRAY[revision, clock, skew, restarts, rest_until, longest, allowance, phase]::bigint[] || counts
+    || ARRAY[token, latest_at, inbox::int] FROM m
+UNION ALL
+SELECT site, name, region, ready_at, hold_at, closed, lanes, NULL::bigint[] FROM ready
+
+-- name: moment_and_leases
+-- The parts are run in their order, so the sites are locked before the leases; what was waited for is read as it is then.
+WITH s AS MATERIALIZED (
+    SELECT site, name, region, ready_at, hold_at, closed, lanes FROM gossamer_sites
+    WHERE shard = $1 AND site = ANY($2::text::bigint[]) ORDER BY site FOR UPDATE
+), l AS MATERIALIZED (
+    SELECT token, site, lane, until_at, suspect, worker, batch FROM gossamer_leases
+    WHERE shard = $1 AND token = ANY($3::text::bigint[]) FOR UPDATE
+)
+SELECT NULL::bigint, j.state, s.place, NULL::bigint, NULL::bigint, NULL::text, NULL::bytea,
+    ARRAY[j.revision, COALESCE(j.clock, (EXTRACT(EPOCH FROM clock_timestamp()) * 1000000)::bigint), s.skew, s.restarts,
+        s.rest_until, s.longest, s.allowance, s.phase,
+        (SELECT MAX(latest_at) FROM gossamer_counters WHERE shard = $1), s.lulls]::bigint[]
+FROM gossamer_shards s JOIN gossamer_jobs j ON j.job = s.job WHERE s.shard = $1
+UNION ALL
+SELECT site, name, region, ready_at, hold_at, closed, lanes, NULL::bigint[] FROM s
+UNION ALL
+SELECT token, worker, batch, site, NULL::bigint, NULL::text, NULL::bytea, ARRAY[lane, until_at, suspect::int]::bigint[] FROM l
 
 -- name: next_ready
 SELECT site, ready_at FROM gossamer_sites WHERE shard = $1 AND region = $2 AND ready_at IS NOT NULL ORDER BY ready_at LIMIT $3
@@ -76,6 +122,17 @@ WHERE shard = $1 AND site = ANY($2::text::bigint[])
 SELECT token, site, lane, until_at, suspect, worker, batch FROM gossamer_leases WHERE shard = $1 AND worker = $2
 
 -- name: put_seen
+-- Not as a join: for a table that was empty when it was planned, that would compare each key with all others.
+WITH new AS (
+    INSERT INTO gossamer_seen (shard, id) SELECT $1, k FROM unnest($2::text::bigint[]) AS k
+    WHERE (SELECT 1 FROM gossamer_seen s WHERE s.shard = $1 AND s.id = k) IS NULL RETURNING id
+)
+SELECT id, NULL::text, NULL::boolean FROM new
+UNION ALL
+SELECT site, closed, ready_at IS NULL OR ready_at > wake_at FROM gossamer_sites
+WHERE shard = $1 AND site = ANY($3::text::bigint[])
+
+-- name: put_wary
 WITH new AS (
     INSERT INTO gossamer_seen (shard, id) SELECT $1, k FROM unnest($2::text::bigint[]) AS k
     ON CONFLICT DO NOTHING RETURNING id
@@ -83,10 +140,7 @@ WITH new AS (
 SELECT id, NULL::text, NULL::boolean FROM new
 UNION ALL
 SELECT site, closed, ready_at IS NULL OR ready_at > wake_at FROM gossamer_sites
-WHERE shard = $1 AND site = ANY($3::text::bigint[]) AND (closed <> '' OR ready_at IS NULL OR ready_at > wake_at)
-UNION ALL
-SELECT site, closed, ready_at IS NULL OR ready_at > wake_at FROM gossamer_sites
-WHERE shard = $1 AND site = ANY($4::text::bigint[])
+WHERE shard = $1 AND site = ANY($3::text::bigint[])
 
 -- name: heads
 SELECT q.site, q.place, q.standing, q.age, q.id, q.url, q.depth, q.priority, q.tries, q.lapses, q.again, q.extra
@@ -98,6 +152,20 @@ CROSS JOIN LATERAL (
     (SELECT * FROM gossamer_queue t WHERE t.shard = $1 AND t.site = w.site AND t.place = 2
     ORDER BY t.standing, t.age, t.id LIMIT w.most)
 ) q
+
+-- name: heads_and_notes
+SELECT q.site, q.place, q.standing, q.age, q.id, q.url, q.depth, q.priority, q.tries, q.lapses, q.again, q.extra, NULL::bytea
+FROM unnest($2::text::bigint[], $3::text::int[]) AS w (site, most)
+CROSS JOIN LATERAL (
+    (SELECT * FROM gossamer_queue t WHERE t.shard = $1 AND t.site = w.site AND t.place = 1 AND t.standing <= $4
+    ORDER BY t.standing, t.age, t.id LIMIT w.most)
+    UNION ALL
+    (SELECT * FROM gossamer_queue t WHERE t.shard = $1 AND t.site = w.site AND t.place = 2
+    ORDER BY t.standing, t.age, t.id LIMIT w.most)
+) q
+UNION ALL
+SELECT site, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, robots, memo FROM gossamer_notes
+WHERE shard = $1 AND site = ANY($5::text::bigint[])
 
 -- name: suspects
 SELECT q.site, q.place, q.standing, q.age, q.id, q.url, q.depth, q.priority, q.tries, q.lapses, q.again, q.extra
@@ -123,9 +191,6 @@ JOIN gossamer_queue q ON q.shard = $1 AND q.site = w.site AND q.place = w.place 
 -- name: waiting_rows
 SELECT site, place, standing, age, id, url, depth, priority, tries, lapses, again, extra FROM gossamer_queue
 WHERE shard = $1 AND site = $2 AND place = 1 AND standing > $3 AND id = ANY($4::text::bigint[]) AND again IN (1, 2, 3)
-
--- name: has_defaults
-SELECT atthasdef FROM pg_attribute WHERE $1 >= 0 AND attrelid = 'gossamer_queue'::regclass AND attname = 'again'
 
 -- name: drop_rows
 DELETE FROM gossamer_queue q

@@ -65,25 +65,27 @@ class RowWriter:
         self._foreign: dict[str, bytes] = {}
         """Pages that were linked from, as the requests of other sites have them."""
 
-    def row(self, request: Request, site: int, age: int, referrer: str) -> Row:
-        """One request, found on the page `referrer` at the moment `age`."""
-        url = squeeze(request.url, request.site)
+    def row(self, request: Request, site: int, age: int, referrer: str) -> tuple[Any, ...]:
+        """The fields of a `Row`, of one request that was found on the page `referrer` at the moment `age`."""
+        url, name, priority, depth, hops = request.url, request.site, request.priority, request.depth, request.hops
+        end = len(name) + 8
+        # The usual case of `squeeze`, which is half as fast.
+        short = url[end:] if url[end : end + 1] == "/" and url[:end] == "https://" + name else squeeze(url, name)
         hidden = ""
-        if "\0" in url:
-            url, hidden = "=" + request.url.replace("\0", "\ufffd"), request.url
-        key, strategy, place = (request.priority, request.depth, request.hops), self._strategy, WAITING
-        standing = self._ranks.get(key)
+        if "\0" in short:
+            short, hidden = "=" + url.replace("\0", "\ufffd"), url
+        place, standing = WAITING, self._ranks.get((priority, depth, hops))
         if standing is None:
-            standing = policy.rank(strategy, priority=key[0], depth=key[1], hops=key[2])
-            self._ranks[key] = standing
+            standing = policy.rank(self._strategy, priority=priority, depth=depth, hops=hops)
+            self._ranks[priority, depth, hops] = standing
         if standing == policy.HEAD:
             place, standing = TIMED, 0
-        elif strategy == "dfs":
+        elif self._strategy == "dfs":
             age = -age
-        elif strategy == "random":
+        elif self._strategy == "random":
             age = random.getrandbits(62)
         extra = self._extra(request, referrer, hidden)
-        return Row(site, place, standing, age, request.key, url, key[1], key[0], request.tries, 0, 0, extra)
+        return (site, place, standing, age, request.key, short, depth, priority, request.tries, 0, 0, extra)
 
     def _extra(self, request: Request, referrer: str, url: str) -> bytes | None:
         """What most requests have little of; None for nothing."""

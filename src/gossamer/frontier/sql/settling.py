@@ -33,9 +33,9 @@ class Admission:
         self._secret = secret
         self._region_of = region_of
         self._ids: dict[str, int] = {}
-        self._there: set[int] = set()
-        """Sites that the database has; it keeps them for ever."""
-        self._connection = 0
+        self._awake: set[int] = set()
+        """Sites that are there, open and awake, and will be for as long as this stays the same:"""
+        self._as_of: tuple[str, int, int] = ("", 0, 0)
         self._age = 0
 
     def site_id(self, name: str) -> int:
@@ -47,6 +47,10 @@ class Admission:
             found = self._ids[name] = urls.fingerprint(self._secret, name)
         return found
 
+    def doubt(self, sites: Iterable[int]) -> None:
+        """Sites that may be asleep: to be asked for."""
+        self._awake.difference_update(sites)
+
     async def admit(self, call: Call, links: Sequence[Link]) -> int:
         """Queue what is new; how many those were. The caller shares the lock, so that no site falls asleep now."""
         first: dict[int, Link] = {}
@@ -54,15 +58,16 @@ class Admission:
             first.setdefault(link[0].key, link)
         if not first:
             return 0
-        if self._connection != call.db.connections or len(self._there) > _MOST_NAMES:
-            # Whoever restores a database ends its connections.
-            self._connection = call.db.connections
-            self._there.clear()
+        # Only who keeps all others out puts sites to sleep or closes them, and counts that. Whoever restores a database
+        # ends its connections.
+        as_of = (call.db.server, call.db.connections, call.lulls)
+        if self._as_of != as_of or len(self._awake) > _MOST_NAMES:
+            self._as_of = as_of
+            self._awake.clear()
         numbers = {name: self.site_id(name) for name in {link[0].site for link in first.values()}}
-        asked = set(numbers.values()) - call.sites.keys()
-        known = asked & self._there
-        new, states = await call.db.put_seen(sorted(first), sorted(known), sorted(asked - known))
-        self._there.update([state[0] for state in states])
+        asked = sorted(set(numbers.values()) - call.sites.keys() - self._awake)
+        new, states = await call.db.put_seen(sorted(first), asked)
+        self._awake.update([site for site, closed, sleeps in states if not closed and not sleeps])
         if call.settings.recrawl:
             await self._hasten(call, [request for key, (request, _, _) in first.items() if key not in new])
         if not new:
@@ -70,10 +75,11 @@ class Admission:
         call.count("known", len(new))
         call.count("news")
         fresh = [link for key, link in first.items() if key in new] if len(new) < len(first) else list(first.values())
-        closed = await self._closed(call, {numbers[link[0].site]: link[0].site for link in fresh}, states, known)
+        closed = await self._closed(call, {numbers[link[0].site]: link[0].site for link in fresh}, states)
         age = self._age = max(self._age, call.now)
         self._age += len(fresh)
-        rows, refused, later = [], [], 0
+        rows: list[tuple[Any, ...]] = []
+        refused, later = [], 0
         write = RowWriter(call.settings.strategy).row
         for request, referrer, wait in fresh:
             site = numbers[request.site]
@@ -81,10 +87,10 @@ class Admission:
             row = write(request, site, age, referrer)
             if closed and site in closed:
                 status = closed_status(closed[site])
-                refused.append((row.id, site, row.depth, row.priority, status, row.url))
+                refused.append((request.key, site, request.depth, request.priority, status, row[5]))
                 call.count(WORDS[status])
             elif wait > 0:
-                rows.append(row._replace(place=TIMED, standing=call.now + wait, again=RETRY))
+                rows.append(Row._make(row)._replace(place=TIMED, standing=call.now + wait, again=RETRY))
                 later += 1
             else:
                 rows.append(row)
@@ -119,9 +125,7 @@ class Admission:
             call.count("news")
             await call.db.fetch("wake", sorted(set(woken)))
 
-    async def _closed(
-        self, call: Call, missing: dict[int, str], states: Iterable[Sequence[Any]], known: set[int]
-    ) -> dict[int, str]:
+    async def _closed(self, call: Call, missing: dict[int, str], states: Iterable[Sequence[Any]]) -> dict[int, str]:
         """See that the sites are there and awake; why those are closed that are."""
         closed, sleeping = {}, []
         for site in missing.keys() & call.sites.keys():
@@ -140,7 +144,7 @@ class Admission:
         if sleeping:
             await call.db.fetch("wake", sorted(sleeping))
         rows = []
-        missing = {site: name for site, name in missing.items() if site not in known}
+        missing = {site: name for site, name in missing.items() if site not in self._awake}
         for place, (site, name) in enumerate(missing.items()):
             region = self._region_of(name) if self._region_of else ""
             # Sites that were found together are ready in that order.

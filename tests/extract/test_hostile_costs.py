@@ -1,0 +1,136 @@
+"""What hostile pages and files cost: CPU of a size against that of twice the size, and memory against the limit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from gossamer.extract import sitemap
+from gossamer.extract.links import parse_refresh, parse_srcset
+from gossamer.extract.page import Page
+from gossamer.extract.sniff import is_html
+from gossamer.middleware import robots
+from gossamer.model import Request, Response
+
+URL = "http://a.example/"
+MB = 1_000_000
+
+
+def read(body: bytes) -> None:
+    """All that a crawl makes of a page."""
+    headers = (("content-type", "text/html; charset=utf-8"),)
+    page = Page(Response(url=URL, status=200, headers=headers, body=body), Request(url=URL))
+    assert len(page.title) <= 4096
+    assert len(page.links()) <= 5000
+    assert isinstance(page.text, str)
+
+
+def ask(body: bytes) -> None:
+    matcher = robots.Matcher(robots.parse(b"User-agent: *\n" + body, "gossamer"))
+    for number in range(20):
+        matcher.allowed(f"/{'a' * 1000}/{number}")
+
+
+COSTS: dict[str, tuple[Callable[[int], bytes], Callable[[bytes], object], int]] = {
+    "H31 nested tags": (lambda n: b"<div>" * n, read, 50_000),
+    "H31 attributes": (lambda n: b"<p " + b" ".join(b"a%d" % k for k in range(n)) + b">", read, 200_000),
+    "H31 attributes that hide the end": (
+        lambda n: b"<p " + b" ".join(b"a%d='>'" % k for k in range(n)) + b">",
+        read,
+        15_000,
+    ),
+    "H31 one line": (lambda n: b"<p>" + b"x" * n, read, 25 * MB),
+    "H31 unclosed comment": (lambda n: b"<p>x<!--" + b"-x" * (n // 2), read, 5 * MB),
+    "H31 unclosed script": (lambda n: b"<p>x<script>" + b"</scrip" * (n // 7), read, 5 * MB),
+    "H32 links": (lambda n: b"".join(b"<a href=/%d>x</a>" % k for k in range(n)), read, 500_000),
+    "H32 a long base": (lambda n: b"<base href='/%b/'>" % (b"x" * n) + b"<a href=a>" * 500, read, 200_000),
+    "H32 srcset": (lambda n: b"a.png 1x," * n, lambda body: parse_srcset(body.decode()), 10_000),
+    "H35 refresh": (lambda n: b"1" * n + b"x", lambda body: parse_refresh(body.decode()), 500_000),
+    "H35 less-than": (lambda n: b"<" * n, read, 2 * MB),
+    "H35 quotes": (lambda n: b"<p>url(" + b'"' * n, read, 2 * MB),
+    "H29 zeros as HTML": (lambda n: b"\0" * n, lambda body: is_html(body, "text/html"), 25 * MB),
+    "H36 entities": (
+        lambda n: b"<!DOCTYPE x [" + b'<!ENTITY a "b">' * n + b"]><urlset>" + b"<url><loc>&a;</loc></url>" * n,
+        lambda body: sitemap.parse(body, URL),
+        10_000,
+    ),
+    "H37 entries": (
+        lambda n: b"<urlset>" + b"".join(b"<url><loc>http://a.example/%d</loc></url>" % k for k in range(n)),
+        lambda body: sitemap.parse(body, URL),
+        25_000,
+    ),
+    "H45 rules": (lambda n: b"".join(b"Disallow: /*%d*x\n" % k for k in range(n)), ask, 10_000),
+    "H45 stars": (lambda n: b"Disallow: /" + b"*a" * n + b"b\n", ask, 10_000),
+}
+
+
+@pytest.mark.parametrize("name", COSTS)
+def test_h31_h32_h35_twice_as_much_costs_twice_the_cpu(name: str) -> None:
+    """1,000,000 links, 100,000 nested tags and lines of 50 MB; what is quadratic costs four times as much."""
+    make, parse, size = COSTS[name]
+    once = twice = float("inf")
+    for _ in range(3):
+        # Others on the machine only make it longer: the least of a few runs counts.
+        once, twice = min(once, cpu(parse, make(size))), min(twice, cpu(parse, make(2 * size)))
+        if twice < max(0.1, 3 * once):
+            return
+    pytest.fail(f"{once:.3f} s of CPU for {size}, {twice:.3f} s for twice as much")
+
+
+def cpu(parse: Callable[[bytes], object], body: bytes) -> float:
+    began = time.process_time()
+    parse(body)
+    return time.process_time() - began
+
+
+LIMIT = 20 * 1024 * 1024
+WEIGHTS = {
+    "attributes": "b'<p ' + b' '.join(b'a%d' % k for k in range(30)) + b'>'",
+    "comments": "b'x<!---->'",
+    "links": "b'<a href=/x>x</a>'",
+    "a title": "b'ab '",
+    "nested tags": "b'<div>'",
+    "less-than": "b'<'",
+}
+WEIGH = """
+from gossamer.engine.extractor import Extractor, make_spider
+from gossamer.model import Request, Response
+from gossamer.settings import build
+import asyncio
+
+def kib(name):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name))
+
+unit, extractor = %s, Extractor(make_spider(build({})), build({}))
+body = b"<title>" * (unit == b"ab ") + unit * (%d // len(unit))
+headers = (("content-type", "text/html; charset=utf-8"),)
+answer = Response(url="http://a.example/", status=200, headers=headers, body=body)
+small = Response(url="http://a.example/", status=200, headers=headers, body=b"x")
+asyncio.run(extractor.extract(Request(url="http://a.example/"), small))
+before = kib("VmRSS")
+assert not asyncio.run(extractor.extract(Request(url="http://a.example/"), answer)).error
+print(1024 * (kib("VmHWM") - before))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc for the memory of a process")
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_h16_h31_reading_a_hostile_page_takes_less_than_twice_the_limit(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WEIGH % (WEIGHTS[name], LIMIT)], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < 2 * LIMIT
+
+
+def test_h32_a_long_base_does_not_multiply() -> None:
+    body = b"<base href='http://a.example/%b/'>" % (b"x" * 500_000) + b"".join(
+        b"<a href=%d>" % n for n in range(20_000)
+    )
+    headers = (("content-type", "text/html; charset=utf-8"),)
+    page = Page(Response(url=URL, status=200, headers=headers, body=body), Request(url=URL))
+    assert sum(map(len, page.links())) < 12 * MB
+    assert page.cut
