@@ -46,7 +46,7 @@ class Reached(Protocol):
 
     async def counts(self) -> Counts: ...
 
-    async def state(self, counts: Counts) -> State: ...
+    def state(self, counts: Counts, pulses: Sequence[Pulse]) -> State: ...
 
     async def workers(self) -> list[Pulse]: ...
 
@@ -96,7 +96,7 @@ class Running:
     async def counts(self) -> Counts:
         return msgspec.convert(await self._call(wire.Ask("counts")), Counts)
 
-    async def state(self, counts: Counts) -> State:
+    def state(self, counts: Counts, pulses: Sequence[Pulse]) -> State:
         return _worded(counts.job)
 
     async def workers(self) -> list[Pulse]:
@@ -160,7 +160,7 @@ class Resting:
     async def counts(self) -> Counts:
         return await asyncio.to_thread(self._survey.counts, self.settings)
 
-    async def state(self, counts: Counts) -> State:
+    def state(self, counts: Counts, pulses: Sequence[Pulse]) -> State:
         return "finished" if counts.finished else "resting"
 
     async def workers(self) -> list[Pulse]:
@@ -224,8 +224,8 @@ class OnFleet:
     async def counts(self) -> Counts:
         return await self._fleet.counts()
 
-    async def state(self, counts: Counts) -> State:
-        if counts.job == "running" and not any(map(is_live, await self._fleet.workers())):
+    def state(self, counts: Counts, pulses: Sequence[Pulse]) -> State:
+        if counts.job == "running" and not any(map(is_live, pulses)):
             return "resting"
         return _worded(counts.job)
 

@@ -106,10 +106,9 @@ class Watched:
 
     async def _look(self, reached: Reached) -> None:
         began = self._clock.monotonic()
-        counts = await reached.counts()
+        counts, pulses = await reached.counts(), await reached.workers()
         self.cost_seconds = self._clock.monotonic() - began
-        pulses = await reached.workers()
-        state = await reached.state(counts)
+        state = reached.state(counts, pulses)
         if self._tail is None:
             self._tail = Tail(reached.folder)
             self.tally = Tally(self.past, site_by=reached.settings.site_by)
