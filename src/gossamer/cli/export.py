@@ -35,6 +35,12 @@ from gossamer.export.where import Where
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="FILE|DIR", help="Write there.  [default: standard output]"
 )
+@click.option(
+    "--chunks",
+    type=click.IntRange(min=10),
+    metavar="WORDS",
+    help="With markdown: also split pages at their headings into parts of at most so many words, in chunks.jsonl.",
+)
 @click.option("--all-visits", is_flag=True, help="Every visit of a page, not only the last.")
 @click.option("--frontier", default="", metavar="URL", envvar="GOSSAMER_FRONTIER", help="The fleet that the job is of.")
 def export(
@@ -45,5 +51,5 @@ def export(
     folder = run(place_of(name, frontier))
     count = write(kind, Export(folder=folder, where=where, out=out, all_visits=all_visits, options=options))
     if out is not None:
-        say(f"{out}: {count:,} {'items' if kind == 'items' else 'pages'}")
+        say(f"{out}: {count:,} {'items' if kind in ('items', 'rejected') else 'pages'}")
     return Exit.OK

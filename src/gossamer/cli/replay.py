@@ -16,6 +16,7 @@ from gossamer.cli.exits import Exit
 from gossamer.cli.options import given, some_settings
 from gossamer.cli.start import read_settings, run
 from gossamer.cli.terminal import log_to_stderr, plain, put, say
+from gossamer.export.where import Where
 from gossamer.replay.run import Replay, Replayed
 from gossamer.settings import Settings
 from gossamer.sink.aside import REJECTED
@@ -23,7 +24,7 @@ from gossamer.sink.jsonl import ITEMS, PAGES
 from gossamer.stored import open_stored
 
 _FEW = 5
-_SETTINGS = ("spider", "extract", "item_types", "text")
+_SETTINGS = ("spider", "extract", "item_types", "text", "markdown")
 
 
 @click.command()
@@ -33,6 +34,9 @@ _SETTINGS = ("spider", "extract", "item_types", "text")
 )
 @click.option("--processes", type=click.IntRange(min=1), help="Processes to use.  [default: one a core]")
 @click.option("--all-visits", is_flag=True, help="Every visit of a page, not only the last.")
+@click.option(
+    "--where", "conditions", multiple=True, metavar="CONDITION", help="Only pages that meet it; see `export`."
+)
 @click.option("--quiet", is_flag=True, help="Say nothing but errors.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @some_settings(*_SETTINGS)
@@ -41,6 +45,7 @@ def replay(
     out: Path | None,
     processes: int | None,
     all_visits: bool,
+    conditions: tuple[str, ...],
     quiet: bool,
     as_json: bool,
     **options: Any,
@@ -50,10 +55,12 @@ def replay(
     Writes pages.jsonl and items.jsonl as a crawl would. The pages must have been kept, by --sink warc or folder:/path.
     """
     log_to_stderr(quiet)
+    Where(conditions)
     settings = _settings(places, given(options))
     target = out or _default_out(places[0])
     with open_stored(*places) as stored:
-        result = run(Replay(stored, settings, target, processes=processes or 0, all_visits=all_visits).run())
+        work = Replay(stored, settings, target, processes=processes or 0, all_visits=all_visits, where=conditions)
+        result = run(work.run())
     if as_json:
         put(f"{json.dumps(msgspec.to_builtins(result))}\n".encode())
     if not quiet:

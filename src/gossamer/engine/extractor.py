@@ -15,6 +15,7 @@ from gossamer.errors import ExtractError
 from gossamer.extract.intake import Dropped, Intake
 from gossamer.extract.items import sound
 from gossamer.extract.links import LinkMemo
+from gossamer.extract.markdown import check_installed, forget
 from gossamer.extract.page import Page
 from gossamer.extract.spider import FieldSpider, Spider, load, load_type
 from gossamer.middleware.base import compose
@@ -22,6 +23,8 @@ from gossamer.middleware.robots import product_token
 from gossamer.model import PageRow, Rejected, Request, Response
 from gossamer.settings import Settings
 
+_FORGET_AFTER = 5000
+"""Pages after which the library that finds their main parts is made to forget them."""
 Parse = Callable[[Page], Awaitable[list[Any]]]
 
 
@@ -41,6 +44,7 @@ class Extracted(msgspec.Struct, frozen=True, kw_only=True):
     text: str | None = None
     robots: str = ""
     """What the page asks of robots, as in `noindex, nofollow`."""
+    markdown: str | None = None
     main: str = ""
     """Digest of the main text; only where changes are looked for."""
     likeness: int | None = None
@@ -72,6 +76,9 @@ class Extractor:
         self._looks = Looks(settings)
         types = spider.item_types or [load_type(reference) for reference in settings.item_types]
         self._intake = Intake(types, spider.pipelines)
+        self._until_forgotten = _FORGET_AFTER
+        if settings.markdown:
+            check_installed()
         self._parse: Parse = compose(spider.parse_middleware, self._run)
 
     async def extract(self, request: Request, response: Response, *, known: PageRow | None = None) -> Extracted:
@@ -85,11 +92,12 @@ class Extractor:
         items: list[dict[str, Any]] = []
         rejected: list[Rejected] = []
         dropped = 0
-        title, text, error, robots = "", None, "", ""
+        title, text, markdown, error, robots = "", None, None, "", ""
         look = Look()
         try:
             title = page.title if page.is_html else ""
             text = page.text if self._settings.text else None
+            markdown = self._markdown(page) if self._settings.markdown else None
             look = self._looks.at(page)
             for found in await self._parse(page):
                 if isinstance(found, Request):
@@ -118,12 +126,20 @@ class Extractor:
             dropped=dropped,
             text=text,
             robots=robots,
+            markdown=markdown,
             main=look.digest,
             likeness=look.likeness,
             simhash=look.simhash,
             tells=look.tells,
             error=error,
         )
+
+    def _markdown(self, page: Page) -> str:
+        self._until_forgotten -= 1
+        if not self._until_forgotten:
+            forget()
+            self._until_forgotten = _FORGET_AFTER
+        return page.markdown if page.is_html else ""
 
     def _links(self, page: Page) -> Sequence[str]:
         settings = self._settings
@@ -163,6 +179,7 @@ def row_of(request: Request, response: Response, page: Extracted) -> PageRow:
         robots=page.robots or msgspec.UNSET,
         simhash=msgspec.UNSET if page.simhash is None else f"{page.simhash:016x}",
         text=msgspec.UNSET if page.text is None else page.text,
+        markdown=msgspec.UNSET if page.markdown is None else page.markdown,
     )
 
 

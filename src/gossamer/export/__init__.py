@@ -36,8 +36,12 @@ FORMATS: Mapping[str, Format] = {
     "csv": Format("gossamer.export.lines:write_csv", "pages, for spreadsheets"),
     "parquet": Format("gossamer.export.parquet:write_parquet", "pages, with typed columns", is_text=False),
     "warc": Format("gossamer.export.warc:write_warc", "pages whole, if the job kept them", is_text=False),
+    "markdown": Format(
+        "gossamer.export.markdown:write_markdown", "the main part of pages, a file each", is_folder=True
+    ),
     "urls": Format("gossamer.export.lines:write_urls", "URLs of pages"),
     "items": Format("gossamer.export.lines:write_items", "items, a JSON object a line"),
+    "rejected": Format("gossamer.export.rejected:write_rejected", "items that fit no type, and why"),
 }
 
 

@@ -37,6 +37,8 @@ class Where:
     """Conditions that a page meets, all of them, or does not."""
 
     def __init__(self, conditions: Sequence[str] = ()) -> None:
+        self.conditions = tuple(conditions)
+        """As they were written."""
         self._tests = [test for text in conditions for test in _tests(text)]
 
     def __bool__(self) -> bool:

@@ -15,6 +15,8 @@ from gossamer.extract.directives import Directives
 from gossamer.extract.encoding import decode
 from gossamer.extract.links import LinkMemo
 from gossamer.extract.relations import Relation, element_relations, header_relations
+from gossamer.extract.markdown import main_part
+from gossamer.extract.metadata import Metadata, metadata
 from gossamer.extract.selectors import Selection
 from gossamer.extract.text import title_of, visible_text
 from gossamer.model import Request, Response, Secret
@@ -29,7 +31,9 @@ class Page(Answer):
     __slots__ = (
         "_base",
         "_document",
+        "_markdown",
         "_memo",
+        "_metadata",
         "_nofollow",
         "_relations",
         "_robot",
@@ -64,6 +68,8 @@ class Page(Answer):
         self._document: etree._Element | None = None
         self._title: str | None = None
         self._text: str | None = None
+        self._markdown: str | None = None
+        self._metadata: Metadata | None = None
         self._base: str | None = None
 
     def __repr__(self) -> str:
@@ -89,6 +95,25 @@ class Page(Answer):
         if self._text is None:
             self._text = visible_text(self.tree)
         return self._text
+
+    @property
+    def markdown(self) -> str:
+        """The main part of the page as Markdown, without menus and the like; needs the extra `text`."""
+        if self._markdown is None:
+            self._markdown = main_part(decode(self._markup(), "utf-8"), self.tree)
+        return self._markdown
+
+    @property
+    def main_text(self) -> str:
+        """The main part of the page as plain text; needs the extra `text`."""
+        return main_part(decode(self._markup(), "utf-8"), self.tree, form="txt")
+
+    @property
+    def metadata(self) -> Metadata:
+        """What the page says of itself: author, dates, language, Open Graph, JSON-LD, microdata."""
+        if self._metadata is None:
+            self._metadata = metadata(self.tree, title=self.title, language=self.header("content-language"))
+        return self._metadata
 
     @property
     def base(self) -> str:

@@ -17,6 +17,8 @@ class Setup(msgspec.Struct, frozen=True):
     trees: list[tuple[str, str]]
     drafts: str
     """Folder with the indexes that were made."""
+    where: list[str] = []
+    """Conditions that a page must meet."""
 
 
 class Order(msgspec.Struct, frozen=True):

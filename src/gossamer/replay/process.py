@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 
@@ -18,6 +19,8 @@ from gossamer.replay.orders import At, Done, Order, Setup
 from gossamer.stored import Stored, StoredPage
 
 _EXAMPLES = 20
+Tell = Callable[[At | Done], None]
+Meets = Callable[[PageRow], bool]
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -99,13 +102,15 @@ def _line(buffer: bytearray, value: object) -> None:
     buffer += b"\n"
 
 
-async def work(order: Order, stored: Stored, extractor: Extractor, tell: Any) -> Done:
+async def work(order: Order, stored: Stored, extractor: Extractor, tell: Tell, where: Meets | None = None) -> Done:
     """Run the spider over one part."""
     tally = Tally()
     fatal = frozenset(order.fatal)
     for number, page in enumerate(stored.part(order.part, tally.unread)):
         # A page of a tree has no offset: its number in the part stands for it.
         place = page.offset or -1 - number
+        if where is not None and not where(page.row or _bare(page)):
+            continue
         if place in fatal:
             tally.died(page)
             continue
@@ -113,6 +118,15 @@ async def work(order: Order, stored: Stored, extractor: Extractor, tell: Any) ->
             tell(At(place, page.url))
         await tally.run(page, extractor)
     return tally.done()
+
+
+def _where(conditions: list[str]) -> Meets | None:
+    if not conditions:
+        return None
+    # It is in a room that takes long to load.
+    from gossamer.export.where import Where
+
+    return Where(conditions)
 
 
 def main() -> None:
@@ -126,6 +140,7 @@ def main() -> None:
     setup = msgspec.msgpack.decode(first, type=Setup)
     settings = configuration.build(setup.settings)
     extractor = Extractor(make_spider(settings), settings)
+    where = _where(setup.where)
     trees = [(Path(tree), Path(folder)) for tree, folder in setup.trees]
     stored = Stored([Path(path) for path in setup.warcs], trees, drafts=Path(setup.drafts))
 
@@ -137,7 +152,7 @@ def main() -> None:
     with asyncio.Runner() as runner:
         while (data := _read(source)) is not None:
             order = msgspec.msgpack.decode(data, type=Order)
-            tell(runner.run(work(order, stored, extractor, tell)))
+            tell(runner.run(work(order, stored, extractor, tell, where)))
 
 
 def _read(source: BinaryIO) -> bytes | None:

@@ -1,36 +1,29 @@
-"""Gives the parts of what is stored to processes, and writes what they give in its order."""
+"""A replay: what a spider takes from stored pages, written as a crawl would write it."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
-from gossamer import settings as configuration
-from gossamer.engine import wire
-from gossamer.errors import ConfigError, WorkersDie
-from gossamer.replay.orders import At, Done, Order, Setup
+from gossamer.errors import ConfigError
+from gossamer.replay.crew import Crew
+from gossamer.replay.orders import Done
 from gossamer.settings import Settings
 from gossamer.sink import disk
 from gossamer.sink.aside import REJECTED
 from gossamer.sink.jsonl import ITEMS, PAGES
-from gossamer.stored import Part, Stored
+from gossamer.stored import Stored
 
 SETTINGS = "job.toml"
 """By this the folder of a crawl is known."""
-_AHEAD = 4
-"""Parts that are worked on or wait for their turn, for each process."""
-_MOST_DEATHS = 100
 _EXAMPLES = 20
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(At | Done).decode
 
 
 class Replayed(msgspec.Struct, kw_only=True):
@@ -62,16 +55,19 @@ class Replay:
     is done, so that a replay that was killed leaves those of the last one."""
 
     def __init__(
-        self, stored: Stored, settings: Settings, out: Path, *, processes: int = 0, all_visits: bool = False
+        self,
+        stored: Stored,
+        settings: Settings,
+        out: Path,
+        *,
+        processes: int = 0,
+        all_visits: bool = False,
+        where: Sequence[str] = (),
     ) -> None:
         if (out / SETTINGS).exists():
             raise ConfigError(f"{out} is the folder of a crawl", hint="give --out another folder: what is there stays")
-        self._stored = stored
-        # What only a crawl wants to know of a page is not worked out: whether it changed, or is one of a row of copies.
-        self._settings = msgspec.structs.replace(settings, recrawl="", alike_pages=0)
+        self._crew = Crew(stored, settings, processes=processes, all_visits=all_visits, where=where)
         self._out = out
-        self._count = processes or os.cpu_count() or 1
-        self._all_visits = all_visits
         self._result = Replayed()
         self._fields: Counter[str] = Counter()
 
@@ -81,11 +77,10 @@ class Replay:
         began = loop.time()
         self._out.mkdir(parents=True, exist_ok=True)
         drafts = {name: self._out / f".{name}.draft" for name in (PAGES, ITEMS, REJECTED)}
-        processes = [_Process(self._setup()) for _ in range(self._count)]
         try:
             with ExitStack() as stack:
                 files = {name: stack.enter_context(path.open("wb")) for name, path in drafts.items()}
-                await self._work(processes, files, progress)
+                await self._crew.run(lambda done: self._add(done, files, progress))
                 for file in files.values():
                     file.flush()
                     os.fsync(file.fileno())
@@ -100,42 +95,9 @@ class Replay:
         finally:
             for draft in drafts.values():
                 draft.unlink(missing_ok=True)
-            for process in processes:
-                await process.aclose()
         self._result.seconds = loop.time() - began
         self._result.fields = dict(self._fields.most_common())
         return self._result
-
-    def _setup(self) -> Setup:
-        return Setup(
-            configuration.dump(self._settings),
-            [str(path) for path in self._stored.warcs],
-            [(str(tree), str(folder)) for tree, folder in self._stored.trees],
-            str(self._stored.drafts),
-        )
-
-    async def _work(
-        self, processes: list[_Process], files: Mapping[str, IO[bytes]], progress: Callable[[Replayed], None]
-    ) -> None:
-        idle: asyncio.Queue[_Process] = asyncio.Queue()
-        for process in processes:
-            idle.put_nowait(process)
-
-        async def do(part: Part) -> Done:
-            process = await idle.get()
-            try:
-                return await process.do(part)
-            finally:
-                idle.put_nowait(process)
-
-        under_way: list[asyncio.Task[Done]] = []
-        async with asyncio.TaskGroup() as group:
-            for part in self._stored.parts("all" if self._all_visits else "last"):
-                under_way.append(group.create_task(do(part)))
-                if len(under_way) >= _AHEAD * self._count:
-                    self._add(await under_way.pop(0), files, progress)
-            for task in under_way:
-                self._add(await task, files, progress)
 
     def _add(self, done: Done, files: Mapping[str, IO[bytes]], progress: Callable[[Replayed], None]) -> None:
         files[PAGES].write(done.pages)
@@ -154,58 +116,3 @@ class Replay:
         result.faults = [*result.faults, *done.unread][:_EXAMPLES]
         self._fields.update(done.fields)
         progress(result)
-
-
-class _Process:
-    """One process, begun when it is needed and again when it died."""
-
-    def __init__(self, setup: Setup) -> None:
-        self._setup = setup
-        self._process: asyncio.subprocess.Process | None = None
-
-    async def do(self, part: Part) -> Done:
-        """Work through a part. A page of which the process dies costs that page only: it is found, and left out."""
-        fatal: list[int] = []
-        careful = False
-        for _ in range(_MOST_DEATHS):
-            last: At | None = None
-            process = self._process or await self._start()
-            assert process.stdin is not None
-            assert process.stdout is not None
-            try:
-                process.stdin.write(wire.frame(_encode(Order(part, careful, fatal))))
-                await process.stdin.drain()
-                while (data := await wire.read_frame(process.stdout)) is not None:
-                    found = _decode(data)
-                    if isinstance(found, Done):
-                        return found
-                    last = found
-            except ConnectionError:
-                pass
-            await self.aclose()
-            if last is not None:
-                fatal.append(last.offset)
-            elif careful:
-                break
-            careful = True
-        raise WorkersDie(f"processes die on {part.source}, again and again", hint="what the last one said stands above")
-
-    async def _start(self) -> asyncio.subprocess.Process:
-        process = self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "gossamer.replay.process",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            limit=1 << 20,
-        )
-        assert process.stdin is not None
-        process.stdin.write(wire.frame(_encode(self._setup)))
-        return process
-
-    async def aclose(self) -> None:
-        """End the process."""
-        process, self._process = self._process, None
-        if process is not None and process.returncode is None:
-            process.kill()
-            await process.wait()

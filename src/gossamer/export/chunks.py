@@ -1,0 +1,96 @@
+"""Splits Markdown at its headings, and where a part is still long, between its paragraphs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_HEADING = re.compile(r"^ {0,3}(#{1,6})[ \t]+(.*?)(?:[ \t]+#+)?[ \t]*$")
+_FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})")
+_SENTENCE = re.compile(r"(?<=[.!?。！？])\s+")
+
+
+class Chunk(NamedTuple):
+    """A part of a text, and the headings that it stands under, from the outermost."""
+
+    headings: tuple[str, ...]
+    text: str
+
+
+def chunks(markdown: str, most_words: int) -> Iterator[Chunk]:
+    """Parts of at most `most_words` words, none of which goes beyond a heading. Together they are the whole text.
+
+    Paragraphs stay whole if they can; a longer one is cut between sentences, then between lines and words."""
+    path: list[tuple[int, str]] = []
+    held: list[str] = []
+    for block in _blocks(markdown):
+        heading = _HEADING.match(block)
+        if heading is not None:
+            yield from _joined(path, held, most_words)
+            held = []
+            level = len(heading[1])
+            path = [*(one for one in path if one[0] < level), (level, heading[2].strip())]
+        else:
+            held.append(block)
+    yield from _joined(path, held, most_words)
+
+
+def count_words(text: str) -> int:
+    """Words as they are counted here: what stands between white space."""
+    return len(text.split())
+
+
+def _blocks(markdown: str) -> Iterator[str]:
+    """Headings, paragraphs, lists, tables and fenced code, each as it stands."""
+    lines: list[str] = []
+    fence = ""
+    for line in markdown.splitlines():
+        mark = _FENCE.match(line)
+        if fence:
+            lines.append(line)
+            if mark is not None and mark[1].startswith(fence) and not line.strip().strip(fence[0]):
+                yield "\n".join(lines)
+                lines, fence = [], ""
+            continue
+        if mark is not None or _HEADING.match(line) or not line.strip():
+            if lines:
+                yield "\n".join(lines)
+            lines = []
+            if mark is not None:
+                fence, lines = mark[1], [line]
+            elif line.strip():
+                yield line
+        else:
+            lines.append(line)
+    if lines:
+        yield "\n".join(lines)
+
+
+def _joined(path: list[tuple[int, str]], blocks: list[str], most_words: int) -> Iterator[Chunk]:
+    headings = tuple(text for _, text in path)
+    text, words = "", 0
+    for piece, glue in _pieces(blocks, most_words):
+        more = count_words(piece)
+        if words and words + more > most_words:
+            yield Chunk(headings, text)
+            text, words = "", 0
+        text, words = (f"{text}{glue}{piece}" if text else piece), words + more
+    if text:
+        yield Chunk(headings, text)
+
+
+def _pieces(blocks: list[str], most_words: int) -> Iterator[tuple[str, str]]:
+    """Pieces that are short enough, each with what stands before it."""
+    for block in blocks:
+        if count_words(block) <= most_words:
+            yield block, "\n\n"
+            continue
+        is_code = _FENCE.match(block) is not None
+        glue = "\n\n"
+        for sentence in block.split("\n") if is_code or "\n" in block else _SENTENCE.split(block):
+            words = sentence.split()
+            for start in range(0, len(words), most_words) if len(words) > most_words else (0,):
+                part = " ".join(words[start : start + most_words]) if len(words) > most_words else sentence
+                yield part, glue
+                glue = "\n" if is_code or "\n" in block else " "

@@ -1,0 +1,54 @@
+"""The main part of a page, without what surrounds it, as Markdown or as plain text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from selectolax.lexbor import LexborHTMLParser
+
+from gossamer.errors import ConfigError
+from gossamer.extract.text import main_text
+
+_MOST_CHARS = 2_000_000
+
+
+def main_part(markup: str, tree: LexborHTMLParser, *, form: str = "markdown") -> str:
+    """What the page is about, as `markdown` or `txt`.
+
+    A page on which no main part is found, or that is too large to look for it, gives its text without menus, forms
+    and footers."""
+    library = _library()
+    found = None
+    if len(markup) <= _MOST_CHARS:
+        try:
+            found = library.extract(
+                markup, output_format=form, fast=True, include_comments=False, include_formatting=form == "markdown"
+            )
+        except Exception:  # the library meets pages that nobody tried it on, and the text can still be had
+            found = None
+    if found:
+        return str(found).strip()
+    text = main_text(tree)
+    return text.replace("\n", "\n\n") if form == "markdown" else text
+
+
+def forget() -> None:
+    """Empty the library's memory of pages, which grows in long crawls."""
+    _library().meta.reset_caches()
+
+
+def check_installed() -> None:
+    """A ConfigError where the extra is missing."""
+    _library()
+
+
+def _library() -> Any:
+    try:
+        import trafilatura
+        import trafilatura.meta
+    except ImportError:
+        raise ConfigError(
+            "the main part of pages is found by trafilatura, which is not installed",
+            hint="pip install 'gossamer[text]'",
+        ) from None
+    return trafilatura

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gossamer.errors import ArchiveError, ConfigError
+from gossamer.export import Export, write
+from gossamer.export.chunks import chunks, count_words
+from gossamer.export.markdown import file_name
+from gossamer.export.where import Where
+from gossamer.model import Exchange, PageRow, Record
+from gossamer.sink.warc import WarcSink
+
+HOSTILE = (
+    "http://x.example/../../etc/passwd", "http://x.example/%2e%2e/%2e%2e/x", "http://con/", "http://nul.example/CON",
+    "http://x.example/" + "a" * 3000, "http://x.example/C:\\x", "http://x.example/\x00\n", "http://[::1]:8080/",
+    "http://x.example/A", "http://x.example/a", "http://x.example/a?", "http://x.example/a?b=1", "http://../",
+)  # fmt: skip
+
+
+def visit(number: int, url: str, html: str, *, kind: str = "text/html", **more: Any) -> Record:
+    exchange = Exchange(version="HTTP/1.1", headers=(("content-type", kind),), wire_bytes=len(html.encode()))
+    row = PageRow(url=url, status=200, fetched_at=1_700_000_000 + number, **more)
+    return Record(key=number, token=1, page=row, body=html.encode(), exchange=exchange, label="any")
+
+
+def store(job: Path, *records: Record) -> None:
+    async def run() -> None:
+        sink = WarcSink(job / "archive", None, prefix="job", max_bytes=10**9, home=job)
+        await sink.write(records)
+        await sink.aclose()
+
+    asyncio.run(run())
+
+
+def article(title: str) -> str:
+    words = " ".join(random.Random(title).choices(["stone", "river", "bridge", "winter", "paper", "lamp"], k=60))
+    return (
+        f'<html lang="en"><title>{title}</title><nav>menu</nav><article><h1>Head</h1><p>{words}.</p>'
+        f"<h2>Second</h2><p>{words} again.</p></article>"
+    )
+
+
+def test_a_folder_of_pages_with_front_matter_and_their_parts(tmp_path: Path) -> None:
+    title = 'A "title": yes\\no # \U0001f600'
+    store(
+        tmp_path / "job",
+        visit(1, "http://x.example/a/b?c=1", article(title)),
+        visit(2, "http://x.example/deep", article("deep"), depth=5),
+        visit(3, "http://x.example/pic.png", "PNG", kind="image/png"),
+    )
+    out = tmp_path / "out"
+    export = Export(folder=tmp_path / "job", out=out, options={"chunks": 40}, where=Where(["depth<5"]))
+    assert write("markdown", export) == 1
+    (entry,) = [json.loads(line) for line in (out / "index.jsonl").open()]
+    assert entry["file"].startswith("x.example/a-b-c-1-")
+    text = (out / entry["file"]).read_text()
+    front = re.match(r"---\n(.*?)\n---\n", text, re.DOTALL)
+    assert front is not None
+    # Strings of this kind are the same in YAML and in TOML.
+    fields = tomllib.loads(re.sub(r"^(\w+): ", r"\1 = ", front[1], flags=re.M))
+    assert (fields["url"], fields["title"], fields["language"]) == ("http://x.example/a/b?c=1", title, "en")
+    assert fields["fetched_at"].isoformat() == "2023-11-14T22:13:21+00:00"
+    assert "## Second" in text
+    assert "menu" not in text
+    parts = [json.loads(line) for line in (out / "chunks.jsonl").open()]
+    assert {tuple(part["headings"]) for part in parts} == {("Head",), ("Head", "Second")}
+    assert max(part["words"] for part in parts) <= 40
+    assert len({part["id"] for part in parts}) == len(parts)
+    assert write("markdown", Export(folder=tmp_path / "job", out=out)) == 2
+
+
+def test_nothing_is_written_over_and_a_job_without_bodies_says_so(tmp_path: Path) -> None:
+    store(tmp_path / "job", visit(1, "http://x.example/", article("t")))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").touch()
+    with pytest.raises(ConfigError, match="not empty"):
+        write("markdown", Export(folder=tmp_path / "job", out=tmp_path / "full"))
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "job.toml").write_text("")
+    with pytest.raises(ArchiveError) as caught:
+        write("markdown", Export(folder=tmp_path / "bare", out=tmp_path / "out"))
+    assert "--sink warc" in caught.value.hint
+
+
+def test_file_names_stay_in_the_folder_and_are_nobody_elses() -> None:
+    """H48."""
+    names = [file_name(url) for url in HOSTILE]
+    assert len({name.lower() for name in names}) == len(names)
+    for name in names:
+        assert re.fullmatch(r"[a-z0-9._-]+/[a-z0-9-]+\.md", name), name
+        host = name.partition("/")[0]
+        assert host.strip(".") == host
+        assert host.partition(".")[0] not in ("con", "nul")
+        assert len(name.encode()) < 220
+
+
+def test_parts_are_the_whole_text_and_none_goes_beyond_a_heading() -> None:
+    code = "```python\n# no heading\nx = 1\n\ny = 2\n```"
+    sentences = " ".join(f"Sentence {n} is here." for n in range(30))
+    text = f"intro\n\n# One\n\nshort\n\n{code}\n\n## Two\n\n{sentences}\n\n- a\n- b\n\n# Three #\n\n{'word ' * 95}"
+    found = list(chunks(text, 40))
+    assert {part.headings for part in found} == {(), ("One",), ("One", "Two"), ("Three",)}
+    assert all(count_words(part.text) <= 40 for part in found)
+    kept = " ".join(part.text for part in found).split()
+    assert kept == [
+        word for line in text.splitlines() if not re.match(r"#+ (One|Two|Three)", line) for word in line.split()
+    ]
+    assert code in found[1].text
+    assert all(part.text.endswith(".") for part in found if part.text.startswith("Sentence"))
+    assert list(chunks("", 40)) == []
