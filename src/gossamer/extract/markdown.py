@@ -12,13 +12,15 @@ from gossamer.extract.text import main_text
 _MOST_CHARS = 2_000_000
 
 
-def main_part(markup: str, tree: LexborHTMLParser, *, form: str = "markdown") -> str:
+def main_part(tree: LexborHTMLParser, *, form: str = "markdown") -> str:
     """What the page is about, as `markdown` or `txt`.
 
     A page on which no main part is found, or that is too large to look for it, gives its text without menus, forms
     and footers."""
     library = _library()
     found = None
+    # Written out from our own tree: the library's parser goes wrong where tags are left out, as HTML allows.
+    markup = tree.html or ""
     if len(markup) <= _MOST_CHARS:
         try:
             found = library.extract(

@@ -100,13 +100,13 @@ class Page(Answer):
     def markdown(self) -> str:
         """The main part of the page as Markdown, without menus and the like; needs the extra `text`."""
         if self._markdown is None:
-            self._markdown = main_part(decode(self._markup(), "utf-8"), self.tree)
+            self._markdown = main_part(self.tree)
         return self._markdown
 
     @property
     def main_text(self) -> str:
         """The main part of the page as plain text; needs the extra `text`."""
-        return main_part(decode(self._markup(), "utf-8"), self.tree, form="txt")
+        return main_part(self.tree, form="txt")
 
     @property
     def metadata(self) -> Metadata:
