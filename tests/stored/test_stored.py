@@ -204,3 +204,22 @@ def test_where_no_bodies_were_stored_the_error_names_the_sink(tmp_path: Path) ->
     assert "--sink warc" in caught.value.hint
     with pytest.raises(ArchiveError, match="no such job"):
         open_stored("nowhere/at-all")
+
+
+def test_rows_of_parquet_lead_to_their_pages(tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    store(tmp_path, [visit(n, url=f"http://s.example/{n}", body=b"%d" % n, key=n) for n in range(1, 5)])
+    (path,) = (tmp_path / "archive").glob("*.warc.gz")
+    offsets = [record.offset for record in read_records(path) if record.kind == "response"]
+    table = tmp_path / "parquet" / "day=1" / "some.parquet"
+    table.parent.mkdir(parents=True)
+    name = f"archive/{path.name}"
+    pq.write_table(pa.table({"warc_file": [name, None, name], "warc_offset": [offsets[2], None, offsets[0]]}), table)
+    with open_stored(table) as stored:
+        assert [page.body for page in stored.pages()] == [b"1", b"3"]
+    path.unlink()
+    with pytest.raises(ArchiveError, match="is not there"):
+        open_stored(table)
+    table.write_bytes(b"PAR1 not at all")
+    with pytest.raises(ArchiveError, match=r"some\.parquet"):
+        open_stored(table)

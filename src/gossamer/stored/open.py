@@ -11,6 +11,7 @@ from urllib.parse import quote
 from gossamer.errors import ArchiveError
 from gossamer.sink.segments import FOLDER as SEGMENTS
 from gossamer.sink.warc import FOLDER
+from gossamer.stored import rows
 from gossamer.stored.whole import WARC, Stored
 
 
@@ -21,11 +22,18 @@ def open_stored(*places: str | Path) -> Stored:
 
     warcs: list[Path] = []
     trees: list[tuple[Path, Path]] = []
+    only: dict[str, set[int]] = {}
     for place in places:
         path = Path(place)
         if path.is_file():
+            if path.name.endswith(rows.SUFFIX):
+                for file, offsets in rows.places(path).items():
+                    only.setdefault(str(file), set()).update(offsets)
+                continue
             if not path.name.endswith(WARC):
-                raise ArchiveError(f"{path} is no WARC file", hint="name a job, or files that end in .warc.gz or .warc")
+                raise ArchiveError(
+                    f"{path} is no WARC file", hint="name a job, or files that end in .warc.gz, .warc or .parquet"
+                )
             warcs.append(path)
             continue
         folder = path if path.is_dir() else folder_of(str(place), ())
@@ -40,7 +48,9 @@ def open_stored(*places: str | Path) -> Stored:
         warcs += found
         trees += kept
     # The same file may have been named twice.
-    return Stored(list(dict.fromkeys(warcs)), list(dict.fromkeys(trees)))
+    for whole in map(str, warcs):
+        only.pop(whole, None)
+    return Stored(list(dict.fromkeys([*warcs, *map(Path, only)])), list(dict.fromkeys(trees)), only=only)
 
 
 def _in_folder(folder: Path) -> tuple[list[Path], list[tuple[Path, Path]]]:

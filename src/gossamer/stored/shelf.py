@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import closing, contextmanager
 from heapq import merge
 from itertools import groupby
@@ -47,7 +47,16 @@ class _Rank(NamedTuple):
 class Shelf:
     """WARC files, plain or compressed record by record. Reads only, and holds no file open between two calls."""
 
-    def __init__(self, paths: Sequence[Path], drafts: Path, *, shared: bool = False) -> None:
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        drafts: Path,
+        *,
+        shared: bool = False,
+        only: Mapping[str, Set[int]] | None = None,
+    ) -> None:
+        # Of some files only some pages are asked for.
+        self._only = only or {}
         self._captures = {str(path): Captures(path, drafts, shared=shared) for path in paths}
 
     def versions(self, url: str) -> list[Version]:
@@ -80,11 +89,13 @@ class Shelf:
         """All pages, cut into pieces of about 8 MB of file, in the order of files and records."""
         beaten = self._beaten() if which == "last" else {}
         for name, held in self._captures.items():
-            starts = [0]
-            for offset in held.offsets():
+            starts, offsets = [0], held.offsets()
+            for offset in offsets:
                 if offset - starts[-1] >= _PART_BYTES:
                     starts.append(offset)
-            skip = sorted(beaten.get(name, ()))
+            wanted = self._only.get(name)
+            others = () if wanted is None else (offset for offset in offsets if offset not in wanted)
+            skip = sorted({*beaten.get(name, ()), *others})
             for start, stop in zip(starts, [*starts[1:], None], strict=True):
                 inside = tuple(one for one in skip if start <= one and (stop is None or one < stop))
                 yield Part(source=name, start=start, stop=stop, skip=inside)

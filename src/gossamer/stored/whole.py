@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,7 +23,12 @@ class Stored:
     it may have had to make indexes."""
 
     def __init__(
-        self, warcs: Sequence[Path], trees: Sequence[tuple[Path, Path]] = (), *, drafts: Path | None = None
+        self,
+        warcs: Sequence[Path],
+        trees: Sequence[tuple[Path, Path]] = (),
+        *,
+        drafts: Path | None = None,
+        only: Mapping[str, Set[int]] | None = None,
     ) -> None:
         # A folder of our own: what was stored may be read-only, or somebody else's.
         self._own = tempfile.TemporaryDirectory(prefix="gossamer-index-") if drafts is None else None
@@ -32,7 +37,7 @@ class Stored:
         self.warcs = tuple(warcs)
         self.trees = tuple(trees)
         """Trees of bodies, each with the folder of the job whose lines tell their URLs."""
-        self._shelf = Shelf(self.warcs, self.drafts, shared=drafts is not None)
+        self._shelf = Shelf(self.warcs, self.drafts, shared=drafts is not None, only=only)
         self._trees = {str(folder): TreeShelf(tree, folder, self.drafts) for tree, folder in self.trees}
 
     def __enter__(self) -> Self:
