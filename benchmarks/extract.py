@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 
-from gossamer.extract import bounds
+from gossamer.extract import bounds, fingerprint
 from gossamer.extract.encoding import detect
 from gossamer.extract.links import LinkMemo
+from gossamer.extract.metadata import metadata
 from gossamer.extract.page import Page
+from gossamer.extract.text import main_text
 from gossamer.model import Request, Response
 
 _TEXT = "the quick brown fox jumps over a lazy dog while crawlers keep pages links sites and hosts apart"
@@ -92,6 +94,9 @@ def main() -> None:
         "links, cold memo": lambda: _links(parsed, LinkMemo()),
         "links, warm memo": lambda: _links(parsed, warm),
         "text": lambda: _text(parsed),
+        "main text": lambda: main_text(parsed.tree),
+        "main text and SimHash": lambda: fingerprint.simhash(main_text(parsed.tree)),
+        "metadata": lambda: metadata(parsed.tree),
         "whole step, cold memo": lambda: crawl_step(source, LinkMemo()),
         "whole step, warm memo": lambda: crawl_step(source, warm),
     }

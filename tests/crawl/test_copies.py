@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from rawweb import RawWeb, reply
+from siphashc import siphash
 
 from gossamer.engine.copies import Copies
 from gossamer.engine.extractor import Extracted, Extractor
+from gossamer.extract import fingerprint
 from gossamer.extract.spider import Spider
 from gossamer.model import Lease, Request, Response
 from gossamer.settings import Settings
@@ -95,6 +97,15 @@ def test_the_memo_has_a_bound_and_forgets_what_was_not_met_for_longest() -> None
     assert len(memo["kept.0"]) == 256 * 24
     assert Copies(lease(memo, 9)).saw(9999, seen(399 * 0x9E3779B97F4A7C15 % 2**64)) is not None
     assert Copies(lease(memo, 9)).saw(9999, seen(0)) is None
+
+
+def test_a_simhash_has_the_bits_that_most_pairs_of_words_have() -> None:
+    """Counted for all bits at once; here one by one."""
+    for count in (1, 2, 3, 7, 100, 300):
+        found = STORY.split()[:count]
+        hashes = [siphash(b"gossamer simhash", " ".join(pair)) for pair in zip(found, [*found[1:], ""])]
+        slow = sum(1 << bit for bit in range(64) if 2 * sum(one >> bit & 1 for one in hashes) > count)
+        assert fingerprint.simhash_of(found) == slow
 
 
 def test_the_text_is_looked_at_once_for_traps_changes_and_copies() -> None:

@@ -12,15 +12,7 @@ NEAR = 3
 _KEY = b"gossamer simhash"
 _WORD = re.compile(r"\w+")
 _MOST_WORDS = 1024
-_LANE = 16
-"""Bits in which the votes on one bit of a SimHash are counted: enough for as many words."""
-
-
-def _spread(byte: int) -> int:
-    return sum(1 << (_LANE * bit) for bit in range(8) if byte >> bit & 1)
-
-
-_SPREAD = tuple(map(_spread, range(256)))
+_BITS = (1 << 64) - 1
 
 
 def text_digest(text: str) -> str:
@@ -49,18 +41,40 @@ def simhash_of(found: list[str]) -> int | None:
     """The SimHash of such words."""
     if not found:
         return None
-    votes = [0] * 8
-    features = 0
-    for pair in zip(found, [*found[1:], ""], strict=True):
-        features += 1
-        for place, byte in enumerate(int(siphash(_KEY, " ".join(pair))).to_bytes(8, "little")):
-            votes[place] += _SPREAD[byte]
-    bits = 0
-    for place, counted in enumerate(votes):
-        for bit in range(8):
-            if 2 * (counted >> (_LANE * bit) & 0xFFFF) > features:
-                bits |= 1 << (8 * place + bit)
-    return bits
+    hashes = [int(siphash(_KEY, " ".join(pair))) for pair in zip(found, [*found[1:], ""], strict=True)]
+    return _majority(hashes)
+
+
+def _majority(hashes: list[int]) -> int:
+    """The bits that are set in more than half of the numbers.
+
+    All 64 are counted at once: a column of numbers of one weight becomes, by full adders, one number of that weight and
+    a column of twice the weight. That is a third of the work of counting bit by bit."""
+    wanted, counts, column = len(hashes) // 2 + 1, [], hashes
+    while column:
+        carried: list[int] = []
+        while len(column) > 1:
+            if len(column) == 2:
+                column.append(0)
+            whole = len(column) - len(column) % 3
+            kept = column[whole:]
+            for start in range(0, whole, 3):
+                one, two, three = column[start : start + 3]
+                either = one ^ two
+                kept.append(either ^ three)
+                carried.append((one & two) | (either & three))
+            column = kept
+        counts.append(column[0])
+        column = carried
+    above, equal = 0, _BITS
+    for weight in reversed(range(max(len(counts), wanted.bit_length()))):
+        bits = counts[weight] if weight < len(counts) else 0
+        if wanted >> weight & 1:
+            equal &= bits
+        else:
+            above |= equal & bits
+            equal &= ~bits
+    return above | equal
 
 
 def are_near(one: int, other: int) -> bool:
