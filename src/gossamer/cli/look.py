@@ -178,10 +178,12 @@ async def _page_or_advice(look: Look, url: str, told: Callable[[Response], None]
 async def _print_items(page: Page, settings: Settings) -> int:
     found = await Extractor(make_spider(settings), settings).extract(page.request, page.response)
     _print_lines([msgspec.json.encode(item).decode() for item in found.items])
+    for one in found.rejected:
+        say(f"rejected: {plain(one.type)} {plain(one.field)}: {plain(one.error, 300)}")
     if found.error:
         say(f"error: spider: {plain(found.error)}")
         return Exit.ERROR
-    if not found.items:
+    if not found.items and not found.rejected:
         say("hint: no item was found on this page; --text and --json show what is on it")
     return Exit.OK
 
