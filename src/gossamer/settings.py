@@ -65,7 +65,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ] = False
     sink: Annotated[
         tuple[str, ...],
-        Meta(description="Where pages go: jsonl, jsonl:zstd, csv, sqlite, warc, parquet, folder:/path; may be repeated."),
+        Meta(
+            description="Where pages go: jsonl, jsonl:zstd, csv, sqlite, warc, parquet, folder:/path; may be repeated."
+        ),
     ] = ("jsonl",)
     archive_bytes: Annotated[int, Meta(ge=1, description="Size at which the sink warc begins the next file.")] = (
         1_000_000_000

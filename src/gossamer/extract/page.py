@@ -14,9 +14,9 @@ from gossamer.extract.answer import Answer
 from gossamer.extract.directives import Directives
 from gossamer.extract.encoding import decode
 from gossamer.extract.links import LinkMemo
-from gossamer.extract.relations import Relation, element_relations, header_relations
 from gossamer.extract.markdown import main_part
 from gossamer.extract.metadata import Metadata, metadata
+from gossamer.extract.relations import Relation, element_relations, header_relations
 from gossamer.extract.selectors import Selection
 from gossamer.extract.text import title_of, visible_text
 from gossamer.model import Request, Response, Secret
