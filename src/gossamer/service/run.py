@@ -23,6 +23,7 @@ from gossamer.settings import Settings
 _IDLE_SECONDS = 15
 _STUCK_MILLISECONDS = 30_000
 _BACKLOG = 512
+_SEND_BYTES = 256 * 1024
 _MOST_CONNECTIONS = 2000
 
 
@@ -60,6 +61,8 @@ def listen(host: str, port: int) -> socket.socket:
     own = socket.socket(family, socket.SOCK_STREAM)
     try:
         own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # What waits for a client that does not read is the system's memory.
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             own.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _STUCK_MILLISECONDS)
         own.bind((host, port))
