@@ -190,6 +190,11 @@ class FleetCrawl:
         """Processes of this machine that fetch."""
         return self._supervisor.alive if self._supervisor is not None else 0
 
+    @property
+    def figures(self) -> tuple[int, int]:
+        """Pages, and failures among them, since the run began."""
+        return self.stats.pages, self.stats.failures
+
     def stop(self, why: str) -> None:
         """Drain, then end the run."""
         self._stop_wanted = self._stop_wanted or why

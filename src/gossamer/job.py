@@ -166,6 +166,11 @@ class Crawl:
         return await self._frontier.counts() if self._frontier is not None else Counts()
 
     @property
+    def figures(self) -> tuple[int, int]:
+        """Pages, and failures among them, since the run began."""
+        return self.stats.pages, self.stats.failures
+
+    @property
     def folder(self) -> Path | None:
         """Where the job lives; None for one that is kept in memory."""
         return self._folder

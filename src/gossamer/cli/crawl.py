@@ -18,17 +18,19 @@ from gossamer import job as jobs
 from gossamer import logs
 from gossamer.addresses import masked
 from gossamer.cli.exits import Exit
-from gossamer.cli.options import given, region_option, settings_options, shards_option
+from gossamer.cli.options import given, notice_options, region_option, settings_options, shards_option
 from gossamer.cli.report import leave_report
 from gossamer.cli.start import read_lines, read_settings
 from gossamer.cli.start import run as run_loop
 from gossamer.cli.summary import summary_lines
-from gossamer.cli.terminal import put, say
+from gossamer.cli.terminal import plain, put, say
+from gossamer.clock import SystemClock
 from gossamer.engine.supervisor import FATAL
 from gossamer.errors import ConfigError, JobMissing, OwnerGone, SchemaMismatch
 from gossamer.fleet import SCHEMES, FleetCrawl, join_fleet
 from gossamer.job import Crawl, Summary
 from gossamer.member import die_with_parent, join
+from gossamer.notices import Judge, Notifier, watch
 
 
 @click.command()
@@ -46,6 +48,7 @@ from gossamer.member import die_with_parent, join
 )
 @click.option("--quiet", is_flag=True, help="Say nothing but errors.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@notice_options
 @region_option
 @shards_option("Shards of a fleet's job: all N, of which these workers take A to B.")
 @settings_options
@@ -58,6 +61,9 @@ def crawl(
     as_json: bool,
     region: str,
     shards: str,
+    notify: tuple[str, ...],
+    stalled_after: float,
+    errors_above: float,
     **options: Any,
 ) -> int:
     """Crawl from one or more URLs. The same command again resumes; other URLs on an existing job are added."""
@@ -86,7 +92,8 @@ def crawl(
             raise JobMissing(f"there is no job in {folder}", hint="give a URL to start one")
         run = Crawl(folder, settings, first_urls, in_memory=frontier == "memory:")
     jobs.save_settings(folder, settings)
-    summary = run_loop(_crawl(run, quiet))
+    judge = Judge(stalled_after=stalled_after, errors_above=errors_above)
+    summary = run_loop(_told(run, quiet, Notifier(notify), judge, job or folder.name))
     if run.folder is not None:
         leave_report(run.folder)
     if as_json:
@@ -106,6 +113,23 @@ def _refuse_fleet_options(*names: str) -> None:
     for name in names:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise ConfigError(f"--{name} is for fleets", hint="name their frontier: --frontier redis://host:6379/0")
+
+
+async def _told(run: Crawl | FleetCrawl, quiet: bool, notifier: Notifier, judge: Judge, job: str) -> Summary:
+    """The crawl, with notices of how it goes and how it ended."""
+    noticing = asyncio.create_task(watch(run, notifier, judge, job=job, clock=SystemClock()))
+    try:
+        summary = await _crawl(run, quiet)
+    except Exception as error:
+        await notifier.tell("failed", plain(str(error)), job=job)
+        raise
+    finally:
+        noticing.cancel()
+        await asyncio.gather(noticing, return_exceptions=True)
+    pages, failures = run.figures
+    event = "finished" if summary.counts.finished else "stopped"
+    await notifier.tell(event, f"{pages:,} pages, {failures:,} failed", job=job, pages=pages, failures=failures)
+    return summary
 
 
 async def _crawl(run: Crawl | FleetCrawl, quiet: bool) -> Summary:

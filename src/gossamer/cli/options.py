@@ -53,6 +53,27 @@ def region_option(command: Command) -> Command:
     return option(command)
 
 
+def notice_options(command: Command) -> Command:
+    """Whom to tell how a run goes: of the command and not of the job, since a command must never come from a store."""
+    options = (
+        click.option(
+            "--notify",
+            multiple=True,
+            metavar="URL|exec:COMMAND",
+            help="Tell a web hook, or a command, of the end, a stall, many errors.",
+        ),
+        click.option(
+            "--stalled-after", type=click.FloatRange(1), default=600.0, help="Seconds without a page.  [default: 600]"
+        ),
+        click.option(
+            "--errors-above", type=click.FloatRange(0, 1), default=0.5, help="Share of failures.  [default: 0.5]"
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 def shards_option(help_text: str) -> Callable[[Command], Command]:
     """The part of a job's shards that a command is about."""
     return click.option(

@@ -1,0 +1,80 @@
+"""Notices of a run: when it ends, stalls or mostly fails; to a web hook and to a command, and never at its cost."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from commands import gossamer, small_site
+
+from gossamer.notices import Judge, Look
+from gossamer.testing.servers import free_port
+
+FAST = ("--allow-private", "--delay", "0", "--quiet")
+
+
+class Hook(BaseHTTPRequestHandler):
+    """Keeps what it is told."""
+
+    def do_POST(self) -> None:
+        told: list[object] = self.server.told  # type: ignore[attr-defined]
+        told.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing is said."""
+
+
+def test_a_hook_and_a_command_are_told_of_the_end(tmp_path: Path) -> None:
+    with small_site() as url, ThreadingHTTPServer(("127.0.0.1", 0), Hook) as server:
+        server.told = []  # type: ignore[attr-defined]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        hook, command = f"http://127.0.0.1:{server.server_port}/x?key=hush", f"exec:tee {tmp_path}/told"
+        done = gossamer("crawl", url, "--job", "one", *FAST, "--notify", hook, "--notify", command, cwd=tmp_path)
+        assert done.returncode in (0, 3), done.stderr
+        server.shutdown()
+        (told,) = server.told  # type: ignore[attr-defined]
+    assert (told["event"], told["job"]) == ("finished", "one")
+    assert told["pages"] == len((tmp_path / "crawls/one/pages.jsonl").read_text().splitlines())
+    assert json.loads((tmp_path / "told").read_text()) == told
+
+
+def test_nobody_there_to_be_told_costs_nothing_but_a_warning(tmp_path: Path) -> None:
+    with small_site() as url:
+        gone = f"http://me:hush@127.0.0.1:{free_port()}/x?key=hush"
+        words = ("--notify", gone, "--notify", "exec:false")
+        done = gossamer("--log-level", "warning", "crawl", url, "--job", "one", *FAST[:-1], *words, cwd=tmp_path)
+        assert done.returncode in (0, 3), done.stderr
+        assert b"notice to 127.0.0.1" in done.stderr
+        assert b"hush" not in done.stderr
+        refused = gossamer("crawl", url, *FAST, "--notify", "nobody", cwd=tmp_path)
+        assert (refused.returncode, b"neither a URL nor a command" in refused.stderr) == (2, True)
+
+
+def looks(*rows: tuple[float, int, int, bool]) -> list[list[str]]:
+    judge = Judge(stalled_after=60, errors_above=0.5)
+    return [[word for word, _ in judge.events(Look(*row))] for row in rows]
+
+
+def test_a_stall_is_told_once_and_again_after_it_went_on() -> None:
+    assert looks(
+        (0, 0, 0, True), (59, 0, 0, True), (60, 0, 0, True), (200, 0, 0, True), (201, 1, 0, True), (262, 1, 0, True)
+    ) == [[], [], ["stalled"], [], [], ["stalled"]]
+
+
+def test_waiting_for_a_delay_or_a_person_is_no_stall() -> None:
+    assert looks((0, 0, 0, False), (1000, 0, 0, False), (1059, 0, 0, True)) == [[], [], []]
+
+
+def test_many_errors_are_told_once_until_it_is_better() -> None:
+    assert looks(
+        (0, 0, 0, True),
+        (5, 40, 40, True),
+        (10, 60, 60, True),
+        (15, 120, 120, True),
+        (20, 180, 120, True),
+        (25, 240, 170, True),
+    ) == [[], [], ["errors"], [], [], ["errors"]]
