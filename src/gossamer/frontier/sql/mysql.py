@@ -37,6 +37,7 @@ _KEYS = 50_000
 # Up to here statements of their own are cheaper than one with a table made of JSON.
 _FEW = 8
 _AGAIN = 1020
+_YOUNG_MICRO = 10_000_000
 
 
 class MySQL:
@@ -292,6 +293,11 @@ class MySQL:
                 self._pending.append(written(self._statements[name], given, rows=rows))
             return
         for where, (ages, keys) in alike.items():
+            if max(map(abs, ages)) > now - _YOUNG_MICRO:
+                # Between them may be rows that others are adding at this moment, and they would be waited for.
+                self._later("keep_young", ages, keys, *where, now)
+                self._later("drop_young", ages, keys, *where[:3])
+                continue
             self._later("keep_alike", min(ages), keys, *where, now, max(ages))
             self._later("drop_alike", min(ages), keys, *where[:3], max(ages))
 

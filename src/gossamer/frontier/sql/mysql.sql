@@ -207,6 +207,16 @@ ON DUPLICATE KEY UPDATE finished_at = $9, tries = q.tries, status = $7, code = $
 DELETE FROM gossamer_queue
 WHERE shard = $1 AND site = $4 AND place = $5 AND standing = $6 AND age BETWEEN $2 AND $7 AND id + 0 IN $3
 
+-- name: keep_young
+INSERT INTO gossamer_done (shard, id, site, finished_at, depth, priority, tries, status, code, url)
+SELECT q.shard, q.id, q.site, $9, q.depth, q.priority, q.tries, $7, $8, q.url FROM gossamer_queue q FORCE INDEX (PRIMARY)
+WHERE q.shard = $1 AND q.site = $4 AND q.place = $5 AND q.standing = $6 AND q.age IN $2 AND q.id + 0 IN $3
+ON DUPLICATE KEY UPDATE finished_at = $9, tries = q.tries, status = $7, code = $8
+
+-- name: drop_young
+DELETE FROM gossamer_queue
+WHERE shard = $1 AND site = $4 AND place = $5 AND standing = $6 AND age IN $2 AND id + 0 IN $3
+
 -- name: refuse_rows
 INSERT INTO gossamer_done (shard, id, site, depth, priority, status, url, finished_at, tries, code) VALUES $rows
 ON DUPLICATE KEY UPDATE shard = gossamer_done.shard
