@@ -333,8 +333,8 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> dict[str, A
         if not variable.startswith("GOSSAMER_"):
             continue
         name = variable.removeprefix("GOSSAMER_").lower()
-        if name in ("frontier", "region", "shards", "read_token", "write_token"):
-            # Options of the commands: where a job is, which part of it a worker takes, who may use the service.
+        if name in ("frontier", "region", "shards", "read_token", "write_token", "log_format", "log_file", "log_level"):
+            # Options of commands: where a job is, which part of it a worker takes, who may use the service, logs.
             continue
         if name not in FIELDS:
             raise ConfigError(f"{variable}: no such setting", hint=_nearest({name: text}))

@@ -41,7 +41,7 @@ COSTS: dict[str, tuple[Callable[[int], bytes], Callable[[bytes], object], int]] 
     "H31 attributes that hide the end": (
         lambda n: b"<p " + b" ".join(b"a%d='>'" % k for k in range(n)) + b">",
         read,
-        15_000,
+        12_000,
     ),
     "H31 one line": (lambda n: b"<p>" + b"x" * n, read, 25 * MB),
     "H31 unclosed comment": (lambda n: b"<p>x<!--" + b"-x" * (n // 2), read, 5 * MB),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 
 import click
 
+from gossamer import logs
 from gossamer.cli.exits import Exit
 from gossamer.cli.terminal import flush_output, hold_standard_streams, plain, say
 from gossamer.errors import ConfigError, GossamerError
@@ -62,13 +64,27 @@ def named(name: str) -> click.Command:
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(VERSION, prog_name="gossamer")
-def gossamer() -> None:
+@click.option(
+    "--log-format", envvar=logs.VARIABLES["format"], type=click.Choice(logs.FORMATS), help="Form of a log line."
+)
+@click.option(
+    "--log-file", envvar=logs.VARIABLES["file"], help="Log to this file; it may be rotated.  [default: stderr]"
+)
+@click.option(
+    "--log-level", envvar=logs.VARIABLES["level"], help="As in info, or warning,fetch=info.  [default: warning]"
+)
+def gossamer(log_format: str | None, log_file: str | None, log_level: str | None) -> None:
     """A web crawler that grows from a laptop to a fleet.
 
     \b
     gossamer crawl https://example.com      crawl a site, politely; the same command again resumes
     gossamer try https://example.com        look at 20 pages before a long crawl
     """
+    for name, value in (("format", log_format), ("file", log_file), ("level", log_level)):
+        if value:
+            # Processes that this one starts log in the same way.
+            os.environ[logs.VARIABLES[name]] = os.path.abspath(value) if name == "file" else value
+    logs.check(log_format or "text", log_level or "")
 
 
 def main() -> None:

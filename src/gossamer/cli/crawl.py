@@ -15,6 +15,7 @@ import msgspec
 from click.core import ParameterSource
 
 from gossamer import job as jobs
+from gossamer import logs
 from gossamer.addresses import masked
 from gossamer.cli.exits import Exit
 from gossamer.cli.options import given, region_option, settings_options, shards_option
@@ -22,7 +23,7 @@ from gossamer.cli.report import leave_report
 from gossamer.cli.start import read_lines, read_settings
 from gossamer.cli.start import run as run_loop
 from gossamer.cli.summary import summary_lines
-from gossamer.cli.terminal import log_to_stderr, put, say
+from gossamer.cli.terminal import put, say
 from gossamer.engine.supervisor import FATAL
 from gossamer.errors import ConfigError, JobMissing, OwnerGone, SchemaMismatch
 from gossamer.fleet import SCHEMES, FleetCrawl, join_fleet
@@ -60,7 +61,7 @@ def crawl(
     **options: Any,
 ) -> int:
     """Crawl from one or more URLs. The same command again resumes; other URLs on an existing job are added."""
-    log_to_stderr(quiet)
+    logs.start(quiet=quiet)
     if frontier not in ("", "sqlite", "memory:") and not frontier.startswith(SCHEMES):
         raise ConfigError(
             f"--frontier {masked(frontier)}: no such frontier in this version",
@@ -170,7 +171,7 @@ def _as_json(summary: Summary, folder: Path | None) -> dict[str, Any]:
 @click.option("--supervised", is_flag=True, hidden=True)
 def worker(place: str, name: str, worker_name: str, out: str, region: str, shards: str, supervised: bool) -> int:
     """Join a running crawl: DIR is its folder or name, FRONTIER the address of a fleet's. Leaves when it is over."""
-    log_to_stderr(False)
+    logs.start()
     if supervised:
         die_with_parent()
     own_name = worker_name or f"{os.uname().nodename}-{os.getpid()}"

@@ -15,13 +15,13 @@ import click
 import msgspec
 
 from gossamer import job as jobs
-from gossamer import urls
+from gossamer import logs, urls
 from gossamer.assemble import gate_of_loads, middlewares
 from gossamer.cli import advice
 from gossamer.cli.exits import Exit
 from gossamer.cli.options import given, some_settings
 from gossamer.cli.start import read_settings, run, runner
-from gossamer.cli.terminal import log_to_stderr, plain, put, say
+from gossamer.cli.terminal import plain, put, say
 from gossamer.clock import Clock, SystemClock
 from gossamer.download import open_downloader
 from gossamer.engine.extractor import Extractor, make_spider
@@ -131,7 +131,7 @@ def fetch(url: str, mode: str | None, quiet: bool, **options: Any) -> int:
 
     With --extract or --spider the items of the page are printed instead, one JSON object a line.
     """
-    log_to_stderr(quiet)
+    logs.start(quiet=quiet)
     chosen = given(options)
     settings = read_settings(None, chosen)
     if mode is None and ("extract" in chosen or "spider" in chosen):
@@ -245,7 +245,7 @@ def shell(url: str, **options: Any) -> int:
 
     Commands can be piped in: echo 'print(page.title)' | gossamer shell URL
     """
-    log_to_stderr(False)
+    logs.start()
     settings = read_settings(None, given(options))
     target = _one_url(url)
     with runner() as loop:

@@ -11,11 +11,12 @@ import click
 import msgspec
 
 from gossamer import job as jobs
+from gossamer import logs
 from gossamer.cli import figures
 from gossamer.cli.exits import Exit
 from gossamer.cli.options import given, some_settings
 from gossamer.cli.start import read_settings, run
-from gossamer.cli.terminal import log_to_stderr, plain, put, say
+from gossamer.cli.terminal import plain, put, say
 from gossamer.export.where import Where
 from gossamer.replay.run import Replay, Replayed
 from gossamer.settings import Settings
@@ -54,7 +55,7 @@ def replay(
 
     Writes pages.jsonl and items.jsonl as a crawl would. The pages must have been kept, by --sink warc or folder:/path.
     """
-    log_to_stderr(quiet)
+    logs.start(quiet=quiet)
     Where(conditions)
     settings = _settings(places, given(options))
     target = out or _default_out(places[0])

@@ -8,11 +8,12 @@ from typing import Any
 
 import click
 
+from gossamer import logs
 from gossamer.addresses import masked
 from gossamer.cli.exits import Exit
 from gossamer.cli.options import given, settings_options
 from gossamer.cli.start import read_settings, run
-from gossamer.cli.terminal import log_to_stderr, say
+from gossamer.cli.terminal import say
 from gossamer.errors import ConfigError
 from gossamer.fleet import SCHEMES
 
@@ -62,7 +63,7 @@ def serve(
         raise ConfigError(
             "the service needs the starlette and uvicorn packages", hint="pip install 'gossamer[service]'"
         ) from missing
-    log_to_stderr(False)
+    logs.start()
     if frontier and not frontier.startswith(SCHEMES):
         raise ConfigError(f"--frontier {masked(frontier)}: no fleet's frontier", hint="as in redis://host:6379/0")
     tokens = read_tokens(os.environ, {"read": read_token_file, "write": write_token_file})

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 
-_SPACES = dict.fromkeys((0xA0, 0x1680, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000), " ")
+from gossamer.logs import plain
 
-
-def plain(text: str, limit: int = 2000) -> str:
-    """Text from anywhere as one line that a terminal shows and does not obey: what cannot be printed is escaped.
-
-    That covers control characters, escape sequences, line and paragraph ends, and signs that turn the direction."""
-    if len(text) > limit:
-        text = text[: limit - 1] + "…"
-    if text.isprintable():
-        return text
-    return "".join(sign if sign.isprintable() else _escaped(sign) for sign in text.translate(_SPACES))
-
-
-def _escaped(sign: str) -> str:
-    return sign.encode("unicode_escape").decode("ascii")
+__all__ = ["flush_output", "hold_standard_streams", "plain", "put", "say"]
 
 
 def say(line: str) -> None:
@@ -42,21 +28,6 @@ def put(data: bytes) -> None:
         sys.stdout.buffer.write(data)
     except BrokenPipeError:
         _silence_stdout()
-
-
-class OneLine(logging.Formatter):
-    """One record, one line, whatever text from the network is in it."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return plain(super().format(record), 8000)
-
-
-def log_to_stderr(quiet: bool) -> None:
-    """Have warnings, or with `quiet` only errors, written to stderr."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(OneLine("%(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(handlers=[handler], level=logging.ERROR if quiet else logging.WARNING, force=True)
-    logging.raiseExceptions = False
 
 
 def hold_standard_streams() -> None:

@@ -14,14 +14,14 @@ import click
 import msgspec
 
 from gossamer import job as jobs
-from gossamer import urls
+from gossamer import logs, urls
 from gossamer.cli import advice, trial_report
 from gossamer.cli.exits import Exit
 from gossamer.cli.options import as_arguments, given, settings_options
 from gossamer.cli.screen import Line, Screen, has_screen
 from gossamer.cli.start import read_settings, run
 from gossamer.cli.suggest import Survey, options
-from gossamer.cli.terminal import log_to_stderr, plain, put, say
+from gossamer.cli.terminal import plain, put, say
 from gossamer.clock import SystemClock
 from gossamer.engine.extractor import make_spider
 from gossamer.engine.gate import Gate
@@ -114,7 +114,7 @@ def trial(url: str, as_json: bool, **settings: Any) -> int:
 
     Takes the options of `gossamer crawl`; nothing is kept.
     """
-    log_to_stderr(True)
+    logs.start(quiet=True)
     chosen = given(settings)
     built = read_settings(None, chosen)
     limit = min(PAGES, built.max_pages or PAGES)

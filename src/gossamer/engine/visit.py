@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import msgspec
@@ -25,6 +26,8 @@ from gossamer.extract.fingerprint import text_digest
 from gossamer.frontier import policy
 from gossamer.model import SITEMAP, Lease, Outcome, PageRow, Request, Response, SiteNote
 from gossamer.sink.trail import Step
+
+fetches = logging.getLogger("gossamer.fetch")
 
 
 class Visit:
@@ -107,7 +110,7 @@ class Visit:
         return True
 
     async def _skip(self, request: Request, reason: str) -> None:
-        self._trace(request.url, at=self._clock.epoch(), skipped=reason, referrer=request.referrer)
+        self._trace(request, at=self._clock.epoch(), skipped=reason, referrer=request.referrer)
         await self._settle(request, Verdict("skipped", reason))
 
     async def _may_fetch(self, request: Request) -> bool:
@@ -175,17 +178,17 @@ class Visit:
                     response = await context.fetch(request)
                     break
                 except asyncio.CancelledError:
-                    self._trace(request.url, at=sent_at, error="cancelled", latency=self._clock.monotonic() - began)
+                    self._trace(request, at=sent_at, error="cancelled", latency=self._clock.monotonic() - began)
                     raise
                 except FetchError as error:
-                    self._trace(request.url, at=sent_at, error=error.kind, latency=self._clock.monotonic() - began)
+                    self._trace(request, at=sent_at, error=error.kind, latency=self._clock.monotonic() - began)
                     if not isinstance(error, Forbidden):
                         self._next_at = self._clock.monotonic() + self._delay
                     if not context.breaker.takes(site, error, was_there=bool(self.lease.robots)):
                         raise
         if not response.from_cache:
             self._trace(
-                request.url,
+                request,
                 at=response.fetched_at or sent_at,
                 status=response.status,
                 latency=response.latency,
@@ -197,12 +200,15 @@ class Visit:
                 self._placing.saw(response.latency)
         return response
 
-    def _trace(self, url: str, *, at: float, latency: float = 0.0, **known: Any) -> None:
-        """Leave a step on the trail, if one is kept."""
+    def _trace(self, request: Request, *, at: float, latency: float = 0.0, **known: Any) -> None:
+        """Leave a step on the trail, if one is kept, and a line in the log, if it is wanted."""
         if self._context.trail is not None:
             delay, lanes = round(self._delay, 3), self.lease.lanes
-            step = Step(url=url, at=round(at, 3), latency=round(latency, 4), delay=delay, lanes=lanes, **known)
+            step = Step(url=request.url, at=round(at, 3), latency=round(latency, 4), delay=delay, lanes=lanes, **known)
             self._context.trail.note(step)
+        if fetches.isEnabledFor(logging.INFO):
+            about = {"request": f"{request.key:016x}-{request.tries}", "url": request.url, "site": self.lease.site}
+            fetches.info("request", extra={**about, "seconds": round(latency, 4), **known})
 
     async def _move(self, note: SiteNote | None) -> None:
         """Tell the frontier where the site should be; if that is elsewhere, leave the rest of the batch to others."""

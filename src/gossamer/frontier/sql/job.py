@@ -17,7 +17,7 @@ from gossamer.frontier.sql.frontier import SqlFrontier
 from gossamer.frontier.sql.steering import digest
 from gossamer.settings import Settings
 
-FORMAT = 2
+FORMAT = 3
 SCHEMES = ("postgresql://", "postgres://", "mysql://", "mariadb://")
 log = logging.getLogger("gossamer.frontier")
 

@@ -45,10 +45,10 @@ SELECT site, name, region, ready_at, hold_at, closed, lanes FROM gossamer_sites 
 WHERE shard = $1 AND region = $2 AND ready_at <= $3 ORDER BY ready_at LIMIT $4 FOR UPDATE SKIP LOCKED
 
 -- name: set_moment
-SET @gossamer_now = (
-    SELECT GREATEST(COALESCE(j.clock, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)) + s.skew,
-        (SELECT MAX(latest_at) FROM gossamer_counters WHERE shard = $1))
-    FROM gossamer_shards s JOIN gossamer_jobs j ON j.job = s.job WHERE s.shard = $1)
+-- As a SELECT, since SET would lock all rows that it reads.
+SELECT GREATEST(COALESCE(j.clock, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)) + s.skew,
+    (SELECT MAX(latest_at) FROM gossamer_counters WHERE shard = $1)) INTO @gossamer_now
+FROM gossamer_shards s JOIN gossamer_jobs j ON j.job = s.job WHERE s.shard = $1
 
 -- name: take_due
 SELECT site, name, region, ready_at, hold_at, closed, lanes FROM gossamer_sites FORCE INDEX (gossamer_sites_ready)

@@ -1,4 +1,5 @@
 import asyncio
+from pathlib import Path
 
 from scrapy.exceptions import DropItem
 from scrapy.utils.asyncio import is_asyncio_available
@@ -10,6 +11,8 @@ class Slow:
     async def process_item(self, item):
         if is_asyncio_available():
             await asyncio.sleep(0.02)
+        while "wait_for" in item and not Path(item["wait_for"]).exists():
+            await asyncio.sleep(0.05)
         if item.get("drop"):
             raise DropItem("as it was told")
         return item
