@@ -1,7 +1,7 @@
 # Every task of the project; `make help` lists them.
 SHELL := /bin/sh
 BIN := .venv/bin
-JOBS ?= 2
+JOBS ?= 4
 
 .PHONY: help setup setup-dev services crawl test test-long fuzz check suites gates bench reference lock clean
 
