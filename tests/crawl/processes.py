@@ -111,7 +111,7 @@ def kill_tree(process: subprocess.Popen[str]) -> None:
         process.stderr.close()
 
 
-def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
+def until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     """Wait for a condition; its value, or a failed test when it does not come about."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

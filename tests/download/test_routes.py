@@ -158,7 +158,7 @@ def test_a_client_that_cannot_be_built_is_heard_of() -> None:
 
 
 FEW_FILES = """
-import asyncio, resource, sys
+import asyncio, os, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 from gossamer.clock import SystemClock
 from gossamer.download import open_downloader
@@ -174,6 +174,7 @@ async def main(port):
     await downloader.aclose()
 
 asyncio.run(main(sys.argv[1]))
+os._exit(0)
 """
 
 

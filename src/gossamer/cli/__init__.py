@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
+from contextlib import suppress
 from importlib import import_module
+from typing import NoReturn
 
 import click
 
@@ -95,7 +99,18 @@ def main() -> None:
     if error is not None and not isinstance(error, BrokenPipeError):
         say(f"error: output could not be written: {error.strerror}")
         code = Exit.ERROR
-    raise SystemExit(int(code))
+    _leave(int(code))
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process. Threads of the HTTP client may call into an interpreter that is being taken down, which would
+    abort it with everything done: where that client is loaded, nothing is taken down."""
+    logging.shutdown()
+    if "pyreqwest" in sys.modules:
+        with suppress(OSError, ValueError, AttributeError):
+            sys.stderr.flush()
+        os._exit(code)
+    raise SystemExit(code)
 
 
 def _run() -> int:
