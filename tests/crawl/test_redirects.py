@@ -265,7 +265,7 @@ def test_h12_hostile_locations_end_and_the_rest_is_crawled(tmp_path: Path) -> No
         done = run(folder, [web.url()], "--cookies")
         assert done.returncode == 3, done.stderr
     escaped = "/after%0d%0aGET%20/smuggled%20HTTP/1.1%0d%0a"
-    assert sorted(web.targets()) == sorted([*hostile, "/", "/last", "/after", "/first", "/caf%C3%A9", escaped])
+    assert sorted(web.targets()) == sorted([*hostile, "/", "/last", "/after", "/caf%C3%A9", escaped])
     found = by_path(folder)
     assert {path: row["error"].partition(":")[0] for path, row in found.items() if row["error"]} == {
         "/megabyte": "too-large",
@@ -273,11 +273,11 @@ def test_h12_hostile_locations_end_and_the_rest_is_crawled(tmp_path: Path) -> No
         "/return": "protocol",
         "/feed": "protocol",
         "/nul": "protocol",
+        "/twice": "protocol",
     }
     assert {path: row["location"].removeprefix(web.url("")) for path, row in found.items() if row["location"]} == {
         "/split": "/after",
         "/escaped": escaped,
-        "/twice": "/first",
         "/latin": "/caf%C3%A9",
     }
     assert found["/last"]["title"] == "/last"

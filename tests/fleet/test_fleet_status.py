@@ -124,6 +124,7 @@ class Counting:
     stale = 0
     active = 7
     fetching = 3
+    limit = 64
 
 
 def test_a_pulse_says_what_was_done_since_the_last_one_and_that_a_worker_leaves(server: RedisServer) -> None:
