@@ -22,7 +22,7 @@ sys.path.insert(0, str(TESTS / "suites"))
 # Wall-clock deadlines on a busy machine would make a test flaky.
 settings.register_profile("dev", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, database=None)
-settings.register_profile("fuzz", deadline=None, max_examples=2000, print_blob=True, database=None)
+settings.register_profile("fuzz", deadline=None, max_examples=300, print_blob=True, database=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
 
 

@@ -17,7 +17,8 @@ def masked(url: str) -> str:
 def _masked(url: str) -> str:
     scheme, slashes, rest = url.partition("://")
     head, at, tail = rest.rpartition("@")
-    shown = f"{scheme}{slashes}{head.partition(':')[0]}:***@{tail}" if at else url
+    user, colon, _ = head.partition(":")
+    shown = f"{scheme}{slashes}{user}{':***' if colon else ''}@{tail}" if at else url
     return re.sub(r"((?:password|secret|token)[^=&]*=)[^&]*", r"\1***", shown)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from gossamer import urls
-from gossamer.addresses import has_password
+from gossamer.addresses import has_password, masked
 from gossamer.assemble import worker
 from gossamer.clock import Clock, SystemClock
 from gossamer.engine.coordinator import Coordinator
@@ -67,7 +67,7 @@ def read_seeds(given: Sequence[str]) -> list[str]:
         url = urls.normal(text if "://" in text else f"https://{text}")
         if url is None:
             raise ConfigError(
-                f"{text!r} is not a URL that can be crawled",
+                f"{masked(text)!r} is not a URL that can be crawled",
                 hint="a seed looks like https://example.com/ (http or https, without user name or password)",
             )
         seeds.append(url)

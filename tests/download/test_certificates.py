@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
+import socket
 import ssl
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -172,3 +174,36 @@ def test_the_record_of_a_page_says_that_its_certificate_was_bad(tmp_path: Path) 
     stamped = {row["url"].split("/")[2].split(":")[0]: "not valid for name" in row.get("tls_fault", "") for row in rows}
     assert stamped == {"good.test": False, "bad.test": True}
     assert "tls_fault" not in next(row for row in rows if "good.test" in row["url"])
+
+
+def _shake_hands(server: socket.socket, tls: ssl.SSLContext, times: int) -> None:
+    """A server by blocking sockets: asyncio's drops the connection before the alert has left."""
+    for _ in range(times):
+        with tls.wrap_socket(server.accept()[0], server_side=True, do_handshake_on_connect=False) as peer:
+            with pytest.raises(ssl.SSLError):
+                peer.do_handshake()
+            while socket.socket.recv(peer, 65536):
+                pass
+
+
+@KINDS
+def test_a_server_that_wants_our_certificate_refuses_for_good(kind: str, tmp_path: Path) -> None:
+    """With TLS 1.3 the alert comes after the handshake: it is no connection that might be better later."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    demanding = context(authority, "in.test")
+    demanding.verify_mode = ssl.CERT_REQUIRED
+    authority.configure_trust(demanding)
+
+    async def test(stack: AsyncExitStack) -> None:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        port = server.getsockname()[1]
+        threading.Thread(target=_shake_hands, args=(server, demanding, 2), daemon=True).start()
+        for bad_tls in ("refuse", "record"):
+            values = {"downloader": kind, "ca_file": str(tmp_path / "ca.pem"), "bad_tls": bad_tls}
+            fetcher = await downloader(stack, **values)
+            with pytest.raises(TlsRefused) as refused:
+                await fetcher.fetch(Request(url=f"https://in.test:{port}/"))
+            assert "--client-cert" in refused.value.hint
+
+    run(test)

@@ -438,3 +438,9 @@ def test_sentinels_that_are_all_away_are_an_error_with_words() -> None:
     assert done.returncode == 1
     assert "0 of 2 sentinels answer" in done.stderr
     assert PASSWORD not in done.stderr
+
+
+def test_an_address_without_a_password_is_shown_as_it_is() -> None:
+    """Commands are printed with it, for people to copy."""
+    assert masked("postgresql://crawler@h/db") == "postgresql://crawler@h/db"
+    assert masked("redis://:hush@h,redis://me:hush@i") == "redis://:***@h,redis://me:***@i"

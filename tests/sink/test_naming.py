@@ -238,3 +238,18 @@ def test_files_of_an_earlier_version_are_gone_on_with(tmp_path: Path) -> None:
     asyncio.run(run())
     assert urls(tmp_path / "pages.db") == ["http://e.example/1", "http://old.example/"]
     assert (tmp_path / "pages.csv").read_text().splitlines() == ["url,status", "http://e.example/1,0"]
+
+
+def test_a_304_leaves_row_and_items_in_sqlite(tmp_path: Path) -> None:
+    async def run() -> None:
+        (sink,) = open_sinks(Settings(sink=("sqlite",)), tmp_path, {})
+        for token, status, items in ((1, 200, ({"n": 1},)), (2, 304, ())):
+            page = PageRow(url="http://e.example/1", title="one" if items else "", status=status)
+            await sink.write([Record(key=1, token=token, page=page, items=items)])
+        await sink.aclose()
+
+    asyncio.run(run())
+    with closing(sqlite3.connect(tmp_path / "pages.db")) as db:
+        assert db.execute("select title, status, item from pages join items using (key)").fetchall() == [
+            ("one", 200, '{"n":1}')
+        ]

@@ -10,9 +10,9 @@ from gossamer.model import PageRow, Record
 from gossamer.sink.segments import SegmentSink, gather
 
 
-def record(key: int, token: int, title: str = "") -> Record:
-    page = PageRow(url=f"http://a.example/{key}", status=200, title=title)
-    return Record(key=key, token=token, page=page, items=({"n": token},))
+def record(key: int, token: int, title: str = "", status: int = 200) -> Record:
+    page = PageRow(url=f"http://a.example/{key}", status=status, title=title)
+    return Record(key=key, token=token, page=page, items=({"n": token},) if status != 304 else ())
 
 
 def write(folder: Path, worker: str, *records: Record) -> None:
@@ -31,6 +31,16 @@ def test_of_several_records_of_a_page_the_highest_token_counts(tmp_path: Path) -
     found = {each.key: each for each in gather(tmp_path)}
     assert {key: each.token for key, each in found.items()} == {1: 20, 2: 11, 3: 12}
     assert (found[1].page.title, found[1].items) == ("again", ({"n": 20},))
+
+
+def test_a_visit_that_found_no_change_leaves_the_page_and_its_items(tmp_path: Path) -> None:
+    write(tmp_path, "one", record(1, 30, status=304), record(2, 5, "old"), record(2, 6, status=304))
+    write(
+        tmp_path, "two", record(1, 10, "old"), record(1, 20, "new"), record(2, 7, status=404), record(3, 1, status=304)
+    )
+    found = {each.key: (each.page.title, each.page.status, each.items) for each in gather(tmp_path)}
+    assert found == {1: ("new", 200, ({"n": 20},)), 2: ("", 404, ({"n": 7},)), 3: ("", 304, ())}
+    assert len(list(gather(tmp_path, all_visits=True))) == 7
 
 
 def test_a_commit_that_was_repeated_leaves_one_record(tmp_path: Path) -> None:

@@ -56,14 +56,14 @@ async def persistent(call: Callable[[], Awaitable[object]]) -> int:
             await asyncio.sleep(0.05)
 
 
-def item(number: int, *, token: int, items: int = 1, rejected: int = 0) -> Record:
-    page = PageRow(url=f"http://e.example/{number}", title=f"{number} at {token}")
+def item(number: int, *, token: int, items: int = 1, rejected: int = 0, status: int = 200) -> Record:
+    page = PageRow(url=f"http://e.example/{number}", title=f"{number} at {token}", status=status)
     odd = tuple(Rejected(url=page.url, field="price", error="not a \0 number", item={"n": n}) for n in range(rejected))
     found = tuple({"n": n, "token": token} for n in range(items))
     return Record(key=number, token=token, page=page, items=found, rejected=odd)
 
 
-def test_a_late_worker_changes_neither_page_nor_items(server: SqlServer, table: str) -> None:
+def test_a_late_worker_or_a_304_changes_neither_page_nor_items(server: SqlServer, table: str) -> None:
     async def run() -> None:
         sink = opened(server, table)
         await sink.write([item(1, token=5, items=3, rejected=2), item(2, token=5, rejected=1)])
@@ -71,6 +71,9 @@ def test_a_late_worker_changes_neither_page_nor_items(server: SqlServer, table: 
         await sink.write([item(1, token=7, items=4, rejected=3), item(2, token=7, items=0, rejected=2)])
         # One call may bring two visits of a page.
         await sink.write([item(3, token=8, items=2), item(3, token=6)])
+        # Nor does a visit that found the page unchanged, alone in its call or not.
+        await sink.write([item(1, token=11, items=0, status=304)])
+        await sink.write([item(3, token=12, items=0, status=304), item(2, token=7, items=0, rejected=2)])
         await sink.aclose()
 
     asyncio.run(run())

@@ -11,10 +11,11 @@ _BY_KIND = {
     "dns": "the name servers do not answer: check this machine's network",
     "nxdomain": "there is no such host: check the spelling",
     "protocol": "the server does not speak proper HTTP there: check scheme and port",
-    "tls": "the certificate is not trusted: name its authority with --ca-file, or --bad-tls record marks such pages",
+    "tls": "the certificate is not trusted: name its authority with --ca-file, or --bad-tls record marks such pages; "
+    "a server that asks for one of yours needs --client-cert",
     "proxy": "the proxy does not let anything through: check its address, its credentials and that it runs",
     "render": "the browser did not come to an end with the page: raise --fetch-seconds, or use --downloader async",
-    "too-large": "raise --max-body-bytes or --max-decoded-bytes",
+    "too-large": "raise --max-body-bytes or --max-decoded-bytes; of files that a spider asks for, --max-file-bytes",
     "forbidden": "the address guard refuses it: --allow-private permits addresses that are not public",
     "robots": "robots.txt does not allow it: --no-robots is for sites of your own",
     "robots-unreachable": "robots.txt could not be had, so nothing may be fetched: try later; "

@@ -44,7 +44,7 @@ from gossamer.notices import Judge, Notifier, watch
     default="",
     metavar="URL",
     envvar="GOSSAMER_FRONTIER",
-    help="sqlite (in the job's folder), memory:, or redis://host:port/db for a fleet.",
+    help="sqlite (in the job's folder), memory:, or of a fleet redis://, postgresql://, mysql:// or folder:/path.",
 )
 @click.option("--quiet", is_flag=True, help="Say nothing but errors.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")

@@ -63,10 +63,12 @@ def _ending(summary: Summary, settings: Settings) -> str:
 
 def _figures(summary: Summary) -> list[tuple[str, str]]:
     counts, stats = summary.counts, summary.stats
+    # Workers of a fleet do not tell how much they have read.
+    size = f", {figures.size(stats.bytes)}" if stats.bytes else ""
     rows = [
         (
             "pages",
-            f"{stats.pages:,} ({figures.rate(stats.mean_rate)}, {figures.size(stats.bytes)})"
+            f"{stats.pages:,} ({figures.rate(stats.mean_rate)}{size})"
             + (f"; {counts.stored:,} with those of earlier runs" if counts.stored > stats.pages else ""),
         )
     ]

@@ -31,6 +31,17 @@ _TLS_WORDS = (
     "cannot decrypt",
     "unsupported name type",
 )
+_REFUSALS = (
+    "AccessDenied",
+    "BadCertificate",
+    "CertificateExpired",
+    "CertificateRequired",
+    "CertificateRevoked",
+    "CertificateUnknown",
+    "UnknownCA",
+    "UnsupportedCertificate",
+)
+"""Alerts about our own certificate, or that there is none; with TLS 1.3 they come only after the handshake."""
 
 
 def translate(error: Exception, where: str) -> FetchError:
@@ -45,6 +56,8 @@ def translate(error: Exception, where: str) -> FetchError:
         )
     if causes and "head is too large" in causes[-1]:
         return TooLarge(f"{where}: too many or too long headers")
+    if any(f"received fatal alert: {word}" in cause for cause in causes for word in _REFUSALS):
+        return TlsRefused(text, hint="the server asks for a certificate of yours: --client-cert FILE")
     if isinstance(error, ConnectError):
         if _connecting(causes) and any(word in cause for cause in causes for word in _TLS_WORDS):
             return TlsRefused(text)

@@ -21,11 +21,21 @@ _encode_into = msgspec.json.Encoder().encode_into
 _decode = msgspec.json.Decoder(Record).decode
 
 
+class _Answer(msgspec.Struct):
+    status: int
+
+
 class Stamp(msgspec.Struct):
     """The part of a record that says which of several is the last word on a page."""
 
     key: int
     token: int
+    page: _Answer
+
+    @property
+    def weight(self) -> int:
+        """The record with the highest counts. A 304 brings nothing: the visit that it confirms stays the last word."""
+        return self.token if self.page.status != 304 else 0
 
 
 _decode_stamp = msgspec.json.Decoder(Stamp).decode
@@ -73,13 +83,13 @@ class SegmentSink:
 
 
 def gather(folder: Path, *, all_visits: bool = False) -> Iterator[Record]:
-    """The records of all segments, one per page: the one with the highest token; or one per visit."""
+    """The records of all segments, one per page: the last that was no 304; or one per visit."""
     parts = [(path, path.stat().st_size) for path in sorted((folder / FOLDER).glob(f"*{SUFFIX}"))]
     words, begins, count = LastWords(), [], 0
     for path, size in parts:
         begins.append(count)
         for stamp, _ in _lines(path, size):
-            words.add(visit_of(stamp.key, stamp.token) if all_visits else stamp.key, 0 if all_visits else stamp.token)
+            words.add(visit_of(stamp.key, stamp.token) if all_visits else stamp.key, 0 if all_visits else stamp.weight)
             count += 1
     counts = words.settled()
     # What was written since then is not read: its place is not known.

@@ -68,7 +68,8 @@ class SqliteSink:
             try:
                 run("BEGIN IMMEDIATE")
                 for record in records:
-                    if run(_UPSERT, _row(record)).rowcount:
+                    # A 304 says that the row and the items that are there still hold.
+                    if record.page.status != 304 and run(_UPSERT, _row(record)).rowcount:
                         run("DELETE FROM items WHERE key = ?", (record.key,))
                         for number, item in enumerate(record.items):
                             text = msgspec.json.encode(item).decode()

@@ -97,8 +97,8 @@ class TableSink:
         self._turn = asyncio.Lock()
 
     async def write(self, records: Sequence[Record]) -> Mapping[str, int]:
-        if records:
-            batch = batch_of(records)
+        batch = batch_of(records)
+        if batch.keys:
             async with self._turn:
                 await self._store(batch)
         return {}
@@ -144,9 +144,13 @@ _HINT = "is the server up, with space left, and may this user write there?"
 
 
 def batch_of(records: Iterable[Record]) -> Batch:
-    """What is to be stored of these visits: of several of one page, the last."""
+    """What is to be stored of these visits: of several of one page, the last.
+
+    A 304 says that the row and the items that are there still hold, so they stay."""
     last: dict[int, Record] = {}
     for record in records:
+        if record.page.status == 304:
+            continue
         if record.key not in last or record.token >= last[record.key].token:
             last[record.key] = record
     ordered = [last[key] for key in sorted(last)]
