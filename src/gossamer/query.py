@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,9 +15,11 @@ from gossamer.errors import ConfigError
 from gossamer.export.stored import lines_name, nothing_in, parquet_folder
 from gossamer.model import PageRow
 from gossamer.sink import csv, jsonl, segments, trail
-from gossamer.sink.sqlite import FILE as SQLITE_FILE
 from gossamer.sink.trail import Step
+from gossamer.stored.open import archives_of
+from gossamer.stored.places import elsewhere, sinks_of, sqlite_file
 
+log = logging.getLogger("gossamer.query")
 _TYPES: Mapping[Any, str] = {int: "BIGINT", float: "DOUBLE"}
 _TRIES = 3
 OVERVIEW = """
@@ -94,11 +97,12 @@ def _views(folder: Path) -> dict[str, list[Source]]:
     """What is in a job's files, by its first sink that has them."""
     steps = Source(sorted((folder / trail.FOLDER).glob(f"*{trail.SUFFIX}")), _REQUESTS)
     visits, items = _stored(folder)
-    if not visits and (folder / SQLITE_FILE).exists():
-        path = folder / SQLITE_FILE
+    if not visits and (path := sqlite_file(folder)) is not None:
         raise ConfigError(f"the pages of this job are in {path}, which is SQL already", hint=f"sqlite3 {path}")
     if not visits and not steps.files:
         raise nothing_in(folder)
+    if not visits and (kept := elsewhere(sinks_of(folder)) or archives_of(folder)):
+        log.warning("pages and items have no rows here: they are in %s", ", ".join(map(str, kept)))
     return {"_visits": visits, "_items": items, "_requests": [steps]}
 
 

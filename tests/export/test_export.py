@@ -67,7 +67,7 @@ def export(*arguments: object, code: int = 0) -> str:
     return str(done.exception)
 
 
-@pytest.mark.parametrize("sink", ["jsonl", "jsonl:zstd", "jsonl:gzip", "csv", "sqlite", "segments", "parquet"])
+@pytest.mark.parametrize("sink", ["jsonl", "jsonl:zstd", "jsonl:gzip", "csv", "sqlite", "segments", "parquet", "warc"])
 def test_a_job_is_exported_whichever_sink_kept_it(tmp_path: Path, sink: str) -> None:
     store(tmp_path, sink, [record(number) for number in range(10)], [record(4, 2, title="=later")])
     expected = sorted([page(number) for number in range(10) if number != 4] + [page(4, title="=later")], key=str)
@@ -77,7 +77,7 @@ def test_a_job_is_exported_whichever_sink_kept_it(tmp_path: Path, sink: str) -> 
     assert dict(zip(*found, strict=True))["title"] == "'=later"
 
 
-@pytest.mark.parametrize("sink", ["segments", "parquet"])
+@pytest.mark.parametrize("sink", ["segments", "parquet", "warc"])
 def test_every_visit_or_only_the_last(tmp_path: Path, sink: str) -> None:
     store(tmp_path, sink, [record(1), record(2)], [record(1, 7)], [record(1, 7)])
     assert len(export(tmp_path, "--format", "urls").split()) == 2
@@ -147,6 +147,19 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     assert "does not exist" in export(tmp_path / "nothing", code=2)
     assert "nothing is stored" in export(tmp_path, code=2)
     assert "no column 'statu'" in export(tmp_path, "--where", "statu=200", code=2)
+
+
+def test_pages_that_are_elsewhere_are_read_there_or_the_place_is_named(tmp_path: Path) -> None:
+    job, file = tmp_path / "job", tmp_path / "else.db"
+    job.mkdir()
+    (job / "job.toml").write_text('sink = ["s3://bucket/a", "mysql://me:hidden@host/db"]\n')
+    said = export(job, code=2)
+    assert "s3://bucket/a" in said
+    assert "mysql://me:***@host/db" in said
+    (job / "job.toml").write_text(f'sink = ["sqlite:{file}"]\n')
+    store(job, f"sqlite:{file}", [record(1), record(2)])
+    assert len(export(job, "--format", "urls").split()) == 2
+    assert [json.loads(line)["n"] for line in export(job, "--format", "items").splitlines()] == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_a_replay_gives_what_the_crawl_gave_and_asks_nobody(tmp_path: Path) -> N
     with SimWeb(sites=2, pages_per_site=8) as web:
         command = [sys.executable, "-m", "gossamer", "crawl", *web.seeds, "--job", str(job), "--no-robots", "--quiet"]
         options = ["--delay", "0", "--allow-private", "--spider", str(tmp_path / "spider.py")]
-        subprocess.run([*command, *options, "--sink", "jsonl", "--sink", "warc"], check=True, timeout=60)
+        subprocess.run([*command, *options, "--dedupe", "--sink", "jsonl", "--sink", "warc"], check=True, timeout=60)
     found = replay(job, "--out", out)
     for name in ("pages.jsonl", "items.jsonl"):
         assert sorted((out / name).read_bytes().splitlines()) == sorted((job / name).read_bytes().splitlines())

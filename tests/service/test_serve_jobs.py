@@ -91,6 +91,7 @@ def test_what_happened_can_be_asked_when_it_is_over(served: Served, web: SimWeb)
     assert [page["url"] for page in missing] == [web.seeds[1] + "more"]
 
     assert served.get("/api/jobs/shop/page", url=seed)["status"] == 200
+    assert served.get("/api/jobs/shop/page", url=seed, at=1)["has_body"]
     assert len(served.get("/api/jobs/shop/versions", url=seed)["versions"]) == 1
     body = served.client.get("/api/jobs/shop/body", params={"url": seed})
     assert body.status_code == 200

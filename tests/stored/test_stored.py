@@ -204,6 +204,11 @@ def test_where_no_bodies_were_stored_the_error_names_the_sink(tmp_path: Path) ->
     assert "--sink warc" in caught.value.hint
     with pytest.raises(ArchiveError, match="no such job"):
         open_stored("nowhere/at-all")
+    (tmp_path / "job.toml").write_text('sink = ["warc+s3://bucket/a"]\n')
+    for place in (tmp_path, "s3://bucket/a"):
+        with pytest.raises(ArchiveError, match="s3://bucket/a") as caught:
+            open_stored(place)
+        assert "fetch its objects" in caught.value.hint
 
 
 def test_rows_of_parquet_lead_to_their_pages(tmp_path: Path) -> None:

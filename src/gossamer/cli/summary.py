@@ -16,7 +16,9 @@ from gossamer.sink import csv as csv_files
 from gossamer.sink.aside import REJECTED
 from gossamer.sink.base import TABLES
 from gossamer.sink.jsonl import ITEMS, PAGES, SUFFIXES
+from gossamer.sink.sqlite import FILE as SQLITE_FILE
 from gossamer.sink.warc import FOLDER as ARCHIVE
+from gossamer.stored.places import elsewhere
 
 REFUSED = {
     "scope": "on another site",
@@ -40,7 +42,7 @@ _FEW = 3
 
 def summary_lines(summary: Summary, folder: Path | None, settings: Settings, *, job: str = "") -> list[str]:
     """The end of a crawl, for people; `job` is what follows `--job` to go on with it, if that is not its folder."""
-    told = [("", _ending(summary, settings)), *_figures(summary), *_files(summary, folder)]
+    told = [("", _ending(summary, settings)), *_figures(summary), *_files(summary, folder, settings)]
     lines = [f"{label:<9} {text}".rstrip() if label else text for label, text in told]
     steps = _next_steps(summary, folder, settings, job or shlex.quote(str(folder)))
     return [*lines, *(f"hint: {step}" for step in steps)]
@@ -119,14 +121,15 @@ _OUTPUT = (
 )
 
 
-def _files(summary: Summary, folder: Path | None) -> list[tuple[str, str]]:
+def _files(summary: Summary, folder: Path | None, settings: Settings) -> list[tuple[str, str]]:
     if folder is None:
         return [("files", "none: the crawl was in memory")]
     items = [item for _, item in _OUTPUT] if summary.stats.items else []
     items += [REJECTED] if summary.stats.rejected else []
-    names = (*(page for page, _ in _OUTPUT), *items, ARCHIVE, TABLES, REPORT)
+    names = (*(page for page, _ in _OUTPUT), SQLITE_FILE, *items, ARCHIVE, TABLES, REPORT)
     there = [folder / name for name in names if (folder / name).exists()]
-    return [("files", ", ".join(map(str, there or [folder])))]
+    away = elsewhere(settings.sink)
+    return [("files", ", ".join(map(str, there or [folder]))), *([("and in", ", ".join(away))] if away else [])]
 
 
 def _next_steps(summary: Summary, folder: Path | None, settings: Settings, job: str) -> list[str]:
@@ -149,7 +152,7 @@ def _next_steps(summary: Summary, folder: Path | None, settings: Settings, job: 
         steps.append(f"go on with: gossamer crawl --job {job}")
     elif folder is not None and counts.queued + counts.delayed:
         steps.append(f"for more: gossamer crawl --job {job} --max-pages N")
-    if folder is not None and stats.failures:
+    if folder is not None and stats.failures and (folder / PAGES).exists():
         steps.append(f'see failures: grep -E \'"status":[045]|"error":"[^"]\' {shlex.quote(str(folder / PAGES))}')
     if good > 0 and not advice.introduces_itself(settings):
         steps.append("say who is crawling: --user-agent 'NAME/1.0 (+https://your.site; you@your.site)'")

@@ -84,7 +84,8 @@ class Extractor:
     async def extract(self, request: Request, response: Response, *, known: PageRow | None = None) -> Extracted:
         """All that the page gives. A spider that raises costs the page its items, not its place in the record.
 
-        Of a page that is `known`, the digest and the number of links are taken as they are, and no link is followed."""
+        Of a page that is `known`, digest, SimHash and the number of links are taken as they are, and no link is
+        followed."""
         page = Page(response, request, memo=self._memo, robot=self._robot, nofollow=self._settings.nofollow)
         digest = known.digest if known is not None else _digest(response.body)
         links: Sequence[str] = ()
@@ -129,7 +130,7 @@ class Extractor:
             markdown=markdown,
             main=look.digest,
             likeness=look.likeness,
-            simhash=look.simhash,
+            simhash=int(known.simhash, 16) if known is not None and known.simhash else look.simhash,
             tells=look.tells,
             error=error,
         )

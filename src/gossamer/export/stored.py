@@ -6,7 +6,7 @@ import csv
 import json
 import secrets
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,20 @@ import msgspec
 from siphashc import siphash
 
 from gossamer import job as jobs
-from gossamer.errors import ConfigError, SinkError
+from gossamer.errors import ArchiveError, ConfigError, SinkError
 from gossamer.fleet import SCHEMES, open_fleet, results_folder
 from gossamer.model import PageRow, Record
 from gossamer.sink import segments
 from gossamer.sink.base import TABLES
+from gossamer.sink.csv import ITEMS as CSV_ITEMS
 from gossamer.sink.csv import PAGES as CSV_PAGES
 from gossamer.sink.jsonl import ITEMS, PAGES, SUFFIXES, lines_of
 from gossamer.sink.latest import LastWords
-from gossamer.sink.sqlite import FILE as SQLITE_FILE
+from gossamer.sink.warc import OPEN
+from gossamer.stored.open import archives_of
+from gossamer.stored.places import elsewhere, sinks_of, sqlite_file
+from gossamer.stored.records import read_records
+from gossamer.stored.visits import noted_in
 
 _decode_page = msgspec.json.Decoder(PageRow).decode
 _FIELDS = {field.name: field.type for field in msgspec.structs.fields(PageRow)}
@@ -52,14 +57,18 @@ def records(folder: Path, *, all_visits: bool = False, with_items: bool = False)
         return _of_lines(folder, all_visits=all_visits)
     if (parquet := parquet_folder(folder)) is not None:
         return _of_parquet(parquet, all_visits=all_visits)
-    if (folder / SQLITE_FILE).exists():
-        return _of_sqlite(folder / SQLITE_FILE)
+    if (database := sqlite_file(folder)) is not None:
+        return _of_sqlite(database)
     if (folder / CSV_PAGES).exists() and not with_items:
         return _last(lambda: _of_csv(folder / CSV_PAGES), all_visits=all_visits)
-    if with_items and folder.is_dir():
+    if archives := archives_of(folder):
+        return _of_archives(archives, all_visits=all_visits)
+    if with_items and (lines_name(folder, PAGES) is not None or (folder / CSV_PAGES).exists()):
         raise ConfigError(
             "the files of this job do not say which pages its items are from",
-            hint="a crawl with --sink parquet or --sink sqlite beside --sink jsonl keeps that",
+            hint=f"they are in {folder / CSV_ITEMS}"
+            if (folder / CSV_ITEMS).exists()
+            else "a crawl with --sink parquet or --sink sqlite beside --sink jsonl keeps that",
         )
     raise nothing_in(folder)
 
@@ -68,6 +77,11 @@ def nothing_in(folder: Path) -> ConfigError:
     """What to say of a folder in which no sink has left anything."""
     if not folder.is_dir():
         return ConfigError(f"{folder} does not exist", hint="see crawls/ for the names of jobs")
+    if away := elsewhere(sinks_of(folder)):
+        return ConfigError(
+            f"the pages of {folder} are not there but in {', '.join(away)}",
+            hint="ask there; for parquet:/path, name that path",
+        )
     return ConfigError(f"nothing is stored in {folder}", hint="name its folder, or --frontier URL for a fleet's job")
 
 
@@ -122,6 +136,28 @@ def _of_parquet(folder: Path, *, all_visits: bool) -> Iterator[Record]:
         for record, is_last in zip(snapshot.records(), words.settled(), strict=True):
             if is_last:
                 yield record
+
+
+def _of_archives(paths: Sequence[Path], *, all_visits: bool) -> Iterator[Record]:
+    def visits() -> Iterator[Record]:
+        for path in paths:
+            try:
+                for record in read_records(path):
+                    noted = noted_in(record) if record.kind == "metadata" else None
+                    if noted is not None and noted.page is not None:
+                        of_page = tuple(msgspec.json.decode(item) for item in noted.items)
+                        yield Record(key=noted.key, token=noted.token, page=noted.page, items=of_page)
+            except ArchiveError:
+                # The end of what is written at this moment.
+                if not path.name.endswith(OPEN):
+                    raise
+
+    words = LastWords()
+    for one in visits():
+        words.add(segments.visit_of(one.key, one.token) if all_visits else one.key, 0 if all_visits else one.token)
+    for one, is_last in zip(visits(), words.settled(), strict=False):
+        if is_last:
+            yield one
 
 
 def _last(read: Any, *, all_visits: bool) -> Iterator[Record]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from starlette.responses import Response, StreamingResponse
 
+from gossamer.addresses import masked
 from gossamer.errors import ConfigError
 from gossamer.model import PageRow
 from gossamer.service.asked import AskBody, AskPages, AskUrl
@@ -17,6 +18,7 @@ from gossamer.service.rows import Place, Wanted, search, versions
 from gossamer.service.tasks import keeps_bodies
 from gossamer.service.views import Page, PageList, Versions
 from gossamer.settings import Settings
+from gossamer.sink import segments
 
 _TYPE = "application/octet-stream"
 _FENCED = {
@@ -39,8 +41,8 @@ class PagesView:
         return [
             Endpoint(path="/api/jobs/{job}/pages", handler=self.search, query=AskPages, answer=PageList,
                      summary="Stored pages that match, the newest first.", **fixed),
-            Endpoint(path="/api/jobs/{job}/page", handler=self.look_up, query=AskUrl, answer=Page,
-                     summary="A page, as it was stored last.", **fixed),
+            Endpoint(path="/api/jobs/{job}/page", handler=self.look_up, query=AskBody, answer=Page,
+                     summary="A page, as it was stored last, or nearest to a time.", **fixed),
             Endpoint(path="/api/jobs/{job}/versions", handler=self.versions, query=AskUrl, answer=Versions,
                      summary="Every stored visit of a page, the newest first.", **fixed),
             Endpoint(path="/api/jobs/{job}/body", handler=self.body, query=AskBody, media=_TYPE,
@@ -52,9 +54,21 @@ class PagesView:
         reached = await self._desk.directory.reach(job)
         return reached.folder, reached.settings
 
+    async def _lines(self, job: str) -> tuple[Path, Settings]:
+        folder, settings = await self._folder(job)
+        has_lines = any(sink.partition(":")[0] == "jsonl" for sink in settings.sink)
+        if not has_lines and not (folder / segments.FOLDER).is_dir():
+            kept = ", ".join(map(masked, settings.sink))
+            raise Refused(
+                409,
+                f"the pages of this job are kept by {kept} alone, where they are not searched",
+                hint="crawl with --sink jsonl beside it",
+            )
+        return folder, settings
+
     async def search(self, asked: Asked[AskPages, None]) -> PageList:
         job, query = asked.path["job"], asked.query
-        folder, settings = await self._folder(job)
+        folder, settings = await self._lines(job)
         place = position_of(query.cursor, Place, Place("", 0)) if query.cursor is not None else None
         wanted = Wanted(
             site=query.site.lower() if query.site is not None else None,
@@ -72,7 +86,7 @@ class PagesView:
         return PageList(job=job, pages=pages, next=None if going_on is None else cursor_of(going_on))
 
     async def _versions(self, job: str, url: str) -> Versions:
-        folder, settings = await self._folder(job)
+        folder, settings = await self._lines(job)
         url = one_url(url)
         try:
             found = await self._desk.reading.read(lambda: versions(folder, url))
@@ -83,11 +97,12 @@ class PagesView:
     async def versions(self, asked: Asked[AskUrl, None]) -> Versions:
         return await self._versions(asked.path["job"], asked.query.url)
 
-    async def look_up(self, asked: Asked[AskUrl, None]) -> Page:
+    async def look_up(self, asked: Asked[AskBody, None]) -> Page:
         found = await self._versions(asked.path["job"], asked.query.url)
         if not found.versions:
             raise Refused(404, "this page was not stored", hint="`why` tells what became of a URL")
-        return found.versions[0]
+        at = asked.query.at
+        return found.versions[0] if at is None else min(found.versions, key=lambda one: abs(one.fetched_at - at))
 
     async def body(self, asked: Asked[AskBody, None]) -> Response:
         folder, settings = await self._folder(asked.path["job"])
@@ -100,7 +115,8 @@ class PagesView:
 
 def _page(row: PageRow, settings: Settings) -> Page:
     plain = {name: getattr(row, name) for name in Page.__struct_fields__ if name != "has_body"}
-    return Page(has_body=bool(row.status) and keeps_bodies(settings), **plain)
+    # Of a near-duplicate only the line is kept.
+    return Page(has_body=bool(row.status) and not row.copy_of and keeps_bodies(settings), **plain)
 
 
 def _body(folder: Path, url: str, at: float | None) -> tuple[str, Iterator[bytes]]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 from urllib.parse import quote
 
+from gossamer.addresses import masked
 from gossamer.errors import ArchiveError
 from gossamer.sink.segments import FOLDER as SEGMENTS
 from gossamer.sink.warc import FOLDER
 from gossamer.stored import rows
+from gossamer.stored.places import elsewhere, sinks_of
 from gossamer.stored.whole import WARC, Stored
 
 
@@ -38,19 +39,35 @@ def open_stored(*places: str | Path) -> Stored:
             continue
         folder = path if path.is_dir() else folder_of(str(place), ())
         if not folder.is_dir():
-            raise ArchiveError(f"{place}: no such job, folder or file", hint="see crawls/ for the names of jobs")
+            away = "://" in str(place)
+            hint = "fetch its objects into a folder, and name that" if away else "see crawls/ for the names of jobs"
+            raise ArchiveError(f"{masked(str(place))}: no such job, folder or file", hint=hint)
         found, kept = _in_folder(folder)
         if not found and not kept:
-            raise ArchiveError(
-                f"{folder} has no page with its body: no sink stored them",
-                hint="crawl with --sink warc (beside --sink jsonl), then ask again",
-            )
+            raise _bodiless(folder)
         warcs += found
         trees += kept
     # The same file may have been named twice.
     for whole in map(str, warcs):
         only.pop(whole, None)
     return Stored(list(dict.fromkeys([*warcs, *map(Path, only)])), list(dict.fromkeys(trees)), only=only)
+
+
+def _bodiless(folder: Path) -> ArchiveError:
+    """What to say of a job that has no bodies here."""
+    if away := [name for name in elsewhere(sinks_of(folder)) if name.startswith("warc+")]:
+        return ArchiveError(
+            f"the pages of {folder} are in {', '.join(away)}", hint="fetch its objects into a folder, and name that"
+        )
+    return ArchiveError(
+        f"{folder} has no page with its body: no sink stored them",
+        hint="crawl with --sink warc (beside --sink jsonl); of a fleet with --sink warc:/path, name that path",
+    )
+
+
+def archives_of(folder: Path) -> list[Path]:
+    """The WARC files of a job."""
+    return _in_folder(folder)[0] if folder.is_dir() else []
 
 
 def _in_folder(folder: Path) -> tuple[list[Path], list[tuple[Path, Path]]]:
@@ -61,7 +78,7 @@ def _in_folder(folder: Path) -> tuple[list[Path], list[tuple[Path, Path]]]:
     if not is_job:
         return _warcs(folder), []
     warcs, trees = _warcs(folder / FOLDER), []
-    for name in _sinks(folder):
+    for name in sinks_of(folder):
         kind, _, target = name.partition(":")
         if kind == "warc" and target:
             # Others write there too: the names of a job's files begin with its name and a digest of its folder.
@@ -72,13 +89,6 @@ def _in_folder(folder: Path) -> tuple[list[Path], list[tuple[Path, Path]]]:
             trees.append((Path(target), folder))
     # What a WARC file has is not read a second time from a tree.
     return warcs, [] if warcs else trees
-
-
-def _sinks(folder: Path) -> Sequence[str]:
-    from gossamer.job import stored_settings
-
-    named = stored_settings(folder).get("sink", ())
-    return [name for name in named if isinstance(name, str)] if isinstance(named, list | tuple) else ()
 
 
 def _warcs(folder: Path) -> list[Path]:
