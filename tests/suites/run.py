@@ -14,7 +14,6 @@ HERE = Path(__file__).parent
 SHARED = HERE.parents[1].parent / "shared" / "suites"
 NOT_SCORED = {
     "webstats": "figures of the real web, for the simulated one; there are no cases",
-    "k8s-schemas": "schemas for manifests: there are none to check",
 }
 
 
@@ -40,9 +39,6 @@ def skipped() -> dict[str, str]:
 def unread() -> list[str]:
     """Folders of suites that no module reads, and that no reason is given for."""
     read = {folder for module in modules() for folder in importlib.import_module(module).READS} | set(NOT_SCORED)
-    if (HERE.parents[1] / "deploy").is_dir():
-        # There are manifests now: then there is something to check.
-        read.discard("k8s-schemas")
     return sorted(path.name for path in SHARED.iterdir() if path.is_dir() and path.name not in read)
 
 
