@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -55,8 +57,13 @@ def script() -> ModuleType:
 
 def rendered(values: dict[str, Any], release: str = "gossamer") -> list[dict[str, Any]]:
     """The objects of the chart with these values."""
-    found: list[dict[str, Any]] = script().documents(values, release=release)
+    found: list[dict[str, Any]] = json.loads(_rendered(json.dumps(values), release))
     return found
+
+
+@cache
+def _rendered(values: str, release: str) -> str:
+    return json.dumps(script().documents(json.loads(values), release=release))
 
 
 def one(objects: Iterable[dict[str, Any]], kind: str, name: str = "") -> dict[str, Any]:

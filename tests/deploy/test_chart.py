@@ -90,7 +90,7 @@ def test_no_secret_stands_in_a_pod() -> None:
 
 
 def test_secrets_that_nobody_chose_are_long_and_never_the_same() -> None:
-    tokens = [one(rendered({}), "Secret", "-tokens")["stringData"] for _ in range(2)]
+    tokens = [one(script().documents({}), "Secret", "-tokens")["stringData"] for _ in range(2)]
     assert len({token for each in tokens for token in each.values()}) == 4
     assert all(len(token) >= 32 for each in tokens for token in each.values())
 
