@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -82,9 +82,19 @@ def results_folder(url: str, job: str, settings: Settings, folder: Path) -> Path
 
 
 async def join_fleet(
-    url: str, job: str, folder: Path, *, name: str, region: str = "", shards: str = "", supervised: bool = False
+    url: str,
+    job: str,
+    folder: Path,
+    *,
+    name: str,
+    region: str = "",
+    shards: str = "",
+    supervised: bool = False,
+    signals: Callable[[Callable[[], None]], None] | None = None,
 ) -> JobState:
-    """Work for the job at this address until it is over; the pages go to segments in its results folder."""
+    """Work for the job at this address until it is over; the pages go to segments in its results folder.
+
+    `signals` is told what stops the worker, and has it called when a signal comes; else the worker sees to that."""
     frontier = await _joined(url, job, name=name, region=region, shards=shards, patient=supervised)
     results = results_folder(url, job, frontier.settings, folder)
     # It is memory that is written to, which a shared folder that fails turns into a deadly signal.
@@ -108,7 +118,10 @@ async def join_fleet(
                 places=places if region else None,
                 trail=Trail(results, name),
             ) as engine:
-                leave_on_signals(engine.stop, ctrl_c=not supervised)
+                if signals is None:
+                    leave_on_signals(engine.stop, ctrl_c=not supervised)
+                else:
+                    signals(engine.stop)
                 pulse = Pulse(worker=name, region=region, shards=shards)
                 async with beating(Heart(frontier, engine, pulse=pulse, clock=clock, places=places)):
                     state = await engine.run()

@@ -12,10 +12,8 @@ from score import UNEXPLAINED, Score
 
 HERE = Path(__file__).parent
 SHARED = HERE.parents[1].parent / "shared" / "suites"
-DEPLOY = HERE.parents[1] / "deploy"
 NOT_SCORED = {
     "webstats": "figures of the real web, for the simulated one; there are no cases",
-    "k8s-schemas": "schemas for manifests: there are none to check",
 }
 
 
@@ -41,9 +39,6 @@ def skipped() -> dict[str, str]:
 def unread() -> list[str]:
     """Folders of suites that no module reads, and that no reason is given for."""
     read = {folder for module in modules() for folder in importlib.import_module(module).READS} | set(NOT_SCORED)
-    if any("\napiVersion:" in f"\n{path.read_text('utf-8')}" for path in DEPLOY.rglob("*.y*ml")):
-        # There are manifests now: then there is something to check.
-        read.discard("k8s-schemas")
     return sorted(path.name for path in SHARED.iterdir() if path.is_dir() and path.name not in read)
 
 

@@ -31,6 +31,7 @@ from gossamer.fleet import SCHEMES, FleetCrawl, join_fleet
 from gossamer.job import Crawl, Summary
 from gossamer.member import die_with_parent, join
 from gossamer.notices import Judge, Notifier, watch
+from gossamer.standby import HealthFile, Standby
 
 
 @click.command()
@@ -192,10 +193,25 @@ def _as_json(summary: Summary, folder: Path | None) -> dict[str, Any]:
 @click.option("--out", default="", help="Folder for what a worker of a fleet stores.  [default: crawls/JOB]")
 @region_option
 @shards_option("Part of the fleet's sites that this worker takes: shards A to B of N.")
+@click.option("--wait", is_flag=True, help="Wait for the job of a fleet, and for its next run; leave on a signal only.")
+@click.option("--health-file", type=click.Path(path_type=Path, dir_okay=False),
+              help="With --wait: a file to touch while alive; its word says whether it is ready.")  # fmt: skip
 @click.option("--supervised", is_flag=True, hidden=True)
-def worker(place: str, name: str, worker_name: str, out: str, region: str, shards: str, supervised: bool) -> int:
+def worker(
+    place: str,
+    name: str,
+    worker_name: str,
+    out: str,
+    region: str,
+    shards: str,
+    wait: bool,
+    health_file: Path | None,
+    supervised: bool,
+) -> int:
     """Join a running crawl: DIR is its folder or name, FRONTIER the address of a fleet's. Leaves when it is over."""
     logs.start()
+    if health_file is not None and not wait:
+        raise ConfigError("--health-file is for workers that wait", hint="add --wait")
     if supervised:
         die_with_parent()
     own_name = worker_name or f"{os.uname().nodename}-{os.getpid()}"
@@ -203,6 +219,9 @@ def worker(place: str, name: str, worker_name: str, out: str, region: str, shard
         if not name:
             raise ConfigError("which job?", hint="name it: gossamer worker FRONTIER --job NAME")
         folder = Path(out) if out else jobs.folder_of(name, ())
+        if wait:
+            run_loop(_stand_by(place, name, folder, own_name, region, shards, health_file))
+            return Exit.OK
         try:
             run_loop(
                 join_fleet(place, name, folder, name=own_name, region=region, shards=shards, supervised=supervised)
@@ -215,7 +234,7 @@ def worker(place: str, name: str, worker_name: str, out: str, region: str, shard
         return Exit.OK
     if not place:
         raise ConfigError("which crawl?", hint="gossamer worker DIR, or gossamer worker FRONTIER --job NAME")
-    _refuse_fleet_options("region", "shards")
+    _refuse_fleet_options("region", "shards", "wait")
     try:
         run_loop(join(jobs.folder_of(place, ()), name=own_name, supervised=supervised))
     except OwnerGone as gone:
@@ -223,3 +242,10 @@ def worker(place: str, name: str, worker_name: str, out: str, region: str, shard
             return Exit.ERROR
         say(str(gone))
     return Exit.OK
+
+
+async def _stand_by(
+    url: str, job: str, folder: Path, name: str, region: str, shards: str, health_file: Path | None
+) -> None:
+    health = HealthFile(health_file)
+    await Standby(url, job, folder, name=name, region=region, shards=shards, health=health).run()

@@ -1,0 +1,121 @@
+"""The image and the compose file, as far as they can be checked without an engine: nothing here builds or runs them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from manifests import CASES, DEPLOY, ROOT, one, rendered
+
+from gossamer.cli import named
+from gossamer.settings import Settings
+from gossamer.testing.servers import RedisServer, free_port
+
+DOCKERFILE = (DEPLOY / "Dockerfile").read_text("utf-8").replace("\\\n", " ")
+COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))
+PIN = re.compile(r"^([a-z0-9._-]+)==(\S+)", re.MULTILINE)
+
+
+def instructions(name: str) -> list[str]:
+    return re.findall(rf"^{name} +(.*)$", DOCKERFILE, re.MULTILINE)
+
+
+def test_the_linter_has_no_complaint_of_the_dockerfile() -> None:
+    linter = Path(sys.executable).parent / "hadolint"
+    done = subprocess.run([linter, DEPLOY / "Dockerfile"], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_image_runs_without_rights_and_says_how_it_is() -> None:
+    assert len(instructions("FROM")) == 2
+    assert instructions("USER") == ["10001:10001"]
+    assert instructions("ENTRYPOINT") == ['["gossamer"]']
+    assert len(instructions("HEALTHCHECK")) == 1
+
+
+def test_every_package_of_the_image_is_pinned_with_hashes_to_what_is_tested() -> None:
+    tested = dict(PIN.findall((ROOT / "requirements-dev.lock").read_text("utf-8")))
+    pinned = dict(PIN.findall((DEPLOY / "requirements.lock").read_text("utf-8")))
+    assert {name: version for name, version in pinned.items() if tested.get(name) != version} == {}
+    assert {"redis", "starlette", "uvicorn", "obstore", "asyncpg"} <= set(pinned)
+    installs = [line for line in instructions("RUN") if "pip install" in line and "--no-index" not in line]
+    assert all("--require-hashes" in line and "--only-binary :all:" in line for line in installs)
+
+
+def test_what_the_build_copies_is_let_into_its_context_and_little_else() -> None:
+    allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text("utf-8").splitlines() if line.startswith("!")]
+    copied = [word for line in instructions("COPY") if "--from" not in line for word in line.split()[:-1]]
+    assert sorted(allowed) == sorted(copied)
+    assert all((ROOT / name).exists() for name in copied)
+
+
+def test_one_compose_file_brings_everything() -> None:
+    services = COMPOSE["services"]
+    assert sorted(services) == ["grafana", "prometheus", "redis", "service", "worker"]
+    assert services["worker"]["deploy"]["replicas"] == 3
+    assert int(services["worker"]["stop_grace_period"].removesuffix("m")) * 60 > Settings().drain_seconds + 15
+    assert all(port.startswith("127.0.0.1:") for service in services.values() for port in service.get("ports", ()))
+    assert "--appendonly yes" in services["redis"]["command"][-1]
+    sources = [mount.split(":")[0] for service in services.values() for mount in service.get("volumes", ())]
+    assert all((DEPLOY / name).exists() for name in sources if name.startswith("."))
+    assert {name for name in sources if not name.startswith(".")} == set(COMPOSE["volumes"])
+
+
+def test_no_secret_stands_in_the_compose_file() -> None:
+    text = (DEPLOY / "compose.yaml").read_text("utf-8")
+    for line in text.splitlines():
+        if re.match(r"\s+\w*(PASSWORD|TOKEN|REDISCLI_AUTH|FRONTIER)\w*: ", line):
+            assert "${" in line
+    assert "deploy/.env" in (ROOT / ".gitignore").read_text("utf-8").split()
+
+
+def commands() -> dict[str, list[str]]:
+    """The arguments of every container that runs our program."""
+    found = {f"compose {name}": COMPOSE["services"][name]["command"] for name in ("worker", "service")}
+    for case, values in CASES.items():
+        for each in rendered(values):
+            if each["kind"] in ("Deployment", "StatefulSet") and not each["metadata"]["name"].endswith("-redis"):
+                found[f"{case} {each['metadata']['name']}"] = each["spec"]["template"]["spec"]["containers"][0]["args"]
+    return found
+
+
+def test_our_program_understands_every_command() -> None:
+    found = commands()
+    assert len(found) >= 12
+    for words in found.values():
+        command = named(words[0])
+        command.make_context(words[0], list(words[1:]))
+
+
+@pytest.mark.skipif(
+    not RedisServer.is_there() and os.environ.get("CI") != "true", reason="redis-server is not installed"
+)
+def test_redis_takes_its_rendered_configuration(tmp_path: Path) -> None:
+    objects = rendered({"redis": {"password": 'a "b" c'}})
+    (tmp_path / "auth.conf").write_text(one(objects, "Secret", "-frontier")["stringData"]["auth.conf"])
+    text = one(objects, "ConfigMap")["data"]["redis.conf"]
+    text = text.replace("/etc/redis/secret/", f"{tmp_path}/").replace("dir /data", f"dir {tmp_path}")
+    (tmp_path / "redis.conf").write_text(text)
+    port = str(free_port())
+    server = subprocess.Popen(["redis-server", tmp_path / "redis.conf", "--port", port], stdout=subprocess.DEVNULL)
+    try:
+        ask = ["redis-cli", "-p", port, "-a", 'a "b" c', "--no-auth-warning"]
+        answer = ""
+        for _ in range(100):
+            done = subprocess.run([*ask, "config", "get", "append*"], capture_output=True, text=True, check=False)
+            answer = done.stdout
+            if "appendonly" in answer:
+                break
+        assert "appendonly\nyes" in answer
+        assert "appendfsync\neverysec" in answer
+        bare = subprocess.run(["redis-cli", "-p", port, "ping"], capture_output=True, text=True, check=False)
+        assert "NOAUTH" in bare.stdout
+    finally:
+        server.terminate()
+        server.wait(20)
