@@ -58,20 +58,22 @@ def _complete(evidence: Evidence) -> Iterator[str]:
     last = {row.number: row.status for row in journal.outcomes()}
     numbers = {request.url: number for number, request in journal.requests().items()}
     answered = {f"http://{hit.host}{hit.path}" for hit in evidence.web.hits if hit.status == 200}
-    parked = 0
-    for url in sorted(evidence.web.expected()):
+    parked: set[str] = set()
+    for url, parent in evidence.web.expected().items():
         number = numbers.get(url)
         if number is None:
-            yield f"I1: {url} was never found"
+            if parent not in parked:
+                yield f"I1: {url} was never found"
+            parked.add(url)
         elif last.get(number) == DONE:
             if url not in answered:
                 yield f"I1: {url} is done and was never answered"
-        elif evidence.witness.deliveries[journal.requests()[number].key] < scenario.settings.max_deliveries:
-            yield f"I1: {url} is not done (status {last.get(number, 0)}), and was not lost often enough to be parked"
         else:
-            parked += 1
-    if parked > counts.parked:
-        yield f"P10: {parked} pages are neither done nor parked"
+            parked.add(url)
+            if evidence.witness.deliveries[journal.requests()[number].key] < scenario.settings.max_deliveries:
+                yield f"I1: {url} is not done (status {last.get(number, 0)}), nor lost often enough to be parked"
+    if len(parked & numbers.keys()) > counts.parked:
+        yield f"P10: {sorted(parked & numbers.keys())} are not done, and {counts.parked} are parked"
     if scenario.poison in numbers and last.get(numbers[scenario.poison], 0) in (DONE, FAILED):
         yield f"P10: {scenario.poison} kills its workers and is not parked"
 

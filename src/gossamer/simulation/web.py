@@ -47,14 +47,14 @@ class SimulatedWeb:
         self.hits: list[Hit] = []
         self.seeds = [f"http://{spec.host}/" for spec in scenario.sites]
 
-    def expected(self) -> set[str]:
-        """Every page that a crawl has to fetch: all that can be reached and is allowed."""
-        return {
-            f"http://{spec.host}{path(number)}"
-            for spec in self._scenario.sites
-            if spec.temper not in ("dead", "gone")
-            for number in range(spec.pages)
-        } - {self._scenario.poison}
+    def expected(self) -> dict[str, str]:
+        """Every page that a crawl has to fetch, with the page that alone leads to it; parents come first."""
+        found: dict[str, str] = {}
+        for spec in self._scenario.sites:
+            for number in range(0 if spec.temper in ("dead", "gone") else spec.pages):
+                parent = f"http://{spec.host}{path((number - 1) // 2)}" if number else ""
+                found[f"http://{spec.host}{path(number)}"] = parent
+        return found
 
     def middleware(self, life: Life, clock: Clock) -> Callable[[Fetch], Fetch]:
         """Answers in place of the network, for one worker."""
