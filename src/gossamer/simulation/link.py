@@ -62,7 +62,9 @@ class Witness:
     def settled(self, outcomes: Sequence[Outcome], late: int, receipt: Receipt) -> None:
         """Of outcomes of which so many were late, these counted."""
         if receipt.accepted > len(outcomes) - late:
-            self.faults.append(f"P4: {late} outcomes with a stale token, and {receipt.accepted} of {len(outcomes)} count")
+            self.faults.append(
+                f"P4: {late} outcomes with a stale token, and {receipt.accepted} of {len(outcomes)} count"
+            )
         if receipt.accepted and self.finished_at is not None:
             self.faults.append("P6: a page was settled after the job had been finished")
 

@@ -101,6 +101,14 @@ class World:
 
     async def run(self) -> Report:
         """The whole crawl; then everybody is laid to rest."""
+        try:
+            return await self._run()
+        finally:
+            self._loop.over = True
+            for life in self._lives:
+                life.thaw()
+
+    async def _run(self) -> Report:
         scenario = self._scenario
         self._server = self._serve(0)
         linker = Linker(scenario.settings, self._secret, Recent(2))
@@ -113,21 +121,17 @@ class World:
             found.append(self._over.result())
         elif not crawl.done():
             found.append(f"P9: the crawl does not end within {_LONGEST_SECONDS / 3600:g} hours")
-        else:
-            crawl.result()
+        elif error := crawl.exception():
+            found.append(f"P8: a worker came to a bad end: {error!r}")
         evidence = self._evidence
         evidence.counts = await self._server.frontier.counts()
         evidence.records = [sink.records for sink in self._files]
         found.extend(violations(evidence))
-        seconds = self._loop.time()
-        self._loop.over = True
-        for life in self._lives:
-            life.thaw()
         return Report(
             seed=scenario.seed,
             violations=tuple(found),
             digest=self._trace.hexdigest()[:16],
-            seconds=seconds,
+            seconds=self._loop.time(),
             pages=evidence.counts.done,
             requests=len(self._web.hits),
             befell=self._befell,

@@ -145,7 +145,9 @@ class SimulatedWeb:
         children = [path(child) for child in (2 * number + 1, 2 * number + 2) if child < spec.pages]
         private = ["/private/1"] if spec.robots != "none" else []
         links = [*children, *private, "/", *(f"http://{host}/" for host in spec.links)]
-        return "".join(f'<a href="{link}">{link}</a>' for link in links).join(("<html><body>", "</body></html>")).encode()
+        return (
+            "".join(f'<a href="{link}">{link}</a>' for link in links).join(("<html><body>", "</body></html>")).encode()
+        )
 
 
 def path(number: int) -> str:
