@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from gossamer.engine.gate import Gate
 from gossamer.engine.store import FleetStore, OwnerStore
 from gossamer.engine.visit import Visit
-from gossamer.frontier import local, state
+from gossamer.frontier import local
 from gossamer.frontier.settlement import Settlement
 from gossamer.frontier.state import State
 from gossamer.model import Lease, Outcome

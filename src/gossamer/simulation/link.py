@@ -16,6 +16,8 @@ from gossamer.simulation.life import Life
 
 T = TypeVar("T")
 _PATIENCE_SECONDS = 3.0
+RUNAWAY = 10_000
+"""Leases asked for that no run needs: one in which more are is stopped."""
 _LOOK_SECONDS = 60.0
 """An idle worker asks again after this time, since news may get lost like anything else."""
 
@@ -36,7 +38,9 @@ class Server:
 class Witness:
     """Sees what the frontier says, and holds it against what it said before."""
 
-    def __init__(self) -> None:
+    def __init__(self, runaway: Callable[[], None]) -> None:
+        self._runaway = runaway
+        self._grants = 0
         self.deliveries: Counter[int] = Counter()
         """Key -> how often it was handed out."""
         self.faults: list[str] = []
@@ -45,6 +49,9 @@ class Witness:
 
     def granted(self, grant: Grant, at: float) -> None:
         """Tokens only grow, and what is finished hands nothing out."""
+        self._grants += 1
+        if self._grants > RUNAWAY:
+            self._runaway()
         for lease in grant.leases:
             if lease.token <= self._newest.get((lease.site, lease.lane), 0):
                 self.faults.append(f"P4: token {lease.token:x} of {lease.site} did not grow")

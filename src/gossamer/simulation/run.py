@@ -74,7 +74,7 @@ class World:
         self._faults = Faults(scenario.seed, scenario.store_faults, self._refused)
         self._journal = KeptJournal(self._faults)
         self._files = [KeptSink(self._faults)] if scenario.stores == "owner" else []
-        self._witness = Witness()
+        self._witness = Witness(self._run_away)
         self._web = SimulatedWeb(scenario, note=self._note, runaway=self._run_away)
         self._evidence = Evidence(scenario, self._web, self._witness, self._journal)
         self._over: asyncio.Future[str] = loop.create_future()
@@ -97,7 +97,7 @@ class World:
 
     def _run_away(self) -> None:
         if not self._over.done():
-            self._over.set_result("I3: pages are asked for again and again")
+            self._over.set_result("I3: the same is asked for again and again")
 
     async def run(self) -> Report:
         """The whole crawl; then everybody is laid to rest."""

@@ -79,7 +79,7 @@ def draw(seed: int, *, workers: int = 0, sites: int = 0, pages: int = 0) -> Scen
         restarts=chance.choice((0, 0, 1, 2)) if troubled and stores == "owner" else 0,
         loss=chance.choice((0.0, 0.02, 0.1, 0.3)) if troubled else 0.0,
         store_faults=chance.choice((0.0, 0.0, 0.05, 0.2)),
-        skew_seconds=chance.choice((0.0, 5.0, 3600.0, 400 * 86_400.0)),
+        skew_seconds=chance.choice((0.0, 5.0, 3600.0, 10 * 86_400.0)),
         drift=chance.choice((0.0, 1e-5, 1e-4)),
         poison=poison,
         settings=Settings(
