@@ -68,7 +68,8 @@ def ignore_the_delay_after_a_restart(patch: pytest.MonkeyPatch) -> None:
 
 
 def say_finished_too_early(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(State, "is_over", lambda self: not self.schedule.queued + self.schedule.delayed)
+    early = property(lambda self: "running" if self.schedule.queued + self.schedule.delayed else "finished")
+    patch.setattr(State, "job_state", early)
 
 
 def complete_before_the_sink_wrote(patch: pytest.MonkeyPatch) -> None:
@@ -164,30 +165,39 @@ def drop_the_lanes_of_the_dead(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(State, "lapse", lapse)
 
 
-BUGS: list[tuple[Plant, str]] = [
-    (drop_the_token_check, "P4"),
-    (forget_links, "I1"),
-    (ignore_the_delay_after_a_crash, "I4"),
-    (ignore_the_delay_after_a_restart, "I4"),
-    (say_finished_too_early, "P6"),
-    (complete_before_the_sink_wrote, "I6"),
-    (write_again_on_every_try, "I6"),
-    (write_before_the_tokens_are_checked, "I6"),
-    (ignore_robots, "I5"),
-    (fetch_after_the_lease_has_ended, "I4"),
-    (believe_in_every_renewal, "I4"),
-    (keep_keys_of_a_failed_write, "I1"),
-    (lose_retries, "I1"),
-    (count_retries_as_ends, "I1"),
-    (hand_tokens_out_twice, "P4"),
-    (drop_the_lanes_of_the_dead, "I1"),
+BUGS: list[tuple[Plant, str, int]] = [
+    (drop_the_token_check, "P4", 7),
+    (forget_links, "I1", 0),
+    (ignore_the_delay_after_a_crash, "I4", 11),
+    (ignore_the_delay_after_a_restart, "I4", 19),
+    (say_finished_too_early, "P6", 0),
+    (complete_before_the_sink_wrote, "I6", 4),
+    (write_again_on_every_try, "I6", 2),
+    (write_before_the_tokens_are_checked, "I6", 6),
+    (ignore_robots, "I5", 0),
+    (fetch_after_the_lease_has_ended, "I4", 12),
+    (lose_retries, "I1", 3),
+    (count_retries_as_ends, "I1", 3),
+    (hand_tokens_out_twice, "P4", 2),
+    (drop_the_lanes_of_the_dead, "I1", 1),
 ]
+"""Bug, the promise that it breaks, and the first seed that shows it."""
+RARE: list[tuple[Plant, str]] = [(believe_in_every_renewal, "I4"), (keep_keys_of_a_failed_write, "I1")]
 
 
-@pytest.mark.parametrize(("plant", "promise"), BUGS, ids=[plant.__name__ for plant, _ in BUGS])
-def test_a_planted_bug_is_found(plant: Plant, promise: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("plant", "promise", "first"), BUGS, ids=[plant.__name__ for plant, _, _ in BUGS])
+def test_a_planted_bug_is_found(plant: Plant, promise: str, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    for seed in range(SEEDS):
-        if any(line.startswith(promise) for line in simulate(draw(seed)).violations):
-            return
-    pytest.fail(f"not found in {SEEDS} seeds")
+    assert shows(promise, range(first, first + 8))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("plant", "promise"), RARE, ids=[plant.__name__ for plant, _ in RARE])
+def test_a_rare_planted_bug_is_found(plant: Plant, promise: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    assert shows(promise, range(SEEDS))
+
+
+def shows(promise: str, seeds: range) -> bool:
+    """Whether one of these seeds breaks the promise."""
+    return any(line.startswith(promise) for seed in seeds for line in simulate(draw(seed)).violations)

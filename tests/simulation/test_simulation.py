@@ -23,8 +23,8 @@ SOURCE = Path(run.__file__).parent
 LEASE_WORDS = {"expires_at", "deadline", "lapse", "lapses", "next_at", "hold_until", "last_token", "settling", "ttl"}
 
 
-def test_every_promise_holds_in_two_dozen_worlds() -> None:
-    broken = {seed: found for seed in range(100, 124) if (found := simulate(draw(seed)).violations)}
+def test_every_promise_holds_in_a_dozen_worlds() -> None:
+    broken = {seed: found for seed in range(100, 112) if (found := simulate(draw(seed)).violations)}
     assert not broken
 
 
