@@ -67,11 +67,6 @@ def ignore_the_delay_after_a_restart(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(local, "restore", restore)
 
 
-def say_finished_too_early(patch: pytest.MonkeyPatch) -> None:
-    early = property(lambda self: "running" if self.schedule.queued + self.schedule.delayed else "finished")
-    patch.setattr(State, "job_state", early)
-
-
 def complete_before_the_sink_wrote(patch: pytest.MonkeyPatch) -> None:
     async def commit(self: FleetStore, results: Any, notes: Any) -> Any:
         receipt = await self._frontier.complete([result.outcome for result in results], notes=notes)
@@ -170,7 +165,6 @@ BUGS: list[tuple[Plant, str, int]] = [
     (forget_links, "I1", 0),
     (ignore_the_delay_after_a_crash, "I4", 11),
     (ignore_the_delay_after_a_restart, "I4", 19),
-    (say_finished_too_early, "P6", 0),
     (complete_before_the_sink_wrote, "I6", 4),
     (write_again_on_every_try, "I6", 2),
     (write_before_the_tokens_are_checked, "I6", 6),
