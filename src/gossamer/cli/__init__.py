@@ -44,6 +44,7 @@ PLACES = {
     "doctor": "cli.doctor:doctor",
     "serve": "cli.serve:serve",
     "simweb": "sim.command:simweb",
+    "simulate": "simulation.command:command",
 }
 """Where each command is, in the order of the help."""
 

@@ -159,6 +159,8 @@ class Visit:
         """Take up a Crawl-delay that asks for more than the delay in force; the site's new delay if there is one."""
         if crawl_delay is None or crawl_delay * self.lease.lanes <= self._delay:
             return None
+        # It holds from the robots.txt itself on: that was a request like others.
+        self._next_at += crawl_delay * self.lease.lanes - self._delay
         self._delay = crawl_delay * self.lease.lanes
         return crawl_delay
 

@@ -99,7 +99,10 @@ def settle(previous: Robots | None, status: int | None, body: bytes, *, agent: s
 
 def is_due(robots: Robots | None, now: float) -> bool:
     """Whether to ask for the robots.txt (again); also when the clock went back by more than workers' clocks differ."""
-    return robots is None or now >= robots.good_until or now < robots.fetched_at - 3600.0
+    if robots is None or now >= robots.good_until or now < robots.fetched_at - 3600.0:
+        return True
+    # Nobody waits so long to ask again: the clock that set this time was ahead of ours.
+    return robots.kind == "unreachable" and robots.good_until > now + 2 * LAST_RETRY_SECONDS
 
 
 def product_token(agent: str) -> str:

@@ -1,0 +1,112 @@
+"""Simulated stores: a journal that outlives its process, and files of records; both may refuse a write for now."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from gossamer.errors import SinkFull, Unavailable
+from gossamer.frontier.journal import Change, MemoryJournal, OutcomeRow, Past, SiteRow
+from gossamer.model import Record, Request
+
+
+class Faults:
+    """Says of each write how long it takes, and whether it is refused."""
+
+    def __init__(self, seed: int, share: float, refused: Callable[[], None]) -> None:
+        self._chance = random.Random(f"stores/{seed}")
+        self._share = share
+        self._refused = refused
+
+    async def wait(self) -> None:
+        await asyncio.sleep(self._chance.choice((0.0, 0.001, 0.01, 0.3)))
+
+    def refuse(self) -> bool:
+        if self._chance.random() >= self._share:
+            return False
+        self._refused()
+        return True
+
+
+class KeptJournal(MemoryJournal):
+    """What was written to it is there after a crash; what was not has not happened."""
+
+    def __init__(self, faults: Faults) -> None:
+        super().__init__()
+        self._faults = faults
+        self._sites: dict[int, str] = {}
+        self._notes: dict[int, SiteRow] = {}
+        self._lapses: dict[int, int] = {}
+        self._marks: dict[str, int] = {}
+        self._of_site: dict[int, int] = {}
+        self._epoch = 0
+
+    async def write(self, change: Change) -> Sequence[int]:
+        await self._faults.wait()
+        if self._faults.refuse():
+            raise Unavailable("the journal's disk does not answer")
+        rows = await super().write(change)
+        self._sites.update(change.sites)
+        self._notes.update(change.notes)
+        self._lapses.update(change.lapses)
+        self._marks.update(change.marks or {})
+        self._of_site.update({number: site for number, _, site, _ in change.urls})
+        await self._faults.wait()
+        return rows
+
+    def requests(self) -> dict[int, Request]:
+        """Every URL, by its number."""
+        return self._requests
+
+    def outcomes(self) -> list[OutcomeRow]:
+        """All that came of them, in order."""
+        return self._outcomes
+
+    def past(self, secret: bytes) -> Past:
+        """What a new process finds."""
+        self._epoch += 1
+        return _KeptPast(self, secret, self._epoch)
+
+
+class _KeptPast(Past):
+    def __init__(self, journal: KeptJournal, secret: bytes, epoch: int) -> None:
+        self._journal = journal
+        self.secret, self.epoch = secret, epoch
+        self.marks = dict(journal._marks)
+        self.lapses = {number: count for number, count in journal._lapses.items() if count}
+
+    def sites(self) -> Iterator[tuple[int, str, SiteRow | None]]:
+        for number, name in sorted(self._journal._sites.items()):
+            yield number, name, self._journal._notes.get(number)
+
+    def outcomes(self) -> Iterator[tuple[int, int, int, float | None, int]]:
+        for place, row in enumerate(self._journal.outcomes()):
+            yield place, row.number, row.status, row.again_at, row.state is not None
+
+    def urls(self) -> Iterator[tuple[int, int, int, int, int, int]]:
+        for number, asked in sorted(self._journal.requests().items()):
+            yield number, asked.key, self._journal._of_site[number], asked.priority, asked.depth, asked.hops
+
+
+class KeptSink:
+    """A file of records."""
+
+    def __init__(self, faults: Faults, name: str = "pages") -> None:
+        self._faults = faults
+        self._name = name
+        self.records: list[Record] = []
+
+    async def write(self, records: Sequence[Record]) -> Mapping[str, int]:
+        await self._faults.wait()
+        if self._faults.refuse():
+            raise SinkFull("no space left for now")
+        self.records.extend(records)
+        await self._faults.wait()
+        return {self._name: len(self.records)}
+
+    async def rewind(self, marks: Mapping[str, int]) -> None:
+        del self.records[marks.get(self._name, 0) :]
+
+    async def aclose(self) -> None:
+        pass

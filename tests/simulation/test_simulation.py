@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gossamer.cli import gossamer
+from gossamer.engine import commit, store, visit
+from gossamer.engine import run as engine
+from gossamer.frontier import local, schedule, settlement
+from gossamer.frontier import state as frontier_state
+from gossamer.simulation import command, run
+from gossamer.simulation.run import Report, simulate
+from gossamer.simulation.scenario import draw
+
+SOURCE = Path(run.__file__).parent
+LEASE_WORDS = {"expires_at", "deadline", "lapse", "lapses", "next_at", "hold_until", "last_token", "settling", "ttl"}
+
+
+def test_every_promise_holds_in_a_dozen_worlds() -> None:
+    broken = {seed: found for seed in range(100, 112) if (found := simulate(draw(seed)).violations)}
+    assert not broken
+
+
+@pytest.mark.long
+def test_every_promise_holds_in_a_thousand_worlds() -> None:
+    broken = {seed: found for seed in range(1000) if (found := simulate(draw(seed)).violations)}
+    assert not broken
+
+
+def test_a_seed_replays_exactly_in_another_process() -> None:
+    """Also where strings hash otherwise, and after other seeds."""
+    here = [simulate(draw(seed)) for seed in (4, 7)]
+    asked = [sys.executable, "-m", "gossamer", "simulate", "--seeds", "1", "--seed", "7", "--json"]
+    done = subprocess.run(asked, env={**os.environ, "PYTHONHASHSEED": "5"}, capture_output=True, check=True)
+    there = json.loads(done.stdout)
+    assert there["digest"] == here[1].digest
+    assert there == json.loads(json.dumps(here[1]._asdict()))
+    assert here[0].digest != here[1].digest
+
+
+def test_a_seed_that_fails_is_printed_with_the_command_that_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frontier_state.State, "plan_urls", lambda self, change, requests, parent: None)
+    first = CliRunner().invoke(
+        gossamer, ["simulate", "--seeds", "2", "--seed", "3", "--sites", "2"], standalone_mode=False
+    )
+    assert first.return_value == 1
+    line = next(line for line in first.output.splitlines() if line.startswith("seed 3 fails: "))
+    again = line.removeprefix("seed 3 fails: gossamer ").split()
+    assert again == ["simulate", "--seeds", "1", "--seed", "3", "--sites", "2"]
+    second = CliRunner().invoke(gossamer, again, standalone_mode=False)
+    assert second.output.splitlines()[:2] == first.output.splitlines()[:2]
+
+
+def test_the_engine_and_the_frontier_are_the_real_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of these has its part in a run: when it does nothing any more, the run does not go as before."""
+    used: set[str] = set()
+
+    def watch(owner: type, name: str) -> None:
+        real = getattr(owner, name)
+
+        def seen(*args: object, **named: object) -> object:
+            used.add(f"{owner.__module__}.{owner.__name__}.{name}")
+            return real(*args, **named)
+
+        monkeypatch.setattr(owner, name, seen)
+
+    parts: list[tuple[type, str]] = [
+        (engine.Engine, "run"),
+        (visit.Visit, "run"),
+        (commit.Committer, "run"),
+        (store.OwnerStore, "commit"),
+        (store.FleetStore, "commit"),
+        (local.LocalFrontier, "lease"),
+        (local.LocalFrontier, "extend"),
+        (schedule.Schedule, "take"),
+        (frontier_state.State, "lapse"),
+        (settlement.Settlement, "_plan"),
+    ]
+    for owner, name in parts:
+        watch(owner, name)
+    for seed in range(2, 8):
+        simulate(draw(seed))
+    assert used == {f"{owner.__module__}.{owner.__name__}.{name}" for owner, name in parts}
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.glob("*.py")), ids=lambda path: path.name)
+def test_the_simulation_has_no_lease_logic_of_its_own(path: Path) -> None:
+    """It neither derives from the engine or the frontier, nor touches what leases are made of; its journal and link
+    only carry."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ClassDef):
+            bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
+            assert bases <= {"NamedTuple", "MemoryJournal", "Past", "VirtualLoop", "Exception"}, node.name
+        if isinstance(node, ast.Attribute):
+            is_of_the_journal = path.name == "stores.py" and node.attr == "lapses"
+            assert node.attr not in LEASE_WORDS or is_of_the_journal, f"{path.name}:{node.lineno} has {node.attr}"
+
+
+def test_sizes_are_taken_as_they_are_given() -> None:
+    scenario = draw(5, workers=9, sites=4, pages=2)
+    assert (scenario.workers, len(scenario.sites), {site.pages for site in scenario.sites}) == (9, 4, {2})
+    assert isinstance(simulate(scenario), Report)
+    assert command.command.name == "simulate"
