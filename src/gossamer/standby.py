@@ -39,7 +39,7 @@ class HealthFile:
 
     @asynccontextmanager
     async def kept(self) -> AsyncIterator[None]:
-        """Touch the file for as long as the block lasts, then take it away."""
+        """Touch the file for as long as the block lasts; its last word stays."""
         self._write()
         task = asyncio.create_task(self._touch())
         try:
@@ -47,8 +47,6 @@ class HealthFile:
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            if self._path is not None:
-                self._path.unlink(missing_ok=True)
 
     async def _touch(self) -> None:
         while True:
