@@ -31,6 +31,12 @@ FAST = (
 )
 
 
+four_is_long = pytest.mark.parametrize(
+    "workers", ["1", pytest.param("4", marks=pytest.mark.long)], ids=["1 worker", "4 workers"]
+)
+"""For tests in which workers hardly matter: four of them are asked by `make test-long`."""
+
+
 def command(folder: Path, seeds: Sequence[str], *options: str) -> list[str]:
     """The command line of a crawl in `folder` with the options that make tests quick."""
     lines = folder.parent / f"{folder.name}.seeds"

@@ -135,7 +135,7 @@ def settled(folder: Path, copy: Path) -> set[str]:
         connection.close()
 
 
-@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("workers", [1, pytest.param(4, marks=pytest.mark.long)])
 @pytest.mark.parametrize("point", ["answered", "handled", "torn", "written", "inserted", "committed"])
 def test_f03_f04_f05_a_kill_at_the_worst_moment_leaves_no_trace(tmp_path: Path, point: str, workers: int) -> None:
     folder, spider = tmp_path / "job", tmp_path / "shop.py"

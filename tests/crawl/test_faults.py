@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import command, crawl, environment, rows, start, stored, until, wrong_clock
+from processes import command, crawl, environment, four_is_long, rows, start, stored, until, wrong_clock
 
 from gossamer.sim.log import fetched, gaps
 from gossamer.testing.web import SimWeb
@@ -36,6 +36,7 @@ def below(web: SimWeb, page: int) -> set[str]:
     return {web.url(0, numbered(web, child)) for child in children}.union(*(below(web, child) for child in children))
 
 
+@four_is_long
 def test_a_spider_that_raises_costs_only_its_page(tmp_path: Path, workers: str) -> None:
     with SimWeb(sites=2, pages_per_site=10, page_bytes=2000) as web:
         odd = spider(
@@ -76,6 +77,7 @@ def test_a_page_that_kills_the_whole_crawl_is_parked_after_a_few_runs(tmp_path: 
     assert set(stored(tmp_path / "job").values()) == {1}
 
 
+@four_is_long
 def test_parser_processes_take_heavy_handlers_and_survive_their_death(tmp_path: Path, workers: str) -> None:
     with SimWeb(sites=3, pages_per_site=10, page_bytes=2000) as web:
         poison = web.url(0, numbered(web, 9))
@@ -90,6 +92,7 @@ def test_parser_processes_take_heavy_handlers_and_survive_their_death(tmp_path: 
     assert stored(tmp_path / "job")[poison] == 1
 
 
+@four_is_long
 def test_a_download_slower_than_the_lease_is_fetched_once(tmp_path: Path, workers: str) -> None:
     with SimWeb(sites=2, pages_per_site=3, page_bytes=2000, latency_seconds=2.5) as web:
         done = crawl(tmp_path / "job", web, "--delay", "0", "--lease-seconds", "1", "--workers", workers)
@@ -121,6 +124,7 @@ def test_a_handler_that_blocks_longer_than_the_lease_never_stores_its_page_twice
     assert len(stored(tmp_path / "job")) >= 15
 
 
+@four_is_long
 def test_few_file_descriptors_slow_the_crawl_down_but_lose_nothing(tmp_path: Path, workers: str) -> None:
     with SimWeb(sites=60, pages_per_site=3, page_bytes=2000) as web:
         arguments = command(tmp_path / "job", web.seeds, "--delay", "0", "--workers", workers)
@@ -204,6 +208,7 @@ def test_closed_standard_streams_do_not_stop_a_crawl(tmp_path: Path) -> None:
     assert len(stored(tmp_path / "job")) == 10
 
 
+@four_is_long
 def test_middleware_that_raises_costs_only_its_page(tmp_path: Path, workers: str) -> None:
     with SimWeb(sites=2, pages_per_site=8, page_bytes=2000) as web:
         victim = web.url(0, numbered(web, 7))

@@ -87,7 +87,7 @@ def strike(process: subprocess.Popen[str], chance: random.Random, workers: int, 
 
 @pytest.mark.parametrize("workers", [1, 4])
 def test_kills_leave_no_trace_in_the_files(tmp_path: Path, workers: int) -> None:
-    kill_and_resume(tmp_path, kills=4, workers=workers, seed=workers)
+    kill_and_resume(tmp_path, kills=3, workers=workers, seed=workers)
 
 
 @pytest.mark.long

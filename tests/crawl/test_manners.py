@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from processes import crawl, environment, rows, stored
+from processes import crawl, environment, four_is_long, rows, stored
 
 from gossamer.sim.log import fetched, gaps, max_overlap
 from gossamer.testing.web import SimWeb
@@ -34,6 +34,7 @@ def crawl_in(folder: Path, web: SimWeb, *options: str) -> object:
     )
 
 
+@four_is_long
 def test_lanes_keep_the_rate_and_fetch_side_by_side(tmp_path: Path, workers: str) -> None:
     with SimWeb(sites=1, pages_per_site=40, page_bytes=2000, latency_seconds=0.3) as web:
         done = crawl(tmp_path / "job", web, "--delay", "0.05", "--per-site", "4", "--batch", "4", "--workers", workers)
@@ -47,6 +48,7 @@ def test_lanes_keep_the_rate_and_fetch_side_by_side(tmp_path: Path, workers: str
     assert all(later - first >= 0.05 * (20 - 4) for first, later in zip(spans, spans[20:], strict=False))
 
 
+@four_is_long
 def test_one_site_can_have_its_own_delay_headers_and_budget(tmp_path: Path, workers: str) -> None:
     with SimWeb(sites=3, pages_per_site=12, page_bytes=2000) as web:
         slow, small = (web.plan.url(site).split("/")[2] for site in (0, 1))
@@ -78,6 +80,7 @@ def test_retry_after_holds_the_whole_site_also_over_a_restart(tmp_path: Path, wo
         assert not following or min(following) - refusal.headers_at >= 2
 
 
+@four_is_long
 def test_a_site_that_goes_dark_is_closed_and_harms_nobody(tmp_path: Path, workers: str) -> None:
     with SimWeb(sites=4, pages_per_site=60, page_bytes=2000) as web:
         web.darken(0)
@@ -90,6 +93,7 @@ def test_a_site_that_goes_dark_is_closed_and_harms_nobody(tmp_path: Path, worker
     assert len(stored(tmp_path / "job")) == 3 * 60 + 1
 
 
+@four_is_long
 @pytest.mark.parametrize("trap", ["calendar", "sessions", "deep", "soft404", "facets"])
 def test_a_trap_ends_at_the_budget_and_the_pages_beside_it_are_fetched(tmp_path: Path, trap: str, workers: str) -> None:
     with SimWeb(sites=2, pages_per_site=20, page_bytes=2000, kinds=(trap, "plain")) as web:
@@ -101,6 +105,7 @@ def test_a_trap_ends_at_the_budget_and_the_pages_beside_it_are_fetched(tmp_path:
     assert sum(asked.values()) <= 150 + 20
 
 
+@four_is_long
 def test_adaptive_delay_follows_the_latency_of_the_site(tmp_path: Path, workers: str) -> None:
     with SimWeb(sites=1, pages_per_site=8, page_bytes=2000, latency_seconds=0.3) as web:
         crawl(tmp_path / "job", web, "--delay", "0.01", "--adaptive-delay", "--batch", "2", "--workers", workers)

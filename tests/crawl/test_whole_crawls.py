@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from processes import crawl, rows, stored
+from processes import crawl, four_is_long, rows, stored
 
 from gossamer.sim.log import answered, fetched, gaps, max_overlap, robots_fetches
 from gossamer.testing.web import SimWeb
@@ -43,6 +43,7 @@ def test_every_allowed_page_is_fetched_once_and_politely(tmp_path: Path, workers
     assert set(pages) <= set(fetched(log))
 
 
+@four_is_long
 def test_robots_txt_is_asked_for_once_a_site(tmp_path: Path, workers: str) -> None:
     with SimWeb(sites=6, pages_per_site=10, page_bytes=2000) as web:
         crawl(tmp_path / "job", web, "--delay", "0", "--workers", workers, "--batch", "2")
@@ -60,6 +61,7 @@ def test_max_pages_is_exact(tmp_path: Path, workers: str) -> None:
         assert sum(fetched(web.log()).values()) == 121
 
 
+@four_is_long
 def test_a_crawl_goes_on_where_max_pages_ended_it(tmp_path: Path, workers: str) -> None:
     with SimWeb(sites=3, pages_per_site=20, page_bytes=2000) as web:
         crawl(tmp_path / "job", web, "--delay", "0", "--max-pages", "10", "--workers", workers)
@@ -70,6 +72,7 @@ def test_a_crawl_goes_on_where_max_pages_ended_it(tmp_path: Path, workers: str) 
     assert set(stored(tmp_path / "job").values()) == {1}
 
 
+@four_is_long
 def test_depth_is_counted_from_the_seeds(tmp_path: Path, workers: str) -> None:
     with SimWeb(sites=1, pages_per_site=60, page_bytes=2000, links_per_page=2) as web:
         crawl(tmp_path / "job", web, "--delay", "0", "--max-depth", "2", "--workers", workers)
@@ -103,6 +106,7 @@ def test_items_of_every_page_are_stored_once(tmp_path: Path, workers: str) -> No
     assert found == expected
 
 
+@four_is_long
 def test_the_summary_as_json_agrees_with_the_files(tmp_path: Path, workers: str) -> None:
     with SimWeb(sites=3, pages_per_site=10, page_bytes=2000) as web:
         done = crawl(tmp_path / "job", web, "--delay", "0", "--json", "--workers", workers)
@@ -111,6 +115,7 @@ def test_the_summary_as_json_agrees_with_the_files(tmp_path: Path, workers: str)
     assert summary["counts"]["stored"] == sum(stored(tmp_path / "job").values()) == 30
 
 
+@four_is_long
 def test_a_frontier_in_memory_stores_the_same_pages_and_writes_over_nothing(tmp_path: Path, workers: str) -> None:
     options = ("--delay", "0", "--frontier", "memory:", "--workers", workers)
     with SimWeb(sites=3, pages_per_site=10, page_bytes=2000) as web:

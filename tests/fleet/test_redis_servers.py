@@ -391,6 +391,7 @@ def _knows_all(sentinel: redis.Redis) -> bool:
     return int(state["num-other-sentinels"]) == 2 and int(state["num-slaves"]) == 1
 
 
+@pytest.mark.long
 def test_f31_sentinels_lead_a_crawl_to_the_new_primary(
     watched: tuple[Sequence[RedisServer], Sequence[Sentinel], str], tmp_path: Path
 ) -> None:

@@ -337,6 +337,7 @@ def cluster(redis_server: RedisServer) -> Iterator[Cluster]:
         yield Cluster(stack, 3)
 
 
+@pytest.mark.long
 def test_a_crawl_in_a_cluster_goes_on_while_slots_move_to_a_new_node(cluster: Cluster, tmp_path: Path) -> None:
     folder = tmp_path / "job"
     with SimWeb(sites=16, pages_per_site=60, page_bytes=2000, latency_seconds=0.01) as web:
@@ -409,6 +410,7 @@ def test_f31_the_replica_of_a_node_that_dies_takes_its_place(redis_server: Redis
         is_whole(web, folder)
 
 
+@pytest.mark.long
 def test_a_stopped_server_in_a_fleet_of_three_loses_nothing(servers: list[RedisServer], tmp_path: Path) -> None:
     """One of three is killed and comes back: its sites wait, and the set is whole."""
     folder = tmp_path / "job"
