@@ -71,6 +71,7 @@ def test_a_crawl_is_started_steered_and_asked_over_the_api(served: Served, web: 
     assert not [entry for entry in log if "/walks/" in entry.url]
 
     # The limit is lifted while nobody runs it, and the next run goes on to the end.
+    served.until(lambda: not (served.log.parent / "crawls/shop/socket").exists())
     assert served.ask("PATCH", "/api/jobs/shop/limits", json={"max_pages": None})["in_force"] == "next run"
     served.until(lambda: served.client.post("/api/jobs/shop/resume").status_code == 200)
     served.until(lambda: served.get("/api/jobs/shop")["counts"]["stored"] > ended["counts"]["stored"])
