@@ -145,7 +145,7 @@ def test_a_site_keeps_its_proxy_and_loses_it_only_with_the_proxy() -> None:
         several = [await stack.enter_async_context(ProxyServer()) for _ in range(3)]
         fetcher = await downloader(stack, proxy=[proxy.url for proxy in several])
         by = {}
-        for number in range(12):
+        for number in range(40):
             answers = [await fetcher.fetch(Request(url=web.url(f"{number}.test"))) for _ in range(2)]
             assert len({answer.via for answer in answers}) == 1
             by[number] = answers[0].via
