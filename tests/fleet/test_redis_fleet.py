@@ -61,11 +61,11 @@ def test_connections_that_break_in_the_middle_of_calls_lose_nothing(
     with SimWeb(sites=8, pages_per_site=40, page_bytes=3000, latency_seconds=0.01) as web:
         process = start(
             folder, web, "--frontier", server.url_at(proxy.port), "--delay", str(DELAY), "--workers", "2",
-            "--lease-seconds", "1", "--max-deliveries", "50",
+            "--lease-seconds", "2", "--max-deliveries", "50",
         )  # fmt: skip
         until(lambda: len(web.log()) > 20)
         proxy.every, proxy.fault = every, fault
-        assert process.wait(60) == 0, process.stderr.read() if process.stderr else ""
+        assert process.wait(90) == 0, process.stderr.read() if process.stderr else ""
         kill_tree(process)
         assert proxy.faults > 3
         is_whole(web, folder)
