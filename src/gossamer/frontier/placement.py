@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from siphashc import siphash
 
@@ -14,6 +14,17 @@ def shard_of(site: str, shards: int) -> int:
     return int(siphash(_KEY, site)) % shards if shards > 1 else 0
 
 
-def server_of(shard: int, servers: Iterable[str]) -> str:
-    """The server of a shard, by rendezvous hashing: a further server takes shards from the others, no more."""
-    return max(servers, key=lambda server: (int(siphash(_KEY, f"{shard} {server}")), server))
+def placement(shards: int, servers: Sequence[str]) -> list[str]:
+    """The server of each shard, by rendezvous hashing in equal shares: a shard whose best server is full has its next.
+
+    A further server takes its share from the others; few shards move besides."""
+    share, rest = divmod(shards, len(servers))
+    has = dict.fromkeys(servers, 0)
+    found = []
+    for shard in range(shards):
+        ranked = sorted(servers, key=lambda server: (int(siphash(_KEY, f"{shard} {server}")), server), reverse=True)
+        server = next(one for one in ranked if has[one] < share + (rest > 0))
+        rest -= has[server] == share
+        has[server] += 1
+        found.append(server)
+    return found

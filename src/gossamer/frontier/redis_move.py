@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gossamer.errors import ConfigError, JobMissing
-from gossamer.frontier.placement import server_of
+from gossamer.frontier.placement import placement
 from gossamer.frontier.redis_job import Root, faults, job_key, no_pattern, root_key, translate, write_root
 from gossamer.frontier.redis_link import Link, Links, addresses, find_root
 
@@ -34,21 +34,18 @@ async def spread(url: str, job: str) -> AsyncIterator[Move]:
         root = await find_root(links, job)
         if links.is_cluster:
             raise ConfigError("a Redis Cluster moves its slots by itself", hint="use redis-cli --cluster rebalance")
-        placement = list(root.placement)
-        for shard in range(len(placement)):
-            move = await _settle(links, root, job, shard)
-            placement[shard] = move.target
-            yield move
-        await _announce(links, job, root, placement)
+        places = placement(len(root.placement), links.names)
+        for shard, wanted in enumerate(places):
+            yield await _settle(links, root, job, shard, wanted)
+        await _announce(links, job, root, places)
     except faults.RedisError as error:
         raise translate(error, job) from error
     finally:
         await links.aclose()
 
 
-async def _settle(links: Links, root: Root, job: str, shard: int) -> Move:
+async def _settle(links: Links, root: Root, job: str, shard: int, wanted: str) -> Move:
     """Have a shard on the server that it belongs to."""
-    wanted = server_of(shard, links.names)
     keys = 0
     start = ""
     while True:

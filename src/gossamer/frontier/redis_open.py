@@ -7,7 +7,7 @@ import secrets
 
 from gossamer.errors import ConfigError, JobMissing
 from gossamer.frontier.base import Fleet
-from gossamer.frontier.placement import server_of
+from gossamer.frontier.placement import placement
 from gossamer.frontier.redis import RedisFrontier
 from gossamer.frontier.redis_job import Root, faults, job_key, root_key, translate, write_root, write_shard
 from gossamer.frontier.redis_link import Links, addresses, find_root
@@ -82,8 +82,8 @@ async def _begin(links: Links, job: str, settings: Settings, part: Part | None) 
     """A record for a job that is new. All who make it at once ask the same server first, so they make the same one."""
     first = await links.link(links.names[0])
     count = part.of if part is not None else len(links.names)
-    placement = [server_of(shard, _servers(links)) for shard in range(count)]
-    return await write_root(await first.at(root_key(job)), job, settings, placement, secrets.token_bytes(16))
+    places = placement(count, _servers(links))
+    return await write_root(await first.at(root_key(job)), job, settings, places, secrets.token_bytes(16))
 
 
 async def _make_shard(links: Links, root: Root, job: str, shard: int, settings: Settings) -> None:

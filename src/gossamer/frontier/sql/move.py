@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 from gossamer.errors import ConfigError, JobMissing
-from gossamer.frontier.placement import server_of
+from gossamer.frontier.placement import placement
 from gossamer.frontier.sql.call import ARRIVING, GONE, HERE, LEAVING
 from gossamer.frontier.sql.database import CARGO, Database, Dialect
 from gossamer.frontier.sql.job import make_shard
@@ -51,21 +51,18 @@ async def spread_sql(url: str, job: str) -> AsyncIterator[Move]:
             raise JobMissing(
                 f"there is no job {job!r} in {', '.join(databases.names)}", hint="give the old addresses too"
             )
-        placement = list(root.placement)
-        for shard in range(len(placement)):
-            move = await _settle(databases, root, job, shard)
-            placement[shard] = move.target
-            yield move
+        places = placement(len(root.placement), databases.names)
+        for shard, wanted in enumerate(places):
+            yield await _settle(databases, root, job, shard, wanted)
         for name in dict.fromkeys([*databases.names, *root.placement]):
             await _write(databases, name, job, root)
-            await databases.place(name, job, placement)
+            await databases.place(name, job, places)
     finally:
         await databases.aclose()
 
 
-async def _settle(databases: Databases, root: Root, job: str, shard: int) -> Move:
+async def _settle(databases: Databases, root: Root, job: str, shard: int, wanted: str) -> Move:
     """Have a shard in the database that it belongs to."""
-    wanted = server_of(shard, databases.names)
     rows = 0
     start = ""
     while True:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from gossamer.errors import ConfigError, JobMissing, Unavailable
 from gossamer.frontier.base import Fleet
-from gossamer.frontier.placement import server_of, shard_of
+from gossamer.frontier.placement import placement, shard_of
 from gossamer.frontier.regions import Part, parse_part, region_of
 from gossamer.frontier.sharded import Sharded, divide
 from gossamer.frontier.sql.database import Database, Dialect
@@ -86,8 +86,8 @@ async def _make(databases: Databases, job: str, settings: Settings, part: Part |
     root = found and found._replace(settings=settings)
     if root is None:
         count = part.of if part is not None else len(names)
-        placement = [server_of(shard, names) if len(names) > 1 else "" for shard in range(count)]
-        root = await databases.write(names[0], job, Root(settings, secrets.token_bytes(16), placement, False))
+        places = placement(count, names if len(names) > 1 else [""])
+        root = await databases.write(names[0], job, Root(settings, secrets.token_bytes(16), places, False))
     for name in dict.fromkeys([*names, *root.placement]):
         if (await databases.write(name, job, root)).secret != root.secret:
             raise ConfigError(f"{name} has another job of the name {job!r}", hint="give this one another name")
