@@ -11,7 +11,7 @@ import msgspec
 
 from gossamer.errors import FrontierError, Unavailable
 from gossamer.frontier import policy
-from gossamer.frontier.entries import as_text, pack, pack_state
+from gossamer.frontier.entries import as_text, pack, pack_state, squeeze
 from gossamer.frontier.freshness import share_of
 from gossamer.frontier.redis_fold import fold_lists, unfold_blocks
 from gossamer.frontier.redis_hints import hasten
@@ -204,15 +204,16 @@ class RedisFrontier:
             as_text(outcome.key.to_bytes(8, "big")),
             outcome.status,
             str(outcome.again_in or 0.0) if comes_again else "",
-            self._put(outcome.links, load, page) if outcome.links else (),
+            self._put(outcome.links, load, page, outcome.site) if outcome.links else (),
             as_text(pack_state(outcome.state)),
             load.number(outcome.site),
             outcome.lane,
         ]
 
-    def _put(self, requests: Sequence[Request], load: Load, referrer: str = "") -> list[Any]:
-        """Load requests; the runs of them that have one site and one rank, as site, rank and length."""
+    def _put(self, requests: Sequence[Request], load: Load, page: str = "", page_site: str = "") -> list[Any]:
+        """Load requests, found on this page; the runs of them with one site and one rank, as site, rank and length."""
         runs: list[Any] = []
+        from_inside, from_outside = (squeeze(page, page_site), squeeze(page, "")) if page else ("", "")
         ranks, entries, unknown = self._ranks, load.entries, load.unknown
         last_site = last_rank = None
         for request in requests:
@@ -228,7 +229,7 @@ class RedisFrontier:
                 last_site, last_rank = request.site, rank
                 runs += (load.number(last_site), rank, 1)
             entries.append(b"%d" % request.key)
-            entries.append(pack(request, referrer))
+            entries.append(pack(request, from_inside if request.site == page_site else from_outside))
         return runs
 
     def _rank(self, standing: tuple[int, int, int]) -> str:
