@@ -23,6 +23,9 @@ SELECT EXISTS (
     SELECT 1 FROM gossamer_sites s WHERE s.shard = $1 AND s.closed = '' AND EXISTS (
         SELECT 1 FROM gossamer_queue q WHERE q.shard = $1 AND q.site = s.site AND q.place = 1 AND q.standing <= $2))
 
+-- name: other_format
+SELECT format FROM gossamer_jobs WHERE $1 >= 0 AND format <> $2 LIMIT 1
+
 -- name: leases
 SELECT token, site, lane, until_at, suspect, worker, batch FROM gossamer_leases WHERE shard = $1
 
