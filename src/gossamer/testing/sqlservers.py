@@ -25,11 +25,13 @@ from gossamer.frontier.sql.job import dialect_of
 from gossamer.member import die_with_parent
 from gossamer.model import JobState
 from gossamer.settings import Settings
+from gossamer.testing.folder import MEMORY
 from gossamer.testing.harness import Harness
 from gossamer.testing.servers import free_port
 
 _HOST = "127.0.0.1"
 _START_SECONDS = 60.0
+_ROOMY_BYTES = 4 * 2**30
 _USER = "nobody"
 _JOB = "job"
 TABLES = ("jobs", "shards", "counters", "sites", "notes", "leases", "seen", "queue", "done", "workers", "inbox")
@@ -39,15 +41,19 @@ class SqlServer:
     """A database server of its own, on a free port of the loopback and a socket; it dies with whoever started it.
 
     Options are those of the server's configuration file. The data lie in a folder that goes away at the end of the
-    block, not with `kill`; `folder` may name another one, which stays."""
+    block, not with `kill`; `folder` may name another one, which stays. `in_memory` they are where no commit waits for a
+    disk, if there is room for them."""
 
     scheme = ""
     user = ""
 
-    def __init__(self, *, folder: Path | None = None, **options: str) -> None:
+    def __init__(self, *, folder: Path | None = None, in_memory: bool = False, **options: str) -> None:
         self.port = 0
         self.options = options
-        self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="sql-", ignore_cleanup_errors=True)
+        self._temporary = None
+        if folder is None:
+            place = MEMORY if in_memory and MEMORY and shutil.disk_usage(MEMORY).free > _ROOMY_BYTES else None
+            self._temporary = tempfile.TemporaryDirectory(prefix="sql-", dir=place, ignore_cleanup_errors=True)
         self.folder = folder or Path(self._temporary.name if self._temporary else "")
         self._process: subprocess.Popen[bytes] | None = None
 
