@@ -116,7 +116,7 @@ async def join_fleet(
                 clock=clock,
                 marker_path=marker_path,
                 places=places if region else None,
-                trail=Trail(results, name),
+                trail=Trail(results, name, most_bytes=frontier.settings.trail_bytes),
             ) as engine:
                 if signals is None:
                     leave_on_signals(engine.stop, ctrl_c=not supervised)

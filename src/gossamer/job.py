@@ -247,7 +247,7 @@ class Crawl:
                 clock=self._clock,
                 marker_path=marker,
                 spider=self._spider,
-                trail=Trail(folder, OWNER) if folder is not None else None,
+                trail=Trail(folder, OWNER, most_bytes=settings.trail_bytes) if folder is not None else None,
                 refused=linker.refused,
             ) as engine:
                 return await self._until_done(engine)

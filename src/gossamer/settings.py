@@ -73,6 +73,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     trail: Annotated[
         bool, Meta(description="Keep a line for every request that is sent, for `gossamer why` and `gossamer audit`.")
     ] = True
+    trail_bytes: Annotated[
+        int, Meta(ge=1_000_000, description="Size of a folder's trail above which its oldest lines are dropped.")
+    ] = 1_000_000_000
 
     max_pages: Annotated[Whole | None, Meta(description="Stop after this many stored pages.")] = None
     max_depth: Annotated[Depth | None, Meta(description="Follow links at most this deep from the seeds.")] = None

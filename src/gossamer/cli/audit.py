@@ -25,7 +25,7 @@ from gossamer.errors import ConfigError
 from gossamer.explain import RobotsSays, when
 from gossamer.history import Sent, walked
 from gossamer.inquiry import Inquiry, inquire, job_for
-from gossamer.sink.trail import has_trail
+from gossamer.sink.trail import dropped_until, has_trail
 
 _SLACK_SECONDS = 0.002
 """Times are written down in milliseconds."""
@@ -77,7 +77,8 @@ async def _ask(host: str, job: str, frontier: str, span: tuple[float, float]) ->
         if site is None:
             raise ConfigError(f"{name} is no site of job {job!r}", hint=f"`gossamer status {job}` shows its sites")
         steps = [one for one in walked(asked.folder, name, asked.settings) if span[0] <= one.step.at < span[1]]
-        return report(asked, name, site, steps)
+        dropped = dropped_until(asked.folder)
+        return {**report(asked, name, site, steps), "dropped_until": dropped if dropped > span[0] else 0.0}
 
 
 def report(asked: Inquiry, name: str, site: Mapping[str, Any], steps: list[Sent]) -> dict[str, Any]:
@@ -159,6 +160,8 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"kept back {', '.join(f'{count:,} {word}' for word, count in sorted(found['kept_back'].items()))}"
     if not found["complete"]:
         yield "note      no trail was kept: only stored pages are listed, without robots.txt and tries that failed"
+    if found["dropped_until"]:
+        yield f"note      the trail was dropped up to {when(found['dropped_until'])}: older requests are not listed"
     if found["missing"]:
         yield f"note      {many(found['missing'], 'line')} could not be written, and are missing here"
     if requests:
