@@ -104,7 +104,7 @@ async def join_fleet(
         key = left_behind(marker_path)
         await frontier.abandon(name, blamed=(key,) if key else ())
         sinks: list[Sink] = [SegmentSink(results, name)] if wants_segments(frontier.settings.sink) else []
-        sinks += fleet_sinks(frontier.settings, results, name)
+        sinks += fleet_sinks(frontier.settings, results, name, job=job)
         store = FleetStore(frontier, sinks)
         clock, places = SystemClock(), places_of(frontier.settings, region)
         try:

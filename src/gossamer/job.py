@@ -146,6 +146,7 @@ class Crawl:
         self._spider = spider
         self._clock = clock or SystemClock()
         self._running: Stoppable | None = None
+        self._store: OwnerStore | None = None
         self._frontier: LocalFrontier | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._began_at = 0.0
@@ -160,6 +161,8 @@ class Crawl:
         self._stop_wanted = self._stop_wanted or why
         if self._running is not None:
             self._running.stop()
+        if self._store is not None:
+            self._store.hurry(self._settings.drain_seconds)
 
     async def counts(self) -> Counts:
         """The frontier at this moment."""
@@ -197,7 +200,7 @@ class Crawl:
             if folder is not None:
                 sinks = [*open_sinks(settings, folder, frontier.marks), AsideSink(folder, frontier.marks)]
                 await frontier.blame([left_behind(path) for path in (folder / "handling").glob("*")])
-            store = OwnerStore(frontier, sinks, self.stats)
+            store = self._store = OwnerStore(frontier, sinks, self.stats)
             self.known_before = (await frontier.counts()).known
             self.added = await frontier.add([linker.seed(url) for url in self._seeds])
             await frontier.steer("running")
@@ -212,6 +215,9 @@ class Crawl:
                 counts.job if counts.finished else state, counts, self.stats, linker.refused, self._stop_wanted
             )
         finally:
+            if store is not None:
+                # Nobody waits for a commit that is under way now.
+                store.hurry(0.0)
             if self.coordinator is not None:
                 await self.coordinator.aclose()
             try:

@@ -16,8 +16,7 @@ from gossamer.export.stored import lines_name, nothing_in, parquet_folder
 from gossamer.model import PageRow
 from gossamer.sink import csv, jsonl, segments, trail
 from gossamer.sink.trail import Step
-from gossamer.stored.open import archives_of
-from gossamer.stored.places import elsewhere, sinks_of, sqlite_file
+from gossamer.stored.places import Place
 
 log = logging.getLogger("gossamer.query")
 _TYPES: Mapping[Any, str] = {int: "BIGINT", float: "DOUBLE"}
@@ -37,7 +36,7 @@ class Source(NamedTuple):
     has_keys: bool = False
 
 
-def ask(folder: Path, query: str) -> Iterator[Sequence[Any]]:
+def ask(place: Path | Place, query: str) -> Iterator[Sequence[Any]]:
     """The names of the columns, then the rows. Only a SELECT is taken; what is wrong with it is a ConfigError."""
     try:
         import duckdb
@@ -46,7 +45,7 @@ def ask(folder: Path, query: str) -> Iterator[Sequence[Any]]:
     for tries_left in reversed(range(_TRIES)):
         has_begun = False
         try:
-            with opened(folder) as database:
+            with opened(place) as database:
                 statements = database.extract_statements(query)
                 if [str(one.type).rpartition(".")[2] for one in statements] != ["SELECT"]:
                     raise ConfigError("only one SELECT can be asked", hint="the files of a job are read, not changed")
@@ -61,15 +60,17 @@ def ask(folder: Path, query: str) -> Iterator[Sequence[Any]]:
             if has_begun or not tries_left:
                 raise ConfigError(f"sql: {error}") from None
         except duckdb.Error as error:
-            raise ConfigError(f"sql: {error}", hint=f"gossamer sql {folder} lists the tables and columns") from None
+            raise ConfigError(
+                f"sql: {error}", hint=f"gossamer sql {Place.of(place).folder} lists the tables and columns"
+            ) from None
 
 
 @contextmanager
-def opened(folder: Path) -> Iterator[Any]:
+def opened(place: Path | Place) -> Iterator[Any]:
     """A database in memory with the views, which can read the files of these and no other, and write none."""
     import duckdb
 
-    views = _views(folder)
+    views = _views(Place.of(place))
     config: dict[str, Any] = {
         "autoinstall_known_extensions": "false",
         "autoload_known_extensions": "false",
@@ -93,15 +94,16 @@ def opened(folder: Path) -> Iterator[Any]:
         yield database
 
 
-def _views(folder: Path) -> dict[str, list[Source]]:
+def _views(place: Place) -> dict[str, list[Source]]:
     """What is in a job's files, by its first sink that has them."""
+    folder = place.folder
     steps = Source(sorted((folder / trail.FOLDER).glob(f"*{trail.SUFFIX}")), _REQUESTS)
     visits, items = _stored(folder)
-    if not visits and (path := sqlite_file(folder)) is not None:
+    if not visits and (path := place.sqlite_file) is not None:
         raise ConfigError(f"the pages of this job are in {path}, which is SQL already", hint=f"sqlite3 {path}")
     if not visits and not steps.files:
-        raise nothing_in(folder)
-    if not visits and (kept := elsewhere(sinks_of(folder)) or archives_of(folder)):
+        raise nothing_in(place)
+    if not visits and (kept := place.elsewhere or place.warcs):
         log.warning("pages and items have no rows here: they are in %s", ", ".join(map(str, kept)))
     return {"_visits": visits, "_items": items, "_requests": [steps]}
 

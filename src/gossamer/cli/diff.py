@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import click
@@ -17,6 +16,7 @@ from gossamer.compare import KINDS, Difference, differences
 from gossamer.export.stored import place_of, records
 from gossamer.export.where import Where
 from gossamer.model import Record
+from gossamer.stored.places import Place
 
 _SIGNS = {"new": "+", "gone": "-", "changed": "~"}
 
@@ -67,8 +67,8 @@ def diff(old: str, new: str, only: tuple[str, ...], by: str, conditions: tuple[s
 class _Pages:
     """The pages of a job that are compared."""
 
-    def __init__(self, folder: Path, where: Where) -> None:
-        self._records = records(folder)
+    def __init__(self, place: Place, where: Where) -> None:
+        self._records = records(place)
         self._where = where
         self.have_text = False
 

@@ -48,8 +48,9 @@ def export(
 ) -> int:
     """Write what a job has stored, one record per page, in another form."""
     where = Where(conditions)
-    folder = run(place_of(name, frontier))
-    count = write(kind, Export(folder=folder, where=where, out=out, all_visits=all_visits, options=options))
+    place = run(place_of(name, frontier))
+    wanted = Export(folder=place.folder, place=place, where=where, out=out, all_visits=all_visits, options=options)
+    count = write(kind, wanted)
     if out is not None:
         say(f"{out}: {count:,} {'items' if kind in ('items', 'rejected') else 'pages'}")
     return Exit.OK

@@ -106,9 +106,12 @@ class Engine:
         return self._committer.stale
 
     def stop(self) -> None:
-        """Finish the fetches that are under way, store them, return the rest, and let `run` return."""
+        """Finish the fetches that are under way, store them, return the rest, and let `run` return.
+
+        If they cannot be stored in time, because a sink or the frontier is away, `run` raises what stood in the way."""
         self._stop.set()
         self._changed.set()
+        self._committer.hurry(self._settings.drain_seconds)
 
     async def run(self) -> JobState:
         """Work until the job is finished or stopped."""

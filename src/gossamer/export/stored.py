@@ -15,7 +15,8 @@ import msgspec
 from siphashc import siphash
 
 from gossamer import job as jobs
-from gossamer.errors import ArchiveError, ConfigError, SinkError
+from gossamer import settings as configuration
+from gossamer.errors import ArchiveError, ConfigError, FrontierError, SinkError
 from gossamer.fleet import SCHEMES, open_fleet, results_folder
 from gossamer.model import PageRow, Record
 from gossamer.sink import segments
@@ -25,8 +26,7 @@ from gossamer.sink.csv import PAGES as CSV_PAGES
 from gossamer.sink.jsonl import ITEMS, PAGES, SUFFIXES, lines_of
 from gossamer.sink.latest import LastWords
 from gossamer.sink.warc import OPEN
-from gossamer.stored.open import archives_of
-from gossamer.stored.places import elsewhere, sinks_of, sqlite_file
+from gossamer.stored.places import Place
 from gossamer.stored.records import read_records
 from gossamer.stored.visits import noted_in
 
@@ -34,34 +34,44 @@ _decode_page = msgspec.json.Decoder(PageRow).decode
 _FIELDS = {field.name: field.type for field in msgspec.structs.fields(PageRow)}
 
 
-async def place_of(name: str, frontier: str = "") -> Path:
-    """The folder in which what a job stored is: its own, or the one that its fleet's workers write to."""
+async def place_of(name: str, frontier: str = "") -> Place:
+    """The folder in which what a job stored is: its own, or the one that its fleet's workers write to; and its
+    settings, as they are there or as the fleet has them."""
     folder = jobs.folder_of(name, ())
-    asks = frontier.startswith(SCHEMES) and "/" not in name
-    if not asks or ((folder / segments.FOLDER).is_dir() and not frontier.startswith("folder:/")):
-        return folder
-    fleet = await open_fleet(frontier, name)
+    has_segments = (folder / segments.FOLDER).is_dir() and not frontier.startswith("folder:/")
+    here = Place.of(folder)
+    if not frontier.startswith(SCHEMES) or "/" in name or (has_segments and here.settings):
+        return here
     try:
-        return results_folder(frontier, name, fleet.settings, folder)
+        fleet = await open_fleet(frontier, name)
+    except FrontierError:
+        if has_segments:
+            return here
+        raise
+    try:
+        home = folder if has_segments else results_folder(frontier, name, fleet.settings, folder)
+        return Place(home, configuration.dump(fleet.settings), name)
     finally:
         await fleet.aclose()
 
 
-def records(folder: Path, *, all_visits: bool = False, with_items: bool = False) -> Iterator[Record]:
+def records(place: Path | Place, *, all_visits: bool = False, with_items: bool = False) -> Iterator[Record]:
     """The last record of every page, or with `all_visits` each; a ConfigError if nothing is stored there.
 
     Pages of a file of lines have no key, and their items are not with them: not for who wants `with_items`."""
+    place = Place.of(place)
+    folder = place.folder
     if (folder / segments.FOLDER).is_dir():
         return segments.gather(folder, all_visits=all_visits)
     if lines_name(folder, PAGES) is not None and not with_items:
         return _of_lines(folder, all_visits=all_visits)
     if (parquet := parquet_folder(folder)) is not None:
         return _of_parquet(parquet, all_visits=all_visits)
-    if (database := sqlite_file(folder)) is not None:
+    if (database := place.sqlite_file) is not None:
         return _of_sqlite(database)
     if (folder / CSV_PAGES).exists() and not with_items:
         return _last(lambda: _of_csv(folder / CSV_PAGES), all_visits=all_visits)
-    if archives := archives_of(folder):
+    if archives := place.warcs:
         return _of_archives(archives, all_visits=all_visits)
     if with_items and (lines_name(folder, PAGES) is not None or (folder / CSV_PAGES).exists()):
         raise ConfigError(
@@ -70,14 +80,16 @@ def records(folder: Path, *, all_visits: bool = False, with_items: bool = False)
             if (folder / CSV_ITEMS).exists()
             else "a crawl with --sink parquet or --sink sqlite beside --sink jsonl keeps that",
         )
-    raise nothing_in(folder)
+    raise nothing_in(place)
 
 
-def nothing_in(folder: Path) -> ConfigError:
+def nothing_in(place: Path | Place) -> ConfigError:
     """What to say of a folder in which no sink has left anything."""
+    place = Place.of(place)
+    folder = place.folder
     if not folder.is_dir():
         return ConfigError(f"{folder} does not exist", hint="see crawls/ for the names of jobs")
-    if away := elsewhere(sinks_of(folder)):
+    if away := place.elsewhere:
         return ConfigError(
             f"the pages of {folder} are not there but in {', '.join(away)}",
             hint="ask there; for parquet:/path, name that path",
@@ -85,14 +97,15 @@ def nothing_in(folder: Path) -> ConfigError:
     return ConfigError(f"nothing is stored in {folder}", hint="name its folder, or --frontier URL for a fleet's job")
 
 
-def items(folder: Path) -> Iterator[bytes]:
+def items(place: Path | Place) -> Iterator[bytes]:
     """The items of a job as JSON, without the pages that they are from."""
+    folder = Place.of(place).folder
     if lines_name(folder, ITEMS) is not None and not (folder / segments.FOLDER).is_dir():
         for line in lines_of(folder, ITEMS):
             if line.endswith(b"\n"):
                 yield line[:-1]
         return
-    for record in records(folder, with_items=True):
+    for record in records(place, with_items=True):
         yield from map(msgspec.json.encode, record.items)
 
 

@@ -140,10 +140,10 @@ def open_sinks(settings: Settings, folder: Path, marks: Mapping[str, int]) -> li
     return _joined([_open(name, folder, settings, marks=marks) for name in names])
 
 
-def fleet_sinks(settings: Settings, folder: Path, worker: str) -> list[Sink]:
+def fleet_sinks(settings: Settings, folder: Path, worker: str, *, job: str = "") -> list[Sink]:
     """What a worker of a fleet opens beside its segments, which stand for `jsonl`."""
     names = [name for name in settings.sink if name.partition(":")[0] != "jsonl"]
-    return _joined([_open(name, folder, settings, worker=worker) for name in names])
+    return _joined([_open(name, folder, settings, worker=worker, job=job) for name in names])
 
 
 def _joined(sinks: list[Sink]) -> list[Sink]:
@@ -186,12 +186,18 @@ def _left(kind: str, target: str, folder: Path) -> Iterator[tuple[Path, Callable
 
 
 def _open(
-    name: str, folder: Path, settings: Settings, *, marks: Mapping[str, int] | None = None, worker: str = ""
+    name: str,
+    folder: Path,
+    settings: Settings,
+    *,
+    marks: Mapping[str, int] | None = None,
+    worker: str = "",
+    job: str = "",
 ) -> Sink:
     kind, target = _parted(name)
     if has_password(name):
         log.warning("the password in %s is kept with the job's settings; ${NAME} is not", masked(name))
-    opening = Opening(kind=kind, target=target, folder=folder, settings=settings, marks=marks, worker=worker)
+    opening = Opening(kind=kind, target=target, folder=folder, settings=settings, marks=marks, worker=worker, job=job)
     return _find(name)(opening)
 
 

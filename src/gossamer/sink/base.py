@@ -49,6 +49,8 @@ class Opening:
     """Lengths of files that the frontier vouches for; None in a fleet, where nobody does."""
     worker: str = ""
     """The worker that opens it, in a fleet: others write to their own."""
+    job: str = ""
+    """The name of the job, in a fleet: the folders of its workers may be called otherwise."""
 
 
 class Opens(Protocol):

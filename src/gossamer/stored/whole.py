@@ -9,13 +9,10 @@ from types import TracebackType
 from typing import Self
 
 from gossamer import urls
-from gossamer.sink.warc import OPEN, SUFFIX
 from gossamer.stored.page import StoredPage, Version
+from gossamer.stored.places import WARC
 from gossamer.stored.shelf import OnFault, Part, Shelf, Which
 from gossamer.stored.tree import TreeShelf
-
-WARC = (SUFFIX, SUFFIX + OPEN, ".warc")
-"""How the names of WARC files end."""
 
 
 class Stored:
