@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from gossamer.engine.stats import Stats
@@ -29,6 +29,10 @@ class Store(Protocol):
         ...
 
 
+def _nothing() -> None:
+    pass
+
+
 class FleetStore:
     """The store of a worker in a fleet: its own segments first, then the frontier that all share.
 
@@ -39,6 +43,8 @@ class FleetStore:
         self._sinks = sinks
         self._written: list[Record] = []
         self._stored_by = 0
+        self.sunk: Callable[[], None] = _nothing
+        """Called in each commit when the sinks have what they get."""
 
     async def commit(self, results: Sequence[Result], notes: Sequence[SiteNote]) -> Receipt:
         records = [result.record for result in results if result.record is not None]
@@ -50,6 +56,7 @@ class FleetStore:
             for sink in self._sinks[self._stored_by :]:
                 await sink.write(records)
                 self._stored_by += 1
+        self.sunk()
         return await self._frontier.complete([result.outcome for result in results], notes=notes)
 
     async def aclose(self) -> None:
@@ -69,6 +76,8 @@ class OwnerStore:
         self._sinks = sinks
         self._stats = stats
         self._commits: set[asyncio.Task[Receipt]] = set()
+        self.sunk: Callable[[], None] = _nothing
+        """Called in each commit when the sinks have what they get."""
 
     async def commit(self, results: Sequence[Result], notes: Sequence[SiteNote]) -> Receipt:
         # A commit that has begun is finished, whatever becomes of its caller: half of one would leave the memory of
@@ -88,6 +97,7 @@ class OwnerStore:
             try:
                 for sink in self._sinks:
                     marks.update(await sink.write(records) if records else {})
+                self.sunk()
                 receipt = await settlement.commit(marks)
             except (FrontierError, SinkError):
                 for sink in self._sinks:

@@ -7,8 +7,8 @@ from hashlib import blake2b
 from pathlib import Path
 from urllib.parse import quote
 
-from gossamer.addresses import masked
 from gossamer.errors import ArchiveError
+from gossamer.masks import masked_address
 from gossamer.sink.segments import FOLDER as SEGMENTS
 from gossamer.sink.warc import FOLDER
 from gossamer.stored import rows
@@ -41,7 +41,7 @@ def open_stored(*places: str | Path) -> Stored:
         if not folder.is_dir():
             away = "://" in str(place)
             hint = "fetch its objects into a folder, and name that" if away else "see crawls/ for the names of jobs"
-            raise ArchiveError(f"{masked(str(place))}: no such job, folder or file", hint=hint)
+            raise ArchiveError(f"{masked_address(str(place))}: no such job, folder or file", hint=hint)
         found, kept = _in_folder(folder)
         if not found and not kept:
             raise _bodiless(folder)

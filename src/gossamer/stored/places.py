@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gossamer.addresses import masked
+from gossamer.masks import masked_address
 from gossamer.sink.sqlite import FILE
 
 _SQLITE = "sqlite:/"
@@ -22,7 +22,7 @@ def sinks_of(folder: Path) -> Sequence[str]:
 
 def elsewhere(sinks: Sequence[str]) -> list[str]:
     """Those that write to a place outside of the job's folder, as they may be shown."""
-    return [masked(name) for name in sinks if ":/" in name]
+    return [masked_address(name) for name in sinks if ":/" in name]
 
 
 def sqlite_file(folder: Path) -> Path | None:
