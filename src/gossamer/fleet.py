@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from gossamer.addresses import masked
 from gossamer.assemble import worker
 from gossamer.clock import SystemClock
 from gossamer.engine.marker import left_behind
@@ -25,6 +24,7 @@ from gossamer.frontier.advice import Advice, advise
 from gossamer.frontier.base import Fleet
 from gossamer.frontier.regions import check_region, parse_part
 from gossamer.job import Summary
+from gossamer.masks import masked_address
 from gossamer.member import leave_on_signals
 from gossamer.model import Counts, JobState, Pulse
 from gossamer.settings import Settings
@@ -53,7 +53,7 @@ async def open_fleet(
         shards = str(parse_part(shards))
     if not url.startswith(SCHEMES):
         raise ConfigError(
-            f"{masked(url)}: no such frontier in this version",
+            f"{masked_address(url)}: no such frontier in this version",
             hint="use sqlite, memory:, redis://, postgresql://, mysql:// or folder:/path",
         )
     if url.startswith("folder:/"):

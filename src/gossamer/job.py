@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import secrets
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from gossamer import urls
-from gossamer.addresses import has_password, masked
 from gossamer.assemble import worker
 from gossamer.clock import Clock, SystemClock
 from gossamer.engine.coordinator import Coordinator
@@ -30,12 +30,17 @@ from gossamer.errors import ConfigError
 from gossamer.extract.spider import Spider
 from gossamer.frontier.local import LocalFrontier, open_memory
 from gossamer.frontier.sqlite import open_sqlite
+from gossamer.masks import has_credentials, has_password, is_written, masked_address
 from gossamer.model import Counts, JobState
 from gossamer.settings import Settings
 from gossamer.sink import Sink, open_sinks
 from gossamer.sink.aside import AsideSink
 from gossamer.sink.trail import Trail
 
+if TYPE_CHECKING:
+    from gossamer.telemetry.tracing import Tracing
+
+log = logging.getLogger("gossamer.job")
 FRONTIER, SETTINGS = "frontier.db", "job.toml"
 OWNER = "owner"
 """The name of the worker in the owner's own process."""
@@ -67,7 +72,7 @@ def read_seeds(given: Sequence[str]) -> list[str]:
         url = urls.normal(text if "://" in text else f"https://{text}")
         if url is None:
             raise ConfigError(
-                f"{masked(text)!r} is not a URL that can be crawled",
+                f"{masked_address(text)!r} is not a URL that can be crawled",
                 hint="a seed looks like https://example.com/ (http or https, without user name or password)",
             )
         seeds.append(url)
@@ -95,10 +100,24 @@ def save_settings(folder: Path, settings: Settings) -> None:
     values.pop("max_seconds", None)
     lines += [f"{name} = {_toml(value)}\n" for name, value in values.items()]
     temporary = folder / f"{SETTINGS}.new"
+    temporary.unlink(missing_ok=True)
     # Passwords in it are for nobody else on this machine.
-    temporary.touch(0o600 if any(map(has_password, settings.sink)) else 0o666)
+    temporary.touch(0o600 if _has_secrets(settings) else 0o666)
     temporary.write_text("".join(lines), "utf-8")
     temporary.replace(folder / SETTINGS)
+
+
+def _has_secrets(settings: Settings) -> bool:
+    """Whether a password may be written out in the settings; any header may be one, whatever it is called."""
+    own = settings.sites.values()
+    sets = (settings.headers, *settings.header_sets, *(site.headers for site in own))
+    if named := sorted({name for some in sets for name, value in some.items() if has_credentials(((name, value),))}):
+        log.warning("%s: written out, it is kept with the job's settings; ${NAME} is not", ", ".join(named))
+    return (
+        any(is_written(value) for some in sets for value in some.values())
+        or any(is_written(site.auth.partition(":")[2]) for site in own)
+        or any(map(has_password, (*settings.sink, *settings.proxy, *(site.proxy for site in own))))
+    )
 
 
 def _toml(value: Any) -> str:
@@ -138,8 +157,10 @@ class Crawl:
         spider: Spider | None = None,
         clock: Clock | None = None,
         in_memory: bool = False,
+        tracing: Tracing | None = None,
     ) -> None:
         self._folder = folder
+        self._tracing = tracing
         self._in_memory = in_memory or folder is None
         self._settings = settings
         self._seeds = seeds
@@ -255,6 +276,7 @@ class Crawl:
                 spider=self._spider,
                 trail=Trail(folder, OWNER, most_bytes=settings.trail_bytes) if folder is not None else None,
                 refused=linker.refused,
+                tracing=self._tracing,
             ) as engine:
                 return await self._until_done(engine)
         finally:

@@ -16,7 +16,6 @@ from click.core import ParameterSource
 
 from gossamer import job as jobs
 from gossamer import logs
-from gossamer.addresses import masked
 from gossamer.cli.exits import Exit
 from gossamer.cli.options import given, notice_options, region_option, settings_options, shards_option
 from gossamer.cli.report import leave_report
@@ -29,6 +28,7 @@ from gossamer.engine.supervisor import FATAL
 from gossamer.errors import ConfigError, JobMissing, OwnerGone, SchemaMismatch
 from gossamer.fleet import SCHEMES, FleetCrawl, join_fleet
 from gossamer.job import Crawl, Summary
+from gossamer.masks import masked_address
 from gossamer.member import die_with_parent, join
 from gossamer.notices import Judge, Notifier, watch
 from gossamer.standby import HealthFile, Standby
@@ -71,7 +71,7 @@ def crawl(
     logs.start(quiet=quiet)
     if frontier not in ("", "sqlite", "memory:") and not frontier.startswith(SCHEMES):
         raise ConfigError(
-            f"--frontier {masked(frontier)}: no such frontier in this version",
+            f"--frontier {masked_address(frontier)}: no such frontier in this version",
             hint="use sqlite (the default), memory: or redis://host:port/db",
         )
     first_urls = jobs.read_seeds([*urls, *(read_lines(seeds) if seeds else ())])
@@ -102,7 +102,7 @@ def crawl(
     if not quiet:
         if run.known_before and run.added:
             say(f"added {run.added} new URLs to the job that was there")
-        again = f"{shlex.quote(job)} --frontier {shlex.quote(masked(frontier))}" if job else ""
+        again = f"{shlex.quote(job)} --frontier {shlex.quote(masked_address(frontier))}" if job else ""
         for line in summary_lines(summary, run.folder, settings, job=again):
             say(line)
     return _exit_code(summary)

@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from gossamer import job as jobs
-from gossamer.addresses import masked
 from gossamer.cli.exits import Exit
 from gossamer.cli.options import given, settings_options, shards_option
 from gossamer.cli.start import read_lines, read_settings, run
@@ -16,6 +15,7 @@ from gossamer.cli.terminal import say
 from gossamer.errors import ConfigError
 from gossamer.fleet import SCHEMES, open_fleet
 from gossamer.frontier.regions import parse_part
+from gossamer.masks import masked_address
 from gossamer.settings import Settings
 from gossamer.sink import is_shared, shared_folder
 from gossamer.takeover import begin
@@ -48,7 +48,7 @@ def submit(urls: tuple[str, ...], seeds: Any, name: str, frontier: str, shards: 
     job = name or jobs.folder_of("", first_urls).name
     count = run(_submit(frontier, job, settings, first_urls, shards=str(parse_part(shards).of) if shards else ""))
     say(f"{job}: {count} URLs added, {len(first_urls) - count} known already")
-    say(f"next, on any machine: gossamer worker {masked(frontier)} --job {job}")
+    say(f"next, on any machine: gossamer worker {masked_address(frontier)} --job {job}")
     return Exit.OK
 
 

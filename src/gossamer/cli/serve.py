@@ -9,13 +9,13 @@ from typing import Any
 import click
 
 from gossamer import logs
-from gossamer.addresses import masked
 from gossamer.cli.exits import Exit
 from gossamer.cli.options import given, settings_options
 from gossamer.cli.start import read_settings, run
 from gossamer.cli.terminal import say
 from gossamer.errors import ConfigError
 from gossamer.fleet import SCHEMES
+from gossamer.masks import masked_address
 
 
 @click.command()
@@ -65,7 +65,9 @@ def serve(
         ) from missing
     logs.start()
     if frontier and not frontier.startswith(SCHEMES):
-        raise ConfigError(f"--frontier {masked(frontier)}: no fleet's frontier", hint="as in redis://host:6379/0")
+        raise ConfigError(
+            f"--frontier {masked_address(frontier)}: no fleet's frontier", hint="as in redis://host:6379/0"
+        )
     tokens = read_tokens(os.environ, {"read": read_token_file, "write": write_token_file})
     for variable in VARIABLES.values():
         # No process that this one starts has any use for them.

@@ -11,7 +11,6 @@ from typing import Any
 import click
 
 from gossamer import job as jobs
-from gossamer.addresses import masked
 from gossamer.cli.exits import Exit
 from gossamer.cli.options import given, settings_options
 from gossamer.cli.start import read_settings, run
@@ -27,6 +26,7 @@ from gossamer.imports.findings import Finding, Found
 from gossamer.imports.intake import Intake, Maker, PageMaker, Tally
 from gossamer.imports.listings import read_cdxj, read_list, read_sitemap, read_warc
 from gossamer.imports.scrapy_state import is_jobdir, read_jobdir, read_scrapy_redis
+from gossamer.masks import masked_address
 from gossamer.settings import Settings
 
 KINDS = ("list", "sitemap", "warc", "cdxj", "jobdir", "scrapy-redis")
@@ -173,7 +173,7 @@ class _Work:
             return fleet, fleet.settings, PageMaker(fleet.settings, fleet.secret)
         if self._url not in ("", "sqlite"):
             raise ConfigError(
-                f"{masked(self._url)}: no such frontier", hint="redis://, postgresql://, mysql://, folder:/"
+                f"{masked_address(self._url)}: no such frontier", hint="redis://, postgresql://, mysql://, folder:/"
             )
         folder = jobs.folder_of(self._name, ())
         settings = read_settings(folder, self._values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from gossamer.engine.patience import Patience, grace
@@ -32,6 +32,10 @@ class Store(Protocol):
         ...
 
 
+def _nothing() -> None:
+    pass
+
+
 class FleetStore:
     """The store of a worker in a fleet: its own segments first, then the frontier that all share.
 
@@ -42,6 +46,8 @@ class FleetStore:
         self._sinks = sinks
         self._written: list[Record] = []
         self._stored_by = 0
+        self.sunk: Callable[[], None] = _nothing
+        """Called in each commit when the sinks have what they get."""
 
     async def commit(self, results: Sequence[Result], notes: Sequence[SiteNote]) -> Receipt:
         records = [result.record for result in results if result.record is not None]
@@ -53,6 +59,7 @@ class FleetStore:
             for sink in self._sinks[self._stored_by :]:
                 await sink.write(records)
                 self._stored_by += 1
+        self.sunk()
         return await self._frontier.complete([result.outcome for result in results], notes=notes)
 
     async def aclose(self) -> None:
@@ -73,6 +80,8 @@ class OwnerStore:
         self._stats = stats
         self._commits: set[asyncio.Task[Receipt]] = set()
         self._patience = Patience()
+        self.sunk: Callable[[], None] = _nothing
+        """Called in each commit when the sinks have what they get."""
 
     def hurry(self, drain_seconds: float) -> None:
         """Give sinks the grace of a stop, and no more; what they have not stored then does not count."""
@@ -96,6 +105,7 @@ class OwnerStore:
             try:
                 if records:
                     marks = await self._write(records)
+                self.sunk()
                 receipt = await settlement.commit(marks)
             except (FrontierError, SinkError):
                 for sink in self._sinks:

@@ -8,8 +8,8 @@ from typing import Any
 
 from starlette.responses import Response, StreamingResponse
 
-from gossamer.addresses import masked
 from gossamer.errors import ConfigError
+from gossamer.masks import masked_address
 from gossamer.model import PageRow
 from gossamer.service.asked import AskBody, AskPages, AskUrl
 from gossamer.service.desk import Desk, cursor_of, one_url, position_of
@@ -58,7 +58,7 @@ class PagesView:
         folder, settings = await self._folder(job)
         has_lines = any(sink.partition(":")[0] == "jsonl" for sink in settings.sink)
         if not has_lines and not (folder / segments.FOLDER).is_dir():
-            kept = ", ".join(map(masked, settings.sink))
+            kept = ", ".join(map(masked_address, settings.sink))
             raise Refused(
                 409,
                 f"the pages of this job are kept by {kept} alone, where they are not searched",

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from gossamer.addresses import has_password, masked
 from gossamer.errors import ConfigError, SinkError, SinkFull
+from gossamer.masks import has_password, masked_address
 from gossamer.settings import Settings
 from gossamer.sink.base import Opening, Opens, Sink
 
@@ -96,7 +96,7 @@ def check_sinks(names: Sequence[str]) -> None:
             continue
         elif not any(_fits(name, form) for form in own.forms):
             raise ConfigError(
-                f"sink {masked(name)!r}: there is no such sink", hint=f"it is written {' or '.join(own.forms)}"
+                f"sink {masked_address(name)!r}: there is no such sink", hint=f"it is written {' or '.join(own.forms)}"
             )
 
 
@@ -196,7 +196,7 @@ def _open(
 ) -> Sink:
     kind, target = _parted(name)
     if has_password(name):
-        log.warning("the password in %s is kept with the job's settings; ${NAME} is not", masked(name))
+        log.warning("the password in %s is kept with the job's settings; ${NAME} is not", masked_address(name))
     opening = Opening(kind=kind, target=target, folder=folder, settings=settings, marks=marks, worker=worker, job=job)
     return _find(name)(opening)
 
@@ -218,7 +218,7 @@ def _find(name: str) -> Opens:
         return loaded  # type: ignore[no-any-return]
     forms = ", ".join(form for own in KINDS.values() for form in own.forms)
     raise ConfigError(
-        f"sink {masked(name)!r}: there is no such sink",
+        f"sink {masked_address(name)!r}: there is no such sink",
         hint=f"there are {forms}, and what installed packages offer as {GROUP}",
     )
 

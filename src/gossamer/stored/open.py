@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gossamer.addresses import masked
 from gossamer.errors import ArchiveError
+from gossamer.masks import masked_address
 from gossamer.stored import rows
 from gossamer.stored.places import WARC, Place
 from gossamer.stored.whole import Stored
@@ -40,7 +40,7 @@ def open_stored(*places: str | Path | Place) -> Stored:
         if not folder.is_dir():
             away = "://" in str(place)
             hint = "fetch its objects into a folder, and name that" if away else "see crawls/ for the names of jobs"
-            raise ArchiveError(f"{masked(str(place))}: no such job, folder or file", hint=hint)
+            raise ArchiveError(f"{masked_address(str(place))}: no such job, folder or file", hint=hint)
         _take(Place.of(folder), warcs, trees)
     # The same file may have been named twice.
     for whole in map(str, warcs):

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 from urllib.parse import quote
 
-from gossamer.addresses import masked
 from gossamer.errors import ArchiveError
+from gossamer.masks import masked_address
 from gossamer.sink.segments import FOLDER as SEGMENTS
 from gossamer.sink.sqlite import FILE
 from gossamer.sink.warc import FOLDER, OPEN, SUFFIX
@@ -94,7 +94,7 @@ class Place(NamedTuple):
 
 def elsewhere(sinks: Sequence[str]) -> list[str]:
     """Of these sinks those that write to a place outside of the job's folder, as they may be shown."""
-    return [masked(name) for name in sinks if ":/" in name]
+    return [masked_address(name) for name in sinks if ":/" in name]
 
 
 def _warcs(folder: Path) -> list[Path]:
