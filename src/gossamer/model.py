@@ -61,6 +61,13 @@ class Request(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     via: str = ""
     """The session that it is sent in, while it is fetched: a session has one proxy."""
 
+    @property
+    def given(self) -> dict[str, Any] | None:
+        """The meta as the spider gave it: names that begin with a colon are the engine's own."""
+        if not self.meta or not any(name.startswith(":") for name in self.meta):
+            return self.meta
+        return {name: value for name, value in self.meta.items() if not name.startswith(":")} or None
+
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
     """What a server answered; `body` is whole, and decoded by its Content-Encoding."""

@@ -11,9 +11,12 @@ from pathlib import Path
 from processes import command, environment, rows
 from rawweb import Asked, RawWeb, page, redirect, reply
 
+from gossamer.clock import ManualClock
 from gossamer.engine.handle import Linker
 from gossamer.engine.recent import Recent
-from gossamer.model import Request, secret
+from gossamer.engine.sitecookies import SiteCookies
+from gossamer.middleware.cookies import CookieJar
+from gossamer.model import Lease, Request, Response, secret
 from gossamer.settings import build
 
 PASSWORD = "p&ss w=rd ü"
@@ -99,13 +102,55 @@ def test_without_its_variable_a_crawl_does_not_begin(tmp_path: Path) -> None:
 
 def test_a_secret_is_not_posted_again_somewhere_else() -> None:
     """H13: a redirect that asks for the same body elsewhere gets none that names a secret."""
+
+    def answer(status: int) -> Response:
+        return Response(url=posted.url, status=status)
+
     linker = Linker(build({"scope": "any"}), b"k" * 16, Recent())
     kind = {"content-type": "application/x-www-form-urlencoded", "x": "y"}
     posted = Request("https://a.test/in", method="POST", body=f"w={secret('WORD')}".encode(), headers=kind)
-    (home,) = linker.hop(posted, "https://a.test/other", 307)
+    (home,) = linker.hop(posted, "https://a.test/other", answer(307))
     assert (home.method, home.body, home.headers) == ("POST", posted.body, kind)
     for target in ("https://b.test/in", "http://a.test/in", "https://a.test:444/in"):
-        (away,) = linker.hop(posted, target, 307)
+        (away,) = linker.hop(posted, target, answer(307))
         assert (away.method, away.body, away.headers) == ("GET", b"", None)
-    (after,) = linker.hop(posted, "https://a.test/home", 303)
+    (after,) = linker.hop(posted, "https://a.test/home", answer(303))
     assert (after.method, after.body, after.headers) == ("GET", b"", {"x": "y"})
+
+
+def test_what_a_log_in_brought_goes_along_to_other_hosts_of_the_domain() -> None:
+    """Whichever worker has them: with every redirect, and with the link that goes there first."""
+    clock = ManualClock()
+    jar = CookieJar(clock)
+    home = SiteCookies(jar, lease("login.shop.test"))
+    values = ("member=yes; Domain=shop.test; Path=/", "own=1; Path=/")
+    jar.store(
+        Response(url="http://login.shop.test/in", status=303, headers=tuple(("set-cookie", one) for one in values))
+    )
+    assert [row[0] for row in home.news()["cookies"][1]] == ["own", "member"]
+    assert home.news() == {}
+    links = [Request(f"http://{site}/{n}", site=site, priority=n) for site in SITES for n in (0, 5, 3)]
+    sent = home.lend(links)
+    (first,) = [link for link in sent if link.meta is not None]
+    assert first.url == "http://www.shop.test/5"
+    assert first.given is None
+    # What is known there already does not travel with every page; a redirect is sure to be asked for.
+    assert not [link for link in home.lend(links) if link.meta]
+    assert len([link for link in home.lend(links[3:6], always=True) if link.meta]) == 1
+    other = CookieJar(clock)
+    there = SiteCookies(other, lease("www.shop.test"))
+    there.take(links[3])
+    assert other.header(first.url) == ""
+    there.take(first)
+    assert other.header(first.url) == "member=yes"
+    assert [row[0] for row in there.news()["cookies"][1]] == ["member"]
+    apart = CookieJar(clock, per_host=True)
+    apart.store(Response(url="http://login.shop.test/in", status=303, headers=(("set-cookie", values[0]),)))
+    assert not [link for link in SiteCookies(apart, lease("login.shop.test")).lend(links, always=True) if link.meta]
+
+
+SITES = ("login.shop.test", "www.shop.test", "www.other.test")
+
+
+def lease(site: str) -> Lease:
+    return Lease(site=site, lane=0, token=1, requests=(), ttl=60.0, delay=0.0)

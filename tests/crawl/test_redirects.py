@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import trustme
 from processes import command, environment, rows
+from rawweb import Answer as Given
 from rawweb import Asked, RawWeb, page, redirect, reply
 
 from gossamer.clock import Clock
@@ -208,6 +209,7 @@ def test_h12_loops_and_long_chains_end(tmp_path: Path) -> None:
     found = by_path(folder)
     assert {path: row["error"] for path, row in found.items() if row["error"]} == {
         "/self": "redirects",
+        "/b": "redirects",
         "/chain/10": "redirects",
     }
     assert found["/short/1"]["title"] == "there"
@@ -240,6 +242,62 @@ def test_h12_a_wall_that_never_opens_ends_after_ten_hops(tmp_path: Path) -> None
     assert done.returncode == 3, done.stderr
     assert web.targets() == ["/"] * 11
     assert [row["error"] for row in rows(tmp_path / "job" / "pages.jsonl")] == ["redirects"]
+
+
+def wall_of(*others: str) -> dict[str, Given]:
+    """A page that is shown with a cookie only; it is set on a way round by other URLs, the last of which leads back."""
+
+    def first(asked: Asked) -> bytes:
+        passed = "passed=yes" in asked.headers.get("cookie", "")
+        return page("/beside", title="behind") if passed else redirect(others[0])
+
+    def step(number: int) -> bytes:
+        return redirect(others[number + 1], "Set-Cookie: passed=yes; Path=/")
+
+    last = redirect("http://a.walls.test:PORT/page", "Set-Cookie: passed=yes; Path=/; Domain=walls.test")
+    answers: dict[str, Given] = {"a.walls.test:PORT/page": first, "/beside": page(title="beside")}
+    answers |= {name.removeprefix("http://"): step(number) for number, name in enumerate(others[:-1])}
+    return {**answers, others[-1].removeprefix("http://"): last}
+
+
+@pytest.mark.parametrize(
+    "steps", [("a.walls.test:PORT/one",), ("a.walls.test:PORT/one", "b.walls.test:PORT/two", "b.walls.test:PORT/three")]
+)
+def test_h12_a_wall_of_several_urls_is_passed_with_cookies_only(tmp_path: Path, steps: tuple[str, ...]) -> None:
+    """The first URL has two lines then, the redirect and the page; the page's own is for a second answer."""
+    for options in ((), ("--cookies",), ("--cookies", "--workers", "2")):
+        folder = tmp_path / f"job{len(options)}"
+        with RawWeb() as web:
+            for place, answer in wall_of(*(f"http://{step}" for step in steps)).items():
+                web.answers[place.replace("PORT", str(web.port))] = with_port(answer, web.port)
+            seed = f"http://a.walls.test:{web.port}/page"
+            done = run(folder, [seed], *options, "--resolve", "*.test=127.0.0.1", "--scope", "domain")
+        way = ["/page", *("/" + step.rpartition("/")[2] for step in steps)]
+        found = [(row["title"], row["error"]) for row in rows(folder / "pages.jsonl") if row["status"] == 200]
+        if options:
+            assert done.returncode == 0, done.stderr
+            assert web.targets() == [*way, "/page", "/beside"]
+            assert found == [("behind", ""), ("beside", "")]
+        else:
+            assert done.returncode == 3, done.stderr
+            assert web.targets() == way
+            assert [row["error"] for row in rows(folder / "pages.jsonl")] == [*[""] * len(steps), "redirects"]
+
+
+def with_port(answer: Given, port: int) -> Given:
+    if isinstance(answer, bytes):
+        return answer.replace(b"PORT", str(port).encode())
+    return lambda asked: answer(asked).replace(b"PORT", str(port).encode())
+
+
+def test_h12_a_wall_of_two_urls_that_never_opens_ends_soon(tmp_path: Path) -> None:
+    with RawWeb() as web:
+        web.answers["/a"] = lambda asked: redirect("/b", f"Set-Cookie: a={len(web.log)}")
+        web.answers["/b"] = lambda asked: redirect("/a", f"Set-Cookie: b={len(web.log)}")
+        done = run(tmp_path / "job", [web.url("/a")], "--cookies")
+    assert done.returncode == 3, done.stderr
+    assert web.targets() == ["/a", "/b", "/a", "/b"]
+    assert [row["error"] for row in rows(tmp_path / "job" / "pages.jsonl")] == ["", "", "", "redirects"]
 
 
 def test_h12_hostile_locations_end_and_the_rest_is_crawled(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from gossamer import urls
+from gossamer.engine import hops
 from gossamer.engine.extractor import Extracted, row_of
 from gossamer.engine.marker import Marker
 from gossamer.engine.recent import Recent
@@ -105,7 +106,10 @@ class Linker:
             if reason is not None:
                 self.refused[reason] += 1
                 continue
-            whole = msgspec.structs.replace(request, key=key, site=self.site(request.url), depth=page.depth + 1)
+            depth = page.depth + 1
+            whole = msgspec.structs.replace(
+                request, key=key, site=self.site(request.url), depth=depth, meta=request.given
+            )
             requests.append(self._scored(whole))
         return requests
 
@@ -139,8 +143,11 @@ class Linker:
         """The request for a seed, which is a normal URL."""
         return Request(url, urls.fingerprint(self._secret, url), self.site(url))
 
-    def hop(self, page: Request, target: str, status: int) -> tuple[Request, ...]:
-        """The next hop of a redirect, at the same depth. A seed may lead anywhere, other pages stay in scope."""
+    def hop(self, page: Request, target: str, answer: Response) -> tuple[Request, ...]:
+        """The next hop of a redirect, at the same depth. A seed may lead anywhere, other pages stay in scope.
+
+        One that leads back to where its chain has been has a key of its own, or it would count as done."""
+        status = answer.status
         is_long = len(target) > self._settings.max_url_length
         reason = self._scope.refuse(target, page.url, page.depth) if page.depth > 0 else "length" if is_long else None
         if reason is not None:
@@ -154,7 +161,8 @@ class Linker:
         headers = page.headers if is_home else None
         if headers and not resent:
             headers = {name: value for name, value in headers.items() if name.lower() != "content-type"} or None
-        key = urls.fingerprint(self._secret, target, method, body)
+        again = b"again" if hops.times_met(page, target) else b""
+        key = urls.fingerprint(self._secret, target, method, body + again)
         return (
             msgspec.structs.replace(
                 page,
@@ -168,6 +176,7 @@ class Linker:
                 referrer="",
                 state=None,
                 headers=headers,
+                meta=hops.longer(page, answer),
             ),
         )
 
@@ -184,9 +193,9 @@ class Handler:
         self.linker = linker
         self._marker = marker
 
-    def redirect(self, request: Request, target: str, status: int) -> tuple[Request, ...]:
+    def redirect(self, request: Request, target: str, answer: Response) -> tuple[Request, ...]:
         """The request that a redirect leads to, if it may be followed."""
-        return self.linker.hop(request, target, status)
+        return self.linker.hop(request, target, answer)
 
     async def handle(self, request: Request, response: Response) -> Handled:
         """Run the spider over a page; the marker names the page while it runs, should the process die of it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from gossamer import urls
+from gossamer.engine import hops
 from gossamer.errors import ConnectFailed, FetchError, NameUnknown, NameUnresolved, TimedOut, TransientError
 from gossamer.frontier import policy
 from gossamer.model import Request, Response, Status
@@ -35,7 +36,7 @@ def judge_response(
     healed = {"failures": 0} if memo.get("failures") else None
     status = response.status
     if status in REDIRECTS and (location := response.header("location")):
-        return _redirect(request, location, healed)
+        return _redirect(request, response, location, settings, healed)
     if 200 <= status < 400:
         return Verdict("done", memo=healed)
     if status not in policy.RETRY_STATUSES:
@@ -120,10 +121,17 @@ def _fault_of_site(
     )
 
 
-def _redirect(request: Request, location: str, healed: dict[str, Any] | None) -> Verdict:
+def _redirect(
+    request: Request, response: Response, location: str, settings: Settings, healed: dict[str, Any] | None
+) -> Verdict:
+    """Where it leads. Back to a URL of its own chain it is a loop, unless a cookie was set on the way: then the next
+    answer may be the page, and is asked for once."""
     target = urls.join(request.url, location)
     if target is None:
         return Verdict("failed", "redirect-refused", memo=healed)
-    if target == request.url or request.hops >= MAX_HOPS:
+    is_over = target == request.url or request.hops >= MAX_HOPS
+    if not is_over and (times := hops.times_met(request, target)):
+        is_over = times > 1 or not settings.cookies or not hops.sets_cookies(request, response)
+    if is_over:
         return Verdict("failed", "redirects", memo=healed, target=target)
     return Verdict("done", memo=healed, target=target)

@@ -26,7 +26,7 @@ def record_of(
         found=page.urls if page is not None else None,
         exchange=_exchange(request, response),
         label=request.label,
-        meta=request.meta,
+        meta=request.given,
     )
 
 

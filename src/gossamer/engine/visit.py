@@ -19,6 +19,7 @@ from gossamer.engine.paths import Paths
 from gossamer.engine.records import answer_row, record_of
 from gossamer.engine.region import Placing
 from gossamer.engine.revisit import Plan, Seen
+from gossamer.engine.sitecookies import SiteCookies
 from gossamer.engine.sitemaps import CHUNK
 from gossamer.engine.store import Result
 from gossamer.errors import Disallowed, FetchError, Forbidden, ProxyFailed
@@ -46,9 +47,7 @@ class Visit:
         self._paths = Paths(lease, self._memo, context.settings, context.clock)
         self._copies = Copies(lease) if context.settings.dedupe else None
         context.revisits.meet(lease)
-        self._cookies = 0
-        if context.jar is not None and context.jar.load(lease.site, lease.memo.get("cookies")):
-            self._cookies = context.jar.revision(lease.site)
+        self._cookies = SiteCookies(context.jar, lease) if context.jar is not None else None
         self._delay = lease.delay
         self._next_at = 0.0
         self._left_alone = False
@@ -77,6 +76,8 @@ class Visit:
 
     async def _visit(self, request: Request) -> bool:
         """Settle one request; False if it was not, and the batch ends here."""
+        if self._cookies is not None:
+            self._cookies.take(request)
         try:
             if request.label != SITEMAP and (refusal := self._paths.refuse(request)) != "":
                 await self._skip(request, refusal)
@@ -254,7 +255,7 @@ class Visit:
         if request.label == SITEMAP:
             await self._read_sitemap(request, response, verdict)
         elif verdict.target and verdict.status == "done":
-            links = self._context.handler.redirect(request, verdict.target, response.status)
+            links = self._lent(self._context.handler.redirect(request, verdict.target, response), always=True)
             row = answer_row(request, response, location=verdict.target)
             seen = Seen(text_digest(verdict.target))
             await self._settle(request, verdict, response=response, row=row, links=links, seen=seen)
@@ -281,7 +282,7 @@ class Visit:
                 verdict,
                 response=response,
                 row=row,
-                links=self._paths.open(handled.links),
+                links=self._lent(self._paths.open(handled.links)),
                 page=page,
                 seen=Seen(page.digest, page.main),
             )
@@ -323,7 +324,9 @@ class Visit:
     ) -> None:
         lease, committer = self.lease, self._context.committer
         plan = plan or self._context.revisits.plan(lease, self._memo, request, verdict, answer=response, seen=seen)
-        memo = {**(verdict.memo or {}), **(plan.memo or {}), **self._new_cookies()}
+        memo = {**(verdict.memo or {}), **(plan.memo or {})}
+        if self._cookies is not None:
+            memo.update(self._cookies.news())
         if self._copies is not None:
             memo.update(self._copies.note(request.key))
         if self._context.remembers is not None:
@@ -350,13 +353,8 @@ class Visit:
             record = record_of(request, row, token=lease.token, page=page, response=response if keeps else None)
         await committer.put(Result(outcome, record))
 
-    def _new_cookies(self) -> dict[str, Any]:
-        """The site's cookies if they have changed: what a log-in brought is stored no later than its outcome."""
-        jar = self._context.jar
-        if jar is None or self._cookies == (revision := jar.revision(self.lease.site)):
-            return {}
-        self._cookies = revision
-        return {"cookies": jar.dump(self.lease.site)}
+    def _lent(self, links: tuple[Request, ...], *, always: bool = False) -> tuple[Request, ...]:
+        return self._cookies.lend(links, always=always) if self._cookies is not None else links
 
     def _note(self, **known: Any) -> SiteNote:
         return SiteNote(site=self.lease.site, lane=self.lease.lane, token=self.lease.token, **known)

@@ -57,7 +57,7 @@ class Answer:
     @property
     def meta(self) -> dict[str, Any]:
         """What the spider gave along with the request."""
-        return self.request.meta or {}
+        return self.request.given or {}
 
     @property
     def referrer(self) -> str:

@@ -163,6 +163,13 @@ class CookieJar:
                 found.append([cookie.name, cookie.value, cookie.domain, cookie.path, flags, whole, cookie.changed_at])
         return [max((row[6] for row in found), default=0.0), found]
 
+    def shared(self, site: str, other: str) -> list[Any] | None:
+        """As `dump`, of what another site of the same domain may get; None if there is nothing, or no such domain."""
+        if self._per_host or other == site or self._home(host(site)) != self._home(host(other)):
+            return None
+        plain = self.dump(other)
+        return plain if plain[1] else None
+
     def load(self, site: str, plain: Any) -> bool:
         """Take up what `dump` gave, in this worker or another, cookie by cookie: of two copies the younger one counts.
 
