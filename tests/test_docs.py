@@ -14,7 +14,8 @@ import click
 import msgspec
 import pytest
 
-from gossamer.cli import PLACES, named
+from gossamer.cli import named
+from gossamer.cli.contents import PLACES
 from gossamer.model import PageRow
 from gossamer.settings import FIELDS, SiteSettings
 from gossamer.testing.frontier import FrontierSuite

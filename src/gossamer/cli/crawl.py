@@ -16,7 +16,9 @@ from click.core import ParameterSource
 
 from gossamer import job as jobs
 from gossamer import logs
+from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
+from gossamer.cli.guide import Sectioned
 from gossamer.cli.options import given, notice_options, region_option, settings_options, shards_option
 from gossamer.cli.report import leave_report
 from gossamer.cli.start import read_lines, read_settings
@@ -34,11 +36,15 @@ from gossamer.notices import Judge, Notifier, watch
 from gossamer.standby import HealthFile, Standby
 
 
-@click.command()
+@click.command(cls=Sectioned)
 @click.argument("urls", nargs=-1, metavar="URL...")
 @click.option("--seeds", type=click.File("r", encoding="utf-8"), help="File with one URL a line; - is standard input.")
 @click.option(
-    "--job", "name", default="", help="Name (kept in crawls/NAME) or folder of the job.  [default: the first host]"
+    "--job",
+    "name",
+    default="",
+    shell_complete=job_names,
+    help="Name (kept in crawls/NAME) or folder of the job.  [default: the first host]",
 )
 @click.option(
     "--frontier",
@@ -67,7 +73,22 @@ def crawl(
     errors_above: float,
     **options: Any,
 ) -> int:
-    """Crawl from one or more URLs. The same command again resumes; other URLs on an existing job are added."""
+    """Crawl from one or more URLs. The same command again resumes; other URLs on an existing job are added.
+
+    \b
+    gossamer crawl https://example.com --max-pages 100
+    gossamer crawl https://example.com --extract title='h1::text'
+    gossamer crawl --spider shop.py --job shop --sink parquet
+    gossamer crawl --seeds urls.txt --scope any --max-depth 1
+    gossamer crawl https://example.com --frontier redis://host:6379/0
+
+    It obeys robots.txt and waits a second between two requests to a site. Pages and items go to crawls/JOB. Every
+    option below is also a name in gossamer.toml (max_pages = 100) and in the environment (GOSSAMER_MAX_PAGES).
+
+    \b
+    Exit code 0: finished, or stopped in order; 1: an error; 2: wrong usage;
+    3: finished, but some pages failed; 130: interrupted.
+    """
     logs.start(quiet=quiet)
     if frontier not in ("", "sqlite", "memory:") and not frontier.startswith(SCHEMES):
         raise ConfigError(
@@ -187,8 +208,10 @@ def _as_json(summary: Summary, folder: Path | None) -> dict[str, Any]:
 
 
 @click.command()
-@click.argument("place", metavar="DIR|FRONTIER", default="", envvar="GOSSAMER_FRONTIER")
-@click.option("--job", "name", default="", help="Name of the job, where FRONTIER is a server.")
+@click.argument("place", metavar="DIR|FRONTIER", default="", shell_complete=job_names, envvar="GOSSAMER_FRONTIER")
+@click.option(
+    "--job", "name", default="", shell_complete=job_names, help="Name of the job, where FRONTIER is a server."
+)
 @click.option("--name", "worker_name", default="", help="Name of this worker.  [default: machine and process number]")
 @click.option("--out", default="", help="Folder for what a worker of a fleet stores.  [default: crawls/JOB]")
 @region_option
@@ -208,7 +231,15 @@ def worker(
     health_file: Path | None,
     supervised: bool,
 ) -> int:
-    """Join a running crawl: DIR is its folder or name, FRONTIER the address of a fleet's. Leaves when it is over."""
+    """Join a running crawl: DIR is its folder or name, FRONTIER the address of a fleet's. Leaves when it is over.
+
+    \b
+    gossamer worker example.com                             one more here
+    gossamer worker redis://host:6379/0 --job shop          one of a fleet
+    gossamer worker redis://host:6379/0 --job shop --wait   for every run of it
+
+    SIGTERM lets it finish what it is fetching, and gives back the rest.
+    """
     logs.start()
     if health_file is not None and not wait:
         raise ConfigError("--health-file is for workers that wait", hint="add --wait")

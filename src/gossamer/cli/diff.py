@@ -9,6 +9,7 @@ from typing import Any
 import click
 import msgspec
 
+from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
 from gossamer.cli.start import run
 from gossamer.cli.terminal import plain, put, say
@@ -22,8 +23,8 @@ _SIGNS = {"new": "+", "gone": "-", "changed": "~"}
 
 
 @click.command()
-@click.argument("old", metavar="JOB|DIR")
-@click.argument("new", metavar="JOB|DIR")
+@click.argument("old", metavar="JOB|DIR", shell_complete=job_names)
+@click.argument("new", metavar="JOB|DIR", shell_complete=job_names)
 @click.option("--only", type=click.Choice(KINDS), multiple=True, help="Only these; may be repeated.")
 @click.option(
     "--by",

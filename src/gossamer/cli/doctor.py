@@ -12,6 +12,7 @@ from rich.text import Text
 
 from gossamer import checkup, urls
 from gossamer import job as jobs
+from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
 from gossamer.cli.options import some_settings
 from gossamer.cli.start import read_settings, run
@@ -28,7 +29,13 @@ _SIGNS = {"good": ("ok  ", "green"), "weak": ("weak", "yellow"), "bad": ("bad ",
 
 
 @click.command()
-@click.option("--job", default="", metavar="NAME|DIR", help="Look at the disk where this job is, or will be.")
+@click.option(
+    "--job",
+    default="",
+    metavar="NAME|DIR",
+    shell_complete=job_names,
+    help="Look at the disk where this job is, or will be.",
+)
 @click.option("--frontier", default="", envvar="GOSSAMER_FRONTIER", help="Look at this fleet's store, too.")
 @click.option("--host", default="example.com", help="The name to look up.  [default: example.com]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")

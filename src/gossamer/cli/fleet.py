@@ -8,7 +8,9 @@ from typing import Any
 import click
 
 from gossamer import job as jobs
+from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
+from gossamer.cli.guide import Sectioned
 from gossamer.cli.options import given, settings_options, shards_option
 from gossamer.cli.start import read_lines, read_settings, run
 from gossamer.cli.terminal import say
@@ -21,15 +23,22 @@ from gossamer.sink import is_shared, shared_folder
 from gossamer.takeover import begin
 
 
-@click.command()
+@click.command(cls=Sectioned)
 @click.argument("urls", nargs=-1, metavar="[SPIDER.py] URL...")
 @click.option("--seeds", type=click.File("r", encoding="utf-8"), help="File with one URL a line; - is standard input.")
-@click.option("--job", "name", default="", help="Name of the job.  [default: the first host]")
+@click.option("--job", "name", default="", shell_complete=job_names, help="Name of the job.  [default: the first host]")
 @click.option("--frontier", required=True, metavar="URL", envvar="GOSSAMER_FRONTIER", help="redis://host:port/db")
 @shards_option("Number of shards: 256, or a part as workers write it, 0-63/256.  [default: one per server]")
 @settings_options
 def submit(urls: tuple[str, ...], seeds: Any, name: str, frontier: str, shards: str, **options: Any) -> int:
-    """Put a job into a fleet's frontier; workers that join it by name do the rest."""
+    """Put a job into a fleet's frontier; workers that join it by name do the rest.
+
+    \b
+    export GOSSAMER_FRONTIER=redis://host:6379/0
+    gossamer submit https://example.com --job shop --sink s3://bucket/shop
+    gossamer worker --job shop          on every machine, as often as you like
+    gossamer status shop
+    """
     if not frontier.startswith(SCHEMES):
         raise ConfigError("a fleet's frontier is a server", hint="as in --frontier redis://host:6379/0")
     values = given(options)

@@ -14,6 +14,7 @@ import msgspec
 from gossamer import job as jobs
 from gossamer import logs
 from gossamer.cli import figures
+from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
 from gossamer.cli.options import given, some_settings
 from gossamer.cli.start import read_settings, run
@@ -32,7 +33,7 @@ _SETTINGS = ("spider", "extract", "item_types", "text", "markdown")
 
 
 @click.command()
-@click.argument("places", nargs=-1, required=True, metavar="JOB|FILE...")
+@click.argument("places", nargs=-1, required=True, metavar="JOB|FILE...", shell_complete=job_names)
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="DIR", help="Folder to write to.  [default: JOB-replay]"
 )

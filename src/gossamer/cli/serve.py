@@ -9,7 +9,9 @@ from typing import Any
 import click
 
 from gossamer import logs
+from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
+from gossamer.cli.guide import Sectioned
 from gossamer.cli.options import given, settings_options
 from gossamer.cli.start import read_settings, run
 from gossamer.cli.terminal import say
@@ -18,8 +20,8 @@ from gossamer.fleet import SCHEMES
 from gossamer.masks import masked_address
 
 
-@click.command()
-@click.argument("jobs", nargs=-1, metavar="[JOB...]")
+@click.command(cls=Sectioned)
+@click.argument("jobs", nargs=-1, metavar="[JOB...]", shell_complete=job_names)
 @click.option("--crawls", type=click.Path(path_type=Path, file_okay=False), default=Path("crawls"),
               help="Folder with the jobs of this machine.  [default: crawls]")  # fmt: skip
 @click.option("--frontier", default="", metavar="URL", envvar="GOSSAMER_FRONTIER", help="Serve the jobs of a fleet.")
@@ -51,6 +53,10 @@ def serve(
     **options: Any,
 ) -> int:
     """Serve an API and a dashboard for the jobs of this machine, or of a fleet.
+
+    \b
+    gossamer serve                                   then open what it says
+    gossamer serve --frontier redis://host:6379/0    the jobs of a fleet
 
     Settings are those of jobs that are submitted; what they may change of them is in docs/reference/api.md. JOB names
     jobs of a fleet that its frontier does not list. Tokens are in GOSSAMER_READ_TOKEN and GOSSAMER_WRITE_TOKEN.

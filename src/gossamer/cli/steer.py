@@ -13,6 +13,7 @@ import msgspec
 from gossamer import job as jobs
 from gossamer import settings as configuration
 from gossamer.cli import fleet_status
+from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
 from gossamer.cli.start import run
 from gossamer.cli.terminal import plain
@@ -103,7 +104,7 @@ def on_a_job(command: Command) -> Command:
         envvar="GOSSAMER_FRONTIER",
         help="Where the job is, if not here.",
     )
-    return click.argument("name", metavar="JOB")(option(command))
+    return click.argument("name", metavar="JOB", shell_complete=job_names)(option(command))
 
 
 @click.command()

@@ -17,6 +17,7 @@ from gossamer import job as jobs
 from gossamer import logs, urls
 from gossamer.cli import advice, trial_report
 from gossamer.cli.exits import Exit
+from gossamer.cli.guide import Sectioned
 from gossamer.cli.options import as_arguments, given, settings_options
 from gossamer.cli.screen import Line, Screen, has_screen
 from gossamer.cli.start import read_settings, run
@@ -105,7 +106,7 @@ class Observer:
         return self.answers[request.url]
 
 
-@click.command("try")
+@click.command("try", cls=Sectioned)
 @click.argument("url", metavar="URL")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @settings_options

@@ -11,15 +11,15 @@ from gossamer.errors import ConfigError
 LINKS = {
     "spellings": "every spelling of a link for the same target",
     "bases": "relative links under <base href>",
-    "redirects": "301, 302, 303, 307, 308, chains of them and meta refresh on the way to pages",
+    "redirects": "301, 302, 303, 307, 308, chains of them, meta refresh",
     "loops": "redirect loops, and a chain that is too long",
     "outside": "links and redirects to hosts that are not part of the web",
     "nofollow": "rel=nofollow, meta robots and X-Robots-Tag nofollow",
-    "hidden": "URLs in comments, scripts, templates and resources, which are not links",
+    "hidden": "URLs in comments, scripts and resources: not links",
 }
 FAULTS = {
     "errors": "400, 401, 403, 404, 410 and 451 beside good pages",
-    "flaky": "pages that answer 500, or 503 and 429 with Retry-After, once",
+    "flaky": "500, or 503 and 429 with Retry-After, once",
     "resets": "pages whose connection is reset, closed or cut off, once",
     "failing": "pages that always answer 500 or reset",
     "slow": "a long-tailed wait before each answer",
@@ -33,7 +33,7 @@ TRAPS = {
     "facets": "every permutation of a few query parameters",
 }
 BODIES = {
-    "charsets": "eight encodings, declared by header, meta or byte order mark",
+    "charsets": "eight encodings, by header, meta or byte order mark",
     "gzip": "bodies in gzip",
     "br": "bodies in brotli",
     "zstd": "bodies in zstandard",

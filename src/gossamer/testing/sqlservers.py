@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pwd
 import shutil
 import signal
 import socket
@@ -327,6 +326,8 @@ def _which(name: str) -> str | None:
 def _as_nobody() -> dict[str, Any]:
     if os.geteuid() != 0:
         return {}
+    import pwd
+
     return {"user": _USER, "group": pwd.getpwnam(_USER).pw_gid, "extra_groups": []}
 
 
