@@ -346,6 +346,14 @@ def test_clocks_that_are_months_apart_do_not_make_a_month_of_failures() -> None:
     assert after((0, 503), (40 * DAY, 503)).kind == "unreachable"
 
 
+def test_a_clock_that_is_behind_waits_no_longer_than_the_one_that_failed() -> None:
+    state = after((3600, 503))
+    assert is_due(state, NOW)
+    assert not is_due(state, NOW + 3599), "clocks of a fleet differ by a little"
+    assert not is_due(state, NOW + 3600 + 59)
+    assert is_due(state, NOW + 3600 + 60)
+
+
 def test_good_answer_ends_a_row_of_failures() -> None:
     state = after((0, 500), (60, 500), (180, 200))
     assert (state.kind, state.failures, state.failing_since) == ("rules", 0, 0.0)

@@ -18,6 +18,7 @@ KEEP_COPY_SECONDS = 30 * 86_400.0
 FIRST_RETRY_SECONDS = 60.0
 LAST_RETRY_SECONDS = 3600.0
 
+_CLOCK_SLACK_SECONDS = 5.0
 _WORK = 8_000_000
 """Steps of a few nanoseconds that one check may take."""
 _DISALLOW = frozenset({"disallow", "dissallow", "dissalow", "disalow", "diasllow", "disallaw"})
@@ -117,8 +118,9 @@ def is_due(robots: Robots | None, now: float) -> bool:
     """Whether to ask for the robots.txt (again); also when the clock went back by more than workers' clocks differ."""
     if robots is None or now >= robots.good_until or now < robots.fetched_at - 3600.0:
         return True
-    # Nobody waits so long to ask again: the clock that set this time was ahead of ours.
-    return robots.kind == "unreachable" and robots.good_until > now + 2 * LAST_RETRY_SECONDS
+    # Whoever could not have it, with a clock ahead of ours, set that time; by the frontier's clock it has come.
+    is_ahead = robots.good_until > now + 2 * LAST_RETRY_SECONDS or now < robots.failed_at - _CLOCK_SLACK_SECONDS
+    return robots.kind == "unreachable" and is_ahead
 
 
 def product_token(agent: str) -> str:

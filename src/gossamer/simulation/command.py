@@ -22,9 +22,9 @@ _FEW = 5
 @click.command(name="simulate")
 @click.option("--seeds", type=click.IntRange(min=1), default=100, show_default=True, help="How many seeds to run.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="The first of them.")
-@click.option("--workers", type=click.IntRange(min=0), default=0, help="Workers in each run.  [default: 1 to 5]")
-@click.option("--sites", type=click.IntRange(min=0), default=0, help="Sites in each run.  [default: 2 to 8]")
-@click.option("--pages", type=click.IntRange(min=0), default=0, help="Pages of each site.  [default: 1 to 20]")
+@click.option("--workers", type=click.IntRange(min=0), default=0, help="Workers in each run.  [default: 1 to 4]")
+@click.option("--sites", type=click.IntRange(min=0), default=0, help="Sites in each run.  [default: 2 to 6]")
+@click.option("--pages", type=click.IntRange(min=0), default=0, help="Pages of each site.  [default: 1 to 9]")
 @click.option("--processes", type=click.IntRange(min=1), default=1, show_default=True, help="Processes to use.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each seed.")
 def command(seeds: int, seed: int, workers: int, sites: int, pages: int, processes: int, as_json: bool) -> int:
