@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import traceback
 from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
+from types import GeneratorType
 from typing import Any
 
 import msgspec
@@ -84,8 +85,8 @@ class Extractor:
     async def extract(self, request: Request, response: Response, *, known: PageRow | None = None) -> Extracted:
         """All that the page gives. A spider that raises costs the page its items, not its place in the record.
 
-        Of a page that is `known`, digest, SimHash and the number of links are taken as they are, and no link is
-        followed."""
+        Of a page that is `known`, title, digest, SimHash, what it asks of robots and the number of links are taken as
+        they are, and no link is followed: it is parsed only if the spider asks for something."""
         page = Page(response, request, memo=self._memo, robot=self._robot, nofollow=self._settings.nofollow)
         digest = known.digest if known is not None else _digest(response.body)
         links: Sequence[str] = ()
@@ -96,7 +97,7 @@ class Extractor:
         title, text, markdown, error, robots = "", None, None, "", ""
         look = Look()
         try:
-            title = page.title if page.is_html else ""
+            title = known.title if known is not None else page.title if page.is_html else ""
             text = page.text if self._settings.text else None
             markdown = self._markdown(page) if self._settings.markdown else None
             look = self._looks.at(page)
@@ -112,7 +113,7 @@ class Extractor:
                     else:
                         items.append(taken)
             links = self._links(page) if known is None and page.is_html else ()
-            robots = str(page.robots)
+            robots = (known.robots or "") if known is not None else str(page.robots)
         except Exception as failure:  # a page's fate is decided here: whatever it makes the spider or the parser raise
             error = _describe(failure)
             items, requests, rejected, dropped = [], [], [], 0
@@ -151,6 +152,8 @@ class Extractor:
         yielded = handler(page)
         if yielded is None:
             return []
+        if isinstance(yielded, GeneratorType | list):
+            return list(yielded)
         if isinstance(yielded, AsyncIterable):
             return [found async for found in yielded]
         if inspect.isawaitable(yielded):

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from gossamer.addresses import masked
 from gossamer.errors import ArchiveError
+from gossamer.folders import stored_settings
 from gossamer.sink.segments import FOLDER as SEGMENTS
 from gossamer.sink.sqlite import FILE
 from gossamer.sink.warc import FOLDER, OPEN, SUFFIX
@@ -36,9 +37,6 @@ class Place(NamedTuple):
         """A folder with the settings that are in it; none if it is no job's."""
         if isinstance(found, Place):
             return found
-        # A process of a replay reads parts only, and need not load what a job is.
-        from gossamer.job import stored_settings
-
         return cls(found, stored_settings(found))
 
     @property
