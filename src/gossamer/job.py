@@ -12,6 +12,7 @@ from typing import Protocol
 from gossamer.assemble import worker
 from gossamer.clock import Clock, SystemClock
 from gossamer.engine.coordinator import Coordinator
+from gossamer.engine.extractor import item_columns
 from gossamer.engine.handle import Linker
 from gossamer.engine.marker import left_behind
 from gossamer.engine.recent import Recent
@@ -149,7 +150,8 @@ class Crawl:
         try:
             linker = Linker(settings, frontier.secret, Recent())
             if folder is not None:
-                sinks = [*open_sinks(settings, folder, frontier.marks), AsideSink(folder, frontier.marks)]
+                types = item_columns(settings, self._spider)
+                sinks = [*open_sinks(settings, folder, frontier.marks, types=types), AsideSink(folder, frontier.marks)]
                 await frontier.blame([left_behind(path) for path in (folder / "handling").glob("*")])
             store = self._store = OwnerStore(frontier, sinks, self.stats)
             self.known_before = (await frontier.counts()).known

@@ -18,6 +18,7 @@ from gossamer.extract.items import sound
 from gossamer.extract.links import LinkMemo
 from gossamer.extract.markdown import check_installed, forget
 from gossamer.extract.page import Page
+from gossamer.extract.schema import Schemas
 from gossamer.extract.spider import FieldSpider, Spider, load, load_type
 from gossamer.middleware.base import compose
 from gossamer.middleware.robots import product_token
@@ -40,6 +41,8 @@ class Extracted(msgspec.Struct, frozen=True, kw_only=True):
     requests: tuple[Request, ...] = ()
     """Links that the spider made itself."""
     items: tuple[dict[str, Any], ...] = ()
+    types: tuple[str, ...] = ()
+    """Of each item the type that it fits; empty where the spider declares none."""
     rejected: tuple[Rejected, ...] = ()
     dropped: int = 0
     text: str | None = None
@@ -64,6 +67,12 @@ def make_spider(settings: Settings) -> Spider:
     if settings.extract:
         return FieldSpider(settings.extract)
     return Spider()
+
+
+def item_columns(settings: Settings, spider: Spider | None = None) -> dict[str, dict[str, str]]:
+    """The types of items that a job declares, with their fields and what these hold."""
+    declared = (spider or (load(settings.spider) if settings.spider else Spider)).item_types
+    return Schemas(declared or [load_type(reference) for reference in settings.item_types]).columns()
 
 
 class Extractor:
@@ -92,6 +101,7 @@ class Extractor:
         links: Sequence[str] = ()
         requests: list[Request] = []
         items: list[dict[str, Any]] = []
+        types: list[str] = []
         rejected: list[Rejected] = []
         dropped = 0
         title, text, markdown, error, robots = "", None, None, "", ""
@@ -111,7 +121,8 @@ class Extractor:
                     elif isinstance(taken, Dropped):
                         dropped += 1
                     else:
-                        items.append(taken)
+                        items.append(taken.item)
+                        types.append(taken.type)
             links = self._links(page) if known is None and page.is_html else ()
             robots = (known.robots or "") if known is not None else str(page.robots)
         except Exception as failure:  # a page's fate is decided here: whatever it makes the spider or the parser raise
@@ -124,6 +135,7 @@ class Extractor:
             urls=tuple(links) if self._spider.follows_links and not error else (),
             requests=tuple(requests),
             items=tuple(items),
+            types=tuple(types) if any(types) and items else (),
             rejected=tuple(rejected),
             dropped=dropped,
             text=text,
