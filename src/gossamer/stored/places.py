@@ -13,6 +13,7 @@ from urllib.parse import quote
 from gossamer.addresses import masked
 from gossamer.errors import ArchiveError
 from gossamer.folders import stored_settings
+from gossamer.sink.base import TABLES
 from gossamer.sink.segments import FOLDER as SEGMENTS
 from gossamer.sink.sqlite import FILE
 from gossamer.sink.warc import FOLDER, OPEN, SUFFIX
@@ -20,7 +21,7 @@ from gossamer.stored.records import read_records
 
 WARC = (SUFFIX, SUFFIX + OPEN, ".warc")
 """How the names of WARC files end."""
-_SQLITE = "sqlite:/"
+_SQLITE, _PARQUET = "sqlite:/", "parquet:/"
 _INFO_BYTES = 1 << 20
 
 
@@ -55,6 +56,12 @@ class Place(NamedTuple):
         """The file of the sink `sqlite`, in the folder or where `sqlite:/path` says; None if there is none."""
         named = [Path(name.removeprefix("sqlite:")) for name in self.sinks if name.startswith(_SQLITE)]
         return next((path for path in (self.folder / FILE, *named) if path.exists()), None)
+
+    @property
+    def parquet(self) -> Path | None:
+        """The folder of Parquet files: with the job, or where `parquet:/path` says; None if there is none."""
+        named = [Path(name.removeprefix("parquet:").partition("?")[0]) for name in self.sinks if _PARQUET in name]
+        return next((path for path in (self.folder / TABLES, *named) if path.is_dir()), None)
 
     @property
     def is_job(self) -> bool:
