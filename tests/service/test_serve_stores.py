@@ -16,18 +16,7 @@ from gossamer.sink import open_sinks
 
 URL = "http://a.example/page?x=1"
 NOW = 1_700_000_000.25
-STORES = "jsonl jsonl:zstd jsonl:gzip parquet sqlite csv warc jsonl+folder folder away".split()
-    "jsonl",
-    "jsonl:zstd",
-    "jsonl:gzip",
-    "parquet",
-    "sqlite",
-    "csv",
-    "warc",
-    "jsonl+folder",
-    "folder",
-    "warc away",
-)
+STORES = ["jsonl", "jsonl:zstd", "jsonl:gzip", "parquet", "sqlite", "csv", "warc", "jsonl+folder", "folder", "away"]
 
 
 def visit(number: int, *, url: str = URL, key: int = 7, at: float = 0.0) -> Record:

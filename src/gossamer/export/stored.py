@@ -69,7 +69,7 @@ def records(place: Path | Place, *, all_visits: bool = False, with_items: bool =
     if (parquet := parquet_folder(folder)) is not None:
         return _of_parquet(parquet, all_visits=all_visits)
     if (database := place.sqlite_file) is not None:
-        return _of_sqlite(database)
+        return sqlite_records(database)
     if (folder / CSV_PAGES).exists() and not with_items:
         return _last(lambda: _of_csv(folder / CSV_PAGES), all_visits=all_visits)
     if archives := place.warcs:
@@ -189,7 +189,8 @@ def _last(read: Any, *, all_visits: bool) -> Iterator[Record]:
             yield record
 
 
-def _of_sqlite(path: Path) -> Iterator[Record]:
+def sqlite_records(path: Path) -> Iterator[Record]:
+    """The pages in a file of the sink `sqlite`, with all their items."""
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
         database.row_factory = sqlite3.Row
         tables = _item_tables(database)
@@ -202,6 +203,16 @@ def _of_sqlite(path: Path) -> Iterator[Record]:
             of_page = tuple(item for _, item in sorted(numbered, key=lambda one: one[0]))
             values = {name: row[name] for name in row.keys() if name in _FIELDS and row[name] is not None}  # noqa: SIM118
             yield Record(key=row["key"], token=row["token"], page=PageRow(**values), items=of_page)
+
+
+def typed_tables(path: Path) -> Iterator[tuple[str, dict[str, str], Iterator[dict[str, Any]]]]:
+    """The tables of types of items in such a file: name, columns with their types, and rows."""
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+        database.row_factory = sqlite3.Row
+        for table, kinds in _item_tables(database).items():
+            rows = database.execute(f"SELECT * FROM {table}")  # noqa: S608
+            own = ({NUMBER: row[NUMBER], PAGE: row[PAGE], MORE: row[MORE], **_typed_item(row, kinds)} for row in rows)
+            yield table.strip('"'), kinds, own
 
 
 def _item_tables(database: sqlite3.Connection) -> dict[str, dict[str, str]]:
