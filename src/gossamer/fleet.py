@@ -13,6 +13,7 @@ from pathlib import Path
 
 from gossamer.assemble import worker
 from gossamer.clock import SystemClock
+from gossamer.engine.extractor import item_columns
 from gossamer.engine.marker import left_behind
 from gossamer.engine.pulse import Heart, beating, is_live
 from gossamer.engine.region import Places
@@ -104,7 +105,7 @@ async def join_fleet(
         key = left_behind(marker_path)
         await frontier.abandon(name, blamed=(key,) if key else ())
         sinks: list[Sink] = [SegmentSink(results, name)] if wants_segments(frontier.settings.sink) else []
-        sinks += fleet_sinks(frontier.settings, results, name, job=job)
+        sinks += fleet_sinks(frontier.settings, results, name, job=job, types=item_columns(frontier.settings))
         store = FleetStore(frontier, sinks)
         clock, places = SystemClock(), places_of(frontier.settings, region)
         try:

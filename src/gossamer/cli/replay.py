@@ -11,15 +11,13 @@ from typing import Any
 import click
 import msgspec
 
-from gossamer import job as jobs
-from gossamer import logs
+from gossamer import folders, logs
 from gossamer.cli import figures
 from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
 from gossamer.cli.options import given, some_settings
 from gossamer.cli.start import read_settings, run
 from gossamer.cli.terminal import plain, put, say
-from gossamer.export.stored import place_of
 from gossamer.export.where import Where
 from gossamer.replay.run import Replay, Replayed
 from gossamer.settings import Settings
@@ -63,11 +61,12 @@ def replay(
     """
     logs.start(quiet=quiet)
     Where(conditions)
-    found = [place if Path(place).exists() else run(place_of(place, frontier)) for place in places]
+    found = [_found(place, frontier) for place in places]
     settings = _settings(found, given(options))
     target = out or _default_out(places[0])
     with open_stored(*found) as stored:
         work = Replay(stored, settings, target, processes=processes or 0, all_visits=all_visits, where=conditions)
+        work.hatch()
         result = run(work.run())
     if as_json:
         put(f"{json.dumps(msgspec.to_builtins(result))}\n".encode())
@@ -75,6 +74,15 @@ def replay(
         for line in _lines(result, target):
             say(line)
     return Exit.SOME_FAILED if result.failed or result.unread else Exit.OK
+
+
+def _found(place: str, frontier: str) -> str | Place:
+    if Path(place).exists() or not frontier:
+        return place if Path(place).exists() or "://" in place else Place.of(folders.folder_of(place, ()))
+    # It has to do with fleets, and takes long to load.
+    from gossamer.export.stored import place_of
+
+    return run(place_of(place, frontier))
 
 
 def _settings(places: Sequence[str | Place], options: dict[str, Any]) -> Settings:
@@ -94,7 +102,7 @@ def _default_out(place: str) -> Path:
     if path.is_file():
         name = path.name.removesuffix(".open").removesuffix(".gz").removesuffix(".warc")
         return path.with_name(f"{name}-replay")
-    folder = jobs.folder_of(place, ())
+    folder = folders.folder_of(place, ())
     return folder.with_name(f"{folder.absolute().name}-replay")
 
 

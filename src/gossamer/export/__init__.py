@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from gossamer.errors import ConfigError
-from gossamer.export import stored
 from gossamer.export.where import Where
 from gossamer.model import Record
 from gossamer.stored.places import Place
@@ -69,6 +68,9 @@ class Export:
 
     def records(self, *, with_items: bool = False) -> Iterator[Record]:
         """The pages that are to be exported, one after another."""
+        # A replay, which has conditions too, need not load what a job is.
+        from gossamer.export import stored
+
         found = stored.records(self.source, all_visits=self.all_visits, with_items=with_items)
         return (record for record in found if self.where(record.page)) if self.where else found
 

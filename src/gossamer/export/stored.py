@@ -6,7 +6,7 @@ import csv
 import json
 import secrets
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from gossamer.sink.csv import ITEMS as CSV_ITEMS
 from gossamer.sink.csv import PAGES as CSV_PAGES
 from gossamer.sink.jsonl import ITEMS, PAGES, SUFFIXES, lines_of
 from gossamer.sink.latest import LastWords
+from gossamer.sink.typed import MORE, NUMBER, PAGE
 from gossamer.sink.warc import OPEN
 from gossamer.stored.places import Place
 from gossamer.stored.records import read_records
@@ -68,7 +69,7 @@ def records(place: Path | Place, *, all_visits: bool = False, with_items: bool =
     if (parquet := parquet_folder(folder)) is not None:
         return _of_parquet(parquet, all_visits=all_visits)
     if (database := place.sqlite_file) is not None:
-        return _of_sqlite(database)
+        return sqlite_records(database)
     if (folder / CSV_PAGES).exists() and not with_items:
         return _last(lambda: _of_csv(folder / CSV_PAGES), all_visits=all_visits)
     if archives := place.warcs:
@@ -188,14 +189,57 @@ def _last(read: Any, *, all_visits: bool) -> Iterator[Record]:
             yield record
 
 
-def _of_sqlite(path: Path) -> Iterator[Record]:
+def sqlite_records(path: Path) -> Iterator[Record]:
+    """The pages in a file of the sink `sqlite`, with all their items."""
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
         database.row_factory = sqlite3.Row
+        tables = _item_tables(database)
         for row in database.execute("SELECT * FROM pages ORDER BY key"):
-            found = database.execute("SELECT item FROM items WHERE key = ? ORDER BY number", (row["key"],))
-            of_page = tuple(json.loads(item) for (item,) in found)
+            found = database.execute("SELECT number, item FROM items WHERE key = ?", (row["key"],))
+            numbered = [(number, json.loads(item)) for number, item in found]
+            for name, kinds in tables.items():
+                of_type = database.execute(f"SELECT * FROM {name} WHERE {PAGE} = ?", (row["key"],))  # noqa: S608
+                numbered += [(one[NUMBER], _typed_item(one, kinds)) for one in of_type]
+            of_page = tuple(item for _, item in sorted(numbered, key=lambda one: one[0]))
             values = {name: row[name] for name in row.keys() if name in _FIELDS and row[name] is not None}  # noqa: SIM118
             yield Record(key=row["key"], token=row["token"], page=PageRow(**values), items=of_page)
+
+
+def typed_tables(path: Path) -> Iterator[tuple[str, dict[str, str], Iterator[dict[str, Any]]]]:
+    """The tables of types of items in such a file: name, columns with their types, and rows."""
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+        database.row_factory = sqlite3.Row
+        for table, kinds in _item_tables(database).items():
+            rows = database.execute(f"SELECT * FROM {table}")  # noqa: S608
+            own = ({NUMBER: row[NUMBER], PAGE: row[PAGE], MORE: row[MORE], **_typed_item(row, kinds)} for row in rows)
+            yield table.strip('"'), kinds, own
+
+
+def _item_tables(database: sqlite3.Connection) -> dict[str, dict[str, str]]:
+    """The tables of types of items: name -> column -> its type."""
+    found = database.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name GLOB 'items_*'")
+    tables = {}
+    for (name,) in found.fetchall():
+        kinds = {row["name"]: row["type"] for row in database.execute(f'PRAGMA table_info("{name}")')}
+        if PAGE in kinds and NUMBER in kinds:
+            tables[f'"{name}"'] = kinds
+    return tables
+
+
+def _typed_item(row: sqlite3.Row, kinds: Mapping[str, str]) -> dict[str, Any]:
+    """The item that a row was made of; a field that it did not have is null."""
+    item: dict[str, Any] = {}
+    for name, kind in kinds.items():
+        value = row[name]
+        if value is not None and kind == "JSON_TEXT":
+            value = json.loads(value)
+        elif value is not None and kind == "BOOLEAN":
+            value = bool(value)
+        if name == MORE:
+            item.update(value or {})
+        elif name not in (PAGE, NUMBER):
+            item[name] = value
+    return item
 
 
 def _of_csv(path: Path) -> Iterator[Record]:

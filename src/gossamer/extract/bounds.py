@@ -87,7 +87,7 @@ _END_RAW = {
 def safe_length(body: bytes) -> int:
     """The length of the longest prefix whose tree is built in linear time and bounded memory; mostly all of it."""
     length = _measure(body) if _is_suspicious(body) else len(body)
-    if body.count(0, 0, length) > MANY_NULS:
+    if b"\0" in body and body.count(0, 0, length) > MANY_NULS:
         # The parser leaves each of them out, and keeps a piece of memory for it.
         length = min(length, sum(map(len, body.split(b"\0", MANY_NULS)[:MANY_NULS])) + MANY_NULS)
     return length

@@ -35,6 +35,8 @@ __all__ = [
     "wants_segments",
 ]
 log = logging.getLogger("gossamer.sink")
+Types = Mapping[str, Mapping[str, str]]
+"""Types of items: name -> field -> what it holds."""
 GROUP = "gossamer.sinks"
 """The entry points that name the sinks of other packages."""
 
@@ -131,19 +133,21 @@ def shared_folder(names: Sequence[str]) -> Path | None:
     return next((Path(name.removeprefix("jsonl:")) for name in names if name.startswith("jsonl:/")), None)
 
 
-def open_sinks(settings: Settings, folder: Path, marks: Mapping[str, int]) -> list[Sink]:
+def open_sinks(settings: Settings, folder: Path, marks: Mapping[str, int], *, types: Types | None = None) -> list[Sink]:
     """The sinks of a job in `folder`, in their order; what is in their files beyond the marks is cut off."""
     names = settings.sink
     check_sinks(names)
     if shared_folder(names) is not None:
         raise ConfigError("jsonl:/path is for a fleet's workers", hint="on one machine, --job /path keeps it all there")
-    return _joined([_open(name, folder, settings, marks=marks) for name in names])
+    return _joined([_open(name, folder, settings, marks=marks, types=types) for name in names])
 
 
-def fleet_sinks(settings: Settings, folder: Path, worker: str, *, job: str = "") -> list[Sink]:
+def fleet_sinks(
+    settings: Settings, folder: Path, worker: str, *, job: str = "", types: Types | None = None
+) -> list[Sink]:
     """What a worker of a fleet opens beside its segments, which stand for `jsonl`."""
     names = [name for name in settings.sink if name.partition(":")[0] != "jsonl"]
-    return _joined([_open(name, folder, settings, worker=worker, job=job) for name in names])
+    return _joined([_open(name, folder, settings, worker=worker, job=job, types=types) for name in names])
 
 
 def _joined(sinks: list[Sink]) -> list[Sink]:
@@ -193,11 +197,21 @@ def _open(
     marks: Mapping[str, int] | None = None,
     worker: str = "",
     job: str = "",
+    types: Types | None = None,
 ) -> Sink:
     kind, target = _parted(name)
     if has_password(name):
         log.warning("the password in %s is kept with the job's settings; ${NAME} is not", masked_address(name))
-    opening = Opening(kind=kind, target=target, folder=folder, settings=settings, marks=marks, worker=worker, job=job)
+    opening = Opening(
+        kind=kind,
+        target=target,
+        folder=folder,
+        settings=settings,
+        marks=marks,
+        worker=worker,
+        job=job,
+        types=types or {},
+    )
     return _find(name)(opening)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gossamer.errors import ArchiveError
+from gossamer.folders import folder_of
 from gossamer.masks import masked_address
 from gossamer.stored import rows
 from gossamer.stored.places import WARC, Place
@@ -14,9 +15,6 @@ from gossamer.stored.whole import Stored
 def open_stored(*places: str | Path | Place) -> Stored:
     """What a job (its name, folder or place), folders of WARC files, or single files hold; an ArchiveError says what
     lacks."""
-    # A process of a replay reads parts only, and need not load what a job is.
-    from gossamer.job import folder_of
-
     warcs: list[Path] = []
     trees: list[tuple[Path, Path]] = []
     only: dict[str, set[int]] = {}

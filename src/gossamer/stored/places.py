@@ -11,7 +11,9 @@ from typing import Any, NamedTuple, Self
 from urllib.parse import quote
 
 from gossamer.errors import ArchiveError
+from gossamer.folders import stored_settings
 from gossamer.masks import masked_address
+from gossamer.sink.base import TABLES
 from gossamer.sink.segments import FOLDER as SEGMENTS
 from gossamer.sink.sqlite import FILE
 from gossamer.sink.warc import FOLDER, OPEN, SUFFIX
@@ -19,7 +21,7 @@ from gossamer.stored.records import read_records
 
 WARC = (SUFFIX, SUFFIX + OPEN, ".warc")
 """How the names of WARC files end."""
-_SQLITE = "sqlite:/"
+_SQLITE, _PARQUET = "sqlite:/", "parquet:/"
 _INFO_BYTES = 1 << 20
 
 
@@ -36,9 +38,6 @@ class Place(NamedTuple):
         """A folder with the settings that are in it; none if it is no job's."""
         if isinstance(found, Place):
             return found
-        # A process of a replay reads parts only, and need not load what a job is.
-        from gossamer.job import stored_settings
-
         return cls(found, stored_settings(found))
 
     @property
@@ -57,6 +56,12 @@ class Place(NamedTuple):
         """The file of the sink `sqlite`, in the folder or where `sqlite:/path` says; None if there is none."""
         named = [Path(name.removeprefix("sqlite:")) for name in self.sinks if name.startswith(_SQLITE)]
         return next((path for path in (self.folder / FILE, *named) if path.exists()), None)
+
+    @property
+    def parquet(self) -> Path | None:
+        """The folder of Parquet files: with the job, or where `parquet:/path` says; None if there is none."""
+        named = [Path(name.removeprefix("parquet:").partition("?")[0]) for name in self.sinks if _PARQUET in name]
+        return next((path for path in (self.folder / TABLES, *named) if path.is_dir()), None)
 
     @property
     def is_job(self) -> bool:
