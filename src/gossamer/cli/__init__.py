@@ -42,9 +42,12 @@ PLACES = {
     "audit": "cli.audit:audit",
     "report": "cli.report:report",
     "doctor": "cli.doctor:doctor",
+    "verify": "verify.command:verify",
     "serve": "cli.serve:serve",
     "simweb": "sim.command:simweb",
     "simulate": "simulation.command:command",
+    "bench": "measure.command:bench",
+    "plan": "plan.command:plan",
 }
 """Where each command is, in the order of the help."""
 
