@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,27 @@ def test_a_sink_that_drops_a_page_and_stores_another_twice_is_found_out(tmp_path
     assert list(folder.iterdir()) == []
 
 
+def test_a_proof_that_is_ended_early_takes_everything_away(redis_server: RedisServer, tmp_path: Path) -> None:
+    with redis.Redis.from_url(redis_server.url) as store:
+        store.flushall()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gossamer", "verify", *SMALL, "--folder", str(tmp_path), "--frontier", redis_server.url],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        while not any(path.stat().st_size for path in tmp_path.glob("*/requests.log")):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.terminate()
+        assert process.wait(120) == 130
+    finally:
+        process.kill()
+        process.wait()
+    assert list(tmp_path.iterdir()) == []
+    with redis.Redis.from_url(redis_server.url) as store:
+        assert store.dbsize() == 0
+
+
 LEAKY = """
 from gossamer.sink.jsonl import JsonlSink
 
@@ -89,6 +111,36 @@ class Leaky(JsonlSink):
             kept += [record] * {3: 0, 5: 2}.get(self.seen, 1)
         return await super().write(kept)
 """
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("kind", "sinks"),
+    [
+        ("postgres_server", ("warc", "{url}")),
+        ("maria_server", ("parquet", "{url}")),
+        ("folder", ("jsonl", "warc")),
+        ("embedded", ("jsonl:zstd", "csv", "sqlite", "warc", "parquet")),
+    ],
+)
+def test_every_store_and_every_sink_that_can_be_read_back_is_verified(
+    kind: str, sinks: tuple[str, ...], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    server = request.getfixturevalue(kind) if kind.endswith("server") else None
+    share, place = tmp_path / "share", tmp_path / "place"
+    share.mkdir()
+    place.mkdir()
+    url = server.url if server is not None else f"folder:{share}?shards=4" if kind == "folder" else ""
+    words = [word for sink in sinks for word in ("--sink", sink.format(url=url))]
+    code, found, said = verify(place, *(("--frontier", url) if url else ()), *words, "--kills", "3")
+    assert code == 0, (found, said)
+    assert list(place.iterdir()) == []
+    assert [path for path in share.rglob("*") if path.is_file()] == []
+    assert server is None or [name for name in _tables(server) if "verify" in name] == []
+
+
+def _tables(server: SqlServer) -> list[str]:
+    return [str(name).lower() for (name,) in server.ask("SELECT table_name FROM information_schema.tables")]
 
 
 def test_a_job_that_is_there_is_not_touched(redis_server: RedisServer, tmp_path: Path) -> None:

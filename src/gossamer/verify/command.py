@@ -74,7 +74,10 @@ def verify(as_json: bool, job: str, sinks: tuple[str, ...], frontier: str, **opt
         f"{masked(wish.frontier) or 'embedded'}, {', '.join(map(masked, wish.sinks))}; "
         f"{wish.kills} kills and {wish.stops} stops, seed {wish.seed}"
     )
-    proof = run(_prove(wish))
+    try:
+        proof = run(_prove(wish))
+    except asyncio.CancelledError:
+        return Exit.INTERRUPTED
     if as_json:
         put(msgspec.json.encode(_as_json(proof)) + b"\n")
     else:
