@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gossamer.errors import ConfigError
-from gossamer.export.stored import lines_name, nothing_in, parquet_folder, sqlite_records, typed_tables
+from gossamer.export.stored import lines_name, nothing_in, of_sqlite, parquet_folder, typed_tables
 from gossamer.model import PageRow
 from gossamer.sink import csv, jsonl, segments, trail
 from gossamer.sink.trail import Step
@@ -136,7 +136,7 @@ def _of_sqlite(path: Path, spill: Path) -> dict[str, list[Source]]:
     """The tables of the sink `sqlite`, as lines: the reader of such files is not a part of DuckDB itself."""
     lines = spill / "records.jsonl"
     with lines.open("wb") as file:
-        for record in sqlite_records(path):
+        for record in of_sqlite(path):
             file.write(msgspec.json.encode(record) + b"\n")
     views = {"_visits": [Source([lines], _LINES_PAGES, True)], "_items": [Source([lines], _LINES_ITEMS)]}
     for number, (table, kinds, rows) in enumerate(typed_tables(path)):

@@ -51,6 +51,9 @@ CONTENTS = {
     "Try out and set up": {
         "simweb": Entry("sim.command:simweb", "Serve a simulated web on loopback, to try crawls on."),
         "simulate": Entry("simulation.command:command", "Crawl simulated webs in virtual time, under faults."),
+        "verify": Entry("verify.command:verify", "Prove your frontier and sink: kill workers, count what is lost."),
+        "bench": Entry("measure.command:bench", "Measure what pages and frontiers cost on this machine."),
+        "plan": Entry("plan.command:plan", "Compute what a crawl of any size takes."),
         "completion": Entry("cli.completion:completion", "Print what makes your shell complete commands and jobs."),
     },
 }

@@ -67,13 +67,13 @@ def records(place: Path | Place, *, all_visits: bool = False, with_items: bool =
     if lines_name(folder, PAGES) is not None and not with_items:
         return _of_lines(folder, all_visits=all_visits)
     if (parquet := parquet_folder(folder)) is not None:
-        return _of_parquet(parquet, all_visits=all_visits)
+        return of_parquet(parquet, all_visits=all_visits)
     if (database := place.sqlite_file) is not None:
-        return sqlite_records(database)
+        return of_sqlite(database)
     if (folder / CSV_PAGES).exists() and not with_items:
-        return _last(lambda: _of_csv(folder / CSV_PAGES), all_visits=all_visits)
+        return _last(lambda: of_csv(folder / CSV_PAGES), all_visits=all_visits)
     if archives := place.warcs:
-        return _of_archives(archives, all_visits=all_visits)
+        return of_archives(archives, all_visits=all_visits)
     if with_items and (lines_name(folder, PAGES) is not None or (folder / CSV_PAGES).exists()):
         raise ConfigError(
             "the files of this job do not say which pages its items are from",
@@ -139,7 +139,7 @@ def _waits(folder: Path) -> bool:
     return folder.name == TABLES and folder.is_dir()
 
 
-def _of_parquet(folder: Path, *, all_visits: bool) -> Iterator[Record]:
+def of_parquet(folder: Path, *, all_visits: bool) -> Iterator[Record]:
     from gossamer.sink.parquet_files import Snapshot
 
     with Snapshot(folder) as snapshot:
@@ -152,7 +152,7 @@ def _of_parquet(folder: Path, *, all_visits: bool) -> Iterator[Record]:
                 yield record
 
 
-def _of_archives(paths: Sequence[Path], *, all_visits: bool) -> Iterator[Record]:
+def of_archives(paths: Sequence[Path], *, all_visits: bool) -> Iterator[Record]:
     def visits() -> Iterator[Record]:
         for path in paths:
             try:
@@ -189,7 +189,7 @@ def _last(read: Any, *, all_visits: bool) -> Iterator[Record]:
             yield record
 
 
-def sqlite_records(path: Path) -> Iterator[Record]:
+def of_sqlite(path: Path) -> Iterator[Record]:
     """The pages in a file of the sink `sqlite`, with all their items."""
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
         database.row_factory = sqlite3.Row
@@ -242,7 +242,7 @@ def _typed_item(row: sqlite3.Row, kinds: Mapping[str, str]) -> dict[str, Any]:
     return item
 
 
-def _of_csv(path: Path) -> Iterator[Record]:
+def of_csv(path: Path) -> Iterator[Record]:
     csv.field_size_limit(1 << 30)
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):

@@ -118,3 +118,15 @@ UPDATE gossamer_shards SET restarts = $2, rest_until = $3, longest = $4, allowan
 
 -- name: drop_counters
 DELETE FROM gossamer_counters WHERE shard = $1
+
+-- name: shards_of
+SELECT s.shard FROM gossamer_shards s JOIN gossamer_jobs j ON j.job = s.job WHERE $1 >= 0 AND j.digest = $2
+
+-- name: remove_workers
+DELETE FROM gossamer_workers WHERE shard = $1
+
+-- name: remove_shard
+DELETE FROM gossamer_shards WHERE shard = $1
+
+-- name: remove_job
+DELETE FROM gossamer_jobs WHERE $1 >= 0 AND digest = $2
