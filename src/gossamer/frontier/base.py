@@ -106,6 +106,10 @@ class Fleet(Frontier, Steering, Protocol):
         """Keep what a worker tells about itself; an old pulse of the same name is replaced."""
         ...
 
+    async def refresh(self) -> None:
+        """Take up the job's settings as they are now: its limits may have been changed while it runs."""
+        ...
+
     async def workers(self) -> list[Pulse]:
         """The last pulse of every worker that was heard of within the last ten minutes."""
         ...

@@ -21,7 +21,6 @@ from gossamer.engine.remote import Connection, connect
 from gossamer.fleet import open_fleet, results_folder, scale
 from gossamer.frontier.advice import Advice, advise
 from gossamer.frontier.base import Fleet
-from gossamer.frontier.sharded import Sharded
 from gossamer.frontier.sqlite_look import SqliteLook
 from gossamer.model import Counts, JobState, Pulse, RegionView, ShardView
 from gossamer.service.processes import Processes
@@ -260,21 +259,16 @@ class OnFleet:
         return await self._fleet.add([linker.seed(url) for url in urls])
 
     async def limit(self, changes: Mapping[str, Any]) -> bool:
-        """Give the job's record other settings; what workers would not hear of while they run is refused."""
+        """Give the job's record other settings; workers hear of them with their next heartbeat."""
         counts = await self._fleet.counts()
         if counts.job not in ("running", "paused"):
             raise Refused(409, f"the job is {counts.job}", hint="limits can be changed while it runs or is paused")
-        if "max_seconds" in changes:
-            raise Refused(409, "max_seconds is for one run on one machine", hint="pause or stop the job instead")
-        if "sites" in changes:
-            raise Refused(409, "the delay of one site cannot be changed on a fleet", hint="raise the job's delay")
         live = any(map(is_live, await self._fleet.workers()))
-        if live and self._url.startswith("folder:/"):
-            raise Refused(409, "workers on a folder do not hear of other limits", hint="let them end first")
-        if live and "max_pages" in changes and isinstance(self._fleet, Sharded):
-            raise Refused(409, "workers on several shards do not hear of another max_pages", hint="let them end first")
-        settings = configuration.build({**configuration.dump(self.settings), **changes})
+        # Others may have changed them since this job was reached.
+        await self._fleet.refresh()
+        settings = configuration.build({**configuration.dump(self._fleet.settings), **changes})
         await (await open_fleet(self._url, self._job, settings)).aclose()
+        await self._fleet.refresh()
         self.settings = settings
         return live
 
