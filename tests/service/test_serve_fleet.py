@@ -116,6 +116,11 @@ async def limits_are_heard_of(url: str, folder: Path, shards: str = "") -> None:
         await limit(sites={"a.example": {"delay": 9.0}, "d.example": {"delay": 7.0}}, max_pages=4)
         assert [one.delay for one in await leased()] == [7.0]
         assert [known and known["delay"] for known in [await worker.site("a.example")]] == [9.0]
+        seen, cursor = await worker.every_site("", 3)
+        while cursor:
+            some, cursor = await worker.every_site(cursor, 3)
+            seen += some
+        assert {site["site"] for site in seen} == {f"{name}.example" for name in "abcd"}
         await limit(max_seconds=12.0)
         clock = ManualClock()
         async with beating(Heart(worker, Still(), pulse=Pulse(worker="w"), clock=clock)):

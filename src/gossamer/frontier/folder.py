@@ -347,6 +347,9 @@ class FolderFrontier:
         found = [site for shard in self.owner.shards.values() for site in await shard.sites(limit)]
         return sorted(found, key=lambda site: -int(site["queued"]))[:limit]
 
+    async def every_site(self, cursor: str = "", limit: int = 100) -> tuple[list[Mapping[str, Any]], str]:
+        return await self._survey.every_site(cursor, limit)
+
     async def beat(self, pulse: Pulse) -> None:
         self.owner.pulse = pulse
 

@@ -17,7 +17,7 @@ from gossamer.frontier.redis_fold import fold_lists, unfold_blocks
 from gossamer.frontier.redis_hints import hasten
 from gossamer.frontier.redis_job import explain, faults, job_key, moved_to, read_root, root_key, translate
 from gossamer.frontier.redis_link import Links
-from gossamer.frontier.redis_look import inspect, lookup, sites
+from gossamer.frontier.redis_look import every_site, inspect, lookup, sites
 from gossamer.frontier.redis_wire import MOST_LINKS, Load, first_values, packed_note, parts, read_lease, text
 from gossamer.model import (
     Counts,
@@ -364,6 +364,10 @@ class RedisFrontier:
     async def sites(self, limit: int = 100) -> list[Mapping[str, Any]]:
         link = await self._links.link(self._server)
         return await sites(await link.at(self._key), self._key, limit)
+
+    async def every_site(self, cursor: str = "", limit: int = 100) -> tuple[list[Mapping[str, Any]], str]:
+        link = await self._links.link(self._server)
+        return await every_site(await link.at(self._key), self._key, cursor, limit)
 
     async def lookup(self, url: str) -> Mapping[str, Any] | None:
         link = await self._links.link(self._server)

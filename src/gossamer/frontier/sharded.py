@@ -357,6 +357,12 @@ class Sharded:
         found = [site for some in await _all(shard.sites(limit) for shard in self._shards) for site in some]
         return sorted(found, key=lambda site: -site["queued"])[:limit]
 
+    async def every_site(self, cursor: str = "", limit: int = 100) -> tuple[list[Mapping[str, Any]], str]:
+        number, place = int(cursor.partition(":")[0] or 0), cursor.partition(":")[2]
+        found, place = await self._shards[number].every_site(place, limit)
+        number += not place
+        return found, f"{number}:{place}" if number < len(self._shards) else ""
+
     async def lookup(self, url: str) -> Mapping[str, Any] | None:
         site = urls.site(url, by=self.settings.site_by)
         return await self._shards[self._of(site)].lookup(url)

@@ -51,6 +51,10 @@ class Reached(Protocol):
 
     async def sites(self, limit: int) -> list[Known]: ...
 
+    async def every_site(self, cursor: str, limit: int) -> tuple[Sequence[Known], str]:
+        """A page of all sites, and where the next begins."""
+        ...
+
     async def site(self, name: str) -> Known | None: ...
 
     async def lookup(self, url: str) -> Known | None: ...
@@ -107,6 +111,10 @@ class Running:
     async def sites(self, limit: int) -> list[Known]:
         found: list[Known] = await self._call(wire.Ask("sites", str(limit)))
         return found
+
+    async def every_site(self, cursor: str, limit: int) -> tuple[Sequence[Known], str]:
+        found, following = await self._call(wire.Ask("every_site", f"{limit} {cursor}"))
+        return found, following
 
     async def site(self, name: str) -> Known | None:
         found: Known | None = await self._call(wire.Ask("site", name))
@@ -167,6 +175,9 @@ class Resting:
 
     async def sites(self, limit: int) -> list[Known]:
         return await asyncio.to_thread(self._survey.sites, limit, self.settings)
+
+    async def every_site(self, cursor: str, limit: int) -> tuple[Sequence[Known], str]:
+        return await asyncio.to_thread(self._survey.every_site, cursor, limit, self.settings)
 
     async def site(self, name: str) -> Known | None:
         return await self._look.site(name)
@@ -233,6 +244,9 @@ class OnFleet:
 
     async def sites(self, limit: int) -> list[Known]:
         return list(await self._fleet.sites(limit))
+
+    async def every_site(self, cursor: str, limit: int) -> tuple[Sequence[Known], str]:
+        return await self._fleet.every_site(cursor, limit)
 
     async def site(self, name: str) -> Known | None:
         return await self._fleet.site(name)
