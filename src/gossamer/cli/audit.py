@@ -15,7 +15,7 @@ import msgspec
 
 from gossamer import urls
 from gossamer.cli.exits import Exit
-from gossamer.cli.figures import many, size
+from gossamer.cli.figures import brief, many, size
 from gossamer.cli.plot import drawn
 from gossamer.cli.start import run
 from gossamer.cli.terminal import plain, put, say
@@ -148,7 +148,7 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"{found['site']}: {many(found['sent'], 'request')} of job {found['job']}, {first} to {last}"
     yield f"agent     {found['user_agent']}"
     asked = f", Crawl-delay {found['crawl_delay']:g} s" if found["crawl_delay"] else ""
-    yield f"delay     {found['delay']:g} s now (setting {found['setting_delay']:g} s{asked})"
+    yield f"delay     {brief(found['delay'])} s now (setting {brief(found['setting_delay'])} s{asked})"
     if found["gaps"] is not None:
         short = f"{many(found['too_short'], 'request')} came sooner than the delay" if found["too_short"] else ""
         kept = short or "every request kept the delay of its time"

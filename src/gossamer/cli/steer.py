@@ -15,6 +15,7 @@ from gossamer import settings as configuration
 from gossamer.cli import fleet_status
 from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
+from gossamer.cli.figures import brief
 from gossamer.cli.start import run
 from gossamer.cli.terminal import plain
 from gossamer.clock import SystemClock
@@ -135,7 +136,9 @@ def status(name: str, frontier: str, as_json: bool) -> int:
         closed = f", closed: {site['closed']}" if site["closed"] else ""
         browser = site.get("memo", {}).get("browser")
         choice = f", by {browser['use']}: {browser['why']}" if browser else ""
-        line = f"  {site['site']:40} {site['queued']:>8,} queued, delay {site['delay']:g} s{waiting}{closed}{choice}"
+        line = (
+            f"  {site['site']:40} {site['queued']:>8,} queued, delay {brief(site['delay'])} s{waiting}{closed}{choice}"
+        )
         click.echo(plain(line))
     return Exit.OK
 

@@ -89,6 +89,12 @@ class Steering(Protocol):
         """The sites with the most queued requests, with their delay, hold and reasons."""
         ...
 
+    async def every_site(self, cursor: str = "", limit: int = 100) -> tuple[list[Mapping[str, Any]], str]:
+        """All sites, page by page, in the store's own order: about `limit` of them, and the next cursor, if any.
+
+        A site that is there all the while is given at least once; what waits on it is not always counted."""
+        ...
+
 
 class Fleet(Frontier, Steering, Protocol):
     """A frontier that workers on many machines share; the job's settings and secret live in it."""
@@ -104,6 +110,10 @@ class Fleet(Frontier, Steering, Protocol):
 
     async def beat(self, pulse: Pulse) -> None:
         """Keep what a worker tells about itself; an old pulse of the same name is replaced."""
+        ...
+
+    async def refresh(self) -> None:
+        """Take up the job's settings as they are now: its limits may have been changed while it runs."""
         ...
 
     async def workers(self) -> list[Pulse]:

@@ -361,6 +361,9 @@ class LocalFrontier:
         biggest = sorted(self._state.schedule.sites.values(), key=lambda site: -site.queue.size)[:limit]
         return [self._state.describe(site) for site in biggest]
 
+    async def every_site(self, cursor: str = "", limit: int = 100) -> tuple[list[Mapping[str, Any]], str]:
+        return self._state.every_site(cursor, limit)
+
     async def aclose(self) -> None:
         async with self._lock:
             try:

@@ -54,6 +54,11 @@ SELECT s.name, s.region, s.hold_at, s.ready_at, s.closed, s.lanes,
     (SELECT COUNT(*) FROM gossamer_queue q WHERE q.shard = s.shard AND q.site = s.site AND q.again NOT IN (1, 2, 3)) AS waiting
 FROM gossamer_sites s WHERE s.shard = $1 ORDER BY waiting DESC, s.name LIMIT $2
 
+-- name: every_site
+SELECT s.site, s.name, s.region, s.hold_at, s.ready_at, s.closed, s.lanes,
+    (SELECT COUNT(*) FROM gossamer_queue q WHERE q.shard = s.shard AND q.site = s.site AND q.again NOT IN (1, 2, 3)) AS waiting
+FROM gossamer_sites s WHERE s.shard = $1 AND s.site > $2 ORDER BY s.site LIMIT $3
+
 -- name: site
 SELECT site, name, region, ready_at, hold_at, closed, lanes FROM gossamer_sites WHERE shard = $1 AND site = $2
 
