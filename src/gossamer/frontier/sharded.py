@@ -345,9 +345,9 @@ class Sharded:
         found = [site for some in await _all(shard.sites(limit) for shard in self._shards) for site in some]
         return sorted(found, key=lambda site: -site["queued"])[:limit]
 
-    async def lookup(self, url: str) -> Mapping[str, Any] | None:
+    async def lookup(self, url: str, key_of: urls.KeyOf = urls.fingerprint) -> Mapping[str, Any] | None:
         site = urls.site(url, by=self.settings.site_by)
-        return await self._shards[self._of(site)].lookup(url)
+        return await self._shards[self._of(site)].lookup(url, key_of)
 
     async def site(self, name: str) -> Mapping[str, Any] | None:
         return await self._shards[self._of(name)].site(name)
