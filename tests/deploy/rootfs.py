@@ -57,6 +57,7 @@ def instructions(dockerfile: Path) -> list[tuple[str, str]]:
 
 def build(dockerfile: Path, context: Path, base: Path, folder: Path) -> Stage:
     """Every stage of a Dockerfile, each on a copy of the base; the last one."""
+    folder.mkdir(parents=True, exist_ok=True)
     stages: dict[str, Stage] = {}
     stage = Stage(folder)
     for name, rest in instructions(dockerfile):
