@@ -18,6 +18,10 @@ from gossamer.model import PageRow
 from gossamer.settings import Settings
 
 _ENDED = ("done", "failed", "skipped", "parked", "known")
+_BY_SCRAPY = (
+    "A Scrapy project made it. Which links to follow, robots.txt, redirects and retries are its affair, "
+    "and its log has the visits."
+)
 Known = Mapping[str, Any]
 
 
@@ -49,7 +53,8 @@ async def tell(asked: Inquiry, url: str, *, page: str = "", now: float) -> dict[
             found["depth"] = rows[-1].depth
     elif page:
         found["referrer"], found["depth"] = page, await _depth_below(asked, page)
-    rulings = await _rulings(asked, found, site, now=now)
+    is_scrapys = known is not None and known.get("by") == "scrapy"
+    rulings = await _rulings(asked, found, site, now=now, is_scrapys=is_scrapys)
     if known is None and rulings[-1].allows and settings.nofollow:
         rulings.append(await asyncio.to_thread(_nofollow_ruling, asked, page))
     found["rules"] = [ruling._asdict() for ruling in rulings]
@@ -101,11 +106,13 @@ async def _depth_below(asked: Inquiry, page: str) -> int:
     return int((known or {}).get("depth", rows[-1].depth if rows else 0)) + 1
 
 
-async def _rulings(asked: Inquiry, found: Known, site: Known | None, *, now: float) -> list[Ruling]:
+async def _rulings(asked: Inquiry, found: Known, site: Known | None, *, now: float, is_scrapys: bool) -> list[Ruling]:
     """What every rule says, in the order in which they are asked."""
     settings, url = asked.settings, str(found["url"])
     depth, page = int(found.get("depth", 1)), str(found.get("referrer", ""))
     rulings = []
+    if found["seen"] and is_scrapys:
+        return [Ruling(True, "scrapy", _BY_SCRAPY)]
     if found["seen"] and not depth and not page:
         rulings.append(Ruling(True, "seed", "It is a seed, or was added by hand; those are always let in."))
     else:

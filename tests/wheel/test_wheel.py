@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.cli.start import refuse_windows
+from gossamer.errors import ConfigError
+
 ROOT = Path(__file__).parents[2]
 POSIX_ONLY = ("fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "readline", "uvloop")
 
@@ -87,6 +90,13 @@ for path in sorted(root.rglob("*.py")):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.split()) > 200
+
+
+def test_crawls_on_windows_are_refused_with_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(ConfigError) as refused:
+        refuse_windows()
+    assert "WSL" in refused.value.hint
 
 
 @pytest.mark.long

@@ -21,7 +21,7 @@ from gossamer.cli.exits import Exit
 from gossamer.cli.guide import Sectioned
 from gossamer.cli.options import given, notice_options, region_option, settings_options, shards_option
 from gossamer.cli.report import leave_report
-from gossamer.cli.start import read_lines, read_settings
+from gossamer.cli.start import read_lines, read_settings, refuse_windows
 from gossamer.cli.start import run as run_loop
 from gossamer.cli.summary import summary_lines
 from gossamer.cli.terminal import plain, put, say
@@ -90,6 +90,7 @@ def crawl(
     3: finished, but some pages failed; 130: interrupted.
     """
     logs.start(quiet=quiet)
+    refuse_windows()
     if frontier not in ("", "sqlite", "memory:") and not frontier.startswith(SCHEMES):
         raise ConfigError(
             f"--frontier {masked_address(frontier)}: no such frontier in this version",
@@ -241,6 +242,7 @@ def worker(
     SIGTERM lets it finish what it is fetching, and gives back the rest.
     """
     logs.start()
+    refuse_windows()
     if health_file is not None and not wait:
         raise ConfigError("--health-file is for workers that wait", hint="add --wait")
     if supervised:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -76,6 +77,12 @@ def _check(settings: Settings) -> None:
         check(settings.links or "a")
     except ExtractError as error:
         raise ConfigError(f"links: {error}", hint="as in --links 'main' or 'div.content'") from None
+
+
+def refuse_windows() -> None:
+    """Say what is wrong before the first call fails that Windows does not have."""
+    if sys.platform == "win32":
+        raise ConfigError("crawls need the locks, signals and local sockets of POSIX", hint="on Windows run it in WSL")
 
 
 def runner() -> asyncio.Runner:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from gossamer import urls
 from gossamer.model import Counts, Grant, JobState, Lease, Outcome, Pulse, Receipt, Request, ShardView, SiteNote
 from gossamer.settings import Settings
 
@@ -68,8 +69,8 @@ class Steering(Protocol):
         """Pause ('paused'), resume ('running') or stop ('stopping') the job."""
         ...
 
-    async def lookup(self, url: str) -> Mapping[str, Any] | None:
-        """All that is known of one URL; None if it was never seen.
+    async def lookup(self, url: str, key_of: urls.KeyOf = urls.fingerprint) -> Mapping[str, Any] | None:
+        """All that is known of one URL; None if it was never seen. `key_of` is how the job names requests.
 
         `url`, `key`, `site` and `state` (queued, leased, delayed, done, failed, skipped, parked, or known, where no
         more is kept of a URL that is done) are always there. Where they are known: `depth`, `priority`, `tries`,

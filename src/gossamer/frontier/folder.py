@@ -329,8 +329,8 @@ class FolderFrontier:
         self.owner.job = job
         self._tell()
 
-    async def lookup(self, url: str) -> Mapping[str, Any] | None:
-        key, site = urls.fingerprint(self.secret, url), urls.host_port(url)
+    async def lookup(self, url: str, key_of: urls.KeyOf = urls.fingerprint) -> Mapping[str, Any] | None:
+        key, site = key_of(self.secret, url), urls.host_port(url)
         if self.settings.site_by == "domain":
             site = urls.registered_domain(site)
         shard = self._shard(site)

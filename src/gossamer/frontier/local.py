@@ -338,8 +338,8 @@ class LocalFrontier:
         """The lanes in which something waits or is leased."""
         return self._state.schedule.lanes(self._clock.monotonic())
 
-    async def lookup(self, url: str) -> Mapping[str, Any] | None:
-        return await self.find(urls.fingerprint(self.secret, url))
+    async def lookup(self, url: str, key_of: urls.KeyOf = urls.fingerprint) -> Mapping[str, Any] | None:
+        return await self.find(key_of(self.secret, url))
 
     async def find(self, key: int) -> Mapping[str, Any] | None:
         """All that is known of the URL with this key; None if it was never seen."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from gossamer import urls
 from gossamer.errors import FrontierError, Unavailable
 from gossamer.frontier import policy
 from gossamer.frontier.entries import as_text, pack, pack_state, squeeze
@@ -369,9 +370,10 @@ class RedisFrontier:
         link = await self._links.link(self._server)
         return await every_site(await link.at(self._key), self._key, cursor, limit)
 
-    async def lookup(self, url: str) -> Mapping[str, Any] | None:
+    async def lookup(self, url: str, key_of: urls.KeyOf = urls.fingerprint) -> Mapping[str, Any] | None:
         link = await self._links.link(self._server)
-        return await lookup(await link.at(self._key), self._key, url, self.secret, self.settings)
+        number = key_of(self.secret, url)
+        return await lookup(await link.at(self._key), self._key, url, number, self.secret, self.settings)
 
     async def site(self, name: str) -> Mapping[str, Any] | None:
         link = await self._links.link(self._server)

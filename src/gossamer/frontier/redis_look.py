@@ -121,11 +121,12 @@ async def _site(redis: Any, prefix: str, name: str, now: float) -> dict[str, Any
     }
 
 
-async def lookup(redis: Any, key: str, url: str, secret: bytes, settings: Settings) -> Mapping[str, Any] | None:
-    """Where a URL waits, or that it is done; None if it was never seen."""
+async def lookup(
+    redis: Any, key: str, url: str, number: int, secret: bytes, settings: Settings
+) -> Mapping[str, Any] | None:
+    """Where a URL waits, which has this number, or that it is done; None if it was never seen."""
     prefix = key.removesuffix("job")
     site = urls.site(url, by=settings.site_by)
-    number = urls.fingerprint(secret, url)
     try:
         level, split = await redis.hmget(key, "seen_level", "seen_split")
         size, digits = 1 << int(level or 0), number % 1_000_000_000

@@ -363,9 +363,9 @@ class Sharded:
         number += not place
         return found, f"{number}:{place}" if number < len(self._shards) else ""
 
-    async def lookup(self, url: str) -> Mapping[str, Any] | None:
+    async def lookup(self, url: str, key_of: urls.KeyOf = urls.fingerprint) -> Mapping[str, Any] | None:
         site = urls.site(url, by=self.settings.site_by)
-        return await self._shards[self._of(site)].lookup(url)
+        return await self._shards[self._of(site)].lookup(url, key_of)
 
     async def site(self, name: str) -> Mapping[str, Any] | None:
         return await self._shards[self._of(name)].site(name)

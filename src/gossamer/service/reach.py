@@ -22,6 +22,7 @@ from gossamer.fleet import open_fleet, results_folder, scale
 from gossamer.frontier.advice import Advice, advise
 from gossamer.frontier.base import Fleet
 from gossamer.frontier.sqlite_look import SqliteLook
+from gossamer.inquiry import look_up
 from gossamer.model import Counts, JobState, Pulse, RegionView, ShardView
 from gossamer.service.processes import Processes
 from gossamer.service.resting import survey
@@ -183,7 +184,7 @@ class Resting:
         return await self._look.site(name)
 
     async def lookup(self, url: str) -> Known | None:
-        return await self._look.lookup(url)
+        return await look_up(self._look.lookup, self.settings, url)
 
     async def shards(self) -> list[ShardView]:
         return [ShardView(shard=0, server="embedded", counts=await self.counts())]
@@ -252,7 +253,7 @@ class OnFleet:
         return await self._fleet.site(name)
 
     async def lookup(self, url: str) -> Known | None:
-        return await self._fleet.lookup(url)
+        return await look_up(self._fleet.lookup, self.settings, url)
 
     async def shards(self) -> list[ShardView]:
         return await self._fleet.shards()

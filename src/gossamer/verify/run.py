@@ -125,8 +125,8 @@ async def _clean(wish: Wish, place: Path, tell: Tell) -> AsyncIterator[None]:
                 for name in wish.sinks:
                     await take_away(name)
             except (GossamerError, OSError) as error:
-                place = masked_address(wish.frontier) or "its sinks"
-                tell(f"what job {wish.job!r} left in {place} is still there: {error}")
+                where = masked_address(wish.frontier) or "its sinks"
+                tell(f"what job {wish.job!r} left in {where} is still there: {error}")
 
 
 async def _crawl(wish: Wish, place: Path, *, clock: Clock, tell: Tell) -> Proof:

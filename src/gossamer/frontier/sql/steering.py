@@ -89,9 +89,9 @@ class SqlSteering:
 
         await self._call(work, rings=True)
 
-    async def lookup(self, url: str) -> Mapping[str, Any] | None:
+    async def lookup(self, url: str, key_of: urls.KeyOf = urls.fingerprint) -> Mapping[str, Any] | None:
         normal = urls.normal(url) or url
-        key, site_name = urls.fingerprint(self.secret, normal), site_of(normal, self.settings)
+        key, site_name = key_of(self.secret, normal), site_of(normal, self.settings)
         number = self._admission.site_id(site_name)
 
         async def work(call: Call) -> Mapping[str, Any] | None:
