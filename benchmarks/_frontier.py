@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import random
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 from gossamer import urls
 from gossamer.engine.recent import Recent
+from gossamer.errors import Unavailable
 from gossamer.frontier.base import Frontier
 from gossamer.model import Lease, Outcome, Request
 
@@ -113,7 +115,13 @@ class Pages:
         """Add so many URLs, of which the memory is told, as that of a worker is that was there from the start."""
         for first in range(self._known, known, 10_000):
             some = [self._request(number) for number in range(first, min(first + 10_000, known))]
-            await self._frontier.add(some)
+            while True:
+                try:
+                    await self._frontier.add(some)
+                    break
+                except Unavailable:
+                    # A server that got no core for long; adding again what is known changes nothing.
+                    await asyncio.sleep(1)
             self._recent.update(one.key for one in some)
         self._known = self._following = known
         if self._even_sites:
