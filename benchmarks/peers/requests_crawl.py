@@ -19,8 +19,7 @@ def fetch(url, ca_file):
     # A session is not safe to share between threads.
     if not hasattr(MINE, "session"):
         MINE.session = requests.Session()
-        MINE.session.verify = ca_file or True
-    response = MINE.session.get(url, timeout=30)
+    response = MINE.session.get(url, timeout=30, verify=ca_file or True)
     soup = BeautifulSoup(response.content, "lxml")
     links = {urldefrag(urljoin(url, anchor["href"])).url for anchor in soup.find_all("a", href=True)}
     own = urlsplit(url).netloc
