@@ -12,7 +12,11 @@ SEEN = set(SEEDS) if CHOICE.seen else None
 
 class Pages(scrapy.Spider):
     name = "pages"
-    start_urls = SEEDS
+
+    async def start(self):
+        # Not `start_urls`: those pass by the filter, so that a page which links to itself would be fetched twice.
+        for url in SEEDS:
+            yield scrapy.Request(url)
 
     def parse(self, response):
         return parse(response, SEEN, dont_filter=SEEN is not None)
