@@ -6,7 +6,7 @@ CORE := $(addprefix tests/,cli conformance download extract frontier imports mid
 	test_public_api.py test_settings.py test_urls.py)
 
 .PHONY: help setup setup-dev services crawl test test-long test-wheel test-lowest test-highest fuzz check suites gates \
-	bench reference package lock clean
+	bench bench-all reference package lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -54,7 +54,10 @@ suites: setup-dev services ## scores of the outside suites in ../shared/suites, 
 gates: setup-dev services ## the faults and hostile inputs that stop a release: no skips, no expected failures
 	$(BIN)/python tests/suites/gates.py --jobs $(JOBS)
 
-bench: setup-dev ## every script of benchmarks/, in turn
+bench: setup-dev services ## beside the peers, which get environments of their own: ARGS="--runs 7 --shape tls --scale 0.25"
+	$(BIN)/python benchmarks/peers.py $(ARGS)
+
+bench-all: setup-dev services ## every script of benchmarks/, in turn
 	@for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
 
 reference: setup-dev ## docs/reference and the manual, made from the code
@@ -68,5 +71,5 @@ lock: ## pins the newest versions that pyproject.toml allows
 	@scripts/lock
 
 clean: ## removes what the other targets made, but no crawls
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build dist
+	rm -rf .venv .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build dist
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -19,8 +19,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from _peers import SCRIPTS, Run, environment, measure
 from gossamer.testing.web import SimWeb
-from peers import HERE, Run, environment, measure
 
 ITEMS = """
 from gossamer import Spider
@@ -68,7 +68,7 @@ def fill(folder: Path, *, pages: int, hosts: int) -> list[str]:
 def scrapy(mode: str, folder: Path, storage: str, spider: str) -> Run:
     output = folder / f"scrapy-{mode}.jsonl"
     output.unlink(missing_ok=True)
-    script, cache = HERE / "peers.d" / "scrapy_reparse.py", folder / f"cache-{storage}"
+    script, cache = SCRIPTS / "scrapy_reparse.py", folder / f"cache-{storage}"
     command = [environment("scrapy"), script, mode, folder / "urls.txt", cache, output, storage, spider]
     return measure(list(map(str, command)), output)
 

@@ -127,7 +127,7 @@ class Connection(asyncio.Protocol):
         self._server = server
         self._loop = loop
         self._buffer = b""
-        self._busy = self._paused = self._closing = False
+        self._busy = self._paused = self._sending = self._closing = False
         self._timer: asyncio.TimerHandle | None = None
         self._site: int | None = None
         self.port = 0
@@ -158,7 +158,8 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._paused = False
-        if self._busy and self.headers_at:
+        # TLS may pause and resume within one write, whose request is finished by `_send`.
+        if self._busy and self.headers_at and not self._sending:
             self._finish()
             self._next()
 
@@ -243,7 +244,9 @@ class Connection(asyncio.Protocol):
             self._break_off(reply)
             return
         self.status = reply.status
+        self._sending = True
         self._transport.writelines((reply.head,) if self.method == "HEAD" else (reply.head, reply.body))
+        self._sending = False
         if not self._paused:
             self._finish()
 
