@@ -3,7 +3,7 @@ SHELL := /bin/sh
 BIN := .venv/bin
 JOBS ?= 4
 
-.PHONY: help setup setup-dev services crawl test test-long fuzz check suites gates bench reference lock clean
+.PHONY: help setup setup-dev services crawl test test-long fuzz check suites gates bench reference docs lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -48,9 +48,12 @@ bench: setup-dev ## every script of benchmarks/, in turn
 reference: setup-dev ## docs/reference, made from the code
 	$(BIN)/python scripts/reference
 
+docs: setup-dev ## the documents as a site, in site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 lock: ## pins the newest versions that pyproject.toml allows
 	@scripts/lock
 
 clean: ## removes what the other targets made, but no crawls
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build dist
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build dist site
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
