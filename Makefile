@@ -6,7 +6,7 @@ CORE := $(addprefix tests/,cli conformance download extract frontier imports mid
 	test_public_api.py test_settings.py test_urls.py)
 
 .PHONY: help setup setup-dev services crawl test test-long test-wheel test-lowest test-highest fuzz check suites gates \
-	bench bench-all reference package lock clean
+	bench bench-all reference docs package lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -67,9 +67,12 @@ reference: setup-dev ## docs/reference and the manual, made from the code
 package: setup-dev ## the wheel and the sdist, in dist/
 	@scripts/package
 
+docs: setup-dev ## the documents as a site, in site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 lock: ## pins the newest versions that pyproject.toml allows
 	@scripts/lock
 
 clean: ## removes what the other targets made, but no crawls
-	rm -rf .venv .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build dist
+	rm -rf .venv .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build dist site
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -59,8 +59,16 @@ ROBOTS = {
     "robots-hang": "no answer: nothing is allowed",
     "robots-reset": "connection reset: nothing is allowed",
 }
-GROUPS = {"links": LINKS, "faults": FAULTS, "traps": TRAPS, "bodies": BODIES, "robots": ROBOTS}
+PLACES = {
+    "news": "/news/: headlines with dates on three pages, and their articles",
+    "shop": "/goods/: things with a price and a stock, on three pages",
+    "blog": "/blog/: posts between a menu and a footer",
+    "notices": "/notices/: one changes, one goes and one comes after the first visit",
+    "members": "/members/: letters behind a log-in form (user me, password willow)",
+}
+GROUPS = {"links": LINKS, "faults": FAULTS, "traps": TRAPS, "bodies": BODIES, "robots": ROBOTS, "places": PLACES}
 FEATURES = LINKS | FAULTS | TRAPS | BODIES | ROBOTS
+"""What `all` is: everything that a crawler may stumble over. Places are for examples, and are named one by one."""
 
 
 def expand(names: Iterable[str]) -> tuple[str, ...]:
@@ -84,13 +92,13 @@ def features_of(kind: str) -> frozenset[str]:
     """The features of a kind, which joins them by `+`; `plain` has none."""
     features = frozenset(kind.split("+")) - {"plain"}
     for feature in features:
-        if feature not in FEATURES:
-            close = get_close_matches(feature, ("plain", "all", *GROUPS, *FEATURES), n=1)
+        if feature not in FEATURES and feature not in PLACES:
+            close = get_close_matches(feature, ("plain", "all", *GROUPS, *FEATURES, *PLACES), n=1)
             raise ConfigError(
                 f"no kind of site is called {feature!r}",
                 hint=f"did you mean {close[0]}?"
                 if close
-                else f"there are plain, all, {', '.join((*GROUPS, *FEATURES))}",
+                else f"there are plain, all, {', '.join((*GROUPS, *FEATURES, *PLACES))}",
             )
     if len(features & ROBOTS.keys()) > 1:
         raise ConfigError(f"{kind}: a site has one robots.txt, so only one robots-... kind")
