@@ -2,8 +2,9 @@
 SHELL := /bin/sh
 BIN := .venv/bin
 JOBS ?= 4
+SECONDS ?= 3600
 
-.PHONY: help setup setup-dev services crawl test test-long fuzz check suites gates bench reference lock clean
+.PHONY: help setup setup-dev services crawl test test-long fuzz check suites gates soak bench reference lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -41,6 +42,9 @@ suites: setup-dev services ## scores of the outside suites in ../shared/suites, 
 
 gates: setup-dev services ## the faults and hostile inputs that stop a release: no skips, no expected failures
 	$(BIN)/python tests/suites/gates.py --jobs $(JOBS)
+
+soak: setup-dev services ## a crawl at full rate with faults, an hour on each of two frontiers: SECONDS=900 for less
+	$(BIN)/python scripts/soak --seconds $(SECONDS)
 
 bench: setup-dev ## every script of benchmarks/, in turn
 	@for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
