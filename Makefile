@@ -4,9 +4,10 @@ BIN := .venv/bin
 JOBS ?= 4
 CORE := $(addprefix tests/,cli conformance download extract frontier imports middleware scrapy_plugin service sim sink stored \
 	test_public_api.py test_settings.py test_urls.py)
+SECONDS ?= 3600
 
 .PHONY: help setup setup-dev services crawl test test-long test-wheel test-lowest test-highest fuzz check suites gates \
-	bench bench-all reference docs package lock clean
+	soak bench bench-all reference docs package lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -53,6 +54,9 @@ suites: setup-dev services ## scores of the outside suites in ../shared/suites, 
 
 gates: setup-dev services ## the faults and hostile inputs that stop a release: no skips, no expected failures
 	$(BIN)/python tests/suites/gates.py --jobs $(JOBS)
+
+soak: setup-dev services ## a crawl at full rate with faults, an hour on each of two frontiers: SECONDS=900 for less
+	$(BIN)/python scripts/soak --seconds $(SECONDS)
 
 bench: setup-dev services ## beside the peers, which get environments of their own: ARGS="--runs 7 --shape tls --scale 0.25"
 	$(BIN)/python benchmarks/peers.py $(ARGS)

@@ -36,7 +36,7 @@ class Evidence:
 
     def is_cut_short(self, spec: SiteSpec, stored: Counter[str]) -> bool:
         """Whether a limit of the settings, or the end of the run, came before the end of a site's pages."""
-        if self.scenario.seconds and spec.temper == "slow":
+        if self.scenario.seconds:
             return True
         settings = self.scenario.settings
         by_pages = settings.max_pages is not None and self.counts.stored >= settings.max_pages
@@ -66,9 +66,10 @@ def _ended(evidence: Evidence) -> Iterator[str]:
     if not scenario.seconds:
         if not counts.finished or counts.leased or (not by_pages and (counts.queued or counts.delayed)):
             yield f"I2: work is left: {counts.queued} queued, {counts.leased} leased, {counts.delayed} delayed"
-        ended = counts.done + counts.failed + counts.skipped + counts.parked
-        if counts.known != ended + counts.queued + counts.delayed:
-            yield f"I2: {counts.known} URLs are known, and {ended} have come to an end"
+    ended = counts.done + counts.failed + counts.skipped + counts.parked
+    waiting = counts.queued + counts.delayed + counts.leased
+    if counts.known != ended + waiting:
+        yield f"I2: {counts.known} URLs are known, {ended} have come to an end, and {waiting} wait"
     requests = journal.requests()
     settled = {requests[row.number].key for row in journal.outcomes()}
     for key in sorted(evidence.witness.accepted - settled):
@@ -101,16 +102,18 @@ def _complete(evidence: Evidence) -> Iterator[str]:
                     yield f"I1: {url} is done and was never answered"
             else:
                 missing.add(url)
-                parked += journal.lapses(number) >= most
+                parked += journal.losses(number) >= most
                 is_closed = status == SKIPPED and spec.closes_at > 0 and "/late" in url
-                if not is_closed and not is_cut_short and journal.lapses(number) < most:
+                if not is_closed and not is_cut_short and journal.losses(number) < most:
                     yield f"I1: {url} is not done (status {status}), nor lost often enough to be parked"
     if parked > evidence.counts.parked:
         yield f"P10: {parked} were lost {most} times, and {evidence.counts.parked} are parked"
     poison = numbers.get(scenario.poison)
-    was_out = poison is not None and evidence.witness.deliveries[journal.requests()[poison].key]
-    if poison is not None and was_out and not is_cut_short and journal.lapses(poison) < most:
-        yield f"P10: {scenario.poison} kills its workers and is not parked"
+    if poison is not None and journal.losses(poison) < most:
+        request = journal.requests()[poison]
+        is_cut_short = evidence.is_cut_short(scenario.sites.of(request.site), stored)
+        if evidence.witness.deliveries[request.key] and not is_cut_short:
+            yield f"P10: {scenario.poison} kills its workers and is not parked"
 
 
 def stored_by_host(journal: KeptJournal) -> Counter[str]:

@@ -184,7 +184,8 @@ class World:
         self._rising = self._loop.create_task(self._rise(), context=Context())
 
     async def _rise(self) -> None:
-        await asyncio.sleep(self._chance.choice((0.0, 0.01, 5.0, 100.0)))
+        # A machine that has lost what it wrote last was without power, and takes longer to come back than a delay.
+        await asyncio.sleep(self._chance.choice((5.0, 100.0) if self._scenario.forgets_seconds else (0.0, 0.01, 5.0)))
         self._journal.forget(self._scenario.forgets_seconds)
         self._witness.restarted(forgot=self._scenario.forgets_seconds > 0)
         self._server = self._serve(len(self._lives))

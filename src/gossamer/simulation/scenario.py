@@ -163,6 +163,7 @@ def draw(seed: int, *, workers: int = 0, sites: int = 0, pages: int = 0) -> Scen
             tries=6,
             strategy=chance.choice(("bfs", "dfs")),
             trail=False,
+            alike_pages=0,
             **limits,
         ),
     )

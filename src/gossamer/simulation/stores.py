@@ -85,7 +85,7 @@ class KeptJournal(MemoryJournal):
             self._keep(change)
         self.lost_outcomes += before - len(self._outcomes)
 
-    def lapses(self, number: int) -> int:
+    def losses(self, number: int) -> int:
         """How often a URL was lost with a worker."""
         return self._lapses.get(number, 0)
 

@@ -9,7 +9,7 @@ from gossamer.frontier.local import LocalFrontier
 from gossamer.model import Grant, Outcome, Receipt
 from gossamer.simulation.scenario import Scenario
 
-RUNAWAY = 10_000
+RUNAWAY = 3_000
 """Leases asked for that no run needs, with 200 more for each worker and site: one in which more are is stopped."""
 
 
