@@ -3,8 +3,8 @@
     python benchmarks/replay.py [--runs 3] [--pages 8000] [--hosts 20] [--spider links|items]
 
 The same pages of 40 KB, the same items from each: title and links of every page, or a few fields of the things that are
-listed on it. Both stores are filled first and are not counted; then the two run in turn. CPU is that of the whole process
-tree, start-up included; medians are compared.
+listed on it. Both stores are filled first and are not counted; then the two run in turn. CPU is that of the whole
+process tree, start-up included; medians are compared.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tutorial and the cookbook as their readers use them: each page's files are written, its commands run, and what they print compared."""
+"""The tutorial and the cookbook as readers use them: files are written, commands run, and what they print compared."""
 
 from __future__ import annotations
 

@@ -63,9 +63,9 @@ def _ended(evidence: Evidence) -> Iterator[str]:
     """I2, P7: nothing is left, all that is known has come to an end, and what was acknowledged is there."""
     counts, scenario, journal = evidence.counts, evidence.scenario, evidence.journal
     by_pages = scenario.settings.max_pages is not None and counts.stored >= scenario.settings.max_pages
-    if not scenario.seconds:
-        if not counts.finished or counts.leased or (not by_pages and (counts.queued or counts.delayed)):
-            yield f"I2: work is left: {counts.queued} queued, {counts.leased} leased, {counts.delayed} delayed"
+    is_left = counts.leased or (not by_pages and (counts.queued or counts.delayed))
+    if not scenario.seconds and (not counts.finished or is_left):
+        yield f"I2: work is left: {counts.queued} queued, {counts.leased} leased, {counts.delayed} delayed"
     ended = counts.done + counts.failed + counts.skipped + counts.parked
     waiting = counts.queued + counts.delayed + counts.leased
     if counts.known != ended + waiting:

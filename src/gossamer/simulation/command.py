@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from typing import Any
 
 import click
 
@@ -21,27 +20,23 @@ from gossamer.simulation.scenario import draw
 _FEW = 5
 
 
-class Amount(click.ParamType):
-    """A whole number, also as 1e6."""
-
-    name = "integer"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        try:
-            number = float(value)
-        except ValueError:
-            number = -1.0
-        if number < 0 or number != int(number):
-            self.fail(f"{value!r} is not a whole number", param, ctx)
-        return int(number)
+def integer(text: str) -> int:
+    """A whole number, also as 1e6; ValueError if it is none."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if number < 0 or not number.is_integer():
+        raise ValueError(f"{text!r} is not a whole number")
+    return int(number)
 
 
 @click.command(name="simulate")
 @click.option("--seeds", type=click.IntRange(min=1), default=100, show_default=True, help="How many seeds to run.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="The first of them.")
-@click.option("--workers", type=Amount(), default=0, help="Workers in each run.  [default: 1 to 4]")
-@click.option("--sites", type=Amount(), default=0, help="Sites in each run.  [default: 2 to 6]")
-@click.option("--pages", type=Amount(), default=0, help="Pages of each site.  [default: 1 to 9]")
+@click.option("--workers", type=integer, default=0, help="Workers in each run.  [default: 1 to 4]")
+@click.option("--sites", type=integer, default=0, help="Sites in each run.  [default: 2 to 6]")
+@click.option("--pages", type=integer, default=0, help="Pages of each site.  [default: 1 to 9]")
 @click.option("--processes", type=click.IntRange(min=1), default=1, show_default=True, help="Processes to use.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each seed.")
 def command(seeds: int, seed: int, workers: int, sites: int, pages: int, processes: int, as_json: bool) -> int:
