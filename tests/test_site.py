@@ -17,6 +17,8 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted(str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md"))
 ABOVE = ["ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
 LOADED = re.compile(r"<(?:script|img|link|iframe|source|object)\b[^>]*?(?:src|href|data)=\"?([^\"\s>]+)")
+# Seconds of work, but a machine may be slow.
+pytestmark = pytest.mark.timeout(300)
 SHAPES = ("ul", "ol", "li", "pre", "table", "tr", "td", "th", "h1", "h2", "h3", "img", "blockquote")
 
 
@@ -26,7 +28,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
     return folder
 

@@ -21,6 +21,8 @@ from gossamer.testing.web import SimWeb
 
 ROOT = Path(__file__).parents[2]
 UNITS = sorted((ROOT / "deploy" / "systemd").iterdir())
+# Seconds of work, but a machine may be slow.
+pytestmark = pytest.mark.timeout(300)
 INSTALLED = "/opt/gossamer/bin/gossamer"
 SRUN = """#!/bin/sh
 # What srun does, for a machine: every task at once, and the worst exit code.
@@ -65,7 +67,7 @@ def run(command: list[str], environment: dict[str, str], folder: Path) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
     )
     assert done.returncode == 0, done.stdout
@@ -125,13 +127,13 @@ def test_the_units_worker_is_ready_and_ends_well_on_sigterm(environment: dict[st
     worker = subprocess.Popen(shlex.split(line), cwd=tmp_path, env=environment)
     try:
         health = tmp_path / "health"
-        until = time.monotonic() + 90
+        until = time.monotonic() + 200
         while not (health.exists() and health.read_text("utf-8").strip() == "ready"):
             assert worker.poll() is None
             assert time.monotonic() < until
             time.sleep(0.05)
         worker.send_signal(signal.SIGTERM)
-        assert worker.wait(60) == 0
+        assert worker.wait(90) == 0
     finally:
         worker.kill()
         worker.wait()
