@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_STEP_SECONDS = 1e-6
 START_EPOCH = 1_767_225_600.0
 """The first second of 2026."""
 
@@ -37,7 +38,8 @@ class _Jumping(selectors.BaseSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if self._loop.is_closed_in and timeout is not None and not self._loop.busy:
-            self._loop.jump(max(0.0, timeout))
+            # A step takes time, as it does outside: who waits for less than a timer can tell would wait for ever.
+            self._loop.jump(max(_STEP_SECONDS, timeout))
             return []
         if timeout is None or timeout <= 0:
             return self._real.select(timeout)
