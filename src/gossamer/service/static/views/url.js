@@ -1,7 +1,7 @@
 // Answers to "why?": the whole story of a URL, and every request to a site.
 
 import * as api from "../ask.js";
-import { card, h, table } from "../dom.js";
+import { card, facts, h, table } from "../dom.js";
 import { bytes, clock, count, seconds } from "../format.js";
 import { complain } from "../talk.js";
 import { urlLink } from "./common.js";
@@ -26,8 +26,24 @@ export async function urlView(here) {
 async function story(here, url, content) {
   const told = await api.look(here.job, "why", { url });
   const versions = await api.look(here.job, "versions", { url }).catch(() => ({ versions: [] }));
+  const page = told.referrer ? urlLink(here, told.referrer) : told.seen && !told.depth ? "none: it is a seed, or was added by hand" : null;
   content.replaceChildren(
-    card(url, h("dl", { class: "story" }, plain(told))),
+    card(url,
+      facts([["state", told.state], ["depth", told.depth === undefined ? null : count(told.depth)], ["answer", told.code ? String(told.code) : null], ["reason", told.reason || null],
+        ["requests", count(told.attempts.length)]]),
+      h("dl", { class: "story" }, [["found on", page], ["waits", told.waits?.words], ["next visit", told.next?.words]]
+        .filter(([, words]) => words).map(([name, words]) => [h("dt", {}, name), h("dd", {}, words)]))),
+    card("Rules, in the order in which they are asked", h("ul", { class: "rules" }, told.rules.map((rule) =>
+      h("li", { class: rule.allows ? "good" : "bad" }, h("strong", {}, rule.allows ? "lets it in" : "keeps it out"), ` ${rule.words} `,
+        rule.setting ? h("code", {}, rule.setting) : "")))),
+    told.attempts.length ? card("Requests", table([
+      { name: "when", cell: (one) => clock(one.at, true) },
+      { name: "answer", cell: (one) => (one.skipped ? `kept back: ${one.skipped}` : one.error || String(one.status || "")) },
+      { name: "took", number: true, cell: (one) => seconds(one.latency ?? null) },
+      { name: "bytes", number: true, cell: (one) => bytes(one.bytes ?? null) },
+      { name: "delay", number: true, cell: (one) => seconds(one.delay ?? null) }, { name: "worker", cell: (one) => one.worker ?? "" },
+    ], told.attempts.toReversed())) : "",
+    card("", h("details", {}, h("summary", {}, "all that is known"), h("dl", { class: "story" }, plain(told)))),
     versions.versions.length ? card("Stored versions", table([
       { name: "fetched", cell: (page) => clock(page.fetched_at, true) }, { name: "status", cell: (page) => page.error || String(page.status) },
       { name: "title", cell: (page) => page.title }, { name: "bytes", number: true, cell: (page) => bytes(page.bytes) },
@@ -48,7 +64,7 @@ function shown(name, value) {
   if (Array.isArray(value)) return h("ul", {}, value.map((one) => h("li", {}, shown(name, one))));
   if (value && typeof value === "object") return h("dl", { class: "story" }, plain(value));
   if (typeof value === "number" && /(^|_)at$|until$/.test(name) && value > 1e9) return clock(value, true);
-  return String(value);
+  return typeof value === "number" ? String(Math.round(value * 1000) / 1000) : String(value);
 }
 
 async function audit(here, site, content) {
