@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from gossamer.clock import Clock
-from gossamer.download import BrowserDownloader, Downloader, Remembers, open_downloader
+from gossamer.download import BrowserDownloader, Downloader, Locates, Remembers, open_downloader
+from gossamer.engine.crowds import Crowds
 from gossamer.engine.extractor import Extractor, make_spider
 from gossamer.engine.gate import LoadGate
 from gossamer.engine.handle import Extracts, Handler, Linker
@@ -93,6 +94,7 @@ async def worker(
             jar=jar,
             remembers=downloader if isinstance(downloader, Remembers) else None,
             loads=loads,
+            crowds=Crowds(downloader, settings.per_address) if isinstance(downloader, Locates) else None,
         )
     finally:
         if pool is not None:

@@ -12,6 +12,7 @@ from typing import NoReturn
 import click
 
 from gossamer import logs
+from gossamer.allocator import give_back_freed_memory
 from gossamer.cli.exits import Exit
 from gossamer.cli.terminal import flush_output, hold_standard_streams, plain, say
 from gossamer.errors import ConfigError, GossamerError
@@ -95,6 +96,7 @@ def gossamer(log_format: str | None, log_file: str | None, log_level: str | None
 def main() -> None:
     """Run a command; a mistake of the user's is a message with a hint, never a traceback."""
     hold_standard_streams()
+    give_back_freed_memory()
     code = _run()
     error = flush_output()
     if error is not None and not isinstance(error, BrokenPipeError):

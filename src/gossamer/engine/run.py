@@ -11,6 +11,7 @@ from gossamer.clock import Clock
 from gossamer.download.base import Remembers
 from gossamer.engine.commit import Committer
 from gossamer.engine.context import Context
+from gossamer.engine.crowds import Crowds
 from gossamer.engine.gate import LoadGate, Rulebook
 from gossamer.engine.handle import Handler
 from gossamer.engine.machine import Machine
@@ -50,6 +51,7 @@ class Engine:
         jar: CookieJar | None = None,
         remembers: Remembers | None = None,
         loads: LoadGate | None = None,
+        crowds: Crowds | None = None,
     ) -> None:
         self._frontier = frontier
         self._settings = settings
@@ -78,6 +80,7 @@ class Engine:
             jar=jar,
             remembers=remembers,
             loads=loads,
+            crowds=crowds,
         )
 
     @property
