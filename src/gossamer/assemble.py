@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from gossamer import telemetry
 from gossamer.clock import Clock
-from gossamer.download import BrowserDownloader, Downloader, Remembers, open_downloader
+from gossamer.download import BrowserDownloader, Downloader, Locates, Remembers, open_downloader
 from gossamer.download.dns import Names, Resolver
+from gossamer.engine.crowds import Crowds
 from gossamer.engine.extractor import Extractor, make_spider
 from gossamer.engine.gate import LoadGate
 from gossamer.engine.handle import Extracts, Handler, Linker
@@ -116,6 +117,7 @@ async def worker(
             remembers=downloader if isinstance(downloader, Remembers) else None,
             loads=loads,
             visits=visits,
+            crowds=Crowds(downloader, settings.per_address) if isinstance(downloader, Locates) else None,
         )
     finally:
         if pool is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import subprocess
+import threading
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -60,3 +62,35 @@ def test_h42_h43_what_has_no_end_stops_at_its_budget(tmp_path: Path, start: str,
     assert found["good"] == GOOD + 1
     # Before that, pages that are all alike put their part of a site to sleep.
     assert 20 <= found["endless"] <= 50
+
+
+class Busy(RawWeb):
+    """Knows how many requests it had at once."""
+
+    def __init__(self, hosts: int, *, address: str) -> None:
+        super().__init__(address=address)
+        self.at_once = self.most_at_once = 0
+        self._lock = threading.Lock()
+        self.seeds = [f"http://n{number}.{address.rpartition('.')[2]}.test:{self.port}/" for number in range(hosts)]
+        self.answers = dict.fromkeys(("/", "/robots.txt"), self.answer)
+
+    def answer(self, asked: Asked) -> bytes:
+        with self._lock:
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+        time.sleep(0.02)
+        with self._lock:
+            self.at_once -= 1
+        return reply("User-agent: *\n")
+
+
+def test_h42_many_names_of_one_address_share_its_places(tmp_path: Path) -> None:
+    """robots.txt counts as all else; who waits for a place keeps nobody else from another address."""
+    with Busy(40, address="127.0.0.1") as crowded, Busy(8, address="127.0.0.2") as other:
+        options = ("--per-address", "3", "--delay", "0", "--resolve", "*.1.test=127.0.0.1")
+        line = command(tmp_path / "job", crowded.seeds + other.seeds, *options, "--resolve", "*.2.test=127.0.0.2")
+        done = subprocess.run(line, capture_output=True, text=True, timeout=100, check=False, env=environment())
+    assert done.returncode == 0, done.stderr
+    assert {row["url"] for row in rows(tmp_path / "job" / "pages.jsonl")} == {*crowded.seeds, *other.seeds}
+    assert crowded.most_at_once <= 3
+    assert other.most_at_once <= 3

@@ -13,6 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from gossamer import logs
+from gossamer.allocator import give_back_freed_memory
 from gossamer.cli.contents import CONTENTS, LINES, PLACES
 from gossamer.cli.exits import Exit
 from gossamer.cli.terminal import flush_output, hold_standard_streams, plain, say
@@ -82,6 +83,7 @@ def gossamer(log_format: str | None, log_file: str | None, log_level: str | None
 def main() -> None:
     """Run a command; a mistake of the user's is a message with a hint, never a traceback."""
     hold_standard_streams()
+    give_back_freed_memory()
     code = _run()
     error = flush_output()
     if error is not None and not isinstance(error, BrokenPipeError):

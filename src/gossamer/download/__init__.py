@@ -6,7 +6,7 @@ import msgspec
 
 from gossamer.clock import Clock
 from gossamer.download.auto import AutoDownloader
-from gossamer.download.base import Downloader, Remembers
+from gossamer.download.base import Downloader, Locates, Remembers
 from gossamer.download.browser import BrowserDownloader
 from gossamer.download.certificates import RecordingDownloader, SiteDownloaders, without_credentials
 from gossamer.download.client import HttpDownloader
@@ -20,6 +20,7 @@ __all__ = [
     "BrowserDownloader",
     "Downloader",
     "HttpDownloader",
+    "Locates",
     "Remembers",
     "ThreadDownloader",
     "open_downloader",

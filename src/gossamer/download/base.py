@@ -20,6 +20,15 @@ class Downloader(Protocol):
         ...
 
 
+@runtime_checkable
+class Locates(Protocol):
+    """A downloader that can tell where a request will go."""
+
+    async def address_of(self, request: Request) -> tuple[str, bool]:
+        """The address, empty if it is not known or a proxy's affair, and whether it is globally routable."""
+        ...
+
+
 Permit = Callable[[str, Callable[[Request], Awaitable[Response]]], Awaitable[bool]]
 """Whether robots.txt lets a page load a URL; its rules are asked for by the fetch that is given along."""
 

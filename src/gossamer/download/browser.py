@@ -59,7 +59,7 @@ class BrowserDownloader:
     def __init__(self, settings: Settings, clock: Clock, resolver: Names | None = None) -> None:
         self._settings, self._clock = settings, clock
         self.browsers = Browsers(settings, find_chromium(settings.browser_path), _profile(settings))
-        resolver = resolver or Resolver(clock, settings.resolve)
+        resolver = resolver or Resolver(clock, settings.resolve, nameservers=settings.nameservers)
         self._http = HttpDownloader(settings, clock, resolver)
         # Headers of the job and of its sites may be credentials: other sites do not get them from a page's scripts.
         self._other = HttpDownloader(msgspec.structs.replace(settings, headers={}, sites={}), clock, resolver)
@@ -71,6 +71,10 @@ class BrowserDownloader:
         """The answer to one request, with the DOM for its body once its scripts have run."""
         document = await self._http.fetch(_unconditional(request))
         return await self.show(request, document) if is_shown(request, document) else document
+
+    async def address_of(self, request: Request) -> tuple[str, bool]:
+        """Where the document will come from."""
+        return await self._http.address_of(request)
 
     async def aclose(self) -> None:
         await self._http.aclose()

@@ -10,7 +10,7 @@ import msgspec
 from pyreqwest.client import ClientBuilder
 
 from gossamer.clock import Clock
-from gossamer.download.base import Downloader
+from gossamer.download.base import Downloader, Locates
 from gossamer.errors import ConfigError, TlsRefused
 from gossamer.masks import CREDENTIALS
 from gossamer.model import Request, Response
@@ -56,6 +56,10 @@ class SiteDownloaders:
         """Fetch as the site's own downloader, or that of all others, does."""
         return await self._own.get(request.site or host_port(request.url), self._common).fetch(request)
 
+    async def address_of(self, request: Request) -> tuple[str, bool]:
+        """Where the request will go, whoever sends it."""
+        return await self._common.address_of(request) if isinstance(self._common, Locates) else ("", False)
+
     async def aclose(self) -> None:
         """Close all of them."""
         for downloader in (self._common, *self._own.values()):
@@ -93,6 +97,10 @@ class RecordingDownloader:
         self._bad.move_to_end(home)
         while len(self._bad) > MAX_REMEMBERED:
             self._bad.popitem(last=False)
+
+    async def address_of(self, request: Request) -> tuple[str, bool]:
+        """Where the request will go."""
+        return await self._strict.address_of(request) if isinstance(self._strict, Locates) else ("", False)
 
     async def aclose(self) -> None:
         """Close both."""

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections import OrderedDict
 from datetime import timedelta
+from io import BytesIO
 from math import inf
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from gossamer.download.decoding import decode, encodings
 from gossamer.download.dns import Names, Resolver
 from gossamer.download.eyeballs import BetterAddress, raced
 from gossamer.download.faults import blame, check_head, connecting, never_connected, out_of_files, translate
-from gossamer.download.guard import Target, check_address, check_url
+from gossamer.download.guard import Target, check_address, check_url, is_global
 from gossamer.download.oddheaders import OddHeaders, readable
 from gossamer.download.outgoing import Outgoing, configure, read_authorities
 from gossamer.download.proxies import Proxies, Proxy
@@ -108,6 +109,19 @@ class HttpDownloader:
                     return await self._fetch(request)
         except TimeoutError:
             raise TimedOut(f"no whole answer within {self._settings.fetch_seconds:g} s") from None
+
+    async def address_of(self, request: Request) -> tuple[str, bool]:
+        """Where the request will go, as far as that is known before it does; its name is asked for only once."""
+        try:
+            target = check_url(request.url)
+            route = self._routes.find(target.host)
+            if self._proxies:
+                return "", False
+            address = target.address or (route.address if route else (await self._addresses(target.host))[0][0])
+        except FetchError:
+            # The fetch itself will say so.
+            return "", False
+        return address, is_global(address)
 
     async def aclose(self) -> None:
         self._closed = True
@@ -356,16 +370,16 @@ class HttpDownloader:
             headers_at = self._clock.monotonic()
             status = response.status
             headers, odd = readable(response.headers)
-            if self._body_bytes(call, status, headers) is not None:
+            length = self._body_bytes(call, status, headers)
+            if length is not None and length <= READ_BYTES:
                 body = (await response.bytes()).to_bytes()
             else:
-                pieces, size = [], 0
+                whole = BytesIO()
                 while (piece := await response.body_reader.read(READ_BYTES)) is not None:
-                    size += len(piece)
-                    if size > call.max_bytes:
+                    if whole.tell() + len(piece) > call.max_bytes:
                         raise too_large(call.max_bytes)
-                    pieces.append(piece)
-                body = b"".join(pieces)
+                    whole.write(piece)
+                body = whole.getvalue()
             return Reply(status, response.version, headers, odd, body, headers_at)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from io import BytesIO
 
 import brotli
 import zstandard
@@ -43,11 +44,12 @@ def decode(body: bytes, codings: tuple[str, ...], limit_bytes: int) -> bytes:
 
 
 class _Output:
-    """Decoded pieces up to a limit, and how much more to ask for in one step."""
+    """Decoded bytes up to a limit, and how much more to ask for in one step."""
 
     def __init__(self, name: str, limit_bytes: int) -> None:
         self._name, self._limit_bytes = name, limit_bytes
-        self._pieces: list[bytes] = []
+        # It grows in place and hands out what it holds: pieces that are joined would be in memory twice.
+        self._whole = BytesIO()
         self._members = 0
         self._room = limit_bytes
 
@@ -55,8 +57,7 @@ class _Output:
         self._room -= len(piece)
         if self._room < 0:
             raise TooLarge(f"{self._name} body of more than {self._limit_bytes} bytes after decoding")
-        if piece:
-            self._pieces.append(piece)
+        self._whole.write(piece)
 
     @property
     def step(self) -> int:
@@ -71,7 +72,7 @@ class _Output:
     def finish(self, whole: bool) -> bytes:
         if not whole:
             raise ProtocolBroken(f"{self._name} body was cut off")
-        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        return self._whole.getvalue()
 
 
 def _inflate(body: bytes | memoryview, window_bits: int, output: _Output) -> tuple[bool, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import NamedTuple
 
@@ -93,6 +94,12 @@ def check_address(address: str, allow_private: bool) -> None:
         raise Forbidden(f"{address} is a metadata service")
     if not allow_private and not _is_global(ip):
         raise Forbidden(f"{address} is not globally routable", hint="--allow-private allows it")
+
+
+@lru_cache(maxsize=16_384)
+def is_global(address: str) -> bool:
+    """Whether an address is one of the internet."""
+    return _is_global(ip_address(address))
 
 
 def _is_global(ip: IPv4Address | IPv6Address) -> bool:

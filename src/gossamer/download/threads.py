@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from io import BytesIO
 from typing import Any
 
 from pyreqwest.client import SyncClient, SyncClientBuilder
@@ -59,14 +60,14 @@ class ThreadDownloader(HttpDownloader):
             headers_at = self._clock.monotonic()
             status = response.status
             headers, odd = readable(response.headers)
-            if self._body_bytes(call, status, headers) is not None:
+            length = self._body_bytes(call, status, headers)
+            if length is not None and length <= READ_BYTES:
                 body = response.bytes().to_bytes()
             else:
-                pieces, size = [], 0
+                whole = BytesIO()
                 while (piece := response.body_reader.read(READ_BYTES)) is not None:
-                    size += len(piece)
-                    if size > call.max_bytes:
+                    if whole.tell() + len(piece) > call.max_bytes:
                         raise too_large(call.max_bytes)
-                    pieces.append(piece)
-                body = b"".join(pieces)
+                    whole.write(piece)
+                body = whole.getvalue()
             return Reply(status, response.version, headers, odd, body, headers_at)

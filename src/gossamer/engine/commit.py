@@ -86,36 +86,41 @@ class Committer:
         """Commit until `finish`."""
         last = False
         while not last:
-            entries = [await self._queue.get()]
+            entries: list[Entry | None] = [await self._queue.get()]
             if self._every and self._queue.qsize() < _MOST // 2:
                 await self._clock.sleep(self._every)
             while len(entries) < _MOST and not self._queue.empty():
                 entries.append(self._queue.get_nowait())
             last = None in entries
-            if self._trail is not None:
-                # First: what was sent is to be known, whatever becomes of it.
-                await self._trail.flush()
-            results = [entry for entry in entries if isinstance(entry, Result)]
-            notes = [entry for entry in entries if isinstance(entry, SiteNote)]
-            leases = [entry for entry in entries if isinstance(entry, Lease)]
-            try:
-                for entry in entries:
-                    if isinstance(entry, Listed):
-                        await self._keep_trying(partial(self._frontier.add, entry.requests), len(entry.requests))
-                if results or notes:
-                    receipt = await self._keep_trying(partial(self._store.commit, results, notes), len(results))
-            except _GaveUp as end:
-                await self._leave(leases)
-                raise end.fault from None
+            await self._commit(entries)
+            # While it waits for more, it must not hold on to pages that are stored.
+            entries = []
+
+    async def _commit(self, entries: list[Entry | None]) -> None:
+        if self._trail is not None:
+            # First: what was sent is to be known, whatever becomes of it.
+            await self._trail.flush()
+        results = [entry for entry in entries if isinstance(entry, Result)]
+        notes = [entry for entry in entries if isinstance(entry, SiteNote)]
+        leases = [entry for entry in entries if isinstance(entry, Lease)]
+        try:
+            for entry in entries:
+                if isinstance(entry, Listed):
+                    await self._keep_trying(partial(self._frontier.add, entry.requests), len(entry.requests))
             if results or notes:
-                await self._let_in(sum(map(_body_bytes, results)))
-                self.accepted += receipt.accepted
-                self.stale += receipt.stale
-                if receipt.accepted == len(results):
-                    for result in results:
-                        self._committed(result)
-            if leases:
-                await self._release(leases)
+                receipt = await self._keep_trying(partial(self._store.commit, results, notes), len(results))
+        except _GaveUp as end:
+            await self._leave(leases)
+            raise end.fault from None
+        if results or notes:
+            await self._let_in(sum(map(_body_bytes, results)))
+            self.accepted += receipt.accepted
+            self.stale += receipt.stale
+            if receipt.accepted == len(results):
+                for result in results:
+                    self._committed(result)
+        if leases:
+            await self._release(leases)
 
     async def _let_in(self, size: int) -> None:
         if size:

@@ -10,6 +10,7 @@ from gossamer.clock import Clock
 from gossamer.download.base import Remembers
 from gossamer.engine.breaker import Breaker
 from gossamer.engine.commit import Committer
+from gossamer.engine.crowds import Crowds
 from gossamer.engine.gate import LoadGate, Rulebook
 from gossamer.engine.handle import Handler
 from gossamer.engine.region import Places
@@ -44,6 +45,8 @@ class Context:
     """Given where cookies are kept: they are part of what is known of a site."""
     remembers: Remembers | None = None
     """Given where the downloader learns about sites."""
+    crowds: Crowds | None = None
+    """Given where the downloader knows the addresses of hosts."""
     loads: LoadGate | None = None
     """Given where pages are shown in a browser, and robots.txt is obeyed."""
     paused: bool = False

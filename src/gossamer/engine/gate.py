@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
-from functools import lru_cache
 
 import msgspec
 
@@ -22,14 +21,26 @@ PacedFetch = Callable[[Request], Awaitable[Response]]
 
 
 class Rulebook:
-    """Rules that were read and compiled before; a robots.txt of half a megabyte takes a tenth of a second each time."""
+    """Rules that were read and compiled before; a robots.txt of half a megabyte takes a tenth of a second each time.
 
-    def __init__(self, size: int = 512) -> None:
-        self.read = lru_cache(size)(self._read)
+    Those that were used last are kept, so many files and so many rules: a hostile one may have tens of thousands."""
 
-    def _read(self, packed: bytes) -> tuple[Robots, Matcher]:
-        robots = rfc9309.unpack(packed)
-        return robots, Matcher(robots.rules)
+    def __init__(self, files: int = 512, rules: int = 50_000) -> None:
+        self._files, self._room = files, rules
+        self._kept: OrderedDict[bytes, tuple[Robots, Matcher]] = OrderedDict()
+
+    def read(self, packed: bytes) -> tuple[Robots, Matcher]:
+        """The rules that `Robots.pack` gave, and what answers for them."""
+        found = self._kept.get(packed)
+        if found is None:
+            robots = rfc9309.unpack(packed)
+            found = self._kept[packed] = robots, Matcher(robots.rules)
+            self._room -= len(robots.rules.rules)
+            while len(self._kept) > 1 and (len(self._kept) > self._files or self._room < 0):
+                self._room += len(self._kept.popitem(last=False)[1][0].rules.rules)
+        else:
+            self._kept.move_to_end(packed)
+        return found
 
 
 class Gate:
@@ -38,13 +49,18 @@ class Gate:
     def __init__(
         self, known: dict[str, bytes], settings: Settings, clock: Clock, *, rulebook: Rulebook | None = None
     ) -> None:
-        rulebook = rulebook or Rulebook()
+        rulebook = Rulebook() if rulebook is None else rulebook
         self._known: dict[str, Robots] = {}
         self._matchers: dict[str, Matcher] = {}
         for origin, packed in known.items():
             self._known[origin], self._matchers[origin] = rulebook.read(packed)
         self._settings = settings
         self._clock = clock
+
+    @property
+    def weight(self) -> int:
+        """How many rules it holds."""
+        return sum(len(robots.rules.rules) for robots in self._known.values())
 
     def allows(self, url: str) -> bool:
         """Whether the rules let this URL through; `refresh` its origin first."""
@@ -112,8 +128,8 @@ class LoadGate:
 
     Rules that a lease brought, or that a visit has asked for, are learned and not asked for again."""
 
-    def __init__(self, settings: Settings, clock: Clock, *, size: int = 1000) -> None:
-        self._settings, self._clock, self._size = settings, clock, size
+    def __init__(self, settings: Settings, clock: Clock, *, size: int = 1000, rules: int = 50_000) -> None:
+        self._settings, self._clock, self._size, self._rules = settings, clock, size, rules
         self._gates: OrderedDict[str, Gate] = OrderedDict()
         self._asking: dict[str, asyncio.Lock] = {}
 
@@ -142,5 +158,6 @@ class LoadGate:
     def _keep(self, origin: str, gate: Gate) -> None:
         self._gates[origin] = gate
         self._gates.move_to_end(origin)
-        while len(self._gates) > self._size:
-            self._gates.popitem(last=False)
+        held = sum(kept.weight for kept in self._gates.values())
+        while len(self._gates) > 1 and (len(self._gates) > self._size or held > self._rules):
+            held -= self._gates.popitem(last=False)[1].weight

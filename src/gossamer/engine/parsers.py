@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from gossamer import allocator
 from gossamer import settings as configuration
 from gossamer.engine import wire
 from gossamer.engine.extractor import Extracted, Extractor, make_spider
@@ -97,6 +98,7 @@ class ParserPool:
 
 def main() -> None:
     """Be a parser: settings first, then pages, until the worker closes the pipe."""
+    allocator.give_back_freed_memory()
     source, target = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     # A print in a spider must not land between the answers.
     os.dup2(2, 1)
@@ -116,6 +118,9 @@ def main() -> None:
             job = _decode_job(data)
             target.write(wire.frame(_encode(runner.run(extractor.extract(job.request, job.response)))))
             target.flush()
+            if len(data) >= allocator.LARGE_PAGE_BYTES:
+                del job
+                allocator.trim()
 
 
 if __name__ == "__main__":

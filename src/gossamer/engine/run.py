@@ -11,6 +11,7 @@ from gossamer.clock import Clock
 from gossamer.download.base import Remembers
 from gossamer.engine.commit import Committer
 from gossamer.engine.context import Context
+from gossamer.engine.crowds import Crowds
 from gossamer.engine.gate import LoadGate, Rulebook
 from gossamer.engine.handle import Handler
 from gossamer.engine.machine import Machine
@@ -51,6 +52,7 @@ class Engine:
         remembers: Remembers | None = None,
         loads: LoadGate | None = None,
         visits: Callable[..., Visit] = Visit,
+        crowds: Crowds | None = None,
     ) -> None:
         self._frontier = frontier
         self._settings = settings
@@ -80,6 +82,7 @@ class Engine:
             jar=jar,
             remembers=remembers,
             loads=loads,
+            crowds=crowds,
         )
 
     @property

@@ -82,6 +82,11 @@ class Slots:
     ) -> None:
         self._leave()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody is there, and nobody waits."""
+        return not self.used and not self._waiting
+
     def resize(self, limit: int) -> None:
         """Allow this many from now on."""
         self.limit = limit

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -172,7 +174,7 @@ class Visit:
             # A timer may fire a little early, and the delay is a promise: look at the clock again.
             while (wait := self._next_at - self._clock.monotonic()) > 0 or (wait := context.breaker.wait()) > 0:
                 await self._sleep(wait)
-            async with context.slots:
+            async with self._at_its_address(request), context.slots:
                 if self.lost or self._clock.monotonic() >= self.deadline:
                     self.lost = True
                     raise _LeaseLost
@@ -202,6 +204,20 @@ class Visit:
             if self._placing is not None:
                 self._placing.saw(response.latency)
         return response
+
+    @asynccontextmanager
+    async def _at_its_address(self, request: Request) -> AsyncIterator[None]:
+        """One of those that fetch from the site's address; who waits for that takes no place from other sites."""
+        if (crowds := self._context.crowds) is None:
+            yield
+            return
+        address = await crowds.locate(request)
+        if crowds.is_full(address):
+            self.sleeping = True
+            self._context.went_to_sleep()
+        async with crowds.at(address):
+            self.sleeping = False
+            yield
 
     def _trace(self, request: Request, *, at: float, latency: float = 0.0, **known: Any) -> None:
         """Leave a step on the trail, if one is kept, and a line in the log, if it is wanted."""

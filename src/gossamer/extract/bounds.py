@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import re
+from itertools import islice
 
 # One unit is one element that the parser looks at while it searches its stack: about 1.2 ns.
 WORK = 32_000_000
 WORK_PER_BYTE = 16
-# The tree with its copy of the text.
-MAX_TREE_BYTES = 36 * 1024 * 1024
+# The body, its tree with a copy of the text, and the longest piece once more as the parser reads it, and as a string.
+MAX_PAGE_BYTES = 38 * 1024 * 1024
 LEAST_TREE_BYTES = 8 * 1024 * 1024
+MOST_TEXT_BYTES = 8 * 1024 * 1024
 # A tag, or a title, which the parser keeps twice; a picture in an attribute may be of some size.
 MAX_PIECE_BYTES = 4 * 1024 * 1024
-# What the parser was seen to take for each of them; an element with the text behind it takes 180 to 300.
-ELEMENT_BYTES = 240
-ATTRIBUTE_BYTES = 230
-COMMENT_BYTES = 180
+# What the parser was seen to take for each of them.
+ELEMENT_BYTES = 210
+TEXT_BYTES = 140
+ATTRIBUTE_BYTES = 260
+COMMENT_BYTES = 140
 END_TAG_BYTES = 24
+STRAY_BYTES = 20
 # Who looks for links has a node and a string of Python for each.
-LINK_BYTES = 150
-STRAY_BYTES = 18
+LINK_BYTES = 320
 
 SMALL_BYTES = 4096
 LARGE_BYTES = 524_288
@@ -44,6 +47,9 @@ _TOKEN = re.compile(
     rb"|([^<]*+(?:<(?![a-zA-Z!?/])[^<]*+)*+))" % {b"A": _ATTRIBUTE, **_PARTS},
     re.DOTALL,
 )
+# What may be a character for which a string takes four bytes each, or two.
+_WIDE = re.compile(rb"[&\xf0-\xf4]")
+_FOREIGN_LETTER = re.compile(rb"[\x80-\xff]")
 _LONG_TAG = re.compile(rb"<[a-zA-Z][^>]{%d}" % LONG_TAG_BYTES)
 _FORMATTING_START = re.compile(
     rb"<(?:[bBiIuUsS][\t\n\f\r />mMtTiI]|[eE][mM]|[tT][tT]|[fF][oO][nN]|[cC][oO][dD]|[nN][oO][bB])"
@@ -84,13 +90,29 @@ _END_RAW = {
 }
 
 
-def safe_length(body: bytes) -> int:
-    """The length of the longest prefix whose tree is built in linear time and bounded memory; mostly all of it."""
-    length = _measure(body) if _is_suspicious(body) else len(body)
+def safe_length(body: bytes, *, held_bytes: int = 0) -> int:
+    """The length of the longest prefix whose tree is built in linear time and bounded memory; mostly all of it.
+
+    `held_bytes` is what the page takes besides this body."""
+    length = _measure(body, held_bytes) if _is_suspicious(body) else len(body)
     if b"\0" in body and body.count(0, 0, length) > MANY_NULS:
         # The parser leaves each of them out, and keeps a piece of memory for it.
-        length = min(length, sum(map(len, body.split(b"\0", MANY_NULS)[:MANY_NULS])) + MANY_NULS)
+        end = -1
+        for _ in range(MANY_NULS):
+            end = body.find(0, end + 1)
+        length = min(length, end)
     return length
+
+
+def room_for(held_bytes: int) -> int:
+    """How much the tree of a page may take, with everything that is made of it, where so much is held already."""
+    # The more there is of a page, the more is made of it besides: its text, its links, a line of output.
+    return max(MAX_PAGE_BYTES - held_bytes * 27 // 20, LEAST_TREE_BYTES)
+
+
+def room_for_text(body_bytes: int) -> int:
+    """How much the text of a page may take as a string: eight megabytes, less of a body near the limits."""
+    return min(max(room_for(body_bytes) // 3, MOST_TEXT_BYTES // 4), MOST_TEXT_BYTES)
 
 
 def _is_suspicious(body: bytes) -> bool:
@@ -145,48 +167,79 @@ def _has_many_attributes(body: bytes, start: int) -> bool:
     return len(_NAMES.findall(body, start + 1, end if end >= 0 else len(body))) > MANY_ATTRIBUTES
 
 
-def _measure(body: bytes) -> int:
+def _measure(body: bytes, held_bytes: int) -> int:
     tree, budget = _Tree(), WORK + WORK_PER_BYTE * len(body)
-    max_bytes = max(MAX_TREE_BYTES - len(body), LEAST_TREE_BYTES)
+    room = room_for(len(body) + held_bytes)
     names: set[bytes] = set()
-    position = 0
+    # Up to `safe` there is room for a copy too, which is made of a body that is cut.
+    position = safe = longest = last = 0
     while position < len(body):
         restart = len(body)
         for token in _TOKEN.finditer(body, position):
-            kind = token.lastindex
+            kind, start, end = token.lastindex, token.start(), token.end()
+            if piece := start - last:
+                tree.bytes += TEXT_BYTES
+                if piece > longest // 5:
+                    longest = max(longest, _twice_more(body, last, start))
+                    if tree.bytes + start + longest > room:
+                        return max(safe, last + _share(room - tree.bytes - 2 * last))
+            last = end
             if kind == 1:
                 tree.close(token[1].lower())
             elif kind == 2:
-                name, tag = token[2].lower(), token[0]
-                if len(tag) > MAX_PIECE_BYTES:
-                    return token.start()
+                name, size = token[2].lower(), end - start
+                if size > MAX_PIECE_BYTES:
+                    return min(safe, start)
                 if name not in names:
                     tree.work += len(names) // 4
                     names.add(name)
-                if len(tag) > len(name) + 2:
-                    tree.work += _attribute_work(tag[len(name) + 1 :], names, tree)
+                if size > len(name) + 2:
+                    tree.work += _attribute_work(token[0][len(name) + 1 :], names, tree, room)
                 if name in _RAW and not tree.foreign:
                     tree.bytes += ELEMENT_BYTES
-                    restart = _end_of_raw(body, name, token.end(), tree)
-                    if name in _TEXT and restart - token.end() > MAX_PIECE_BYTES:
-                        return token.end() + MAX_PIECE_BYTES
+                    restart = _end_of_raw(body, name, end, tree)
+                    most = MAX_PIECE_BYTES if name in _TEXT else len(body)
+                    longest, last = max(longest, _twice_more(body, end, restart)), restart
+                    if restart - end > most or tree.bytes + restart + longest > room:
+                        return max(safe, end + min(most, _share(room - tree.bytes - 2 * end)))
                     break
-                tree.open(name, tag)
+                tree.open(name, token[0])
             elif kind == 4:
-                tree.bytes += STRAY_BYTES * (1 + token[4].count(b"<"))
+                tree.bytes += TEXT_BYTES + STRAY_BYTES * body.count(b"<", start, end)
+                longest = max(longest, _twice_more(body, start, end))
             else:
                 tree.bytes += COMMENT_BYTES
+                longest = max(longest, end - start)
                 if kind == 3 and tree.foreign:
                     tree.trusting = False
-            if tree.work > budget or tree.bytes > max_bytes:
-                return token.start()
+            taken = tree.bytes + end + longest
+            if tree.work > budget or taken > room:
+                return safe
+            if taken + end <= room:
+                safe = end
         position = restart
+    if tree.bytes + len(body) + max(longest, _twice_more(body, last, len(body))) > room:
+        return max(safe, last + _share(room - tree.bytes - 2 * last))
     return len(body)
 
 
-def _attribute_work(rest: bytes, names: set[bytes], tree: _Tree) -> int:
+def _twice_more(body: bytes, start: int, end: int) -> int:
+    """What a piece takes besides its place in the tree: while it is read, and as a string, which may be wider."""
+    if end - start < SMALL_BYTES:
+        return 2 * (end - start)
+    wide = 4 if _WIDE.search(body, start, end) else 2 if _FOREIGN_LETTER.search(body, start, end) else 1
+    return (1 + wide) * (end - start)
+
+
+def _share(left: int) -> int:
+    """How much of one long piece there is room for: cut off with all before it, read, in the tree, and as a string."""
+    return max(left, 0) // 7
+
+
+def _attribute_work(rest: bytes, names: set[bytes], tree: _Tree, room: int) -> int:
     """Each name is compared with those before it in the tag, and a new one with a share of all names of the page."""
-    found = _NAMES.findall(rest)
+    most = room // ATTRIBUTE_BYTES + 1
+    found = [name[1] for name in islice(_NAMES.finditer(rest), most)] if len(rest) > most else _NAMES.findall(rest)
     tree.bytes += ATTRIBUTE_BYTES * len(found)
     known = len(names)
     names.update(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import re
 from functools import lru_cache
+from io import BytesIO
 
 import cchardet
 
@@ -13,6 +14,7 @@ from gossamer.extract import mime
 PRESCAN_BYTES = 1024
 LATE_BYTES = 65_536
 DETECT_BYTES = 65_536
+_SLICE_BYTES = 1024 * 1024
 DETECT_LEAST_BYTES = 512
 DETECT_CONFIDENCE = 0.4
 DEFAULT = "windows-1252"
@@ -148,12 +150,9 @@ def declared(body: bytes, content_type: str = "", *, within: int = PRESCAN_BYTES
 
 def guessed(body: bytes) -> str:
     """The encoding of a body that declares none: UTF-8 if it is valid, a late `<meta>`, or the detector's word."""
-    try:
-        # A body that was cut off may end inside a character.
-        codecs.getincrementaldecoder("utf-8")().decode(body)
+    start = _first_fault(body, "utf-8")
+    if start is None:
         return "iso-2022-jp" if b"\x1b$" in body and body.isascii() else "utf-8"
-    except UnicodeDecodeError as error:
-        start = error.start
     late = _prescan(body[:LATE_BYTES])
     if late is not None and late != "utf-8":
         return late
@@ -161,6 +160,19 @@ def guessed(body: bytes) -> str:
     sample = body[max(0, start - DETECT_BYTES // 4) :][:DETECT_BYTES]
     foreign = b" ".join(run for run in _RUNS.split(sample) if not run.isascii())
     return _likeliest(foreign if len(foreign) >= DETECT_LEAST_BYTES else foreign * 8)
+
+
+def _first_fault(body: bytes, name: str) -> int | None:
+    """About where a body stops to make sense, None if it does not; one that was cut off may end inside a character.
+
+    In slices: as a string, a body may take four times its length."""
+    decoder = codecs.getincrementaldecoder(name)()
+    for start in range(0, len(body), _SLICE_BYTES):
+        try:
+            decoder.decode(body[start : start + _SLICE_BYTES])
+        except UnicodeDecodeError as error:
+            return start + error.start
+    return None
 
 
 def _likeliest(sample: bytes) -> str:
@@ -216,6 +228,29 @@ def decode(body: bytes, encoding: str) -> str:
             # This one has the vendors' rows (circled digits and such) that pages use under the name of EUC-JP.
             return body.decode("euc_jis_2004", "replace")
     return body.decode(codec(name), "replace")
+
+
+def recoded(body: bytes, encoding: str, limit_bytes: int) -> tuple[bytes, bool]:
+    """The body in UTF-8 as far as the limit allows, as `decode` reads it, and whether that is all of it."""
+    name = NAMES.get(encoding.lower(), DEFAULT)
+    if len(body) <= _SLICE_BYTES or name == "replacement":
+        found = decode(body, name).encode("utf-8", "replace")
+        return found[:limit_bytes], len(found) <= limit_bytes
+    if name.startswith("utf-16"):
+        body = body.removeprefix(b"\xfe\xff" if name == "utf-16be" else b"\xff\xfe")
+    kind = codec(name)
+    if name == "euc-jp" and _first_fault(body, "euc_jp") is not None:
+        kind = "euc_jis_2004"
+    decoder = codecs.getincrementaldecoder(kind)("replace")
+    whole = BytesIO()
+    for start in range(0, len(body), _SLICE_BYTES):
+        part, end = body[start : start + _SLICE_BYTES], start + _SLICE_BYTES
+        text = decoder.decode(part, end >= len(body)) if name in _MULTIBYTE else decode(part, name)
+        room = limit_bytes - whole.tell()
+        written = whole.write(text.encode("utf-8", "replace")[: room + 1])
+        if written > room:
+            return whole.getvalue()[:limit_bytes], False
+    return whole.getvalue(), True
 
 
 def codec(encoding: str) -> str:

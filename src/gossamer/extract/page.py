@@ -12,7 +12,7 @@ from gossamer.errors import ExtractError
 from gossamer.extract import bounds, directives, forms, links, paging, selectors
 from gossamer.extract.answer import Answer
 from gossamer.extract.directives import Directives
-from gossamer.extract.encoding import decode
+from gossamer.extract.encoding import decode, recoded
 from gossamer.extract.links import LinkMemo
 from gossamer.extract.markdown import main_part
 from gossamer.extract.metadata import Metadata, metadata
@@ -91,9 +91,9 @@ class Page(Answer):
 
     @property
     def text(self) -> str:
-        """The text that a reader sees, white space made single, one line per block."""
+        """The text that a reader sees, white space made single, one line per block; of a book, its first 8 MiB."""
         if self._text is None:
-            self._text = visible_text(self.tree)
+            self._text = visible_text(self.tree, room_bytes=bounds.room_for_text(len(self.body)))
         return self._text
 
     @property
@@ -346,12 +346,14 @@ class Page(Answer):
         """The body in UTF-8, as far as it is safe to parse."""
         if not self.is_html:
             return b""
-        body = self.body
+        body, held_bytes = self.body, 0
         if self.encoding != "utf-8":
-            body = self.html.encode("utf-8", "replace")
+            held_bytes = len(body)
+            body, is_whole = recoded(body, self.encoding, bounds.room_for(held_bytes) // 2)
+            self.cut = self.cut or not is_whole
         elif body.startswith(b"\xef\xbb\xbf"):
             body = body[3:]
-        length = bounds.safe_length(body)
+        length = bounds.safe_length(body, held_bytes=held_bytes)
         if length < len(body):
             self.cut = True
             body = body[:length]

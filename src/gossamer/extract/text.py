@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from io import BytesIO
+
 from selectolax.lexbor import LexborHTMLParser, LexborNode
+
+from gossamer.extract.bounds import MOST_TEXT_BYTES
 
 _HIDDEN_TAGS = """
     script style template noscript noembed noframes iframe head title textarea select datalist object svg math
@@ -18,8 +22,6 @@ _AROUND = _HIDDEN | {"nav", "aside", "footer", "form"}
 _BLOCKS = frozenset(_BLOCK_TAGS.split())
 _CELLS = frozenset({"td", "th", "button"})
 MAX_TITLE = 4096
-MAX_CHARACTERS = 32 * 1024 * 1024
-MAX_MAIN = 4 * 1024 * 1024
 _SLICE = 65_536
 
 
@@ -32,29 +34,23 @@ def title_of(tree: LexborHTMLParser) -> str:
     return " ".join(node.text()[:_SLICE].split())[:MAX_TITLE].rstrip() if node is not None else ""
 
 
-def visible_text(
-    tree: LexborHTMLParser, *, hidden: frozenset[str] = _HIDDEN, max_characters: int = MAX_CHARACTERS
-) -> str:
-    """The text outside scripts, styles and the like: a line per block, no white space but single spaces."""
-    room = max_characters
-    lines: list[str] = []
-    pieces: list[str] = []
+def visible_text(tree: LexborHTMLParser, *, hidden: frozenset[str] = _HIDDEN, room_bytes: int = MOST_TEXT_BYTES) -> str:
+    """The text outside scripts, styles and the like: a line per block, no white space but single spaces.
+
+    At most so much of it as a string of `room_bytes` can hold."""
+    written = _Text(room_bytes)
     node: LexborNode | None = tree.body
     depth = 0
-    while node is not None:
+    while node is not None and written.has_room:
         if node.is_text_node:
-            piece = (node.text_content or "")[:room]
-            pieces.append(piece)
-            room -= len(piece)
-            if room <= 0:
-                break
+            written.add(node.text_content or "")
             below = None
         else:
             tag = node.tag or ""
             if tag in _CELLS:
-                pieces.append(" ")
-            elif tag in _BLOCKS and pieces:
-                _end_line(pieces, lines)
+                written.add(" ")
+            elif tag in _BLOCKS:
+                written.end_line()
             below = None if tag in hidden else node.first_child
         if below is not None:
             node, depth = below, depth + 1
@@ -63,45 +59,86 @@ def visible_text(
             node, depth = node.parent, depth - 1
             if node is not None and node.tag in _BLOCKS:
                 if node.tag in _CELLS:
-                    pieces.append(" ")
-                elif pieces:
-                    _end_line(pieces, lines)
+                    written.add(" ")
+                else:
+                    written.end_line()
         node = node.next if depth and node is not None else None
-    _end_line(pieces, lines)
-    return "\n".join(lines)
+    return written.whole()
 
 
-def _end_line(pieces: list[str], lines: list[str]) -> None:
-    line = _single_spaced("".join(pieces))
-    pieces.clear()
-    if line:
-        lines.append(line)
+class _Text:
+    """Lines that grow, within a limit. Long pieces are taken in slices, and kept as UTF-8: all words of a large page
+    at once, or a string that one emoji makes four times as wide, would take much memory."""
+
+    def __init__(self, room_bytes: int) -> None:
+        self._room_bytes = room_bytes
+        self._lines: list[str] = []
+        self._pieces: list[str] = []
+        self._stored = BytesIO()
+        self._size = 0
+
+    @property
+    def has_room(self) -> bool:
+        return self._room_bytes > 0
+
+    def add(self, text: str) -> None:
+        self._pieces.append(text[: self._room_bytes])
+        self._room_bytes -= _bytes_of(self._pieces[-1])
+        self._size += len(self._pieces[-1])
+
+    def end_line(self) -> None:
+        if not self._pieces:
+            return
+        line = _single_spaced("".join(self._pieces) if len(self._pieces) > 1 else self._pieces[0])
+        self._pieces.clear()
+        if line:
+            self._lines.append(line)
+        if self._size > _SLICE:
+            self._store()
+
+    def whole(self) -> str:
+        self.end_line()
+        if not self._stored.tell():
+            return "\n".join(self._lines)
+        self._store()
+        return self._stored.getvalue().decode("utf-8", "surrogatepass")
+
+    def _store(self) -> None:
+        for line in self._lines:
+            if self._stored.tell():
+                self._stored.write(b"\n")
+            self._stored.write(line.encode("utf-8", "surrogatepass"))
+        self._lines.clear()
+        self._size = 0
+
+
+def _bytes_of(text: str) -> int:
+    """What a string takes, without its head."""
+    return len(text) if text.isascii() else text.__sizeof__()
 
 
 def _single_spaced(line: str) -> str:
-    """The line with single spaces. A long one is taken in slices: its words, all at once, would take much memory."""
+    """The line with single spaces."""
     if len(line) <= _SLICE:
         return " ".join(line.split())
-    pieces: list[str] = []
+    found = BytesIO()
     is_apart = False
     for start in range(0, len(line), _SLICE):
         part = line[start : start + _SLICE]
         words = " ".join(part.split())
         if words:
-            if pieces and (is_apart or part[0].isspace()):
-                pieces.append(" ")
-            pieces.append(words)
+            if found.tell() and (is_apart or part[0].isspace()):
+                found.write(b" ")
+            found.write(words.encode("utf-8", "surrogatepass"))
             is_apart = part[-1].isspace()
         else:
             is_apart = True
-    return "".join(pieces)
+    return found.getvalue().decode("utf-8", "surrogatepass")
 
 
 def main_text(tree: LexborHTMLParser) -> str:
-    """The visible text without what surrounds it on every page of a site: menus, asides, forms and footers.
-
-    To tell pages apart the first four million characters are enough."""
-    return visible_text(tree, hidden=_AROUND, max_characters=MAX_MAIN)
+    """The visible text without what surrounds it on every page of a site: menus, asides, forms and footers."""
+    return visible_text(tree, hidden=_AROUND)
 
 
 def _in_picture(node: LexborNode) -> bool:

@@ -1,0 +1,40 @@
+"""How a process of ours takes memory: what large pages needed goes back to the machine when they are gone."""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+from typing import Any
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
+LARGE_BYTES = 256 * 1024
+ARENAS = 4
+LARGE_PAGE_BYTES = 2 * 1024 * 1024
+"""Pages from this size on are worth it to `trim` after them."""
+
+
+def give_back_freed_memory() -> None:
+    """Have the C library map large blocks one by one, which it returns at once; for the whole process, so not for
+    those that only import us. Left to itself it maps ever larger blocks only, and keeps the others for later; and with
+    many threads, which decode bodies, it keeps so many heaps."""
+    if (library := _glibc()) is not None:
+        library.mallopt(_MMAP_THRESHOLD, LARGE_BYTES)
+        library.mallopt(_TRIM_THRESHOLD, 4 * LARGE_BYTES)
+        library.mallopt(_ARENA_MAX, ARENAS)
+
+
+def trim() -> None:
+    """Give back what a large page left behind in small pieces; it takes about a millisecond."""
+    if (library := _glibc()) is not None:
+        library.malloc_trim(0)
+
+
+@lru_cache(maxsize=1)
+def _glibc() -> Any:
+    """The C library, if it is the one with these functions."""
+    if sys.platform != "linux":
+        return None
+    import ctypes
+
+    library = ctypes.CDLL(None)
+    return library if hasattr(library, "malloc_trim") and hasattr(library, "mallopt") else None
