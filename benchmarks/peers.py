@@ -204,7 +204,7 @@ def kills(contenders: list[Contender], shape: Shape, count: int) -> None:
                 f"lost, {found.repeated} fetched again",
                 flush=True,
             )
-    left = [contender.name for contender in contenders if not contender.resumes]
+    left = [contender.name for contender in CONTENDERS if not contender.resumes]
     print(f"  do not say that they resume: {', '.join(left)}")
 
 

@@ -45,6 +45,7 @@ WIDE = {
     "attribute names": b"".join(b"<i a%d></i>" % number for number in range(COUNT)),
     "formatting opened again": formatting(3000, COUNT),
     "a small page of formatting": formatting(2000, 4000),
+    "formatting left open among closed": b"<b>x</b>" * 1000 + formatting(2000, 4000),
     "formatting across cells": b"".join(b"<b a%d><table><td></b></table><p>x" % n for n in range(COUNT)),
 }
 LONG = {

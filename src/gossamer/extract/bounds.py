@@ -54,6 +54,8 @@ _LONG_TAG = re.compile(rb"<[a-zA-Z][^>]{%d}" % LONG_TAG_BYTES)
 _FORMATTING_START = re.compile(
     rb"<(?:[bBiIuUsS][\t\n\f\r />mMtTiI]|[eE][mM]|[tT][tT]|[fF][oO][nN]|[cC][oO][dD]|[nN][oO][bB])"
 )
+_FORMATTED_TEXT = re.compile(rb"<(b|i|u|s|em|strong|small|code|tt|B|I|U|S|EM|STRONG)>[^<]*+</\1>")
+"""If such a start tag is one, its end tag is too, and nothing can be open in between: it is never opened again."""
 _SCRIPT = re.compile(rb"<[sS][cC][rR][iI][pP][tT]")
 
 _VOID_TAGS = b"area base basefont bgsound br col embed frame hr image img input keygen link meta param source track wbr"
@@ -125,10 +127,16 @@ def _is_suspicious(body: bytes) -> bool:
     tags = body.count(b"<")
     # Half of them formatting, the other half places to open it again in, is the worst that they could be.
     if tags > MANY_TAGS or (
-        tags * tags > 4 * MANY_COPIES and len(_FORMATTING_START.findall(body)) * tags > MANY_COPIES
+        tags * tags > 4 * MANY_COPIES and _left_open(body, MANY_COPIES // tags) * tags > MANY_COPIES
     ):
         return True
     return _hides_its_end(body)
+
+
+def _left_open(body: bytes, enough: int) -> int:
+    """How many formatting elements may be left open, at most; exact only where that is more than `enough`."""
+    started = len(_FORMATTING_START.findall(body))
+    return started - len(_FORMATTED_TEXT.findall(body)) if started > enough else started
 
 
 def _hides_its_end(body: bytes) -> bool:
