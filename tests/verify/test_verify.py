@@ -75,6 +75,7 @@ def test_a_sink_that_drops_a_page_and_stores_another_twice_is_found_out(tmp_path
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_proof_that_is_ended_early_takes_everything_away(redis_server: RedisServer, tmp_path: Path) -> None:
     with redis.Redis.from_url(redis_server.url) as store:
         store.flushall()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gossamer import addresses
-from gossamer.errors import ConfigError
+from gossamer.errors import ConfigError, SinkError
 
 
 async def ask(url: str, statement: str) -> list[Any]:
@@ -23,21 +23,29 @@ async def ask(url: str, statement: str) -> list[Any]:
 async def _ask_postgresql(url: str, statement: str) -> list[Any]:
     import asyncpg
 
-    connection = await asyncpg.connect(**addresses.postgresql(url, of="the database")[0], timeout=10.0)
+    place, server = addresses.postgresql(url, of="the database")
     try:
-        return [tuple(row) for row in await connection.fetch(statement)]
-    finally:
-        await connection.close()
+        connection = await asyncpg.connect(**place, timeout=10.0)
+        try:
+            return [tuple(row) for row in await connection.fetch(statement)]
+        finally:
+            await connection.close()
+    except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        raise SinkError(f"{server}: {error}") from error
 
 
 async def _ask_mysql(url: str, statement: str) -> list[Any]:
     import asyncmy
+    from asyncmy import errors as faults
 
-    place, _ = addresses.mysql(url, of="the database")
-    connection = await asyncmy.connect(**place, charset="utf8mb4", connect_timeout=10, autocommit=True)
+    place, server = addresses.mysql(url, of="the database")
     try:
-        async with connection.cursor() as cursor:
-            await cursor.execute(statement)
-            return list(await cursor.fetchall()) if cursor.description else []
-    finally:
-        await connection.ensure_closed()
+        connection = await asyncmy.connect(**place, charset="utf8mb4", connect_timeout=10, autocommit=True)
+        try:
+            async with connection.cursor() as cursor:
+                await cursor.execute(statement)
+                return list(await cursor.fetchall()) if cursor.description else []
+        finally:
+            await connection.ensure_closed()
+    except faults.MySQLError as error:
+        raise SinkError(f"{server}: {error}") from error
