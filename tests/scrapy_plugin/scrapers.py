@@ -38,7 +38,7 @@ def scrapy(
     )
 
 
-def finish(process: subprocess.Popen[str], timeout: float = 60) -> str:
+def finish(process: subprocess.Popen[str], timeout: float = 110) -> str:
     """Wait for its end; what it said."""
     try:
         _, said = process.communicate(timeout=timeout)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 import signal
@@ -22,10 +21,12 @@ from scrapy.settings import Settings as ScrapySettings
 
 from gossamer.errors import ConfigError, Held
 from gossamer.fleet import open_fleet
+from gossamer.inquiry import inquire
 from gossamer.job import stored_settings
 from gossamer.model import Counts
 from gossamer.scrapy.options import open_frontier, read_options
 from gossamer.sim.log import cut_short, gaps, max_overlap
+from gossamer.story import tell
 from gossamer.testing.servers import RedisServer
 from gossamer.testing.sqlservers import SqlServer
 from gossamer.testing.web import SimWeb
@@ -33,7 +34,10 @@ from gossamer.testing.web import SimWeb
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
 from processes import until
-from scrapers import TUTORIAL, environment, finish, items, scrapy, shown_settings, site
+from scrapers import TUTORIAL, finish, items, scrapy, shown_settings, site
+
+# Scrapy takes long to start on a machine that has much to do.
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture
@@ -72,13 +76,14 @@ def counts(url: str, job: str) -> Counts:
     return asyncio.run(look())
 
 
-def why(url: str, *options: str) -> dict[str, Any]:
+def why(url: str, job: str, frontier: str = "") -> dict[str, Any]:
     """What `gossamer why` tells of a URL."""
-    words = [sys.executable, "-m", "gossamer", "why", url, "--json", *options]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, env=environment())
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+
+    async def ask() -> dict[str, Any]:
+        async with inquire(job, frontier) as asked:
+            return await tell(asked, url, now=time.time())
+
+    return asyncio.run(ask())
 
 
 def test_the_tutorial_project_runs_with_the_settings_of_the_guide_and_is_not_crawled_twice(tmp_path: Path) -> None:
@@ -99,9 +104,9 @@ def test_the_tutorial_project_runs_with_the_settings_of_the_guide_and_is_not_cra
         again = scrapy("sayings", "", *words, project=project)
         assert "Closing spider (finished)" in finish(again)
         assert len(shop.asked) == len(times)
-        story = why(f"{shop.url}/page/2/", "--job", f"{tmp_path}/job")
+        story = why(f"{shop.url}/page/2/", f"{tmp_path}/job")
         assert (story["seen"], story["state"], story["rules"][0]["rule"]) == (True, "done", "scrapy")
-        assert not why(f"{shop.url}/page/99/", "--job", f"{tmp_path}/job")["seen"]
+        assert not why(f"{shop.url}/page/99/", f"{tmp_path}/job")["seen"]
 
 
 def test_a_file_with_an_owner_is_refused_with_words(tmp_path: Path) -> None:
@@ -183,9 +188,9 @@ def test_requests_of_every_kind_come_through_and_are_settled(store: str, tmp_pat
         assert after.leased == after.queued == 0
         assert after.failed == 2
         assert after.skipped == 1
-        assert why(f"{shop.url}/again", "--job", "manifold", "--frontier", store)["seen"]
+        assert why(f"{shop.url}/again", "manifold", store)["seen"]
         # Each of its two requests has a name of its own, which no address leads to.
-        assert not why(f"{shop.url}/twice", "--job", "manifold", "--frontier", store)["seen"]
+        assert not why(f"{shop.url}/twice", "manifold", store)["seen"]
 
 
 def test_killed_stopped_and_late_processes_lose_nothing_and_keep_the_delay(
@@ -199,16 +204,16 @@ def test_killed_stopped_and_late_processes_lose_nothing_and_keep_the_delay(
             return started(scrapy("walk", store, *words, log=log, SEEDS=" ".join(web.seeds)))
 
         killed, stopped = start("killed", worker="one"), start("stopped")
-        until(lambda: len(web.log()) > 30, 60)
+        until(lambda: len(web.log()) > 30, 110)
         os.kill(killed.pid, signal.SIGKILL)
         moment = web.log()[-1].arrived_at
         killed.wait()
         # Of the same name: what the dead one held is free at once, and not when its leases end in half a minute.
         late = start("late", worker="one")
-        until(lambda: len(web.log()) > 70, 60)
+        until(lambda: len(web.log()) > 70, 110)
         os.kill(stopped.pid, signal.SIGTERM)
         stopped.wait(30)
-        assert late.wait(60) == 0, (tmp_path / "late.log").read_text()
+        assert late.wait(110) == 0, (tmp_path / "late.log").read_text()
         log = web.log()
         verdict = web.judge()
         assert not verdict.missed
@@ -229,7 +234,7 @@ def test_a_page_is_not_done_while_an_item_of_it_is_in_a_pipeline(store: str, tmp
     gate = tmp_path / "gate"
     with site() as shop:
         run = started(scrapy("patient", store, SITE=shop.url, GATE=str(gate)))
-        until(lambda: shop.count("/start"), 60)
+        until(lambda: shop.count("/start"), 110)
         # Far longer than the callback and the storing of results take.
         time.sleep(2)
         held = counts(store, "patient")
@@ -254,7 +259,7 @@ def test_spiders_of_scrapy_redis_take_their_start_urls_from_redis(
             server.sadd("redis_rules:start_urls", *web.seeds)
         else:
             server.rpush("walk:start_urls", *web.seeds)
-        assert run.wait(60) == 0, (tmp_path / "log").read_text()
+        assert run.wait(110) == 0, (tmp_path / "log").read_text()
         assert not web.judge().missed
         # A start URL is fetched whenever it is given, as scrapy-redis does, and once more where it is linked.
         assert set(web.judge().repeated) <= set(web.seeds)
