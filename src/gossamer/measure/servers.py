@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import sys
 from pathlib import Path
 from typing import Protocol
@@ -113,6 +112,8 @@ def cpu_of(pid: int) -> float:
 
 async def resident_bytes() -> float:
     """Memory of this process: that of the embedded frontier is in it."""
+    import resource
+
     if sys.platform == "linux":
         return float(int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize())
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

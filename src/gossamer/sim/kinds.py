@@ -60,11 +60,11 @@ ROBOTS = {
     "robots-reset": "connection reset: nothing is allowed",
 }
 PLACES = {
-    "news": "/news/: headlines with dates on three pages, and their articles",
+    "news": "/news/: dated headlines on three pages, and articles",
     "shop": "/goods/: things with a price and a stock, on three pages",
     "blog": "/blog/: posts between a menu and a footer",
-    "notices": "/notices/: one changes, one goes and one comes after the first visit",
-    "members": "/members/: letters behind a log-in form (user me, password willow)",
+    "notices": "/notices/: after a visit one changes, one goes, one comes",
+    "members": "/members/: behind a log-in (user me, password willow)",
 }
 GROUPS = {"links": LINKS, "faults": FAULTS, "traps": TRAPS, "bodies": BODIES, "robots": ROBOTS, "places": PLACES}
 FEATURES = LINKS | FAULTS | TRAPS | BODIES | ROBOTS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -64,6 +63,8 @@ def command(seeds: int, seed: int, workers: int, sites: int, pages: int, process
             say(f"seed {report.seed} holds: digest {report.digest}, {report.seconds:,.0f} virtual seconds")
     what = ", ".join(f"{count:,} x {name}" for name, count in sorted(befell.items())) or "nothing befell"
     say(f"{seeds:,} seeds in {time.monotonic() - began:.0f} s, {failed:,} failed; {pages_done:,} pages; {what}")
+    import resource
+
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     cpu_seconds = sum(usage.ru_utime + usage.ru_stime for usage in usages)
     most_mib = max(usage.ru_maxrss for usage in usages) / 1024
