@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from pathlib import Path
@@ -50,7 +51,10 @@ class _Redis:
         self._redis = connect(url)
 
     async def weight(self) -> float:
-        return float((await self._redis.info("memory"))["used_memory"])
+        while (memory := await self._redis.info("memory")).get("lazyfree_pending_objects"):
+            # What was deleted a moment ago is freed in the background, and would be taken for a loss of weight.
+            await asyncio.sleep(0.02)
+        return float(memory["used_memory"])
 
     async def cpu_seconds(self) -> float | None:
         used = await self._redis.info("cpu")

@@ -62,7 +62,7 @@ def _run(what: str, url: str, known: int, pages: int, pid: int) -> tuple[float, 
 async def _visit(url: str, known: int, pages: int, pid: int) -> tuple[float, ...]:
     """Bytes of a queued URL and of one that is done, and what a page costs client and server."""
     async with _opened(url, pid) as opened:
-        empty = await opened.weight()
+        empty = await _empty(opened)
         await _fill(opened, known)
         queued = (await opened.weight() - empty) / known
         client, server = await _pages(opened, known, pages)
@@ -74,10 +74,16 @@ async def _visit(url: str, known: int, pages: int, pid: int) -> tuple[float, ...
 async def _revisit(url: str, known: int, pid: int) -> tuple[float, ...]:
     """Bytes of a URL that is done and comes again."""
     async with _opened(url, pid) as opened:
-        empty = await opened.weight()
+        empty = await _empty(opened)
         await _fill(opened, known)
         await _finish(opened, _WEEK_SECONDS)
         return ((await opened.weight() - empty) / known,)
+
+
+async def _empty(opened: _Opened) -> float:
+    """What the store weighs before; it has loaded by then what it needs for any call."""
+    await opened.frontier.counts()
+    return await opened.weight()
 
 
 async def _fill(opened: _Opened, known: int) -> None:

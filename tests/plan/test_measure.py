@@ -1,0 +1,47 @@
+"""What `gossamer bench` measures: something, of everything, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import redis
+
+from gossamer.measure.archive import measure_archive
+from gossamer.measure.stores import measure_store
+from gossamer.plan.figures import read_figures
+from gossamer.testing.servers import RedisServer
+
+
+def test_a_store_is_weighed_and_left_as_it_was(redis_server: RedisServer) -> None:
+    with redis.Redis.from_url(redis_server.url) as store:
+        store.flushall()
+        store.set("mine", "stays")
+        found = measure_store(redis_server.url, known=1000, pages=64)
+        assert store.keys() == [b"mine"]
+    assert found.in_memory
+    assert found.client_cpu_seconds > 0
+    assert 20 < found.queued_bytes < 1000
+    assert found.done_bytes < 1000
+    assert found.again_bytes < 1000
+
+
+def test_an_archive_is_smaller_than_its_pages() -> None:
+    spent, ratio = asyncio.run(measure_archive(20))
+    assert spent > 0
+    assert 0.1 < ratio < 0.9
+
+
+@pytest.mark.long
+def test_the_command_writes_figures_that_a_plan_can_use(tmp_path: Path) -> None:
+    out = tmp_path / "figures.json"
+    words = [sys.executable, "-m", "gossamer", "bench", "--quick", "--no-servers", "--out", str(out)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=900)
+    assert done.returncode == 0, done.stderr
+    figures = read_figures(out)
+    assert list(figures.frontiers) == ["sqlite"]
+    assert 0 < figures.small_page_cpu_seconds < 0.1
+    assert figures.machine in done.stdout
