@@ -2,8 +2,12 @@
 SHELL := /bin/sh
 BIN := .venv/bin
 JOBS ?= 4
+CORE := $(addprefix tests/,cli conformance download extract frontier imports middleware scrapy_plugin service sim sink stored \
+	test_public_api.py test_settings.py test_urls.py)
+SECONDS ?= 3600
 
-.PHONY: help setup setup-dev services crawl test test-long fuzz check suites gates bench reference lock clean
+.PHONY: help setup setup-dev services crawl test test-long test-wheel test-lowest test-highest fuzz check suites gates \
+	soak bench bench-all reference docs package lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -26,6 +30,15 @@ test: setup-dev services check ## all checks, and the tests that take less than 
 test-long: setup-dev services ## the tests that take longer
 	$(BIN)/python -m pytest -rs -n $(JOBS) -m long --timeout 1800
 
+test-wheel: setup-dev services ## the tests from the wheel, without the source folder
+	scripts/test-installed locked -n $(JOBS)
+
+test-lowest: setup-dev services ## the core of them with the oldest dependencies that pyproject.toml allows
+	scripts/test-installed lowest -n $(JOBS) $(CORE)
+
+test-highest: setup-dev services ## the same with the newest that there are
+	scripts/test-installed highest -n $(JOBS) $(CORE)
+
 fuzz: setup-dev ## every parser with random input for 5 minutes: SECONDS_LEFT=60 for one, SEED=N to begin with
 	@JOBS=$(JOBS) scripts/fuzz
 
@@ -42,15 +55,28 @@ suites: setup-dev services ## scores of the outside suites in ../shared/suites, 
 gates: setup-dev services ## the faults and hostile inputs that stop a release: no skips, no expected failures
 	$(BIN)/python tests/suites/gates.py --jobs $(JOBS)
 
-bench: setup-dev ## every script of benchmarks/, in turn
+soak: setup-dev services ## a crawl at full rate with faults, an hour on each of two frontiers: SECONDS=900 for less
+	$(BIN)/python scripts/soak --seconds $(SECONDS)
+
+bench: setup-dev services ## beside the peers, which get environments of their own: ARGS="--runs 7 --shape tls --scale 0.25"
+	$(BIN)/python benchmarks/peers.py $(ARGS)
+
+bench-all: setup-dev services ## every script of benchmarks/, in turn
 	@for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
 
-reference: setup-dev ## docs/reference, made from the code
+reference: setup-dev ## docs/reference and the manual, made from the code
 	$(BIN)/python scripts/reference
+	$(BIN)/python scripts/manual
+
+package: setup-dev ## the wheel and the sdist, in dist/
+	@scripts/package
+
+docs: setup-dev ## the documents as a site, in site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 lock: ## pins the newest versions that pyproject.toml allows
 	@scripts/lock
 
 clean: ## removes what the other targets made, but no crawls
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build dist
+	rm -rf .venv .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build dist site
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

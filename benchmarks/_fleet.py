@@ -117,13 +117,15 @@ class Account:
 
 
 def urls(path: Path) -> Counter[str]:
-    """The pages in a file of JSON lines; a line that a kill cut off does not count."""
+    """The good pages in a file of JSON lines; a line that a kill cut off does not count."""
     found: Counter[str] = Counter()
     for line in path.read_bytes().splitlines() if path.exists() else ():
         try:
-            found[json.loads(line)["url"]] += 1
+            row = json.loads(line)
         except ValueError:
             continue
+        if row.get("status", 200) == 200:
+            found[row["url"]] += 1
     return found
 
 

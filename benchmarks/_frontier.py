@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import random
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 from gossamer import urls
 from gossamer.engine.recent import Recent
+from gossamer.errors import Unavailable
 from gossamer.frontier.base import Frontier
 from gossamer.model import Lease, Outcome, Request
 
@@ -88,10 +90,21 @@ class Cost(NamedTuple):
 class Pages:
     """Fetches pages that find links: leases and completes as a worker does, and says what that costs.
 
-    `known` URLs are in the frontier before. Making the links is not counted, asking the memory for each is."""
+    `known` URLs are in the frontier before, a tenth of the sites has half of them, or each of `even_sites` as many as
+    the next. Making the links is not counted, asking the memory for each is."""
 
-    def __init__(self, frontier: Frontier, secret: bytes, served: Callable[[], float], *, recent: Recent) -> None:
+    def __init__(
+        self,
+        frontier: Frontier,
+        secret: bytes,
+        served: Callable[[], float],
+        *,
+        recent: Recent,
+        even_sites: int | None = None,
+    ) -> None:
         self._frontier = frontier
+        self._even_sites = even_sites
+        self._leases = 2
         self._secret = secret
         self._served = served
         self._recent = recent
@@ -101,10 +114,19 @@ class Pages:
     async def fill(self, known: int) -> None:
         """Add so many URLs, of which the memory is told, as that of a worker is that was there from the start."""
         for first in range(self._known, known, 10_000):
-            some = [request(self._secret, number) for number in range(first, min(first + 10_000, known))]
-            await self._frontier.add(some)
+            some = [self._request(number) for number in range(first, min(first + 10_000, known))]
+            while True:
+                try:
+                    await self._frontier.add(some)
+                    break
+                except Unavailable:
+                    # A server that got no core for long; adding again what is known changes nothing.
+                    await asyncio.sleep(1)
             self._recent.update(one.key for one in some)
         self._known = self._following = known
+        if self._even_sites:
+            # As many leases as bring a batch of pages, where a site has fewer of them than one lease may hold.
+            self._leases = max(2, BATCH // max(1, known // self._even_sites))
 
     async def rounds(self, case: str, *, pages: int, rounds: int) -> Cost:
         """The median round, by its CPU time."""
@@ -117,7 +139,7 @@ class Pages:
         before = self._served()
         while count < pages:
             started, began = time.process_time(), time.perf_counter()
-            grant = await self._frontier.lease(2, batch=BATCH // 2, seconds=60)
+            grant = await self._frontier.lease(self._leases, batch=BATCH // 2, seconds=60)
             client, wall = client + time.process_time() - started, wall + time.perf_counter() - began
             found = [(lease, leased.key, self._links(case)) for lease in grant.leases for leased in lease.requests]
             if case == "cached":
@@ -147,4 +169,7 @@ class Pages:
         if case != "new":
             numbers += [self._chance.randrange(self._known) for _ in range(LINKS - fresh)]
         self._following += fresh
-        return [request(self._secret, number) for number in numbers]
+        return [self._request(number) for number in numbers]
+
+    def _request(self, number: int) -> Request:
+        return request(self._secret, number, number % self._even_sites if self._even_sites else None)

@@ -1,9 +1,9 @@
-"""A fleet of two workers beside the embedded crawl: total CPU a page, with what the frontier in Redis costs told apart.
+"""Fleets of two and four workers beside the embedded crawl: CPU a page, with what the frontier in Redis costs apart.
 
     python benchmarks/fleet_cpu.py [--runs 7] [--pages 20000] [--hosts 40]
 
-Three crawls of the same pages in turn, in another order each time: embedded (one process, SQLite), one worker on
-Redis, two workers on Redis. CPU is of all processes and of the Redis server; the web server is not counted. The
+Crawls of the same pages in turn, in another order each time: embedded (one process, SQLite), and one, two and four
+workers on Redis. CPU is of all processes and of the Redis server; the web server is not counted. The
 frontier's cost is that of the same crawl played back without fetching: leases, outcomes and links of every page, client
 and server. The ratio is of two workers to the embedded crawl plus that cost, per run; the median of the runs counts.
 What it takes to start and end is in these figures; it is also told apart, by crawls of one page a host.
@@ -38,6 +38,7 @@ CASES = {
     "embedded": (),
     "1 worker on Redis": ("--workers", "1"),
     "2 workers on Redis": ("--workers", "2"),
+    "4 workers on Redis": ("--workers", "4"),
 }
 
 
@@ -124,7 +125,7 @@ def main() -> None:
     starts: dict[str, list[float]] = {case: [] for case in CASES}
     names = list(CASES)
     for number in range(choice.runs):
-        for case in names[number % 3 :] + names[: number % 3]:
+        for case in names[number % len(names) :] + names[: number % len(names)]:
             starts[case].append(crawl(case, plan(choice.hosts, choice.hosts)).cost * choice.hosts / choice.pages)
             found = crawl(case, web_plan)
             costs[case].append(found.cost)
@@ -141,12 +142,13 @@ def main() -> None:
 
 def report(costs: dict[str, list[float]], frontier: float, title: str) -> None:
     """CPU a page of each case, and the ratios of paired runs."""
-    embedded, one, two = costs.values()
+    embedded, one, two, four = costs.values()
     print(f"\n{title + ', ms a page':36} {'median':>8} {'least':>8} {'most':>8}")
     for name, found in (
         *costs.items(),
         ("2 workers / (embedded + frontier)", [b / (a + frontier) for a, b in zip(embedded, two)]),
         ("2 workers / 1 worker", [b / a for a, b in zip(one, two)]),
+        ("4 workers / 1 worker", [b / a for a, b in zip(one, four)]),
         ("2 workers / embedded", [b / a for a, b in zip(embedded, two)]),
     ):
         print(f"{name:36} {statistics.median(found):8.3f} {min(found):8.3f} {max(found):8.3f}")

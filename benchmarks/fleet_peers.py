@@ -25,13 +25,12 @@ from pathlib import Path
 import redis
 
 from _fleet import Account, Crawl, children, finish, machine, process_seconds, requests, start, until
+from _peers import PYTHON_PACKAGES, SCRIPTS, environment
 from gossamer.member import die_with_parent
 from gossamer.testing.servers import RedisServer
 from gossamer.testing.web import SimWeb
-from peers import HERE, PEERS, environment
 
 QUIET_SECONDS = 3.0
-PEERS["scrapy-redis"] = "scrapy-redis==0.9.1"
 Contender = Callable[[SimWeb, RedisServer, Path], Crawl]
 
 
@@ -57,10 +56,15 @@ def scrapy_redis(
     outputs: list[Path] = []
 
     def worker() -> subprocess.Popen[bytes]:
-        outputs.append(folder / f"pages-{len(outputs)}.jsonl")
-        script = str(HERE / "peers.d" / "scrapy_redis_crawl.py")
-        command = [python, script, server.url, str(outputs[-1]), *(("seen",) if seen else ())]
-        return subprocess.Popen(command, preexec_fn=die_with_parent)  # noqa: PLW1509
+        number = str(len(outputs))
+        outputs.append(folder / f"pages.jsonl.{number}")
+        script, output = str(SCRIPTS / "scrapy_redis_crawl.py"), str(folder / "pages.jsonl")
+        command = [python, script, "seeds", output, "--redis", server.url, *(("--seen",) if seen else ())]
+        return subprocess.Popen(
+            command,
+            env={**os.environ, "WORKER": number},
+            preexec_fn=die_with_parent,  # noqa: PLW1509
+        )
 
     account = Account(server)
     running = [worker() for _ in range(workers)]
@@ -124,7 +128,7 @@ def main() -> None:
     parser.add_argument("--tuned", action="store_true", help="scrapy-redis with a seen set in the spider too")
     choice = parser.parse_args()
     with RedisServer() as server:
-        print(f"{machine(server)}, {PEERS['scrapy-redis']}", flush=True)
+        print(f"{machine(server)}, {PYTHON_PACKAGES['scrapy-redis']}", flush=True)
     crawls: dict[str, list[Crawl]] = {name: [] for name in contenders(tuned=choice.tuned)}
     for number in range(choice.runs):
         for name, contender in contenders(tuned=choice.tuned).items():

@@ -2,24 +2,24 @@
 
     python benchmarks/frontier_redis.py [--urls 1e6] [--rounds 3]
 
-64 pages a batch, 50 links a page, 15 % of them new; lease, complete and add are counted, making the links is not.
-Three cases: "cached" drops links that the worker's memory of recent keys knows, as workers do, and counts what that
-costs (it met all URLs as they were added; links repeat at random here, which is the worst case for it); "new" sends new
-links only, which is what a memory of all keys would do; "all" sends every link. Each figure is the median of `--rounds`
-rounds. Memory is of URLs with about 60 characters, added without referrer, found on a page of the same site or of
-another, done, and done with a date for the next visit; it includes what is kept of the sites. Queues of `--sites`
-sites: few of them have long queues, which are folded.
+64 pages a batch, 50 links a page, 15 % of them new; lease, complete and add are counted, making the links is not. It
+runs on the loop that workers run on. Three cases: "cached" drops links that the worker's memory of recent keys knows,
+as workers do, and counts what that costs (it met all URLs as they were added; links repeat at random here, which is
+the worst case for it); "new" sends new links only, which is what a memory of all keys would do; "all" sends every
+link. Each figure is the median of `--rounds` rounds. Memory is of URLs with about 60 characters, added without
+referrer, found on a page of the same site or of another, done, and done with a date for the next visit; it includes
+what is kept of the sites. Queues of `--sites` sites: few of them have long queues, which are folded.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 
 import redis
 
 from _frontier import Pages, cpu_of, done, machine, request
+from gossamer.cli.start import run
 from gossamer.engine.recent import Recent
 from gossamer.frontier.redis_open import open_redis
 from gossamer.settings import Settings
@@ -90,12 +90,12 @@ def main() -> None:
         print(f"{machine()}, Redis {version}")
         print("known URLs, CPU us a page (client + server) for each case")
         for known in choice.urls:
-            asyncio.run(measure(server, int(known), choice))
+            run(measure(server, int(known), choice))
         if choice.weigh:
             print("bytes of Redis memory a URL")
         for sites in choice.sites if choice.weigh else ():
             for options in ({}, {"elsewhere": True}, {"again": True}):
-                print(asyncio.run(weigh(server.url, int(choice.weigh), sites, **options)), flush=True)
+                print(run(weigh(server.url, int(choice.weigh), sites, **options)), flush=True)
 
 
 if __name__ == "__main__":

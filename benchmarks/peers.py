@@ -1,9 +1,13 @@
-"""Gossamer beside Scrapy and a hand-written script: the same crawl, CPU milliseconds a page of the whole process tree.
+"""Gossamer beside its peers: the same crawls in turn, CPU a page of the whole process tree, and what became of pages.
 
-    python benchmarks/peers.py [--runs 3] [--pages 4000] [--hosts 40]
+    python benchmarks/peers.py [--runs 7] [--shape 40kb tls ...] [--only scrapy crawlee ...] [--scale 0.25] [--kills 3]
 
-Every page of a simulated web of 40 KB pages on 40 hosts: title and link count to JSON lines, no delay, robots off.
-The web server runs in a process of its own and is not counted. Runs alternate; medians are compared.
+Every page of a simulated web is fetched, its links on its own host are followed, and its URL and title are stored; no
+delay, robots off. The web server is a process of its own and is not counted; a Redis server is. Contenders take turns,
+and the ratio of each is that of paired runs, of which the median counts. Pages a second are from the first request to
+the last answer in the web server's log; missing and repeated pages are counted there too. `--kills` kills all
+processes of a crawl (-9) half-way, runs the same command again, and counts what is not in the output in the end: for
+those that say they resume. Peers are installed into `.bench/` on first use; one that cannot be is named at the end.
 """
 
 from __future__ import annotations
@@ -12,129 +16,248 @@ import argparse
 import json
 import os
 import platform
-import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-import venv
-from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+from _contenders import CONTENDERS, Contender, Scene
+from _fleet import process_seconds, requests, urls
+from _fleet import rate as pages_a_second
+from _peers import NotInstalled, environment, version
+from _plot import Bar, bars
+from _shapes import AIMS, LEVEL, SHAPES, Shape
+from _tally import Cost, Running
+from gossamer.sim.log import fetched
+from gossamer.testing.servers import RedisServer
 from gossamer.testing.web import SimWeb
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
-ENVIRONMENTS = ROOT / ".bench"
-PEERS = {"scrapy": "scrapy", "script": "aiohttp selectolax uvloop"}
+DEADLINE_SECONDS = 900.0
+PICTURES = Path(__file__).resolve().parent.parent / "docs" / "pictures"
 
 
-class Run(NamedTuple):
-    """What one crawl cost."""
+class Crawl(NamedTuple):
+    """What one crawl cost, and what became of the pages."""
 
     cpu_seconds: float
-    wall_seconds: float
+    """Of all processes, a store's included."""
+    peak_bytes: int
     pages: int
+    """Different ones of the web that were stored."""
+    missing: int
+    repeated: int
+    """Requests for a page beyond the first, by the web server's log."""
+    rate: float
+
+    @property
+    def cost(self) -> float:
+        """CPU milliseconds a page."""
+        return self.cpu_seconds / max(1, self.pages) * 1000
 
 
-def environment(name: str) -> Path:
-    """The Python of a peer's own environment, made on first use."""
-    folder = ENVIRONMENTS / name
-    python = folder / "bin" / "python"
-    if not (folder / "ready").exists():
-        print(f"installing {PEERS[name]} ...", file=sys.stderr)
-        venv.create(folder, with_pip=True, clear=True)
-        subprocess.run(
-            [python, "-m", "pip", "install", "-q", *PEERS[name].split()], check=True, stdout=subprocess.DEVNULL
-        )
-        (folder / "ready").touch()
-    return python
+class Failed(Exception):
+    """A contender that did not come to its end; says what it wrote last."""
 
 
-def measure(command: list[str], output: Path, **environment_variables: str) -> Run:
-    """Run a command to its end; CPU of it and all its children."""
-    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    done = subprocess.run(
-        command,
-        env={**os.environ, **environment_variables},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        check=False,
+def crawl(contender: Contender, shape: Shape, *, kill: bool = False) -> Crawl:
+    """One crawl of a new web; with `kill` all of it is killed half-way and started again."""
+    with ExitStack() as stack:
+        web = stack.enter_context(SimWeb(shape.plan))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="peers-")))
+        log = {"appendonly": "yes"} if shape.is_durable else {}
+        server = stack.enter_context(RedisServer(**log)) if contender.needs_redis else None
+        scene = Scene(web, folder, shape, environment(contender.environment) if contender.environment else Path())
+        scene.seeds.write_text("\n".join(web.seeds))
+        served = process_seconds(server.pid) if server else 0.0
+        command = contender.command(scene, server.url if server else "")
+        costs = []
+        if kill:
+            first = Running(command, folder / "first.json")
+            while requests(web) < shape.plan.sites * shape.plan.pages_per_site // 2 and not first.is_over():
+                time.sleep(0.02)
+            first.kill()
+            costs.append(first.cost(DEADLINE_SECONDS))
+        last = Running(command, folder / "last.json")
+        costs.append(last.cost(DEADLINE_SECONDS))
+        whole = [cost for cost in costs if cost is not None]
+        if len(whole) < len(costs):
+            raise Failed(f"not done after {DEADLINE_SECONDS:.0f} s")
+        return judge(scene, contender, whole, last, server, served)
+
+
+def judge(
+    scene: Scene, contender: Contender, costs: list[Cost], last: Running, server: RedisServer | None, served: float
+) -> Crawl:
+    """What the log and the output say."""
+    log, wanted = scene.web.log(), scene.web.reachable()
+    counts = fetched(log)
+    good = {entry.url for entry in log if entry.status == 200}
+    stored = good if contender.stores_files else {url for path in scene.outputs() for url in urls(path)}
+    if not stored & wanted or (costs[-1].code and not contender.may_fail):
+        raise Failed(f"exit code {costs[-1].code}: {last.errors.read_text(errors='replace')[-600:].strip()}")
+    return Crawl(
+        cpu_seconds=sum(cost.cpu_seconds for cost in costs) + (process_seconds(server.pid) - served if server else 0.0),
+        peak_bytes=max(cost.peak_bytes for cost in costs) + (_most_bytes(server.pid) if server else 0),
+        pages=len(stored & wanted),
+        missing=len(wanted - stored),
+        repeated=sum(counts.values()) - len(counts),
+        rate=pages_a_second(log),
     )
-    wall, after = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
-    if not output.exists():
-        sys.exit(f"{command[0]} failed:\n{done.stderr.decode()[-2000:]}")
-    cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-    urls = [json.loads(line)["url"] for line in output.open("rb")]
-    if len(set(urls)) != len(urls):
-        print(f"  note: {command[1]} stored {len(urls) - len(set(urls))} pages twice", file=sys.stderr)
-    return Run(cpu, wall, len(set(urls)))
 
 
-def gossamer(web: SimWeb, folder: Path, *options: str) -> Run:
-    seeds = folder / "seeds.txt"
-    seeds.write_text("\n".join(web.seeds))
-    command = [
-        sys.executable, "-m", "gossamer", "crawl", "--seeds", str(seeds), "--job", str(folder / "job"), "--no-robots",
-        "--delay", "0", "--allow-private", "--concurrency", "100", "--quiet", *options,
-    ]  # fmt: skip
-    return measure(command, folder / "job" / "pages.jsonl")
+def _most_bytes(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
-def peer(name: str, script: str, *arguments: str) -> Callable[[SimWeb, Path], Run]:
-    def run(web: SimWeb, folder: Path) -> Run:
-        seeds, output = folder / "seeds.txt", folder / "pages.jsonl"
-        seeds.write_text("\n".join(web.seeds))
-        command = [str(environment(name)), str(HERE / "peers.d" / script), str(seeds), str(output), *arguments]
-        return measure(command, output)
+class Table:
+    """The crawls of one shape, and what could not be run."""
 
-    return run
+    def __init__(self, shape: Shape, contenders: list[Contender]) -> None:
+        self.shape = shape
+        self.crawls: dict[str, list[Crawl | None]] = {contender.name: [] for contender in contenders}
+        self.bases = {contender.name: contender.base for contender in contenders}
+        self.failures: dict[str, str] = {}
+
+    def run(self, contender: Contender, number: int) -> None:
+        """One more run; a failure is told at once, and again under the table."""
+        try:
+            found = crawl(contender, self.shape)
+        except (NotInstalled, Failed) as error:
+            self.failures[contender.name] = str(error)
+            self.crawls[contender.name].append(None)
+            print(f"  {self.shape.name} run {number}: {contender.name:34} FAILED: {error}", flush=True)
+            return
+        self.crawls[contender.name].append(found)
+        print(
+            f"  {self.shape.name} run {number}: {contender.name:34} {found.cost:7.2f} ms a page, {found.rate:6.0f} "
+            f"pages/s, {found.peak_bytes / 2**20:5.0f} MB, {found.missing} missing, {found.repeated} repeated, load "
+            f"{os.getloadavg()[0]:.1f}",
+            flush=True,
+        )
+
+    def times(self, name: str) -> float | None:
+        """Its CPU a page in paired runs, as a multiple of Gossamer's; the median."""
+        pairs = zip(self.crawls[name], self.crawls.get(self.bases[name], ()))
+        found = [mine.cost / ours.cost for mine, ours in pairs if mine and ours]
+        return statistics.median(found) if found else None
+
+    def print(self) -> None:
+        columns = ("CPU ms a page", "least", "most", "times", "aim", "pages/s", "peak MB", "missing", "repeated")
+        print(f"\n{self.shape.name}: {self.shape.about}\n{'':36}" + "".join(f"{column:>14}" for column in columns))
+        for name, some in self.crawls.items():
+            runs = [one for one in some if one]
+            if not runs:
+                print(f"{name:36} NOT RUN: {self.failures.get(name, '')[:120]}")
+                continue
+            costs = [run.cost for run in runs]
+            times, aim = self.times(name), AIMS.get((self.shape.name, name))
+            verdict = (
+                ""
+                if aim is None
+                else f"{aim:g}"
+                if times and times >= aim * LEVEL.get(name, 1.0)
+                else f"{aim:g} MISSED"
+            )
+            cells = (
+                f"{statistics.median(costs):.2f}", f"{min(costs):.2f}", f"{max(costs):.2f}",
+                f"{times:.1f}" if times else "", verdict, f"{statistics.median(run.rate for run in runs):.0f}",
+                f"{max(run.peak_bytes for run in runs) / 2**20:.0f}",
+                str(max(run.missing for run in runs)), str(max(run.repeated for run in runs)),
+            )  # fmt: skip
+            print(f"{name:36}" + "".join(f"{cell:>14}" for cell in cells))
+        print("times: CPU a page beside Gossamer's in the same round, median; missing, repeated, peak: most of any run")
+
+    def plot(self) -> None:
+        """The picture of docs/benchmarks.md."""
+        chart = []
+        for name, some in self.crawls.items():
+            costs = [one.cost for one in some if one]
+            if costs:
+                times = self.times(name)
+                ours = name.startswith("gossamer")
+                chart.append(Bar(name, statistics.median(costs), ours, f"({times:.1f}x)" if times and not ours else ""))
+        chart.sort(key=lambda bar: bar.value)
+        picture = bars(chart, title=f"CPU a page, {self.shape.about}", unit="ms")
+        (PICTURES / f"peers-{self.shape.name}.svg").write_text(picture)
 
 
-CONTENDERS: dict[str, Callable[[SimWeb, Path], Run]] = {
-    "gossamer": gossamer,
-    "gossamer --workers 2": lambda web, folder: gossamer(web, folder, "--workers", "2"),
-    "script (aiohttp + selectolax)": peer("script", "script.py"),
-    "scrapy, own seen set": peer("scrapy", "scrapy_crawl.py", "seen"),
-    "scrapy": peer("scrapy", "scrapy_crawl.py"),
-}
+def kills(contenders: list[Contender], shape: Shape, count: int) -> None:
+    """What a kill of everything half-way costs those who say that they resume."""
+    print(f"\nall processes killed (-9) half-way, the same command again; {shape.about}")
+    for number in range(count):
+        for contender in contenders:
+            if not contender.resumes:
+                continue
+            try:
+                found = crawl(contender, shape, kill=True)
+            except (NotInstalled, Failed) as error:
+                print(f"  kill {number + 1}: {contender.name:34} FAILED: {error}", flush=True)
+                continue
+            print(
+                f"  kill {number + 1}: {contender.name:34} {found.missing} of {found.missing + found.pages} pages "
+                f"lost, {found.repeated} fetched again",
+                flush=True,
+            )
+    left = [contender.name for contender in contenders if not contender.resumes]
+    print(f"  do not say that they resume: {', '.join(left)}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--pages", type=int, default=4000)
-    parser.add_argument("--hosts", type=int, default=40)
-    parser.add_argument("--only", default="", help="contenders whose name contains this, and gossamer")
+    parser.add_argument("--shape", nargs="*", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--only", nargs="*", default=[""], help="contenders whose name contains one of these")
+    parser.add_argument("--scale", type=float, default=1.0, help="part of the pages of each shape")
+    parser.add_argument("--kills", type=int, default=1, help="times that each is killed half-way; 0: none")
+    parser.add_argument("--plot", action="store_true", help="write the pictures of docs/benchmarks.md")
+    parser.add_argument("--json", type=Path, help="write all runs to this file")
     choice = parser.parse_args()
-    contenders = {name: run for name, run in CONTENDERS.items() if choice.only in name or name == "gossamer"}
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
-    costs: dict[str, list[Run]] = {name: [] for name in contenders}
-    for number in range(choice.runs):
-        for name, contender in contenders.items():
-            with (
-                SimWeb(
-                    sites=choice.hosts,
-                    pages_per_site=choice.pages // choice.hosts,
-                    page_bytes=40_000,
-                    links_per_page=100,
-                ) as web,
-                tempfile.TemporaryDirectory() as folder,
-            ):
-                run = contender(web, Path(folder))
-            costs[name].append(run)
-            print(
-                f"  run {number + 1}: {name:32} {run.cpu_seconds / run.pages * 1000:7.2f} ms a page, {run.pages} pages",
-                flush=True,
-            )
-    base = statistics.median(run.cpu_seconds / run.pages for run in costs["gossamer"])
-    print(f"\n{'':32} {'CPU ms a page':>14} {'pages/s':>9} {'pages':>7} {'times gossamer':>15}")
-    for name, runs in costs.items():
-        cpu = statistics.median(run.cpu_seconds / run.pages for run in runs)
-        rate = statistics.median(run.pages / run.wall_seconds for run in runs)
-        print(f"{name:32} {cpu * 1000:14.2f} {rate:9.0f} {runs[-1].pages:7} {cpu / base:15.1f}")
+    wanted = [one for one in CONTENDERS if any(part in one.name for part in choice.only)]
+    wanted += [one for one in CONTENDERS if one not in wanted and one.name in {other.base for other in wanted}]
+    missing = install(wanted)
+    wanted = [one for one in CONTENDERS if one in wanted and one.environment not in missing]
+    tables = []
+    for name in choice.shape:
+        shape = SHAPES[name].scaled(choice.scale)
+        contenders = [one for one in wanted if shape.name in one.shapes]
+        table = Table(shape, contenders)
+        for number in range(choice.runs):
+            # In another order each time: whoever comes after a heavy one must not always be the same.
+            turn = number % max(1, len(contenders))
+            for contender in contenders[turn:] + contenders[:turn]:
+                table.run(contender, number + 1)
+        if choice.runs:
+            table.print()
+            tables.append(table)
+            if choice.plot:
+                table.plot()
+    if choice.kills:
+        durable = SHAPES["durable"].scaled(choice.scale)
+        kills([one for one in wanted if durable.name in one.shapes], durable, choice.kills)
+    if choice.json:
+        choice.json.write_text(json.dumps({table.shape.name: table.crawls for table in tables}))
+    for name, reason in missing.items():
+        print(f"\n!!! {name} COULD NOT BE INSTALLED HERE AND WAS NOT RUN: {reason}", flush=True)
+
+
+def install(wanted: list[Contender]) -> dict[str, str]:
+    """Make the environments, print the versions, and say which cannot be made."""
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}", flush=True)
+    missing: dict[str, str] = {}
+    for name in dict.fromkeys(one.environment for one in wanted if one.environment):
+        try:
+            environment(name)
+            print(f"  {name} {version(name)}", flush=True)
+        except NotInstalled as error:
+            missing[name] = str(error)
+            print(f"!!! {name} cannot be installed: {error}", file=sys.stderr, flush=True)
+    return missing
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """A changed spider over stored pages: `gossamer replay` beside Scrapy's re-parse from its HTTP cache.
 
-    python benchmarks/replay.py [--runs 3] [--pages 2000] [--hosts 20]
+    python benchmarks/replay.py [--runs 3] [--pages 8000] [--hosts 20] [--spider links|items]
 
-The same pages of 40 KB, the same items from each. Both stores are filled first and are not counted; then the two run in
-turn. CPU is that of the whole process tree, start-up included; medians are compared.
+The same pages of 40 KB, the same items from each: title and links of every page, or a few fields of the things that are
+listed on it. Both stores are filled first and are not counted; then the two run in turn. CPU is that of the whole
+process tree, start-up included; medians are compared.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from _peers import SCRIPTS, Run, environment, measure
 from gossamer.testing.web import SimWeb
-from peers import HERE, Run, environment, measure
 
-SPIDER = """
+ITEMS = """
 from gossamer import Spider
 
 class Pages(Spider):
@@ -34,6 +35,14 @@ class Pages(Spider):
                 "price": item.css(".price::text").get(),
             }
 """
+LINKS = """
+from gossamer import Spider
+
+class Pages(Spider):
+    def parse(self, page):
+        yield {"url": page.url, "title": page.title, "links": page.links()}
+"""
+SPIDERS = {"links": LINKS, "items": ITEMS}
 
 
 def fill(folder: Path, *, pages: int, hosts: int) -> list[str]:
@@ -52,15 +61,15 @@ def fill(folder: Path, *, pages: int, hosts: int) -> list[str]:
         urls = [json.loads(line)["url"] for line in (folder / "job" / "pages.jsonl").open("rb")]
         (folder / "urls.txt").write_text("\n".join(urls))
         for storage in STORAGES:
-            scrapy("fill", folder, storage)
+            scrapy("fill", folder, storage, "items")
     return urls
 
 
-def scrapy(mode: str, folder: Path, storage: str) -> Run:
+def scrapy(mode: str, folder: Path, storage: str, spider: str) -> Run:
     output = folder / f"scrapy-{mode}.jsonl"
     output.unlink(missing_ok=True)
-    script, cache = HERE / "peers.d" / "scrapy_reparse.py", folder / f"cache-{storage}"
-    command = [environment("scrapy"), script, mode, folder / "urls.txt", cache, output, storage]
+    script, cache = SCRIPTS / "scrapy_reparse.py", folder / f"cache-{storage}"
+    command = [environment("scrapy"), script, mode, folder / "urls.txt", cache, output, storage, spider]
     return measure(list(map(str, command)), output)
 
 
@@ -79,19 +88,20 @@ STORAGES = ("FilesystemCacheStorage", "DbmCacheStorage")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--pages", type=int, default=2000)
+    parser.add_argument("--pages", type=int, default=8000)
     parser.add_argument("--hosts", type=int, default=20)
+    parser.add_argument("--spider", choices=list(SPIDERS), default="links")
     choice = parser.parse_args()
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "spider.py").write_text(SPIDER)
+        (folder / "spider.py").write_text(SPIDERS[choice.spider])
         count = len(fill(folder, pages=choice.pages, hosts=choice.hosts))
         contenders = {
             "gossamer replay": lambda: replay(folder),
             "gossamer replay --processes 1": lambda: replay(folder, "--processes", "1"),
-            "scrapy, cache in files": lambda: scrapy("reparse", folder, STORAGES[0]),
-            "scrapy, cache in dbm": lambda: scrapy("reparse", folder, STORAGES[1]),
+            "scrapy, cache in files": lambda: scrapy("reparse", folder, STORAGES[0], choice.spider),
+            "scrapy, cache in dbm": lambda: scrapy("reparse", folder, STORAGES[1], choice.spider),
         }
         runs: dict[str, list[Run]] = {name: [] for name in contenders}
         for number in range(choice.runs):

@@ -18,8 +18,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from _peers import SCRIPTS, Run, environment, measure
 from gossamer.testing.web import SimWeb
-from peers import HERE, Run, environment, measure
 
 Crawl = Callable[[SimWeb, Path, Path], Run]
 
@@ -35,7 +35,7 @@ def gossamer(web: SimWeb, seeds: Path, folder: Path) -> Run:
 
 def scrapy(web: SimWeb, seeds: Path, folder: Path) -> Run:
     output = folder / "pages.jsonl"
-    command = [str(environment("scrapy")), str(HERE / "peers.d" / "scrapy_broad.py"), str(seeds), str(output)]
+    command = [str(environment("scrapy")), str(SCRIPTS / "scrapy_broad.py"), str(seeds), str(output)]
     return measure(command, output)
 
 

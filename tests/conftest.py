@@ -78,7 +78,7 @@ def valkey_server() -> Iterator[RedisServer]:
 def _database(kind: type[PostgresServer] | type[MariaServer]) -> Iterator[SqlServer]:
     if not kind.is_there() and os.environ.get("CI") != "true":
         pytest.skip(f"{kind.__doc__} is not installed: frontiers in it are not checked (scripts/services installs it)")
-    with kind() as server:
+    with kind(in_memory=True) as server:
         _DATABASES.append(server)
         yield server
 

@@ -14,7 +14,8 @@ import click
 import msgspec
 import pytest
 
-from gossamer.cli import PLACES, named
+from gossamer.cli import named
+from gossamer.cli.contents import PLACES
 from gossamer.model import PageRow
 from gossamer.settings import FIELDS, SiteSettings
 from gossamer.testing.frontier import FrontierSuite
@@ -187,7 +188,7 @@ def run(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

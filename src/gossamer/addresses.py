@@ -1,31 +1,11 @@
-"""Addresses of servers: what the drivers of databases take, and how an address is called where others may read it."""
+"""Addresses of servers: what the drivers of databases take, and how a server is called where others may read it."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from gossamer.errors import ConfigError
-
-
-def masked(url: str) -> str:
-    """An address, or several, as they may be shown: without their passwords."""
-    return ",".join(map(_masked, re.split(r",(?=[a-z+]+://)", url)))
-
-
-def _masked(url: str) -> str:
-    scheme, slashes, rest = url.partition("://")
-    head, at, tail = rest.rpartition("@")
-    user, colon, _ = head.partition(":")
-    shown = f"{scheme}{slashes}{user}{':***' if colon else ''}@{tail}" if at else url
-    return re.sub(r"((?:password|secret|token)[^=&]*=)[^&]*", r"\1***", shown)
-
-
-def has_password(url: str) -> bool:
-    """Whether a password stands in an address; one that is named, as in ${NAME}, does not."""
-    user = url.partition("://")[2].rpartition("@")[0]
-    return bool(re.sub(r"\$\{\w+\}", "", user.partition(":")[2]))
 
 
 def postgresql(url: str, *, of: str = "the frontier") -> tuple[dict[str, Any], str]:

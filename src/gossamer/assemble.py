@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from gossamer import telemetry
 from gossamer.clock import Clock
 from gossamer.download import BrowserDownloader, Downloader, Locates, Remembers, open_downloader
+from gossamer.download.dns import Names, Resolver
 from gossamer.engine.crowds import Crowds
 from gossamer.engine.extractor import Extractor, make_spider
 from gossamer.engine.gate import LoadGate
@@ -19,6 +23,7 @@ from gossamer.engine.recent import Recent
 from gossamer.engine.region import Places
 from gossamer.engine.run import Engine
 from gossamer.engine.store import Store
+from gossamer.engine.visit import Visit
 from gossamer.extract.spider import Spider
 from gossamer.frontier.base import Frontier
 from gossamer.middleware.base import Fetch, Middleware, compose, guarded
@@ -27,6 +32,9 @@ from gossamer.middleware.cookies import CookieJar, cookies
 from gossamer.middleware.sessions import sessions
 from gossamer.settings import Settings
 from gossamer.sink.trail import Trail
+
+if TYPE_CHECKING:
+    from gossamer.telemetry.tracing import Tracing
 
 
 def middlewares(spider: Spider, settings: Settings, clock: Clock, *, jar: CookieJar | None = None) -> list[Middleware]:
@@ -63,13 +71,21 @@ async def worker(
     refused: Counter[str] | None = None,
     places: Places | None = None,
     trail: Trail | None = None,
+    tracing: Tracing | None = None,
 ) -> AsyncIterator[Engine]:
     """An engine with everything it needs, which is closed again at the end."""
+    tracing = tracing or telemetry.begin()
     spider = spider or make_spider(settings)
     recent = Recent()
     score = spider.score if type(spider).score is not Spider.score else None
     linker = Linker(settings, secret, recent, refused=refused, score=score)
-    downloader = open_downloader(settings, clock=clock)
+    names: Names | None = None
+    if tracing is not None:
+        from gossamer.telemetry import parts
+
+        names = parts.TracedNames(Resolver(clock, settings.resolve, nameservers=settings.nameservers), tracing)
+        store = parts.TracedStore(store, tracing, clock)
+    downloader = open_downloader(settings, clock=clock, resolver=names)
     loads = gate_of_loads(downloader, settings, clock)
     has_jar = settings.cookies and not settings.sessions
     jar = CookieJar(clock, per_host=settings.cookie_jar == "host") if has_jar else None
@@ -81,11 +97,17 @@ async def worker(
         fetch = compose(middlewares(spider, settings, clock, jar=jar), inner)
         if spider.fetch_middleware:
             fetch = guarded(fetch)
+        handler = Handler(extractor, linker, marker)
+        visits: Callable[..., Visit] = Visit
+        if tracing is not None:
+            fetch = parts.traced_fetch(fetch, tracing)
+            handler = parts.TracedHandler(extractor, linker, marker, tracing)
+            visits = partial(parts.TracedVisit, tracing=tracing)
         yield Engine(
             frontier,
             store,
             fetch=fetch,
-            handler=Handler(extractor, linker, marker),
+            handler=handler,
             recent=recent,
             settings=settings,
             clock=clock,
@@ -95,6 +117,7 @@ async def worker(
             remembers=downloader if isinstance(downloader, Remembers) else None,
             loads=loads,
             crowds=Crowds(downloader, settings.per_address) if isinstance(downloader, Locates) else None,
+            visits=visits,
         )
     finally:
         if pool is not None:
@@ -103,3 +126,5 @@ async def worker(
         marker.close()
         if trail is not None:
             await trail.aclose()
+        if tracing is not None:
+            await tracing.aclose()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import resource
 import shutil
 import sys
 import tempfile
@@ -68,6 +67,11 @@ def _is_there(name: str) -> bool:
 
 def files(settings: Settings) -> Iterator[Finding]:
     """Whether as many files can be open as the crawl has fetches at once."""
+    try:
+        import resource
+    except ImportError:
+        # Windows has no such limit.
+        return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     need = settings.concurrency * _FILES_A_FETCH + 100
     says = f"{soft:,} open files a process, {need:,} wanted for {settings.concurrency} fetches at once"
@@ -83,6 +87,8 @@ def files(settings: Settings) -> Iterator[Finding]:
 
 def memory() -> Iterator[Finding]:
     """What this process may take, by its cgroup or by the machine."""
+    if not hasattr(os, "sysconf"):
+        return
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = [total]
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):

@@ -11,20 +11,21 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from gossamer.addresses import masked
 from gossamer.assemble import worker
 from gossamer.clock import SystemClock
+from gossamer.engine.extractor import item_columns
 from gossamer.engine.marker import left_behind
-from gossamer.engine.pulse import Heart, beating, is_live
+from gossamer.engine.pulse import EVERY_SECONDS, Heart, beating, is_live
 from gossamer.engine.region import Places
 from gossamer.engine.stats import Stats
 from gossamer.engine.store import FleetStore
 from gossamer.engine.supervisor import Supervisor
-from gossamer.errors import ConfigError, Unavailable
+from gossamer.errors import ConfigError, FrontierError, Unavailable
 from gossamer.frontier.advice import Advice, advise
 from gossamer.frontier.base import Fleet
 from gossamer.frontier.regions import check_region, parse_part
 from gossamer.job import Summary
+from gossamer.masks import masked_address
 from gossamer.member import leave_on_signals
 from gossamer.model import Counts, JobState, Pulse
 from gossamer.settings import Settings
@@ -53,7 +54,7 @@ async def open_fleet(
         shards = str(parse_part(shards))
     if not url.startswith(SCHEMES):
         raise ConfigError(
-            f"{masked(url)}: no such frontier in this version",
+            f"{masked_address(url)}: no such frontier in this version",
             hint="use sqlite, memory:, redis://, postgresql://, mysql:// or folder:/path",
         )
     if url.startswith("folder:/"):
@@ -104,7 +105,7 @@ async def join_fleet(
         key = left_behind(marker_path)
         await frontier.abandon(name, blamed=(key,) if key else ())
         sinks: list[Sink] = [SegmentSink(results, name)] if wants_segments(frontier.settings.sink) else []
-        sinks += fleet_sinks(frontier.settings, results, name)
+        sinks += fleet_sinks(frontier.settings, results, name, job=job, types=item_columns(frontier.settings))
         store = FleetStore(frontier, sinks)
         clock, places = SystemClock(), places_of(frontier.settings, region)
         try:
@@ -116,7 +117,7 @@ async def join_fleet(
                 clock=clock,
                 marker_path=marker_path,
                 places=places if region else None,
-                trail=Trail(results, name),
+                trail=Trail(results, name, most_bytes=frontier.settings.trail_bytes),
             ) as engine:
                 if signals is None:
                     leave_on_signals(engine.stop, ctrl_c=not supervised)
@@ -233,6 +234,20 @@ class FleetCrawl:
                 await asyncio.sleep(wait)
         return await self.counts()
 
+    async def _watch_the_time(self, frontier: Fleet) -> None:
+        """Stop when the run has had its time, by the limit that holds then: it may be changed while it runs."""
+        clock = SystemClock()
+        began_at = clock.monotonic()
+        while True:
+            most = frontier.settings.max_seconds
+            left = EVERY_SECONDS if most is None else most - (clock.monotonic() - began_at)
+            if left <= 0:
+                self.stop("seconds")
+                return
+            await clock.sleep(min(left, EVERY_SECONDS))
+            with suppress(FrontierError):
+                await frontier.refresh()
+
     async def run(self) -> Summary:
         """Run to the end, then gather what was stored: here by this machine's workers, in a shared place by all."""
         frontier = self._frontier = await open_fleet(
@@ -255,8 +270,7 @@ class FleetCrawl:
                 },
                 names=f"{os.uname().nodename}-{os.getpid()}",
             )
-            if self.settings.max_seconds is not None:
-                timer = asyncio.get_running_loop().call_later(self.settings.max_seconds, self.stop, "seconds")
+            timer = asyncio.create_task(self._watch_the_time(frontier))
             if self._stop_wanted:
                 self._supervisor.stop()
             await self._supervisor.run()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gossamer import job as jobs
 from gossamer import settings as configuration
+from gossamer import urls
 from gossamer.clock import SystemClock
 from gossamer.engine import wire
 from gossamer.engine.pulse import is_live
@@ -19,7 +22,8 @@ from gossamer.fleet import SCHEMES, open_fleet, results_folder
 from gossamer.frontier.sqlite_look import SqliteLook
 from gossamer.settings import Settings
 
-Question = Callable[[str], Awaitable[Mapping[str, Any] | None]]
+Known = Mapping[str, Any]
+Question = Callable[[str], Awaitable[Known | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,8 @@ async def inquire(job: str, frontier: str = "") -> AsyncIterator[Inquiry]:
             works = any(is_live(pulse) for pulse in await fleet.workers())
             folder = results_folder(frontier, job, fleet.settings, jobs.folder_of(job, ()))
             state = counts.job if works or counts.job != "running" else "resting"
-            yield Inquiry(job, fleet.settings, folder, state, fleet.lookup, fleet.site)
+            lookup = partial(look_up, fleet.lookup, fleet.settings)
+            yield Inquiry(job, fleet.settings, folder, state, lookup, fleet.site)
         finally:
             await fleet.aclose()
         return
@@ -58,7 +63,8 @@ async def inquire(job: str, frontier: str = "") -> AsyncIterator[Inquiry]:
         settings = configuration.build(jobs.stored_settings(folder))
         resting = SqliteLook(folder / jobs.FRONTIER, settings, clock=SystemClock())
         full = settings.max_pages is not None and await resting.stored() >= settings.max_pages
-        yield Inquiry(job, settings, folder, "finished" if full else "resting", resting.lookup, resting.site)
+        lookup = partial(look_up, resting.lookup, settings)
+        yield Inquiry(job, settings, folder, "finished" if full else "resting", lookup, resting.site)
         return
     try:
         counts = await connection.call(wire.Ask("counts"))
@@ -70,6 +76,26 @@ async def inquire(job: str, frontier: str = "") -> AsyncIterator[Inquiry]:
         yield Inquiry(job, settings, folder, counts["job"], asks("lookup"), asks("site"))
     finally:
         await connection.aclose()
+
+
+async def look_up(lookup: Callable[..., Awaitable[Known | None]], settings: Settings, url: str) -> Known | None:
+    """What a frontier knows of a URL. Jobs of Scrapy projects name requests by Scrapy's fingerprints: what is not found
+    by its own name is looked for by that, and then says `by`."""
+    found = await lookup(url)
+    if found is not None or settings.robots or settings.scope != "any":
+        return found
+    key_of = await asyncio.to_thread(_scrapys_keys)
+    found = await lookup(url, key_of) if key_of is not None else None
+    return None if found is None else {**found, "by": "scrapy"}
+
+
+def _scrapys_keys() -> urls.KeyOf | None:
+    """How the Scrapy project in this folder names requests, or Scrapy itself; None where that is not installed."""
+    try:
+        from gossamer.scrapy.intake import key_of_url
+    except ConfigError:
+        return None
+    return key_of_url()
 
 
 def existing(name: str) -> Path:

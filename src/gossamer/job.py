@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import re
 import secrets
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import msgspec
-
-from gossamer import urls
-from gossamer.addresses import has_password, masked
 from gossamer.assemble import worker
 from gossamer.clock import Clock, SystemClock
 from gossamer.engine.coordinator import Coordinator
+from gossamer.engine.extractor import item_columns
 from gossamer.engine.handle import Linker
 from gossamer.engine.marker import left_behind
 from gossamer.engine.recent import Recent
@@ -28,6 +22,16 @@ from gossamer.engine.store import OwnerStore
 from gossamer.engine.supervisor import Supervisor
 from gossamer.errors import ConfigError
 from gossamer.extract.spider import Spider
+from gossamer.folders import (
+    FRONTIER,
+    SETTINGS,
+    folder_of,
+    read_seeds,
+    save_settings,
+    spider_seeds,
+    spider_settings,
+    stored_settings,
+)
 from gossamer.frontier.local import LocalFrontier, open_memory
 from gossamer.frontier.sqlite import open_sqlite
 from gossamer.model import Counts, JobState
@@ -36,7 +40,23 @@ from gossamer.sink import Sink, open_sinks
 from gossamer.sink.aside import AsideSink
 from gossamer.sink.trail import Trail
 
-FRONTIER, SETTINGS = "frontier.db", "job.toml"
+if TYPE_CHECKING:
+    from gossamer.telemetry.tracing import Tracing
+
+__all__ = [
+    "FRONTIER",
+    "OWNER",
+    "SETTINGS",
+    "Crawl",
+    "Stoppable",
+    "Summary",
+    "folder_of",
+    "read_seeds",
+    "save_settings",
+    "spider_seeds",
+    "spider_settings",
+    "stored_settings",
+]
 OWNER = "owner"
 """The name of the worker in the owner's own process."""
 
@@ -45,71 +65,6 @@ class Stoppable(Protocol):
     """An engine or a supervisor."""
 
     def stop(self) -> None: ...
-
-
-def folder_of(name: str, seeds: Sequence[str]) -> Path:
-    """Where a job lives: a path as it is, a plain name under `crawls/`, and without either the first seed's host."""
-    if name:
-        path = Path(name)
-        return path if "/" in name or path.is_dir() else Path("crawls") / name
-    if not seeds:
-        raise ConfigError("nothing to crawl", hint="give a URL, --seeds FILE, or --job NAME to go on with a job")
-    return Path("crawls") / re.sub(r"[^A-Za-z0-9._-]+", "_", urls.host_port(seeds[0]))
-
-
-def read_seeds(given: Sequence[str]) -> list[str]:
-    """Seeds as normal URLs; https:// is taken for granted, and anything else wrong is a ConfigError."""
-    seeds = []
-    for text in given:
-        text = text.strip()
-        if not text:
-            continue
-        url = urls.normal(text if "://" in text else f"https://{text}")
-        if url is None:
-            raise ConfigError(
-                f"{masked(text)!r} is not a URL that can be crawled",
-                hint="a seed looks like https://example.com/ (http or https, without user name or password)",
-            )
-        seeds.append(url)
-    return seeds
-
-
-def stored_settings(folder: Path) -> dict[str, Any]:
-    """What job.toml in the folder says; nothing if the job is new."""
-    path = folder / SETTINGS
-    if not path.is_file():
-        return {}
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {error}", hint="mend the file, or start a new job with --job NAME") from None
-
-
-def save_settings(folder: Path, settings: Settings) -> None:
-    """Write job.toml, whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = ["# Settings of this crawl. What is changed here counts from the next run on.\n"]
-    # All of them: a default that was asked for must not give way to a settings file when the job is gone on with.
-    values = {name: value for name, value in msgspec.to_builtins(settings).items() if value is not None}
-    # A time limit is for one run; the next one has its own.
-    values.pop("max_seconds", None)
-    lines += [f"{name} = {_toml(value)}\n" for name, value in values.items()]
-    temporary = folder / f"{SETTINGS}.new"
-    # Passwords in it are for nobody else on this machine.
-    temporary.touch(0o600 if any(map(has_password, settings.sink)) else 0o666)
-    temporary.write_text("".join(lines), "utf-8")
-    temporary.replace(folder / SETTINGS)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_toml(key)} = {_toml(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
-    if isinstance(value, float):
-        return repr(value)
-    # JSON's strings, whole numbers and booleans are TOML's, but for the control character that JSON leaves as it is.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,14 +93,17 @@ class Crawl:
         spider: Spider | None = None,
         clock: Clock | None = None,
         in_memory: bool = False,
+        tracing: Tracing | None = None,
     ) -> None:
         self._folder = folder
+        self._tracing = tracing
         self._in_memory = in_memory or folder is None
         self._settings = settings
         self._seeds = seeds
         self._spider = spider
         self._clock = clock or SystemClock()
         self._running: Stoppable | None = None
+        self._store: OwnerStore | None = None
         self._frontier: LocalFrontier | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._began_at = 0.0
@@ -160,6 +118,8 @@ class Crawl:
         self._stop_wanted = self._stop_wanted or why
         if self._running is not None:
             self._running.stop()
+        if self._store is not None:
+            self._store.hurry(self._settings.drain_seconds)
 
     async def counts(self) -> Counts:
         """The frontier at this moment."""
@@ -195,9 +155,10 @@ class Crawl:
         try:
             linker = Linker(settings, frontier.secret, Recent())
             if folder is not None:
-                sinks = [*open_sinks(settings, folder, frontier.marks), AsideSink(folder, frontier.marks)]
+                types = item_columns(settings, self._spider)
+                sinks = [*open_sinks(settings, folder, frontier.marks, types=types), AsideSink(folder, frontier.marks)]
                 await frontier.blame([left_behind(path) for path in (folder / "handling").glob("*")])
-            store = OwnerStore(frontier, sinks, self.stats)
+            store = self._store = OwnerStore(frontier, sinks, self.stats)
             self.known_before = (await frontier.counts()).known
             self.added = await frontier.add([linker.seed(url) for url in self._seeds])
             await frontier.steer("running")
@@ -212,6 +173,9 @@ class Crawl:
                 counts.job if counts.finished else state, counts, self.stats, linker.refused, self._stop_wanted
             )
         finally:
+            if store is not None:
+                # Nobody waits for a commit that is under way now.
+                store.hurry(0.0)
             if self.coordinator is not None:
                 await self.coordinator.aclose()
             try:
@@ -247,8 +211,9 @@ class Crawl:
                 clock=self._clock,
                 marker_path=marker,
                 spider=self._spider,
-                trail=Trail(folder, OWNER) if folder is not None else None,
+                trail=Trail(folder, OWNER, most_bytes=settings.trail_bytes) if folder is not None else None,
                 refused=linker.refused,
+                tracing=self._tracing,
             ) as engine:
                 return await self._until_done(engine)
         finally:
@@ -286,17 +251,3 @@ def _refuse_old_files(folder: Path) -> None:
                 f"{folder / name} is from an earlier run, which a frontier in memory cannot go on with",
                 hint="choose another --job, or leave out --frontier memory:",
             )
-
-
-def spider_seeds(settings: Settings) -> list[str]:
-    """The seeds that the spider names itself."""
-    from gossamer.extract.spider import load
-
-    return list(load(settings.spider).start)
-
-
-def spider_settings(settings: Settings) -> dict[str, Any]:
-    """The settings that the spider names itself; what the user says goes first."""
-    from gossamer.extract.spider import load
-
-    return dict(load(settings.spider).settings)

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from gossamer.errors import ConfigError
+from gossamer.masks import masked
 
 FORMATS = ("text", "kv", "json")
 VARIABLES = {"format": "GOSSAMER_LOG_FORMAT", "file": "GOSSAMER_LOG_FILE", "level": "GOSSAMER_LOG_LEVEL"}
@@ -21,17 +22,6 @@ _LEVELS = ("debug", "info", "warning", "error")
 _SPACES = dict.fromkeys((0xA0, 0x1680, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000), " ")
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _MOST = 8000
-_SECRETS = (
-    (re.compile(r"(?i)(\b[a-z][a-z0-9+.-]*://[^/\s:@]*):[^/\s@]*@"), r"\1:***@"),
-    (
-        re.compile(
-            r"(?i)((?:[?&;]|\b)[\w.-]*(?:token|secret|passw(?:or)?d|pwd|api[_-]?key|signature|session(?:id)?|credential)"
-            r"[\w.-]*=)[^&;\s\"'\\]+"
-        ),
-        r"\1***",
-    ),
-    (re.compile(r"(?i)\b((?:proxy-)?authorization|set-cookie|cookie)(['\"]?\s*[:=]\s*['\"]?)[^'\"\r\n]+"), r"\1\2***"),
-)
 
 
 def plain(text: str, limit: int = 2000) -> str:
@@ -49,13 +39,6 @@ def _escaped(sign: str) -> str:
     return sign.encode("unicode_escape").decode("ascii")
 
 
-def masked(text: str) -> str:
-    """A text without what looks like a password, a token or a cookie."""
-    for pattern, instead in _SECRETS:
-        text = pattern.sub(instead, text)
-    return text
-
-
 class Line(logging.Formatter):
     """One record as one line, whatever text from the network is in it."""
 
@@ -67,6 +50,7 @@ class Line(logging.Formatter):
         message = record.getMessage()
         if record.exc_info:
             message = f"{message}: {self.formatException(record.exc_info)}"
+        message = message[: 2 * _MOST]
         if self._form == "text":
             told = "".join(f" {name}={value}" for name, value in _extras(record).items())
             return plain(masked(f"{record.levelname} {record.name}: {message}{told}"), _MOST)

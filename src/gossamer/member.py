@@ -47,19 +47,19 @@ def leave_on_signals(stop: Callable[[], None], *, ctrl_c: bool = True) -> None:
 async def join(folder: Path, *, name: str, supervised: bool = False) -> JobState:
     """Work for the job in `folder` until it is over. With a supervisor, Ctrl-C is for that to handle."""
     connection, welcome = await connect(folder, worker=name)
-    frontier = RemoteFrontier(connection)
+    frontier, settings = RemoteFrontier(connection), build(welcome.settings)
     refused: Counter[str] = Counter()
     marker_path = Path(welcome.folder) / "handling" / name
     try:
         async with worker(
             frontier,
             RemoteStore(connection, refused),
-            settings=build(welcome.settings),
+            settings=settings,
             secret=welcome.secret,
             clock=SystemClock(),
             marker_path=marker_path,
             refused=refused,
-            trail=Trail(Path(welcome.folder), name),
+            trail=Trail(Path(welcome.folder), name, most_bytes=settings.trail_bytes),
         ) as engine:
             leave_on_signals(engine.stop, ctrl_c=not supervised)
             running = asyncio.create_task(engine.run())

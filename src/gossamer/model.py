@@ -186,6 +186,8 @@ class Record(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
     token: int
     page: PageRow
     items: tuple[dict[str, Any], ...] = ()
+    types: tuple[str, ...] = ()
+    """Of each item the type that it fits, by its name; empty where the spider declares none."""
     rejected: tuple[Rejected, ...] = ()
     """Items that do not fit the types that the spider declares."""
     dropped: int = 0

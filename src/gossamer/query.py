@@ -6,18 +6,18 @@ import logging
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from gossamer.errors import ConfigError
-from gossamer.export.stored import lines_name, nothing_in, parquet_folder
+from gossamer.export.stored import lines_name, nothing_in, of_sqlite, parquet_folder, typed_tables
 from gossamer.model import PageRow
 from gossamer.sink import csv, jsonl, segments, trail
 from gossamer.sink.trail import Step
-from gossamer.stored.open import archives_of
-from gossamer.stored.places import elsewhere, sinks_of, sqlite_file
+from gossamer.stored.places import Place
 
 log = logging.getLogger("gossamer.query")
 _TYPES: Mapping[Any, str] = {int: "BIGINT", float: "DOUBLE"}
@@ -37,7 +37,7 @@ class Source(NamedTuple):
     has_keys: bool = False
 
 
-def ask(folder: Path, query: str) -> Iterator[Sequence[Any]]:
+def ask(place: Path | Place, query: str) -> Iterator[Sequence[Any]]:
     """The names of the columns, then the rows. Only a SELECT is taken; what is wrong with it is a ConfigError."""
     try:
         import duckdb
@@ -46,7 +46,7 @@ def ask(folder: Path, query: str) -> Iterator[Sequence[Any]]:
     for tries_left in reversed(range(_TRIES)):
         has_begun = False
         try:
-            with opened(folder) as database:
+            with opened(place) as database:
                 statements = database.extract_statements(query)
                 if [str(one.type).rpartition(".")[2] for one in statements] != ["SELECT"]:
                     raise ConfigError("only one SELECT can be asked", hint="the files of a job are read, not changed")
@@ -61,22 +61,24 @@ def ask(folder: Path, query: str) -> Iterator[Sequence[Any]]:
             if has_begun or not tries_left:
                 raise ConfigError(f"sql: {error}") from None
         except duckdb.Error as error:
-            raise ConfigError(f"sql: {error}", hint=f"gossamer sql {folder} lists the tables and columns") from None
+            raise ConfigError(
+                f"sql: {error}", hint=f"gossamer sql {Place.of(place).folder} lists the tables and columns"
+            ) from None
 
 
 @contextmanager
-def opened(folder: Path) -> Iterator[Any]:
+def opened(place: Path | Place) -> Iterator[Any]:
     """A database in memory with the views, which can read the files of these and no other, and write none."""
     import duckdb
 
-    views = _views(folder)
     config: dict[str, Any] = {
         "autoinstall_known_extensions": "false",
         "autoload_known_extensions": "false",
         "python_enable_replacements": "false",
     }
-    files = [path for sources in views.values() for source in sources for path in source.files]
     with tempfile.TemporaryDirectory(prefix="gossamer-") as spill, duckdb.connect(config=config) as database:
+        views = _views(Place.of(place), Path(spill))
+        files = [path for sources in views.values() for source in sources for path in source.files]
         # It would go to standard output, among the data.
         database.execute("SET enable_progress_bar = false")
         database.execute(f"SET temp_directory = {_text(spill)}")
@@ -93,15 +95,16 @@ def opened(folder: Path) -> Iterator[Any]:
         yield database
 
 
-def _views(folder: Path) -> dict[str, list[Source]]:
+def _views(place: Place, spill: Path) -> dict[str, list[Source]]:
     """What is in a job's files, by its first sink that has them."""
+    folder = place.folder
     steps = Source(sorted((folder / trail.FOLDER).glob(f"*{trail.SUFFIX}")), _REQUESTS)
     visits, items = _stored(folder)
-    if not visits and (path := sqlite_file(folder)) is not None:
-        raise ConfigError(f"the pages of this job are in {path}, which is SQL already", hint=f"sqlite3 {path}")
+    if not visits and (path := place.sqlite_file) is not None:
+        return {**_of_sqlite(path, spill), "_requests": [steps]}
     if not visits and not steps.files:
-        raise nothing_in(folder)
-    if not visits and (kept := elsewhere(sinks_of(folder)) or archives_of(folder)):
+        raise nothing_in(place)
+    if not visits and (kept := place.elsewhere or place.warcs):
         log.warning("pages and items have no rows here: they are in %s", ", ".join(map(str, kept)))
     return {"_visits": visits, "_items": items, "_requests": [steps]}
 
@@ -129,6 +132,38 @@ def _stored(folder: Path) -> tuple[list[Source], list[Source]]:
     return [], []
 
 
+def _of_sqlite(path: Path, spill: Path) -> dict[str, list[Source]]:
+    """The tables of the sink `sqlite`, as lines: the reader of such files is not a part of DuckDB itself."""
+    lines = spill / "records.jsonl"
+    with lines.open("wb") as file:
+        for record in of_sqlite(path):
+            file.write(msgspec.json.encode(record) + b"\n")
+    views = {"_visits": [Source([lines], _LINES_PAGES, True)], "_items": [Source([lines], _LINES_ITEMS)]}
+    for number, (table, kinds, rows) in enumerate(typed_tables(path)):
+        of_type = spill / f"items-{number}.jsonl"
+        times = [name for name, kind in kinds.items() if kind == "TIMESTAMP_TEXT"]
+        with of_type.open("wb") as file:
+            for row in rows:
+                for name in times:
+                    row[name] = _utc(row[name])
+                file.write(msgspec.json.encode(row) + b"\n")
+        columns = {name: _DECLARED.get(kind, "VARCHAR") for name, kind in kinds.items()}
+        views[_name(table)] = [Source([of_type], f"SELECT * FROM {_json(columns)})")]
+    return views
+
+
+def _utc(text: str | None) -> str | None:
+    """A time as all are here: in UTC, without saying so."""
+    when = datetime.fromisoformat(text) if text else None
+    if when is None or when.tzinfo is None:
+        return text
+    return when.astimezone(UTC).replace(tzinfo=None).isoformat()
+
+
+def _name(text: str) -> str:
+    return '"' + text.replace('"', '""') + '"'
+
+
 def _text(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
@@ -143,10 +178,14 @@ def _columns(kind: type) -> dict[str, str]:
 
 def _json(columns: Mapping[str, str]) -> str:
     """The reader of JSON lines. A line that is not whole, as a kill leaves it, is a row of nulls."""
-    kinds = ", ".join(f'"{name}": {_text(kind)}' for name, kind in columns.items())
+    kinds = ", ".join(f"{_text(name)}: {_text(kind)}" for name, kind in columns.items())
     return f"read_json({{files}}, format = 'newline_delimited', columns = {{{kinds}}}, ignore_errors = true"
 
 
+_DECLARED = {
+    "INTEGER": "BIGINT", "REAL": "DOUBLE", "BOOLEAN": "BOOLEAN", "JSON_TEXT": "JSON", "TIMESTAMP_TEXT": "TIMESTAMP",
+    "DATE_TEXT": "DATE",
+}  # fmt: skip
 _PAGE = _columns(PageRow)
 _STEP = {name: kind for name, kind in _columns(Step).items() if name != "at"}
 _OF_ITEM = {"number": "BIGINT", "item": "JSON"}

@@ -73,6 +73,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     trail: Annotated[
         bool, Meta(description="Keep a line for every request that is sent, for `gossamer why` and `gossamer audit`.")
     ] = True
+    trail_bytes: Annotated[
+        int, Meta(ge=1_000_000, description="Size of a folder's trail above which its oldest lines are dropped.")
+    ] = 1_000_000_000
 
     max_pages: Annotated[Whole | None, Meta(description="Stop after this many stored pages.")] = None
     max_depth: Annotated[Depth | None, Meta(description="Follow links at most this deep from the seeds.")] = None
@@ -239,7 +242,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ] = 60.0
     batch: Annotated[int, Meta(ge=1, description="Requests in one lease of a site.")] = 32
     drain_seconds: Annotated[
-        float, Meta(ge=0, description="Time that fetches under way get when a crawl is stopped.")
+        float, Meta(ge=0, description="Time that fetches under way get when a crawl is stopped; storing gets as much.")
     ] = 10.0
     commit_seconds: Annotated[float, Meta(ge=0, description="Results of this time are stored together.")] = 0.1
     tries: Annotated[int, Meta(ge=1, description="Tries for a page before it counts as failed.")] = 3

@@ -18,6 +18,10 @@ from gossamer.model import PageRow
 from gossamer.settings import Settings
 
 _ENDED = ("done", "failed", "skipped", "parked", "known")
+_BY_SCRAPY = (
+    "A Scrapy project made it. Which links to follow, robots.txt, redirects and retries are its affair, "
+    "and its log has the visits."
+)
 Known = Mapping[str, Any]
 
 
@@ -49,7 +53,10 @@ async def tell(asked: Inquiry, url: str, *, page: str = "", now: float) -> dict[
             found["depth"] = rows[-1].depth
     elif page:
         found["referrer"], found["depth"] = page, await _depth_below(asked, page)
-    rulings = await _rulings(asked, found, site, now=now)
+    is_scrapys = known is not None and known.get("by") == "scrapy"
+    rulings = await _rulings(asked, found, site, now=now, is_scrapys=is_scrapys)
+    if known is None and rulings[-1].allows and settings.nofollow:
+        rulings.append(await asyncio.to_thread(_nofollow_ruling, asked, page))
     found["rules"] = [ruling._asdict() for ruling in rulings]
     found["waits"] = waits(known, site, asked, rulings, last, now=now) if known is not None else None
     found["next"] = next_visit(known, settings, now=now) if known is not None else None
@@ -99,11 +106,13 @@ async def _depth_below(asked: Inquiry, page: str) -> int:
     return int((known or {}).get("depth", rows[-1].depth if rows else 0)) + 1
 
 
-async def _rulings(asked: Inquiry, found: Known, site: Known | None, *, now: float) -> list[Ruling]:
+async def _rulings(asked: Inquiry, found: Known, site: Known | None, *, now: float, is_scrapys: bool) -> list[Ruling]:
     """What every rule says, in the order in which they are asked."""
     settings, url = asked.settings, str(found["url"])
     depth, page = int(found.get("depth", 1)), str(found.get("referrer", ""))
     rulings = []
+    if found["seen"] and is_scrapys:
+        return [Ruling(True, "scrapy", _BY_SCRAPY)]
     if found["seen"] and not depth and not page:
         rulings.append(Ruling(True, "seed", "It is a seed, or was added by hand; those are always let in."))
     else:
@@ -140,6 +149,18 @@ async def _site_ruling(asked: Inquiry, url: str, site: Known | None) -> Ruling:
             words = f"No rule keeps it out, as {other} is in the job; no page that was fetched so far links to it."
             return Ruling(True, "scope", words, setting)
     return Ruling(False, "scope", f"The job has no page on {name}, and follows no links to other sites.", setting)
+
+
+def _nofollow_ruling(asked: Inquiry, page: str) -> Ruling:
+    """Whether a link may have been passed over because somebody wished it: such links are not kept."""
+    setting = "nofollow = true"
+    wish = next((str(row.robots) for row in reversed(stored(asked.folder, page)) if row.robots), "") if page else ""
+    if "nofollow" in wish or "none" in wish:
+        return Ruling(False, "nofollow", f"{page} asks robots to follow none of its links ({wish}).", setting)
+    where = f"on {page}" if page else "on some page"
+    words = f"A link {where} with rel=nofollow would have been passed over; such links are not kept"
+    others = "" if page else ", nor are those of pages that ask robots to follow none"
+    return Ruling(True, "nofollow", f"{words}{others}.", setting)
 
 
 def _closed(site: Known, settings: Settings) -> Ruling:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Callable
 from functools import lru_cache
 from urllib.parse import unquote
 
@@ -72,6 +73,10 @@ def clean_query(url: str) -> str:
 
 def _tracks(parameter: str) -> bool:
     return unquote(parameter.partition("=")[0]).lower() in TRACKING_PARAMETERS
+
+
+KeyOf = Callable[[bytes, str], int]
+"""Makes the key of a URL, of a job's secret and that URL."""
 
 
 def fingerprint(secret: bytes, url: str, method: str = "GET", body: bytes = b"") -> int:

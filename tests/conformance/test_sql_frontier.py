@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.settings import Settings
-from gossamer.testing import sqlservers
+from gossamer.testing import sqlfrontier
 from gossamer.testing.frontier import FrontierSuite, Harness
 from gossamer.testing.sqlservers import MariaServer, PostgresServer
 
@@ -18,7 +18,7 @@ class _Sql(FrontierSuite):
     url = ""
 
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
-        return sqlservers.sql(settings, self.url)
+        return sqlfrontier.sql(settings, self.url)
 
     def strings(self) -> list[str]:
         if not HOSTILE.exists():

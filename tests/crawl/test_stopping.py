@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,28 @@ def test_a_drain_does_not_wait_for_servers_that_hang(tmp_path: Path) -> None:
         os.kill(process.pid, signal.SIGTERM)
         assert process.wait(60) == 0
         kill_tree(process)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_sink_that_does_not_answer_does_not_keep_a_stopped_crawl(tmp_path: Path, workers: str) -> None:
+    """It gives up aloud within its grace, and has acknowledged nothing: the next run stores each page once."""
+    folder = tmp_path / "job"
+    with SimWeb(sites=4, pages_per_site=5, page_bytes=2000) as web, socket.create_server(("127.0.0.1", 0)) as silent:
+        away = f"postgresql://nobody@127.0.0.1:{silent.getsockname()[1]}/nothing"
+        sinks = ("--sink", "jsonl", "--sink", away)
+        process = start(folder, web, *sinks, "--delay", "0.01", "--workers", workers, "--drain-seconds", "0.2")
+        silent.settimeout(60)
+        silent.accept()
+        os.kill(process.pid, signal.SIGTERM)
+        code, said = process.wait(60), process.stderr.read() if process.stderr else ""
+        kill_tree(process)
+        assert "stopped before" in said, said
+        assert "the next run fetches them again" in said
+        assert code == (1 if workers == "1" else 0)
+        assert not sum(stored(folder).values())
+        done = crawl(folder, web, "--sink", "jsonl", "--delay", "0.01", "--workers", workers)
+        assert done.returncode == 0, done.stderr
+        assert stored(folder) == Counter(web.reachable())
 
 
 def test_max_seconds_ends_the_run_and_the_next_goes_on(tmp_path: Path) -> None:

@@ -52,6 +52,12 @@ class Pod:
     def is_running(self) -> bool:
         return self.process.poll() is None
 
+    @property
+    def peak_bytes(self) -> int:
+        """The most memory that it ever had; while it runs."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.findall(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)[0]) * 1024
+
     def probe(self, kind: str) -> bool:
         """Ask one probe once: `startupProbe`, `livenessProbe` or `readinessProbe`."""
         probe = self._container[kind]

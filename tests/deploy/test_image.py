@@ -1,21 +1,26 @@
-"""The image and the compose file, as far as they can be checked without an engine: nothing here builds or runs them."""
+"""The image and the compose file, as far as they can be checked without an engine: by linters, and in a clean root."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import rootfs
 import yaml
 from manifests import CASES, DEPLOY, ROOT, one, rendered
 
 from gossamer.cli import named
 from gossamer.settings import Settings
 from gossamer.testing.servers import RedisServer, free_port
+
+sys.path.insert(0, str(ROOT / "tests" / "crawl"))
+from processes import until
 
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text("utf-8").replace("\\\n", " ")
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))
@@ -91,6 +96,53 @@ def test_our_program_understands_every_command() -> None:
     for words in found.values():
         command = named(words[0])
         command.make_context(words[0], list(words[1:]))
+
+
+@pytest.fixture
+def clean_root(tmp_path: Path) -> Path:
+    """A Debian with Python and nothing else, in place of the base image; skipped aloud where none can be made."""
+    if os.geteuid() != 0 or shutil.which("debootstrap") is None:
+        pytest.skip(
+            "no debootstrap, or not root: the RUN lines of the image are not run (scripts/services installs it)"
+        )
+    kept = os.environ.get("CLEAN_ROOT", "")
+    root = Path(kept or tmp_path / "debian")
+    if not kept:
+        packages = "--include=python3,python3-venv,ca-certificates"
+        words = ["debootstrap", "--variant=minbase", packages, "bookworm", str(root)]
+        subprocess.run(words, check=True, capture_output=True, timeout=1200)
+    # The base image calls it python.
+    (root / "usr" / "local" / "bin" / "python").unlink(missing_ok=True)
+    (root / "usr" / "local" / "bin" / "python").symlink_to("/usr/bin/python3")
+    for name in ("etc/resolv.conf", "etc/pip.conf", "etc/ssl/certs/ca-certificates.crt"):
+        if (found := Path("/") / name).is_file():
+            shutil.copy(found, root / name)
+    return root
+
+
+@pytest.mark.long
+@pytest.mark.timeout(2400)
+def test_the_instructions_of_the_image_work_in_a_clean_root(
+    clean_root: Path, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    """Both stages, on Debian's Python instead of the base image's; then its program and its health check."""
+    image = rootfs.build(DEPLOY / "Dockerfile", ROOT, clean_root, tmp_path / "stages")
+    assert (image.user, image.folder) == ("10001:10001", "/run/gossamer")
+    entry = rootfs.listed(image.kept["ENTRYPOINT"])
+    shown = image.run(*entry, *rootfs.listed(image.kept["CMD"]))
+    assert shown.returncode == 0, shown.stderr
+    assert "Usage: gossamer" in shown.stdout
+    assert image.run("sh", "-c", "echo >/opt/gossamer/x").returncode != 0
+    assert not list((image.root / "opt/gossamer/bin").glob("pip*"))
+    health = rootfs.listed(image.kept["HEALTHCHECK"])
+    assert image.run(*health).returncode != 0
+    words = [word.replace("${GOSSAMER_JOB_NAME:-crawl}", "crawl") for word in COMPOSE["services"]["worker"]["command"]]
+    worker = image.start(*entry, *words, GOSSAMER_FRONTIER=redis_server.url)
+    try:
+        until(lambda: image.run(*health).returncode == 0, 120)
+    finally:
+        worker.terminate()
+        assert worker.wait(60) == 0
 
 
 @pytest.mark.skipif(

@@ -5,27 +5,34 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from math import ceil
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
+import redis
 from kubelet import Workload
 from manifests import one, rendered
 
+import gossamer as package
 from gossamer.fleet import open_fleet
 from gossamer.model import Counts, Pulse
+from gossamer.settings import VERSION
 from gossamer.sim.log import fetched, gaps, max_overlap
 from gossamer.testing.servers import RedisServer, free_port
 from gossamer.testing.web import SimWeb
 
 DELAY = 0.05
+MOST_BYTES = 400 * 1024 * 1024
 pytestmark = pytest.mark.skipif(
     not RedisServer.is_there() and os.environ.get("CI") != "true", reason="redis-server is not installed"
 )
@@ -105,13 +112,13 @@ def stored(folder: Path) -> list[str]:
     return [json.loads(line)["url"] for line in gossamer_export.stdout.splitlines()]
 
 
-def nothing_is_lost(web: SimWeb, folder: Path) -> None:
+def nothing_is_lost(web: SimWeb, folder: Path, *others: str) -> None:
     verdict, log = web.judge(), web.log()
     assert not verdict.missed
     assert not verdict.forbidden
     assert min(gaps(log).values()) >= DELAY
     assert max(max_overlap(log).values()) == 1
-    assert set(stored(folder)) == set(fetched(log))
+    assert set(stored(folder)) == {*fetched(log), *others}
 
 
 @pytest.fixture
@@ -142,7 +149,7 @@ def test_f65_a_pod_waits_for_its_job_works_and_leaves_within_its_grace(server: R
         pages = [entry for entry in web.log() if entry.target != "/robots.txt"]
         assert counts.leased == 0
         assert counts.stored == len(pages)
-        assert max(pulse.memory_bytes for pulse in pulses) < 400 * 1024 * 1024
+        assert max(pulse.memory_bytes for pulse in pulses) < MOST_BYTES
         assert [(pulse.worker, pulse.left) for pulse in pulses] == [(pod.name, True)]
 
 
@@ -189,23 +196,51 @@ class Keda:
         return int(min(max(wanted, self._spec["minReplicaCount"]), self._spec["maxReplicaCount"]))
 
 
+class Gate(ThreadingHTTPServer):
+    """A site with one page, which it gives when the gate is opened: until then somebody has a lane in hand."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _AtTheGate)
+        self.url = f"http://127.0.0.1:{self.server_port}/"
+        self.asked, self.opened = Event(), Event()
+        Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+
+
+class _AtTheGate(BaseHTTPRequestHandler):
+    server: Gate
+
+    def do_GET(self) -> None:
+        if self.path == "/":
+            self.server.asked.set()
+            self.server.opened.wait()
+        self.send_response(200 if self.path == "/" else 404)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_f22_f66_workers_follow_the_advice_up_down_to_zero_and_back_with_nothing_lost(
     server: RedisServer, tmp_path: Path
 ) -> None:
-    """F22, F65, F66: 1 -> 4 -> 1 -> 0 -> 2 by `/api/scale`, each pod ended by SIGTERM within its grace."""
-    more = {"autoscaling": {"kind": "keda", "max": 4}}
+    """F22, F65, F66: 1 -> 16 -> 1 -> 0 -> 4 by `/api/scale`, each pod ended by SIGTERM within its grace."""
+    more = {"autoscaling": {"kind": "keda", "max": 16}}
     objects = rendered(values(server, free_port()) | more)
     service = Workload(objects, "Deployment", "-service", tmp_path)
     workers = Workload(objects, "Deployment", "-worker", tmp_path)
     keda = Keda(objects)
-    plan = {"sites": 89, "pages_per_site": 12, "page_bytes": 2000, "latency_seconds": 0.02}
-    with running(service, workers), SimWeb(**plan) as web:
+    plan = {"sites": 320, "pages_per_site": 6, "page_bytes": 2000, "latency_seconds": 0.02}
+    with running(service, workers), SimWeb(**plan) as web, Gate() as gate:
         service.scale(1)
         service.pods[0].until_ready()
-        first, second, third = web.seeds[:1], web.seeds[1:65], web.seeds[65:]
-        # One fetch at once, so that few sites are enough for many workers.
-        submit(server, tmp_path, first, "--concurrency", "1", "--scope", "site")
+        # One fetch at once, so that few sites are enough for many workers; and one site that keeps the last one.
+        options = ("--concurrency", "1", "--scope", "site", "--fetch-seconds", "900", "--drain-seconds", "3")
+        submit(server, tmp_path, [gate.url], *options)
         steps: list[int] = []
 
         def follow() -> int:
@@ -215,19 +250,88 @@ def test_f22_f66_workers_follow_the_advice_up_down_to_zero_and_back_with_nothing
             workers.scale(wanted)
             return wanted
 
-        until(lambda: follow() == 1 and web.log(), "no first worker")
-        gossamer(server, "add", "shop", *second)
-        until(lambda: follow() == 4, lambda: f"never four: {steps}")
-        until(lambda: follow() == 1, lambda: f"never one again: {steps}")
-        until(lambda: follow() == 0 and is_finished(server), lambda: f"never none: {steps}")
+        def reach(count: int, also: Callable[[], bool] = lambda: True) -> None:
+            until(lambda: follow() == count and also(), lambda: f"never {count}: {steps}", 300)
+
+        reach(1, gate.asked.is_set)
+        gossamer(server, "add", "shop", *web.seeds[:256])
+        reach(16)
+        reach(1)
+        gate.opened.set()
+        reach(0, lambda: is_finished(server))
         assert workers.pods == []
         # Nobody works: the advice stays at none.
         assert [keda.replicas() for _ in range(5)] == [0] * 5
-        gossamer(server, "add", "shop", *third)
-        until(lambda: follow() >= 2, lambda: f"never back: {steps}")
-        until(lambda: follow() == 0 and is_finished(server), lambda: f"never at rest: {steps}")
+        gossamer(server, "add", "shop", *web.seeds[256:])
+        reach(4)
+        reach(0, lambda: is_finished(server))
         service.scale(0)
-        nothing_is_lost(web, tmp_path)
+        nothing_is_lost(web, tmp_path, gate.url)
         assert not web.judge().repeated
+        assert max(pulse.memory_bytes for pulse in seen(server)[1]) < MOST_BYTES
+    assert len(set(workers.names)) >= 20
     assert set(workers.codes) == {0}
     assert service.codes == [0]
+
+
+def next_version(folder: Path, *changes: tuple[str, str, str]) -> list[dict[str, str]]:
+    """Our own sources as another version of them, with (file, old, new) changed; the environment that has it run."""
+    copy = folder / "gossamer"
+    shutil.copytree(Path(package.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, old, new in (("settings.py", f'VERSION = "{VERSION}"', 'VERSION = "99.0"'), *changes):
+        text = (copy / name).read_text("utf-8")
+        assert text.count(old) == 1
+        (copy / name).write_text(text.replace(old, new), "utf-8")
+    return [{"name": "PYTHONPATH", "value": str(folder)}]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_f24_pods_of_two_versions_roll_over_on_one_frontier_or_the_new_ones_refuse_with_words(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    """F24: the same format with other scripts works together; another format ends with words and changes nothing."""
+    script = ("frontier/lua/lease.lua", "function operations.add()", "function operations.add() -- of another version")
+    together = next_version(tmp_path / "next", script)
+    apart = next_version(tmp_path / "later", ("frontier/redis_job.py", "FORMAT = 2", "FORMAT = 3"))
+    old = Workload(rendered(values(server), release="old"), "Deployment", "-worker", tmp_path)
+    new = Workload(rendered(values(server, env=together), release="new"), "Deployment", "-worker", tmp_path)
+    later = Workload(rendered(values(server, env=apart), release="later"), "Deployment", "-worker", tmp_path)
+    with running(old, new, later), SimWeb(sites=56, pages_per_site=30, page_bytes=2000, latency_seconds=0.02) as web:
+        # A worker with one fetch at once holds 16 sites at most: three of four pods have some of the 48.
+        submit(server, tmp_path, web.seeds[:8], "--concurrency", "1")
+        old.scale(2)
+        until(lambda: len(web.log()) > 8, lambda: old.pods[0].said)
+        with redis.Redis.from_url(server.url) as store:
+            record = {key: store.hgetall(key) for key in store.keys("*:root")}
+            later.scale(1)
+            assert later.pods[0].process.wait(60) == 1
+            assert "was written by another version of Gossamer" in later.pods[0].said
+            assert record
+            assert {key: store.hgetall(key) for key in record} == record
+        new.scale(2)
+        for pod in new.pods:
+            pod.until_ready()
+        gossamer(server, "add", "shop", *web.seeds[8:])
+        both = {VERSION, "99.0"}
+        until(lambda: {pulse.version for pulse in seen(server)[1] if pulse.pages} == both, lambda: new.pods[0].said)
+        old.scale(0)
+        until(lambda: is_finished(server), lambda: new.pods[0].said)
+        new.scale(0)
+        nothing_is_lost(web, tmp_path)
+        assert not web.judge().repeated
+    assert old.codes == new.codes == [0, 0]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_worker_with_the_settings_of_the_chart_stays_under_400_mb(server: RedisServer, tmp_path: Path) -> None:
+    """64 fetches at once of pages of 300 KB with 500 links each: more than most sites have."""
+    workers = Workload(rendered(values(server)), "Deployment", "-worker", tmp_path)
+    plan = {"sites": 128, "pages_per_site": 6, "page_bytes": 300_000, "links_per_page": 500}
+    with running(workers), SimWeb(**plan) as web:
+        workers.scale(1)
+        submit(server, tmp_path, web.seeds, "--delay", "0")
+        until(lambda: is_finished(server), workers.pods[0].said, 400)
+        assert workers.pods[0].peak_bytes < MOST_BYTES
+        assert not web.judge().missed

@@ -116,3 +116,18 @@ def test_parts_are_the_whole_text_and_none_goes_beyond_a_heading() -> None:
     assert code in found[1].text
     assert all(part.text.endswith(".") for part in found if part.text.startswith("Sentence"))
     assert list(chunks("", 40)) == []
+
+
+def test_where_words_have_no_spaces_letters_are_counted() -> None:
+    """Parts end behind sentences, or anywhere in a long one; nothing is added between letters."""
+    sentence = "我们每天都在这里写一些文字。"
+    text = f"# 一\n\n{sentence * 20}\n\n# 二\n\n{'字' * 100} Python 3.11 {'かな' * 30}"
+    assert count_words(sentence) == 7 + 1
+    assert count_words("plain words, naïve ones") == 4
+    found = list(chunks(text, 20))
+    assert all(0 < count_words(part.text) <= 20 for part in found)
+    first = [part.text for part in found if part.headings == ("一",)]
+    assert "".join(first) == sentence * 20
+    assert all(part.endswith("。") for part in first)
+    second = "".join(part.text for part in found if part.headings == ("二",))
+    assert second.replace(" ", "") == f"{'字' * 100}Python3.11{'かな' * 30}"

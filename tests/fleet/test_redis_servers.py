@@ -18,10 +18,10 @@ import pytest
 import redis
 import trustme
 
-from gossamer.addresses import masked
 from gossamer.errors import FrontierError
 from gossamer.fleet import open_fleet
 from gossamer.frontier.redis_refusals import CHANNELS, COMMANDS, KEYS
+from gossamer.masks import masked_address
 from gossamer.model import Grant, Outcome
 from gossamer.settings import Settings
 from gossamer.sim.log import gaps
@@ -167,8 +167,8 @@ def test_a_certificate_that_is_not_trusted_is_an_error_with_the_fix(
     ],
 )
 def test_h66_an_address_is_shown_without_its_passwords(address: str) -> None:
-    assert PASSWORD not in masked(address.format(PASSWORD))
-    assert masked(address.format(PASSWORD)).startswith(address.partition("://")[0])
+    assert PASSWORD not in masked_address(address.format(PASSWORD))
+    assert masked_address(address.format(PASSWORD)).startswith(address.partition("://")[0])
 
 
 def let(server: RedisServer, *rules: str) -> str:
@@ -443,5 +443,5 @@ def test_sentinels_that_are_all_away_are_an_error_with_words() -> None:
 
 def test_an_address_without_a_password_is_shown_as_it_is() -> None:
     """Commands are printed with it, for people to copy."""
-    assert masked("postgresql://crawler@h/db") == "postgresql://crawler@h/db"
-    assert masked("redis://:hush@h,redis://me:hush@i") == "redis://:***@h,redis://me:***@i"
+    assert masked_address("postgresql://crawler@h/db") == "postgresql://crawler@h/db"
+    assert masked_address("redis://:hush@h,redis://me:hush@i") == "redis://:***@h,redis://me:***@i"

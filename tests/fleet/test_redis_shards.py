@@ -17,6 +17,7 @@ import pytest
 import redis
 
 from gossamer.errors import ConfigError, JobMissing, Unavailable
+from gossamer.frontier.listing import list_jobs
 from gossamer.frontier.placement import placement, shard_of
 from gossamer.frontier.redis_job import job_key
 from gossamer.frontier.redis_link import server_name
@@ -362,6 +363,15 @@ def test_a_crawl_in_a_cluster_goes_on_while_slots_move_to_a_new_node(cluster: Cl
         assert not web.judge().repeated
     with redis.Redis.from_url(node.url) as store:
         assert any(b":site:" in key for key in store.scan_iter(count=1000))
+
+
+def test_jobs_in_a_cluster_are_listed_whatever_nodes_they_are_on(cluster: Cluster) -> None:
+    async def run() -> None:
+        for job in ("one", "two", "three", "four", "five"):
+            await (await open_redis(cluster.nodes[0].url, job, AT_ONCE)).aclose()
+        assert await list_jobs(cluster.nodes[1].url) == ["five", "four", "one", "three", "two"]
+
+    asyncio.run(run())
 
 
 def test_a_call_in_a_slot_that_is_on_its_way_changes_nothing(cluster: Cluster) -> None:

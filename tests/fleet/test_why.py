@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -291,6 +293,46 @@ def test_the_commands_speak_to_people_and_to_programs(tmp_path: Path, monkeypatc
         with pytest.raises(ConfigError, match=message) as raised:
             gossamer(*words)
         assert raised.value.hint
+
+
+def test_a_link_that_was_passed_over_by_wish_is_told_by_its_rule(tmp_path: Path) -> None:
+    pages = {
+        "/": "<a href=/quiet>q</a><a rel=nofollow href=/marked>m</a>",
+        "/quiet": "<meta name=robots content='noindex, nofollow'><a href=/beyond>b</a>",
+    }
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path in pages else 404)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(pages.get(self.path, "").encode())
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    async def ask(root: str) -> list[dict[str, Any]]:
+        settings = Settings(allow_private=True, delay=0.0, commit_seconds=0.01)
+        await crawled("", "", tmp_path, settings, [f"{root}/"])
+        async with inquire(str(tmp_path), "") as asked:
+            return [
+                await tell(asked, f"{root}/marked", now=time.time()),
+                await tell(asked, f"{root}/beyond", page=f"{root}/quiet", now=time.time()),
+                await tell(asked, f"{root}/quiet", now=time.time()),
+            ]
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    try:
+        marked, beyond, quiet = asyncio.run(ask(f"http://127.0.0.1:{server.server_port}"))
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert (marked["state"], rule(marked, "nofollow")["allows"]) == ("unknown", True)
+    assert "rel=nofollow" in rule(marked, "nofollow")["words"]
+    assert (beyond["state"], rule(beyond, "nofollow")["allows"]) == ("unknown", False)
+    assert "noindex, nofollow" in rule(beyond, "nofollow")["words"]
+    assert (quiet["state"], [one["rule"] for one in quiet["rules"]]) == ("done", ["scope", "robots"])
 
 
 def test_a_running_crawl_is_asked_through_its_owner(tmp_path: Path) -> None:

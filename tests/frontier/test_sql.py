@@ -12,7 +12,7 @@ from gossamer import urls
 from gossamer.errors import ConfigError, FrontierError, JobMissing, SchemaMismatch
 from gossamer.frontier.sharded import Sharded, divide
 from gossamer.frontier.sql import SqlFrontier, open_sql
-from gossamer.frontier.sql.job import dialect_of
+from gossamer.frontier.sql.job import FORMAT, dialect_of
 from gossamer.model import Outcome, Pulse, Request
 from gossamer.settings import Settings, SiteSettings
 from gossamer.testing.harness import keys, note, outcome, outcomes, page, pages
@@ -347,8 +347,13 @@ def test_a_job_is_joined_only_if_it_is_there_and_ours(server: SqlServer) -> None
         for settings in (FREE, None):
             with pytest.raises(SchemaMismatch, match="another version"):
                 await open_sql(server.url, "job", settings)
+        with pytest.raises(SchemaMismatch, match="tables"):
+            await open_sql(server.url, "new", FREE)
 
-    asyncio.run(play())
+    try:
+        asyncio.run(play())
+    finally:
+        server.ask(f"UPDATE gossamer_jobs SET format = {FORMAT} WHERE format = 99")
 
 
 def test_a_unix_socket_is_an_address_too(server: SqlServer) -> None:

@@ -117,7 +117,7 @@ def test_f34_f38_a_server_killed_in_the_middle_loses_nothing(kind: type[SqlServe
         await killing
         await is_whole(frontier)
 
-    with kind() as server:
+    with kind(in_memory=True) as server:
         asyncio.run(play(server))
 
 
@@ -135,7 +135,7 @@ def test_f35_connections_that_are_ended_by_the_server_are_made_again(kind: type[
         ending.cancel()
         await is_whole(frontier)
 
-    with kind() as server:
+    with kind(in_memory=True) as server:
         asyncio.run(play(server))
 
 
@@ -183,7 +183,7 @@ def test_f36_a_deadlock_is_tried_again_unnoticed(kind: type[SqlServer]) -> None:
         await other.close()
         await frontier.aclose()
 
-    with kind() as server:
+    with kind(in_memory=True) as server:
         asyncio.run(play(server))
 
 
@@ -210,7 +210,7 @@ def test_f37_a_connection_that_idled_too_long_is_made_again_unnoticed(kind: type
         assert (await frontier.counts()).queued == 3
         await frontier.aclose()
 
-    with kind() as server:
+    with kind(in_memory=True) as server:
         if isinstance(server, PostgresServer):
             server.ask("ALTER DATABASE gossamer SET idle_session_timeout = '200ms'")
         else:
@@ -347,7 +347,7 @@ def test_connections_that_break_in_the_middle_of_calls_lose_nothing(kind: type[S
         assert cutter.cuts > 5
         await is_whole(frontier)
 
-    with kind() as server:
+    with kind(in_memory=True) as server:
         asyncio.run(play(server))
 
 
@@ -364,7 +364,7 @@ def test_a_server_that_sleeps_is_waited_for(kind: type[SqlServer]) -> None:
         await pausing
         await is_whole(frontier)
 
-    with kind() as server:
+    with kind(in_memory=True) as server:
         asyncio.run(play(server))
 
 
@@ -381,7 +381,7 @@ def test_a_server_that_is_not_there_is_unavailable(kind: type[SqlServer]) -> Non
         assert await persistent(lambda: frontier.add(pages(1))) == 1
         await frontier.aclose()
 
-    with kind() as server:
+    with kind(in_memory=True) as server:
         asyncio.run(play(server))
 
 

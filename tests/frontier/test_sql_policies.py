@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 
 from gossamer.settings import Settings
-from gossamer.testing import sqlservers
+from gossamer.testing import sqlfrontier
 from gossamer.testing.harness import Harness, outcome, page, pages, scenario
 from gossamer.testing.revisits import Revisits
 from gossamer.testing.share import BIG, Shares
@@ -19,7 +19,7 @@ class _Policies(Revisits, Shares):
     url = ""
 
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
-        return sqlservers.sql(settings, self.url)
+        return sqlfrontier.sql(settings, self.url)
 
     @scenario(delay=0.0, site_share=0.1, share_window=100)
     async def test_turns_are_not_enough_for_a_fair_share(self, harness: Harness) -> None:
@@ -57,4 +57,4 @@ class TestShards(Shares):
         self.url = postgres_server.url
 
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
-        return sqlservers.sql(settings, self.url, shards="8")
+        return sqlfrontier.sql(settings, self.url, shards="8")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 
 from gossamer.settings import Settings
-from gossamer.testing import sqlservers
+from gossamer.testing import sqlfrontier
 from gossamer.testing.frontier import Harness
 from gossamer.testing.machine import FrontierMachine
 from gossamer.testing.sqlservers import MariaServer, PostgresServer
@@ -17,7 +17,7 @@ class PostgresMachine(FrontierMachine):
     url: ClassVar[str]
 
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
-        return sqlservers.sql(settings, self.url)
+        return sqlfrontier.sql(settings, self.url)
 
 
 class MariaMachine(PostgresMachine):

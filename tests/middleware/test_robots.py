@@ -261,6 +261,8 @@ def test_parser_and_matcher_never_raise(parts: list[bytes], path: str) -> None:
         good_until=st.floats(0, 2e9),
         failures=st.integers(0, 10_000),
         failing_since=st.floats(0, 2e9),
+        failed_at=st.floats(0, 2e9),
+        failing_seconds=st.floats(0, 2e9),
     )
 )
 def test_packed_robots_come_back_the_same(state: Robots) -> None:
@@ -329,11 +331,27 @@ def test_earlier_404_is_no_copy() -> None:
 
 
 def test_unreachable_for_30_days_allows() -> None:
-    assert after((0, 500), (29 * DAY, None)).kind == "unreachable"
-    state = after((0, 500), (29 * DAY, None), (30 * DAY, 503))
+    hourly = [(hour * 3600, 500 if hour % 2 else None) for hour in range(30 * 24)]
+    assert after(*hourly).kind == "unreachable"
+    state = after(*hourly, (30 * DAY, 503))
     assert state.kind == "allow"
     assert not is_due(state, NOW + 30 * DAY + DAY - 1)
-    assert after((0, 500), (30 * DAY, 503), (31 * DAY, None)).kind == "allow"
+    assert after(*hourly, (30 * DAY, 503), (31 * DAY, None)).kind == "allow"
+
+
+def test_clocks_that_are_months_apart_do_not_make_a_month_of_failures() -> None:
+    """Two workers in turn, of which one has a clock that is 40 days ahead, for ten days."""
+    state = after(*[(hour * 3600 + 40 * DAY * (hour % 2), 503) for hour in range(240)])
+    assert (state.kind, state.failures) == ("unreachable", 240)
+    assert after((0, 503), (40 * DAY, 503)).kind == "unreachable"
+
+
+def test_a_clock_that_is_behind_waits_no_longer_than_the_one_that_failed() -> None:
+    state = after((3600, 503))
+    assert is_due(state, NOW)
+    assert not is_due(state, NOW + 3599), "clocks of a fleet differ by a little"
+    assert not is_due(state, NOW + 3600 + 59)
+    assert is_due(state, NOW + 3600 + 60)
 
 
 def test_good_answer_ends_a_row_of_failures() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -32,7 +33,7 @@ from gossamer.testing.web import SimWeb
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
 from processes import until
-from scrapers import TUTORIAL, finish, items, scrapy, shown_settings, site
+from scrapers import TUTORIAL, environment, finish, items, scrapy, shown_settings, site
 
 
 @pytest.fixture
@@ -71,6 +72,15 @@ def counts(url: str, job: str) -> Counts:
     return asyncio.run(look())
 
 
+def why(url: str, *options: str) -> dict[str, Any]:
+    """What `gossamer why` tells of a URL."""
+    words = [sys.executable, "-m", "gossamer", "why", url, "--json", *options]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, env=environment())
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
 def test_the_tutorial_project_runs_with_the_settings_of_the_guide_and_is_not_crawled_twice(tmp_path: Path) -> None:
     project = tmp_path / "project"
     shutil.copytree(TUTORIAL, project)
@@ -89,6 +99,9 @@ def test_the_tutorial_project_runs_with_the_settings_of_the_guide_and_is_not_cra
         again = scrapy("sayings", "", *words, project=project)
         assert "Closing spider (finished)" in finish(again)
         assert len(shop.asked) == len(times)
+        story = why(f"{shop.url}/page/2/", "--job", f"{tmp_path}/job")
+        assert (story["seen"], story["state"], story["rules"][0]["rule"]) == (True, "done", "scrapy")
+        assert not why(f"{shop.url}/page/99/", "--job", f"{tmp_path}/job")["seen"]
 
 
 def test_a_file_with_an_owner_is_refused_with_words(tmp_path: Path) -> None:
@@ -170,6 +183,9 @@ def test_requests_of_every_kind_come_through_and_are_settled(store: str, tmp_pat
         assert after.leased == after.queued == 0
         assert after.failed == 2
         assert after.skipped == 1
+        assert why(f"{shop.url}/again", "--job", "manifold", "--frontier", store)["seen"]
+        # Each of its two requests has a name of its own, which no address leads to.
+        assert not why(f"{shop.url}/twice", "--job", "manifold", "--frontier", store)["seen"]
 
 
 def test_killed_stopped_and_late_processes_lose_nothing_and_keep_the_delay(

@@ -10,13 +10,14 @@ import msgspec
 import pytest
 
 from gossamer.history import Sent
+from gossamer.masks import masked_url
 from gossamer.model import PageRow
 from gossamer.service.launch import linear
 from gossamer.service.ring import PACES, Past, Ring
 from gossamer.service.rows import Wanted, search, versions
 from gossamer.service.stream import Hub
 from gossamer.service.tail import Tail
-from gossamer.service.tally import Tally, masked_url
+from gossamer.service.tally import Tally
 from gossamer.sink.trail import Step, Trail
 
 NOW = 1_700_000_000.0

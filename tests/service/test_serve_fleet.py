@@ -7,14 +7,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from served import serving
 
+from gossamer.clock import ManualClock
 from gossamer.engine.handle import Linker
+from gossamer.engine.pulse import Heart, beating
 from gossamer.engine.recent import Recent
 from gossamer.fleet import open_fleet
-from gossamer.model import Pulse
+from gossamer.frontier.folder import FolderFrontier
+from gossamer.frontier.sharded import Sharded
+from gossamer.model import Lease, Pulse
 from gossamer.service.reach import OnFleet
 from gossamer.settings import build
 from gossamer.testing.servers import RedisServer
@@ -51,7 +56,7 @@ def test_a_fleet_is_served_and_its_workers_hear_of_other_limits(tmp_path: Path) 
             paused = served.post("/api/jobs/shop/pause")["counts"]
             changed = served.ask("PATCH", "/api/jobs/shop/limits", json={"delay": 0.03, "max_pages": 120})
             assert (changed["delay"], changed["max_pages"], changed["in_force"]) == (0.03, 120, "now")
-            assert served.ask("PATCH", "/api/jobs/shop/limits", 409, json={"site_delays": {"a": 2}})["hint"]
+            served.ask("PATCH", "/api/jobs/shop/limits", json={"site_delays": {"elsewhere.example": 2}})
             (region,) = served.get("/api/jobs/shop/regions")["regions"]
             assert (region["region"], region["workers"]) == ("", 1)
             assert len(served.get("/api/jobs/shop/shards")["shards"]) == 1
@@ -70,28 +75,78 @@ def test_a_fleet_is_served_and_its_workers_hear_of_other_limits(tmp_path: Path) 
         assert PASSWORD not in served.log.read_text() + str(served.get("/api/jobs/shop")) + served.get("/metrics")
 
 
-async def limits_are_heard_of(url: str, folder: Path) -> None:
-    worker = await open_fleet(url, "limits", build({"delay": 1.0, "robots": False, "max_pages": 10}), worker_name="w")
+class Still:
+    """An engine that does nothing, as a pulse tells of it."""
+
+    accepted = stale = active = fetching = limit = 0
+
+
+async def limits_are_heard_of(url: str, folder: Path, shards: str = "") -> None:
+    settings, job = build({"delay": 1.0, "robots": False, "max_pages": 10}), f"limits {shards}"
+    worker = await open_fleet(url, job, settings, worker_name="w", shards=shards)
+    reached = await OnFleet.open(url, job, folder)
+
+    async def limit(**changes: Any) -> None:
+        """Change them from elsewhere, and let the worker's heart beat once."""
+        assert await reached.limit(changes)
+        await worker.refresh()
+
+    async def leased() -> list[Lease]:
+        """All that can be had now; shards are asked again at once only where there is news."""
+        if isinstance(worker, Sharded):
+            worker.quiet_seconds = 0.0
+        return [lease for _ in range(4) for lease in (await worker.lease(5, batch=1, seconds=60)).leases]
+
     try:
         await worker.beat(Pulse(worker="w"))
+        if isinstance(worker, FolderFrontier):
+            await worker.owner.renew()
         linker = Linker(worker.settings, worker.secret, Recent())
         await worker.add([linker.seed(f"http://{name}.example/") for name in "abc"])
         (lease,) = (await worker.lease(1, batch=1, seconds=60)).leases
         assert lease.delay == 1.0
-        reached = await OnFleet.open(url, "limits", folder)
-        assert await reached.limit({"delay": 3.0, "max_pages": 1})
-        assert (await worker.lease(5, batch=1, seconds=60)).leases == ()
-        assert await reached.limit({"max_pages": None})
-        assert [one.delay for one in (await worker.lease(5, batch=1, seconds=60)).leases] == [3.0, 3.0]
-        await reached.aclose()
+        await limit(delay=3.0, max_pages=1)
+        assert await leased() == []
+        await limit(max_pages=None)
+        assert [one.delay for one in await leased()] == [3.0, 3.0]
+        await limit(max_pages=3)
+        await worker.add([linker.seed("http://d.example/")])
+        assert await leased() == []
+        assert not (await worker.counts()).finished
+        await limit(sites={"a.example": {"delay": 9.0}, "d.example": {"delay": 7.0}}, max_pages=4)
+        assert [one.delay for one in await leased()] == [7.0]
+        assert [known and known["delay"] for known in [await worker.site("a.example")]] == [9.0]
+        seen, cursor = await worker.every_site("", 3)
+        while cursor:
+            some, cursor = await worker.every_site(cursor, 3)
+            seen += some
+        assert {site["site"] for site in seen} == {f"{name}.example" for name in "abcd"}
+        await limit(max_seconds=12.0)
+        clock = ManualClock()
+        async with beating(Heart(worker, Still(), pulse=Pulse(worker="w"), clock=clock)):
+            while (await reached.counts()).job != "stopping":
+                await asyncio.sleep(0.01)
     finally:
+        await reached.aclose()
         await worker.aclose()
 
 
-def test_workers_on_redis_hear_of_other_limits_while_they_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shards", ["", "0-1/2"], ids=["one shard", "two shards"])
+def test_workers_on_redis_hear_of_other_limits_while_they_run(tmp_path: Path, shards: str) -> None:
     with RedisServer() as server:
-        asyncio.run(limits_are_heard_of(server.url, tmp_path))
+        asyncio.run(limits_are_heard_of(server.url, tmp_path, shards))
 
 
-def test_workers_on_postgresql_hear_of_other_limits_while_they_run(postgres_server: SqlServer, tmp_path: Path) -> None:
-    asyncio.run(limits_are_heard_of(postgres_server.url, tmp_path))
+@pytest.mark.parametrize("shards", ["", "0-1/2"], ids=["one shard", "two shards"])
+def test_workers_on_postgresql_hear_of_other_limits_while_they_run(
+    postgres_server: SqlServer, tmp_path: Path, shards: str
+) -> None:
+    asyncio.run(limits_are_heard_of(postgres_server.url, tmp_path, shards))
+
+
+def test_workers_on_mariadb_hear_of_other_limits_while_they_run(maria_server: SqlServer, tmp_path: Path) -> None:
+    asyncio.run(limits_are_heard_of(maria_server.url, tmp_path))
+
+
+def test_workers_on_a_folder_hear_of_other_limits_while_they_run(tmp_path: Path) -> None:
+    asyncio.run(limits_are_heard_of(f"folder:{tmp_path}?shards=2", tmp_path))

@@ -42,6 +42,18 @@ def events(served: Served, most: int) -> list[tuple[str, dict[str, object]]]:
     return found
 
 
+def all_sites(served: Served, job: str) -> set[str]:
+    """All sites of a job, one by one."""
+    found, cursor = [], {}
+    while True:
+        page = served.get(f"/api/jobs/{job}/sites", sort="site", order="asc", limit=1, **cursor)
+        found += [row["site"] for row in page["sites"]]
+        if page["next"] is None:
+            assert len(found) == len(set(found))
+            return set(found)
+        cursor = {"cursor": page["next"]}
+
+
 def test_a_crawl_is_started_steered_and_asked_over_the_api(served: Served, web: SimWeb) -> None:
     made = served.post(
         "/api/jobs", {"job": "shop", "urls": web.seeds, "delay": 0.4, "deny": ["*/walks/*"], "max_pages": 150}, 201
@@ -62,6 +74,8 @@ def test_a_crawl_is_started_steered_and_asked_over_the_api(served: Served, web: 
     assert added == {"added": 1, "known": 1, "refused": ["no url"]}
     assert served.get("/api/jobs/shop/site", site=site)["row"]["delay"] == 0.1
 
+    assert all_sites(served, "shop") == {seed.split("/")[2] for seed in web.seeds}
+
     assert served.post("/api/jobs/shop/resume")["state"] == "running"
     ended = served.until(lambda: (job := served.get("/api/jobs/shop"))["state"] == "finished" and job)
     assert 120 <= ended["counts"]["stored"] <= max(120, in_hand)
@@ -72,6 +86,7 @@ def test_a_crawl_is_started_steered_and_asked_over_the_api(served: Served, web: 
 
     # The limit is lifted while nobody runs it, and the next run goes on to the end.
     served.until(lambda: not (served.log.parent / "crawls/shop/socket").exists())
+    assert all_sites(served, "shop") == {seed.split("/")[2] for seed in web.seeds}
     assert served.ask("PATCH", "/api/jobs/shop/limits", json={"max_pages": None})["in_force"] == "next run"
     served.until(lambda: served.client.post("/api/jobs/shop/resume").status_code == 200)
     served.until(lambda: served.get("/api/jobs/shop")["counts"]["stored"] > ended["counts"]["stored"])

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from gossamer.frontier.local import LocalFrontier
 from gossamer.frontier.sqlite import open_sqlite
 from gossamer.job import save_settings
 from gossamer.model import Outcome, PageRow, Record, Request
-from gossamer.settings import Settings
+from gossamer.settings import Settings, build
 from gossamer.sink import check_sinks, fleet_sinks, keeps_pages, open_sinks
 from gossamer.sink.jsonl import JsonlSink
 from gossamer.sink.segments import SegmentSink, gather
@@ -202,6 +203,28 @@ def test_settings_with_a_password_are_for_their_owner_alone(tmp_path: Path) -> N
     for folder, password, mode in (("a", "", 0o644), ("b", ":${NAME}", 0o644), ("c", ":secret", 0o600)):
         save_settings(tmp_path / folder, Settings(sink=(f"mysql://user{password}@host/db",)))
         assert (tmp_path / folder / "job.toml").stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.parametrize(
+    ("values", "mode"),
+    [
+        ({"headers": {"Authorization": "Bearer hush"}}, 0o600),
+        ({"headers": {"X-Whatever": "hush"}}, 0o600),
+        ({"headers": {"Authorization": "${BEARER}"}}, 0o644),
+        ({"header_sets": ({"Cookie": "a=b"},)}, 0o600),
+        ({"sites": {"x.org": {"auth": "me:hush"}}}, 0o600),
+        ({"sites": {"x.org": {"auth": "me:${HUSH}"}}}, 0o644),
+        ({"sites": {"x.org": {"headers": {"X-Api-Key": "hush"}}}}, 0o600),
+        ({"proxy": ("http://me:hush@proxy:3128",)}, 0o600),
+    ],
+)
+def test_settings_with_a_secret_of_any_kind_are_for_their_owner_alone(
+    tmp_path: Path, values: dict[str, Any], mode: int
+) -> None:
+    """H66: also where an earlier job.toml, or half of one that a kill left, could be read by all."""
+    (tmp_path / "job.toml.new").touch(0o644)
+    save_settings(tmp_path, build(values))
+    assert (tmp_path / "job.toml").stat().st_mode & 0o777 == mode
 
 
 def test_a_worker_of_a_fleet_writes_only_to_the_sinks_that_have_not_yet(tmp_path: Path) -> None:

@@ -91,7 +91,12 @@ def index(folder: Path) -> list[dict[str, str]]:
 
 
 def test_a_visit_is_response_request_and_metadata(tmp_path: Path) -> None:
-    sent = (("user-agent", "Gossamer"), ("cookie", "secret=1"), ("authorization", "Basic secret"))
+    sent = (
+        ("user-agent", "Gossamer"),
+        ("cookie", "secret=1"),
+        ("authorization", "Basic secret"),
+        ("x-api-key", "secret"),
+    )
     store(tmp_path, [record(sent=sent, title="T", referrer="http://ref.example/", method="POST", posted=b"q=1")])
     response, request, metadata = read(tmp_path)
     assert (response.kind, response.line, response.block) == ("response", "HTTP/1.1 200 OK", b"<p>")
@@ -102,7 +107,7 @@ def test_a_visit_is_response_request_and_metadata(tmp_path: Path) -> None:
     assert request.named["WARC-Concurrent-To"] == response.named["WARC-Record-ID"]
     assert (request.line, request.block) == ("POST /a?b=1 HTTP/1.1", b"q=1")
     assert (request.http["host"], request.http["user-agent"]) == ("www.site.example", "Gossamer")
-    assert request.http["x-crawler-withheld"] == "cookie, authorization"
+    assert request.http["x-crawler-withheld"] == "cookie, authorization, x-api-key"
     assert metadata.named["WARC-Concurrent-To"] == response.named["WARC-Record-ID"]
     assert b"via: http://ref.example/\r\n" in metadata.block
     assert json.loads(metadata.block.partition(b"gossamer: ")[2])["page"]["title"] == "T"

@@ -10,44 +10,15 @@ from importlib import import_module
 from typing import NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from gossamer import logs
 from gossamer.allocator import give_back_freed_memory
+from gossamer.cli.contents import CONTENTS, LINES, PLACES
 from gossamer.cli.exits import Exit
 from gossamer.cli.terminal import flush_output, hold_standard_streams, plain, say
 from gossamer.errors import ConfigError, GossamerError
 from gossamer.settings import VERSION
-
-PLACES = {
-    "crawl": "cli.crawl:crawl",
-    "try": "cli.trial:trial",
-    "fetch": "cli.look:fetch",
-    "shell": "cli.look:shell",
-    "init": "cli.init:init",
-    "worker": "cli.crawl:worker",
-    "submit": "cli.fleet:submit",
-    "status": "cli.steer:status",
-    "pause": "cli.steer:pause",
-    "resume": "cli.steer:resume",
-    "stop": "cli.steer:stop",
-    "add": "cli.steer:add",
-    "scale": "cli.scale:scale",
-    "spread": "cli.spread:spread",
-    "compact": "cli.compact:compact",
-    "export": "cli.export:export",
-    "sql": "cli.sql:sql",
-    "diff": "cli.diff:diff",
-    "replay": "cli.replay:replay",
-    "import": "cli.take:take",
-    "why": "cli.why:why",
-    "audit": "cli.audit:audit",
-    "report": "cli.report:report",
-    "doctor": "cli.doctor:doctor",
-    "serve": "cli.serve:serve",
-    "simweb": "sim.command:simweb",
-    "simulate": "simulation.command:command",
-}
-"""Where each command is, in the order of the help."""
 
 
 class Commands(click.Group):
@@ -59,6 +30,16 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return named(cmd_name) if cmd_name in PLACES else None
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, PLACES))
+        for heading, entries in CONTENTS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), entry.line) for name, entry in entries.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        found = [CompletionItem(name, help=line) for name, line in LINES.items() if name.startswith(incomplete)]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
+
 
 def named(name: str) -> click.Command:
     """The command of that name."""
@@ -68,7 +49,11 @@ def named(name: str) -> click.Command:
     return command
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="`gossamer COMMAND --help` tells more of each, with examples; `man gossamer` has it all.",
+)
 @click.version_option(VERSION, prog_name="gossamer")
 @click.option(
     "--log-format", envvar=logs.VARIABLES["format"], type=click.Choice(logs.FORMATS), help="Form of a log line."
@@ -83,8 +68,10 @@ def gossamer(log_format: str | None, log_file: str | None, log_level: str | None
     """A web crawler that grows from a laptop to a fleet.
 
     \b
-    gossamer crawl https://example.com      crawl a site, politely; the same command again resumes
-    gossamer try https://example.com        look at 20 pages before a long crawl
+    gossamer try https://example.com     look at 20 pages before a long crawl
+    gossamer crawl https://example.com   crawl it, politely; once more to resume
+    gossamer status example.com          from another terminal: how far it is
+    gossamer export example.com          its pages, as JSON lines
     """
     for name, value in (("format", log_format), ("file", log_file), ("level", log_level)):
         if value:

@@ -15,7 +15,7 @@ import msgspec
 
 from gossamer import urls
 from gossamer.cli.exits import Exit
-from gossamer.cli.figures import many, size
+from gossamer.cli.figures import brief, many, size
 from gossamer.cli.plot import drawn
 from gossamer.cli.start import run
 from gossamer.cli.terminal import plain, put, say
@@ -25,7 +25,7 @@ from gossamer.errors import ConfigError
 from gossamer.explain import RobotsSays, when
 from gossamer.history import Sent, walked
 from gossamer.inquiry import Inquiry, inquire, job_for
-from gossamer.sink.trail import has_trail
+from gossamer.sink.trail import dropped_until, has_trail
 
 _SLACK_SECONDS = 0.002
 """Times are written down in milliseconds."""
@@ -77,7 +77,8 @@ async def _ask(host: str, job: str, frontier: str, span: tuple[float, float]) ->
         if site is None:
             raise ConfigError(f"{name} is no site of job {job!r}", hint=f"`gossamer status {job}` shows its sites")
         steps = [one for one in walked(asked.folder, name, asked.settings) if span[0] <= one.step.at < span[1]]
-        return report(asked, name, site, steps)
+        dropped = dropped_until(asked.folder)
+        return {**report(asked, name, site, steps), "dropped_until": dropped if dropped > span[0] else 0.0}
 
 
 def report(asked: Inquiry, name: str, site: Mapping[str, Any], steps: list[Sent]) -> dict[str, Any]:
@@ -147,7 +148,7 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"{found['site']}: {many(found['sent'], 'request')} of job {found['job']}, {first} to {last}"
     yield f"agent     {found['user_agent']}"
     asked = f", Crawl-delay {found['crawl_delay']:g} s" if found["crawl_delay"] else ""
-    yield f"delay     {found['delay']:g} s now (setting {found['setting_delay']:g} s{asked})"
+    yield f"delay     {brief(found['delay'])} s now (setting {brief(found['setting_delay'])} s{asked})"
     if found["gaps"] is not None:
         short = f"{many(found['too_short'], 'request')} came sooner than the delay" if found["too_short"] else ""
         kept = short or "every request kept the delay of its time"
@@ -159,6 +160,8 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"kept back {', '.join(f'{count:,} {word}' for word, count in sorted(found['kept_back'].items()))}"
     if not found["complete"]:
         yield "note      no trail was kept: only stored pages are listed, without robots.txt and tries that failed"
+    if found["dropped_until"]:
+        yield f"note      the trail was dropped up to {when(found['dropped_until'])}: older requests are not listed"
     if found["missing"]:
         yield f"note      {many(found['missing'], 'line')} could not be written, and are missing here"
     if requests:

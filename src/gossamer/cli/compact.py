@@ -6,6 +6,7 @@ import re
 
 import click
 
+from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
 from gossamer.cli.start import run
 from gossamer.cli.terminal import say
@@ -23,7 +24,7 @@ def _seconds(_context: click.Context, _option: click.Parameter, age: str) -> flo
 
 
 @click.command()
-@click.argument("name", metavar="JOB")
+@click.argument("name", metavar="JOB", shell_complete=job_names)
 @click.option("--frontier", required=True, metavar="URL", envvar="GOSSAMER_FRONTIER", help="postgresql:// or mysql://")
 @click.option(
     "--older-than",

@@ -16,11 +16,12 @@ from click.core import ParameterSource
 
 from gossamer import job as jobs
 from gossamer import logs
-from gossamer.addresses import masked
+from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
+from gossamer.cli.guide import Sectioned
 from gossamer.cli.options import given, notice_options, region_option, settings_options, shards_option
 from gossamer.cli.report import leave_report
-from gossamer.cli.start import read_lines, read_settings
+from gossamer.cli.start import read_lines, read_settings, refuse_windows
 from gossamer.cli.start import run as run_loop
 from gossamer.cli.summary import summary_lines
 from gossamer.cli.terminal import plain, put, say
@@ -29,16 +30,21 @@ from gossamer.engine.supervisor import FATAL
 from gossamer.errors import ConfigError, JobMissing, OwnerGone, SchemaMismatch
 from gossamer.fleet import SCHEMES, FleetCrawl, join_fleet
 from gossamer.job import Crawl, Summary
+from gossamer.masks import masked_address
 from gossamer.member import die_with_parent, join
 from gossamer.notices import Judge, Notifier, watch
 from gossamer.standby import HealthFile, Standby
 
 
-@click.command()
+@click.command(cls=Sectioned)
 @click.argument("urls", nargs=-1, metavar="URL...")
 @click.option("--seeds", type=click.File("r", encoding="utf-8"), help="File with one URL a line; - is standard input.")
 @click.option(
-    "--job", "name", default="", help="Name (kept in crawls/NAME) or folder of the job.  [default: the first host]"
+    "--job",
+    "name",
+    default="",
+    shell_complete=job_names,
+    help="Name (kept in crawls/NAME) or folder of the job.  [default: the first host]",
 )
 @click.option(
     "--frontier",
@@ -67,11 +73,27 @@ def crawl(
     errors_above: float,
     **options: Any,
 ) -> int:
-    """Crawl from one or more URLs. The same command again resumes; other URLs on an existing job are added."""
+    """Crawl from one or more URLs. The same command again resumes; other URLs on an existing job are added.
+
+    \b
+    gossamer crawl https://example.com --max-pages 100
+    gossamer crawl https://example.com --extract title='h1::text'
+    gossamer crawl --spider shop.py --job shop --sink parquet
+    gossamer crawl --seeds urls.txt --scope any --max-depth 1
+    gossamer crawl https://example.com --frontier redis://host:6379/0
+
+    It obeys robots.txt and waits a second between two requests to a site. Pages and items go to crawls/JOB. Every
+    option below is also a name in gossamer.toml (max_pages = 100) and in the environment (GOSSAMER_MAX_PAGES).
+
+    \b
+    Exit code 0: finished, or stopped in order; 1: an error; 2: wrong usage;
+    3: finished, but some pages failed; 130: interrupted.
+    """
     logs.start(quiet=quiet)
+    refuse_windows()
     if frontier not in ("", "sqlite", "memory:") and not frontier.startswith(SCHEMES):
         raise ConfigError(
-            f"--frontier {masked(frontier)}: no such frontier in this version",
+            f"--frontier {masked_address(frontier)}: no such frontier in this version",
             hint="use sqlite (the default), memory: or redis://host:port/db",
         )
     first_urls = jobs.read_seeds([*urls, *(read_lines(seeds) if seeds else ())])
@@ -102,7 +124,7 @@ def crawl(
     if not quiet:
         if run.known_before and run.added:
             say(f"added {run.added} new URLs to the job that was there")
-        again = f"{shlex.quote(job)} --frontier {shlex.quote(masked(frontier))}" if job else ""
+        again = f"{shlex.quote(job)} --frontier {shlex.quote(masked_address(frontier))}" if job else ""
         for line in summary_lines(summary, run.folder, settings, job=again):
             say(line)
     return _exit_code(summary)
@@ -187,8 +209,10 @@ def _as_json(summary: Summary, folder: Path | None) -> dict[str, Any]:
 
 
 @click.command()
-@click.argument("place", metavar="DIR|FRONTIER", default="", envvar="GOSSAMER_FRONTIER")
-@click.option("--job", "name", default="", help="Name of the job, where FRONTIER is a server.")
+@click.argument("place", metavar="DIR|FRONTIER", default="", shell_complete=job_names, envvar="GOSSAMER_FRONTIER")
+@click.option(
+    "--job", "name", default="", shell_complete=job_names, help="Name of the job, where FRONTIER is a server."
+)
 @click.option("--name", "worker_name", default="", help="Name of this worker.  [default: machine and process number]")
 @click.option("--out", default="", help="Folder for what a worker of a fleet stores.  [default: crawls/JOB]")
 @region_option
@@ -208,8 +232,17 @@ def worker(
     health_file: Path | None,
     supervised: bool,
 ) -> int:
-    """Join a running crawl: DIR is its folder or name, FRONTIER the address of a fleet's. Leaves when it is over."""
+    """Join a running crawl: DIR is its folder or name, FRONTIER the address of a fleet's. Leaves when it is over.
+
+    \b
+    gossamer worker example.com                             one more here
+    gossamer worker redis://host:6379/0 --job shop          one of a fleet
+    gossamer worker redis://host:6379/0 --job shop --wait   for every run of it
+
+    SIGTERM lets it finish what it is fetching, and gives back the rest.
+    """
     logs.start()
+    refuse_windows()
     if health_file is not None and not wait:
         raise ConfigError("--health-file is for workers that wait", hint="add --wait")
     if supervised:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
+from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
 from gossamer.cli.start import run
 from gossamer.cli.terminal import plain, put, say
@@ -17,13 +17,14 @@ from gossamer.compare import KINDS, Difference, differences
 from gossamer.export.stored import place_of, records
 from gossamer.export.where import Where
 from gossamer.model import Record
+from gossamer.stored.places import Place
 
 _SIGNS = {"new": "+", "gone": "-", "changed": "~"}
 
 
 @click.command()
-@click.argument("old", metavar="JOB|DIR")
-@click.argument("new", metavar="JOB|DIR")
+@click.argument("old", metavar="JOB|DIR", shell_complete=job_names)
+@click.argument("new", metavar="JOB|DIR", shell_complete=job_names)
 @click.option("--only", type=click.Choice(KINDS), multiple=True, help="Only these; may be repeated.")
 @click.option(
     "--by",
@@ -67,8 +68,8 @@ def diff(old: str, new: str, only: tuple[str, ...], by: str, conditions: tuple[s
 class _Pages:
     """The pages of a job that are compared."""
 
-    def __init__(self, folder: Path, where: Where) -> None:
-        self._records = records(folder)
+    def __init__(self, place: Place, where: Where) -> None:
+        self._records = records(place)
         self._where = where
         self.have_text = False
 

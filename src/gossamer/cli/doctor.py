@@ -12,7 +12,7 @@ from rich.text import Text
 
 from gossamer import checkup, urls
 from gossamer import job as jobs
-from gossamer.addresses import masked
+from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
 from gossamer.cli.options import some_settings
 from gossamer.cli.start import read_settings, run
@@ -21,6 +21,7 @@ from gossamer.clock import SystemClock
 from gossamer.errors import ConfigError
 from gossamer.fleet import SCHEMES
 from gossamer.frontier.condition import condition
+from gossamer.masks import masked_address
 from gossamer.model import Finding
 from gossamer.settings import Settings
 
@@ -28,7 +29,13 @@ _SIGNS = {"good": ("ok  ", "green"), "weak": ("weak", "yellow"), "bad": ("bad ",
 
 
 @click.command()
-@click.option("--job", default="", metavar="NAME|DIR", help="Look at the disk where this job is, or will be.")
+@click.option(
+    "--job",
+    default="",
+    metavar="NAME|DIR",
+    shell_complete=job_names,
+    help="Look at the disk where this job is, or will be.",
+)
 @click.option("--frontier", default="", envvar="GOSSAMER_FRONTIER", help="Look at this fleet's store, too.")
 @click.option("--host", default="example.com", help="The name to look up.  [default: example.com]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
@@ -40,7 +47,8 @@ def doctor(job: str, frontier: str, host: str, as_json: bool, **options: Any) ->
     """
     if frontier and not frontier.startswith(SCHEMES):
         raise ConfigError(
-            f"{masked(frontier)} is no store of a fleet", hint="name redis://, postgresql://, mysql:// or folder:/path"
+            f"{masked_address(frontier)} is no store of a fleet",
+            hint="name redis://, postgresql://, mysql:// or folder:/path",
         )
     given = {name: value for name, value in options.items() if value not in (None, ())}
     return run(_look(job, frontier, urls.host(host), read_settings(None, given), as_json))

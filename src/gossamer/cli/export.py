@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
 from gossamer.cli.start import run
 from gossamer.cli.terminal import say
@@ -16,7 +17,7 @@ from gossamer.export.where import Where
 
 
 @click.command()
-@click.argument("name", metavar="JOB|DIR")
+@click.argument("name", metavar="JOB|DIR", shell_complete=job_names)
 @click.option(
     "--format",
     "kind",
@@ -46,10 +47,17 @@ from gossamer.export.where import Where
 def export(
     name: str, kind: str, conditions: tuple[str, ...], out: Path | None, all_visits: bool, frontier: str, **options: Any
 ) -> int:
-    """Write what a job has stored, one record per page, in another form."""
+    """Write what a job has stored, one record per page, in another form.
+
+    \b
+    gossamer export shop --format items --out items.jsonl
+    gossamer export shop --format csv --where status=200 --out pages.csv
+    gossamer export shop --format markdown --out pages/
+    """
     where = Where(conditions)
-    folder = run(place_of(name, frontier))
-    count = write(kind, Export(folder=folder, where=where, out=out, all_visits=all_visits, options=options))
+    place = run(place_of(name, frontier))
+    wanted = Export(folder=place.folder, place=place, where=where, out=out, all_visits=all_visits, options=options)
+    count = write(kind, wanted)
     if out is not None:
         say(f"{out}: {count:,} {'items' if kind in ('items', 'rejected') else 'pages'}")
     return Exit.OK

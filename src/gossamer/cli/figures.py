@@ -25,6 +25,11 @@ def span(seconds: float) -> str:
     return f"{hour}:{minute:02d}:{second:02d}" if hour else f"{minute}:{second:02d}"
 
 
+def brief(seconds: float) -> str:
+    """Seconds without more digits than people read: 0.133, 1.25, 30."""
+    return f"{round(seconds, 3 if seconds < 1 else 2):g}"
+
+
 def size(count: float) -> str:
     """A number of bytes: `712 B`, `35.2 kB`, `1.4 GB`."""
     for unit in ("B", "kB", "MB", "GB", "TB"):

@@ -8,28 +8,37 @@ from typing import Any
 import click
 
 from gossamer import job as jobs
-from gossamer.addresses import masked
+from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
+from gossamer.cli.guide import Sectioned
 from gossamer.cli.options import given, settings_options, shards_option
 from gossamer.cli.start import read_lines, read_settings, run
 from gossamer.cli.terminal import say
 from gossamer.errors import ConfigError
 from gossamer.fleet import SCHEMES, open_fleet
 from gossamer.frontier.regions import parse_part
+from gossamer.masks import masked_address
 from gossamer.settings import Settings
 from gossamer.sink import is_shared, shared_folder
 from gossamer.takeover import begin
 
 
-@click.command()
+@click.command(cls=Sectioned)
 @click.argument("urls", nargs=-1, metavar="[SPIDER.py] URL...")
 @click.option("--seeds", type=click.File("r", encoding="utf-8"), help="File with one URL a line; - is standard input.")
-@click.option("--job", "name", default="", help="Name of the job.  [default: the first host]")
+@click.option("--job", "name", default="", shell_complete=job_names, help="Name of the job.  [default: the first host]")
 @click.option("--frontier", required=True, metavar="URL", envvar="GOSSAMER_FRONTIER", help="redis://host:port/db")
 @shards_option("Number of shards: 256, or a part as workers write it, 0-63/256.  [default: one per server]")
 @settings_options
 def submit(urls: tuple[str, ...], seeds: Any, name: str, frontier: str, shards: str, **options: Any) -> int:
-    """Put a job into a fleet's frontier; workers that join it by name do the rest."""
+    """Put a job into a fleet's frontier; workers that join it by name do the rest.
+
+    \b
+    export GOSSAMER_FRONTIER=redis://host:6379/0
+    gossamer submit https://example.com --job shop --sink s3://bucket/shop
+    gossamer worker --job shop          on every machine, as often as you like
+    gossamer status shop
+    """
     if not frontier.startswith(SCHEMES):
         raise ConfigError("a fleet's frontier is a server", hint="as in --frontier redis://host:6379/0")
     values = given(options)
@@ -48,7 +57,7 @@ def submit(urls: tuple[str, ...], seeds: Any, name: str, frontier: str, shards: 
     job = name or jobs.folder_of("", first_urls).name
     count = run(_submit(frontier, job, settings, first_urls, shards=str(parse_part(shards).of) if shards else ""))
     say(f"{job}: {count} URLs added, {len(first_urls) - count} known already")
-    say(f"next, on any machine: gossamer worker {masked(frontier)} --job {job}")
+    say(f"next, on any machine: gossamer worker {masked_address(frontier)} --job {job}")
     return Exit.OK
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 import msgspec
 
-from gossamer.cli.figures import many, rate, size, span
+from gossamer.cli.figures import brief, many, rate, size, span
 from gossamer.cli.terminal import plain
 from gossamer.engine.pulse import is_live
 from gossamer.frontier.base import Fleet
@@ -168,7 +168,7 @@ def _site(site: Mapping[str, Any]) -> Row:
         _cut(site["site"], 40),
         f"{site['queued']:,}",
         f"{site.get('leased', 0):,}",
-        f"{site['delay']:g} s",
+        f"{brief(site['delay'])} s",
         _cut(site.get("region", ""), 12) or "-",
         state if site["closed"] or site["hold"] else "",
     )

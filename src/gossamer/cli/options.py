@@ -63,10 +63,16 @@ def notice_options(command: Command) -> Command:
             help="Tell a web hook, or a command, of the end, a stall, many errors.",
         ),
         click.option(
-            "--stalled-after", type=click.FloatRange(1), default=600.0, help="Seconds without a page.  [default: 600]"
+            "--stalled-after",
+            type=click.FloatRange(1),
+            default=600.0,
+            help="With --notify: seconds without a page that are a stall.  [default: 600]",
         ),
         click.option(
-            "--errors-above", type=click.FloatRange(0, 1), default=0.5, help="Share of failures.  [default: 0.5]"
+            "--errors-above",
+            type=click.FloatRange(0, 1),
+            default=0.5,
+            help="With --notify: the share of failures that are many.  [default: 0.5]",
         ),
     )
     for option in reversed(options):

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
-from gossamer import job as jobs
-from gossamer import logs
+from gossamer import folders, logs
 from gossamer.cli import figures
+from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
 from gossamer.cli.options import given, some_settings
 from gossamer.cli.start import read_settings, run
@@ -23,13 +24,14 @@ from gossamer.settings import Settings
 from gossamer.sink.aside import REJECTED
 from gossamer.sink.jsonl import ITEMS, PAGES
 from gossamer.stored import open_stored
+from gossamer.stored.places import Place
 
 _FEW = 5
 _SETTINGS = ("spider", "extract", "item_types", "text", "markdown")
 
 
 @click.command()
-@click.argument("places", nargs=-1, required=True, metavar="JOB|FILE...")
+@click.argument("places", nargs=-1, required=True, metavar="JOB|FILE...", shell_complete=job_names)
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="DIR", help="Folder to write to.  [default: JOB-replay]"
 )
@@ -38,6 +40,7 @@ _SETTINGS = ("spider", "extract", "item_types", "text", "markdown")
 @click.option(
     "--where", "conditions", multiple=True, metavar="CONDITION", help="Only pages that meet it; see `export`."
 )
+@click.option("--frontier", default="", metavar="URL", envvar="GOSSAMER_FRONTIER", help="The fleet that the job is of.")
 @click.option("--quiet", is_flag=True, help="Say nothing but errors.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @some_settings(*_SETTINGS)
@@ -47,6 +50,7 @@ def replay(
     processes: int | None,
     all_visits: bool,
     conditions: tuple[str, ...],
+    frontier: str,
     quiet: bool,
     as_json: bool,
     **options: Any,
@@ -57,10 +61,12 @@ def replay(
     """
     logs.start(quiet=quiet)
     Where(conditions)
-    settings = _settings(places, given(options))
+    found = [_found(place, frontier) for place in places]
+    settings = _settings(found, given(options))
     target = out or _default_out(places[0])
-    with open_stored(*places) as stored:
+    with open_stored(*found) as stored:
         work = Replay(stored, settings, target, processes=processes or 0, all_visits=all_visits, where=conditions)
+        work.hatch()
         result = run(work.run())
     if as_json:
         put(f"{json.dumps(msgspec.to_builtins(result))}\n".encode())
@@ -70,12 +76,21 @@ def replay(
     return Exit.SOME_FAILED if result.failed or result.unread else Exit.OK
 
 
-def _settings(places: tuple[str, ...], options: dict[str, Any]) -> Settings:
+def _found(place: str, frontier: str) -> str | Place:
+    if Path(place).exists() or not frontier:
+        return place if Path(place).exists() or "://" in place else Place.of(folders.folder_of(place, ()))
+    # It has to do with fleets, and takes long to load.
+    from gossamer.export.stored import place_of
+
+    return run(place_of(place, frontier))
+
+
+def _settings(places: Sequence[str | Place], options: dict[str, Any]) -> Settings:
     """Of a job's settings, those that say what is taken from a page; the command line goes first."""
     kept: dict[str, Any] = {}
-    if len(places) == 1 and not Path(places[0]).is_file():
-        found = jobs.stored_settings(jobs.folder_of(places[0], ()))
-        kept = {name: value for name, value in found.items() if name in _SETTINGS}
+    if len(places) == 1:
+        place = places[0] if isinstance(places[0], Place) else Place.of(Path(places[0]))
+        kept = {name: value for name, value in place.settings.items() if name in _SETTINGS}
     if "spider" in options or "extract" in options:
         for name in ("spider", "extract", "item_types"):
             kept.pop(name, None)
@@ -87,7 +102,7 @@ def _default_out(place: str) -> Path:
     if path.is_file():
         name = path.name.removesuffix(".open").removesuffix(".gz").removesuffix(".warc")
         return path.with_name(f"{name}-replay")
-    folder = jobs.folder_of(place, ())
+    folder = folders.folder_of(place, ())
     return folder.with_name(f"{folder.absolute().name}-replay")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from gossamer import job as jobs
+from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
 from gossamer.cli.start import run
 from gossamer.cli.terminal import put, say
@@ -22,7 +23,7 @@ log = logging.getLogger("gossamer.report")
 
 
 @click.command()
-@click.argument("name", metavar="JOB|DIR")
+@click.argument("name", metavar="JOB|DIR", shell_complete=job_names)
 @click.option("--frontier", default="", metavar="URL", envvar="GOSSAMER_FRONTIER", help="The fleet's, if it is one's.")
 @click.option("--out", default="", metavar="FILE|-", help="Where to write it.  [default: report.html of the job]")
 def report(name: str, frontier: str, out: str) -> int:

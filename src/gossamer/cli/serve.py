@@ -9,17 +9,19 @@ from typing import Any
 import click
 
 from gossamer import logs
-from gossamer.addresses import masked
+from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
+from gossamer.cli.guide import Sectioned
 from gossamer.cli.options import given, settings_options
 from gossamer.cli.start import read_settings, run
 from gossamer.cli.terminal import say
 from gossamer.errors import ConfigError
 from gossamer.fleet import SCHEMES
+from gossamer.masks import masked_address
 
 
-@click.command()
-@click.argument("jobs", nargs=-1, metavar="[JOB...]")
+@click.command(cls=Sectioned)
+@click.argument("jobs", nargs=-1, metavar="[JOB...]", shell_complete=job_names)
 @click.option("--crawls", type=click.Path(path_type=Path, file_okay=False), default=Path("crawls"),
               help="Folder with the jobs of this machine.  [default: crawls]")  # fmt: skip
 @click.option("--frontier", default="", metavar="URL", envvar="GOSSAMER_FRONTIER", help="Serve the jobs of a fleet.")
@@ -52,6 +54,10 @@ def serve(
 ) -> int:
     """Serve an API and a dashboard for the jobs of this machine, or of a fleet.
 
+    \b
+    gossamer serve                                   then open what it says
+    gossamer serve --frontier redis://host:6379/0    the jobs of a fleet
+
     Settings are those of jobs that are submitted; what they may change of them is in docs/reference/api.md. JOB names
     jobs of a fleet that its frontier does not list. Tokens are in GOSSAMER_READ_TOKEN and GOSSAMER_WRITE_TOKEN.
     """
@@ -65,7 +71,9 @@ def serve(
         ) from missing
     logs.start()
     if frontier and not frontier.startswith(SCHEMES):
-        raise ConfigError(f"--frontier {masked(frontier)}: no fleet's frontier", hint="as in redis://host:6379/0")
+        raise ConfigError(
+            f"--frontier {masked_address(frontier)}: no fleet's frontier", hint="as in redis://host:6379/0"
+        )
     tokens = read_tokens(os.environ, {"read": read_token_file, "write": write_token_file})
     for variable in VARIABLES.values():
         # No process that this one starts has any use for them.

@@ -6,6 +6,7 @@ from collections import Counter
 
 import click
 
+from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
 from gossamer.cli.start import run
 from gossamer.errors import ConfigError
@@ -13,7 +14,7 @@ from gossamer.fleet import SQL_SCHEMES
 
 
 @click.command()
-@click.argument("name", metavar="JOB")
+@click.argument("name", metavar="JOB", shell_complete=job_names)
 @click.option(
     "--frontier", required=True, metavar="URL,URL...", envvar="GOSSAMER_FRONTIER", help="All servers that it is to use."
 )

@@ -12,6 +12,7 @@ from typing import Any
 import click
 from rich.cells import cell_len, set_cell_size
 
+from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
 from gossamer.cli.start import run
 from gossamer.cli.terminal import plain, put
@@ -24,7 +25,7 @@ _MEASURED_ROWS = 1000
 
 
 @click.command()
-@click.argument("name", metavar="JOB|DIR")
+@click.argument("name", metavar="JOB|DIR", shell_complete=job_names)
 @click.argument("query", default="", metavar="[SELECT ...]")
 @click.option("--json", "as_json", is_flag=True, help="A JSON object a line.")
 @click.option("--csv", "as_csv", is_flag=True, help="CSV, without formulas.")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import msgspec
 
-from gossamer import job as jobs
+from gossamer import folders
 from gossamer import settings as configuration
 from gossamer.errors import ConfigError, ExtractError
 from gossamer.extract.schema import Schemas
@@ -27,12 +28,12 @@ def read_settings(folder: Path | None, options: Mapping[str, Any]) -> Settings:
     """Defaults, then file, then environment, then what the job had, then the command line."""
     values = {**configuration.from_file(Path.cwd()), **configuration.from_environment()}
     if folder is not None:
-        values.update(jobs.stored_settings(folder))
+        values.update(folders.stored_settings(folder))
     values.update(options)
     try:
         settings = configuration.build(values)
         if settings.spider:
-            settings = configuration.build({**jobs.spider_settings(settings), **values})
+            settings = configuration.build({**folders.spider_settings(settings), **values})
     except ConfigError as error:
         error.hint = error.hint or "`gossamer crawl --help` lists all settings with their values"
         raise
@@ -76,6 +77,12 @@ def _check(settings: Settings) -> None:
         check(settings.links or "a")
     except ExtractError as error:
         raise ConfigError(f"links: {error}", hint="as in --links 'main' or 'div.content'") from None
+
+
+def refuse_windows() -> None:
+    """Say what is wrong before the first call fails that Windows does not have."""
+    if sys.platform == "win32":
+        raise ConfigError("crawls need the locks, signals and local sockets of POSIX", hint="on Windows run it in WSL")
 
 
 def runner() -> asyncio.Runner:

@@ -13,7 +13,9 @@ import msgspec
 from gossamer import job as jobs
 from gossamer import settings as configuration
 from gossamer.cli import fleet_status
+from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
+from gossamer.cli.figures import brief
 from gossamer.cli.start import run
 from gossamer.cli.terminal import plain
 from gossamer.clock import SystemClock
@@ -103,7 +105,7 @@ def on_a_job(command: Command) -> Command:
         envvar="GOSSAMER_FRONTIER",
         help="Where the job is, if not here.",
     )
-    return click.argument("name", metavar="JOB")(option(command))
+    return click.argument("name", metavar="JOB", shell_complete=job_names)(option(command))
 
 
 @click.command()
@@ -134,7 +136,9 @@ def status(name: str, frontier: str, as_json: bool) -> int:
         closed = f", closed: {site['closed']}" if site["closed"] else ""
         browser = site.get("memo", {}).get("browser")
         choice = f", by {browser['use']}: {browser['why']}" if browser else ""
-        line = f"  {site['site']:40} {site['queued']:>8,} queued, delay {site['delay']:g} s{waiting}{closed}{choice}"
+        line = (
+            f"  {site['site']:40} {site['queued']:>8,} queued, delay {brief(site['delay'])} s{waiting}{closed}{choice}"
+        )
         click.echo(plain(line))
     return Exit.OK
 

@@ -11,8 +11,9 @@ from typing import Any
 import click
 
 from gossamer import job as jobs
-from gossamer.addresses import masked
+from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
+from gossamer.cli.guide import Sectioned
 from gossamer.cli.options import given, settings_options
 from gossamer.cli.start import read_settings, run
 from gossamer.cli.terminal import plain, say
@@ -27,14 +28,15 @@ from gossamer.imports.findings import Finding, Found
 from gossamer.imports.intake import Intake, Maker, PageMaker, Tally
 from gossamer.imports.listings import read_cdxj, read_list, read_sitemap, read_warc
 from gossamer.imports.scrapy_state import is_jobdir, read_jobdir, read_scrapy_redis
+from gossamer.masks import masked_address
 from gossamer.settings import Settings
 
 KINDS = ("list", "sitemap", "warc", "cdxj", "jobdir", "scrapy-redis")
 _IMPORTER = "import"
 
 
-@click.command("import")
-@click.argument("name", metavar="JOB")
+@click.command("import", cls=Sectioned)
+@click.argument("name", metavar="JOB", shell_complete=job_names)
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @click.option("--from", "kind", type=click.Choice(KINDS), help="What the sources are.  [default: as they look]")
 @click.option(
@@ -65,13 +67,15 @@ def take(
     """Take over what another crawler left, or know what an archive has.
 
     \b
-    gossamer import news urls.txt              queue a list of URLs; - is standard input, --done: fetched before
-    gossamer import news sitemap.xml           queue what a sitemap lists, in a file or at a URL
-    gossamer import news crawl.warc.gz         know the pages of an archive, with their dates; a .cdxj too
-    gossamer import shop crawls/shop-1         queue what waits in a JOBDIR of Scrapy, know what it has seen
-    gossamer import shop redis://host:6379/0   the same for a spider of scrapy-redis
+    gossamer import news urls.txt             queue a list of URLs
+    gossamer import news urls.txt --done      know them as fetched before
+    gossamer import news sitemap.xml          queue what a sitemap lists
+    gossamer import news crawl.warc.gz        know the pages of an archive
+    gossamer import shop crawls/shop-1        go on with a JOBDIR of Scrapy
+    gossamer import shop redis://host:6379/0  the same of scrapy-redis
 
-    Nothing in the sources is changed, and nothing of them is run: pickles are read as data.
+    A list may be - for standard input, a sitemap may be at a URL, and a .cdxj stands for its archive. Nothing in the
+    sources is changed, and nothing of them is run: pickles are read as data.
     """
     kinds = {source: kind or kind_of(source) for source in sources}
 
@@ -173,7 +177,7 @@ class _Work:
             return fleet, fleet.settings, PageMaker(fleet.settings, fleet.secret)
         if self._url not in ("", "sqlite"):
             raise ConfigError(
-                f"{masked(self._url)}: no such frontier", hint="redis://, postgresql://, mysql://, folder:/"
+                f"{masked_address(self._url)}: no such frontier", hint="redis://, postgresql://, mysql://, folder:/"
             )
         folder = jobs.folder_of(self._name, ())
         settings = read_settings(folder, self._values)

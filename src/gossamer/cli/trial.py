@@ -17,9 +17,10 @@ from gossamer import job as jobs
 from gossamer import logs, urls
 from gossamer.cli import advice, trial_report
 from gossamer.cli.exits import Exit
+from gossamer.cli.guide import Sectioned
 from gossamer.cli.options import as_arguments, given, settings_options
 from gossamer.cli.screen import Line, Screen, has_screen
-from gossamer.cli.start import read_settings, run
+from gossamer.cli.start import read_settings, refuse_windows, run
 from gossamer.cli.suggest import Survey, options
 from gossamer.cli.terminal import plain, put, say
 from gossamer.clock import SystemClock
@@ -105,7 +106,7 @@ class Observer:
         return self.answers[request.url]
 
 
-@click.command("try")
+@click.command("try", cls=Sectioned)
 @click.argument("url", metavar="URL")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @settings_options
@@ -115,6 +116,7 @@ def trial(url: str, as_json: bool, **settings: Any) -> int:
     Takes the options of `gossamer crawl`; nothing is kept.
     """
     logs.start(quiet=True)
+    refuse_windows()
     chosen = given(settings)
     built = read_settings(None, chosen)
     limit = min(PAGES, built.max_pages or PAGES)

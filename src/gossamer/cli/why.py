@@ -15,6 +15,7 @@ import msgspec
 from gossamer import job as jobs
 from gossamer import urls
 from gossamer.cli import advice
+from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
 from gossamer.cli.figures import size
 from gossamer.cli.start import run
@@ -50,7 +51,12 @@ def about_a_job(command: Command) -> Command:
         "--frontier", default="", metavar="URL", envvar="GOSSAMER_FRONTIER", help="Where the job is, if not here."
     )
     job = click.option(
-        "--job", "name", default="", metavar="NAME|DIR", help="The job.  [default: that of the host, or the only one]"
+        "--job",
+        "name",
+        default="",
+        metavar="NAME|DIR",
+        shell_complete=job_names,
+        help="The job.  [default: that of the host, or the only one]",
     )
     as_json = click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
     return job(frontier(as_json(command)))
@@ -62,6 +68,10 @@ def about_a_job(command: Command) -> Command:
 @click.option("--from", "page", default="", metavar="PAGE", help="A page with a link to it: would that be followed?")
 def why(url: str, name: str, frontier: str, as_json: bool, page: str) -> int:
     """Tell the whole story of a URL: found or not, let in or kept out and by which rule, where it waits, its visits.
+
+    \b
+    gossamer why https://example.com/page
+    gossamer why https://example.com/page --from https://example.com/
 
     The rules are asked again with the job's settings, and with robots.txt as it was last fetched. Visits come from
     the trail that the workers leave beside what they store.

@@ -12,13 +12,13 @@ from pyreqwest.client import ClientBuilder
 from gossamer.clock import Clock
 from gossamer.download.base import Downloader, Locates
 from gossamer.errors import ConfigError, TlsRefused
+from gossamer.masks import CREDENTIALS
 from gossamer.model import Request, Response
 from gossamer.settings import Settings
 from gossamer.urls import host_port, origin
 
 REMEMBERED_SECONDS = 600.0
 MAX_REMEMBERED = 4096
-_PRIVATE = frozenset(("authorization", "cookie", "proxy-authorization"))
 
 
 def read_identity(client_cert: str) -> bytes:
@@ -109,4 +109,4 @@ class RecordingDownloader:
 
 
 def _public(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in headers.items() if name.lower() not in _PRIVATE and "${" not in value}
+    return {name: value for name, value in headers.items() if name.lower() not in CREDENTIALS and "${" not in value}

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 from gossamer.clock import Clock
+from gossamer.engine.patience import Patience, grace
 from gossamer.engine.store import Result, Store
-from gossamer.errors import SinkFull, Unavailable
+from gossamer.errors import FrontierError, GossamerError, SinkError, SinkFull, Unavailable
 from gossamer.frontier.base import Frontier
-from gossamer.model import Lease, Receipt, Request, SiteNote
+from gossamer.model import Lease, Request, SiteNote
 from gossamer.sink.trail import Trail
 
 log = logging.getLogger("gossamer.engine")
 _MOST = 512
 _MOST_BYTES = 64 * 1024 * 1024
 _RETRY_MAX_SECONDS = 15.0
+_RETURN_SECONDS = 2.0
 
 
 class Listed(NamedTuple):
@@ -27,6 +31,7 @@ class Listed(NamedTuple):
 
 
 Entry = Result | SiteNote | Lease | Listed
+_Answer = TypeVar("_Answer")
 
 
 class Committer:
@@ -51,6 +56,7 @@ class Committer:
         self._queue: asyncio.Queue[Entry | None] = asyncio.Queue(_MOST)
         self._held_bytes = 0
         self._room = asyncio.Condition()
+        self._patience = Patience()
         self.accepted = 0
         self.stale = 0
 
@@ -70,6 +76,11 @@ class Committer:
     async def finish(self) -> None:
         """Let `run` end once everything that was put is committed."""
         await self._queue.put(None)
+
+    def hurry(self, drain_seconds: float) -> None:
+        """Wait no longer for a store that is away than the grace of a stop: `run` then raises, and nothing of what is
+        not stored is acknowledged."""
+        self._patience.end_in(grace(drain_seconds))
 
     async def run(self) -> None:
         """Commit until `finish`."""
@@ -92,11 +103,16 @@ class Committer:
         results = [entry for entry in entries if isinstance(entry, Result)]
         notes = [entry for entry in entries if isinstance(entry, SiteNote)]
         leases = [entry for entry in entries if isinstance(entry, Lease)]
-        for entry in entries:
-            if isinstance(entry, Listed):
-                await self._add(entry.requests)
+        try:
+            for entry in entries:
+                if isinstance(entry, Listed):
+                    await self._keep_trying(partial(self._frontier.add, entry.requests), len(entry.requests))
+            if results or notes:
+                receipt = await self._keep_trying(partial(self._store.commit, results, notes), len(results))
+        except _GaveUp as end:
+            await self._leave(leases)
+            raise end.fault from None
         if results or notes:
-            receipt = await self._persist(results, notes)
             await self._let_in(sum(map(_body_bytes, results)))
             self.accepted += receipt.accepted
             self.stale += receipt.stale
@@ -112,32 +128,46 @@ class Committer:
                 self._held_bytes -= size
                 self._room.notify_all()
 
-    async def _add(self, requests: Sequence[Request]) -> None:
-        wait = 0.5
-        while True:
-            try:
-                await self._frontier.add(requests)
-                return
-            except Unavailable as error:
-                log.warning("waiting to add %d requests: %s", len(requests), error)
-                await self._clock.sleep(wait)
-                wait = min(wait * 2, _RETRY_MAX_SECONDS)
-
     async def _release(self, leases: list[Lease]) -> None:
         try:
             await self._frontier.release(leases)
         except Unavailable as error:
             log.warning("%d leases were not returned, and end by themselves: %s", len(leases), error)
 
-    async def _persist(self, results: list[Result], notes: list[SiteNote]) -> Receipt:
-        wait = 0.5
-        while True:
-            try:
-                return await self._store.commit(results, notes)
-            except (Unavailable, SinkFull) as error:
-                log.warning("waiting to store %d results: %s", len(results), error)
-                await self._clock.sleep(wait)
-                wait = min(wait * 2, _RETRY_MAX_SECONDS)
+    async def _leave(self, leases: list[Lease]) -> None:
+        """Return what is held, as far as that is quickly done: all of it is undone."""
+        while not self._queue.empty():
+            entry = self._queue.get_nowait()
+            leases += [entry] if isinstance(entry, Lease) else []
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_RETURN_SECONDS):
+                await self._release(leases)
+
+    async def _keep_trying(self, call: Callable[[], Awaitable[_Answer]], count: int) -> _Answer:
+        wait, fault = 0.5, None
+        try:
+            async with self._patience.limit():
+                while True:
+                    try:
+                        return await call()
+                    except (Unavailable, SinkFull) as error:
+                        fault = error
+                        log.warning("waiting to store %d results: %s", count, error)
+                        await self._clock.sleep(wait)
+                        wait = min(wait * 2, _RETRY_MAX_SECONDS)
+        except TimeoutError:
+            if not self._patience.is_over:
+                raise
+            kind = FrontierError if isinstance(fault, Unavailable) else SinkError
+            what = f"stopped before {count:,} results were stored: {fault or 'it took too long'}"
+            raise _GaveUp(kind(what, hint="none of them counts as done: the next run fetches them again")) from fault
+
+
+class _GaveUp(Exception):
+    """The time to store something is over."""
+
+    def __init__(self, fault: GossamerError) -> None:
+        self.fault = fault
 
 
 def _body_bytes(entry: Entry) -> int:

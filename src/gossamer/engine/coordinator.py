@@ -177,6 +177,9 @@ class Coordinator:
             return await self._frontier.counts()
         if call.what == "sites":
             return await self._frontier.sites(int(call.text or 100))
+        if call.what == "every_site":
+            limit, cursor = call.text.split(" ", 1)
+            return await self._frontier.every_site(cursor, int(limit))
         if call.what == "lanes":
             return self._frontier.lanes()
         if call.what == "workers":

@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import traceback
 from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
+from types import GeneratorType
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from gossamer.extract.items import sound
 from gossamer.extract.links import LinkMemo
 from gossamer.extract.markdown import check_installed, forget
 from gossamer.extract.page import Page
+from gossamer.extract.schema import Schemas
 from gossamer.extract.spider import FieldSpider, Spider, load, load_type
 from gossamer.middleware.base import compose
 from gossamer.middleware.robots import product_token
@@ -39,6 +41,8 @@ class Extracted(msgspec.Struct, frozen=True, kw_only=True):
     requests: tuple[Request, ...] = ()
     """Links that the spider made itself."""
     items: tuple[dict[str, Any], ...] = ()
+    types: tuple[str, ...] = ()
+    """Of each item the type that it fits; empty where the spider declares none."""
     rejected: tuple[Rejected, ...] = ()
     dropped: int = 0
     text: str | None = None
@@ -65,6 +69,12 @@ def make_spider(settings: Settings) -> Spider:
     return Spider()
 
 
+def item_columns(settings: Settings, spider: Spider | None = None) -> dict[str, dict[str, str]]:
+    """The types of items that a job declares, with their fields and what these hold."""
+    declared = (spider or (load(settings.spider) if settings.spider else Spider)).item_types
+    return Schemas(declared or [load_type(reference) for reference in settings.item_types]).columns()
+
+
 class Extractor:
     """One spider and the settings that say what to take from a page."""
 
@@ -84,19 +94,20 @@ class Extractor:
     async def extract(self, request: Request, response: Response, *, known: PageRow | None = None) -> Extracted:
         """All that the page gives. A spider that raises costs the page its items, not its place in the record.
 
-        Of a page that is `known`, digest, SimHash and the number of links are taken as they are, and no link is
-        followed."""
+        Of a page that is `known`, title, digest, SimHash, what it asks of robots and the number of links are taken as
+        they are, and no link is followed: it is parsed only if the spider asks for something."""
         page = Page(response, request, memo=self._memo, robot=self._robot, nofollow=self._settings.nofollow)
         digest = known.digest if known is not None else _digest(response.body)
         links: Sequence[str] = ()
         requests: list[Request] = []
         items: list[dict[str, Any]] = []
+        types: list[str] = []
         rejected: list[Rejected] = []
         dropped = 0
         title, text, markdown, error, robots = "", None, None, "", ""
         look = Look()
         try:
-            title = page.title if page.is_html else ""
+            title = known.title if known is not None else page.title if page.is_html else ""
             text = page.text if self._settings.text else None
             markdown = self._markdown(page) if self._settings.markdown else None
             look = self._looks.at(page)
@@ -110,9 +121,10 @@ class Extractor:
                     elif isinstance(taken, Dropped):
                         dropped += 1
                     else:
-                        items.append(taken)
+                        items.append(taken.item)
+                        types.append(taken.type)
             links = self._links(page) if known is None and page.is_html else ()
-            robots = str(page.robots)
+            robots = (known.robots or "") if known is not None else str(page.robots)
         except Exception as failure:  # a page's fate is decided here: whatever it makes the spider or the parser raise
             error = _describe(failure)
             items, requests, rejected, dropped = [], [], [], 0
@@ -123,6 +135,7 @@ class Extractor:
             urls=tuple(links) if self._spider.follows_links and not error else (),
             requests=tuple(requests),
             items=tuple(items),
+            types=tuple(types) if any(types) and items else (),
             rejected=tuple(rejected),
             dropped=dropped,
             text=text,
@@ -151,6 +164,8 @@ class Extractor:
         yielded = handler(page)
         if yielded is None:
             return []
+        if isinstance(yielded, GeneratorType | list):
+            return list(yielded)
         if isinstance(yielded, AsyncIterable):
             return [found async for found in yielded]
         if inspect.isawaitable(yielded):

@@ -85,13 +85,28 @@ class Heart:
         while True:
             try:
                 await self._fleet.beat(self._next())
+                await self._fleet.refresh()
+                await self._look_at_the_time()
                 if self._places is not None and turn % _LOOK_EVERY == 0:
                     await self._look(self._places)
                 turn += 1
             except FrontierError as error:
                 # The engine meets it too, and says what it means.
                 log.debug("no pulse: %s", error)
-            await self._clock.sleep(self._every)
+            await self._clock.sleep(self._pause())
+
+    def _pause(self) -> float:
+        """Seconds to the next pulse, or to the end of the job's time."""
+        most = self._fleet.settings.max_seconds
+        left = self._every if most is None else most - (self._clock.monotonic() - self._began_at)
+        return min(self._every, left) if left > 0 else self._every
+
+    async def _look_at_the_time(self) -> None:
+        """Stop the job once it has run for as long as it may; of all workers, the one that began first is the first."""
+        most = self._fleet.settings.max_seconds
+        if most is not None and self._clock.monotonic() - self._began_at >= most:
+            log.info("the job has run for %g seconds, and stops", most)
+            await self._fleet.steer("stopping")
 
     async def last(self) -> None:
         """Say that this worker leaves; nobody waits for it to be heard."""

@@ -17,7 +17,9 @@ def record_of(
         # Its line says that it was there; all else is that of the page that was kept.
         return record
     if page is not None:
-        record = msgspec.structs.replace(record, items=page.items, rejected=page.rejected, dropped=page.dropped)
+        record = msgspec.structs.replace(
+            record, items=page.items, types=page.types, rejected=page.rejected, dropped=page.dropped
+        )
     if response is None:
         return record
     return msgspec.structs.replace(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from gossamer.clock import Clock
@@ -52,12 +52,14 @@ class Engine:
         remembers: Remembers | None = None,
         loads: LoadGate | None = None,
         crowds: Crowds | None = None,
+        visits: Callable[..., Visit] = Visit,
     ) -> None:
         self._frontier = frontier
         self._settings = settings
         self._clock = clock
         self._recent = recent
         self._visits: dict[int, Visit] = {}
+        self._new_visit = visits
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         self._stop = asyncio.Event()
@@ -109,9 +111,12 @@ class Engine:
         return self._committer.stale
 
     def stop(self) -> None:
-        """Finish the fetches that are under way, store them, return the rest, and let `run` return."""
+        """Finish the fetches that are under way, store them, return the rest, and let `run` return.
+
+        If they cannot be stored in time, because a sink or the frontier is away, `run` raises what stood in the way."""
         self._stop.set()
         self._changed.set()
+        self._committer.hurry(self._settings.drain_seconds)
 
     async def run(self) -> JobState:
         """Work until the job is finished or stopped."""
@@ -166,7 +171,7 @@ class Engine:
                 await self._unless_stopped(self._clock.sleep(1.0))
                 continue
             for lease in grant.leases:
-                visit = self._visits[lease.token] = Visit(lease, self._context, sent_at=sent_at)
+                visit = self._visits[lease.token] = self._new_visit(lease, self._context, sent_at=sent_at)
                 self._tasks[lease.token] = tasks.create_task(self._run_visit(visit))
             state = grant.job
             self._context.paused = state == "paused"

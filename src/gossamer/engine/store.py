@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from gossamer.engine.patience import Patience, grace
 from gossamer.engine.stats import Stats
-from gossamer.errors import FrontierError, SinkError
+from gossamer.errors import FrontierError, SinkError, SinkFull
 from gossamer.frontier.base import Frontier
 from gossamer.frontier.local import LocalFrontier
 from gossamer.model import Outcome, Receipt, Record, SiteNote
 from gossamer.sink.base import Sink
+
+_CLOSE_SECONDS = 5.0
 
 
 class Result(NamedTuple):
@@ -29,6 +32,10 @@ class Store(Protocol):
         ...
 
 
+def _nothing() -> None:
+    pass
+
+
 class FleetStore:
     """The store of a worker in a fleet: its own segments first, then the frontier that all share.
 
@@ -39,6 +46,8 @@ class FleetStore:
         self._sinks = sinks
         self._written: list[Record] = []
         self._stored_by = 0
+        self.sunk: Callable[[], None] = _nothing
+        """Called in each commit when the sinks have what they get."""
 
     async def commit(self, results: Sequence[Result], notes: Sequence[SiteNote]) -> Receipt:
         records = [result.record for result in results if result.record is not None]
@@ -50,6 +59,7 @@ class FleetStore:
             for sink in self._sinks[self._stored_by :]:
                 await sink.write(records)
                 self._stored_by += 1
+        self.sunk()
         return await self._frontier.complete([result.outcome for result in results], notes=notes)
 
     async def aclose(self) -> None:
@@ -69,6 +79,13 @@ class OwnerStore:
         self._sinks = sinks
         self._stats = stats
         self._commits: set[asyncio.Task[Receipt]] = set()
+        self._patience = Patience()
+        self.sunk: Callable[[], None] = _nothing
+        """Called in each commit when the sinks have what they get."""
+
+    def hurry(self, drain_seconds: float) -> None:
+        """Give sinks the grace of a stop, and no more; what they have not stored then does not count."""
+        self._patience.end_in(grace(drain_seconds))
 
     async def commit(self, results: Sequence[Result], notes: Sequence[SiteNote]) -> Receipt:
         # A commit that has begun is finished, whatever becomes of its caller: half of one would leave the memory of
@@ -84,10 +101,11 @@ class OwnerStore:
             held = {(result.outcome.token, result.outcome.key): result.record for result in results}
             found = (held[outcome.token, outcome.key] for outcome in settlement.accepted)
             records = [record for record in found if record is not None]
-            marks: dict[str, int] = {}
+            marks: Mapping[str, int] = {}
             try:
-                for sink in self._sinks:
-                    marks.update(await sink.write(records) if records else {})
+                if records:
+                    marks = await self._write(records)
+                self.sunk()
                 receipt = await settlement.commit(marks)
             except (FrontierError, SinkError):
                 for sink in self._sinks:
@@ -96,18 +114,34 @@ class OwnerStore:
         self._stats.saw(settlement.accepted, records, notes)
         return receipt
 
+    async def _write(self, records: Sequence[Record]) -> Mapping[str, int]:
+        marks: dict[str, int] = {}
+        try:
+            async with self._patience.limit():
+                for sink in self._sinks:
+                    marks.update(await sink.write(records))
+        except TimeoutError:
+            if not self._patience.is_over:
+                raise
+            raise SinkFull("the time to store is over, and a sink does not answer", hint="is its server up?") from None
+        return marks
+
     async def aclose(self) -> None:
         """Wait for the commits that are under way, then close the sinks."""
         await asyncio.gather(*self._commits, return_exceptions=True)
-        await _close(self._sinks)
+        await _close(self._sinks, _CLOSE_SECONDS if self._patience.is_over else None)
 
 
-async def _close(sinks: Sequence[Sink]) -> None:
-    """Close all of them; one that cannot store what it has left does not keep the others from it."""
+async def _close(sinks: Sequence[Sink], seconds: float | None = None) -> None:
+    """Close all of them, in so many seconds each; one that cannot store what it has left does not keep the others from
+    it."""
     faults = []
     for sink in sinks:
         try:
-            await sink.aclose()
+            async with asyncio.timeout(seconds):
+                await sink.aclose()
+        except TimeoutError:
+            faults.append(SinkError(f"{type(sink).__name__} did not end in time", hint="is its server up?"))
         except SinkError as error:
             faults.append(error)
     if faults:

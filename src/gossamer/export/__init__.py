@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from gossamer.errors import ConfigError
-from gossamer.export import stored
 from gossamer.export.where import Where
 from gossamer.model import Record
+from gossamer.stored.places import Place
 
 Writes = Callable[["Export"], int]
 """Writes an export, and says how many pages or items it wrote."""
@@ -51,6 +51,8 @@ class Export:
 
     folder: Path
     """Where what the job stored is: segments, pages.jsonl, archive/ and so on."""
+    place: Place | None = None
+    """The same with the settings of a fleet's job, which may not be there."""
     where: Where = field(default_factory=Where)
     out: Path | None = None
     """A file, or for some formats a folder; None is standard output."""
@@ -59,9 +61,17 @@ class Export:
     options: Mapping[str, Any] = field(default_factory=dict)
     """What a format is told besides, by the name of the option."""
 
+    @property
+    def source(self) -> Place:
+        """The folder and the job's settings."""
+        return self.place or Place.of(self.folder)
+
     def records(self, *, with_items: bool = False) -> Iterator[Record]:
         """The pages that are to be exported, one after another."""
-        found = stored.records(self.folder, all_visits=self.all_visits, with_items=with_items)
+        # A replay, which has conditions too, need not load what a job is.
+        from gossamer.export import stored
+
+        found = stored.records(self.source, all_visits=self.all_visits, with_items=with_items)
         return (record for record in found if self.where(record.page)) if self.where else found
 
     @contextmanager

@@ -8,7 +8,17 @@ from typing import NamedTuple
 
 _HEADING = re.compile(r"^ {0,3}(#{1,6})[ \t]+(.*?)(?:[ \t]+#+)?[ \t]*$")
 _FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})")
-_SENTENCE = re.compile(r"(?<=[.!?。！？])\s+")
+_SENTENCE = re.compile(r"(?<=[.!?])\s+|(?<=[。！？｡])\s*")
+# Scripts that put no spaces between words: Thai, Lao, Burmese, Khmer, kana, Bopomofo, Han.
+_SPACELESS = (
+    r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3100-\u312f\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
+    r"\uf900-\ufaff\uff66-\uff9d\U00020000-\U0003ffff"
+)
+_WORD = re.compile(rf"[{_SPACELESS}]|[^\s{_SPACELESS}]+")
+_HAS_SPACELESS = re.compile(rf"[{_SPACELESS}]")
+_FULL_STOPS = ("。", "！", "？", "｡")
+_LETTERS_A_WORD = 2
+"""Letters of such a script that count as one word; in Chinese and Japanese words have two of them on average."""
 
 
 class Chunk(NamedTuple):
@@ -37,8 +47,11 @@ def chunks(markdown: str, most_words: int) -> Iterator[Chunk]:
 
 
 def count_words(text: str) -> int:
-    """Words as they are counted here: what stands between white space."""
-    return len(text.split())
+    """Words as they are counted here: what stands between white space; where a script has none, every two letters."""
+    if text.isascii() or _HAS_SPACELESS.search(text) is None:
+        return len(text.split())
+    letters = len(_HAS_SPACELESS.findall(text))
+    return len(_HAS_SPACELESS.sub(" ", text).split()) + (letters + _LETTERS_A_WORD - 1) // _LETTERS_A_WORD
 
 
 def _blocks(markdown: str) -> Iterator[str]:
@@ -89,8 +102,26 @@ def _pieces(blocks: list[str], most_words: int) -> Iterator[tuple[str, str]]:
         is_code = _FENCE.match(block) is not None
         glue = "\n\n"
         for sentence in block.split("\n") if is_code or "\n" in block else _SENTENCE.split(block):
-            words = sentence.split()
-            for start in range(0, len(words), most_words) if len(words) > most_words else (0,):
-                part = " ".join(words[start : start + most_words]) if len(words) > most_words else sentence
-                yield part, glue
-                glue = "\n" if is_code or "\n" in block else " "
+            if not sentence and not is_code:
+                continue
+            for part, is_apart in _cut(sentence, most_words):
+                yield part, glue if is_apart else ""
+                glue = "\n" if is_code or "\n" in block else "" if sentence.endswith(_FULL_STOPS) else " "
+
+
+def _cut(sentence: str, most_words: int) -> Iterator[tuple[str, bool]]:
+    """A sentence in parts that are short enough, and whether a space stood before each."""
+    if count_words(sentence) <= most_words:
+        yield sentence, True
+        return
+    start, end, words, is_apart = 0, 0, 0.0, True
+    for word in _WORD.finditer(sentence):
+        weight = 1 / _LETTERS_A_WORD if _HAS_SPACELESS.match(word[0]) else 1.0
+        if end and words + weight > most_words:
+            yield sentence[start:end], is_apart
+            start, words, is_apart = word.start(), 0.0, word.start() > end
+        elif not end:
+            start = word.start()
+        end, words = word.end(), words + weight
+    if end:
+        yield sentence[start:end], is_apart

@@ -63,7 +63,7 @@ def _lines(export: Export, lines: Iterator[bytes]) -> int:
 
 def _items(export: Export) -> Iterator[bytes]:
     if not export.where and not export.all_visits:
-        yield from stored.items(export.folder)
+        yield from stored.items(export.source)
         return
     for record in export.records(with_items=True):
         yield from map(_encode, record.items)

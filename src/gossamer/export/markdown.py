@@ -42,7 +42,7 @@ def write_markdown(export: Export) -> int:
     if folder.exists() and not (folder / INDEX).exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty", hint="give --out a new folder, or one of an earlier export")
     folder.mkdir(parents=True, exist_ok=True)
-    with open_stored(export.folder) as stored:
+    with open_stored(export.source) as stored:
         crew = Crew(stored, Settings(spider=_SPIDER), all_visits=export.all_visits, where=export.where.conditions)
         writer = _Writer(folder, most_words=export.options.get("chunks") or 0, all_visits=export.all_visits)
         try:

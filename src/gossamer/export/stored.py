@@ -6,7 +6,7 @@ import csv
 import json
 import secrets
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ import msgspec
 from siphashc import siphash
 
 from gossamer import job as jobs
-from gossamer.errors import ArchiveError, ConfigError, SinkError
+from gossamer import settings as configuration
+from gossamer.errors import ArchiveError, ConfigError, FrontierError, SinkError
 from gossamer.fleet import SCHEMES, open_fleet, results_folder
 from gossamer.model import PageRow, Record
 from gossamer.sink import segments
@@ -24,9 +25,9 @@ from gossamer.sink.csv import ITEMS as CSV_ITEMS
 from gossamer.sink.csv import PAGES as CSV_PAGES
 from gossamer.sink.jsonl import ITEMS, PAGES, SUFFIXES, lines_of
 from gossamer.sink.latest import LastWords
+from gossamer.sink.typed import MORE, NUMBER, PAGE
 from gossamer.sink.warc import OPEN
-from gossamer.stored.open import archives_of
-from gossamer.stored.places import elsewhere, sinks_of, sqlite_file
+from gossamer.stored.places import Place
 from gossamer.stored.records import read_records
 from gossamer.stored.visits import noted_in
 
@@ -34,35 +35,45 @@ _decode_page = msgspec.json.Decoder(PageRow).decode
 _FIELDS = {field.name: field.type for field in msgspec.structs.fields(PageRow)}
 
 
-async def place_of(name: str, frontier: str = "") -> Path:
-    """The folder in which what a job stored is: its own, or the one that its fleet's workers write to."""
+async def place_of(name: str, frontier: str = "") -> Place:
+    """The folder in which what a job stored is: its own, or the one that its fleet's workers write to; and its
+    settings, as they are there or as the fleet has them."""
     folder = jobs.folder_of(name, ())
-    asks = frontier.startswith(SCHEMES) and "/" not in name
-    if not asks or ((folder / segments.FOLDER).is_dir() and not frontier.startswith("folder:/")):
-        return folder
-    fleet = await open_fleet(frontier, name)
+    has_segments = (folder / segments.FOLDER).is_dir() and not frontier.startswith("folder:/")
+    here = Place.of(folder)
+    if not frontier.startswith(SCHEMES) or "/" in name or (has_segments and here.settings):
+        return here
     try:
-        return results_folder(frontier, name, fleet.settings, folder)
+        fleet = await open_fleet(frontier, name)
+    except FrontierError:
+        if has_segments:
+            return here
+        raise
+    try:
+        home = folder if has_segments else results_folder(frontier, name, fleet.settings, folder)
+        return Place(home, configuration.dump(fleet.settings), name)
     finally:
         await fleet.aclose()
 
 
-def records(folder: Path, *, all_visits: bool = False, with_items: bool = False) -> Iterator[Record]:
+def records(place: Path | Place, *, all_visits: bool = False, with_items: bool = False) -> Iterator[Record]:
     """The last record of every page, or with `all_visits` each; a ConfigError if nothing is stored there.
 
     Pages of a file of lines have no key, and their items are not with them: not for who wants `with_items`."""
+    place = Place.of(place)
+    folder = place.folder
     if (folder / segments.FOLDER).is_dir():
         return segments.gather(folder, all_visits=all_visits)
     if lines_name(folder, PAGES) is not None and not with_items:
         return _of_lines(folder, all_visits=all_visits)
     if (parquet := parquet_folder(folder)) is not None:
-        return _of_parquet(parquet, all_visits=all_visits)
-    if (database := sqlite_file(folder)) is not None:
-        return _of_sqlite(database)
+        return of_parquet(parquet, all_visits=all_visits)
+    if (database := place.sqlite_file) is not None:
+        return of_sqlite(database)
     if (folder / CSV_PAGES).exists() and not with_items:
-        return _last(lambda: _of_csv(folder / CSV_PAGES), all_visits=all_visits)
-    if archives := archives_of(folder):
-        return _of_archives(archives, all_visits=all_visits)
+        return _last(lambda: of_csv(folder / CSV_PAGES), all_visits=all_visits)
+    if archives := place.warcs:
+        return of_archives(archives, all_visits=all_visits)
     if with_items and (lines_name(folder, PAGES) is not None or (folder / CSV_PAGES).exists()):
         raise ConfigError(
             "the files of this job do not say which pages its items are from",
@@ -70,14 +81,16 @@ def records(folder: Path, *, all_visits: bool = False, with_items: bool = False)
             if (folder / CSV_ITEMS).exists()
             else "a crawl with --sink parquet or --sink sqlite beside --sink jsonl keeps that",
         )
-    raise nothing_in(folder)
+    raise nothing_in(place)
 
 
-def nothing_in(folder: Path) -> ConfigError:
+def nothing_in(place: Path | Place) -> ConfigError:
     """What to say of a folder in which no sink has left anything."""
+    place = Place.of(place)
+    folder = place.folder
     if not folder.is_dir():
         return ConfigError(f"{folder} does not exist", hint="see crawls/ for the names of jobs")
-    if away := elsewhere(sinks_of(folder)):
+    if away := place.elsewhere:
         return ConfigError(
             f"the pages of {folder} are not there but in {', '.join(away)}",
             hint="ask there; for parquet:/path, name that path",
@@ -85,14 +98,15 @@ def nothing_in(folder: Path) -> ConfigError:
     return ConfigError(f"nothing is stored in {folder}", hint="name its folder, or --frontier URL for a fleet's job")
 
 
-def items(folder: Path) -> Iterator[bytes]:
+def items(place: Path | Place) -> Iterator[bytes]:
     """The items of a job as JSON, without the pages that they are from."""
+    folder = Place.of(place).folder
     if lines_name(folder, ITEMS) is not None and not (folder / segments.FOLDER).is_dir():
         for line in lines_of(folder, ITEMS):
             if line.endswith(b"\n"):
                 yield line[:-1]
         return
-    for record in records(folder, with_items=True):
+    for record in records(place, with_items=True):
         yield from map(msgspec.json.encode, record.items)
 
 
@@ -125,7 +139,7 @@ def _waits(folder: Path) -> bool:
     return folder.name == TABLES and folder.is_dir()
 
 
-def _of_parquet(folder: Path, *, all_visits: bool) -> Iterator[Record]:
+def of_parquet(folder: Path, *, all_visits: bool) -> Iterator[Record]:
     from gossamer.sink.parquet_files import Snapshot
 
     with Snapshot(folder) as snapshot:
@@ -138,7 +152,7 @@ def _of_parquet(folder: Path, *, all_visits: bool) -> Iterator[Record]:
                 yield record
 
 
-def _of_archives(paths: Sequence[Path], *, all_visits: bool) -> Iterator[Record]:
+def of_archives(paths: Sequence[Path], *, all_visits: bool) -> Iterator[Record]:
     def visits() -> Iterator[Record]:
         for path in paths:
             try:
@@ -175,17 +189,60 @@ def _last(read: Any, *, all_visits: bool) -> Iterator[Record]:
             yield record
 
 
-def _of_sqlite(path: Path) -> Iterator[Record]:
+def of_sqlite(path: Path) -> Iterator[Record]:
+    """The pages in a file of the sink `sqlite`, with all their items."""
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
         database.row_factory = sqlite3.Row
+        tables = _item_tables(database)
         for row in database.execute("SELECT * FROM pages ORDER BY key"):
-            found = database.execute("SELECT item FROM items WHERE key = ? ORDER BY number", (row["key"],))
-            of_page = tuple(json.loads(item) for (item,) in found)
+            found = database.execute("SELECT number, item FROM items WHERE key = ?", (row["key"],))
+            numbered = [(number, json.loads(item)) for number, item in found]
+            for name, kinds in tables.items():
+                of_type = database.execute(f"SELECT * FROM {name} WHERE {PAGE} = ?", (row["key"],))  # noqa: S608
+                numbered += [(one[NUMBER], _typed_item(one, kinds)) for one in of_type]
+            of_page = tuple(item for _, item in sorted(numbered, key=lambda one: one[0]))
             values = {name: row[name] for name in row.keys() if name in _FIELDS and row[name] is not None}  # noqa: SIM118
             yield Record(key=row["key"], token=row["token"], page=PageRow(**values), items=of_page)
 
 
-def _of_csv(path: Path) -> Iterator[Record]:
+def typed_tables(path: Path) -> Iterator[tuple[str, dict[str, str], Iterator[dict[str, Any]]]]:
+    """The tables of types of items in such a file: name, columns with their types, and rows."""
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+        database.row_factory = sqlite3.Row
+        for table, kinds in _item_tables(database).items():
+            rows = database.execute(f"SELECT * FROM {table}")  # noqa: S608
+            own = ({NUMBER: row[NUMBER], PAGE: row[PAGE], MORE: row[MORE], **_typed_item(row, kinds)} for row in rows)
+            yield table.strip('"'), kinds, own
+
+
+def _item_tables(database: sqlite3.Connection) -> dict[str, dict[str, str]]:
+    """The tables of types of items: name -> column -> its type."""
+    found = database.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name GLOB 'items_*'")
+    tables = {}
+    for (name,) in found.fetchall():
+        kinds = {row["name"]: row["type"] for row in database.execute(f'PRAGMA table_info("{name}")')}
+        if PAGE in kinds and NUMBER in kinds:
+            tables[f'"{name}"'] = kinds
+    return tables
+
+
+def _typed_item(row: sqlite3.Row, kinds: Mapping[str, str]) -> dict[str, Any]:
+    """The item that a row was made of; a field that it did not have is null."""
+    item: dict[str, Any] = {}
+    for name, kind in kinds.items():
+        value = row[name]
+        if value is not None and kind == "JSON_TEXT":
+            value = json.loads(value)
+        elif value is not None and kind == "BOOLEAN":
+            value = bool(value)
+        if name == MORE:
+            item.update(value or {})
+        elif name not in (PAGE, NUMBER):
+            item[name] = value
+    return item
+
+
+def of_csv(path: Path) -> Iterator[Record]:
     csv.field_size_limit(1 << 30)
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):

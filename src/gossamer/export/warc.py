@@ -19,8 +19,9 @@ from gossamer.model import Record
 from gossamer.sink import warc_index
 from gossamer.sink.latest import LastWords
 from gossamer.sink.segments import visit_of
-from gossamer.sink.warc import FOLDER, OPEN, SUFFIX
+from gossamer.sink.warc import OPEN, SUFFIX
 from gossamer.sink.warc_records import OURS, warcinfo
+from gossamer.stored.places import Place
 
 _COPIED_BYTES = 1 << 20
 _decode = msgspec.json.Decoder(Record).decode
@@ -28,7 +29,7 @@ _decode = msgspec.json.Decoder(Record).decode
 
 def write_warc(export: Export) -> int:
     """The last visit of every page, or each; and bodies of others that revisit records among them refer to."""
-    paths = _archives(export.folder)
+    paths = _archives(export.source)
     with ExitStack() as stack, export.output() as out:
         files = [stack.enter_context(path.open("rb")) for path in paths]
         visits = _Visits()
@@ -90,13 +91,11 @@ class _Visits:
         return (one for one, is_wanted in enumerate(wanted) if is_wanted), count
 
 
-def _archives(folder: Path) -> list[Path]:
-    for place in (folder / FOLDER, folder):
-        found = sorted([*place.glob(f"*{SUFFIX}"), *place.glob(f"*{SUFFIX}{OPEN}")])
-        if found:
-            return found
+def _archives(place: Place) -> list[Path]:
+    if found := [path for path in place.warcs if path.name.endswith((SUFFIX, SUFFIX + OPEN))]:
+        return found
     raise ConfigError(
-        f"no page was kept whole in {folder}",
+        f"no page was kept whole in {place.folder}",
         hint="crawl with --sink warc; for warc:/path, name that folder as the job",
     )
 

@@ -95,7 +95,7 @@ def safe_length(body: bytes, *, held_bytes: int = 0) -> int:
 
     `held_bytes` is what the page takes besides this body."""
     length = _measure(body, held_bytes) if _is_suspicious(body) else len(body)
-    if body.count(0, 0, length) > MANY_NULS:
+    if b"\0" in body and body.count(0, 0, length) > MANY_NULS:
         # The parser leaves each of them out, and keeps a piece of memory for it.
         end = -1
         for _ in range(MANY_NULS):

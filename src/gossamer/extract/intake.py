@@ -10,7 +10,7 @@ import msgspec
 
 from gossamer.errors import ConfigError, ExtractError
 from gossamer.extract.items import plain
-from gossamer.extract.schema import Misfit, Schemas
+from gossamer.extract.schema import Fitted, Misfit, Schemas
 from gossamer.model import Rejected
 
 Pipeline = Callable[[Any], Any]
@@ -35,13 +35,13 @@ class Intake:
                     f"{pipeline!r} is not a pipeline", hint="a pipeline is a function that takes an item and returns it"
                 )
 
-    async def take(self, item: Any, url: str) -> dict[str, Any] | Rejected | Dropped:
+    async def take(self, item: Any, url: str) -> Fitted | Rejected | Dropped:
         """The item in plain values, ready to be stored.
 
         One that does not fit a declared type, or that a pipeline raises on, is rejected. Without types and pipelines
         an item that cannot be stored is an ExtractError."""
         if not self._pipelines and not self._schemas:
-            return plain(item)
+            return Fitted(plain(item))
         for pipeline in self._pipelines:
             name = getattr(pipeline, "__name__", type(pipeline).__name__)
             before = item
@@ -57,7 +57,7 @@ class Intake:
             found = self._schemas.fit(item)
             return rejected(item, url, found) if isinstance(found, Misfit) else found
         try:
-            return plain(item)
+            return Fitted(plain(item))
         except ExtractError as error:
             return rejected(item, url, Misfit(type(item).__name__, "", str(error)))
 

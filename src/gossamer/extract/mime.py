@@ -71,6 +71,11 @@ def parse(text: str) -> Mime | None:
 
 def of_headers(values: Iterable[str]) -> Mime | None:
     """The type that one or several Content-Type headers give, by the rule of the Fetch standard; None if none does."""
+    return _of_headers(tuple(values))
+
+
+@lru_cache(maxsize=1024)
+def _of_headers(values: tuple[str, ...]) -> Mime | None:
     found: Mime | None = None
     charset: str | None = None
     for value in values:
@@ -131,6 +136,8 @@ def _quoted(text: str, position: int) -> tuple[str, int]:
 
 def _listed(value: str) -> list[str]:
     """The values of a header that may be a list: commas inside of quotes do not count."""
+    if "," not in value:
+        return [value]
     found, start, position = [], 0, 0
     while position < len(value):
         if value[position] == '"':

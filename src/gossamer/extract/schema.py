@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gossamer.errors import ConfigError, ExtractError
+from gossamer.extract.columns import columns_of
 from gossamer.extract.items import plain
 
 HINT = "a type of items is a dataclass, an attrs class, a pydantic model or a msgspec Struct"
@@ -23,6 +24,13 @@ class Misfit(NamedTuple):
     type: str
     field: str
     error: str
+
+
+class Fitted(NamedTuple):
+    """An item in plain values, and the type that it fits; empty if none is declared."""
+
+    item: dict[str, Any]
+    type: str = ""
 
 
 class Schema:
@@ -92,7 +100,11 @@ class Schemas:
     def __bool__(self) -> bool:
         return bool(self._schemas)
 
-    def fit(self, item: Any) -> dict[str, Any] | Misfit:
+    def columns(self) -> dict[str, dict[str, str]]:
+        """Type -> field -> its kind, see `columns_of`."""
+        return {schema.name: columns_of(schema.kind) for schema in self._schemas}
+
+    def fit(self, item: Any) -> Fitted | Misfit:
         """The item in plain values, or why it fits none of the types."""
         first = None
         for schema in self._schemas:
@@ -100,7 +112,9 @@ class Schemas:
             if not is_own and not isinstance(item, Mapping):
                 continue
             found = schema.fit(item)
-            if is_own or not isinstance(found, Misfit):
+            if not isinstance(found, Misfit):
+                return Fitted(found, schema.name)
+            if is_own:
                 return found
             first = first or found
         if first is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from gossamer import urls
 from gossamer.model import Counts, Grant, JobState, Lease, Outcome, Pulse, Receipt, Request, ShardView, SiteNote
 from gossamer.settings import Settings
 
@@ -68,8 +69,8 @@ class Steering(Protocol):
         """Pause ('paused'), resume ('running') or stop ('stopping') the job."""
         ...
 
-    async def lookup(self, url: str) -> Mapping[str, Any] | None:
-        """All that is known of one URL; None if it was never seen.
+    async def lookup(self, url: str, key_of: urls.KeyOf = urls.fingerprint) -> Mapping[str, Any] | None:
+        """All that is known of one URL; None if it was never seen. `key_of` is how the job names requests.
 
         `url`, `key`, `site` and `state` (queued, leased, delayed, done, failed, skipped, parked, or known, where no
         more is kept of a URL that is done) are always there. Where they are known: `depth`, `priority`, `tries`,
@@ -89,6 +90,12 @@ class Steering(Protocol):
         """The sites with the most queued requests, with their delay, hold and reasons."""
         ...
 
+    async def every_site(self, cursor: str = "", limit: int = 100) -> tuple[list[Mapping[str, Any]], str]:
+        """All sites, page by page, in the store's own order: about `limit` of them, and the next cursor, if any.
+
+        A site that is there all the while is given at least once; what waits on it is not always counted."""
+        ...
+
 
 class Fleet(Frontier, Steering, Protocol):
     """A frontier that workers on many machines share; the job's settings and secret live in it."""
@@ -104,6 +111,10 @@ class Fleet(Frontier, Steering, Protocol):
 
     async def beat(self, pulse: Pulse) -> None:
         """Keep what a worker tells about itself; an old pulse of the same name is replaced."""
+        ...
+
+    async def refresh(self) -> None:
+        """Take up the job's settings as they are now: its limits may have been changed while it runs."""
         ...
 
     async def workers(self) -> list[Pulse]:

@@ -56,10 +56,13 @@ _HEAD_BYTES = {0xD9: 2, 0xDA: 3, 0xDB: 5}
 
 
 def pack(request: Request, referrer: str = "") -> bytes:
-    """A key of 8 bytes, then an array in msgpack. What the site's name says already is left out of the addresses."""
+    """A key of 8 bytes, then an array in msgpack. What the site's name says already is left out of the addresses.
+
+    `referrer` is squeezed, and for a request that names none."""
     site = request.site
-    url, referrer = request.url, request.referrer or referrer
-    fields: tuple[Any, ...] = (squeeze(url, site), request.depth, squeeze(referrer, site) if referrer else "")
+    if request.referrer:
+        referrer = squeeze(request.referrer, site)
+    fields: tuple[Any, ...] = (squeeze(request.url, site), request.depth, referrer)
     special = request.label or request.meta or request.method != "GET" or request.headers or request.body
     if special or request.priority or request.hops or request.state is not None:
         extra = Extra(request.label, request.meta, request.method, request.headers, request.body)

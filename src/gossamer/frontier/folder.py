@@ -14,7 +14,14 @@ import msgspec
 from gossamer import urls
 from gossamer.clock import Clock, SystemClock
 from gossamer.errors import Unavailable
-from gossamer.frontier.folder_job import open_job, place_of, read_adopted, write_adopted, write_wish
+from gossamer.frontier.folder_job import (
+    open_job,
+    place_of,
+    read_adopted,
+    read_settings,
+    write_adopted,
+    write_wish,
+)
 from gossamer.frontier.folder_owner import Lost, Owner
 from gossamer.frontier.folder_quota import Quota
 from gossamer.frontier.folder_shard import FETCHED_BEFORE, Shard
@@ -322,8 +329,8 @@ class FolderFrontier:
         self.owner.job = job
         self._tell()
 
-    async def lookup(self, url: str) -> Mapping[str, Any] | None:
-        key, site = urls.fingerprint(self.secret, url), urls.host_port(url)
+    async def lookup(self, url: str, key_of: urls.KeyOf = urls.fingerprint) -> Mapping[str, Any] | None:
+        key, site = key_of(self.secret, url), urls.host_port(url)
         if self.settings.site_by == "domain":
             site = urls.registered_domain(site)
         shard = self._shard(site)
@@ -340,8 +347,20 @@ class FolderFrontier:
         found = [site for shard in self.owner.shards.values() for site in await shard.sites(limit)]
         return sorted(found, key=lambda site: -int(site["queued"]))[:limit]
 
+    async def every_site(self, cursor: str = "", limit: int = 100) -> tuple[list[Mapping[str, Any]], str]:
+        return await self._survey.every_site(cursor, limit)
+
     async def beat(self, pulse: Pulse) -> None:
         self.owner.pulse = pulse
+
+    async def refresh(self) -> None:
+        settings = await self.owner.run(read_settings, self.owner.share)
+        if settings != self.settings:
+            self.settings = self.owner.settings = settings
+            for shard in list(self.owner.shards.values()):
+                await shard.limit(settings)
+            self._quota.ask_again()
+            self._tell()
 
     async def workers(self) -> list[Pulse]:
         return await self._survey.workers()

@@ -85,6 +85,11 @@ def open_job(share: Share, job: str, settings: Settings | None, *, shards: int) 
     return record, configuration.build(record.settings, source=f"{share.root / _RECORD}")
 
 
+def read_settings(share: Share) -> Settings:
+    """The job's settings as they are now."""
+    return configuration.build(_read(share, share.root.name).settings, source=f"{share.root / _RECORD}")
+
+
 def _check(settings: Settings, record: Record) -> None:
     if settings.region_by == "auto":
         raise ConfigError(

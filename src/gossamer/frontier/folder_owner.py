@@ -311,15 +311,19 @@ class Owner:
         return got
 
     async def _open(self, number: int, claim: int, term: int) -> None:
+        settings = self.settings
+
         def opened() -> Shard:
             chain = read_chain(self.share, number)
             chain = begin_log(self.share, chain, shard=number, claim=claim, session=self.session)
             sweep_logs(self.share, chain, number, claim)
             journal = FolderJournal(self, chain, number)
             journal.past.epoch = term - 1
-            return Shard(journal, number, claim, settings=self.settings, clock=self.clock, common=self._common)
+            return Shard(journal, number, claim, settings=settings, clock=self.clock, common=self._common)
 
         self.shards[number] = await self.run(opened)
+        if self.settings is not settings:
+            await self.shards[number].limit(self.settings)
 
     async def give(self, number: int) -> None:
         """Give a shard up for others to take; what it had for other shards is sent first."""

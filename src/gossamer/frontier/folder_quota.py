@@ -37,9 +37,12 @@ class Quota:
     def __init__(self, owner: Owner, survey: Survey) -> None:
         self._owner = owner
         self._survey = survey
-        self._limit = owner.settings.max_pages
         self._granted = 0
         self._refused_at = -1e18
+
+    @property
+    def _limit(self) -> int | None:
+        return self._owner.settings.max_pages
 
     def left(self) -> int:
         """How many more requests may be let out by this worker, by what it was granted."""
@@ -52,31 +55,40 @@ class Quota:
         now = self._owner.clock.monotonic()
         if self.left() >= min(wanted, _MOST) or now < self._refused_at + self._owner.every_seconds:
             return self.left()
-        if not await self._change(min(wanted, _MOST) - self.left()):
+        if not await self._change(min(wanted, _MOST)):
             self._refused_at = now
         return self.left()
+
+    def ask_again(self) -> None:
+        """The limit may be another: what was refused a moment ago may be granted now."""
+        self._refused_at = -1e18
 
     async def give_back(self) -> None:
         """Let others have what we do not use."""
         if self._limit is not None and self.left() > 0:
-            await self._change(-self.left())
+            await self._change(0)
 
     async def close(self) -> None:
         """Settle our account."""
         if self._limit is not None and self._granted:
             await self._change(0, leaving=True)
 
-    async def _change(self, more: int, *, leaving: bool = False) -> int:
-        """Change our grant; by how much."""
+    async def _change(self, room: int, *, leaving: bool = False) -> int:
+        """Change our grant so that it has room for as many more requests, if it can be had; by how much."""
         owner, limit = self._owner, self._limit or 0
         for _ in range(_TURNS):
             number, ledger = await owner.run(self._read)
+            if not ledger.nonce:
+                ledger = await self._founded()
+            in_hand = owner.stored + sum(shard.leased for shard in owner.shards.values())
+            more = 0 if leaving else room + in_hand - ledger.grants.get(owner.session, 0)
             if more > 0 and any(session != owner.session for session in ledger.grants):
                 ledger = await self._settled(ledger)
             grants = dict(ledger.grants)
             free = limit - ledger.spent - sum(grants.values())
             change = min(more, max(0, free))
             if not change and not leaving and ledger.nonce:
+                self._granted = grants.get(owner.session, 0)
                 return 0
             granted = grants.pop(owner.session, 0) + change
             if not leaving:
@@ -88,6 +100,16 @@ class Quota:
                 await owner.run(self._sweep, number)
                 return change
         return 0
+
+    async def _founded(self) -> Ledger:
+        """The first ledger of a job: what was stored before it had a limit counts too."""
+        owner = self._owner
+        await owner.look(fresh=True)
+        beats = owner.peers.beats
+        grants = {session: beats[session].stored for session in owner.peers.live if session in beats}
+        grants = {session: stored for session, stored in grants.items() if stored} | {owner.session: owner.stored}
+        total = self._survey.stored()
+        return Ledger(max(0, (self._survey.taken() if total is None else total) - sum(grants.values())), grants)
 
     def _read(self) -> tuple[int, Ledger]:
         share = self._owner.share

@@ -61,6 +61,9 @@ class Shard(LocalFrontier):
         self._counts, self._lanes = Counts(), RegionView()
         self._counted_at, self._counting_seconds = -1e18, 0.0
 
+    async def limit(self, settings: Settings) -> None:
+        await super().limit(msgspec.structs.replace(settings, max_pages=None))
+
     async def add(self, requests: Sequence[Request]) -> int:
         """Queue requests; those that say that they were fetched before are only remembered."""
         fetched = [request for request in requests if request.tries == FETCHED_BEFORE]

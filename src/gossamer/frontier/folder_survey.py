@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -124,6 +125,28 @@ class Survey:
         chain, worker = await self._past_of(name)
         found = site_of(chain, name, settings=self._owner.settings, now=self._owner.clock.epoch())
         return None if found is None else {**found, "shard_worker": worker}
+
+    async def every_site(self, cursor: str, limit: int) -> tuple[list[Mapping[str, Any]], str]:
+        """Sites, shard by shard and by name, and where to go on; of other workers' shards, what was written down."""
+        number, after = int(cursor.partition(":")[0] or 0), cursor.partition(":")[2]
+        rows: list[Mapping[str, Any]] = []
+        while number < self._owner.layout.count and len(rows) < limit:
+            own = self._owner.shards.get(number)
+            if own is not None:
+                some, after = await own.every_site(after, limit - len(rows))
+            else:
+                some, after = await self._owner.read(self._sites_in, number, after, limit - len(rows))
+            rows += some
+            number += not after
+        return rows, f"{number}:{after}" if number < self._owner.layout.count else ""
+
+    def _sites_in(self, number: int, after: str, limit: int) -> tuple[list[Mapping[str, Any]], str]:
+        settings, now = self._owner.settings, self._owner.clock.epoch()
+        chain = read_chain(self._owner.share, number)
+        known = {name: row for _, name, row in ShardPast(chain).sites() if name > after}
+        names = sorted(known)
+        rows = [journal.site_view(name, known[name], settings=settings, now=now) for name in names[:limit]]
+        return list(rows), names[limit - 1] if len(names) > limit else ""
 
     async def _past_of(self, site: str) -> tuple[Chain, str]:
         """What was written down of the shard of a site, and the worker that has it now."""

@@ -13,7 +13,7 @@ _MOST = 1000
 
 
 async def list_jobs(url: str) -> list[str]:
-    """The names of the jobs at this address, in order, a thousand at most; those of a Redis Cluster are not listed."""
+    """The names of the jobs at this address, in order, a thousand at most."""
     if url.startswith("folder:/"):
         return await asyncio.to_thread(_in_folder, url)
     if url.startswith(("postgresql://", "postgres://", "mysql://", "mariadb://")):
@@ -54,12 +54,11 @@ async def _in_redis(url: str) -> list[str]:
     try:
         for name in links.names:
             link = await links.link(name)
-            if links.is_cluster:
-                return []
-            async for key in link.redis.scan_iter("gossamer:{*}:root", count=1000):
-                found.add(unquote(bytes(key).decode("ascii", "replace").partition("{")[2].partition("}")[0]))
-                if len(found) >= _MOST:
-                    break
+            for node in await link.nodes():
+                async for key in node.scan_iter("gossamer:{*}:root", count=1000):
+                    found.add(unquote(bytes(key).decode("ascii", "replace").partition("{")[2].partition("}")[0]))
+                    if len(found) >= _MOST:
+                        break
     except faults.RedisError as error:
         raise translate(error, "") from error
     finally:

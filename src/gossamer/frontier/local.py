@@ -338,8 +338,8 @@ class LocalFrontier:
         """The lanes in which something waits or is leased."""
         return self._state.schedule.lanes(self._clock.monotonic())
 
-    async def lookup(self, url: str) -> Mapping[str, Any] | None:
-        return await self.find(urls.fingerprint(self.secret, url))
+    async def lookup(self, url: str, key_of: urls.KeyOf = urls.fingerprint) -> Mapping[str, Any] | None:
+        return await self.find(key_of(self.secret, url))
 
     async def find(self, key: int) -> Mapping[str, Any] | None:
         """All that is known of the URL with this key; None if it was never seen."""
@@ -360,6 +360,9 @@ class LocalFrontier:
     async def sites(self, limit: int = 100) -> list[Mapping[str, Any]]:
         biggest = sorted(self._state.schedule.sites.values(), key=lambda site: -site.queue.size)[:limit]
         return [self._state.describe(site) for site in biggest]
+
+    async def every_site(self, cursor: str = "", limit: int = 100) -> tuple[list[Mapping[str, Any]], str]:
+        return self._state.every_site(cursor, limit)
 
     async def aclose(self) -> None:
         async with self._lock:

@@ -9,15 +9,16 @@ from typing import Any
 
 import msgspec
 
+from gossamer import urls
 from gossamer.errors import FrontierError, Unavailable
 from gossamer.frontier import policy
-from gossamer.frontier.entries import as_text, pack, pack_state
+from gossamer.frontier.entries import as_text, pack, pack_state, squeeze
 from gossamer.frontier.freshness import share_of
 from gossamer.frontier.redis_fold import fold_lists, unfold_blocks
 from gossamer.frontier.redis_hints import hasten
-from gossamer.frontier.redis_job import explain, faults, job_key, moved_to, translate
+from gossamer.frontier.redis_job import explain, faults, job_key, moved_to, read_root, root_key, translate
 from gossamer.frontier.redis_link import Links
-from gossamer.frontier.redis_look import inspect, lookup, sites
+from gossamer.frontier.redis_look import every_site, inspect, lookup, sites
 from gossamer.frontier.redis_wire import MOST_LINKS, Load, first_values, packed_note, parts, read_lease, text
 from gossamer.model import (
     Counts,
@@ -39,6 +40,7 @@ _FIRST_RANDOM_SECONDS = 0.02
 _ASK_FROM, _ASK_BELOW = 64, 0.6
 _MOST_REMEMBERED = 10_000
 _MOST_UNFOLDED = 64
+_MOST_DELAYS = 500
 
 
 class RedisFrontier:
@@ -74,13 +76,15 @@ class RedisFrontier:
         self.handed = self.elsewhere = 0
         """Requests that were ever handed out here, and in the other shards, as far as is known: see `share`."""
         self.shard = shard
-        self._max_pages = settings.max_pages if alone else None
+        self._alone = alone
         self._links = links
         self._server = server
         self._job = job
         self._key = job_key(job, shard)
         self._ranks: dict[tuple[int, int, int], str] = {}
         self._first: dict[str, dict[str, Any]] = {}
+        self._said = b""
+        """The job's settings, as its record had them last."""
         self._novelty = 1.0
         self._in_vain = 0
         self._pages: dict[int, dict[int, str]] = {}
@@ -204,15 +208,16 @@ class RedisFrontier:
             as_text(outcome.key.to_bytes(8, "big")),
             outcome.status,
             str(outcome.again_in or 0.0) if comes_again else "",
-            self._put(outcome.links, load, page) if outcome.links else (),
+            self._put(outcome.links, load, page, outcome.site) if outcome.links else (),
             as_text(pack_state(outcome.state)),
             load.number(outcome.site),
             outcome.lane,
         ]
 
-    def _put(self, requests: Sequence[Request], load: Load, referrer: str = "") -> list[Any]:
-        """Load requests; the runs of them that have one site and one rank, as site, rank and length."""
+    def _put(self, requests: Sequence[Request], load: Load, page: str = "", page_site: str = "") -> list[Any]:
+        """Load requests, found on this page; the runs of them with one site and one rank, as site, rank and length."""
         runs: list[Any] = []
+        from_inside, from_outside = (squeeze(page, page_site), squeeze(page, "")) if page else ("", "")
         ranks, entries, unknown = self._ranks, load.entries, load.unknown
         last_site = last_rank = None
         for request in requests:
@@ -228,7 +233,7 @@ class RedisFrontier:
                 last_site, last_rank = request.site, rank
                 runs += (load.number(last_site), rank, 1)
             entries.append(b"%d" % request.key)
-            entries.append(pack(request, referrer))
+            entries.append(pack(request, from_inside if request.site == page_site else from_outside))
         return runs
 
     def _rank(self, standing: tuple[int, int, int]) -> str:
@@ -307,7 +312,30 @@ class RedisFrontier:
         return [await self.view()]
 
     def _limit(self) -> dict[str, int]:
-        return {} if self._max_pages is None else {"max_pages": self._max_pages}
+        most = self.settings.max_pages if self._alone else None
+        return {} if most is None else {"max_pages": most}
+
+    async def refresh(self) -> None:
+        key = root_key(self._job)
+        try:
+            link = await self._links.link(self._server)
+            record = await (await link.at(key)).hgetall(key)
+        except faults.RedisError as error:
+            raise translate(error, self._job) from error
+        if (found := record.get(b"settings")) is not None and found != self._said:
+            self.heed(read_root(record, self._job).settings)
+            self._said = found
+
+    def heed(self, settings: Settings) -> None:
+        """Go on with these settings, of which only limits and delays are others than before."""
+        self.settings = settings
+        self._first.clear()
+
+    async def give_delays(self, delays: Mapping[str, float]) -> None:
+        """Have the sites among these that are known keep their own delay from now on."""
+        names = list(delays)
+        for first in range(0, len(names), _MOST_DELAYS):
+            await self._call("own", delays={name: delays[name] for name in names[first : first + _MOST_DELAYS]})
 
     async def limit(self, pages: int | None, *, reserved: int | None = None) -> int:
         """Begin, or end, to have a part of what the job may store; how many pages that part is."""
@@ -338,9 +366,14 @@ class RedisFrontier:
         link = await self._links.link(self._server)
         return await sites(await link.at(self._key), self._key, limit)
 
-    async def lookup(self, url: str) -> Mapping[str, Any] | None:
+    async def every_site(self, cursor: str = "", limit: int = 100) -> tuple[list[Mapping[str, Any]], str]:
         link = await self._links.link(self._server)
-        return await lookup(await link.at(self._key), self._key, url, self.secret, self.settings)
+        return await every_site(await link.at(self._key), self._key, cursor, limit)
+
+    async def lookup(self, url: str, key_of: urls.KeyOf = urls.fingerprint) -> Mapping[str, Any] | None:
+        link = await self._links.link(self._server)
+        number = key_of(self.secret, url)
+        return await lookup(await link.at(self._key), self._key, url, number, self.secret, self.settings)
 
     async def site(self, name: str) -> Mapping[str, Any] | None:
         link = await self._links.link(self._server)

@@ -39,6 +39,11 @@ class Cluster:
             await self.refresh()
         return self._node(next(iter(self._slots.values())))
 
+    async def every(self) -> list[client.Redis]:
+        """All nodes that have slots."""
+        await self.refresh()
+        return [self._node(place) for place in dict.fromkeys(self._slots.values())]
+
     def moved(self, error: faults.MovedError) -> None:
         """Heed what a node says about a slot."""
         self._slots[error.slot_id] = (error.host, error.port)

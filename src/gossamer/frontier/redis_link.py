@@ -74,6 +74,10 @@ class Link:
         """The server, or the node of the cluster, that has this key."""
         return self.redis if self._cluster is None else await self._cluster.at(key)
 
+    async def nodes(self) -> list[Any]:
+        """The server, or all nodes of the cluster that have keys."""
+        return [self.redis] if self._cluster is None else list(await self._cluster.every())
+
     async def news_after(self, key: str, seen: int) -> None:
         """Return once something has happened to the shard with this record since `seen`."""
         heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -10,12 +10,13 @@ import msgspec
 from gossamer import urls
 from gossamer.frontier.entries import revisit_of, unpack
 from gossamer.frontier.redis_fold import unfold
-from gossamer.frontier.redis_job import faults, translate
+from gossamer.frontier.redis_job import faults, no_pattern, translate
 from gossamer.settings import Settings
 
 _LOOKED_AT = 500
 """Sites that are looked at, of those whose turn comes next: Redis keeps no order by length."""
 _STEP = 1000
+_SCANNED = 500
 _SLOT = b"\xfe"
 """With this begins the name of a list of revisits among single ones."""
 
@@ -34,6 +35,24 @@ async def sites(redis: Any, key: str, limit: int) -> list[Mapping[str, Any]]:
     except faults.RedisError as error:
         raise translate(error, "") from error
     return sorted(found, key=lambda site: -site["queued"])[:limit]
+
+
+async def every_site(redis: Any, key: str, cursor: str, limit: int) -> tuple[list[Mapping[str, Any]], str]:
+    """About `limit` of all sites, as the server comes upon their keys, and where to go on."""
+    prefix = f"{key.removesuffix('job')}site:"
+    names: dict[str, None] = {}
+    place = int(cursor or 0) % (1 << 64)
+    try:
+        while True:
+            place, keys = await redis.scan(place, match=f"{no_pattern(prefix)}*", count=_SCANNED)
+            names |= dict.fromkeys(bytes(one).decode("utf-8", "replace")[len(prefix) :] for one in keys)
+            if not int(place) or len(names) >= limit:
+                break
+        now = await _now(redis, key)
+        found: list[Mapping[str, Any]] = [await _site(redis, key.removesuffix("job"), name, now) for name in names]
+    except faults.RedisError as error:
+        raise translate(error, "") from error
+    return found, str(int(place)) if int(place) else ""
 
 
 async def _now(redis: Any, key: str) -> float:
@@ -102,11 +121,12 @@ async def _site(redis: Any, prefix: str, name: str, now: float) -> dict[str, Any
     }
 
 
-async def lookup(redis: Any, key: str, url: str, secret: bytes, settings: Settings) -> Mapping[str, Any] | None:
-    """Where a URL waits, or that it is done; None if it was never seen."""
+async def lookup(
+    redis: Any, key: str, url: str, number: int, secret: bytes, settings: Settings
+) -> Mapping[str, Any] | None:
+    """Where a URL waits, which has this number, or that it is done; None if it was never seen."""
     prefix = key.removesuffix("job")
     site = urls.site(url, by=settings.site_by)
-    number = urls.fingerprint(secret, url)
     try:
         level, split = await redis.hmget(key, "seen_level", "seen_split")
         size, digits = 1 << int(level or 0), number % 1_000_000_000

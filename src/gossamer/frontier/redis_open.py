@@ -44,8 +44,11 @@ async def open_redis(
             )
             for shard, server in enumerate(root.placement)
         ]
-        if settings is not None and count > 1:
-            await divide(own, settings.max_pages)
+        if settings is not None:
+            delays = {site: of.delay for site, of in settings.sites.items() if of.delay is not None}
+            await asyncio.gather(*(shard.give_delays(delays) for shard in own))
+            if count > 1:
+                await divide(own, settings.max_pages)
         return own[0] if count == 1 else Sharded(own, part=part.shards if part else range(count), close=links.aclose)
     except faults.RedisError as error:
         await links.aclose()

@@ -16,6 +16,7 @@ from gossamer.frontier.base import Fleet
 from gossamer.frontier.freshness import mean
 from gossamer.frontier.placement import shard_of
 from gossamer.model import Counts, Grant, JobState, Lease, Outcome, Pulse, Receipt, Request, ShardView, SiteNote
+from gossamer.settings import Settings
 
 _LOOK_AGAIN_SECONDS = 2.0
 _MOST_RESERVED = 1024
@@ -29,6 +30,8 @@ class Shard(Fleet, Protocol):
     async def reserve(self, pages: int, *, limit: int) -> tuple[int, int]: ...
 
     async def allow(self, pages: int) -> tuple[int, int]: ...
+
+    def heed(self, settings: Settings) -> None: ...
 
     calm: bool
     """Whether to lease no suspects."""
@@ -227,6 +230,9 @@ class Sharded:
         first = await self._look()
         if not all(counts.finished for counts in first):
             return False
+        if self.settings.max_pages is None and any(counts.queued for counts in first):
+            # It may have got a limit that this worker has not heard of.
+            await self.refresh()
         if self.settings.max_pages is not None and any(counts.queued for counts in first):
             _, left = await self._shards[0].reserve(0, limit=self.settings.max_pages)
             if left > 0:
@@ -335,6 +341,12 @@ class Sharded:
     async def beat(self, pulse: Pulse) -> None:
         await self._shards[0].beat(pulse)
 
+    async def refresh(self) -> None:
+        await self._shards[0].refresh()
+        self.settings = self._shards[0].settings
+        for shard in self._shards[1:]:
+            shard.heed(self.settings)
+
     async def workers(self) -> list[Pulse]:
         return await self._shards[0].workers()
 
@@ -345,9 +357,15 @@ class Sharded:
         found = [site for some in await _all(shard.sites(limit) for shard in self._shards) for site in some]
         return sorted(found, key=lambda site: -site["queued"])[:limit]
 
-    async def lookup(self, url: str) -> Mapping[str, Any] | None:
+    async def every_site(self, cursor: str = "", limit: int = 100) -> tuple[list[Mapping[str, Any]], str]:
+        number, place = int(cursor.partition(":")[0] or 0), cursor.partition(":")[2]
+        found, place = await self._shards[number].every_site(place, limit)
+        number += not place
+        return found, f"{number}:{place}" if number < len(self._shards) else ""
+
+    async def lookup(self, url: str, key_of: urls.KeyOf = urls.fingerprint) -> Mapping[str, Any] | None:
         site = urls.site(url, by=self.settings.site_by)
-        return await self._shards[self._of(site)].lookup(url)
+        return await self._shards[self._of(site)].lookup(url, key_of)
 
     async def site(self, name: str) -> Mapping[str, Any] | None:
         return await self._shards[self._of(name)].site(name)

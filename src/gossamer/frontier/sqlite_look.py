@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,8 @@ class SqliteLook:
         self._settings = settings
         self._clock = clock
 
-    async def lookup(self, url: str) -> Mapping[str, Any] | None:
-        return await asyncio.to_thread(self._read, self._lookup, url)
+    async def lookup(self, url: str, key_of: urls.KeyOf = urls.fingerprint) -> Mapping[str, Any] | None:
+        return await asyncio.to_thread(self._read, partial(self._lookup, key_of=key_of), url)
 
     async def site(self, name: str) -> Mapping[str, Any] | None:
         return await asyncio.to_thread(self._read, self._site, name)
@@ -55,9 +56,9 @@ class SqliteLook:
         except sqlite3.Error as error:
             raise translated(error, self._path) from error
 
-    def _lookup(self, connection: sqlite3.Connection, url: str) -> dict[str, Any] | None:
+    def _lookup(self, connection: sqlite3.Connection, url: str, *, key_of: urls.KeyOf) -> dict[str, Any] | None:
         (secret,) = connection.execute("SELECT value FROM meta WHERE name = 'secret'").fetchone()
-        key = urls.fingerprint(secret, url)
+        key = key_of(secret, url)
         found = story(connection, key)
         if found is None:
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from heapq import nsmallest
 from typing import Any
 
 from gossamer.clock import Clock
@@ -236,6 +237,13 @@ class State:
             # Whoever has a site's cookies is logged in there.
             "memo": {name: "(kept)" if name == "cookies" else value for name, value in site.memo.items()},
         }
+
+    def every_site(self, after: str, limit: int) -> tuple[list[Mapping[str, Any]], str]:
+        """Sites in the order of their names, and where to go on."""
+        sites = self.schedule.sites
+        names = nsmallest(limit + 1, (name for name in sites if name > after))
+        found: list[Mapping[str, Any]] = [self.describe(sites[name]) for name in names[:limit]]
+        return found, names[limit - 1] if len(names) > limit else ""
 
     def inspect(self, site: Site) -> dict[str, Any]:
         """All that is known of a site."""

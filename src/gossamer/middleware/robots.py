@@ -18,6 +18,7 @@ KEEP_COPY_SECONDS = 30 * 86_400.0
 FIRST_RETRY_SECONDS = 60.0
 LAST_RETRY_SECONDS = 3600.0
 
+_CLOCK_SLACK_SECONDS = 5.0
 _WORK = 8_000_000
 """Steps of a few nanoseconds that one check may take."""
 _DISALLOW = frozenset({"disallow", "dissallow", "dissalow", "disalow", "diasllow", "disallaw"})
@@ -57,6 +58,10 @@ class Robots(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Epoch seconds from which on it is fetched again."""
     failures: int = 0
     failing_since: float = 0.0
+    failed_at: float = 0.0
+    """Epoch seconds of the last failure."""
+    failing_seconds: float = 0.0
+    """How long it has been failing while it was asked for; clocks of workers that differ add next to nothing."""
 
     def pack(self) -> bytes:
         """As bytes for the site's record; a large one is compressed."""
@@ -76,13 +81,18 @@ def settle(previous: Robots | None, status: int | None, body: bytes, *, agent: s
     """What holds after a robots.txt was asked for; `status` is None where no answer came.
 
     2xx is parsed and 3xx or 4xx allows all. 429, 5xx and no answer forbid all, unless there is a copy of at most
-    30 days, which then goes on (as after a 304); when nothing but those came for 30 days, all is allowed."""
+    30 days, which then goes on (as after a 304); when nothing but those came for 30 days, in which it was asked for
+    at least every two hours, all is allowed."""
     if status is not None and 200 <= status < 500 and status not in (304, 429):
         found = status < 300
         rules = parse(body, agent) if found else Rules()
         return Robots(kind="rules" if found else "allow", rules=rules, fetched_at=now, good_until=now + ttl)
     failures = previous.failures + 1 if previous else 1
-    since = previous.failing_since if previous and previous.failures else now
+    since, failing_seconds = now, 0.0
+    if previous and previous.failures:
+        # Times of two workers may be months apart: no more counts than lies between two failures of one.
+        step = min(max(0.0, now - (previous.failed_at or now)), 2 * LAST_RETRY_SECONDS)
+        since, failing_seconds = previous.failing_since, previous.failing_seconds + step
     # The exponent is bounded, or a month of failures would overflow a float.
     wait = min(LAST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(failures - 1, 10))
     fetched_at = previous.fetched_at if previous else 0.0
@@ -90,10 +100,17 @@ def settle(previous: Robots | None, status: int | None, body: bytes, *, agent: s
     rules = NOTHING_ALLOWED
     if previous and previous.kind == "rules" and now - fetched_at <= KEEP_COPY_SECONDS:
         kind, rules = "rules", previous.rules
-    elif now - since >= KEEP_COPY_SECONDS:
+    elif failing_seconds >= KEEP_COPY_SECONDS:
         kind, rules, wait = "allow", Rules(), ttl
     return Robots(
-        kind=kind, rules=rules, fetched_at=fetched_at, good_until=now + wait, failures=failures, failing_since=since
+        kind=kind,
+        rules=rules,
+        fetched_at=fetched_at,
+        good_until=now + wait,
+        failures=failures,
+        failing_since=since,
+        failed_at=now,
+        failing_seconds=failing_seconds,
     )
 
 
@@ -101,8 +118,9 @@ def is_due(robots: Robots | None, now: float) -> bool:
     """Whether to ask for the robots.txt (again); also when the clock went back by more than workers' clocks differ."""
     if robots is None or now >= robots.good_until or now < robots.fetched_at - 3600.0:
         return True
-    # Nobody waits so long to ask again: the clock that set this time was ahead of ours.
-    return robots.kind == "unreachable" and robots.good_until > now + 2 * LAST_RETRY_SECONDS
+    # Whoever could not have it, with a clock ahead of ours, set that time; by the frontier's clock it has come.
+    is_ahead = robots.good_until > now + 2 * LAST_RETRY_SECONDS or now < robots.failed_at - _CLOCK_SLACK_SECONDS
+    return robots.kind == "unreachable" and is_ahead
 
 
 def product_token(agent: str) -> str:

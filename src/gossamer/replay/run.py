@@ -71,6 +71,10 @@ class Replay:
         self._result = Replayed()
         self._fields: Counter[str] = Counter()
 
+    def hatch(self) -> None:
+        """Begin the processes before `run`, which costs less; see `Crew.hatch`."""
+        self._crew.hatch()
+
     async def run(self, progress: Callable[[Replayed], None] = lambda _: None) -> Replayed:
         """Run to the end; `progress` is told after every part."""
         loop = asyncio.get_running_loop()

@@ -16,11 +16,18 @@ from gossamer.imports.intake import stand_ins
 from gossamer.model import Request
 from gossamer.scrapy.fingerprints import ScrapyRedisFingerprinter
 from gossamer.scrapy.storing import from_fields, key_of
+from gossamer.urls import KeyOf
 
 
 def project_settings() -> BaseSettings:
     """The settings of the Scrapy project in the current folder; Scrapy's own where there is none."""
     return get_project_settings()
+
+
+def key_of_url() -> KeyOf:
+    """How requests for plain addresses are named in jobs of the project in the current folder."""
+    fingerprinter = _fingerprinter(project_settings())
+    return lambda secret, url: key_of(secret, fingerprinter.fingerprint(ScrapyRequest(url)))
 
 
 class ScrapyMaker:

@@ -11,7 +11,6 @@ from typing import Any
 from scrapy.settings import BaseSettings
 
 from gossamer import settings as configuration
-from gossamer.addresses import masked
 from gossamer.clock import SystemClock
 from gossamer.errors import ConfigError, Held
 from gossamer.fleet import open_fleet
@@ -19,6 +18,7 @@ from gossamer.frontier.base import Fleet
 from gossamer.frontier.local import LocalFrontier, open_memory
 from gossamer.frontier.sqlite import open_sqlite
 from gossamer.job import FRONTIER, save_settings, stored_settings
+from gossamer.masks import masked_address
 from gossamer.settings import Settings
 
 Opened = Fleet | LocalFrontier
@@ -39,7 +39,7 @@ class Options:
     @property
     def shown(self) -> str:
         """The address without its password."""
-        return masked(self.url)
+        return masked_address(self.url)
 
 
 def read_options(settings: BaseSettings, spider: str) -> Options:

@@ -8,17 +8,21 @@ from typing import Any
 
 from starlette.responses import Response, StreamingResponse
 
-from gossamer.addresses import masked
+from gossamer import settings as configuration
 from gossamer.errors import ConfigError
+from gossamer.masks import masked_address
 from gossamer.model import PageRow
 from gossamer.service.asked import AskBody, AskPages, AskUrl
 from gossamer.service.desk import Desk, cursor_of, one_url, position_of
 from gossamer.service.routing import Asked, Endpoint, Refused
-from gossamer.service.rows import Place, Wanted, search, versions
+from gossamer.service.rows import Place as Position
+from gossamer.service.rows import Wanted, search, versions
 from gossamer.service.tasks import keeps_bodies
 from gossamer.service.views import Page, PageList, Versions
 from gossamer.settings import Settings
 from gossamer.sink import segments
+from gossamer.sink.jsonl import PAGES
+from gossamer.stored.places import Place
 
 _TYPE = "application/octet-stream"
 _FENCED = {
@@ -54,11 +58,15 @@ class PagesView:
         reached = await self._desk.directory.reach(job)
         return reached.folder, reached.settings
 
+    async def _place(self, job: str) -> Place:
+        folder, settings = await self._folder(job)
+        return Place(folder, configuration.dump(settings), job)
+
     async def _lines(self, job: str) -> tuple[Path, Settings]:
         folder, settings = await self._folder(job)
         has_lines = any(sink.partition(":")[0] == "jsonl" for sink in settings.sink)
         if not has_lines and not (folder / segments.FOLDER).is_dir():
-            kept = ", ".join(map(masked, settings.sink))
+            kept = ", ".join(map(masked_address, settings.sink))
             raise Refused(
                 409,
                 f"the pages of this job are kept by {kept} alone, where they are not searched",
@@ -69,7 +77,7 @@ class PagesView:
     async def search(self, asked: Asked[AskPages, None]) -> PageList:
         job, query = asked.path["job"], asked.query
         folder, settings = await self._lines(job)
-        place = position_of(query.cursor, Place, Place("", 0)) if query.cursor is not None else None
+        place = position_of(query.cursor, Position, Position("", 0)) if query.cursor is not None else None
         wanted = Wanted(
             site=query.site.lower() if query.site is not None else None,
             site_by=settings.site_by,
@@ -86,10 +94,10 @@ class PagesView:
         return PageList(job=job, pages=pages, next=None if going_on is None else cursor_of(going_on))
 
     async def _versions(self, job: str, url: str) -> Versions:
-        folder, settings = await self._lines(job)
+        place, (_, settings) = await self._place(job), await self._folder(job)
         url = one_url(url)
         try:
-            found = await self._desk.reading.read(lambda: versions(folder, url))
+            found = await self._desk.reading.read(lambda: _versions(place, url))
         except ConfigError as error:
             raise Refused(409, str(error), hint=error.hint) from None
         return Versions(job=job, url=url, versions=[_page(row, settings) for row in found])
@@ -105,11 +113,11 @@ class PagesView:
         return found.versions[0] if at is None else min(found.versions, key=lambda one: abs(one.fetched_at - at))
 
     async def body(self, asked: Asked[AskBody, None]) -> Response:
-        folder, settings = await self._folder(asked.path["job"])
+        place, (_, settings) = await self._place(asked.path["job"]), await self._folder(asked.path["job"])
         if not keeps_bodies(settings):
             raise Refused(409, "no sink of this job keeps whole pages", hint="crawl with --sink warc beside jsonl")
         url, at = one_url(asked.query.url), asked.query.at
-        kind, pieces = await self._desk.reading.read(lambda: _body(folder, url, at))
+        kind, pieces = await self._desk.reading.read(lambda: _body(place, url, at))
         return StreamingResponse(pieces, 200, {**_FENCED, "x-stored-type": kind}, _TYPE)
 
 
@@ -119,10 +127,20 @@ def _page(row: PageRow, settings: Settings) -> Page:
     return Page(has_body=bool(row.status) and not row.copy_of and keeps_bodies(settings), **plain)
 
 
-def _body(folder: Path, url: str, at: float | None) -> tuple[str, Iterator[bytes]]:
+def _versions(place: Place, url: str) -> list[PageRow]:
+    """Plain lines are read from their end, which finds the newest first; all else is asked in its own way."""
+    folder = place.folder
+    if (folder / segments.FOLDER).is_dir() or (folder / PAGES).exists():
+        return versions(folder, url)
+    from gossamer.stored.lookup import versions_of
+
+    return versions_of(place, url)
+
+
+def _body(place: Place, url: str, at: float | None) -> tuple[str, Iterator[bytes]]:
     from gossamer.stored import open_stored
 
-    stored = open_stored(folder)
+    stored = open_stored(place)
     try:
         version = stored.find(url, at)
         if version is None:

@@ -21,8 +21,8 @@ from gossamer.engine.remote import Connection, connect
 from gossamer.fleet import open_fleet, results_folder, scale
 from gossamer.frontier.advice import Advice, advise
 from gossamer.frontier.base import Fleet
-from gossamer.frontier.sharded import Sharded
 from gossamer.frontier.sqlite_look import SqliteLook
+from gossamer.inquiry import look_up
 from gossamer.model import Counts, JobState, Pulse, RegionView, ShardView
 from gossamer.service.processes import Processes
 from gossamer.service.resting import survey
@@ -51,6 +51,10 @@ class Reached(Protocol):
     async def workers(self) -> list[Pulse]: ...
 
     async def sites(self, limit: int) -> list[Known]: ...
+
+    async def every_site(self, cursor: str, limit: int) -> tuple[Sequence[Known], str]:
+        """A page of all sites, and where the next begins."""
+        ...
 
     async def site(self, name: str) -> Known | None: ...
 
@@ -108,6 +112,10 @@ class Running:
     async def sites(self, limit: int) -> list[Known]:
         found: list[Known] = await self._call(wire.Ask("sites", str(limit)))
         return found
+
+    async def every_site(self, cursor: str, limit: int) -> tuple[Sequence[Known], str]:
+        found, following = await self._call(wire.Ask("every_site", f"{limit} {cursor}"))
+        return found, following
 
     async def site(self, name: str) -> Known | None:
         found: Known | None = await self._call(wire.Ask("site", name))
@@ -169,11 +177,14 @@ class Resting:
     async def sites(self, limit: int) -> list[Known]:
         return await asyncio.to_thread(self._survey.sites, limit, self.settings)
 
+    async def every_site(self, cursor: str, limit: int) -> tuple[Sequence[Known], str]:
+        return await asyncio.to_thread(self._survey.every_site, cursor, limit, self.settings)
+
     async def site(self, name: str) -> Known | None:
         return await self._look.site(name)
 
     async def lookup(self, url: str) -> Known | None:
-        return await self._look.lookup(url)
+        return await look_up(self._look.lookup, self.settings, url)
 
     async def shards(self) -> list[ShardView]:
         return [ShardView(shard=0, server="embedded", counts=await self.counts())]
@@ -235,11 +246,14 @@ class OnFleet:
     async def sites(self, limit: int) -> list[Known]:
         return list(await self._fleet.sites(limit))
 
+    async def every_site(self, cursor: str, limit: int) -> tuple[Sequence[Known], str]:
+        return await self._fleet.every_site(cursor, limit)
+
     async def site(self, name: str) -> Known | None:
         return await self._fleet.site(name)
 
     async def lookup(self, url: str) -> Known | None:
-        return await self._fleet.lookup(url)
+        return await look_up(self._fleet.lookup, self.settings, url)
 
     async def shards(self) -> list[ShardView]:
         return await self._fleet.shards()
@@ -260,21 +274,16 @@ class OnFleet:
         return await self._fleet.add([linker.seed(url) for url in urls])
 
     async def limit(self, changes: Mapping[str, Any]) -> bool:
-        """Give the job's record other settings; what workers would not hear of while they run is refused."""
+        """Give the job's record other settings; workers hear of them with their next heartbeat."""
         counts = await self._fleet.counts()
         if counts.job not in ("running", "paused"):
             raise Refused(409, f"the job is {counts.job}", hint="limits can be changed while it runs or is paused")
-        if "max_seconds" in changes:
-            raise Refused(409, "max_seconds is for one run on one machine", hint="pause or stop the job instead")
-        if "sites" in changes:
-            raise Refused(409, "the delay of one site cannot be changed on a fleet", hint="raise the job's delay")
         live = any(map(is_live, await self._fleet.workers()))
-        if live and self._url.startswith("folder:/"):
-            raise Refused(409, "workers on a folder do not hear of other limits", hint="let them end first")
-        if live and "max_pages" in changes and isinstance(self._fleet, Sharded):
-            raise Refused(409, "workers on several shards do not hear of another max_pages", hint="let them end first")
-        settings = configuration.build({**configuration.dump(self.settings), **changes})
+        # Others may have changed them since this job was reached.
+        await self._fleet.refresh()
+        settings = configuration.build({**configuration.dump(self._fleet.settings), **changes})
         await (await open_fleet(self._url, self._job, settings)).aclose()
+        await self._fleet.refresh()
         self.settings = settings
         return live
 

@@ -49,10 +49,13 @@ class Survey:
             if self._sites is None:
                 self._sites = self._read(_list_sites)
             found = self._sites
-        return [
-            {**site, "delay": max(site["delay"], settings.for_site(site["site"]).delay or 0.0), "hold": 0.0}
-            for site in found[:limit]
-        ]
+        return [_with_delay(site, settings) for site in found[:limit]]
+
+    def every_site(self, cursor: str, limit: int, settings: Settings) -> tuple[list[Mapping[str, Any]], str]:
+        """Sites by their numbers, and where to go on; what waits on them would take a look at every URL."""
+        rows = self._read(lambda connection: _some_sites(connection, int(cursor or 0), limit))
+        found = [_with_delay(site, settings) for _, site in rows]
+        return found, str(rows[-1][0]) if len(rows) == limit else ""
 
     def _read(self, work: Any) -> Any:
         log = self._path.with_name(self._path.name + "-wal")
@@ -112,6 +115,17 @@ def _count(connection: sqlite3.Connection) -> Counts:
 
 def _number(connection: sqlite3.Connection, query: str) -> int:
     return int(connection.execute(query).fetchone()[0] or 0)
+
+
+def _with_delay(site: dict[str, Any], settings: Settings) -> Mapping[str, Any]:
+    return {**site, "delay": max(site["delay"], settings.for_site(site["site"]).delay or 0.0), "hold": 0.0}
+
+
+def _some_sites(connection: sqlite3.Connection, after: int, limit: int) -> list[tuple[int, dict[str, Any]]]:
+    rows = connection.execute(
+        "SELECT number, name, delay, closed FROM sites WHERE number > ? ORDER BY number LIMIT ?", (after, limit)
+    )
+    return [(row[0], {"site": row[1], "delay": row[2] or 0.0, "closed": row[3] or ""}) for row in rows]
 
 
 def _list_sites(connection: sqlite3.Connection) -> list[dict[str, Any]]:

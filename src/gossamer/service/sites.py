@@ -10,6 +10,7 @@ from gossamer import urls
 from gossamer.middleware.robots import unpack
 from gossamer.service.asked import AskSite, AskSites
 from gossamer.service.desk import Desk, cursor_of, position_of
+from gossamer.service.reach import Reached
 from gossamer.service.routing import Asked, Endpoint, Refused
 from gossamer.service.tally import SiteTally
 from gossamer.service.views import RobotsView, SiteDetail, SiteRow, Sites
@@ -40,10 +41,16 @@ class SitesView:
         name, query = asked.path["job"], asked.query
         watched = await self._desk.watch.ask(name)
         reached = await self._desk.directory.reach(name)
+        if query.sort == "site" and query.order == "asc" and not query.find and not query.held:
+            return await self._every(watched, reached, query)
         first = position_of(query.cursor, int, 0)
         wanted = first + query.limit + 1 if query.sort == "queued" and query.order == "desc" else 0
         if not 0 <= first < _MOST:
-            raise Refused(404, f"only the first {_MOST:,} sites are listed", hint="find=TEXT looks for one")
+            raise Refused(
+                404,
+                f"only the first {_MOST:,} sites are sorted so",
+                hint="sort=site&order=asc goes through all of them; find=TEXT looks for one",
+            )
         known = await reached.sites(_MOST if query.find or query.held else min(_MOST, max(_LOOKED_AT, wanted)))
         rows = self._rows(watched, {str(site["site"]): site for site in known}, query.find.lower())
         if query.find and not rows and (site := await reached.site(query.find.lower())) is not None:
@@ -59,6 +66,21 @@ class SitesView:
             looked_at=len(rows),
             sites=shown,
             next=cursor_of(first + query.limit) if more else None,
+        )
+
+    async def _every(self, watched: Watched, reached: Reached, query: AskSites) -> Sites:
+        """A page of all sites, as the frontier keeps them."""
+        try:
+            known, following = await reached.every_site(position_of(query.cursor, str, ""), query.limit)
+        except (ValueError, IndexError, OverflowError):
+            raise Refused(404, "that cursor is not one of ours", hint="leave it out to begin anew") from None
+        now, tallies = self._desk.clock.epoch(), watched.tally.sites
+        return Sites(
+            job=watched.name,
+            total=watched.counts.sites if watched.counts is not None else None,
+            looked_at=len(known),
+            sites=[_row(str(site["site"]), site, tallies.get(str(site["site"])), now) for site in known],
+            next=cursor_of(following) if following else None,
         )
 
     def _rows(self, watched: Watched, known: Mapping[str, Known], find: str) -> list[SiteRow]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote
 
 import msgspec
 
 from gossamer.history import Sent
-from gossamer.sink.trail import FOLDER, SUFFIX, Step
+from gossamer.sink.trail import FOLDER, SUFFIX, Step, worker_of
 
 _FIRST_BYTES = 32 * 1024 * 1024
 """How far back a first look goes, in all files together: some 250,000 requests."""
@@ -55,6 +54,10 @@ class Tail:
             paths = [path for path in self._folder.iterdir() if path.name.endswith(SUFFIX)]
         except OSError:
             return
+        if len(self._files) > len(paths):
+            # The oldest files of a long trail are dropped.
+            left_over = {path.name for path in paths}
+            self._files = {name: file for name, file in self._files.items() if name in left_over}
         new = [path for path in paths if path.name not in self._files]
         if not new:
             return
@@ -69,8 +72,7 @@ class Tail:
             # A file that came up since the last look is new from its beginning; before that only the end matters.
             begin = max(0, size - max(0, left)) if self._is_first else 0
             left -= size - begin
-            worker = unquote(path.name.removesuffix(SUFFIX))
-            self._files[path.name] = _File(path, worker, begin, is_torn=begin > 0)
+            self._files[path.name] = _File(path, worker_of(path), begin, is_torn=begin > 0)
 
 
 def _read(file: _File, most: int) -> bytes:

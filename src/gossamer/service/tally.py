@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 from gossamer import urls
 from gossamer.cli import advice
 from gossamer.history import Sent
+from gossamer.masks import masked_url
 from gossamer.service.ring import Past
 from gossamer.service.views import Example, Fault, Faults, Gap, Politeness, Visit
 
@@ -19,18 +19,8 @@ _MOST_RECENT = 5
 _SHOWN_SITES = 5
 _HALF_LIFE_SECONDS = 20.0
 _SLACK_SECONDS = 0.002
-_SECRET = re.compile(
-    r"(?i)([?&;](?:[a-z0-9_.-]*(?:token|secret|passw|pwd|apikey|api_key|api-key|signature|session|credential)"
-    r"[a-z0-9_.-]*|sid|auth|key|sig|code)=)[^&#;]*"
-)
 BARS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 60.0, 300.0)
 _CLASSES = {2: "ok", 3: "redirects", 4: "client_errors", 5: "server_errors"}
-
-
-def masked_url(url: str) -> str:
-    """A URL for people to look at: what looks like a secret in its query is not shown, and it is not endless."""
-    shown = _SECRET.sub(r"\1***", url) if "=" in url else url
-    return shown if len(shown) <= 500 else shown[:499] + "…"
 
 
 @dataclass(slots=True)

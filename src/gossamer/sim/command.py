@@ -24,7 +24,7 @@ _KINDS = "\n\n".join(
 )
 
 
-@click.command(epilog=f"Kinds of sites; a group is all of its kinds, `all` is every one.\n\n{_KINDS}")
+@click.command(epilog=f"Kinds of sites; a group is all of its kinds, `all` is every one but places.\n\n{_KINDS}")
 @click.option("--port", default=0, show_default="a free one", help="Port of all hosts.")
 @click.option("--sites", default=40, show_default=True, help="Number of hosts.")
 @click.option("--pages", default=25, show_default=True, help="Pages of each host; 0 for a web without end.")

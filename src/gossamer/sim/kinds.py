@@ -11,15 +11,15 @@ from gossamer.errors import ConfigError
 LINKS = {
     "spellings": "every spelling of a link for the same target",
     "bases": "relative links under <base href>",
-    "redirects": "301, 302, 303, 307, 308, chains of them and meta refresh on the way to pages",
+    "redirects": "301, 302, 303, 307, 308, chains of them, meta refresh",
     "loops": "redirect loops, and a chain that is too long",
     "outside": "links and redirects to hosts that are not part of the web",
     "nofollow": "rel=nofollow, meta robots and X-Robots-Tag nofollow",
-    "hidden": "URLs in comments, scripts, templates and resources, which are not links",
+    "hidden": "URLs in comments, scripts and resources: not links",
 }
 FAULTS = {
     "errors": "400, 401, 403, 404, 410 and 451 beside good pages",
-    "flaky": "pages that answer 500, or 503 and 429 with Retry-After, once",
+    "flaky": "500, or 503 and 429 with Retry-After, once",
     "resets": "pages whose connection is reset, closed or cut off, once",
     "failing": "pages that always answer 500 or reset",
     "slow": "a long-tailed wait before each answer",
@@ -33,7 +33,7 @@ TRAPS = {
     "facets": "every permutation of a few query parameters",
 }
 BODIES = {
-    "charsets": "eight encodings, declared by header, meta or byte order mark",
+    "charsets": "eight encodings, by header, meta or byte order mark",
     "gzip": "bodies in gzip",
     "br": "bodies in brotli",
     "zstd": "bodies in zstandard",
@@ -59,8 +59,16 @@ ROBOTS = {
     "robots-hang": "no answer: nothing is allowed",
     "robots-reset": "connection reset: nothing is allowed",
 }
-GROUPS = {"links": LINKS, "faults": FAULTS, "traps": TRAPS, "bodies": BODIES, "robots": ROBOTS}
+PLACES = {
+    "news": "/news/: headlines with dates on three pages, and their articles",
+    "shop": "/goods/: things with a price and a stock, on three pages",
+    "blog": "/blog/: posts between a menu and a footer",
+    "notices": "/notices/: one changes, one goes and one comes after the first visit",
+    "members": "/members/: letters behind a log-in form (user me, password willow)",
+}
+GROUPS = {"links": LINKS, "faults": FAULTS, "traps": TRAPS, "bodies": BODIES, "robots": ROBOTS, "places": PLACES}
 FEATURES = LINKS | FAULTS | TRAPS | BODIES | ROBOTS
+"""What `all` is: everything that a crawler may stumble over. Places are for examples, and are named one by one."""
 
 
 def expand(names: Iterable[str]) -> tuple[str, ...]:
@@ -84,13 +92,13 @@ def features_of(kind: str) -> frozenset[str]:
     """The features of a kind, which joins them by `+`; `plain` has none."""
     features = frozenset(kind.split("+")) - {"plain"}
     for feature in features:
-        if feature not in FEATURES:
-            close = get_close_matches(feature, ("plain", "all", *GROUPS, *FEATURES), n=1)
+        if feature not in FEATURES and feature not in PLACES:
+            close = get_close_matches(feature, ("plain", "all", *GROUPS, *FEATURES, *PLACES), n=1)
             raise ConfigError(
                 f"no kind of site is called {feature!r}",
                 hint=f"did you mean {close[0]}?"
                 if close
-                else f"there are plain, all, {', '.join((*GROUPS, *FEATURES))}",
+                else f"there are plain, all, {', '.join((*GROUPS, *FEATURES, *PLACES))}",
             )
     if len(features & ROBOTS.keys()) > 1:
         raise ConfigError(f"{kind}: a site has one robots.txt, so only one robots-... kind")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from gossamer.sim import robots, traps
+from gossamer.sim import places, robots, traps
 from gossamer.sim.answer import Answer, Fate, Leaf, moved, note, refused
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def leaves(plan: WebPlan, site: int, page: int, *, sitemaps: bool = False) -> li
 
 
 def _first_page(features: frozenset[str]) -> list[Leaf]:
-    found = [Leaf(entry, "optional") for entry in traps.entries(features)]
+    found = [Leaf(entry, "optional") for entry in traps.entries(features)] + places.leaves(features)
     if "failing" in features:
         found += [Leaf("/failing/500-0", "failing"), Leaf("/failing/reset-0", "failing")]
     if "hangs" in features:

@@ -8,7 +8,7 @@ from functools import partial
 from html import escape
 
 from gossamer import urls
-from gossamer.sim import leaves, robots, spelling, traps
+from gossamer.sim import leaves, places, robots, spelling, traps
 from gossamer.sim.answer import HTML, Answer, moved, note, refused
 from gossamer.sim.site import CHARSETS, WebPlan
 from gossamer.sim.words import PARAGRAPH_BYTES, paragraphs, stream
@@ -48,6 +48,7 @@ class Pages:
             robots.answer(plan, site, target, robots.kind_of(features))
             or (self._page(site, page, visit) if page is not None else self._hop(site, target))
             or leaves.answer(plan, site, target)
+            or places.answer(plan, site, target, visit=visit)
             or traps.answer(plan.seed, site, target, features)
             or refused(404, "There is no such page.")
         )

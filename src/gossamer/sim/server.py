@@ -15,6 +15,7 @@ import msgspec
 
 from gossamer.clock import Clock, SystemClock
 from gossamer.errors import ConfigError
+from gossamer.sim import places
 from gossamer.sim.answer import Answer, refused
 from gossamer.sim.log import LogWriter
 from gossamer.sim.pages import Pages
@@ -127,7 +128,7 @@ class Connection(asyncio.Protocol):
         self._server = server
         self._loop = loop
         self._buffer = b""
-        self._busy = self._paused = self._closing = False
+        self._busy = self._paused = self._sending = self._closing = False
         self._timer: asyncio.TimerHandle | None = None
         self._site: int | None = None
         self.port = 0
@@ -158,7 +159,8 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._paused = False
-        if self._busy and self.headers_at:
+        # TLS may pause and resume within one write, whose request is finished by `_send`.
+        if self._busy and self.headers_at and not self._sending:
             self._finish()
             self._next()
 
@@ -179,15 +181,19 @@ class Connection(asyncio.Protocol):
                     self.arrived_at, self.method, self.target = self._server.now(), "-", "-"
                     self._refuse(431, "The head of the request is too large.")
                 return
-            head, self._buffer = self._buffer[: end + 2], self._buffer[end + 4 :]
+            body_bytes = _length_of_form(self._buffer[: end + 2])
+            if len(self._buffer) < end + 4 + body_bytes:
+                return
+            body = self._buffer[end + 4 : end + 4 + body_bytes]
+            head, self._buffer = self._buffer[: end + 2], self._buffer[end + 4 + body_bytes :]
             try:
-                self._take(head)
+                self._take(head, body)
             except Exception:
                 # A fault of ours must be seen as one, and must not end the web that others are crawling.
                 traceback.print_exc()
                 self._refuse(500, "The simulated web has a fault of its own.")
 
-    def _take(self, head: bytes) -> None:
+    def _take(self, head: bytes, body: bytes) -> None:
         self.arrived_at, self.headers_at, self.status = self._server.now(), 0.0, 0
         words = head[: head.index(b"\r\n")].decode("latin-1").split(" ")
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
@@ -204,7 +210,7 @@ class Connection(asyncio.Protocol):
             or b"\r\ncontent-length:" in lower
             or b"\r\ntransfer-enc" in lower
         ):
-            # A body that came with the request is not read, so the connection cannot be used again.
+            # But for forms, a body that came with the request is not read, so the connection cannot be used again.
             self._closing = True
         if self._server.plan.names:
             site = self._server.plan.site_of(header(lower, b"host").decode("latin-1").partition(":")[0])
@@ -214,10 +220,15 @@ class Connection(asyncio.Protocol):
             self._refuse(421, f"This web has no such host; its first one is {self._server.plan.url(0)}")
             return
         self._busy = True
-        if self.method not in ("GET", "HEAD"):
-            reply = framed(refused(405, "Only GET and HEAD."))
-        elif self._site in self._server.dark:
+        plan = self._server.plan
+        if self._site in self._server.dark:
             reply = framed(Answer(fault="reset"))
+        elif self.method == "POST" and (taken := places.posted(plan, self._site, self.target, body)):
+            reply = framed(taken)
+        elif self.method not in ("GET", "HEAD"):
+            reply = framed(refused(405, "Only GET and HEAD."))
+        elif self.target.startswith(places.PRIVATE) and (member := self._member(head, lower)):
+            reply = framed(member)
         else:
             reply = self._server.reply(self._site, self.target, lower)
         if reply.fault == "hang":
@@ -226,6 +237,10 @@ class Connection(asyncio.Protocol):
             self._timer = self._loop.call_later(reply.wait_seconds, self._send_late, reply)
         else:
             self._send(reply)
+
+    def _member(self, head: bytes, lower: bytes) -> Answer | None:
+        cookie = header(head, b"cookie", lower).decode("latin-1")
+        return places.answer_member(self._server.plan, self._site or 0, self.target, cookie)
 
     def _place(self, site: int | None) -> None:
         self._site = site
@@ -243,7 +258,9 @@ class Connection(asyncio.Protocol):
             self._break_off(reply)
             return
         self.status = reply.status
+        self._sending = True
         self._transport.writelines((reply.head,) if self.method == "HEAD" else (reply.head, reply.body))
+        self._sending = False
         if not self._paused:
             self._finish()
 
@@ -267,6 +284,14 @@ class Connection(asyncio.Protocol):
     def _refuse(self, status: int, text: str) -> None:
         self._closing = self._busy = True
         self._send(framed(refused(status, text)))
+
+
+def _length_of_form(head: bytes) -> int:
+    """The bytes of a form that follow the head; 0 where there is none, or more than a form has."""
+    if not head.startswith(b"POST "):
+        return 0
+    length = header(head, b"content-length", head.lower())
+    return int(length) if length.isdigit() and len(length) < 6 else 0
 
 
 def _is_loopback(address: tuple[str, int] | None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -19,12 +20,23 @@ from gossamer.simulation.scenario import draw
 _FEW = 5
 
 
+def integer(text: str) -> int:
+    """A whole number, also as 1e6; ValueError if it is none."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if number < 0 or not number.is_integer():
+        raise ValueError(f"{text!r} is not a whole number")
+    return int(number)
+
+
 @click.command(name="simulate")
 @click.option("--seeds", type=click.IntRange(min=1), default=100, show_default=True, help="How many seeds to run.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="The first of them.")
-@click.option("--workers", type=click.IntRange(min=0), default=0, help="Workers in each run.  [default: 1 to 5]")
-@click.option("--sites", type=click.IntRange(min=0), default=0, help="Sites in each run.  [default: 2 to 8]")
-@click.option("--pages", type=click.IntRange(min=0), default=0, help="Pages of each site.  [default: 1 to 20]")
+@click.option("--workers", type=integer, default=0, help="Workers in each run.  [default: 1 to 4]")
+@click.option("--sites", type=integer, default=0, help="Sites in each run.  [default: 2 to 6]")
+@click.option("--pages", type=integer, default=0, help="Pages of each site.  [default: 1 to 9]")
 @click.option("--processes", type=click.IntRange(min=1), default=1, show_default=True, help="Processes to use.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each seed.")
 def command(seeds: int, seed: int, workers: int, sites: int, pages: int, processes: int, as_json: bool) -> int:
@@ -52,6 +64,10 @@ def command(seeds: int, seed: int, workers: int, sites: int, pages: int, process
             say(f"seed {report.seed} holds: digest {report.digest}, {report.seconds:,.0f} virtual seconds")
     what = ", ".join(f"{count:,} x {name}" for name, count in sorted(befell.items())) or "nothing befell"
     say(f"{seeds:,} seeds in {time.monotonic() - began:.0f} s, {failed:,} failed; {pages_done:,} pages; {what}")
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    cpu_seconds = sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    most_mib = max(usage.ru_maxrss for usage in usages) / 1024
+    say(f"{cpu_seconds:,.0f} s of processor time, at most {most_mib:,.0f} MiB of memory")
     return Exit.ERROR if failed else Exit.OK
 
 

@@ -23,6 +23,8 @@ class Life:
         """True when it was killed, False when its task has come to an end."""
         self.cut_until = 0.0
         """Until then it is cut off from the frontier."""
+        self.in_hand: Callable[[], int] = lambda: 0
+        """How many requests it has leased and not settled."""
         self.handling = 0
         """The key of the page that kills it."""
         self.context = Context()
@@ -87,6 +89,7 @@ LIFE: ContextVar[Life | None] = ContextVar("life", default=None)
 class SimulatedLoop(VirtualLoop):
     """Virtual time, in which every step belongs to a life or to the world outside."""
 
+    is_closed_in = True
     over = False
     """Once it is, the dead may rise, so that their tasks can be cancelled."""
 

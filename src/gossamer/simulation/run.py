@@ -9,6 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from contextvars import Context
+from itertools import islice
 from typing import Any, NamedTuple
 
 from gossamer.assemble import worker
@@ -21,15 +22,18 @@ from gossamer.extract.spider import Spider
 from gossamer.frontier.local import LocalFrontier
 from gossamer.simulation.check import Evidence, violations
 from gossamer.simulation.life import Life, LifeClock, SimulatedLoop
-from gossamer.simulation.link import Link, Server, Witness
+from gossamer.simulation.link import Link, Server
 from gossamer.simulation.scenario import Scenario
 from gossamer.simulation.stores import Faults, KeptJournal, KeptSink
 from gossamer.simulation.web import SimulatedWeb
+from gossamer.simulation.witness import Witness
 from gossamer.testing.virtual import START_EPOCH
 
 _LONGEST_SECONDS = 86_400.0
 """No crawl of these sizes takes so long, whatever befalls it."""
 
+
+_SEEDS_AT_ONCE = 10_000
 
 Fate = Callable[[Life], None]
 
@@ -55,6 +59,8 @@ def simulate(scenario: Scenario) -> Report:
     # The engine's own jitter is drawn from here.
     random.seed(scenario.seed)
     loop = SimulatedLoop()
+    # What the dead leave behind is not worth the words.
+    loop.set_exception_handler(lambda _loop, _context: None)
     try:
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
             return runner.run(World(scenario, loop).run())
@@ -72,14 +78,14 @@ class World:
         self._chance = random.Random(f"world/{scenario.seed}")
         self._secret = hashlib.sha256(f"{scenario.seed}".encode()).digest()[:16]
         self._faults = Faults(scenario.seed, scenario.store_faults, self._refused)
-        self._journal = KeptJournal(self._faults)
+        self._journal = KeptJournal(self._faults, forgets=scenario.restarts > 0 and scenario.forgets_seconds > 0)
         self._files = [KeptSink(self._faults)] if scenario.stores == "owner" else []
-        self._witness = Witness(self._run_away)
-        self._web = SimulatedWeb(scenario, note=self._note, runaway=self._run_away)
+        self._witness = Witness(scenario, self._run_away)
+        self._web = SimulatedWeb(scenario, note=self._note, runaway=self._run_away, kill=self._poison)
         self._evidence = Evidence(scenario, self._web, self._witness, self._journal)
         self._over: asyncio.Future[str] = loop.create_future()
         self._lives: list[Life] = []
-        self._working: list[str] = []
+        self._working: dict[str, Life] = {}
         self._left = {
             "kill": scenario.kills,
             "pause": scenario.pauses,
@@ -111,19 +117,20 @@ class World:
     async def _run(self) -> Report:
         scenario = self._scenario
         self._server = self._serve(0)
-        linker = Linker(scenario.settings, self._secret, Recent(2))
-        await self._add([linker.seed(url) for url in self._web.seeds])
+        await self._add_seeds()
         slots = [asyncio.create_task(self._slot(number)) for number in range(scenario.workers)]
         crawl = asyncio.gather(*slots)
-        await asyncio.wait((crawl, self._over), timeout=_LONGEST_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        longest = scenario.seconds or _LONGEST_SECONDS
+        await asyncio.wait((crawl, self._over), timeout=longest, return_when=asyncio.FIRST_COMPLETED)
         found: list[str] = []
         if self._over.done():
             found.append(self._over.result())
-        elif not crawl.done():
+        elif not crawl.done() and not scenario.seconds:
             found.append(f"P9: the crawl does not end within {_LONGEST_SECONDS / 3600:g} hours")
-        elif error := crawl.exception():
+        elif crawl.done() and (error := crawl.exception()):
             found.append(f"P8: a worker came to a bad end: {error!r}")
         evidence = self._evidence
+        evidence.in_flight += sum(life.in_hand() for life in self._working.values())
         evidence.counts = await self._server.frontier.counts()
         evidence.records = [sink.records for sink in self._files]
         found.extend(violations(evidence))
@@ -136,6 +143,11 @@ class World:
             requests=len(self._web.hits),
             befell=self._befell,
         )
+
+    async def _add_seeds(self) -> None:
+        linker, seeds = Linker(self._scenario.settings, self._secret, Recent(2)), self._web.seeds()
+        while urls := list(islice(seeds, _SEEDS_AT_ONCE)):
+            await self._add([linker.seed(url) for url in urls])
 
     async def _add(self, requests: list[Any]) -> None:
         while True:
@@ -164,18 +176,24 @@ class World:
     def _fall(self, _: Life) -> None:
         """Everything is killed at once, and taken up again a little later."""
         self._happens("restart")
-        for name in self._working:
-            self._hurts(name)
+        for hurt in self._working.values():
+            self._hurts(hurt)
         for life in self._lives:
             life.kill()
         self._up.clear()
         self._rising = self._loop.create_task(self._rise(), context=Context())
 
     async def _rise(self) -> None:
-        await asyncio.sleep(self._chance.choice((0.0, 0.01, 5.0, 500.0)))
+        # A machine that has lost what it wrote last was without power, and takes longer to come back than a delay.
+        await asyncio.sleep(self._chance.choice((5.0, 100.0) if self._scenario.forgets_seconds else (0.0, 0.01, 5.0)))
+        self._journal.forget(self._scenario.forgets_seconds)
+        self._witness.restarted(forgot=self._scenario.forgets_seconds > 0)
         self._server = self._serve(len(self._lives))
         for sink in self._files:
             await sink.rewind(self._server.frontier.marks)
+        if self._scenario.forgets_seconds:
+            # Whoever gives the same command again gives the same seeds.
+            await self._add_seeds()
         self._up.set()
 
     async def _slot(self, number: int) -> None:
@@ -186,14 +204,14 @@ class World:
             server = self._server
             life = Life(f"{number}.{len(self._lives)}", self._loop, self._worker_fates())
             self._lives.append(life)
-            self._working.append(life.name)
+            self._working[life.name] = life
             self._evidence.unhurt[life.name] = True
             task = life.start(self._work(life))
             task.add_done_callback(lambda _, life=life: life.end(), context=Context())  # type: ignore[misc]
             if not await life.ended:
                 state = task.result()
                 self._note("end", life.name, state)
-            self._working.remove(life.name)
+            del self._working[life.name]
             if life.dead and server is self._server and self._up.is_set():
                 await self._bury(life, server)
 
@@ -205,7 +223,7 @@ class World:
                 server.frontier.abandon(life.name, blamed=(life.handling,) if life.handling else ())
             )
             await asyncio.wait((life_of_call, server.life.ended), return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.sleep(self._chance.choice((0.0, 1.0, 100.0)))
+        await asyncio.sleep(self._chance.choice((0.0, 1.0, 50.0)))
 
     async def _work(self, life: Life) -> str:
         scenario, seed = self._scenario, self._scenario.seed
@@ -241,6 +259,10 @@ class World:
         self._happens("kill", life)
         life.kill()
 
+    def _poison(self, life: Life) -> None:
+        self._happens("poison", life)
+        life.kill()
+
     def _pause(self, life: Life) -> None:
         self._happens("pause", life)
         life.pause(self._scenario.settings.lease_seconds * self._chance.uniform(0.2, 3.0))
@@ -254,16 +276,16 @@ class World:
 
     def _refused(self) -> None:
         self._happens("refused write")
-        for name in self._working:
-            self._hurts(name)
+        for hurt in self._working.values():
+            self._hurts(hurt)
 
     def _happens(self, what: str, life: Life | None = None) -> None:
         self._befell[what] += 1
         self._note(what, life.name if life else "")
         if life is not None:
-            self._hurts(life.name)
+            self._hurts(life)
 
-    def _hurts(self, name: str) -> None:
+    def _hurts(self, life: Life) -> None:
         """What the worker has in hand now may be fetched again."""
-        self._evidence.unhurt[name] = False
-        self._evidence.in_flight += self._server.in_hand(name)
+        self._evidence.unhurt[life.name] = False
+        self._evidence.in_flight += life.in_hand()

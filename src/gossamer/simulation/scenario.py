@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import lru_cache
+from typing import Any, Literal, overload
 
 from gossamer.settings import Settings
 
-Temper = Literal["fine", "slow", "flaky", "dead", "gone"]
-TEMPERS: tuple[Temper, ...] = ("fine", "fine", "fine", "slow", "flaky", "dead", "gone")
+Temper = Literal["fine", "slow", "flaky", "broken", "dead", "gone"]
+TEMPERS: tuple[Temper, ...] = ("fine", "fine", "fine", "fine", "slow", "flaky", "broken", "dead", "gone")
+_MANY_WORKERS = 50
+ROBOTS_SECONDS = 40.0
+"""How long a robots.txt is good for where one changes."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,61 @@ class SiteSpec:
     crawl_delay: float
     robots: Literal["none", "rules", "late"]
     """No robots.txt, one that forbids /private, or one that is first answered with 503."""
+    closes_at: float
+    """From then on robots.txt forbids the leaves of the tree too; 0: it never does."""
+    moves: bool
+    """Whether links to some pages lead to redirects."""
     links: tuple[str, ...]
+
+    @property
+    def answers(self) -> bool:
+        """Whether its pages can be had."""
+        return self.temper not in ("broken", "dead", "gone")
+
+
+class Sites(Sequence[SiteSpec]):
+    """The sites of a seed, each made when it is looked at: a million of them take no memory."""
+
+    def __init__(self, seed: int, count: int, *, pages: int = 0, closing: bool = False) -> None:
+        self._seed, self._count, self._pages, self._closing = seed, count, pages, closing
+        self._made = lru_cache(maxsize=4096)(self._make)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, number: int) -> SiteSpec: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[SiteSpec]: ...
+    def __getitem__(self, number: int | slice) -> SiteSpec | Sequence[SiteSpec]:
+        if isinstance(number, slice):
+            return [self._made(each) for each in range(self._count)[number]]
+        if not 0 <= number < self._count:
+            raise IndexError(number)
+        return self._made(number)
+
+    def of(self, host: str) -> SiteSpec:
+        """The site with this name."""
+        return self[int(host.partition(".")[0][1:])]
+
+    def _make(self, number: int) -> SiteSpec:
+        chance = random.Random(f"site/{self._seed}/{number}")
+        temper = chance.choice(TEMPERS)
+        # One that closes its pages later has to be large and slow enough to have some left then.
+        closes = self._closing and not number
+        return SiteSpec(
+            host=f"s{number}.test",
+            pages=self._pages or (40 if closes else chance.choice((1, 2, 4, 9))),
+            temper=temper,
+            trip_seconds=chance.uniform(0.001, 0.3),
+            answer_seconds=chance.choice((5.0, 30.0)) if temper == "slow" else chance.uniform(0.001, 0.5),
+            faults=chance.randint(1, 4),
+            crawl_delay=4.0 if closes else chance.choice((0.0, 0.0, 0.0, 4.0)),
+            robots=chance.choice(("none", "rules", "rules", "late")),
+            closes_at=chance.uniform(1.0, 30.0) if closes else 0.0,
+            moves=chance.random() < 0.3,
+            links=tuple(f"s{chance.randrange(self._count)}.test" for _ in range(2)),
+        )
 
 
 @dataclass(frozen=True)
@@ -37,7 +96,7 @@ class Scenario:
     seed: int
     stores: Literal["owner", "fleet"]
     """Results go to the files of the frontier's owner, or to each worker's own and then to the shared frontier."""
-    sites: tuple[SiteSpec, ...]
+    sites: Sites
     workers: int
     kills: int
     pauses: int
@@ -45,29 +104,36 @@ class Scenario:
     """Times that a worker cannot reach the frontier, nor the frontier it."""
     restarts: int
     """Times that everything is killed at once and taken up again; only where one process owns the frontier."""
+    forgets_seconds: float
+    """What the store wrote last and has lost after a restart."""
     loss: float
-    """The share of calls to the frontier of which the call, the answer or the patience is lost."""
+    """The share of calls to the frontier that get lost, come late, are made twice, or lose their answer."""
     store_faults: float
     """The share of writes that a store refuses for now."""
     skew_seconds: float
     drift: float
     poison: str
     """A page that kills whoever handles it; empty if there is none."""
+    seconds: float
+    """A crawl that never ends is looked at after this time; 0: it ends by itself."""
     settings: Settings
 
 
 def draw(seed: int, *, workers: int = 0, sites: int = 0, pages: int = 0) -> Scenario:
     """The scenario of a seed; what is given is taken as it is, the rest is drawn."""
     chance = random.Random(f"scenario/{seed}")
-    count = sites or chance.randint(2, 8)
-    hosts = [f"s{number}.test" for number in range(count)]
-    specs = tuple(_site(host, hosts, chance, pages) for host in hosts)
+    number = workers or chance.randint(1, 4)
+    is_large = number > _MANY_WORKERS
+    closing = chance.random() < 0.1
+    specs = Sites(seed, sites or chance.randint(2, 6), pages=pages, closing=closing)
     stores: Literal["owner", "fleet"] = chance.choice(("owner", "fleet"))
     troubled = chance.random() < 0.85
-    poisoned = [spec for spec in specs if spec.temper == "fine" and spec.pages > 2]
+    poisoned = [spec for spec in specs[:20] if spec.temper == "fine" and spec.pages > 2]
     is_poisoned = troubled and poisoned and chance.random() < 0.1
     poison = f"http://{chance.choice(poisoned).host}/p2" if is_poisoned else ""
-    number = workers or chance.randint(1, 5)
+    limits = _limits(chance)
+    if closing:
+        limits["robots_seconds"] = ROBOTS_SECONDS
     return Scenario(
         seed=seed,
         stores=stores,
@@ -77,11 +143,13 @@ def draw(seed: int, *, workers: int = 0, sites: int = 0, pages: int = 0) -> Scen
         pauses=chance.randint(0, number) if troubled else 0,
         cuts=chance.randint(0, number) if troubled else 0,
         restarts=chance.choice((0, 0, 1, 2)) if troubled and stores == "owner" else 0,
-        loss=chance.choice((0.0, 0.02, 0.1, 0.3)) if troubled else 0.0,
-        store_faults=chance.choice((0.0, 0.0, 0.05, 0.2)),
-        skew_seconds=chance.choice((0.0, 5.0, 3600.0, 10 * 86_400.0)),
+        forgets_seconds=chance.choice((0.0, 1.0)),
+        loss=chance.choice((0.0, 0.02) if is_large else (0.0, 0.02, 0.1, 0.3)) if troubled else 0.0,
+        store_faults=chance.choice((0.0, 0.0, 0.001) if is_large else (0.0, 0.0, 0.05, 0.2)),
+        skew_seconds=chance.choice((0.0, 5.0, 3600.0, 10 * 86_400.0, 90 * 86_400.0)),
         drift=chance.choice((0.0, 1e-5, 1e-4)),
         poison=poison,
+        seconds=700.0 if "recrawl" in limits else 0.0,
         settings=Settings(
             delay=chance.choice((0.2, 0.5, 1.0, 3.0)),
             lease_seconds=chance.choice((10.0, 20.0, 60.0)),
@@ -90,24 +158,26 @@ def draw(seed: int, *, workers: int = 0, sites: int = 0, pages: int = 0) -> Scen
             concurrency=chance.choice((1, 3, 7)),
             commit_seconds=chance.choice((0.0, 0.1, 2.0)),
             backoff_seconds=2.0,
-            backoff_max_seconds=300.0,
+            backoff_max_seconds=60.0,
             site_failures=8,
             tries=6,
             strategy=chance.choice(("bfs", "dfs")),
+            trail=False,
+            alike_pages=0,
+            **limits,
         ),
     )
 
 
-def _site(host: str, hosts: list[str], chance: random.Random, pages: int) -> SiteSpec:
-    temper = chance.choice(TEMPERS)
-    return SiteSpec(
-        host=host,
-        pages=pages or chance.choice((1, 3, 8, 20)),
-        temper=temper,
-        trip_seconds=chance.uniform(0.001, 0.3),
-        answer_seconds=chance.choice((5.0, 30.0)) if temper == "slow" else chance.uniform(0.001, 0.5),
-        faults=chance.randint(1, 4),
-        crawl_delay=chance.choice((0.0, 0.0, 0.0, 4.0)),
-        robots=chance.choice(("none", "rules", "rules", "late")),
-        links=tuple(chance.choices(hosts, k=2)),
-    )
+def _limits(chance: random.Random) -> dict[str, Any]:
+    """What keeps a crawl short, or without an end."""
+    kind = chance.choice(("", "", "", "", "pages", "budget", "share", "share", "recrawl"))
+    if kind == "pages":
+        return {"max_pages": chance.choice((1, 3, 10))}
+    if kind == "budget":
+        return {"site_budget": chance.choice((1, 3, 6))}
+    if kind == "share":
+        return {"site_share": chance.choice((0.2, 0.4)), "share_window": chance.choice((10, 20))}
+    if kind == "recrawl":
+        return {"recrawl": "table", "revisit_seconds": 200.0, "revisit_failures": (300.0,)}
+    return {}

@@ -32,28 +32,62 @@ class Faults:
 class KeptJournal(MemoryJournal):
     """What was written to it is there after a crash; what was not has not happened."""
 
-    def __init__(self, faults: Faults) -> None:
+    def __init__(self, faults: Faults, *, forgets: bool = False) -> None:
         super().__init__()
         self._faults = faults
+        self._forgets = forgets
         self._sites: dict[int, str] = {}
         self._notes: dict[int, SiteRow] = {}
         self._lapses: dict[int, int] = {}
         self._marks: dict[str, int] = {}
         self._of_site: dict[int, int] = {}
         self._epoch = 0
+        self._written: list[tuple[float, Change]] = []
+        self.lost_outcomes = 0
+        """What came of URLs, and was forgotten."""
 
     async def write(self, change: Change) -> Sequence[int]:
         await self._faults.wait()
         if self._faults.refuse():
             raise Unavailable("the journal's disk does not answer")
-        rows = await super().write(change)
+        if self._forgets:
+            self._written.append((asyncio.get_running_loop().time(), change))
+        rows = self._keep(change)
+        await self._faults.wait()
+        return rows
+
+    def _keep(self, change: Change) -> Sequence[int]:
+        for number, request, _, parent in change.urls:
+            self._requests[number] = request
+            if parent:
+                self._parents[number] = parent
+        first = len(self._outcomes)
+        self._outcomes.extend(change.outcomes)
         self._sites.update(change.sites)
         self._notes.update(change.notes)
         self._lapses.update(change.lapses)
         self._marks.update(change.marks or {})
         self._of_site.update({number: site for number, _, site, _ in change.urls})
-        await self._faults.wait()
-        return rows
+        return range(first, len(self._outcomes))
+
+    def forget(self, seconds: float) -> None:
+        """Lose what was written last, as a store does that syncs its log once a second."""
+        until, before = asyncio.get_running_loop().time() - seconds, len(self._outcomes)
+        kept = [(at, change) for at, change in self._written if at <= until]
+        if not seconds or len(kept) == len(self._written):
+            return
+        for table in (self._requests, self._parents, self._outcomes, self._sites, self._notes, self._lapses):
+            table.clear()
+        self._marks.clear()
+        self._of_site.clear()
+        self._written = kept
+        for _, change in kept:
+            self._keep(change)
+        self.lost_outcomes += before - len(self._outcomes)
+
+    def losses(self, number: int) -> int:
+        """How often a URL was lost with a worker."""
+        return self._lapses.get(number, 0)
 
     def requests(self) -> dict[int, Request]:
         """Every URL, by its number."""

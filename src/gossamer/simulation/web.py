@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from contextvars import Context
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ from gossamer.simulation.scenario import Scenario, SiteSpec
 _PATIENCE_SECONDS = 60.0
 RUNAWAY = 200
 """Requests per page that no crawl needs: a run that makes more is stopped."""
+_PAGE = re.compile(r"/(?:(p|late|moved)(\d+))?")
+Answer = tuple[int, tuple[tuple[str, str], ...], bytes]
 
 
 class Hit(NamedTuple):
@@ -35,26 +38,36 @@ class Hit(NamedTuple):
 class SimulatedWeb:
     """Everything that the workers can reach."""
 
-    def __init__(self, scenario: Scenario, *, note: Callable[..., None], runaway: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        *,
+        note: Callable[..., None],
+        runaway: Callable[[], None],
+        kill: Callable[[Life], None],
+    ) -> None:
         self._scenario = scenario
-        self._sites = {spec.host: spec for spec in scenario.sites}
         self._chance = random.Random(f"web/{scenario.seed}")
-        self._faults = {spec.host: spec.faults for spec in scenario.sites}
-        self._rebuffs = {spec.host: 2 for spec in scenario.sites if spec.robots == "late"}
+        self._faults: dict[str, int] = {}
+        self._rebuffs: dict[str, int] = {}
         self._note = note
         self._runaway = runaway
-        self._most = RUNAWAY * (sum(spec.pages for spec in scenario.sites) + 10)
+        self._kill = kill
+        self._most = RUNAWAY * (12 * len(scenario.sites) + 10)
         self.hits: list[Hit] = []
-        self.seeds = [f"http://{spec.host}/" for spec in scenario.sites]
 
-    def expected(self) -> dict[str, str]:
-        """Every page that a crawl has to fetch, with the page that alone leads to it; parents come first."""
-        found: dict[str, str] = {}
-        for spec in self._scenario.sites:
-            for number in range(0 if spec.temper in ("dead", "gone") else spec.pages):
-                parent = f"http://{spec.host}{path((number - 1) // 2)}" if number else ""
-                found[f"http://{spec.host}{path(number)}"] = parent
-        return found
+    def seeds(self) -> Iterator[str]:
+        """The first page of each site."""
+        return (f"http://s{number}.test/" for number in range(len(self._scenario.sites)))
+
+    def expected(self, spec: SiteSpec) -> Iterator[tuple[str, str]]:
+        """Every URL of a site that a crawl has to fetch, with the one that alone leads to it; parents come first."""
+        for number in range(spec.pages if spec.answers else 0):
+            parent = f"http://{spec.host}{path(spec, (number - 1) // 2)}" if number else ""
+            if is_moved(spec, number):
+                yield (moved := f"http://{spec.host}/moved{number}"), parent
+                parent = moved
+            yield f"http://{spec.host}{path(spec, number)}", parent
 
     def middleware(self, life: Life, clock: Clock) -> Callable[[Fetch], Fetch]:
         """Answers in place of the network, for one worker."""
@@ -64,7 +77,7 @@ class SimulatedWeb:
             status, headers, body = await self._ask(life, request.url)
             if request.url == self._scenario.poison:
                 life.handling = request.key
-                life.kill()
+                self._kill(life)
                 await asyncio.sleep(0)
             now = clock.monotonic()
             return Response(
@@ -80,8 +93,8 @@ class SimulatedWeb:
 
         return lambda _: fetch
 
-    async def _ask(self, life: Life, url: str) -> tuple[int, tuple[tuple[str, str], ...], bytes]:
-        spec = self._sites[urls.host_port(url).partition(":")[0]]
+    async def _ask(self, life: Life, url: str) -> Answer:
+        spec = self._scenario.sites.of(urls.host_port(url))
         if spec.temper == "gone":
             await asyncio.sleep(spec.trip_seconds)
             raise NameUnknown(f"no such name: {spec.host}")
@@ -89,7 +102,7 @@ class SimulatedWeb:
             await asyncio.sleep(self._scenario.settings.connect_seconds)
             raise ConnectFailed(f"no answer from {spec.host}")
         loop = asyncio.get_running_loop()
-        reply: asyncio.Future[tuple[int, tuple[tuple[str, str], ...], bytes]] = loop.create_future()
+        reply: asyncio.Future[Answer] = loop.create_future()
         # What is on the wire arrives, though its sender be dead.
         serving = loop.create_task(self._serve(life.name, spec, urls.path_query(url), reply), context=Context())
         try:
@@ -100,17 +113,11 @@ class SimulatedWeb:
         finally:
             del serving
 
-    async def _serve(
-        self,
-        worker: str,
-        spec: SiteSpec,
-        asked: str,
-        reply: asyncio.Future[tuple[int, tuple[tuple[str, str], ...], bytes]],
-    ) -> None:
+    async def _serve(self, worker: str, spec: SiteSpec, asked: str, reply: asyncio.Future[Answer]) -> None:
         loop = asyncio.get_running_loop()
         await asyncio.sleep(spec.trip_seconds)
         at = loop.time()
-        status, body, error = self._answer(spec, asked)
+        status, body, error = self._answer(spec, asked, at)
         seconds = spec.answer_seconds * self._chance.uniform(0.5, 1.5)
         self.hits.append(Hit(at, spec.host, asked, worker, status, at + seconds))
         self._note("hit", spec.host, asked, worker, status)
@@ -119,37 +126,59 @@ class SimulatedWeb:
         await asyncio.sleep(seconds + spec.trip_seconds)
         if not reply.done() and error is not None:
             reply.set_exception(error)
+        elif not reply.done() and status == 301:
+            reply.set_result((status, (("location", body.decode()),), b""))
         elif not reply.done() and status:
             reply.set_result((status, (("content-type", "text/html" if body[:1] == b"<" else "text/plain"),), body))
 
-    def _answer(self, spec: SiteSpec, asked: str) -> tuple[int, bytes, FetchError | None]:
+    def _answer(self, spec: SiteSpec, asked: str, at: float) -> tuple[int, bytes, FetchError | None]:
         if asked == "/robots.txt":
-            if self._rebuffs.get(spec.host):
-                self._rebuffs[spec.host] -= 1
-                return 503, b"", None
-            if spec.robots == "none":
-                return 404, b"", None
-            slow = f"Crawl-delay: {spec.crawl_delay:g}\n" if spec.crawl_delay else ""
-            return 200, f"User-agent: *\nDisallow: /private\n{slow}".encode(), None
-        if spec.temper == "flaky" and self._faults[spec.host] and self._chance.random() < 0.5:
-            self._faults[spec.host] -= 1
-            return self._chance.choice(
-                ((500, b"", None), (503, b"", None), (0, b"", None), (0, b"", ProtocolBroken("the answer was cut off")))
-            )
-        known = [path(number) for number in range(spec.pages)]
-        if asked not in known:
-            return (404, b"", None) if not asked.startswith("/private") else (200, b"<p>secret</p>", None)
-        return 200, self._page(spec, known.index(asked)), None
+            return self._robots(spec, at)
+        if spec.temper == "broken":
+            return 500, b"", None
+        if spec.temper == "flaky":
+            left = self._faults.setdefault(spec.host, spec.faults)
+            if left and self._chance.random() < 0.5:
+                self._faults[spec.host] = left - 1
+                cut = ProtocolBroken("the answer was cut off")
+                return self._chance.choice(((500, b"", None), (503, b"", None), (0, b"", None), (0, b"", cut)))
+        if asked.startswith("/private"):
+            return 200, b"<p>secret</p>", None
+        found = _PAGE.fullmatch(asked)
+        if found is None or int(found[2] or 0) >= spec.pages:
+            return 404, b"", None
+        number = int(found[2] or 0)
+        if found[1] == "moved":
+            return 301, path(spec, number).encode(), None
+        return 200, self._page(spec, number), None
+
+    def _robots(self, spec: SiteSpec, at: float) -> tuple[int, bytes, FetchError | None]:
+        left = self._rebuffs.setdefault(spec.host, 2) if spec.robots == "late" else 0
+        if left:
+            self._rebuffs[spec.host] = left - 1
+            return 503, b"", None
+        if spec.robots == "none":
+            return 404, b"", None
+        slow = f"Crawl-delay: {spec.crawl_delay:g}\n" if spec.crawl_delay else ""
+        closed = "Disallow: /late\n" if spec.closes_at and at >= spec.closes_at else ""
+        return 200, f"User-agent: *\nDisallow: /private\n{closed}{slow}".encode(), None
 
     def _page(self, spec: SiteSpec, number: int) -> bytes:
-        children = [path(child) for child in (2 * number + 1, 2 * number + 2) if child < spec.pages]
+        children = [child for child in (2 * number + 1, 2 * number + 2) if child < spec.pages]
+        named = [f"/moved{child}" if is_moved(spec, child) else path(spec, child) for child in children]
         private = ["/private/1"] if spec.robots != "none" else []
-        links = [*children, *private, "/", *(f"http://{host}/" for host in spec.links)]
+        links = [*named, *private, "/", *(f"http://{host}/" for host in spec.links)]
         return (
             "".join(f'<a href="{link}">{link}</a>' for link in links).join(("<html><body>", "</body></html>")).encode()
         )
 
 
-def path(number: int) -> str:
+def path(spec: SiteSpec, number: int) -> str:
     """The path of a page."""
-    return f"/p{number}" if number else "/"
+    is_leaf = 2 * number + 1 >= spec.pages
+    return f"/{'late' if spec.closes_at and is_leaf else 'p'}{number}" if number else "/"
+
+
+def is_moved(spec: SiteSpec, number: int) -> bool:
+    """Whether links lead to this page by a redirect."""
+    return spec.moves and number % 3 == 1

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from gossamer.addresses import has_password, masked
 from gossamer.errors import ConfigError, SinkError, SinkFull
+from gossamer.masks import has_password, masked_address
 from gossamer.settings import Settings
 from gossamer.sink.base import Opening, Opens, Sink
 
@@ -35,6 +35,8 @@ __all__ = [
     "wants_segments",
 ]
 log = logging.getLogger("gossamer.sink")
+Types = Mapping[str, Mapping[str, str]]
+"""Types of items: name -> field -> what it holds."""
 GROUP = "gossamer.sinks"
 """The entry points that name the sinks of other packages."""
 
@@ -96,7 +98,7 @@ def check_sinks(names: Sequence[str]) -> None:
             continue
         elif not any(_fits(name, form) for form in own.forms):
             raise ConfigError(
-                f"sink {masked(name)!r}: there is no such sink", hint=f"it is written {' or '.join(own.forms)}"
+                f"sink {masked_address(name)!r}: there is no such sink", hint=f"it is written {' or '.join(own.forms)}"
             )
 
 
@@ -131,19 +133,21 @@ def shared_folder(names: Sequence[str]) -> Path | None:
     return next((Path(name.removeprefix("jsonl:")) for name in names if name.startswith("jsonl:/")), None)
 
 
-def open_sinks(settings: Settings, folder: Path, marks: Mapping[str, int]) -> list[Sink]:
+def open_sinks(settings: Settings, folder: Path, marks: Mapping[str, int], *, types: Types | None = None) -> list[Sink]:
     """The sinks of a job in `folder`, in their order; what is in their files beyond the marks is cut off."""
     names = settings.sink
     check_sinks(names)
     if shared_folder(names) is not None:
         raise ConfigError("jsonl:/path is for a fleet's workers", hint="on one machine, --job /path keeps it all there")
-    return _joined([_open(name, folder, settings, marks=marks) for name in names])
+    return _joined([_open(name, folder, settings, marks=marks, types=types) for name in names])
 
 
-def fleet_sinks(settings: Settings, folder: Path, worker: str) -> list[Sink]:
+def fleet_sinks(
+    settings: Settings, folder: Path, worker: str, *, job: str = "", types: Types | None = None
+) -> list[Sink]:
     """What a worker of a fleet opens beside its segments, which stand for `jsonl`."""
     names = [name for name in settings.sink if name.partition(":")[0] != "jsonl"]
-    return _joined([_open(name, folder, settings, worker=worker) for name in names])
+    return _joined([_open(name, folder, settings, worker=worker, job=job, types=types) for name in names])
 
 
 def _joined(sinks: list[Sink]) -> list[Sink]:
@@ -186,12 +190,28 @@ def _left(kind: str, target: str, folder: Path) -> Iterator[tuple[Path, Callable
 
 
 def _open(
-    name: str, folder: Path, settings: Settings, *, marks: Mapping[str, int] | None = None, worker: str = ""
+    name: str,
+    folder: Path,
+    settings: Settings,
+    *,
+    marks: Mapping[str, int] | None = None,
+    worker: str = "",
+    job: str = "",
+    types: Types | None = None,
 ) -> Sink:
     kind, target = _parted(name)
     if has_password(name):
-        log.warning("the password in %s is kept with the job's settings; ${NAME} is not", masked(name))
-    opening = Opening(kind=kind, target=target, folder=folder, settings=settings, marks=marks, worker=worker)
+        log.warning("the password in %s is kept with the job's settings; ${NAME} is not", masked_address(name))
+    opening = Opening(
+        kind=kind,
+        target=target,
+        folder=folder,
+        settings=settings,
+        marks=marks,
+        worker=worker,
+        job=job,
+        types=types or {},
+    )
     return _find(name)(opening)
 
 
@@ -212,7 +232,7 @@ def _find(name: str) -> Opens:
         return loaded  # type: ignore[no-any-return]
     forms = ", ".join(form for own in KINDS.values() for form in own.forms)
     raise ConfigError(
-        f"sink {masked(name)!r}: there is no such sink",
+        f"sink {masked_address(name)!r}: there is no such sink",
         hint=f"there are {forms}, and what installed packages offer as {GROUP}",
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -49,6 +49,10 @@ class Opening:
     """Lengths of files that the frontier vouches for; None in a fleet, where nobody does."""
     worker: str = ""
     """The worker that opens it, in a fleet: others write to their own."""
+    types: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """The types of items that the job declares: name -> field -> what it holds, as `str`, `int` or `json`."""
+    job: str = ""
+    """The name of the job, in a fleet: the folders of its workers may be called otherwise."""
 
 
 class Opens(Protocol):

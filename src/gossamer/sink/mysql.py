@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from gossamer import addresses
@@ -21,6 +22,7 @@ from gossamer.sink.tables import (
     missing_columns,
     rows_of,
 )
+from gossamer.sink.typed import KINDS, NUMBER, PAGE, ItemTable, new_columns
 
 try:
     import asyncmy
@@ -31,7 +33,8 @@ except ImportError as missing:
     ) from missing
 
 _TYPES: Mapping[str, str] = {
-    "str": "LONGTEXT", "int": "BIGINT", "float": "DOUBLE", "bool": "BOOLEAN", "json": "LONGTEXT"
+    "str": "LONGTEXT", "int": "BIGINT", "float": "DOUBLE", "bool": "BOOLEAN", "json": "LONGTEXT",
+    "decimal": "DECIMAL(65,30)", "time": "DATETIME(6)", "date": "DATE",
 }  # fmt: skip
 _SESSION = (
     "SET NAMES utf8mb4 COLLATE utf8mb4_bin",
@@ -53,9 +56,10 @@ _WAIT = {
 class MySQL:
     """One connection."""
 
-    def __init__(self, url: str, names: Names) -> None:
+    def __init__(self, url: str, names: Names, tables: Mapping[str, ItemTable]) -> None:
         self._address, self.server = addresses.mysql(url, of="the sink")
         self._names = names
+        self._tables = tables
         self._connection: Any = None
         self._packet_bytes = 0
         columns = ", ".join(f"`{name}`" for name in NAMES)
@@ -90,6 +94,8 @@ class MySQL:
                 f"CREATE TABLE {pages} (`key` BIGINT PRIMARY KEY, token BIGINT NOT NULL, {columns},"
                 f" INDEX by_url (url(190))) {_TABLE}"
             )
+        for typed in self._tables.values():
+            await self._make(typed)
         for name in lists:
             if not any(table.lower() == name.lower() for table, _ in there):
                 await self._run(
@@ -103,11 +109,35 @@ class MySQL:
         there = dict(await self._run(f"SELECT `key`, token FROM {self._names.pages} WHERE `key` IN ({keys})"))
         good = {key for key, token in zip(batch.keys, batch.tokens, strict=True) if there.get(key) == token}
         stored = ",".join(map(str, sorted(good)))
-        for table, lists in ((self._names.items, batch.items), (self._names.rejected, batch.rejected)):
+        everything = len(good) == len(batch.keys)
+        for name, lists in ((self._names.items, batch.items), (self._names.rejected, batch.rejected)):
             if good:
-                await self._run(f"DELETE FROM {table} WHERE `key` IN ({stored})")
-            await self._put([_row(row) for row in rows_of(batch, good, lists)], f"INSERT INTO {table} VALUES ", "")
+                await self._run(f"DELETE FROM {name} WHERE `key` IN ({stored})")
+            rows = rows_of(lists, good, all_stored=everything)
+            await self._put(list(map(_row, rows)), f"INSERT INTO {name} VALUES ", "")
+        for table in self._tables.values():
+            if good:
+                await self._run(f"DELETE FROM {table.name} WHERE `{PAGE}` IN ({stored})")
+            typed = rows_of(batch.typed[table.type], good, all_stored=everything)
+            head = f"INSERT INTO {table.name} ({', '.join(map(_quoted, table.names))}) VALUES "
+            await self._put([_typed_row(row, table) for row in typed], head, "")
         await self._run("COMMIT")
+
+    async def _make(self, table: ItemTable) -> None:
+        """Make the table of a type of items, or add what it has got since. The comment of a column is its kind."""
+        there = await self._run(
+            "SELECT column_name, column_comment FROM information_schema.columns"
+            f" WHERE table_schema = DATABASE() AND table_name = {_literal(table.name)}"
+        )
+        columns = {name: f"{_quoted(name)} {_TYPES[kind]} COMMENT '{kind}'" for name, kind in table.columns.items()}
+        if not there:
+            await self._run(
+                f"CREATE TABLE {table.name} (`{PAGE}` BIGINT, `{NUMBER}` INT, {', '.join(columns.values())},"
+                f" PRIMARY KEY (`{PAGE}`, `{NUMBER}`)) {_TABLE}"
+            )
+            return
+        for name in new_columns(dict(there), table, {kind: kind for kind in KINDS}, self.server):
+            await self._run(f"ALTER TABLE {table.name} ADD COLUMN {columns[name]}")
 
     async def _put(self, rows: Sequence[str], head: str, tail: str) -> None:
         limit = self._packet_bytes - 1000
@@ -147,11 +177,27 @@ class MySQL:
 
 def open_mysql(opening: Opening) -> TableSink:
     """The sink named `mysql://user@host/database`."""
-    return TableSink(MySQL(*address(opening, "mysql")))
+    url, names, tables = address(opening, "mysql")
+    return TableSink(MySQL(url, names, tables), tables)
 
 
 def _row(values: Iterable[Any]) -> str:
     return "(" + ",".join(map(_literal, values)) + ")"
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _typed_row(row: Sequence[Any], table: ItemTable) -> str:
+    kinds = ("int", "int", *table.columns.values())
+    return _row(_utc(value) if kind == "time" and value else value for kind, value in zip(kinds, row, strict=True))
+
+
+def _utc(text: str) -> str:
+    """A time as the server keeps it: in UTC, without saying so."""
+    when = datetime.fromisoformat(text)
+    return (when.astimezone(UTC) if when.tzinfo is not None else when).replace(tzinfo=None).isoformat(" ")
 
 
 def _literal(value: Any) -> str:

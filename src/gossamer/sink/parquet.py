@@ -250,7 +250,8 @@ def open_parquet(opening: Opening) -> ParquetSink:
     """The sink named `parquet`, in the job's folder, or `parquet:/path`; `?by=day,site` lays its files out."""
     target = read_target(opening.target)
     home = opening.folder.absolute()
-    prefix = f"{home.name}-{opening.worker}" if opening.worker else home.name
+    name = opening.job or home.name
+    prefix = f"{name}-{opening.worker}" if opening.worker else name
     if target.folder:
         # Others may write there too, and a job of the same name among them.
         prefix += "-" + blake2b(os.fsencode(home), digest_size=4).hexdigest()

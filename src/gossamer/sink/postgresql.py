@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -11,6 +11,7 @@ from gossamer import addresses
 from gossamer.errors import ConfigError
 from gossamer.sink.base import Opening
 from gossamer.sink.tables import COLUMNS, NAMES, Batch, Names, TableSink, Verdict, address, missing_columns, rows_of
+from gossamer.sink.typed import NUMBER, PAGE, ItemTable, new_columns
 
 try:
     import asyncpg
@@ -22,15 +23,25 @@ except ImportError as missing:
 
 ESCAPE = "\ufdd0"
 """Stands for a NUL, which PostgreSQL does not take, with a ␀ behind it; before another one, for itself."""
-_TYPES: Mapping[str, str] = {"str": "text", "int": "bigint", "float": "float8", "bool": "boolean", "json": "jsonb"}
+_TYPES: Mapping[str, str] = {
+    "str": "text", "int": "bigint", "float": "double precision", "bool": "boolean", "json": "jsonb",
+    "decimal": "numeric", "time": "timestamp with time zone", "date": "date",
+}  # fmt: skip
+_SENT: Mapping[str, str] = {"int": "bigint", "float": "float8", "bool": "boolean"}
+"""As what values are sent; all others as text, which the server reads."""
 _KINDS = {"key": "int", "token": "int", **COLUMNS}
 _SESSION = (
     "SET synchronous_commit = on; SET jit = off; SET default_transaction_isolation = 'read committed';"
-    " SET lock_timeout = '20s'; SET idle_in_transaction_session_timeout = '60s'; SET client_encoding = 'UTF8'"
+    " SET lock_timeout = '20s'; SET idle_in_transaction_session_timeout = '60s'; SET client_encoding = 'UTF8';"
+    " SET timezone = 'UTC'"
 )
 _ADD = (
     'INSERT INTO {} ("key", number, item)'
     " SELECT a, b, c::jsonb FROM unnest($1::bigint[], $2::int[], $3::text[]) AS given (a, b, c)"
+)
+_THERE = (
+    "SELECT column_name, data_type FROM information_schema.columns"
+    " WHERE table_name = $1 AND table_schema = ANY(current_schemas(false))"
 )
 _ANSWER_SECONDS = 60.0
 # Classes of SQLSTATE: connection, resources (full, too many), intervention by an operator, the system's own errors.
@@ -41,9 +52,10 @@ _AGAIN = ("40001", "40P01", "23505", "42P07", "42710")
 class PostgreSQL:
     """One connection."""
 
-    def __init__(self, url: str, names: Names) -> None:
+    def __init__(self, url: str, names: Names, tables: Mapping[str, ItemTable]) -> None:
         self._address, self.server = addresses.postgresql(url, of="the sink")
         self._names = names
+        self._tables = tables
         self._connection: asyncpg.Connection[Any] | None = None
         columns = ", ".join(f'"{name}"' for name in NAMES)
         arrays = ", ".join(f"${number}::{_TYPES[kind]}[]" for number, kind in enumerate(_KINDS.values(), 1))
@@ -64,10 +76,10 @@ class PostgreSQL:
         self._connection = connection
         await connection.execute(_SESSION)
         pages, *lists = self._names
+        for table in self._tables.values():
+            await self._make(connection, table)
         columns = ", ".join(f'"{name}" {_TYPES[kind]}' for name, kind in COLUMNS.items())
-        there = "SELECT column_name FROM information_schema.columns WHERE table_name = $1 AND table_schema = ANY"
-        there += "(current_schemas(false))"
-        if not (known := await connection.fetch(there, pages.lower())):
+        if not (known := await connection.fetch(_THERE, pages.lower())):
             await connection.execute(
                 f'CREATE TABLE {pages} ("key" bigint PRIMARY KEY, token bigint NOT NULL, {columns});'
                 # A hash, because addresses may be longer than what a tree takes.
@@ -95,12 +107,32 @@ class PostgreSQL:
             stored = await connection.fetch(self._upsert, *columns)
             was_there = [row[0] for row in stored if row[1]]
             good = {row[0] for row in stored}
-            for table, lists in ((self._names.items, batch.items), (self._names.rejected, batch.rejected)):
+            everything = len(good) == len(batch.keys)
+            for name, lists in ((self._names.items, batch.items), (self._names.rejected, batch.rejected)):
                 if was_there:
-                    await connection.execute(f'DELETE FROM {table} WHERE "key" = ANY($1::bigint[])', was_there)
-                if rows := rows_of(batch, good, lists):
+                    await connection.execute(f'DELETE FROM {name} WHERE "key" = ANY($1::bigint[])', was_there)
+                if rows := rows_of(lists, good, all_stored=everything):
                     keys, numbers, texts = zip(*rows, strict=True)
-                    await connection.execute(_ADD.format(table), keys, numbers, list(map(_json, texts)))
+                    await connection.execute(_ADD.format(name), keys, numbers, list(map(_json, texts)))
+            for table in self._tables.values():
+                if was_there:
+                    await connection.execute(f'DELETE FROM {table.name} WHERE "{PAGE}" = ANY($1::bigint[])', was_there)
+                if typed := rows_of(batch.typed[table.type], good, all_stored=everything):
+                    await connection.execute(_add(table), *_columns(table, typed))
+
+    async def _make(self, connection: asyncpg.Connection[Any], table: ItemTable) -> None:
+        """Make the table of a type of items, or add what it has got since."""
+        there = await connection.fetch(_THERE, table.name)
+        if not there:
+            columns = ", ".join(f"{_quoted(name)} {_TYPES[kind]}" for name, kind in table.columns.items())
+            await connection.execute(
+                f'CREATE TABLE {table.name} ("{PAGE}" bigint, "{NUMBER}" int, {columns},'
+                f' PRIMARY KEY ("{PAGE}", "{NUMBER}"))'
+            )
+            return
+        for name in new_columns({row[0]: row[1] for row in there}, table, _TYPES, self.server):
+            kind = _TYPES[table.columns[name]]
+            await connection.execute(f"ALTER TABLE {table.name} ADD COLUMN IF NOT EXISTS {_quoted(name)} {kind}")
 
     async def close(self) -> None:
         if self._connection is not None:
@@ -126,7 +158,8 @@ class PostgreSQL:
 
 def open_postgresql(opening: Opening) -> TableSink:
     """The sink named `postgresql://user@host/database`."""
-    return TableSink(PostgreSQL(*address(opening, "postgresql")))
+    url, names, tables = address(opening, "postgresql")
+    return TableSink(PostgreSQL(url, names, tables), tables)
 
 
 def escaped(text: str) -> str:
@@ -141,6 +174,31 @@ def unescaped(text: str) -> str:
 
 def _is_odd(text: str) -> bool:
     return "\0" in text or ESCAPE in text
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _add(table: ItemTable) -> str:
+    """The statement that adds rows of a type, given column by column."""
+    kinds = ("int", "int", *table.columns.values())
+    sent = ", ".join(f"${number}::{_SENT.get(kind, 'text')}[]" for number, kind in enumerate(kinds, 1))
+    read = ", ".join(f"c{number}::{_TYPES[kind]}" for number, kind in enumerate(kinds))
+    given = ", ".join(f"c{number}" for number in range(len(kinds)))
+    names = ", ".join(map(_quoted, table.names))
+    return f"INSERT INTO {table.name} ({names}) SELECT {read} FROM unnest({sent}) AS given ({given})"
+
+
+def _columns(table: ItemTable, rows: Sequence[tuple[Any, ...]]) -> list[Sequence[Any]]:
+    """Rows as columns, in what PostgreSQL takes."""
+    kinds = ("int", "int", *table.columns.values())
+    return [
+        column
+        if kind in _SENT
+        else [value if value is None else _json(value) if kind == "json" else escaped(value) for value in column]
+        for kind, column in zip(kinds, zip(*rows, strict=True), strict=True)
+    ]
 
 
 def _texts(column: tuple[Any, ...]) -> list[Any]:

@@ -8,8 +8,8 @@ from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 
-from gossamer.addresses import masked
 from gossamer.errors import ConfigError, SinkError, SinkFull
+from gossamer.masks import masked_address
 from gossamer.model import Record
 from gossamer.settings import expand
 from gossamer.sink.base import Opening
@@ -55,7 +55,7 @@ class StreamSink:
     say (appendonly, appendfsync)."""
 
     def __init__(self, url: str, stream: str, *, longest: int = 0, recent: int = RECENT) -> None:
-        self._server = masked(url)
+        self._server = masked_address(url)
         self._keys = (stream, f"{{{stream}}}:recent")
         self._longest, self._recent = longest, recent
         try:

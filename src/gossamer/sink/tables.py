@@ -6,7 +6,7 @@ import asyncio
 import random
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 from urllib.parse import parse_qsl, urlencode
 
 import msgspec
@@ -15,6 +15,7 @@ from gossamer.errors import ConfigError, SinkError, SinkFull
 from gossamer.model import PageRow, Record
 from gossamer.settings import expand
 from gossamer.sink.base import Opening
+from gossamer.sink.typed import ItemTable, item_rows, item_tables
 
 TABLE = "pages"
 Verdict = Literal["again", "wait", "stop"]
@@ -22,6 +23,7 @@ Verdict = Literal["again", "wait", "stop"]
 _TRIES = 4
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")
 _encode = msgspec.json.Encoder().encode
+Row = TypeVar("Row", bound=tuple[Any, ...])
 
 
 def _kind(field: msgspec.structs.FieldInfo) -> str:
@@ -52,10 +54,12 @@ class Batch(NamedTuple):
     tokens: list[int]
     rows: list[tuple[Any, ...]]
     """The values of `NAMES`."""
-    items: list[list[str]]
-    """Of each page, as JSON."""
-    rejected: list[list[str]]
-    """Of each page, what was kept aside, as JSON."""
+    items: list[tuple[int, int, str]]
+    """Key of the page, number and JSON of items without a declared type."""
+    rejected: list[tuple[int, int, str]]
+    """The same of what was kept aside."""
+    typed: Mapping[str, Sequence[tuple[Any, ...]]]
+    """Type -> the rows of its items, in the order of the table's columns."""
 
 
 class Link(Protocol):
@@ -87,17 +91,19 @@ class Link(Protocol):
 
 
 class TableSink:
-    """`pages`, one row a page; `items`, as JSON with the key of their page; `items_rejected`, what was kept aside.
+    """`pages`, one row a page; `items`, as JSON with the key of their page; `items_TYPE`, those of a declared type;
+    `items_rejected`, what was kept aside.
 
     Any number of workers may share them. A server that is away, full or crowded is waited for; what it has not
     committed counts as not written."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, tables: Mapping[str, ItemTable]) -> None:
         self._link = link
+        self._tables = tables
         self._turn = asyncio.Lock()
 
     async def write(self, records: Sequence[Record]) -> Mapping[str, int]:
-        batch = batch_of(records)
+        batch = batch_of(records, self._tables)
         if batch.keys:
             async with self._turn:
                 await self._store(batch)
@@ -143,7 +149,7 @@ class TableSink:
 _HINT = "is the server up, with space left, and may this user write there?"
 
 
-def batch_of(records: Iterable[Record]) -> Batch:
+def batch_of(records: Iterable[Record], tables: Mapping[str, ItemTable]) -> Batch:
     """What is to be stored of these visits: of several of one page, the last.
 
     A 304 says that the row and the items that are there still hold, so they stay."""
@@ -154,12 +160,18 @@ def batch_of(records: Iterable[Record]) -> Batch:
         if record.key not in last or record.token >= last[record.key].token:
             last[record.key] = record
     ordered = [last[key] for key in sorted(last)]
+    rows = item_rows(ordered, tables)
     return Batch(
         [record.key for record in ordered],
         [record.token for record in ordered],
         [(record.key, record.token, *map(_value, _values(record.page))) for record in ordered],
-        [[_encode(item).decode() for item in record.items] for record in ordered],
-        [[_encode(item).decode() for item in record.rejected] for record in ordered],
+        rows.plain,
+        [
+            (record.key, number, _encode(one).decode())
+            for record in ordered
+            for number, one in enumerate(record.rejected)
+        ],
+        rows.typed,
     )
 
 
@@ -173,8 +185,9 @@ def _value(value: Any) -> Any:
     return None if value is msgspec.UNSET else _encode(value).decode()
 
 
-def address(opening: Opening, scheme: str) -> tuple[str, Names]:
-    """The address that a sink's name stands for, with what it names of the environment, and the tables it asks for."""
+def address(opening: Opening, scheme: str) -> tuple[str, Names, dict[str, ItemTable]]:
+    """The address that a sink's name stands for, with what it names of the environment, and the tables it asks for:
+    its own, and those of the types of items that the job declares."""
     url = expand(f"{scheme}:{opening.target}", source="sink")
     url, _, query = url.partition("?")
     options = dict(parse_qsl(query))
@@ -183,7 +196,7 @@ def address(opening: Opening, scheme: str) -> tuple[str, Names]:
         raise ConfigError(f"sink: {table!r} is no name for a table", hint="letters, digits and underscores, up to 40")
     items = "items" if table == TABLE else f"{table}_items"
     names = Names(table, items, f"{items}_rejected")
-    return (f"{url}?{urlencode(options)}" if options else url), names
+    return (f"{url}?{urlencode(options)}" if options else url), names, item_tables(opening.types, items)
 
 
 def missing_columns(there: Iterable[str], names: Names, server: str) -> list[str]:
@@ -197,14 +210,9 @@ def missing_columns(there: Iterable[str], names: Names, server: str) -> list[str
     return [name for name in COLUMNS if name not in known]
 
 
-def rows_of(batch: Batch, stored: Collection[int], lists: Sequence[Sequence[str]]) -> list[tuple[int, int, str]]:
-    """Key, number and JSON of what goes beside the pages that were stored."""
-    return [
-        (key, number, item)
-        for key, some in zip(batch.keys, lists, strict=True)
-        if key in stored
-        for number, item in enumerate(some)
-    ]
+def rows_of(rows: Sequence[Row], stored: Collection[int], *, all_stored: bool) -> Sequence[Row]:
+    """Of what goes beside pages the rows of those that were stored."""
+    return rows if all_stored else [row for row in rows if row[0] in stored]
 
 
 def in_parts(rows: Sequence[str], head: str, tail: str, *, most_bytes: int) -> Iterable[str]:

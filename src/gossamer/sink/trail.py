@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,12 @@ import msgspec
 
 log = logging.getLogger("gossamer.sink")
 FOLDER, SUFFIX = "trail", ".jsonl"
+DROPPED = "dropped.txt"
+"""Names the time before which lines may have been dropped, in epoch seconds."""
+MOST_BYTES = 1_000_000_000
+_PARTS = 16
+"""The largest trail is so many parts; the oldest one makes way."""
+_PART = re.compile(r"@(\d+)$")
 _MOST_BYTES = 4 * 1024 * 1024
 """What is kept in memory while the disk takes nothing: a trail must not stop a crawl."""
 _encode_into = msgspec.json.Encoder().encode_into
@@ -50,10 +57,15 @@ _decode = msgspec.json.Decoder(Step).decode
 
 
 class Trail:
-    """The part of the trail that one worker leaves: a file of its own, which is only added to."""
+    """What one worker leaves of the trail: files of its own, which are only added to, the next when one is full.
 
-    def __init__(self, folder: Path, worker: str) -> None:
-        self._path = folder / FOLDER / f"{quote(worker, safe='')}{SUFFIX}"
+    When the trail of all workers in the folder comes to more than `most_bytes`, its oldest files are dropped."""
+
+    def __init__(self, folder: Path, worker: str, *, most_bytes: int = MOST_BYTES) -> None:
+        self._folder = folder / FOLDER
+        self._name = quote(worker, safe="")
+        self._most_bytes = most_bytes
+        self._path = self._folder / f"{self._name}{SUFFIX}"
         self._lines = bytearray()
         self._missing = 0
         self._file: int | None = None
@@ -86,9 +98,9 @@ class Trail:
 
     def _append(self, lines: bytearray) -> None:
         try:
-            if self._file is None:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            if self._file is None or self._is_done(self._file):
+                self._open()
+            assert self._file is not None
             if self._is_torn:
                 # A worker of this name was killed, or the disk was full, in the middle of a line.
                 size = os.fstat(self._file).st_size
@@ -103,6 +115,44 @@ class Trail:
             self._close()
             raise
 
+    def _is_done(self, file: int) -> bool:
+        """Whether the next file is to be begun: this one is full, or another worker found it old and dropped it."""
+        about = os.fstat(file)
+        return about.st_size >= self._most_bytes // _PARTS or not about.st_nlink
+
+    def _open(self) -> None:
+        self._close()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        ours = unquote(self._name)
+        numbers = [_number(path) for worker, path in parts(self._folder.parent) if worker == ours]
+        while True:
+            number = max(numbers, default=0)
+            self._path = self._folder / f"{self._name}{f'@{number:06}' if number else ''}{SUFFIX}"
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            if not self._is_done(self._file):
+                break
+            self._close()
+            numbers.append(number + 1)
+        self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        """Make room for a part, so that the trail stays below its limit while this file grows."""
+        found = []
+        for _, path in parts(self._folder.parent):
+            with suppress(OSError):
+                about = path.stat()
+                found.append((about.st_mtime, about.st_size, path))
+        spare = self._most_bytes - self._most_bytes // _PARTS - sum(size for _, size, _ in found)
+        for changed_at, size, path in sorted(found):
+            if spare >= 0:
+                break
+            if path != self._path:
+                spare += size
+                mark = self._folder / f"{DROPPED}.{self._name}"
+                mark.write_text(f"{max(changed_at, dropped_until(self._folder.parent)):.3f}\n", "ascii")
+                mark.replace(self._folder / DROPPED)
+                path.unlink(missing_ok=True)
+
     def _close(self) -> None:
         self._is_torn = True
         if self._file is not None:
@@ -116,9 +166,34 @@ class Trail:
         self._close()
 
 
+def parts(folder: Path) -> list[tuple[str, Path]]:
+    """The files of the trail in a job's folder, each with the worker's name, in the order of each worker."""
+    found = [(worker_of(path), _number(path), path) for path in (folder / FOLDER).glob(f"*{SUFFIX}")]
+    return [(worker, path) for worker, _, path in sorted(found)]
+
+
+def worker_of(path: Path) -> str:
+    """Whose file of the trail this is."""
+    return unquote(_PART.sub("", path.name.removesuffix(SUFFIX)))
+
+
+def _number(path: Path) -> int:
+    # No worker's name has an @ here: it is quoted.
+    found = _PART.search(path.name.removesuffix(SUFFIX))
+    return int(found[1]) if found else 0
+
+
 def has_trail(folder: Path) -> bool:
     """Whether there is a trail in a job's folder."""
     return next((folder / FOLDER).glob(f"*{SUFFIX}"), None) is not None
+
+
+def dropped_until(folder: Path) -> float:
+    """The time before which lines of the trail may have been dropped, because it was too long; 0.0 if none were."""
+    try:
+        return float((folder / FOLDER / DROPPED).read_text("ascii"))
+    except (OSError, ValueError):
+        return 0.0
 
 
 def steps(folder: Path, *beginnings: str) -> Iterator[tuple[str, Step]]:
@@ -126,9 +201,8 @@ def steps(folder: Path, *beginnings: str) -> Iterator[tuple[str, Step]]:
 
     Lines that are not whole are passed over: a worker may have been killed in the middle of one."""
     heads = tuple(b'{"url":' + msgspec.json.encode(beginning)[:-1] for beginning in beginnings)
-    for path in sorted((folder / FOLDER).glob(f"*{SUFFIX}")):
-        worker = unquote(path.name.removesuffix(SUFFIX))
-        with path.open("rb") as file:
+    for worker, path in parts(folder):
+        with suppress(FileNotFoundError), path.open("rb") as file:
             for line in file:
                 if line.startswith(heads):
                     with suppress(msgspec.DecodeError):

@@ -295,7 +295,8 @@ def open_warc(opening: Opening) -> WarcSink:
     settings = opening.settings
     about = [("robots", "obey" if settings.robots else "ignore"), ("http-header-user-agent", settings.user_agent)]
     home = opening.folder.absolute()
-    prefix = f"{home.name}-{opening.worker}" if opening.worker else home.name
+    name = opening.job or home.name
+    prefix = f"{name}-{opening.worker}" if opening.worker else name
     if opening.target:
         # Others may write there too, and a job of the same name among them.
         prefix += "-" + blake2b(os.fsencode(home), digest_size=4).hexdigest()
@@ -304,7 +305,7 @@ def open_warc(opening: Opening) -> WarcSink:
         opening.marks,
         prefix=prefix,
         max_bytes=settings.archive_bytes,
-        about=[*about, ("isPartOf", home.name)],
+        about=[*about, ("isPartOf", name)],
         home=home,
     )
 

@@ -17,6 +17,7 @@ from uuid import UUID
 
 import msgspec
 
+from gossamer.masks import CREDENTIALS
 from gossamer.model import Exchange, Record
 from gossamer.settings import VERSION
 from gossamer.sink.base import without_page
@@ -26,7 +27,6 @@ OURS = b"gossamer: "
 """Opens the line of a metadata record that holds the record itself, without the page, as JSON."""
 _CODINGS = re.compile(r"\b(gzip|deflate|br|zstd)\b", re.IGNORECASE)
 _OF_THE_WIRE = frozenset(("content-encoding", "transfer-encoding", "content-length"))
-_CREDENTIALS = frozenset(("authorization", "proxy-authorization", "cookie"))
 _ENDS_A_LINE = re.compile(r"[\r\n\0]")
 _NO_TOKEN = re.compile(r"[^!#$%&'*+.^_`|~0-9A-Za-z-]")
 _STAYS_IN_A_URI = "".join(chr(code) for code in range(0x21, 0x7F))
@@ -111,7 +111,7 @@ def request(record: Record, exchange: Exchange, answer: Response) -> bytes:
     headers = [("Host", authority.rpartition("@")[2])]
     withheld = []
     for name, value in exchange.sent:
-        if name.lower() in _CREDENTIALS:
+        if name.lower() in CREDENTIALS:
             withheld.append(name)
         else:
             headers.append((name, value))

@@ -18,7 +18,7 @@ try:
 except ImportError:
     _decompressobj, _BROKEN = zlib.decompressobj, (zlib.error,)
 
-_READ_BYTES = 1 << 17
+_READ_BYTES = 1 << 15
 _PIECE_BYTES = 1 << 20
 _HEAD_BYTES = 1 << 19
 _GZIP = b"\x1f\x8b"

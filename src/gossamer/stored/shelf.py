@@ -13,12 +13,13 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from gossamer.errors import ArchiveError
+from gossamer.model import PageRow
 from gossamer.sink.warc import OPEN
 from gossamer.sink.warc_records import target_uri
 from gossamer.stored.captures import Captures
 from gossamer.stored.page import StoredPage, Version
 from gossamer.stored.records import WarcRecord, read_records
-from gossamer.stored.visits import MAX_BODY_BYTES, Visits, decoded, epoch, noted_in, read_head
+from gossamer.stored.visits import MAX_BODY_BYTES, Noted, Visits, decoded, epoch, noted_in, read_head
 
 Which = Literal["last", "all"]
 OnFault = Callable[[ArchiveError], None]
@@ -71,6 +72,13 @@ class Shelf:
         if visits.faults:
             raise visits.faults[0]
         return found if found is not None and found.offset == version.offset else None
+
+    def row(self, version: Version) -> PageRow:
+        """The line of an answer: in its metadata record, or what the index says where another tool wrote the file."""
+        noted = _noted_behind(version)[1]
+        if noted is not None and noted.page is not None:
+            return noted.page
+        return PageRow(url=version.url, status=version.status, fetched_at=version.fetched_at, digest=version.digest)
 
     def stream(self, version: Version, size: int) -> Iterator[bytes]:
         """The body of any answer, redirects and errors too, in pieces."""
@@ -152,20 +160,8 @@ class Shelf:
             return (version.file, version.offset), 0
 
     def _noted_identity(self, version: Version) -> tuple[object, int]:
-        method, posted, answer_id = "GET", b"", ""
-        for record in read_records(Path(version.file), start=version.offset):
-            if record.kind in ("response", "revisit"):
-                if record.offset != version.offset:
-                    break
-                answer_id = record.header("warc-record-id", "")
-            elif record.header("warc-concurrent-to", answer_id) != answer_id:
-                break
-            elif record.kind == "request":
-                method = record.head().partition(b" ")[0].decode("latin-1")
-                posted = record.read(MAX_BODY_BYTES)
-            elif record.kind == "metadata" and (noted := noted_in(record)) is not None:
-                return noted.key, noted.token
-        return (version.url, method, posted), 0
+        (method, posted), noted = _noted_behind(version)
+        return (noted.key, noted.token) if noted is not None else ((version.url, method, posted), 0)
 
     def _original(self, record: WarcRecord) -> bytes:
         with _answer_at(self._origin(record)) as found:
@@ -185,6 +181,25 @@ class Shelf:
                 hint="name the files of the whole job",
             )
         return min(held, key=lambda one: abs(one.fetched_at - at))
+
+
+def _noted_behind(version: Version) -> tuple[tuple[str, bytes], Noted | None]:
+    """Method and body of the request that an answer is of, and what our metadata record says; None without one."""
+    method, posted, answer_id = "GET", b"", ""
+    with closing(read_records(Path(version.file), start=version.offset)) as records:
+        for record in records:
+            if record.kind in ("response", "revisit"):
+                if record.offset != version.offset:
+                    break
+                answer_id = record.header("warc-record-id", "")
+            elif record.header("warc-concurrent-to", answer_id) != answer_id:
+                break
+            elif record.kind == "request":
+                method = record.head().partition(b" ")[0].decode("latin-1")
+                posted = record.read(MAX_BODY_BYTES)
+            elif record.kind == "metadata" and (noted := noted_in(record)) is not None:
+                return (method, posted), noted
+    return (method, posted), None
 
 
 @contextmanager

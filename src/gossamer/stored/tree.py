@@ -48,6 +48,11 @@ class TreeShelf:
         row = PageRow(url=version.url, status=version.status, fetched_at=version.fetched_at)
         return self._page(row)
 
+    def row(self, version: Version) -> PageRow:
+        """What is known of a body without its line: when it was stored, and how long it is."""
+        size = Path(version.file).stat().st_size
+        return PageRow(url=version.url, status=version.status, fetched_at=version.fetched_at, bytes=size)
+
     def stream(self, version: Version, size: int) -> Iterator[bytes]:
         """The body in pieces."""
         try:

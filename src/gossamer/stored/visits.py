@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from calendar import timegm
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
-from time import strptime
 from typing import Any
 
 import msgspec
@@ -79,25 +78,26 @@ class Visits:
         """Pages that could not be had, though the file is well: their bodies are too long, or elsewhere and gone."""
 
     def __iter__(self) -> Iterator[StoredPage]:
-        page, answer_id = None, ""
+        page, answer_id, date = None, "", ""
         for record in read_records(self._path, start=self._start, stop=self._stop):
             if record.kind in ("response", "revisit"):
                 if page is not None:
-                    yield page
-                answer_id = record.header("warc-record-id", "")
+                    yield _dated(page, date)
+                answer_id, date = record.header("warc-record-id"), record.header("warc-date")
                 page = self._answer(record) if record.offset not in self._skip else None
             elif page is None or record.header("warc-concurrent-to", answer_id) != answer_id:
                 continue
             elif record.kind == "request":
                 page = _asked(page, record)
             elif record.kind == "metadata" and (noted := noted_in(record)) is not None:
-                yield _known(page, noted)
+                yield _known(page, noted, date)
                 page = None
         if page is not None:
-            yield page
+            yield _dated(page, date)
 
     def _answer(self, record: WarcRecord) -> StoredPage | None:
-        if "http" not in record.header("content-type", "http") or not record.url.startswith("http"):
+        url = record.url
+        if not url.startswith("http") or "http" not in record.header("content-type", "http"):
             return None
         head = read_head(record)
         if head is None or not head.is_page:
@@ -111,11 +111,10 @@ class Visits:
             self.faults.append(ArchiveError(f"{record.url} ({self._path}, byte {record.offset}): {error}"))
             return None
         return StoredPage(
-            url=record.url,
+            url=url,
             status=head.status,
             headers=head.headers,
             body=body,
-            fetched_at=epoch(record.header("warc-date", "")),
             file=str(self._path),
             offset=record.offset,
         )
@@ -129,17 +128,27 @@ def read_head(record: WarcRecord) -> Head | None:
     parts = status_line.split(None, 2)
     if len(parts) < 2 or not parts[0].startswith(b"HTTP") or not parts[1].isdigit():
         return None
-    headers: list[tuple[str, str]] = []
-    for line in re.sub(rb"\r?\n[ \t]+", b" ", lines).splitlines():
-        field, colon, value = line.partition(b":")
-        if colon:
-            headers.append((field.strip().decode("latin-1").lower(), _text(value.strip())))
+    headers = _fields(lines)
     aside = {name.removeprefix(_ASIDE) for name, _ in headers if name.startswith(_ASIDE)}
     wire = tuple((name, value) for name, value in headers if name not in aside)
     codings = tuple(value for name, value in wire if name == "content-encoding")
     is_chunked = any(name == "transfer-encoding" and "chunked" in value.lower() for name, value in wire)
-    shown = tuple((name.removeprefix(_ASIDE), value) for name, value in wire)
+    shown = tuple((name.removeprefix(_ASIDE), value) for name, value in wire) if aside else wire
     return Head(int(parts[1]), shown, codings, is_chunked)
+
+
+def _fields(lines: bytes) -> list[tuple[str, str]]:
+    """The fields of a head, names in lower case."""
+    if lines.isascii() and b"\n " not in lines and b"\n\t" not in lines and lines.count(b"\r") == lines.count(b"\r\n"):
+        # What nearly all heads are like is taken apart at once.
+        parts = (line.partition(":") for line in lines.decode("ascii").replace("\r\n", "\n").split("\n"))
+        return [(field.strip().lower(), value.strip()) for field, colon, value in parts if colon]
+    headers: list[tuple[str, str]] = []
+    for line in re.sub(rb"\r?\n[ \t]+", b" ", lines).splitlines():
+        name, colon, content = line.partition(b":")
+        if colon:
+            headers.append((name.strip().decode("latin-1").lower(), _text(content.strip())))
+    return headers
 
 
 def decoded(body: bytes, head: Head, limit: int) -> bytes:
@@ -173,8 +182,11 @@ def noted_in(record: WarcRecord) -> Noted | None:
 def epoch(date: str) -> float:
     """A WARC date, or the time stamp of an index, in epoch seconds; 0 if it is neither."""
     digits = re.sub(r"\D", "", date)[:14]
+    if len(digits) < 14 or not digits.isascii():
+        return 0.0
+    month, day, hour, minute, second = (int(digits[start : start + 2]) for start in (4, 6, 8, 10, 12))
     try:
-        return float(timegm(strptime(digits, "%Y%m%d%H%M%S"))) if len(digits) == 14 else 0.0
+        return datetime(int(digits[:4]), month, day, hour, minute, min(second, 59), tzinfo=UTC).timestamp()
     except ValueError:
         return 0.0
 
@@ -186,12 +198,16 @@ def _asked(page: StoredPage, record: WarcRecord) -> StoredPage:
     return msgspec.structs.replace(page, method=method, posted=record.read(MAX_BODY_BYTES))
 
 
-def _known(page: StoredPage, noted: Noted) -> StoredPage:
+def _dated(page: StoredPage, date: str) -> StoredPage:
+    return msgspec.structs.replace(page, fetched_at=epoch(date))
+
+
+def _known(page: StoredPage, noted: Noted, date: str) -> StoredPage:
     row = noted.page
     return msgspec.structs.replace(
         page,
         url=row.url if row is not None else page.url,
-        fetched_at=row.fetched_at if row is not None and row.fetched_at else page.fetched_at,
+        fetched_at=row.fetched_at if row is not None and row.fetched_at else epoch(date),
         label=noted.label,
         meta=noted.meta,
         row=row,

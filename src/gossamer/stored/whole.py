@@ -9,13 +9,11 @@ from types import TracebackType
 from typing import Self
 
 from gossamer import urls
-from gossamer.sink.warc import OPEN, SUFFIX
+from gossamer.model import PageRow
 from gossamer.stored.page import StoredPage, Version
+from gossamer.stored.places import WARC
 from gossamer.stored.shelf import OnFault, Part, Shelf, Which
 from gossamer.stored.tree import TreeShelf
-
-WARC = (SUFFIX, SUFFIX + OPEN, ".warc")
-"""How the names of WARC files end."""
 
 
 class Stored:
@@ -75,6 +73,10 @@ class Stored:
     def stream(self, version: Version, *, size: int = 65_536) -> Iterator[bytes]:
         """The body of a version, redirects and errors too, in pieces of at most `size` bytes."""
         return self._holder(version).stream(version, size)
+
+    def row(self, version: Version) -> PageRow:
+        """The line of a version, as the crawl wrote it, or as much of it as is known."""
+        return self._holder(version).row(version)
 
     def parts(self, which: Which = "last") -> Iterator[Part]:
         """All pages as pieces of work for several processes; in their order, they are what `pages` gives."""

@@ -1,37 +1,29 @@
-"""Real database servers for tests, and the frontier on them, opened for the suites."""
+"""Real database servers for tests."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import pwd
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from gossamer.errors import ConfigError
-from gossamer.frontier.base import Fleet, Frontier
-from gossamer.frontier.sharded import Sharded
-from gossamer.frontier.sql import open_databases
 from gossamer.frontier.sql.database import Database
 from gossamer.frontier.sql.job import dialect_of
 from gossamer.member import die_with_parent
-from gossamer.model import JobState
-from gossamer.settings import Settings
-from gossamer.testing.harness import Harness
+from gossamer.testing.folder import MEMORY
 from gossamer.testing.servers import free_port
 
 _HOST = "127.0.0.1"
 _START_SECONDS = 60.0
+_ROOMY_BYTES = 4 * 2**30
 _USER = "nobody"
-_JOB = "job"
 TABLES = ("jobs", "shards", "counters", "sites", "notes", "leases", "seen", "queue", "done", "workers", "inbox")
 
 
@@ -39,15 +31,19 @@ class SqlServer:
     """A database server of its own, on a free port of the loopback and a socket; it dies with whoever started it.
 
     Options are those of the server's configuration file. The data lie in a folder that goes away at the end of the
-    block, not with `kill`; `folder` may name another one, which stays."""
+    block, not with `kill`; `folder` may name another one, which stays. `in_memory` they are where no commit waits for a
+    disk, if there is room for them."""
 
     scheme = ""
     user = ""
 
-    def __init__(self, *, folder: Path | None = None, **options: str) -> None:
+    def __init__(self, *, folder: Path | None = None, in_memory: bool = False, **options: str) -> None:
         self.port = 0
         self.options = options
-        self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="sql-", ignore_cleanup_errors=True)
+        self._temporary = None
+        if folder is None:
+            place = MEMORY if in_memory and MEMORY and shutil.disk_usage(MEMORY).free > _ROOMY_BYTES else None
+            self._temporary = tempfile.TemporaryDirectory(prefix="sql-", dir=place, ignore_cleanup_errors=True)
         self.folder = folder or Path(self._temporary.name if self._temporary else "")
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -321,79 +317,6 @@ def _which(name: str) -> str | None:
 def _as_nobody() -> dict[str, Any]:
     if os.geteuid() != 0:
         return {}
+    import pwd
+
     return {"user": _USER, "group": pwd.getpwnam(_USER).pw_gid, "extra_groups": []}
-
-
-class SqlHarness(Harness):
-    """A database, with a clock that stands still unless it is moved."""
-
-    rests_after_crash = False
-
-    def __init__(self, url: str, settings: Settings, shards: str) -> None:
-        self.url = url
-        self.settings = settings
-        self._shards = shards
-        self.one_store = shards == "1"
-        self._frontiers: dict[int, tuple[Fleet, str]] = {}
-        self._hired = 0
-        self._database = Database(dialect_of(url))
-
-    async def ask(self, text: str) -> None:
-        """Run one statement beside the frontier."""
-        await self._database.run(lambda db: db.ask(text), whole=False)
-
-    async def begin(self) -> None:
-        """Empty the tables and make the job."""
-        await self._database.run(lambda db: db.make_tables())
-        for table in reversed(TABLES):
-            await self.ask(f"DELETE FROM gossamer_{table}")  # noqa: S608
-        self.frontier = await self.worker("first")
-        await self.ask("UPDATE gossamer_jobs SET clock = 1700000000000000")
-
-    async def end(self) -> None:
-        """Let go of everything."""
-        for frontier, _ in self._frontiers.values():
-            await frontier.aclose()
-        await self._database.aclose()
-
-    async def advance(self, seconds: float) -> None:
-        await self.ask(f"UPDATE gossamer_jobs SET clock = clock + {round(seconds * 1e6)}")  # noqa: S608
-
-    async def set_back(self, seconds: float) -> None:
-        await self.advance(-seconds)
-
-    async def worker(self, name: str) -> Frontier:
-        frontier = await open_databases(self.url, _JOB, self.settings, worker=name, shards=self._shards)
-        if isinstance(frontier, Sharded):
-            frontier.quiet_seconds = 0.0
-        self._frontiers[id(frontier)] = frontier, name
-        return frontier
-
-    async def lose(self, worker: Frontier) -> None:
-        # As a worker does that is started in the place of one that died.
-        await cast(Fleet, self.frontier).abandon(self._frontiers[id(worker)][1])
-
-    async def steer(self, job: JobState) -> None:
-        await cast(Fleet, self.frontier).steer(job)
-
-    async def reopen(self, settings: Settings | None = None) -> None:
-        """All workers die; the server lives on."""
-        self.settings = settings or self.settings
-        self._hired += 1
-        gone = list(self._frontiers.values())
-        self._frontiers.clear()
-        self.frontier = await self.worker(f"again-{self._hired}")
-        for frontier, name in gone:
-            await cast(Fleet, self.frontier).abandon(name)
-            await frontier.aclose()
-
-
-@asynccontextmanager
-async def sql(settings: Settings, url: str, *, shards: str = "1") -> AsyncIterator[Harness]:
-    """A database that is there for tests only: its tables are emptied."""
-    harness = SqlHarness(url, settings, shards)
-    await harness.begin()
-    try:
-        yield harness
-    finally:
-        await harness.end()

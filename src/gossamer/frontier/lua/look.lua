@@ -51,6 +51,19 @@ function operations.workers()
     return found
 end
 
+-- The delays of single sites, as far as these are known; others begin with theirs.
+function operations.own()
+    needs_no_memory()
+    for name, delay in pairs(given.delays) do
+        local site = load_site(name)
+        if site.allowed then
+            set(site, 'own', text(delay))
+            wake(site)
+        end
+    end
+    return 0
+end
+
 -- What the job may store is shared out among its shards, by the ledger: the record of the first.
 function operations.limit()
     needs_no_memory()
@@ -70,13 +83,15 @@ function operations.reserve()
     needs_no_memory()
     if not job.reserved then return { 0, 0 } end
     local left = given.limit - number('reserved')
-    local taken = math.max(math.min(given.pages, left), -number('reserved'))
+    -- Where the limit was lowered, less than nothing may be left: none of that is taken back here.
+    local taken = given.pages > 0 and math.max(0, math.min(given.pages, left)) or math.max(given.pages, -number('reserved'))
     call('HINCRBY', job_key, 'reserved', whole(taken))
     return { taken, left - taken }
 end
 -- Of a shard: how many pages more, or less, it may store; only what is not used yet can be taken away. What is left then.
 function operations.allow()
     needs_no_memory()
+    if not job.allowance then return { 0, room() } end
     local pages = math.max(given.pages, -math.max(0, room()))
     call('HINCRBY', job_key, 'allowance', whole(pages))
     job.allowance = number('allowance') + pages

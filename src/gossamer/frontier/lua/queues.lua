@@ -61,11 +61,9 @@ end
 -- Entries that nobody knew, all of one rank. Where others wait already, the site need not even be looked at.
 local function enqueue(name, rank, entries)
     local list = rank == '' and place('front', name) or queue_of(name, rank)
-    local added = #entries
-    local size = 0
+    local added, size = #entries, nil
     for first = 1, added, MANY do
-        local last = math.min(first + MANY - 1, added)
-        size = call(rank == '' and 'LPUSH' or 'RPUSH', list, unpack(entries, first, last))
+        size = call(rank == '' and 'LPUSH' or 'RPUSH', list, unpack(entries, first, math.min(first + MANY - 1, added)))
     end
     if size == added then
         local site = new_site(name)

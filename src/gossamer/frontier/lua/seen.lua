@@ -50,7 +50,7 @@ local function admit(runs)
         local name, rank, fresh = given.names[runs[index]], runs[index + 1], {}
         for _ = 1, runs[index + 2] do
             local key = links[cursor]
-            if call('SADD', bucket_of(tonumber(string.sub(key, -9))), key) == 1 then
+            if call('SADD', bucket_of(string.sub(key, -9)), key) == 1 then
                 fresh[#fresh + 1] = links[cursor + 1]
                 known = known + 1
                 if known > SEEN_LOAD * (seen_size + seen_split) then split_seen() end

@@ -23,6 +23,9 @@ SELECT EXISTS (
     SELECT 1 FROM gossamer_sites s WHERE s.shard = $1 AND s.closed = '' AND EXISTS (
         SELECT 1 FROM gossamer_queue q WHERE q.shard = $1 AND q.site = s.site AND q.place = 1 AND q.standing <= $2))
 
+-- name: other_format
+SELECT format FROM gossamer_jobs WHERE $1 >= 0 AND format <> $2 LIMIT 1
+
 -- name: leases
 SELECT token, site, lane, until_at, suspect, worker, batch FROM gossamer_leases WHERE shard = $1
 
@@ -50,6 +53,11 @@ SELECT j.settings, j.revision FROM gossamer_jobs j JOIN gossamer_shards s ON s.j
 SELECT s.name, s.region, s.hold_at, s.ready_at, s.closed, s.lanes,
     (SELECT COUNT(*) FROM gossamer_queue q WHERE q.shard = s.shard AND q.site = s.site AND q.again NOT IN (1, 2, 3)) AS waiting
 FROM gossamer_sites s WHERE s.shard = $1 ORDER BY waiting DESC, s.name LIMIT $2
+
+-- name: every_site
+SELECT s.site, s.name, s.region, s.hold_at, s.ready_at, s.closed, s.lanes,
+    (SELECT COUNT(*) FROM gossamer_queue q WHERE q.shard = s.shard AND q.site = s.site AND q.again NOT IN (1, 2, 3)) AS waiting
+FROM gossamer_sites s WHERE s.shard = $1 AND s.site > $2 ORDER BY s.site LIMIT $3
 
 -- name: site
 SELECT site, name, region, ready_at, hold_at, closed, lanes FROM gossamer_sites WHERE shard = $1 AND site = $2
@@ -115,3 +123,15 @@ UPDATE gossamer_shards SET restarts = $2, rest_until = $3, longest = $4, allowan
 
 -- name: drop_counters
 DELETE FROM gossamer_counters WHERE shard = $1
+
+-- name: shards_of
+SELECT s.shard FROM gossamer_shards s JOIN gossamer_jobs j ON j.job = s.job WHERE $1 >= 0 AND j.digest = $2
+
+-- name: remove_workers
+DELETE FROM gossamer_workers WHERE shard = $1
+
+-- name: remove_shard
+DELETE FROM gossamer_shards WHERE shard = $1
+
+-- name: remove_job
+DELETE FROM gossamer_jobs WHERE $1 >= 0 AND digest = $2

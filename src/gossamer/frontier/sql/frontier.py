@@ -364,6 +364,12 @@ class SqlFrontier(SqlSteering, SqlLedger):
                 self._database = await self.follow(place)
                 await self._reload()
 
+    async def refresh(self) -> None:
+        await self._reload()
+
+    def heed(self, settings: Settings) -> None:
+        """Each shard reads its own record."""
+
     async def _reload(self) -> None:
         async def read(dialect: Dialect) -> Any:
             return await dialect.fetch("settings")

@@ -95,6 +95,11 @@ async def make_job(database: Database, job: str, settings: Settings, secret: byt
 
     async def work(db: Dialect) -> None:
         await db.make_tables()
+        if await db.fetch("other_format", FORMAT):
+            raise SchemaMismatch(
+                f"the tables in {db.server} were made by another version of Gossamer",
+                hint="use the version that made them, or give this job a database of its own",
+            )
         await db.fetch("make_job", digest(job), job, FORMAT, text, secret)
         await db.fetch("renew_job", digest(job), FORMAT, text)
 

@@ -37,7 +37,8 @@ class SqlLedger:
             if reserved is None:
                 return 0, 0
             left = limit - reserved
-            taken = max(min(pages, left), -reserved)
+            # Where the limit was lowered, less than nothing may be left: none of that is taken back here.
+            taken = max(0, min(pages, left)) if pages > 0 else max(pages, -reserved)
             if taken:
                 await call.db.fetch("set_ledger", allowance, reserved + taken)
             return taken, left - taken
@@ -51,7 +52,9 @@ class SqlLedger:
         async def work(call: Call) -> tuple[int, int]:
             await call.open(totals=True)
             ((allowance, reserved),) = await call.db.fetch("ledger")
-            call.most = int(allowance or 0)
+            if allowance is None:
+                return 0, call.room
+            call.most = int(allowance)
             moved = max(pages, -max(0, call.room))
             if moved:
                 await call.db.fetch("set_ledger", call.most + moved, reserved)

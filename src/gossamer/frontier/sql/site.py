@@ -62,8 +62,9 @@ class Site:
     @property
     def delay(self) -> float:
         """Seconds between two requests of one lane."""
-        own = self.settings.delay if self.kept.own is None else self.kept.own
-        return max(own, self.kept.asked) * len(self.kept.lanes)
+        given = self.settings.sites.get(self.name)
+        own = self.kept.own if given is None or given.delay is None else given.delay
+        return max(self.settings.delay if own is None else own, self.kept.asked) * len(self.kept.lanes)
 
     @property
     def rest(self) -> int:

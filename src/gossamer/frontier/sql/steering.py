@@ -30,6 +30,9 @@ def digest(text: str) -> int:
     return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big") >> 1
 
 
+_LOWEST = -(1 << 63)
+
+
 class SqlSteering:
     """The part of a frontier that is not on the way of a page."""
 
@@ -86,9 +89,9 @@ class SqlSteering:
 
         await self._call(work, rings=True)
 
-    async def lookup(self, url: str) -> Mapping[str, Any] | None:
+    async def lookup(self, url: str, key_of: urls.KeyOf = urls.fingerprint) -> Mapping[str, Any] | None:
         normal = urls.normal(url) or url
-        key, site_name = urls.fingerprint(self.secret, normal), site_of(normal, self.settings)
+        key, site_name = key_of(self.secret, normal), site_of(normal, self.settings)
         number = self._admission.site_id(site_name)
 
         async def work(call: Call) -> Mapping[str, Any] | None:
@@ -150,6 +153,18 @@ class SqlSteering:
 
         sites: list[Mapping[str, Any]] = await self._call(work)
         return sites
+
+    async def every_site(self, cursor: str = "", limit: int = 100) -> tuple[list[Mapping[str, Any]], str]:
+        async def work(call: Call) -> tuple[list[Mapping[str, Any]], str]:
+            found: list[Mapping[str, Any]] = []
+            rows = await call.db.fetch("every_site", max(_LOWEST, min(int(cursor or _LOWEST), ~_LOWEST)), limit)
+            for _, name, region, hold_at, ready_at, closed, lanes, waiting in rows:
+                site = Site((0, name, region, ready_at, hold_at, closed, lanes), call.settings)
+                found.append({"site": name, "queued": int(waiting)} | _site_view(site, call.now))
+            return found, str(rows[-1][0]) if len(rows) == limit else ""
+
+        page: tuple[list[Mapping[str, Any]], str] = await self._call(work)
+        return page
 
     async def beat(self, pulse: Pulse) -> None:
         packed = msgspec.msgpack.encode(pulse)

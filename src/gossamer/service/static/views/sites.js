@@ -25,13 +25,15 @@ export async function sitesView(here) {
   ];
   async function load() {
     const found = await api.look(here.job, "sites", wanted);
-    summary.textContent = `${count(found.total)} sites; ${count(found.looked_at)} were sorted: those with the most queued, `
-      + "and those that were asked lately.";
+    const all = wanted.sort === "site" && wanted.order === "asc" && !wanted.find && !wanted.held;
+    summary.textContent = `${count(found.total)} sites; ` + (all ? "all of them, page by page, as the frontier keeps them."
+      : `${count(found.looked_at)} were sorted: those with the most queued, and those that were asked lately. `
+        + "By name, upwards, all are listed.");
     list.replaceChildren(table(columns, found.sites, {
       label: "sites", empty: "no site matches",
       sorting: {
         by: wanted.sort, order: wanted.order,
-        change: (by) => change({ sort: by, order: by === wanted.sort && wanted.order === "desc" ? "asc" : "desc" }),
+        change: (by) => change({ sort: by, order: by === wanted.sort ? (wanted.order === "desc" ? "asc" : "desc") : (by === "site" ? "asc" : "desc") }),
       },
     }));
     more.replaceChildren(

@@ -7,12 +7,18 @@ from scrapy.crawler import CrawlerProcess
 
 mode, URLS, CACHE, OUTPUT = sys.argv[1], open(sys.argv[2]).read().split(), sys.argv[3], sys.argv[4]
 
+SPIDER = sys.argv[6] if len(sys.argv) > 6 else "items"
+
 
 class Pages(scrapy.Spider):
     name = "pages"
     start_urls = URLS
 
     def parse(self, response):
+        if SPIDER == "links":
+            found = dict.fromkeys(map(response.urljoin, response.css("a::attr(href)").getall()))
+            yield {"url": response.url, "title": response.css("title::text").get(), "links": list(found)}
+            return
         for item in response.css("div.item"):
             yield {
                 "url": response.url,

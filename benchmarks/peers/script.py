@@ -2,23 +2,25 @@
 
 import asyncio
 import json
-import sys
+import ssl
 from urllib.parse import urldefrag, urljoin, urlsplit
 
 import aiohttp
 import uvloop
 from selectolax.lexbor import LexborHTMLParser
+from wanted import wanted
 
 
-async def main(seeds: list[str], output: str) -> None:
+async def main(choice) -> None:
+    seeds = open(choice.seeds).read().split()  # noqa: ASYNC230
     seen = set(seeds)
-    hosts = {urlsplit(url).netloc for url in seeds}
     queue: asyncio.Queue[str] = asyncio.Queue()
     for url in seeds:
         queue.put_nowait(url)
-    connector = aiohttp.TCPConnector(limit=100)
+    context = ssl.create_default_context(cafile=choice.ca_file) if choice.ca_file else True
+    connector = aiohttp.TCPConnector(limit=100, ssl=context)
     async with aiohttp.ClientSession(connector=connector) as session:
-        with open(output, "w") as file:  # noqa: ASYNC230
+        with open(choice.output, "w") as file:  # noqa: ASYNC230
 
             async def work() -> None:
                 while True:
@@ -29,9 +31,10 @@ async def main(seeds: list[str], output: str) -> None:
                         tree = LexborHTMLParser(body)
                         title = tree.css_first("title")
                         hrefs = {node.attributes.get("href") for node in tree.css("a[href]")}
+                        own = urlsplit(url).netloc
                         for href in hrefs:
                             link = urldefrag(urljoin(url, href or "")).url
-                            if link not in seen and urlsplit(link).netloc in hosts:
+                            if link not in seen and urlsplit(link).netloc == own:
                                 seen.add(link)
                                 queue.put_nowait(link)
                         row = {
@@ -51,4 +54,4 @@ async def main(seeds: list[str], output: str) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(main(open(sys.argv[1]).read().split(), sys.argv[2]))
+    uvloop.run(main(wanted()))

@@ -1,4 +1,6 @@
-"""What both Scrapy contenders do with a page, and the settings that are advised for speed."""
+"""What all Scrapy contenders do with a page, and the settings that are advised for speed."""
+
+from urllib.parse import urlsplit
 
 import scrapy
 from scrapy.linkextractors import LinkExtractor
@@ -7,6 +9,7 @@ SETTINGS = {
     "TWISTED_REACTOR": "twisted.internet.asyncioreactor.AsyncioSelectorReactor",
     "CONCURRENT_REQUESTS": 100,
     "CONCURRENT_REQUESTS_PER_DOMAIN": 100,
+    "REACTOR_THREADPOOL_MAXSIZE": 20,
     "DOWNLOAD_DELAY": 0,
     "ROBOTSTXT_OBEY": False,
     "COOKIES_ENABLED": False,
@@ -15,6 +18,11 @@ SETTINGS = {
     "TELNETCONSOLE_ENABLED": False,
 }
 EXTRACTOR = LinkExtractor()
+
+
+def archive(folder):
+    """Bodies on disk: Scrapy's own way to keep them, compressed."""
+    return {"HTTPCACHE_ENABLED": True, "HTTPCACHE_DIR": f"{folder}/bodies", "HTTPCACHE_GZIP": True}
 
 
 def parse(response, seen, **options):
@@ -26,9 +34,11 @@ def parse(response, seen, **options):
         "title": response.css("title::text").get(),
         "links": len(links),
     }
+    own = urlsplit(response.url).netloc
     for link in links:
-        if seen is not None:
-            if link.url in seen:
-                continue
-            seen.add(link.url)
-        yield scrapy.Request(link.url, **options)
+        if seen is not None and link.url in seen:
+            continue
+        if urlsplit(link.url).netloc == own:
+            if seen is not None:
+                seen.add(link.url)
+            yield scrapy.Request(link.url, **options)

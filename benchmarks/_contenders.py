@@ -1,0 +1,134 @@
+"""Who is compared: how each is started for a shape, and what it says of itself."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from _peers import SCRIPTS
+from _shapes import SHAPES, Shape
+from gossamer.testing.web import SimWeb
+
+ALL = frozenset(SHAPES)
+MEMORY_ONLY = ALL - {"durable"}
+
+
+class Scene(NamedTuple):
+    """Where one crawl takes place."""
+
+    web: SimWeb
+    folder: Path
+    shape: Shape
+    program: Path
+    """What the contender's environment has to run it."""
+
+    @property
+    def seeds(self) -> Path:
+        return self.folder / "seeds.txt"
+
+    @property
+    def output(self) -> Path:
+        return self.folder / "pages.jsonl"
+
+    def outputs(self) -> list[Path]:
+        """All files that pages may be in."""
+        return [*self.folder.glob("pages.jsonl*"), *self.folder.glob("job/pages*.jsonl")]
+
+
+class Contender(NamedTuple):
+    """One crawler."""
+
+    name: str
+    environment: str
+    """Its name in _peers.py; empty: this one."""
+    command: Callable[[Scene, str], list[str]]
+    """From the scene and the address of a Redis."""
+    shapes: frozenset[str] = ALL
+    base: str = "gossamer"
+    """What its CPU is set beside."""
+    needs_redis: bool = False
+    resumes: bool = False
+    stores_files: bool = False
+    """It keeps bodies and nothing else: what the server has answered counts as stored."""
+    may_fail: bool = False
+    """Its exit code says nothing: wget2's is that of any page that failed."""
+
+
+def gossamer(scene: Scene, redis_url: str, *, workers: int = 1) -> list[str]:
+    shape = scene.shape
+    return [
+        sys.executable, "-m", "gossamer", "crawl", "--seeds", str(scene.seeds), "--job", str(scene.folder / "job"),
+        "--no-robots", "--delay", "0", "--allow-private", "--concurrency", "100", "--quiet",
+        *(("--frontier", redis_url) if redis_url else ()),
+        *(("--workers", str(workers)) if workers > 1 else ()),
+        *(("--per-site", "100", "--site-share", "1") if shape.plan.sites == 1 else ()),
+        *(("--ca-file", str(scene.web.ca_file)) if shape.plan.tls else ()),
+        *(("--sink", "jsonl", "--sink", "warc") if shape.is_durable else ()),
+    ]  # fmt: skip
+
+
+def python(scene: Scene, redis_url: str, *, script: str, options: tuple[str, ...] = ()) -> list[str]:
+    return [
+        str(scene.program), str(SCRIPTS / script), str(scene.seeds), str(scene.output), *options,
+        *(("--ca-file", str(scene.web.ca_file)) if scene.shape.plan.tls else ()),
+        *(("--redis", redis_url) if redis_url else ()),
+        *(("--durable", str(scene.folder / "durable")) if scene.shape.is_durable else ()),
+    ]  # fmt: skip
+
+
+def spider(scene: Scene, _: str) -> list[str]:
+    ca_file = (f"SSL_CERT_FILE={scene.web.ca_file}",) if scene.shape.plan.tls else ()
+    return [
+        "env",
+        *ca_file,
+        "node",
+        str(SCRIPTS / "spider_crawl.js"),
+        str(scene.program),
+        str(scene.seeds),
+        str(scene.output),
+    ]
+
+
+def wget2(scene: Scene, _: str) -> list[str]:
+    return [
+        str(scene.program), "--recursive", "--level=0", "--max-threads=100", "--robots=off", "--quiet", "--tries=1",
+        f"--input-file={scene.seeds}", f"--directory-prefix={scene.folder / 'files'}",
+        *((f"--ca-certificate={scene.web.ca_file}",) if scene.shape.plan.tls else ()),
+    ]  # fmt: skip
+
+
+def _fleet(workers: int) -> list[Contender]:
+    word = "1 worker" if workers == 1 else f"{workers} workers"
+    run = partial(python, script="scrapy_redis_crawl.py", options=("--workers", str(workers)))
+    ours = f"gossamer on Redis, {word}"
+    shapes = frozenset({"40kb", "durable"})
+    return [
+        Contender(ours, "", partial(gossamer, workers=workers), shapes, needs_redis=True, resumes=True),
+        Contender(f"scrapy-redis, {word}", "scrapy-redis", run, shapes, ours, needs_redis=True, resumes=True),
+    ]
+
+
+CONTENDERS = [
+    Contender("gossamer", "", gossamer, resumes=True),
+    Contender("gossamer, 2 workers", "", partial(gossamer, workers=2), frozenset({"40kb", "durable"}), resumes=True),
+    Contender("aiohttp + selectolax script", "script", partial(python, script="script.py"), MEMORY_ONLY),
+    Contender("wget2 (files, no titles)", "wget2", wget2, MEMORY_ONLY, stores_files=True, may_fail=True),
+    Contender("spider (Rust)", "spider", spider, MEMORY_ONLY),
+    Contender(
+        "scrapy, own seen set", "scrapy", partial(python, script="scrapy_crawl.py", options=("--seen",)), MEMORY_ONLY
+    ),
+    Contender("scrapy", "scrapy", partial(python, script="scrapy_crawl.py"), resumes=True),
+    Contender("crawlee", "crawlee", partial(python, script="crawlee_crawl.py"), resumes=True),
+    Contender(
+        "requests + bs4, 16 processes",
+        "requests",
+        partial(python, script="requests_crawl.py", options=("--processes",)),
+        MEMORY_ONLY,
+    ),
+    Contender("requests + bs4, 16 threads", "requests", partial(python, script="requests_crawl.py"), MEMORY_ONLY),
+    *_fleet(1),
+    *_fleet(2),
+]

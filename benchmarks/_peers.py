@@ -1,0 +1,106 @@
+"""The peers' own environments under `.bench/`, each made on first use with the versions that are current then."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+import venv
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).resolve().parent
+SCRIPTS = HERE / "peers"
+ENVIRONMENTS = HERE.parent / ".bench"
+PYTHON_PACKAGES = {
+    "scrapy": "scrapy",
+    "scrapy-redis": "scrapy-redis==0.9.1",
+    "crawlee": "crawlee[parsel]",
+    "requests": "requests beautifulsoup4 lxml html5lib",
+    "script": "aiohttp selectolax uvloop",
+}
+NODE_PACKAGES = {"spider": "@spider-rs/spider-rs@0.0.157"}
+"""0.0.163, the newest, comes without its program; this one has it for Linux."""
+SYSTEM_PACKAGES = {"wget2": "wget2"}
+
+
+class NotInstalled(Exception):
+    """A peer that this machine cannot have; says why."""
+
+
+def environment(name: str) -> Path:
+    """What runs a peer: the Python of its environment, the folder of its Node modules, or its program."""
+    if name in SYSTEM_PACKAGES:
+        return _program(name)
+    folder = ENVIRONMENTS / name
+    program = folder / "bin" / "python" if name in PYTHON_PACKAGES else folder
+    if not (folder / "ready").exists():
+        print(f"installing {name} ...", file=sys.stderr, flush=True)
+        if name in PYTHON_PACKAGES:
+            venv.create(folder, with_pip=True, clear=True)
+            _run(str(program), "-m", "pip", "install", "-q", *PYTHON_PACKAGES[name].split())
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "package.json").write_text("{}")
+            _run("npm", "install", "--prefix", str(folder), "--no-audit", "--no-fund", NODE_PACKAGES[name])
+        (folder / "ready").touch()
+    return program
+
+
+def version(name: str) -> str:
+    """The version that is installed."""
+    if name in SYSTEM_PACKAGES:
+        return _run(name, "--version").splitlines()[0].split()[2]
+    folder = environment(name)
+    if name in NODE_PACKAGES:
+        package = folder / "node_modules" / NODE_PACKAGES[name].rpartition("@")[0]
+        return str(json.loads((package / "package.json").read_text())["version"])
+    package = PYTHON_PACKAGES[name].split()[0].partition("[")[0].partition("==")[0]
+    return _run(str(folder), "-c", f"import importlib.metadata as m; print(m.version('{package}'))").strip()
+
+
+class Run(NamedTuple):
+    """What one crawl cost."""
+
+    cpu_seconds: float
+    wall_seconds: float
+    pages: int
+
+
+def measure(command: list[str], output: Path) -> Run:
+    """Run a command to its end; CPU of it and all its children, and the pages in its output."""
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    done = subprocess.run(command, env=os.environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
+    wall, after = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+    if not output.exists():
+        sys.exit(f"{command[0]} failed:\n{done.stderr.decode()[-2000:]}")
+    cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    return Run(cpu, wall, len({json.loads(line)["url"] for line in output.open("rb")}))
+
+
+def _program(name: str) -> Path:
+    found = shutil.which(name)
+    if found is None:
+        try:
+            _run("apt-get", "install", "-y", "--no-install-recommends", SYSTEM_PACKAGES[name])
+        except NotInstalled as error:
+            raise NotInstalled(f"it is a system package, and {error}") from None
+        found = shutil.which(name)
+    if found is None:
+        raise NotInstalled(f"the system package {SYSTEM_PACKAGES[name]} has no program of that name")
+    return Path(found)
+
+
+def _run(*words: str) -> str:
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise NotInstalled(f"{words[0]}: {error.strerror}") from None
+    if done.returncode:
+        last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no reason given"]
+        raise NotInstalled(f"{Path(words[0]).name} failed: {last[0]}")
+    return done.stdout

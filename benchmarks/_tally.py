@@ -1,0 +1,125 @@
+"""What a command and all its descendants cost: run as a process of its own, so that none of them can get away.
+
+    python benchmarks/_tally.py RESULT.json COMMAND ...
+
+It adopts the orphans among them, so the CPU of each is counted when it ends, however it ends. SIGUSR1 kills them all
+at once (-9). Memory is the sum of their proportional set sizes, five times a second: what they share counts once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+SAMPLE_SECONDS, LOOK_SECONDS, LINGER_SECONDS = 0.2, 0.02, 10.0
+_SET_CHILD_SUBREAPER = 36
+
+
+class Cost(NamedTuple):
+    """Of one command, from its start to the end of its last descendant."""
+
+    cpu_seconds: float
+    wall_seconds: float
+    peak_bytes: int
+    code: int
+
+
+class Running:
+    """A command under way, watched by a process of its own."""
+
+    def __init__(self, command: list[str], result: Path, **variables: str) -> None:
+        self._result = result
+        self.errors = result.with_suffix(".err")
+        with self.errors.open("wb") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(result), *command],
+                env={**os.environ, **variables},
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+            )
+
+    def is_over(self) -> bool:
+        return self._process.poll() is not None
+
+    def kill(self) -> None:
+        """End all of its processes at once, as a power cut does."""
+        self._process.send_signal(signal.SIGUSR1)
+
+    def cost(self, seconds: float) -> Cost | None:
+        """Wait for its end, at most so long: then it is killed, and None comes back."""
+        try:
+            self._process.wait(seconds)
+        except BaseException as error:
+            self.kill()
+            self._process.wait()
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            return None
+        return Cost(*json.loads(self._result.read_text()))
+
+
+def family(pid: int) -> list[int]:
+    """All descendants of a process, those of its threads too."""
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = [int(word) for word in path.read_text().split()]
+        except OSError:
+            continue
+        for child in children:
+            found += [child, *family(child)]
+    return found
+
+
+def proportional_bytes(pid: int) -> int:
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 0
+
+
+def main() -> None:
+    result, *command = sys.argv[1:]
+    ctypes.CDLL(None, use_errno=True).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    told: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda *_: told.append(1))
+    began = time.monotonic()
+    first = subprocess.Popen(command)
+    code, peak, sampled, over_at = 0, 0, 0.0, 0.0
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            break
+        if pid == first.pid:
+            code, over_at = os.waitstatus_to_exitcode(status), time.monotonic()
+        if pid:
+            continue
+        now = time.monotonic()
+        if told or (over_at and now - over_at > LINGER_SECONDS):
+            for pid in family(os.getpid()):
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+        elif now - sampled >= SAMPLE_SECONDS:
+            peak, sampled = max(peak, sum(map(proportional_bytes, family(os.getpid())))), now
+        time.sleep(LOOK_SECONDS)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cost = Cost(used.ru_utime + used.ru_stime, time.monotonic() - began, peak, code)
+    Path(result).write_text(json.dumps(cost))
+
+
+if __name__ == "__main__":
+    main()

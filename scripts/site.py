@@ -1,0 +1,70 @@
+"""What MkDocs does not do by itself: the documents above docs/ as pages, and the examples as one."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+ABOVE = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+_LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
+
+
+def on_files(files: Files, *, config: MkDocsConfig) -> Files:
+    """The documents of the repository's top folder, and one page with all examples, join those of docs/."""
+    from mkdocs.structure.files import File
+
+    root = Path(config.config_file_path).parent
+    for name in ABOVE:
+        files.append(File.generated(config, name, content=(root / name).read_text("utf-8")))
+    files.append(File.generated(config, "examples.md", content=examples(root)))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """The page with links that stay on the site, wherever they lead in the repository."""
+    source = page.file.src_uri
+    above = source in ABOVE
+    home = "" if above else "docs/"
+    root = Path(config.config_file_path).parent
+
+    def led(found: re.Match[str]) -> str:
+        aim = posixpath.normpath(posixpath.join(home + posixpath.dirname(source), found[1]))
+        return relative(aim, posixpath.dirname(source), root) + (found[2] or "")
+
+    return outside_code(markdown, lambda text: _LINK.sub(led, text))
+
+
+def relative(aim: str, folder: str, root: Path) -> str:
+    """A link from a page's folder in docs/ to a file of the repository."""
+    name = aim.removeprefix("docs/")
+    if aim == "README.md":
+        name = "README.md"
+    elif aim == "examples" or aim.startswith("examples/"):
+        name = "examples.md"
+    elif not aim.startswith("docs/") and aim not in ABOVE:
+        raise ValueError(f"{folder}: nothing on the site stands for {aim}")
+    elif (root / aim).is_dir():
+        name += "/README.md"
+    return posixpath.relpath(name, folder or ".")
+
+
+def examples(root: Path) -> str:
+    """A page with every example."""
+    parts = ["# Examples\n\nRun by the tests. They are in `examples/` of the repository.\n"]
+    for path in sorted((root / "examples").glob("*.py")):
+        parts.append(f'## {path.stem}\n\n```python title="{path.name}"\n{path.read_text("utf-8")}```\n')
+    return "\n".join(parts)
+
+
+def outside_code(text: str, change: Callable[[str], str]) -> str:
+    """The text with all but its code changed."""
+    parts = re.split(r"(^ *```.*?^ *```|`[^`\n]+`)", text, flags=re.DOTALL | re.MULTILINE)
+    return "".join(part if number % 2 else change(part) for number, part in enumerate(parts))

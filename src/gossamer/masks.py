@@ -1,0 +1,79 @@
+"""What must not be shown, and how it is hidden: passwords, tokens, cookies, in addresses, in URLs and in any text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+HIDDEN = "***"
+CREDENTIALS = frozenset(
+    [
+        "authorization",
+        "proxy-authorization",
+        "cookie",
+        "cookie2",
+        "set-cookie",
+        "x-api-key",
+        "api-key",
+        "apikey",
+        "x-auth-token",
+        "x-access-token",
+        "x-csrf-token",
+        "x-xsrf-token",
+        "x-amz-security-token",
+    ]
+)
+"""Headers that let somebody in, in lower case."""
+_WORDS = r"token|secret|passw(?:or)?d?|pwd|api[_-]?key|signature|session(?:id)?|credential"
+# Bounded, so that no text from the network costs quadratic work.
+_NAMED = rf"[\w.-]{{0,64}}(?:{_WORDS})[\w.-]{{0,64}}"
+_IN_QUERY = re.compile(rf"(?i)([?&;](?:{_NAMED}|sid|auth|key|sig|code)=)[^&#;\s\"'\\]*")
+_HEADERS = "|".join(sorted(CREDENTIALS, key=len, reverse=True))
+_IN_TEXT = (
+    (re.compile(r"(?i)(\b[a-z][a-z0-9+.-]{0,30}://[^/\s:@]*):[^/\s]*@"), rf"\1:{HIDDEN}@"),
+    (re.compile(rf"(?i)((?:[?&;]|\b){_NAMED}=)[^&;\s\"'\\]+"), rf"\1{HIDDEN}"),
+    (re.compile(rf"(?i)\b({_HEADERS})(['\"]?\s*[:=]\s*['\"]?)[^'\"\r\n]+"), rf"\1\2{HIDDEN}"),
+)
+_LONGEST_URL = 500
+
+
+def masked(text: str) -> str:
+    """A text without what looks like a password, a token or a cookie."""
+    for pattern, instead in _IN_TEXT:
+        text = pattern.sub(instead, text)
+    return _IN_QUERY.sub(rf"\1{HIDDEN}", text) if "=" in text else text
+
+
+def masked_url(url: str) -> str:
+    """A URL for people to look at: what looks like a secret in its query is not shown, and it is not endless."""
+    shown = _IN_QUERY.sub(rf"\1{HIDDEN}", url) if "=" in url else url
+    return shown if len(shown) <= _LONGEST_URL else shown[: _LONGEST_URL - 1] + "…"
+
+
+def masked_address(url: str) -> str:
+    """The address of a server, or several of them, as they may be shown: without their passwords, however written."""
+    return ",".join(map(_masked_address, re.split(r",(?=[a-z+]+://)", url)))
+
+
+def _masked_address(url: str) -> str:
+    scheme, slashes, rest = url.partition("://")
+    head, at, tail = rest.rpartition("@")
+    user, colon, _ = head.partition(":")
+    shown = f"{scheme}{slashes}{user}{f':{HIDDEN}' if colon else ''}@{tail}" if at else url
+    return re.sub(rf"(?i)((?:[?&;]|\b){_NAMED}=)[^&]*", rf"\1{HIDDEN}", shown)
+
+
+def has_password(url: str) -> bool:
+    """Whether a password stands in an address; one that is named, as in ${NAME}, does not."""
+    user = url.partition("://")[2].rpartition("@")[0]
+    return is_written(user.partition(":")[2])
+
+
+def is_written(value: str) -> bool:
+    """Whether a value says something itself, and not only names variables that say it, as in ${NAME}."""
+    return bool(re.sub(r"\$\{[\w:]+\}", "", value))
+
+
+def has_credentials(headers: Iterable[tuple[str, str]]) -> bool:
+    """Whether a header that lets somebody in is written out."""
+    return any(name.lower() in CREDENTIALS and is_written(value) for name, value in headers)

@@ -1,0 +1,130 @@
+"""One process of a replay, from the side of who gives it work: begun as a copy or anew, and again when it died."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+
+import msgspec
+
+from gossamer.errors import WorkersDie
+from gossamer.replay.orders import At, Done, Order, Setup
+from gossamer.stored import Part
+
+_MOST_DEATHS = 100
+_LIMIT_BYTES = 1 << 20
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(At | Done).decode
+
+
+class Worker:
+    """Works through one part at a time."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._hatched: socket.socket | None = None
+        self._pid = 0
+        self._process: asyncio.subprocess.Process | None = None
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    def hatch(self, siblings: Sequence[Worker]) -> None:
+        """Begin it as a copy of this process; where this one has threads, of which a copy would have none, later."""
+        if threading.active_count() > 1 or not hasattr(os, "fork"):
+            return
+        # It costs as much as hundreds of pages to load all that a replay needs, and it is loaded here.
+        from gossamer.replay import process
+
+        ours, theirs = socket.socketpair()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid:
+            theirs.close()
+            self._hatched, self._pid = ours, pid
+            return
+        try:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            for each in (ours, *(one._hatched for one in siblings)):
+                if each is not None:
+                    each.close()
+            # A print in a spider goes where messages go.
+            os.dup2(2, 1)
+            with theirs.makefile("rb") as source, theirs.makefile("wb") as target:
+                process.serve(self._setup, source, target)
+        except BaseException as error:
+            sys.excepthook(type(error), error, error.__traceback__)
+            os._exit(1)
+        os._exit(0)
+
+    async def do(self, part: Part) -> Done:
+        """Work through a part. A page of which the process dies costs that page only: it is found, and left out."""
+        fatal: list[int] = []
+        careful = False
+        for _ in range(_MOST_DEATHS):
+            last: At | None = None
+            reader, writer = self._streams or await self._start()
+            try:
+                _send(writer, _encode(Order(part, careful, fatal)))
+                await writer.drain()
+                while True:
+                    size = int.from_bytes(await reader.readexactly(4), "big")
+                    found = _decode(await reader.readexactly(size))
+                    if isinstance(found, Done):
+                        return found
+                    last = found
+            except (ConnectionError, asyncio.IncompleteReadError):
+                pass
+            await self.aclose()
+            if last is not None:
+                fatal.append(last.offset)
+            elif careful:
+                break
+            careful = True
+        raise WorkersDie(f"processes die on {part.source}, again and again", hint="what the last one said stands above")
+
+    async def _start(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._hatched is not None:
+            hatched, self._hatched = self._hatched, None
+            self._streams = await asyncio.open_unix_connection(sock=hatched, limit=_LIMIT_BYTES)
+            return self._streams
+        process = self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "gossamer.replay.process",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=_LIMIT_BYTES,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._streams = process.stdout, process.stdin
+        _send(process.stdin, _encode(self._setup))
+        return self._streams
+
+    async def aclose(self) -> None:
+        """End the process."""
+        streams, self._streams = self._streams, None
+        if streams is not None:
+            streams[1].close()
+        if self._hatched is not None:
+            self._hatched.close()
+            self._hatched = None
+        process, self._process = self._process, None
+        if process is not None and process.returncode is None:
+            process.kill()
+            await process.wait()
+        pid, self._pid = self._pid, 0
+        if pid:
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                await asyncio.to_thread(os.waitpid, pid, 0)
+
+
+def _send(writer: asyncio.StreamWriter, data: bytes) -> None:
+    writer.write(len(data).to_bytes(4, "big") + data)

@@ -1,0 +1,94 @@
+"""The frontier in a database, opened for the suites."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import cast
+
+from gossamer.frontier.base import Fleet, Frontier
+from gossamer.frontier.sharded import Sharded
+from gossamer.frontier.sql import open_databases
+from gossamer.frontier.sql.database import Database
+from gossamer.frontier.sql.job import dialect_of
+from gossamer.model import JobState
+from gossamer.settings import Settings
+from gossamer.testing.harness import Harness
+from gossamer.testing.sqlservers import TABLES
+
+_JOB = "job"
+
+
+class SqlHarness(Harness):
+    """A database, with a clock that stands still unless it is moved."""
+
+    rests_after_crash = False
+
+    def __init__(self, url: str, settings: Settings, shards: str) -> None:
+        self.url = url
+        self.settings = settings
+        self._shards = shards
+        self.one_store = shards == "1"
+        self._frontiers: dict[int, tuple[Fleet, str]] = {}
+        self._hired = 0
+        self._database = Database(dialect_of(url))
+
+    async def ask(self, text: str) -> None:
+        """Run one statement beside the frontier."""
+        await self._database.run(lambda db: db.ask(text), whole=False)
+
+    async def begin(self) -> None:
+        """Empty the tables and make the job."""
+        await self._database.run(lambda db: db.make_tables())
+        for table in reversed(TABLES):
+            await self.ask(f"DELETE FROM gossamer_{table}")  # noqa: S608
+        self.frontier = await self.worker("first")
+        await self.ask("UPDATE gossamer_jobs SET clock = 1700000000000000")
+
+    async def end(self) -> None:
+        """Let go of everything."""
+        for frontier, _ in self._frontiers.values():
+            await frontier.aclose()
+        await self._database.aclose()
+
+    async def advance(self, seconds: float) -> None:
+        await self.ask(f"UPDATE gossamer_jobs SET clock = clock + {round(seconds * 1e6)}")  # noqa: S608
+
+    async def set_back(self, seconds: float) -> None:
+        await self.advance(-seconds)
+
+    async def worker(self, name: str) -> Frontier:
+        frontier = await open_databases(self.url, _JOB, self.settings, worker=name, shards=self._shards)
+        if isinstance(frontier, Sharded):
+            frontier.quiet_seconds = 0.0
+        self._frontiers[id(frontier)] = frontier, name
+        return frontier
+
+    async def lose(self, worker: Frontier) -> None:
+        # As a worker does that is started in the place of one that died.
+        await cast(Fleet, self.frontier).abandon(self._frontiers[id(worker)][1])
+
+    async def steer(self, job: JobState) -> None:
+        await cast(Fleet, self.frontier).steer(job)
+
+    async def reopen(self, settings: Settings | None = None) -> None:
+        """All workers die; the server lives on."""
+        self.settings = settings or self.settings
+        self._hired += 1
+        gone = list(self._frontiers.values())
+        self._frontiers.clear()
+        self.frontier = await self.worker(f"again-{self._hired}")
+        for frontier, name in gone:
+            await cast(Fleet, self.frontier).abandon(name)
+            await frontier.aclose()
+
+
+@asynccontextmanager
+async def sql(settings: Settings, url: str, *, shards: str = "1") -> AsyncIterator[Harness]:
+    """A database that is there for tests only: its tables are emptied."""
+    harness = SqlHarness(url, settings, shards)
+    await harness.begin()
+    try:
+        yield harness
+    finally:
+        await harness.end()

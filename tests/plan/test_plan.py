@@ -1,0 +1,244 @@
+"""The plan of a crawl: small cases by hand, and properties that must hold for every wish."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as some
+
+from gossamer.cli import named
+from gossamer.errors import ConfigError
+from gossamer.plan import units
+from gossamer.plan.figures import Figures, Store, read_figures, reference, write_figures
+from gossamer.plan.needs import Machine, Part, Wish, plan
+from gossamer.plan.web import KNOWN_HOSTS, Hosts, usual_hosts
+from gossamer.plan.whatif import rows
+
+change = msgspec.structs.replace
+PLAIN = Figures(
+    measured_on="2026-11-16",
+    machine="none",
+    version="0",
+    small_page_cpu_seconds=0.001,
+    large_page_cpu_seconds=0.002,
+    host_cpu_seconds=0.0,
+    tls_cpu_seconds=0.0,
+    warc_cpu_seconds=0.0004,
+    warc_ratio=0.25,
+    frontiers={
+        "redis": Store(
+            client_cpu_seconds=0.0,
+            server_cpu_seconds=1e-4,
+            queued_bytes=50,
+            done_bytes=10,
+            again_bytes=100,
+            in_memory=True,
+        )
+    },
+)
+TRILLION = Wish(pages=1e12, period_seconds=7 * 86_400, page_bytes=10_000, hosts=1.3e9)
+wishes = some.builds(
+    Wish,
+    pages=some.floats(1e9, 1e13),
+    period_seconds=some.floats(3600, 1e8),
+    page_bytes=some.floats(1000, 1e6),
+    hosts=some.floats(1e6, 2e9),
+    delay=some.floats(0.01, 60),
+    latency_seconds=some.floats(0.01, 5),
+    once=some.booleans(),
+    regions=some.integers(1, 9),
+    wire_ratio=some.floats(0.1, 1),
+    busy_share=some.floats(0.2, 1),
+)
+
+
+def test_a_trillion_pages_a_week_by_hand() -> None:
+    found = plan(TRILLION, PLAIN)
+    assert found.pages_per_second == pytest.approx(1_653_439, rel=1e-6)
+    assert found.raw_bytes == 10e15
+    assert found.stored_bytes == 2.5e15
+    assert found.requests_per_second == pytest.approx(1_653_439 / 0.82, rel=1e-6)
+    # 1.5 s for each request of a site.
+    assert found.most_of_a_host == pytest.approx(403_200)
+    assert found.sites_at_once == pytest.approx(1.5 * found.requests_per_second)
+    # 10 kB are 1 ms and 0.1 ms in the archive; what is no page costs 0.667 ms.
+    assert found.cores == pytest.approx(1_653_439 * (0.0011 + (1 / 0.82 - 1) * (0.001 - 1e-3 / 3)), rel=1e-6)
+    assert found.received_bits_per_second == pytest.approx(8 * (1_653_439 * 10_000 + found.requests_per_second * 800))
+
+
+def test_a_small_crawl_by_hand() -> None:
+    """86,400 pages a day on 10 equal hosts: one page a second, which one machine does."""
+    found = plan(Wish(pages=86_400, period_seconds=86_400, page_bytes=10_000, hosts=10), PLAIN)
+    assert (found.pages_per_second, found.workers, found.servers, found.shards) == (1.0, 1, 1, 1)
+    assert found.raw_bytes == 864e6
+    assert found.frontier_bytes == pytest.approx(86_400 * (100 + 0.14 / 0.57 * 50 + 0.29 / 0.57 * 10))
+    assert found.between_regions_bits_per_second == 0
+
+
+@given(wishes)
+def test_twice_the_web_takes_twice_of_everything(wish: Wish) -> None:
+    one, two = plan(wish, PLAIN), plan(change(wish, pages=2 * wish.pages, hosts=2 * wish.hosts), PLAIN)
+    for name in ("pages_per_second", "raw_bytes", "stored_bytes", "cores", "frontier_bytes", "sites_at_once"):
+        assert getattr(two, name) == pytest.approx(2 * getattr(one, name))
+    for name in ("workers", "servers", "shards"):
+        assert 2 * (getattr(one, name) - 1) <= getattr(two, name) <= 2 * getattr(one, name)
+
+
+@given(wishes)
+def test_more_pages_on_the_same_hosts_never_take_less(wish: Wish) -> None:
+    one, two = plan(wish, PLAIN), plan(change(wish, pages=2 * wish.pages), PLAIN)
+    assert two.raw_bytes >= 2 * one.raw_bytes
+    assert two.cores >= one.cores
+    assert two.cost >= one.cost
+    assert two.polite_share <= one.polite_share + 1e-9
+
+
+RELIEFS: dict[Part, Any] = {
+    "politeness": lambda wish, figures: (change(wish, delay=wish.delay / 2, latency_seconds=1e-3), figures),
+    "worker cores": lambda wish, figures: (wish, _less_cpu(figures)),
+    "worker memory": lambda wish, figures: (change(wish, lane_bytes=wish.lane_bytes / 2, process_bytes=1), figures),
+    "bandwidth": lambda wish, figures: (change(wish, wire_ratio=wish.wire_ratio / 2, header_bytes=0), figures),
+    "frontier cpu": lambda wish, figures: (wish, _store(figures, server_cpu_seconds=5e-5)),
+    "frontier space": lambda wish, figures: (wish, _store(figures, queued_bytes=25, done_bytes=5, again_bytes=50)),
+    "storage": lambda wish, figures: (wish, change(figures, warc_ratio=figures.warc_ratio / 2)),
+    "traffic": lambda wish, figures: (change(wish, sent_bytes=wish.sent_bytes / 2), figures),
+}
+
+
+def _less_cpu(figures: Figures) -> Figures:
+    return change(figures, small_page_cpu_seconds=5e-4, large_page_cpu_seconds=1e-3, warc_cpu_seconds=2e-4)
+
+
+def _store(figures: Figures, **values: float) -> Figures:
+    return change(figures, frontiers={"redis": change(figures.frontiers["redis"], **values)})
+
+
+@given(wishes)
+def test_relief_of_the_bottleneck_that_is_named_helps(wish: Wish) -> None:
+    found = plan(wish, PLAIN)
+    better = plan(*RELIEFS[found.bottleneck](wish, PLAIN))
+    if found.bottleneck == "politeness":
+        assert found.polite_share < 0.999
+        assert better.polite_share > found.polite_share
+    else:
+        assert found.polite_share >= 0.999
+        assert better.cost < found.cost or max(found.workers, found.servers) == 1
+
+
+@given(wishes)
+def test_nothing_that_money_buys_saves_as_much_as_the_dearest_part(wish: Wish) -> None:
+    """Halve all that workers need, all that the frontier needs, what is stored, what is sent: one at a time."""
+    found = plan(wish, PLAIN)
+    half = {
+        "workers": (
+            change(
+                wish,
+                lane_bytes=wish.lane_bytes / 2,
+                wire_ratio=wish.wire_ratio / 2,
+                header_bytes=wish.header_bytes / 2,
+            ),
+            _less_cpu(PLAIN),
+        ),
+        "frontier": (
+            wish,
+            _store(PLAIN, server_cpu_seconds=5e-5, queued_bytes=25, done_bytes=5, again_bytes=50),
+        ),
+        "storage": RELIEFS["storage"](wish, PLAIN),
+        "traffic": (
+            change(wish, sent_bytes=wish.sent_bytes / 2, prices=change(wish.prices, between_regions_gb=0.01)),
+            PLAIN,
+        ),
+    }
+    saved = {group: found.cost - plan(*relief).cost for group, relief in half.items()}
+    groups = dict.fromkeys(found.worker_needs, "workers") | dict.fromkeys(found.server_needs, "frontier")
+    dearest = groups.get(found.next_bottleneck, found.next_bottleneck)
+    # Whole machines are rented, none of which costs a thousand dollars.
+    assert saved[dearest] >= 0.99 * max(saved.values()) - 2000
+
+
+@given(some.floats(1e3, 1e6), some.integers(2, 3000), some.floats(1, 1e5))
+def test_what_politeness_lets_through_is_the_sum_over_all_hosts(mean: float, number: int, most: float) -> None:
+    hosts = Hosts(mean * number, number)
+    sizes = [hosts.largest * rank**-hosts.exponent for rank in range(1, number + 1)]
+    scale = hosts.pages / sum(sizes)
+    by_hand = sum(min(size * scale, most) for size in sizes)
+    assert hosts.within(most) == pytest.approx(by_hand, rel=0.12)
+    assert hosts.within(most) <= hosts.pages
+    assert hosts.within(2 * most) >= hosts.within(most) - 1e-6
+
+
+def test_the_shape_of_the_web_is_that_of_the_crawls_it_was_drawn_from() -> None:
+    """CC-MAIN-2026-30: the top 500 of 33.3 M domains hold 5.1 % of the pages; 2.136 bn pages on 40.5 M hosts."""
+    assert Hosts(2.136e9, 33.3e6).share_of_top(500) == pytest.approx(0.051, abs=0.004)
+    assert usual_hosts(2.136e9) == pytest.approx(40.5e6, rel=0.01)
+    assert usual_hosts(1e12) == KNOWN_HOSTS
+    assert Hosts(1e6, 1).within(10) == pytest.approx(10)
+
+
+def test_a_machine_with_more_of_what_lacks_takes_fewer_of_them() -> None:
+    narrow = change(TRILLION, worker=Machine(cores=64, memory_bytes=256e9, bits_per_second=1e9))
+    found, wider = plan(narrow, PLAIN), plan(change(narrow, worker=change(narrow.worker, bits_per_second=2e9)), PLAIN)
+    assert max(found.worker_needs, key=lambda need: found.worker_needs[need]) == "bandwidth"
+    assert math.isclose(wider.workers, found.workers / 2, rel_tol=0.01)
+
+
+def test_every_variant_differs_from_what_was_asked() -> None:
+    first, *others = rows(TRILLION, reference())
+    assert first.change == "as asked"
+    assert len({change for change, _ in others}) == len(others) > 12
+    assert [name for name, found in others if found == first.plan] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "read", "value"),
+    [
+        ("1e12", units.count, 1e12),
+        ("1,000", units.count, 1000),
+        ("2bn", units.count, 2e9),
+        ("10kB", units.byte_count, 10_000),
+        ("1 KiB", units.byte_count, 1024),
+        ("7d", units.seconds, 604_800),
+        ("500ms", units.seconds, 0.5),
+        ("36h", units.seconds, 129_600),
+    ],
+)
+def test_quantities_are_read_as_people_write_them(text: str, read: Any, value: float) -> None:
+    assert read(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "many", "1e99", "5 parsecs", "1.2.3", "nan", "inf"])
+def test_what_is_no_quantity_is_refused(text: str) -> None:
+    for read in (units.count, units.byte_count, units.seconds):
+        with pytest.raises(ConfigError):
+            read(text)
+
+
+def test_figures_come_back_as_they_were_written(tmp_path: Any) -> None:
+    write_figures(tmp_path / "a" / "figures.json", PLAIN)
+    assert read_figures(tmp_path / "a" / "figures.json") == PLAIN
+    (tmp_path / "bad.json").write_text('{"machine": 1}')
+    for name in ("bad.json", "none.json"):
+        with pytest.raises(ConfigError):
+            read_figures(tmp_path / name)
+
+
+def test_the_command_prints_the_plan_and_says_whose_figures_it_took(tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    words = ["--pages", "1e12", "--every", "7d", "--page-size", "10kB", "--store", "redis"]
+    done = CliRunner().invoke(named("plan"), words)
+    assert done.exit_code == 0, done.output
+    assert "1.65 M pages/s" in done.output
+    assert "10 PB a pass" in done.output
+    assert f"figures: reference, {reference().measured_on}" in done.output
+    write_figures(tmp_path / "gossamer" / "figures.json", PLAIN)
+    assert "figures: measured here" in CliRunner().invoke(named("plan"), words).output
+    found = json.loads(CliRunner().invoke(named("plan"), [*words, "--json", "--compression", "0.5"]).output)
+    assert found["plans"]["as asked"]["stored_bytes"] == 5e15
+    with pytest.raises(ConfigError, match="no figures of it"):
+        CliRunner().invoke(named("plan"), [*words[:-1], "oracle"], catch_exceptions=False)

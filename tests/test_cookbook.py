@@ -1,0 +1,165 @@
+"""The tutorial and the cookbook as readers use them: files are written, commands run, and what they print compared."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PLACE = "127.0.0.1:8000"
+"""The site of the pages; in the tests it has any port."""
+BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"\n]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+PAGES = [
+    path
+    for path in sorted((ROOT / "docs").rglob("*.md"))
+    if re.search(r"^\$ gossamer simweb ", path.read_text("utf-8"), re.MULTILINE)
+]
+
+
+class Command(NamedTuple):
+    """A command of a page, and what it is said to print."""
+
+    line: str
+    shown: str
+
+
+def commands(block: str) -> Iterator[Command]:
+    """The commands of a console; one that ends with a backslash goes on in the next line."""
+    for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+        found = re.match(r"((?:[^\n]*\\\n)*[^\n]*)\n?(.*)", part, re.DOTALL)
+        assert found is not None
+        yield Command(found[1], found[2])
+
+
+def pattern_of(shown: str) -> re.Pattern[str]:
+    """What is shown as a pattern: three points stand for anything, on a line of their own for any lines."""
+    lines = []
+    for line in shown.splitlines():
+        if line.strip() == "...":
+            lines.append(r"(?:.*\n)*")
+        else:
+            lines.append(".*".join(re.escape(part) for part in line.split("...")) + r"\n")
+    return re.compile("".join(lines))
+
+
+class Reader:
+    """Somebody with a page, a folder and a terminal for the simulated web."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.webs: list[subprocess.Popen[str]] = []
+        self.place = PLACE
+        tools = folder / "bin"
+        tools.mkdir()
+        for name, module in (("gossamer", "gossamer"), ("warcio", "warcio.cli")):
+            tool = tools / name
+            tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {module} "$@"\n', "utf-8")
+            tool.chmod(0o755)
+        self.work = folder / "work"
+        self.work.mkdir()
+        self.environment = {name: value for name, value in os.environ.items() if not name.startswith("GOSSAMER_")}
+        self.environment |= {"PATH": f"{tools}:{os.environ['PATH']}", "LC_ALL": "C.UTF-8", "COLUMNS": "120"}
+
+    def read(self, page: Path) -> int:
+        """Do what a page says, in its order; how many outputs were compared."""
+        compared = 0
+        for kind, title, body in BLOCK.findall(page.read_text("utf-8")):
+            if title:
+                file = self.work / title
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(self.here(body), "utf-8")
+            elif kind == "console":
+                for command in commands(body):
+                    compared += self.type(command)
+        return compared
+
+    def here(self, text: str) -> str:
+        return text.replace(PLACE, self.place)
+
+    def type(self, command: Command) -> bool:
+        if command.line.startswith("gossamer simweb "):
+            self.start_web(command.line)
+            return False
+        name = re.fullmatch(r"export (\w+)=(\S+)", command.line)
+        if name:
+            self.environment[name[1]] = name[2]
+            return False
+        done = subprocess.run(
+            ["bash", "-c", self.here(command.line)],
+            cwd=self.work,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        # Only a crawl that takes long says how far it is, which is a matter of the machine.
+        said = re.sub(r"^progress .*\n", "", done.stdout, flags=re.MULTILINE)
+        fits = not command.shown or pattern_of(self.here(command.shown)).fullmatch(said) is not None
+        if done.returncode or not fits:
+            pytest.fail(
+                f"{command.line}\nended with {done.returncode}; it printed\n{done.stdout[:3000]}", pytrace=False
+            )
+        return bool(command.shown)
+
+    def start_web(self, line: str) -> None:
+        """The page's web, on a free port; its seeds go where the page puts them."""
+        words, _, file = line.replace("--port 8000", "--port 0").partition(" > ")
+        web = subprocess.Popen(
+            [str(self.folder / "bin" / "gossamer"), *words.split()[1:], "--quiet"],
+            cwd=self.work,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.webs.append(web)
+        assert web.stdout is not None
+        first = web.stdout.readline()
+        self.place = f"127.0.0.1:{first.strip().rstrip('/').rpartition(':')[2]}"
+        if file:
+            sites = re.search(r"--sites (\d+)", line)
+            rest = [web.stdout.readline() for _ in range(int(sites[1]) - 1 if sites else 39)]
+            (self.work / file).write_text(first + "".join(rest), "utf-8")
+
+    def leave(self) -> None:
+        for web in self.webs:
+            web.terminate()
+        for web in self.webs:
+            web.wait(20)
+            assert web.stdout is not None
+            web.stdout.close()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_what_the_page_says_happens(page: Path, tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
+    try:
+        assert reader.read(page) > 0
+    finally:
+        reader.leave()
+
+
+def test_every_recipe_runs() -> None:
+    recipes = {path.name for path in (ROOT / "docs" / "cookbook").glob("*.md")}
+    assert recipes - {path.name for path in PAGES} == {"README.md", "which-set-up.md"}
+
+
+def test_a_page_that_shows_what_does_not_happen_is_found_out(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    reader = Reader(tmp_path)
+    page.write_text("```console\n$ echo one two\none ...\n```\n", "utf-8")
+    assert reader.read(page) == 1
+    for wrong in ("$ echo one\ntwo\n", "$ false\n", "$ printf 'a\\nb\\n'\na\n"):
+        page.write_text(f"```console\n{wrong}```\n", "utf-8")
+        with pytest.raises(pytest.fail.Exception):
+            reader.read(page)

@@ -1,0 +1,88 @@
+"""The verdict on a troubled crawl: each thing that can be wrong is told, and what a kill explains is not."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from gossamer.sim.answer import Fate
+from gossamer.sim.log import Entry
+from gossamer.verify.verdict import Blow, Row, Verdict, judge
+
+DELAY = 1.0
+PAGES = [f"http://127.0.0.1:80/{name}" for name in "abcd"]
+FATES: dict[str, Fate] = {**dict.fromkeys(PAGES, "page"), "http://127.0.0.1:80/private": "robots"}
+
+
+def asked(at: float, name: str, *, takes: float = 0.1, port: int = 1) -> Entry:
+    return Entry(at, at + takes, at + takes, "http://127.0.0.1:80", "GET", f"/{name}", 200, port, "gossamer")
+
+
+LOG = [asked(100.0 + 1.2 * number, name) for number, name in enumerate("abcd")]
+STORED = [Row(url, 200) for url in PAGES]
+
+
+def verdict(log: list[Entry] = LOG, stored: list[Row] = STORED, *blows: Blow) -> Verdict:
+    return judge(log, {"jsonl": stored}, FATES, blows=blows, delay=DELAY, in_hand=2)
+
+
+def test_a_perfect_crawl_is_good() -> None:
+    found = verdict()
+    assert found.is_good
+    assert (found.pages, found.requests, found.gaps, found.fetched_again) == (4, 4, 3, 0)
+    assert found.least_gap == pytest.approx(1.1)
+
+
+@pytest.mark.parametrize(
+    ("log", "stored", "broken"),
+    [
+        (LOG, STORED[1:], "lost"),
+        (LOG, [*STORED[1:], Row(PAGES[0], 500)], "lost"),
+        (LOG, [*STORED, STORED[2]], "stored_twice"),
+        ([*LOG, asked(105.0, "private")], STORED, "forbidden"),
+        ([*LOG, asked(104.5, "robots.txt")], STORED, "impolite"),
+        ([*LOG[:1], asked(100.05, "robots.txt", port=2), *LOG[1:]], STORED, "impolite"),
+    ],
+)
+def test_whatever_is_wrong_is_told(log: list[Entry], stored: list[Row], broken: str) -> None:
+    found = verdict(log, stored)
+    assert not found.is_good
+    wrong = [name for name in ("lost", "stored_twice", "forbidden", "impolite") if getattr(found, name)]
+    assert wrong == [broken]
+
+
+def test_a_page_that_one_of_two_sinks_lacks_is_lost() -> None:
+    stored = {"jsonl": STORED, "warc": STORED[:-1]}
+    assert judge(LOG, stored, FATES, blows=(), delay=DELAY, in_hand=2).lost == (PAGES[-1],)
+
+
+def test_fetching_again_needs_a_blow_that_explains_it() -> None:
+    again = [*LOG, asked(110.0, "a"), asked(112.0, "b")]
+    assert not verdict(again).is_good
+    assert verdict(again, STORED, Blow("all killed", 105.0)).is_good
+    assert not verdict([*again, asked(114.0, "c")], STORED, Blow("all killed", 105.0)).is_good
+
+
+def test_the_delay_counts_from_the_death_of_who_asked() -> None:
+    """Nobody waits for the answer of c any more; d comes one delay after the kill, and not sooner."""
+    kill = Blow("worker killed", 102.5)
+    slow = [*LOG[:2], asked(102.4, "c", takes=0.6, port=7)]
+    assert verdict([*slow, asked(103.6, "d")], STORED, kill).is_good
+    assert not verdict([*slow, asked(103.6, "d")]).is_good
+    assert not verdict([*slow, asked(103.4, "d")], STORED, kill).is_good
+    # It was on the wire, and reached the server after its sender was dead.
+    late = [*LOG[:2], asked(102.7, "c", port=7), asked(103.6, "d")]
+    assert verdict(late, STORED, kill).is_good
+    # Who goes on asking through the same connection was not killed.
+    assert not verdict([*late, asked(105.0, "c", port=7)], STORED, kill, kill).is_good
+
+
+def test_one_request_that_a_sleeper_had_on_its_way_is_late_and_two_are_impolite() -> None:
+    stop = Blow("worker stopped", 101.0, 108.0)
+    log = [*LOG[:3], asked(107.8, "d"), asked(108.01, "robots.txt", port=9)]
+    found = verdict(log, STORED, stop)
+    assert found.is_good
+    assert found.late == 1
+    assert found.least_gap == pytest.approx(1.1)
+    assert not verdict([*log, asked(108.2, "robots.txt", port=9)], STORED, stop).is_good
+    assert not verdict([msgspec.structs.replace(log[-1], arrived_at=103.0), *log[:-1]], STORED, stop).is_good
