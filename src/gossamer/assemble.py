@@ -116,8 +116,8 @@ async def worker(
             jar=jar,
             remembers=downloader if isinstance(downloader, Remembers) else None,
             loads=loads,
-            visits=visits,
             crowds=Crowds(downloader, settings.per_address) if isinstance(downloader, Locates) else None,
+            visits=visits,
         )
     finally:
         if pool is not None:

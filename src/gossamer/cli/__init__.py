@@ -13,10 +13,10 @@ import click
 from click.shell_completion import CompletionItem
 
 from gossamer import logs
-from gossamer.allocator import give_back_freed_memory
 from gossamer.cli.contents import CONTENTS, LINES, PLACES
 from gossamer.cli.exits import Exit
 from gossamer.cli.terminal import flush_output, hold_standard_streams, plain, say
+from gossamer.engine.allocator import give_back_freed_memory
 from gossamer.errors import ConfigError, GossamerError
 from gossamer.settings import VERSION
 

@@ -118,8 +118,7 @@ class HttpDownloader:
             if self._proxies:
                 return "", False
             address = target.address or (route.address if route else (await self._addresses(target.host))[0][0])
-        except FetchError:
-            # The fetch itself will say so.
+        except Exception:  # whatever it is, the fetch meets it too, and decides the page's fate
             return "", False
         return address, is_global(address)
 

@@ -10,8 +10,8 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from gossamer import allocator, urls
-from gossamer.engine import hops
+from gossamer import urls
+from gossamer.engine import allocator, hops
 from gossamer.engine.extractor import Extracted, row_of
 from gossamer.engine.marker import Marker
 from gossamer.engine.recent import Recent

@@ -10,9 +10,8 @@ from typing import Any
 
 import msgspec
 
-from gossamer import allocator
 from gossamer import settings as configuration
-from gossamer.engine import wire
+from gossamer.engine import allocator, wire
 from gossamer.engine.extractor import Extracted, Extractor, make_spider
 from gossamer.model import Request, Response
 from gossamer.settings import Settings

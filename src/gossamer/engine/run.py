@@ -51,8 +51,8 @@ class Engine:
         jar: CookieJar | None = None,
         remembers: Remembers | None = None,
         loads: LoadGate | None = None,
-        visits: Callable[..., Visit] = Visit,
         crowds: Crowds | None = None,
+        visits: Callable[..., Visit] = Visit,
     ) -> None:
         self._frontier = frontier
         self._settings = settings

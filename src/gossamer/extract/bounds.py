@@ -9,7 +9,7 @@ from itertools import islice
 WORK = 32_000_000
 WORK_PER_BYTE = 16
 # The body, its tree with a copy of the text, and the longest piece once more as the parser reads it, and as a string.
-MAX_PAGE_BYTES = 38 * 1024 * 1024
+MAX_PAGE_BYTES = 39 * 1024 * 1024
 LEAST_TREE_BYTES = 8 * 1024 * 1024
 MOST_TEXT_BYTES = 8 * 1024 * 1024
 # A tag, or a title, which the parser keeps twice; a picture in an attribute may be of some size.
@@ -109,7 +109,7 @@ def safe_length(body: bytes, *, held_bytes: int = 0) -> int:
 def room_for(held_bytes: int) -> int:
     """How much the tree of a page may take, with everything that is made of it, where so much is held already."""
     # The more there is of a page, the more is made of it besides: its text, its links, a line of output.
-    return max(MAX_PAGE_BYTES - held_bytes * 27 // 20, LEAST_TREE_BYTES)
+    return max(MAX_PAGE_BYTES - held_bytes * 3 // 2, LEAST_TREE_BYTES)
 
 
 def room_for_text(body_bytes: int) -> int:
