@@ -322,11 +322,11 @@ BUGS: list[tuple[Plant, str, int, dict[str, Any]]] = [
     (acknowledge_what_is_not_written, "P7", 0, {"forgets_seconds": 0.0}),
     (raise_on_a_stale_token, "P8", 6, {}),
     (never_end_a_lease, "P9", 0, {}),
-    (blame_no_page, "P10", 0, {"poison": "http://s0.test/p2"}),
+    (blame_no_page, "P10", 6, {"poison": "http://s0.test/p2"}),
     (let_sites_have_all, "quota", 12, CALM),
-    (exceed_the_budget_of_a_site, "budget", 0, CALM),
-    (exceed_the_pages_of_a_job, "budget", 0, CALM),
-    (try_for_ever, "tries", 0, {}),
+    (exceed_the_budget_of_a_site, "budget", 19, CALM),
+    (exceed_the_pages_of_a_job, "budget", 21, CALM),
+    (try_for_ever, "tries", 1, {}),
 ]
 """Bug, the promise that it breaks, a seed to begin with, and what of its world is chosen."""
 RARE: list[tuple[Plant, str]] = [(keep_keys_of_a_failed_write, "I1"), (believe_in_every_renewal, "P5")]
