@@ -27,6 +27,7 @@ from gossamer.simulation.scenario import draw
 SEEDS = 200
 """So many worlds are looked at for a bug; most show in one of the first."""
 FLEET: dict[str, Any] = {"stores": "fleet", "restarts": 0}
+CALM: dict[str, Any] = {"kills": 0, "pauses": 0, "cuts": 0, "loss": 0.0, "store_faults": 0.0, "poison": ""}
 OWNER: dict[str, Any] = {"stores": "owner", "restarts": 2, "forgets_seconds": 0.0}
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -262,7 +263,10 @@ def let_sites_have_all(patch: pytest.MonkeyPatch) -> None:
 
 
 def exceed_the_budget_of_a_site(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Site, "room", lambda self: 1 << 62 if self.budget is None else self.budget - self.stored)
+    def room(self: Site) -> int:
+        return 1 << 62 if self.budget is None or self.stored < self.budget else 0
+
+    patch.setattr(Site, "room", room)
 
 
 def exceed_the_pages_of_a_job(patch: pytest.MonkeyPatch) -> None:
@@ -298,7 +302,7 @@ BUGS: list[tuple[Plant, str, int, dict[str, Any]]] = [
     (drop_the_lanes_of_the_dead, "I1", 0, {}),
     (count_no_failures, "I2", 0, {}),
     (finish_while_pages_wait_for_their_time, "I2", 10, {}),
-    (never_renew, "I3", 16, {"kills": 0, "pauses": 0, "cuts": 0, "loss": 0.0, "store_faults": 0.0, "poison": ""}),
+    (never_renew, "I3", 16, CALM),
     (tell_workers_of_no_delay, "I4", 1, {}),
     (ignore_robots, "I5", 0, {}),
     (never_ask_for_robots_again, "I5", 33, {"skew_seconds": 0.0}),
@@ -307,7 +311,7 @@ BUGS: list[tuple[Plant, str, int, dict[str, Any]]] = [
     (write_before_the_tokens_are_checked, "I6", 0, OWNER),
     (forget_the_seen_set, "P1", 0, {}),
     (come_again_too_soon, "P1", 3, {}),
-    (hand_out_lanes_that_are_held, "P2", 3, {"kills": 0, "pauses": 0, "cuts": 0, "loss": 0.0, "poison": ""}),
+    (hand_out_lanes_that_are_held, "P2", 3, CALM),
     (forget_links, "P3", 0, {}),
     (drop_the_token_check, "P4", 43, {}),
     (hand_tokens_out_twice, "P4", 2, {}),
@@ -318,11 +322,11 @@ BUGS: list[tuple[Plant, str, int, dict[str, Any]]] = [
     (acknowledge_what_is_not_written, "P7", 0, {"forgets_seconds": 0.0}),
     (raise_on_a_stale_token, "P8", 6, {}),
     (never_end_a_lease, "P9", 0, {}),
-    (blame_no_page, "P10", 9, {}),
-    (let_sites_have_all, "quota", 12, {}),
-    (exceed_the_budget_of_a_site, "budget", 0, {}),
-    (exceed_the_pages_of_a_job, "budget", 0, {}),
-    (try_for_ever, "tries", 0, {}),
+    (blame_no_page, "P10", 6, {"poison": "http://s0.test/p2"}),
+    (let_sites_have_all, "quota", 12, CALM),
+    (exceed_the_budget_of_a_site, "budget", 19, CALM),
+    (exceed_the_pages_of_a_job, "budget", 21, CALM),
+    (try_for_ever, "tries", 1, {}),
 ]
 """Bug, the promise that it breaks, a seed to begin with, and what of its world is chosen."""
 RARE: list[tuple[Plant, str]] = [(keep_keys_of_a_failed_write, "I1"), (believe_in_every_renewal, "P5")]
