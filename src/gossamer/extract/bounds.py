@@ -126,17 +126,14 @@ def _is_suspicious(body: bytes) -> bool:
         return True
     tags = body.count(b"<")
     # Half of them formatting, the other half places to open it again in, is the worst that they could be.
-    if tags > MANY_TAGS or (
-        tags * tags > 4 * MANY_COPIES and _left_open(body, MANY_COPIES // tags) * tags > MANY_COPIES
-    ):
+    if tags > MANY_TAGS or (tags * tags > 4 * MANY_COPIES and _left_open(body) * tags > MANY_COPIES):
         return True
     return _hides_its_end(body)
 
 
-def _left_open(body: bytes, enough: int) -> int:
-    """How many formatting elements may be left open, at most; exact only where that is more than `enough`."""
-    started = len(_FORMATTING_START.findall(body))
-    return started - len(_FORMATTED_TEXT.findall(body)) if started > enough else started
+def _left_open(body: bytes) -> int:
+    """How many formatting elements may be left open, at most."""
+    return len(_FORMATTING_START.findall(body)) - len(_FORMATTED_TEXT.findall(body))
 
 
 def _hides_its_end(body: bytes) -> bool:
