@@ -374,3 +374,23 @@ def test_a_fleet_knows_what_was_fetched_in_every_shard(redis_server: RedisServer
     assert run("wide", "done.txt", "--frontier", redis_server.url) == 0
     asyncio.run(know())
     asyncio.run(check())
+
+
+def test_a_job_keeps_its_settings_when_more_is_imported(here: Path) -> None:
+    """On a folder, whose own hand at work is not taken for a worker."""
+    (here / "some.txt").write_text("http://a.example/1\n")
+    (here / "more.txt").write_text("http://a.example/2\n")
+    frontier = f"folder:{here / 'shared'}"
+    assert run("kept", "some.txt", "--done", "--frontier", frontier, "--delay", "7") == 0
+    assert run("kept", "more.txt", "--done", "--frontier", frontier, "--max-depth", "3") == 0
+
+    async def look() -> Settings:
+        fleet = await open_fleet(frontier, "kept", worker_name="looks")
+        try:
+            assert (await fleet.counts()).known == 2
+            return fleet.settings
+        finally:
+            await fleet.aclose()
+
+    settings = asyncio.run(look())
+    assert (settings.delay, settings.max_depth) == (7.0, 3)

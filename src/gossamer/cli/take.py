@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from gossamer import job as jobs
+from gossamer import settings as configuration
 from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
 from gossamer.cli.guide import Sectioned
@@ -19,7 +20,7 @@ from gossamer.cli.start import read_settings, run
 from gossamer.cli.terminal import plain, say
 from gossamer.clock import SystemClock
 from gossamer.engine.pulse import is_live
-from gossamer.errors import ConfigError
+from gossamer.errors import ConfigError, JobMissing
 from gossamer.fleet import SCHEMES, open_fleet
 from gossamer.frontier.base import Fleet
 from gossamer.frontier.local import LocalFrontier
@@ -173,7 +174,8 @@ class _Work:
         if self._for_scrapy:
             return await self._open_project()
         if self._url.startswith(SCHEMES):
-            fleet = await open_fleet(self._url, self._name, read_settings(None, self._values), worker_name=_IMPORTER)
+            settings = read_settings(None, {**await self._kept(), **self._values})
+            fleet = await open_fleet(self._url, self._name, settings, worker_name=_IMPORTER)
             return fleet, fleet.settings, PageMaker(fleet.settings, fleet.secret)
         if self._url not in ("", "sqlite"):
             raise ConfigError(
@@ -202,9 +204,20 @@ class _Work:
         maker = ScrapyMaker(project, frontier.secret, site_by=settings.site_by, from_scrapy_redis=self._from_redis)
         return frontier, settings, maker
 
+    async def _kept(self) -> dict[str, Any]:
+        """The settings of a job that is there already."""
+        try:
+            fleet = await open_fleet(self._url, self._name, worker_name=_IMPORTER)
+        except JobMissing:
+            return {}
+        try:
+            return configuration.dump(fleet.settings)
+        finally:
+            await fleet.aclose()
+
     async def _check_rest(self, fleet: Fleet) -> None:
         """What was fetched before is settled here, and must not be leased to anybody meanwhile."""
-        at_work = [pulse.worker for pulse in await fleet.workers() if is_live(pulse)]
+        at_work = [pulse.worker for pulse in await fleet.workers() if is_live(pulse) and pulse.worker != _IMPORTER]
         if at_work and self._must_rest:
             raise ConfigError(
                 f"job {self._name!r} is at work: {', '.join(at_work[:5])}", hint="stop its workers, import, start them"

@@ -25,8 +25,8 @@ _RUN_BY_SPREADSHEETS = frozenset("=+-@\t\r\n|%'")
 class CsvSink:
     """`pages.csv` and `items.csv`. The columns of items are the fields of the first item, the page's `url` and `more`.
 
-    Text that begins with = + - @ or the like has an apostrophe put before it, and so has text that begins with one:
-    to read it back, take one apostrophe away."""
+    Where items have a `url` themselves, the page's is `page_url`. Text that begins with = + - @ or the like has an
+    apostrophe put before it, and so has text that begins with one: to read it back, take one apostrophe away."""
 
     def __init__(self, folder: Path, marks: Mapping[str, int]) -> None:
         self._files = AppendedFiles(folder, (PAGES, ITEMS), marks)
@@ -46,7 +46,8 @@ class CsvSink:
             for item in record.items:
                 if fields is None:
                     fields = tuple(item)
-                    item_rows.writerow(["url", *map(cell, fields), MORE])
+                    page = "page_url" if "url" in fields else "url"
+                    item_rows.writerow([page, *map(cell, fields), MORE])
                 more = {name: value for name, value in item.items() if name not in fields}
                 known = (cell(item.get(name)) for name in fields)
                 item_rows.writerow([cell(record.page.url), *known, cell(more) if more else ""])
