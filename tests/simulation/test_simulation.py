@@ -37,13 +37,6 @@ def test_every_promise_holds_in_further_worlds() -> None:
     assert not broken
 
 
-def test_a_few_workers_more_than_a_seed_draws_and_more_sites() -> None:
-    """A world that is larger than those of the seeds, with all that befalls so many."""
-    report = simulate(draw(1, workers=60, sites=400))
-    assert not report.violations
-    assert report.pages > 300
-
-
 def test_a_seed_replays_exactly_in_another_process() -> None:
     """Also where strings hash otherwise, and after other seeds."""
     here = [simulate(draw(seed)) for seed in (4, 7)]
