@@ -58,6 +58,13 @@ def gate_of_loads(downloader: Downloader, settings: Settings, clock: Clock) -> L
     return gate
 
 
+def crowds_of(downloader: Downloader, settings: Settings) -> Crowds | None:
+    """The places at each address, if their number is limited: names are then looked up before pages are asked for."""
+    if settings.per_address is None or not isinstance(downloader, Locates):
+        return None
+    return Crowds(downloader, settings.per_address)
+
+
 @asynccontextmanager
 async def worker(
     frontier: Frontier,
@@ -116,7 +123,7 @@ async def worker(
             jar=jar,
             remembers=downloader if isinstance(downloader, Remembers) else None,
             loads=loads,
-            crowds=Crowds(downloader, settings.per_address) if isinstance(downloader, Locates) else None,
+            crowds=crowds_of(downloader, settings),
             visits=visits,
         )
     finally:

@@ -108,7 +108,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     adaptive_delay: Annotated[bool, Meta(description="Raise the delay of a site that answers slowly.")] = False
     per_site: Annotated[int, Meta(ge=1, description="Lanes of a site: fetches at once from one site.")] = 1
     per_address: Annotated[
-        Whole | None, Meta(description="Fetches at once from one address in a worker; unset: 32 from public ones.")
+        Whole | None, Meta(description="Fetches at once from one address in a worker, whatever its names.")
     ] = None
     concurrency: Annotated[int, Meta(ge=1, description="Fetches at once in a worker, at most.")] = 64
     workers: Annotated[int, Meta(ge=1, description="Worker processes on this machine.")] = 1

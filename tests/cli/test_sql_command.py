@@ -165,5 +165,5 @@ def test_a_folder_without_a_job_is_said_to_be_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing is stored"):
         list(ask(tmp_path, "SELECT 1"))
     (tmp_path / "pages.db").touch()
-    with pytest.raises(ConfigError, match="SQL already"):
+    with pytest.raises(ConfigError, match="sqlite"):
         list(ask(tmp_path, "SELECT 1"))

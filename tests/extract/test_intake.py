@@ -11,6 +11,7 @@ import pytest
 
 from gossamer.errors import ConfigError
 from gossamer.extract.intake import Dropped, Intake
+from gossamer.extract.schema import Fitted
 from gossamer.model import Rejected
 
 URL = "http://shop.example/1"
@@ -46,7 +47,8 @@ KINDS = pytest.mark.parametrize("kind", [Data, Attrs, Model, Struct])
 
 
 def take(item: Any, intake: Intake) -> Any:
-    return asyncio.run(intake.take(item, URL))
+    found = asyncio.run(intake.take(item, URL))
+    return found.item if isinstance(found, Fitted) else found
 
 
 @KINDS

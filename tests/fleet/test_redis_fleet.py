@@ -105,6 +105,8 @@ def test_f31_a_fail_over_to_a_replica_that_is_behind_costs_only_fetches(tmp_path
             "--lease-seconds", "2",
         )  # fmt: skip
         until(lambda: counter(second, folder, "stored") > 40)
+        link.latency_seconds = 600.0
+        until(lambda: counter(first, folder, "stored") > counter(second, folder, "stored") + 20)
         done = counter(first, folder, "stored")
         first.kill()
         link.cut_all()

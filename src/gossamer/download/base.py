@@ -24,8 +24,8 @@ class Downloader(Protocol):
 class Locates(Protocol):
     """A downloader that can tell where a request will go."""
 
-    async def address_of(self, request: Request) -> tuple[str, bool]:
-        """The address, empty if it is not known or a proxy's affair, and whether it is globally routable."""
+    async def address_of(self, request: Request) -> str:
+        """The address; empty if it is not known, or a proxy's affair."""
         ...
 
 

@@ -72,7 +72,7 @@ class BrowserDownloader:
         document = await self._http.fetch(_unconditional(request))
         return await self.show(request, document) if is_shown(request, document) else document
 
-    async def address_of(self, request: Request) -> tuple[str, bool]:
+    async def address_of(self, request: Request) -> str:
         """Where the document will come from."""
         return await self._http.address_of(request)
 

@@ -56,9 +56,9 @@ class SiteDownloaders:
         """Fetch as the site's own downloader, or that of all others, does."""
         return await self._own.get(request.site or host_port(request.url), self._common).fetch(request)
 
-    async def address_of(self, request: Request) -> tuple[str, bool]:
+    async def address_of(self, request: Request) -> str:
         """Where the request will go, whoever sends it."""
-        return await self._common.address_of(request) if isinstance(self._common, Locates) else ("", False)
+        return await self._common.address_of(request) if isinstance(self._common, Locates) else ""
 
     async def aclose(self) -> None:
         """Close all of them."""
@@ -98,9 +98,9 @@ class RecordingDownloader:
         while len(self._bad) > MAX_REMEMBERED:
             self._bad.popitem(last=False)
 
-    async def address_of(self, request: Request) -> tuple[str, bool]:
+    async def address_of(self, request: Request) -> str:
         """Where the request will go."""
-        return await self._strict.address_of(request) if isinstance(self._strict, Locates) else ("", False)
+        return await self._strict.address_of(request) if isinstance(self._strict, Locates) else ""
 
     async def aclose(self) -> None:
         """Close both."""

@@ -19,7 +19,7 @@ from gossamer.download.decoding import decode, encodings
 from gossamer.download.dns import Names, Resolver
 from gossamer.download.eyeballs import BetterAddress, raced
 from gossamer.download.faults import blame, check_head, connecting, never_connected, out_of_files, translate
-from gossamer.download.guard import Target, check_address, check_url, is_global
+from gossamer.download.guard import Target, check_address, check_url
 from gossamer.download.oddheaders import OddHeaders, readable
 from gossamer.download.outgoing import Outgoing, configure, read_authorities
 from gossamer.download.proxies import Proxies, Proxy
@@ -110,17 +110,16 @@ class HttpDownloader:
         except TimeoutError:
             raise TimedOut(f"no whole answer within {self._settings.fetch_seconds:g} s") from None
 
-    async def address_of(self, request: Request) -> tuple[str, bool]:
+    async def address_of(self, request: Request) -> str:
         """Where the request will go, as far as that is known before it does; its name is asked for only once."""
         try:
             target = check_url(request.url)
             route = self._routes.find(target.host)
             if self._proxies:
-                return "", False
-            address = target.address or (route.address if route else (await self._addresses(target.host))[0][0])
+                return ""
+            return target.address or (route.address if route else (await self._addresses(target.host))[0][0])
         except Exception:  # whatever it is, the fetch meets it too, and decides the page's fate
-            return "", False
-        return address, is_global(address)
+            return ""
 
     async def aclose(self) -> None:
         self._closed = True

@@ -9,23 +9,17 @@ from gossamer.download.base import Locates
 from gossamer.engine.slots import Slots
 from gossamer.model import Request
 
-MOST = 32
-"""At a public address that is not told otherwise: a network that serves many sites for others can bear it."""
-
 
 class Crowds:
-    """The places at each address, of one worker; an address is forgotten when nobody is there.
+    """The places at each address, of one worker; an address is forgotten when nobody is there."""
 
-    Without a number of its own it holds for public addresses only: those of one's own network are one's own affair."""
-
-    def __init__(self, locates: Locates, most: int | None) -> None:
+    def __init__(self, locates: Locates, most: int) -> None:
         self._locates, self._most = locates, most
         self._places: dict[str, Slots] = {}
 
     async def locate(self, request: Request) -> str:
-        """The address that a request will go to; empty if it is not known, or if any number may go there."""
-        address, is_public = await self._locates.address_of(request)
-        return address if is_public or self._most is not None else ""
+        """The address that a request will go to; empty if it is not known."""
+        return await self._locates.address_of(request)
 
     def is_full(self, address: str) -> bool:
         """Whether the next one has to wait."""
@@ -40,7 +34,7 @@ class Crowds:
             return
         places = self._places.get(address)
         if places is None:
-            places = self._places[address] = Slots(self._most or MOST)
+            places = self._places[address] = Slots(self._most)
         try:
             async with places:
                 yield

@@ -193,6 +193,12 @@ def of_sqlite(path: Path) -> Iterator[Record]:
     """The pages in a file of the sink `sqlite`, with all their items."""
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
         database.row_factory = sqlite3.Row
+        try:
+            database.execute("SELECT key FROM pages LIMIT 1").fetchall()
+        except sqlite3.DatabaseError as error:
+            raise ConfigError(
+                f"{path} is not what the sink sqlite writes: {error}", hint="export what the job has in other sinks"
+            ) from None
         tables = _item_tables(database)
         for row in database.execute("SELECT * FROM pages ORDER BY key"):
             found = database.execute("SELECT number, item FROM items WHERE key = ?", (row["key"],))
