@@ -182,12 +182,16 @@ class SinkSuite:
                         break
                     number += 4
                 assert number
+                # What the failed write gave back must not be enough for the next.
+                filler = disk / "filler"
+                fill(filler)
                 for _ in range(2):
                     try:
                         await sink.write(batch)
                     except SinkFull:
                         continue
                     raise AssertionError("a full disk took what it had refused")
+                filler.unlink()
                 if self.exact:
                     assert self._numbers(folder, number + 4) == list(range(number))
                     await sink.rewind(marks)
@@ -304,3 +308,13 @@ def small_disk(place: Path, size: int) -> Iterator[Path]:
         yield place
     finally:
         subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def fill(path: Path) -> None:
+    """Take all the room that a disk has left."""
+    with path.open("wb", buffering=0) as file:
+        try:
+            while file.write(b"x" * 512):
+                pass
+        except OSError:
+            return
