@@ -11,6 +11,7 @@ import pytest
 from processes import command, crawl, environment, four_is_long, rows, start, stored, until, wrong_clock
 
 from gossamer.sim.log import fetched, gaps
+from gossamer.testing.sinks import fill, small_disk
 from gossamer.testing.web import SimWeb
 
 
@@ -231,3 +232,16 @@ def test_middleware_that_raises_costs_only_its_page(tmp_path: Path, workers: str
     errors = [row["error"] for row in rows(tmp_path / "job" / "pages.jsonl") if row["error"]]
     assert errors == ["middleware: KeyError: 'no key'"]
     assert len(stored(tmp_path / "job")) == 16
+
+
+def test_a_worker_that_starts_on_a_full_disk_lives(tmp_path: Path) -> None:
+    """F60. The page in hand is named in a file that is mapped: a hole in it would be the end of the process."""
+    handles = "import sys; from pathlib import Path; from gossamer.engine.marker import Marker\n"
+    handles += "with Marker(Path(sys.argv[1]) / 'hand').handling(7): print('lives')"
+    with small_disk(tmp_path / "disk", 1_000_000) as disk:
+        (disk / "hand").touch()
+        fill(disk / "filler")
+        done = subprocess.run(
+            [sys.executable, "-c", handles, str(disk)], capture_output=True, text=True, check=False, env=environment()
+        )
+    assert (done.returncode, done.stdout) == (0, "lives\n"), done.stderr

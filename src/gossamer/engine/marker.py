@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from collections.abc import Iterator
@@ -19,9 +20,17 @@ class Marker:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            os.ftruncate(descriptor, 8)
-            self._memory = mmap.mmap(descriptor, 8)
-            os.close(descriptor)
+            try:
+                if os.fstat(descriptor).st_size < 8:
+                    # Not a hole: the first write to one, on a full disk, would kill the process.
+                    os.pwrite(descriptor, bytes(8), 0)
+                self._memory = mmap.mmap(descriptor, 8)
+            except OSError as error:
+                # A page that kills this process will not be named; to wait for room would help nobody.
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+            finally:
+                os.close(descriptor)
 
     @contextmanager
     def handling(self, key: int) -> Iterator[None]:
