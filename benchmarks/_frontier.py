@@ -8,7 +8,6 @@ import platform
 import random
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 from gossamer import urls
@@ -19,7 +18,6 @@ from gossamer.model import Lease, Outcome, Request
 
 LINKS, NEW, BATCH, SITES = 50, 0.15, 64, 1000
 CASES = ("all", "cached", "new")
-TICKS = os.sysconf("SC_CLK_TCK")
 WORDS = ["".join(random.Random(number).choices("abcdefghiklmnoprstu", k=3 + number % 7)) for number in range(2000)]
 
 
@@ -53,21 +51,6 @@ def machine() -> str:
     """What runs this, and how busy it is with other things."""
     load = " ".join(f"{one:.1f}" for one in os.getloadavg())
     return f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, load {load}"
-
-
-def cpu_of(pid: int) -> float:
-    """CPU seconds of a process and of its children, those that have ended too."""
-    total = 0
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(path.parts[2]) == pid:
-            total += sum(map(int, fields[11:15]))
-        elif int(fields[1]) == pid:
-            total += int(fields[11]) + int(fields[12])
-    return total / TICKS
 
 
 class Cost(NamedTuple):

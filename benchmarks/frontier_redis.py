@@ -18,10 +18,11 @@ import os
 
 import redis
 
-from _frontier import Pages, cpu_of, done, machine, request
+from _frontier import Pages, done, machine, request
 from gossamer.cli.start import run
 from gossamer.engine.recent import Recent
 from gossamer.frontier.redis_open import open_redis
+from gossamer.measure.servers import cpu_of
 from gossamer.settings import Settings
 from gossamer.testing.servers import RedisServer
 

@@ -25,10 +25,11 @@ import sys
 import threading
 import time
 
-from _frontier import BATCH, CASES, LINKS, NEW, SITES, Pages, cpu_of, done, machine, request
+from _frontier import BATCH, CASES, LINKS, NEW, SITES, Pages, done, machine, request
 from gossamer.cli.start import run
 from gossamer.engine.recent import Recent
 from gossamer.frontier.sql import open_sql
+from gossamer.measure.servers import cpu_of
 from gossamer.settings import Settings
 from gossamer.testing.sqlservers import MariaServer, PostgresServer, SqlServer
 

@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 import redis
 
-from _frontier import Cost, Pages, cpu_of, machine
+from _frontier import Cost, Pages, machine
 from _plot import Line, lines
 from frontier_sql import settle, size
 from frontier_sql import start as start_sql
@@ -43,6 +43,7 @@ from gossamer.engine.recent import Recent
 from gossamer.frontier.redis_open import open_redis
 from gossamer.frontier.sql import open_sql
 from gossamer.frontier.sqlite import open_sqlite
+from gossamer.measure.servers import cpu_of
 from gossamer.settings import Settings
 from gossamer.testing.servers import RedisServer
 
