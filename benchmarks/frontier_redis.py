@@ -1,6 +1,6 @@
 """The frontier in Redis alone: CPU a page of client and server, and bytes of Redis memory a URL.
 
-    python benchmarks/frontier_redis.py [--urls 1e6] [--rounds 3]
+    python benchmarks/frontier_redis.py [--urls 1e6] [--rounds 3] [--valkey]
 
 64 pages a batch, 50 links a page, 15 % of them new; lease, complete and add are counted, making the links is not. It
 runs on the loop that workers run on. Three cases: "cached" drops links that the worker's memory of recent keys knows,
@@ -24,7 +24,7 @@ from gossamer.engine.recent import Recent
 from gossamer.frontier.redis_open import open_redis
 from gossamer.measure.servers import cpu_of
 from gossamer.settings import Settings
-from gossamer.testing.servers import RedisServer
+from gossamer.testing.servers import RedisServer, valkey_program
 
 SETTINGS = Settings(delay=0, robots=False)
 
@@ -85,10 +85,12 @@ def main() -> None:
     parser.add_argument("--pages", type=int, default=6_400)
     parser.add_argument("--weigh", type=float, default=2e5)
     parser.add_argument("--sites", type=int, nargs="*", default=[50, 1000])
+    parser.add_argument("--valkey", action="store_true", help="Valkey's server instead of Redis'")
     choice = parser.parse_args()
-    with RedisServer() as server:
-        version = redis.Redis.from_url(server.url).info("server")["redis_version"]
-        print(f"{machine()}, Redis {version}")
+    with RedisServer(program=valkey_program() if choice.valkey else "redis-server") as server:
+        about = redis.Redis.from_url(server.url).info("server")
+        version = f"Valkey {about['valkey_version']}" if choice.valkey else f"Redis {about['redis_version']}"
+        print(f"{machine()}, {version}")
         print("known URLs, CPU us a page (client + server) for each case")
         for known in choice.urls:
             run(measure(server, int(known), choice))

@@ -218,7 +218,7 @@ class RedisFrontier:
         """Load requests, found on this page; the runs of them with one site and one rank, as site, rank and length."""
         runs: list[Any] = []
         from_inside, from_outside = (squeeze(page, page_site), squeeze(page, "")) if page else ("", "")
-        ranks, entries, unknown = self._ranks, load.entries, load.unknown
+        ranks, entries, unknown, number = self._ranks, load.entries, load.unknown, load.number
         last_site = last_rank = None
         for request in requests:
             if unknown is not None and request.key not in unknown:
@@ -231,7 +231,7 @@ class RedisFrontier:
                 runs[-1] += 1
             else:
                 last_site, last_rank = request.site, rank
-                runs += (load.number(last_site), rank, 1)
+                runs += (number(last_site), rank, 1)
             entries.append(b"%d" % request.key)
             entries.append(pack(request, from_inside if request.site == page_site else from_outside))
         return runs

@@ -101,6 +101,7 @@ function operations.complete()
             if settled then repeated = repeated + 1 else stale = stale + 1 end
         end
     end
+    enqueue_gathered()
     for token in pairs(touched) do finish_lane(held_lane(token)) end
     count('stale', stale)
     if accepted + noted > 0 then count('news', 1) end

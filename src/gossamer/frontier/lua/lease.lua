@@ -1,6 +1,7 @@
 function operations.add()
     needs_memory()
     admit(given.runs)
+    enqueue_gathered()
     return { admitted, to_fold }
 end
 
