@@ -14,11 +14,12 @@ from gossamer.masks import masked_url
 from gossamer.model import PageRow
 from gossamer.service.launch import linear
 from gossamer.service.ring import PACES, Past, Ring
-from gossamer.service.rows import Wanted, search, versions
+from gossamer.service.rows import search, versions
 from gossamer.service.stream import Hub
 from gossamer.service.tail import Tail
 from gossamer.service.tally import Tally
 from gossamer.sink.trail import Step, Trail
+from gossamer.stored.search import Wanted
 
 NOW = 1_700_000_000.0
 

@@ -41,3 +41,9 @@ export function facts(pairs) {
   return h("dl", { class: "facts" }, pairs.filter((pair) => pair && pair[1] !== null && pair[1] !== undefined)
     .map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
 }
+
+// How wide the content of a card in a grid of two columns is, as the style sheet has it.
+export function roomIn(grid) {
+  const whole = grid.clientWidth || 640, columns = Math.max(1, Math.floor((whole + 14) / (460 + 14)));
+  return (whole - 14 * (columns - 1)) / columns - 34;
+}

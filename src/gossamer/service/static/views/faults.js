@@ -36,7 +36,7 @@ export async function politenessView(here) {
     const found = await api.look(here.job, "politeness");
     content.replaceChildren(
       facts([["rests counted", count(found.counted)], ["shortest", seconds(found.shortest)], ["shorter than the delay", count(found.too_short)]]),
-      card("Rests between an answer and the next request to the same site", bars("rests between requests", gapBars(found))),
+      card("Rests between an answer and the next request to the same site", bars("rests between requests", gapBars(found), content.clientWidth - 34)),
       found.too_short ? card("Too short", table([
         { name: "URL", cell: (one) => urlLink(here, one.url) }, { name: "site", cell: (one) => siteLink(here, one.site) },
         { name: "when", cell: (one) => clock(one.at, true) },
