@@ -149,7 +149,9 @@ class Watched:
 
     def _rate(self, live: Sequence[Pulse]) -> None:
         now, pages = self._clock.monotonic(), self.tally.pages
-        while self._rates and now - self._rates[0][0] > _RATE_SECONDS:
+        # Looks at a large job are far apart: the one before is still good then.
+        longest = max(_RATE_SECONDS, 3 * _COST * self.cost_seconds)
+        while self._rates and now - self._rates[0][0] > longest:
             self._rates.popleft()
         if self._rates and now - self._rates[0][0] > 0.5:
             at, before, bytes_before = self._rates[0]
