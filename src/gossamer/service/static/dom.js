@@ -20,7 +20,7 @@ export function card(title, ...content) {
   return h("section", { class: "card" }, h("h2", {}, title), ...content);
 }
 
-// A table from columns ({name, cell, number, sort}) and rows; `sorting` is {by, order, change}.
+// A table from columns ({name, cell, sort, and `number` or `when` for what stays on its line}) and rows; `sorting` is {by, order, change}.
 export function table(columns, rows, { empty = "nothing yet", sorting = null, label = "" } = {}) {
   const head = columns.map((column) => {
     const mark = sorting && column.sort === sorting.by ? (sorting.order === "desc" ? " ↓" : " ↑") : "";
@@ -31,7 +31,7 @@ export function table(columns, rows, { empty = "nothing yet", sorting = null, la
     return h("th", { class: column.number ? "number" : null, scope: "col", "aria-sort": aria }, title);
   });
   const body = rows.map((row) =>
-    h("tr", {}, columns.map((column) => h("td", { class: column.number ? "number" : null }, column.cell(row)))));
+    h("tr", {}, columns.map((column) => h("td", { class: column.number ? "number" : column.when ? "when" : null }, column.cell(row)))));
   if (!rows.length) body.push(h("tr", {}, h("td", { class: "none", colspan: columns.length }, empty)));
   return h("div", { class: "scroll" }, h("table", { "aria-label": label || null }, h("thead", {}, h("tr", {}, head)),
     h("tbody", {}, body)));

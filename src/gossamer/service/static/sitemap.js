@@ -4,7 +4,7 @@
 import { h, s } from "./dom.js";
 import { count, cut, seconds, short } from "./format.js";
 
-const LETTER = 6.4, LEAST_HEIGHT = 72, MOST_HEIGHT = 340, LEAST_SHARE = 0.15;
+const LETTER = 6.2, LEAST_HEIGHT = 72, MOST_HEIGHT = 340, LEAST_SHARE = 0.15;
 export const STATES = [
   ["fetching", "being fetched", ""], ["waits", "waits its turn", ""], ["idle", "nothing due", ""], ["held", "left alone", "‖"],
   ["failing", "mostly fails", "!"], ["closed", "given up", "×"],
@@ -51,7 +51,9 @@ function words(site) {
 
 function label(text, box) {
   const letters = Math.floor((box.width - 8) / LETTER);
-  return box.height < 16 || letters < 4 ? "" : cut(text, letters);
+  // A port is the first to go where there is little room.
+  const fits = text.length > letters ? text.replace(/:\d+$/, "") : text;
+  return box.height < 16 || letters < 4 ? "" : cut(fits, letters);
 }
 
 function square({ href, about, name, amount, state }, box) {

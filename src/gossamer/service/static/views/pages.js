@@ -12,7 +12,7 @@ export async function pagesView(here) {
   let rows = [], next = null;
   const columns = [
     { name: "URL", cell: (page) => urlLink(here, page.url) }, { name: "status", cell: (page) => page.error || String(page.status || "") },
-    { name: "title", cell: (page) => cut(page.title, 80) }, { name: "fetched", cell: (page) => clock(page.fetched_at, true) },
+    { name: "title", cell: (page) => cut(page.title, 80) }, { name: "fetched", when: true, cell: (page) => clock(page.fetched_at, true) },
     { name: "bytes", number: true, cell: (page) => bytes(page.bytes) }, { name: "links", number: true, cell: (page) => count(page.links) },
     { name: "", cell: (page) => (page.has_body ? h("a", { href: api.bodyAddress(here.job, page.url, page.fetched_at), download: "" }, "body") : "") },
   ];

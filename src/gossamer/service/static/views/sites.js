@@ -75,11 +75,11 @@ export async function siteView(here) {
           { name: "origin", cell: (one) => one.origin }, { name: "answer", cell: (one) => one.kind },
           { name: "rules for us", number: true, cell: (one) => count(one.rules) },
           { name: "Crawl-delay", number: true, cell: (one) => seconds(one.crawl_delay) },
-          { name: "asked", cell: (one) => clock(one.fetched_at, true) },
+          { name: "asked", when: true, cell: (one) => clock(one.fetched_at, true) },
         ], found.robots, { empty: "not asked for yet" }),
         Object.keys(found.memo).length ? h("details", {}, h("summary", {}, "what else is remembered"), h("pre", {}, JSON.stringify(found.memo, null, 2))) : "")),
       card("Latest requests", table([
-        { name: "when", cell: (one) => clock(one.at, true) }, { name: "URL", cell: (one) => urlLink(here, one.url) },
+        { name: "when", when: true, cell: (one) => clock(one.at, true) }, { name: "URL", cell: (one) => urlLink(here, one.url) },
         { name: "answer", cell: (one) => one.error || String(one.status || "") },
         { name: "took", number: true, cell: (one) => seconds(one.latency) }, { name: "bytes", number: true, cell: (one) => bytes(one.bytes) },
         { name: "worker", cell: (one) => one.worker },
