@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from gossamer.clock import ManualClock
 from gossamer.history import Sent
 from gossamer.masks import masked_url
-from gossamer.model import PageRow
+from gossamer.model import Counts, PageRow
+from gossamer.notices import Notifier
+from gossamer.service.herald import Herald
 from gossamer.service.launch import linear
 from gossamer.service.mapped import drawn, standing
 from gossamer.service.ring import PACES, Past, Ring
@@ -213,3 +217,42 @@ def test_a_slow_listener_misses_events_and_keeps_nobody_waiting() -> None:
     assert newest.count(b"\n\n") == 32
     assert size < 10_000
     assert clients == 1
+
+
+def test_the_herald_tells_of_ends_stalls_and_errors_once_each(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+
+    async def run() -> list[tuple[str, str]]:
+        clock = ManualClock()
+        notifier = Notifier([f"exec:tee -a {told}"])
+        herald = Herald(notifier, stalled_after=60.0, errors_above=0.5, clock=clock)
+
+        async def saw(before: str, state: str, **counts: int) -> None:
+            herald.saw("shop", before, state, Counts(ready_sites=1, **counts), "disk full")  # type: ignore[arg-type]
+            await asyncio.gather(*herald._tasks)
+
+        # A job that had ended before the service looked is no news.
+        await saw("resting", "finished")
+        await saw("starting", "running")
+        for _ in range(3):
+            clock.advance(61.0)
+            await saw("running", "running")
+        for stored in (100, 200):
+            await saw("running", "running", stored=stored, failed=stored)
+        await saw("running", "finished", stored=200, failed=200)
+        await saw("finished", "running", stored=200)
+        await saw("running", "failed", stored=200)
+        await herald.aclose()
+        decoder, text, found = json.JSONDecoder(), told.read_text(), []
+        while text:
+            notice, end = decoder.raw_decode(text)
+            found.append((notice["event"], notice["text"]))
+            text = text[end:]
+        return found
+
+    assert asyncio.run(run()) == [
+        ("stalled", "nothing was stored for 61 s, though sites are ready"),
+        ("errors", "100% of the last 100 pages failed"),
+        ("finished", "200 pages, 200 failed"),
+        ("failed", "disk full"),
+    ]

@@ -23,7 +23,7 @@ def web() -> Iterator[SimWeb]:
 def served(tmp_path_factory: pytest.TempPathFactory, web: SimWeb) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
     settings = ("--allow-private", "--delay", "0.02", "--sink", "jsonl", "--sink", "warc")
-    with serving(folder, *settings) as running:
+    with serving(folder, *settings, "--notify", f"exec:tee -a {folder}/told") as running:
         yield running
 
 
@@ -80,6 +80,8 @@ def test_a_crawl_is_started_steered_and_asked_over_the_api(served: Served, web: 
     ended = served.until(lambda: (job := served.get("/api/jobs/shop"))["state"] == "finished" and job)
     assert 120 <= ended["counts"]["stored"] <= max(120, in_hand)
     assert ended["settings"]["delay"] == 0.03
+    told = served.log.parent / "told"
+    served.until(lambda: told.exists() and '"event": "finished"' in told.read_text())
     log = web.log()
     assert len(fetched(log)) >= 120
     assert not [entry for entry in log if "/walks/" in entry.url]

@@ -13,6 +13,7 @@ from gossamer.engine.pulse import is_live
 from gossamer.errors import GossamerError, JobMissing
 from gossamer.model import Counts, Pulse
 from gossamer.service.directory import Directory
+from gossamer.service.herald import Herald
 from gossamer.service.reach import Reached
 from gossamer.service.ring import Past
 from gossamer.service.shapes import Job, Shape, State
@@ -224,8 +225,9 @@ class Watched:
 class Watch:
     """Looks at every job that runs, and at others when somebody asks."""
 
-    def __init__(self, directory: Directory, hub: Hub, *, clock: Clock) -> None:
+    def __init__(self, directory: Directory, hub: Hub, *, clock: Clock, herald: Herald | None = None) -> None:
         self._directory = directory
+        self._herald = herald
         self._hub = hub
         self._clock = clock
         self._watched: OrderedDict[str, Watched] = OrderedDict()
@@ -272,6 +274,8 @@ class Watch:
         except Exception:  # one job's trouble must not blind the service to the others
             log.exception("a look at %s failed", watched.name)
             return
+        if self._herald is not None:
+            self._herald.saw(watched.name, before, watched.state, watched.counts, watched.problem)
         self._hub.publish("sample", watched.name, watched.sample())
         if watched.state != before:
             self._hub.publish("job", watched.name, watched.job(self._directory.place))
@@ -314,3 +318,5 @@ class Watch:
             await watched.aclose()
         with suppress(asyncio.CancelledError):
             await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._herald is not None:
+            await self._herald.aclose()

@@ -13,7 +13,7 @@ const SPANS = [["10 min", 1, 600], ["1 h", 10, 360], ["1 day", 60, 1440]];
 
 const SIZES = [["queued", "queue"], ["stored", "pages stored"], ["requests", "requests of late"]];
 
-const LEAST_STEPS = 60, HELD_STEPS = 20;
+const LEAST_STEPS = 60, HELD_STEPS = 60;
 
 // The past without the time before anything was known of it, but never so short that a chart is all slope.
 function known({ start, step, series }) {
