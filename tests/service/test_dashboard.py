@@ -115,7 +115,7 @@ def test_a_crawl_is_run_from_the_page(browser: Browser, tmp_path: Path) -> None:
 
 
 def test_what_a_site_says_is_shown_and_never_obeyed(browser: Browser, tmp_path: Path) -> None:
-    """H64: titles, paths and errors of others are text, on a phone too; who only reads is offered nothing to do."""
+    """H60: titles, paths and errors of others are text, on a phone too; who only reads is offered nothing to do."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Hostile) as server, serving(tmp_path, *SETTINGS) as served:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/"
