@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 from gossamer.frontier.folder import FolderFrontier, open_folder
 from gossamer.model import Pulse
 from gossamer.settings import Settings
 from gossamer.testing.folder import FolderHarness
-from gossamer.testing.harness import outcomes, page
+from gossamer.testing.harness import note, outcomes, page
 
 
 async def queues(visitor: FolderFrontier) -> list[tuple[str, int, int]]:
     """The sites in their order, with what is queued and stored; the same however they are asked for."""
-    found = [(site["site"], site["queued"], site["stored"]) for site in await visitor.sites(10)]
+    sites = await visitor.sites(10)
+    json.dumps(sites)
+    found = [(site["site"], site["queued"], site["stored"]) for site in sites]
     for name, queued, _ in found:
         site = await visitor.site(name)
         assert site is not None
@@ -32,7 +35,7 @@ def test_a_visitor_sees_the_queues_of_all_workers_of_the_dead_and_of_those_that_
         names = "aaabbc"
         await worker.add([page(n, site=f"{name}.example") for n, name in enumerate(names, 1)])
         (lease,) = (await worker.lease(1, batch=1, seconds=10.0)).leases
-        await worker.complete(outcomes(lease))
+        await worker.complete(outcomes(lease), notes=[note(lease, robots={"http://a.example": b"\xff"})])
         first = lease.site
         expected = {f"{name}.example": names.count(name) for name in "abc"}
         expected[first] -= 1

@@ -12,7 +12,7 @@ from gossamer.frontier import journal
 from gossamer.frontier.folder_chain import Chain, ShardPast, read_chain
 from gossamer.frontier.folder_claims import View
 from gossamer.frontier.folder_journal import site_of, sites_of, story
-from gossamer.frontier.folder_told import MOST_SITES, longest, read_told
+from gossamer.frontier.folder_told import MOST_SITES, brief, longest, read_told
 from gossamer.frontier.freshness import mean
 from gossamer.model import Counts, JobState, Pulse, ShardView
 
@@ -31,7 +31,7 @@ class Survey:
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
-        self._rested: dict[int, tuple[int, list[Mapping[str, Any]]]] = {}
+        self._rested: dict[int, tuple[int, list[dict[str, Any]]]] = {}
         """Of shards that nobody has: their claim, and their sites with the most queued."""
 
     def _views(self, *, exact: bool = False) -> dict[int, View | None]:
@@ -176,8 +176,13 @@ class Survey:
         for number, claim in resting.items():
             if number not in self._rested:
                 # Nobody changes it while the claim stands.
-                written = await owner.read(self._written, number)
-                self._rested[number] = (claim, longest(written.values(), MOST_SITES))
+                try:
+                    written = await owner.read(self._written, number)
+                except Unavailable:
+                    # It has just been taken: its new owner tells of it soon.
+                    continue
+                briefly = [brief(site) | {"leased": 0} for site in longest(written.values(), MOST_SITES)]
+                self._rested[number] = (claim, briefly)
             found.update({site["site"]: site for site in self._rested[number][1]})
         return longest(found.values(), limit)
 

@@ -44,11 +44,15 @@ class Teller:
         if not owner.is_member or began < self._next_at:
             return
         found = [site for shard in list(owner.shards.values()) for site in await shard.sites(MOST_SITES)]
-        sites = [{name: site[name] for name in _FIELDS} for site in longest(found, MOST_SITES)]
-        told = Told(at=owner.clock.epoch(), sites=sites)
+        told = Told(at=owner.clock.epoch(), sites=[brief(site) for site in longest(found, MOST_SITES)])
         now = owner.clock.monotonic()
         self._next_at = now + max(_EVERY_SECONDS, _COST * (now - began))
         await owner.run(_write, owner.share, owner.session, told)
+
+
+def brief(site: Mapping[str, Any]) -> dict[str, Any]:
+    """A site in a list: without its robots.txt and what else is remembered of it."""
+    return {name: site[name] for name in _FIELDS if name in site}
 
 
 def longest(sites: Iterable[Mapping[str, Any]], limit: int) -> list[Mapping[str, Any]]:
