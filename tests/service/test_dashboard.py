@@ -79,7 +79,7 @@ def test_a_crawl_is_run_from_the_page(browser: Browser, tmp_path: Path) -> None:
             expect(pages).not_to_have_text(re.compile("^[0–]$"), timeout=30_000)
             expect(page.get_by_role("img", name="Pages a second")).to_be_visible(timeout=30_000)
 
-            squares = page.get_by_role("group", name="sites of no region, by queued").locator("a")
+            squares = page.get_by_role("group", name="sites of all regions, by queued").locator("a")
             expect(squares).to_have_count(4)
             squares.first.focus()
             page.keyboard.press("End")

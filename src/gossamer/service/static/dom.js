@@ -17,7 +17,7 @@ export const h = (tag, attributes, ...children) => fill(document.createElement(t
 export const s = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 
 export function card(title, ...content) {
-  return h("section", { class: "card" }, h("h2", {}, title), ...content);
+  return h("section", { class: "card" }, title ? h("h2", {}, title) : null, ...content);
 }
 
 // A table from columns ({name, cell, sort, and `number` or `when` for what stays on its line}) and rows; `sorting` is {by, order, change}.

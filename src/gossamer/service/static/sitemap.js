@@ -66,7 +66,7 @@ function square({ href, about, name, amount, state }, box) {
   return s("a", { href, class: `site ${state}`, "aria-label": about, tabindex: -1 }, lines);
 }
 
-function region(found, { by, link, rest, wide, share, readout }) {
+function region(found, { by, link, rest, wide, share, readout, alone }) {
   const total = found.sites.reduce((sum, site) => sum + site[by], found.rest[by]);
   // Sites that have nothing of what is counted are there too, as small ones.
   const least = Math.max(1, total) / (found.sites.length + 1) * LEAST_SHARE;
@@ -82,7 +82,7 @@ function region(found, { by, link, rest, wide, share, readout }) {
   const boxes = layOut(fields.map((one) => one.weight), { x: 0, y: 0, width: wide, height });
   const squares = fields.map((one, number) => square(one, boxes[number]));
   squares[0]?.setAttribute("tabindex", 0);
-  const name = found.region || "no region";
+  const name = found.region || (alone ? "all regions" : "no region");
   const states = STATES.map(([state, text]) => [found.sites.filter((site) => site.state === state).length, text]).filter(([many]) => many);
   const picture = s("svg", { viewBox: `0 0 ${wide} ${height}`, role: "group", "aria-label": `sites of ${name}, by ${by}`, "data-region": found.region }, squares);
   steer(picture, squares, boxes, fields, readout);
@@ -130,7 +130,7 @@ export function drawMap(place, found, { link, rest, wide }) {
   const readout = h("p", { class: "readout", "aria-hidden": "true" }, " ");
   const amount = (one) => one.sites.reduce((sum, site) => sum + site[found.by], one.rest[found.by]) + one.sites.length;
   const most = Math.max(1, ...found.regions.map(amount));
-  const parts = found.regions.map((one) => region(one, { by: found.by, link, rest, wide, share: amount(one) / most, readout }));
+  const parts = found.regions.map((one) => region(one, { by: found.by, link, rest, wide, share: amount(one) / most, readout, alone: found.regions.length === 1 }));
   place.replaceChildren(
     ...(parts.length ? parts : [h("p", { class: "none" }, "no sites yet")]),
     found.unseen ? h("p", { class: "none" }, `${count(found.unseen)} more sites have shorter queues, and were not asked lately. `, h("a", { href: rest }, "All sites")) : "",
