@@ -22,7 +22,8 @@ def web() -> Iterator[SimWeb]:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, web: SimWeb) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
-    settings = ("--allow-private", "--delay", "0.02", "--sink", "jsonl", "--sink", "warc")
+    # Small batches: what is in hand keeps the delay that it was handed out with.
+    settings = ("--allow-private", "--delay", "0.02", "--batch", "4", "--sink", "jsonl", "--sink", "warc")
     with serving(folder, *settings, "--notify", f"exec:tee -a {folder}/told") as running:
         yield running
 
