@@ -128,6 +128,7 @@ def size(sites: int, urls: int, repeats: int) -> None:
             "sites, the longest queues": ("api/jobs/big/sites", {}),
             "sites, the slowest": ("api/jobs/big/sites", {"sort": "latency"}),
             "sites, a name": ("api/jobs/big/sites", {"find": "s4711.example"}),
+            "map of the sites": ("api/jobs/big/map", {}),
             "one site": ("api/jobs/big/site", {"site": "s7.example:9"}),
             "history": ("api/jobs/big/history", {}),
             "errors": ("api/jobs/big/errors", {}),
@@ -152,6 +153,44 @@ def size(sites: int, urls: int, repeats: int) -> None:
             cpu = (cpu_seconds(crawl.pid) + cpu_seconds(own) - before) / repeats
             figures = f"{statistics.median(times):.3f} s | {max(times):.3f} s | {cpu:.3f} s"
             print(f"| {words} | {figures} | {len(data):,} |", flush=True)
+        loads(address, repeats)
+
+
+VIEWS = {
+    "overview": ("", ".chart svg, .map svg a, .grid2 table td"),
+    "sites": ("/sites", "table[aria-label=sites] td a"),
+    "one site": ("/site/s7.example%3A9", "main .facts"),
+    "errors": ("/errors", ".card h2"),
+    "politeness": ("/politeness", ".chart svg"),
+    "workers": ("/fleet", "table[aria-label=workers] td.number"),
+    "pages": ("/pages", "table[aria-label=pages] td a"),
+    "why": ("/url?u=http%3A%2F%2Fs7.example%3A9%2Fpage-7", ".rules li"),
+}
+"""Of each view of the dashboard: its address, and what is there when it is drawn, all of it."""
+
+
+def loads(address: str, repeats: int) -> None:
+    """Seconds until a page of the dashboard shows what it is for, in a browser that was never there before."""
+    from playwright.sync_api import sync_playwright
+
+    from gossamer.download.chromium import find_chromium
+
+    print("\n| page of the dashboard | median | slowest |\n|---|---|---|")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
+        for words, (place, shown) in VIEWS.items():
+            drawn = " && ".join(f"document.querySelector('{one.strip()}')" for one in shown.split(","))
+            times = []
+            for _ in range(repeats):
+                context = browser.new_context(viewport={"width": 1280, "height": 860})
+                page = context.new_page()
+                began = time.perf_counter()
+                page.goto(f"{address}#/job/big{place}")
+                page.wait_for_function(f"() => Boolean({drawn})")
+                times.append(time.perf_counter() - began)
+                context.close()
+            print(f"| {words} | {statistics.median(times):.3f} s | {max(times):.3f} s |", flush=True)
+        browser.close()
 
 
 def slow_clients(address: str, count: int) -> list[socket.socket]:

@@ -14,7 +14,7 @@ import msgspec
 
 from gossamer import urls
 from gossamer.errors import ConfigError
-from gossamer.masks import has_credentials, has_password, is_written, masked_address
+from gossamer.masks import has_credentials, has_secrets, header_sets, masked_address
 from gossamer.settings import Settings
 
 log = logging.getLogger("gossamer.job")
@@ -77,16 +77,11 @@ def save_settings(folder: Path, settings: Settings) -> None:
 
 
 def _has_secrets(settings: Settings) -> bool:
-    """Whether a password may be written out in the settings; any header may be one, whatever it is called."""
-    own = settings.sites.values()
-    sets = (settings.headers, *settings.header_sets, *(site.headers for site in own))
+    """Whether the settings are for nobody else to read; who writes a password into them is told."""
+    sets = header_sets(settings)
     if named := sorted({name for some in sets for name, value in some.items() if has_credentials(((name, value),))}):
         log.warning("%s: written out, it is kept with the job's settings; ${NAME} is not", ", ".join(named))
-    return (
-        any(is_written(value) for some in sets for value in some.values())
-        or any(is_written(site.auth.partition(":")[2]) for site in own)
-        or any(map(has_password, (*settings.sink, *settings.proxy, *(site.proxy for site in own))))
-    )
+    return has_secrets(settings)
 
 
 def _toml(value: Any) -> str:

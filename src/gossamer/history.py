@@ -32,6 +32,25 @@ class Sent(NamedTuple):
         return not self.step.skipped and self.step.error not in _UNSENT
 
 
+_SLACK_SECONDS, _SLACK_SHARE = 0.002, 0.001
+"""Times are written down in milliseconds, and clocks are set: a thousandth is twice what they are slewed by."""
+
+
+def rested(one: Step, before: Step | None) -> float | None:
+    """Seconds from the headers of the answer before, from which the delay counts, to a request; None for the first one.
+
+    By the worker's own clock where one worker had both in hand, else by the times that were written down."""
+    if before is None:
+        return None
+    return one.rest if one.rest is not None else one.at - before.at - before.latency
+
+
+def is_too_short(one: Step, rest: float) -> bool:
+    """Whether a rest was shorter than the delay of its time. Several lanes keep a rate together, not a gap."""
+    slack = _SLACK_SECONDS if one.rest is not None else _SLACK_SECONDS + _SLACK_SHARE * one.delay
+    return one.lanes == 1 and rest + slack < one.delay
+
+
 class _Line(msgspec.Struct):
     """A line of a segment, as far as it is needed here."""
 

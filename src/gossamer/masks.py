@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gossamer.settings import Settings
 
 HIDDEN = "***"
 CREDENTIALS = frozenset(
@@ -77,3 +81,18 @@ def is_written(value: str) -> bool:
 def has_credentials(headers: Iterable[tuple[str, str]]) -> bool:
     """Whether a header that lets somebody in is written out."""
     return any(name.lower() in CREDENTIALS and is_written(value) for name, value in headers)
+
+
+def has_secrets(settings: Settings) -> bool:
+    """Whether a password may be written out in the settings; any header may be one, whatever it is called."""
+    own = settings.sites.values()
+    return (
+        any(is_written(value) for some in header_sets(settings) for value in some.values())
+        or any(is_written(site.auth.partition(":")[2]) for site in own)
+        or any(map(has_password, (*settings.sink, *settings.proxy, *(site.proxy for site in own))))
+    )
+
+
+def header_sets(settings: Settings) -> tuple[Mapping[str, str], ...]:
+    """All headers that a job sends, to whatever site."""
+    return (settings.headers, *settings.header_sets, *(site.headers for site in settings.sites.values()))

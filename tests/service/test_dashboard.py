@@ -79,6 +79,15 @@ def test_a_crawl_is_run_from_the_page(browser: Browser, tmp_path: Path) -> None:
             expect(pages).not_to_have_text(re.compile("^[0–]$"), timeout=30_000)
             expect(page.get_by_role("img", name="Pages a second")).to_be_visible(timeout=30_000)
 
+            squares = page.get_by_role("group", name="sites of all regions, by queued").locator("a")
+            expect(squares).to_have_count(4)
+            squares.first.focus()
+            page.keyboard.press("End")
+            chosen = page.evaluate("document.activeElement.getAttribute('aria-label')").split(": ")[0]
+            expect(page.locator(".map .readout")).to_contain_text(chosen)
+            page.keyboard.press("Enter")
+            expect(page.get_by_role("heading", name=chosen)).to_be_visible()
+
             page.keyboard.press("2")
             first = page.get_by_role("table", name="sites").locator("tbody a").first
             site = first.inner_text()
@@ -106,7 +115,7 @@ def test_a_crawl_is_run_from_the_page(browser: Browser, tmp_path: Path) -> None:
 
 
 def test_what_a_site_says_is_shown_and_never_obeyed(browser: Browser, tmp_path: Path) -> None:
-    """H64: titles, paths and errors of others are text, on a phone too; who only reads is offered nothing to do."""
+    """H60: titles, paths and errors of others are text, on a phone too; who only reads is offered nothing to do."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Hostile) as server, serving(tmp_path, *SETTINGS) as served:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/"
@@ -119,6 +128,13 @@ def test_what_a_site_says_is_shown_and_never_obeyed(browser: Browser, tmp_path: 
                 expect(page.locator("main h1, main .state").first).to_be_visible()
                 assert page.evaluate("document.documentElement.scrollWidth") <= 390, place
                 assert page.get_by_role("button", name="Stop").count() == 0
+                # No label of a chart is cut off at its edge.
+                assert (
+                    page.evaluate(
+                        "Math.min(0, ...[...document.querySelectorAll('.chart text')].map((t) => t.getBBox().x))"
+                    )
+                    == 0
+                )
             page.goto(f"{served.address}#/job/evil/pages")
             expect(page.get_by_role("table", name="pages")).to_contain_text("<img src=x onerror")
             assert page.evaluate("window.obeyed") is None

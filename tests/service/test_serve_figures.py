@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from gossamer.clock import ManualClock
 from gossamer.history import Sent
 from gossamer.masks import masked_url
-from gossamer.model import PageRow
+from gossamer.model import Counts, PageRow
+from gossamer.notices import Notifier
+from gossamer.service.herald import Herald
 from gossamer.service.launch import linear
+from gossamer.service.mapped import drawn, standing
 from gossamer.service.ring import PACES, Past, Ring
-from gossamer.service.rows import Wanted, search, versions
+from gossamer.service.rows import search, versions
 from gossamer.service.stream import Hub
 from gossamer.service.tail import Tail
 from gossamer.service.tally import Tally
+from gossamer.service.views import SiteRow
 from gossamer.sink.trail import Step, Trail
+from gossamer.stored.search import Wanted
 
 NOW = 1_700_000_000.0
 
@@ -55,6 +62,45 @@ def test_a_rest_counts_from_the_answer_and_a_short_one_is_found() -> None:
     tally.saw([sent("http://a/3?token=s3cret", NOW + 2.4)])
     found = tally.politeness("x")
     assert (found.too_short, found.shortest, found.examples[0].url) == (1, 0.9, "http://a/3?token=***")
+
+
+def test_a_rest_is_told_by_the_workers_own_clock_where_it_knows_it() -> None:
+    """A clock that was set between two requests makes no rest too short, and hides none that was."""
+    tally = Tally(Past())
+    tally.saw([sent("http://a/1", NOW, latency=0.5), sent("http://a/2", NOW + 0.6, rest=1.0)])
+    assert tally.politeness("x").too_short == 0
+    tally.saw([sent("http://a/3", NOW + 9.0, rest=0.9)])
+    assert (tally.politeness("x").too_short, tally.politeness("x").shortest) == (1, 0.9)
+    # Between two leases only the times are known; over a minute they may be some hundredths off.
+    tally.saw([sent("http://b/1", NOW), sent("http://b/2", NOW + 59.95, delay=60.0)])
+    assert tally.politeness("x").too_short == 1
+
+
+def row(site: str, **more: object) -> SiteRow:
+    plain: dict[str, object] = dict.fromkeys(SiteRow.__struct_fields__, 0)
+    return SiteRow(**{**plain, "site": site, "closed": "", "region": "", **more})  # type: ignore[arg-type]
+
+
+def test_a_map_of_any_number_of_sites_is_bounded_and_adds_up() -> None:
+    rows = [row(f"s{n}", queued=n, region=f"r{n % 50}") for n in range(50)]
+    rows += [row(f"big{n}", queued=1000 + n, stored=1, region="r0") for n in range(450)]
+    found = drawn("x", rows, by="queued", total=60_000)
+    assert [len(region.sites) for region in found.regions] == [200] + [1] * 39
+    first = found.regions[0]
+    assert (first.region, first.rest.sites, first.sites[0].site) == ("r0", 251, "big449")
+    shown = sum(site.queued for site in first.sites) + first.rest.queued
+    assert shown == sum(one.queued or 0 for one in rows if one.region == "r0")
+    assert found.unseen == 60_000 - 450 - 40
+    assert len(msgspec.json.encode(found)) < 100_000
+    kinds = [
+        row("a", closed="x"),
+        row("b", hold=1.0),
+        row("c", requests=3, errors=2),
+        row("d", leased=1),
+        row("e", queued=1),
+        row("f"),
+    ]
+    assert [standing(one) for one in kinds] == ["closed", "held", "failing", "fetching", "waits", "idle"]
 
 
 def test_a_hundred_thousand_failures_and_sites_take_bounded_room() -> None:
@@ -171,3 +217,42 @@ def test_a_slow_listener_misses_events_and_keeps_nobody_waiting() -> None:
     assert newest.count(b"\n\n") == 32
     assert size < 10_000
     assert clients == 1
+
+
+def test_the_herald_tells_of_ends_stalls_and_errors_once_each(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+
+    async def run() -> list[tuple[str, str]]:
+        clock = ManualClock()
+        notifier = Notifier([f"exec:tee -a {told}"])
+        herald = Herald(notifier, stalled_after=60.0, errors_above=0.5, clock=clock)
+
+        async def saw(before: str, state: str, **counts: int) -> None:
+            herald.saw("shop", before, state, Counts(ready_sites=1, **counts), "disk full")  # type: ignore[arg-type]
+            await asyncio.gather(*herald._tasks)
+
+        # A job that had ended before the service looked is no news.
+        await saw("resting", "finished")
+        await saw("starting", "running")
+        for _ in range(3):
+            clock.advance(61.0)
+            await saw("running", "running")
+        for stored in (100, 200):
+            await saw("running", "running", stored=stored, failed=stored)
+        await saw("running", "finished", stored=200, failed=200)
+        await saw("finished", "running", stored=200)
+        await saw("running", "failed", stored=200)
+        await herald.aclose()
+        decoder, text, found = json.JSONDecoder(), told.read_text(), []
+        while text:
+            notice, end = decoder.raw_decode(text)
+            found.append((notice["event"], notice["text"]))
+            text = text[end:]
+        return found
+
+    assert asyncio.run(run()) == [
+        ("stalled", "nothing was stored for 61 s, though sites are ready"),
+        ("errors", "100% of the last 100 pages failed"),
+        ("finished", "200 pages, 200 failed"),
+        ("failed", "disk full"),
+    ]

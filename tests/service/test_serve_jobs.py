@@ -22,8 +22,9 @@ def web() -> Iterator[SimWeb]:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, web: SimWeb) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
-    settings = ("--allow-private", "--delay", "0.02", "--sink", "jsonl", "--sink", "warc")
-    with serving(folder, *settings) as running:
+    # Small batches: what is in hand keeps the delay that it was handed out with.
+    settings = ("--allow-private", "--delay", "0.02", "--batch", "4", "--sink", "jsonl", "--sink", "warc")
+    with serving(folder, *settings, "--notify", f"exec:tee -a {folder}/told") as running:
         yield running
 
 
@@ -60,19 +61,19 @@ def test_a_crawl_is_started_steered_and_asked_over_the_api(served: Served, web: 
     )
     assert (made["name"], made["state"]) == ("shop", "starting")
     served.state("shop", "running")
-    assert "sample" in [kind for kind, _ in events(served, 3)]
+    assert "sample" in [kind for kind, _ in events(served, 2)]
 
     paused = served.post("/api/jobs/shop/pause")
     assert paused["state"] == "paused"
     # What workers have in hand is not taken from them.
     in_hand = paused["counts"]["stored"] + paused["counts"]["leased"]
     site = web.seeds[0].split("/")[2]
-    changed = {"delay": 0.03, "site_delays": {site: 0.1}, "max_pages": 120}
+    changed = {"delay": 0.03, "site_delays": {site: 0.05}, "max_pages": 120}
     limits = served.ask("PATCH", "/api/jobs/shop/limits", json=changed)
     assert (limits["max_pages"], limits["delay"], limits["in_force"]) == (120, 0.03, "now")
     added = served.post("/api/jobs/shop/urls", {"urls": [web.seeds[0], web.seeds[1] + "more", "no url"]})
     assert added == {"added": 1, "known": 1, "refused": ["no url"]}
-    assert served.get("/api/jobs/shop/site", site=site)["row"]["delay"] == 0.1
+    assert served.get("/api/jobs/shop/site", site=site)["row"]["delay"] == 0.05
 
     assert all_sites(served, "shop") == {seed.split("/")[2] for seed in web.seeds}
 
@@ -80,6 +81,8 @@ def test_a_crawl_is_started_steered_and_asked_over_the_api(served: Served, web: 
     ended = served.until(lambda: (job := served.get("/api/jobs/shop"))["state"] == "finished" and job)
     assert 120 <= ended["counts"]["stored"] <= max(120, in_hand)
     assert ended["settings"]["delay"] == 0.03
+    told = served.log.parent / "told"
+    served.until(lambda: told.exists() and '"event": "finished"' in told.read_text())
     log = web.log()
     assert len(fetched(log)) >= 120
     assert not [entry for entry in log if "/walks/" in entry.url]

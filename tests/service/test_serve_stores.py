@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from served import serving
+from served import Served, serving
 
 from gossamer.clock import SystemClock
 from gossamer.folders import FRONTIER, save_settings
@@ -43,6 +43,30 @@ def stored(folder: Path, sinks: str) -> None:
     asyncio.run(run())
 
 
+def searched(served: Served, job: str, sinks: str) -> None:
+    """Searched by site, status, time and beginning, page by page, the newest first; a tree alone has no rows."""
+    if sinks == "folder":
+        assert "--sink jsonl" in served.get(f"{job}/pages", 409)["hint"]
+        return
+
+    def found(**query: object) -> list[float]:
+        times, cursor = [], {}
+        while True:
+            answer = served.get(f"{job}/pages", limit=1, **query, **cursor)
+            times += [round(page["fetched_at"] - NOW, 2) for page in answer["pages"]]
+            if answer["next"] is None:
+                return times
+            cursor = {"cursor": answer["next"]}
+
+    everything = [1000.0, 0.0] if sinks == "sqlite" else [1000.0, 0.0, 0.0]
+    assert found() == everything, sinks
+    assert found(site="a.example", status=200) == everything, sinks
+    assert found(since=NOW + 1) == [1000.0], sinks
+    assert found(until=NOW + 1) == everything[1:], sinks
+    assert found(prefix=URL) == (everything[:1] if sinks == "sqlite" else [1000.0, 0.0]), sinks
+    assert found(site="example") == found(status=404) == [], sinks
+
+
 def test_a_page_is_found_in_every_store_that_keeps_files(tmp_path: Path) -> None:
     for number, sinks in enumerate(STORES):
         stored(tmp_path / "crawls" / f"j{number}", sinks)
@@ -61,6 +85,7 @@ def test_a_page_is_found_in_every_store_that_keeps_files(tmp_path: Path) -> None
                 assert found[0]["title"] == "Title 3", sinks
                 nearest = served.get(f"{job}/page", url=URL, at=NOW + 1)
                 assert nearest["fetched_at"] == found[-1]["fetched_at"], sinks
+            searched(served, job, sinks)
             assert served.get(f"{job}/versions", url="http://a.example/other")["versions"] == []
             served.get(f"{job}/page", 404, url="http://a.example/other")
             if sinks in ("warc", "away", "jsonl+folder", "folder"):

@@ -131,4 +131,8 @@ def _worded(error: click.ClickException) -> str:
         return f"error: {text}"
     if text.startswith("Usage:"):
         return text
+    if isinstance(error, click.NoSuchOption) and error.option_name in {
+        flag for one in gossamer.params for flag in one.opts
+    }:
+        return f"error: {error.option_name} stands before the command\nhint: gossamer {error.option_name} ... crawl ..."
     return f"error: {text}\nhint: {error.ctx.command_path} --help"

@@ -23,12 +23,10 @@ from gossamer.cli.why import about_a_job, one_url
 from gossamer.clock import SystemClock
 from gossamer.errors import ConfigError
 from gossamer.explain import RobotsSays, when
-from gossamer.history import Sent, walked
+from gossamer.history import Sent, is_too_short, rested, walked
 from gossamer.inquiry import Inquiry, inquire, job_for
 from gossamer.sink.trail import dropped_until, has_trail
 
-_SLACK_SECONDS = 0.002
-"""Times are written down in milliseconds."""
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
@@ -121,19 +119,17 @@ def _request(one: Sent, before: Sent | None, says: RobotsSays) -> dict[str, Any]
     gap = rest = None
     if before is not None and one.was_sent:
         gap = round(step.at - before.step.at, 3)
-        # What the delay counts from: the headers of the answer before.
-        rest = round(gap - before.step.latency, 3)
+        rest = rested(step, before.step)
     rule = says.rule_for(urls.path_query(step.url))
     if says.known is not None and says.known.fetched_at > step.at + step.latency and rule != "robots.txt itself":
         rule += " (by a later robots.txt)"
     return {
         **msgspec.structs.asdict(step),
         "gap": gap,
-        "rest": rest,
+        "rest": None if rest is None else round(rest, 3),
         "rule": rule,
         "sent": one.was_sent,
-        # Several lanes keep a rate together, not a gap.
-        "too_short": rest is not None and step.lanes == 1 and rest + _SLACK_SECONDS < step.delay,
+        "too_short": rest is not None and is_too_short(step, rest),
         "worker": one.worker,
     }
 

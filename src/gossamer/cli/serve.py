@@ -12,7 +12,7 @@ from gossamer import logs
 from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
 from gossamer.cli.guide import Sectioned
-from gossamer.cli.options import given, settings_options
+from gossamer.cli.options import given, notice_options, settings_options
 from gossamer.cli.start import read_settings, run
 from gossamer.cli.terminal import say
 from gossamer.errors import ConfigError
@@ -36,6 +36,7 @@ from gossamer.masks import masked_address
 @click.option("--most", type=click.IntRange(1, 1000), default=8, help="Crawls at once that it starts.  [default: 8]")
 @click.option("--rate", type=click.FloatRange(1, 100_000), default=100.0,
               help="Requests a second from one address.  [default: 100]")  # fmt: skip
+@notice_options
 @settings_options
 def serve(
     jobs: tuple[str, ...],
@@ -50,6 +51,9 @@ def serve(
     offers: tuple[str, ...],
     most: int,
     rate: float,
+    notify: tuple[str, ...],
+    stalled_after: float,
+    errors_above: float,
     **options: Any,
 ) -> int:
     """Serve an API and a dashboard for the jobs of this machine, or of a fleet.
@@ -92,6 +96,9 @@ def serve(
         spiders=parse_offers(offers),
         most=most,
         rate=rate,
+        notify=notify,
+        stalled_after=stalled_after,
+        errors_above=errors_above,
     )
     base = read_settings(None, given(options))
     run(run_service(chosen, base, tokens, told=_told))

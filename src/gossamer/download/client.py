@@ -158,10 +158,11 @@ class HttpDownloader:
             generation = route.generation
             if generation is None:
                 raise ConnectFailed("the downloader was closed")
+            # In this order: what passes between the two readings must not make the answer look later than it came.
+            fetched_at = self._clock.epoch()
             route.used_at = sent_at = self._clock.monotonic()
             if sent_at - began > 0.1:
                 call = call._replace(seconds=max(0.01, self._settings.fetch_seconds + began - sent_at))
-            fetched_at = self._clock.epoch()
             try:
                 reply = await self._exchange_on(route, generation.client, call, target.port)
             except BetterAddress as better:
@@ -213,7 +214,7 @@ class HttpDownloader:
         is_tls = target.url.scheme == "https"
         for proxy in proxies:
             client = await self._proxy_client(proxy)
-            sent_at, fetched_at = self._clock.monotonic(), self._clock.epoch()
+            fetched_at, sent_at = self._clock.epoch(), self._clock.monotonic()
             try:
                 reply = await self._exchange(client, call)
             except Exception as error:  # a page's fate is decided here, whatever the client raises

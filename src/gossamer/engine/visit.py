@@ -52,6 +52,7 @@ class Visit:
         self._cookies = SiteCookies(context.jar, lease) if context.jar is not None else None
         self._delay = lease.delay
         self._next_at = 0.0
+        self._answered_at: float | None = None
         self._left_alone = False
         if context.remembers is not None:
             context.remembers.recall(lease.site, lease.memo)
@@ -113,7 +114,7 @@ class Visit:
         return True
 
     async def _skip(self, request: Request, reason: str) -> None:
-        self._trace(request, at=self._clock.epoch(), skipped=reason, referrer=request.referrer)
+        self._trace(request, self._clock.epoch(), None, skipped=reason, referrer=request.referrer)
         await self._settle(request, Verdict("skipped", reason))
 
     async def _may_fetch(self, request: Request) -> bool:
@@ -179,27 +180,24 @@ class Visit:
                     self.lost = True
                     raise _LeaseLost
                 sent_at, began = self._clock.epoch(), self._clock.monotonic()
+                rest = None if self._answered_at is None else began - self._answered_at
                 try:
                     response = await context.fetch(request)
                     break
                 except asyncio.CancelledError:
-                    self._trace(request, at=sent_at, error="cancelled", latency=self._clock.monotonic() - began)
+                    self._trace(request, sent_at, rest, error="cancelled", latency=self._clock.monotonic() - began)
                     raise
                 except FetchError as error:
-                    self._trace(request, at=sent_at, error=error.kind, latency=self._clock.monotonic() - began)
+                    ended = self._clock.monotonic()
+                    self._trace(request, sent_at, rest, error=error.kind, latency=ended - began)
                     if not isinstance(error, Forbidden):
-                        self._next_at = self._clock.monotonic() + self._delay
+                        self._answered_at, self._next_at = ended, ended + self._delay
                     if not context.breaker.takes(site, error, was_there=bool(self.lease.robots)):
                         raise
         if not response.from_cache:
-            self._trace(
-                request,
-                at=response.fetched_at or sent_at,
-                status=response.status,
-                latency=response.latency,
-                bytes=len(response.body),
-            )
-            self._next_at = response.headers_at + self._delay
+            at, size = response.fetched_at or sent_at, len(response.body)
+            self._trace(request, at, rest, status=response.status, latency=response.latency, bytes=size)
+            self._answered_at, self._next_at = response.headers_at, response.headers_at + self._delay
             context.breaker.answered(site)
             if self._placing is not None:
                 self._placing.saw(response.latency)
@@ -219,11 +217,18 @@ class Visit:
             self.sleeping = False
             yield
 
-    def _trace(self, request: Request, *, at: float, latency: float = 0.0, **known: Any) -> None:
+    def _trace(self, request: Request, at: float, rest: float | None, *, latency: float = 0.0, **known: Any) -> None:
         """Leave a step on the trail, if one is kept, and a line in the log, if it is wanted."""
         if self._context.trail is not None:
-            delay, lanes = round(self._delay, 3), self.lease.lanes
-            step = Step(url=request.url, at=round(at, 3), latency=round(latency, 4), delay=delay, lanes=lanes, **known)
+            step = Step(
+                url=request.url,
+                at=round(at, 3),
+                latency=round(latency, 4),
+                delay=round(self._delay, 3),
+                lanes=self.lease.lanes,
+                rest=None if rest is None else round(rest, 4),
+                **known,
+            )
             self._context.trail.note(step)
         if fetches.isEnabledFor(logging.INFO):
             about = {"request": f"{request.key:016x}-{request.tries}", "url": request.url, "site": self.lease.site}
@@ -323,6 +328,8 @@ class Visit:
             self._delay / lanes, latency=response.latency, status=response.status, floor=floor
         )
         if abs(delay * lanes - self._delay) > 0.1 * max(self._delay, 0.05):
+            # A longer one holds from this answer on; what was waited out by a shorter one need not be waited again.
+            self._next_at += max(0.0, delay * lanes - self._delay)
             self._delay = delay * lanes
             await self._context.committer.put(self._note(delay=delay))
 

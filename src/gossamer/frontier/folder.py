@@ -27,6 +27,7 @@ from gossamer.frontier.folder_quota import Quota
 from gossamer.frontier.folder_shard import FETCHED_BEFORE, Shard
 from gossamer.frontier.folder_share import Share, ShareClock, explained
 from gossamer.frontier.folder_survey import Survey
+from gossamer.frontier.folder_told import Teller
 from gossamer.model import Counts, Grant, JobState, Lease, Outcome, Pulse, Receipt, Request, ShardView, SiteNote
 from gossamer.settings import Settings
 
@@ -79,6 +80,7 @@ class FolderFrontier:
         self._clock = owner.clock
         self._survey = Survey(owner)
         self._quota = Quota(owner, self._survey)
+        self._teller = Teller(owner)
         self._news = 0
         self._event = asyncio.Event()
         self._stale = 0
@@ -343,15 +345,14 @@ class FolderFrontier:
         return await (self._survey.site(name) if shard is None else shard.site(name))
 
     async def sites(self, limit: int = 100) -> list[Mapping[str, Any]]:
-        """The sites of our shards; other workers know theirs."""
-        found = [site for shard in self.owner.shards.values() for site in await shard.sites(limit)]
-        return sorted(found, key=lambda site: -int(site["queued"]))[:limit]
+        return await self._survey.sites(limit)
 
     async def every_site(self, cursor: str = "", limit: int = 100) -> tuple[list[Mapping[str, Any]], str]:
         return await self._survey.every_site(cursor, limit)
 
     async def beat(self, pulse: Pulse) -> None:
         self.owner.pulse = pulse
+        await self._teller.tell()
 
     async def refresh(self) -> None:
         settings = await self.owner.run(read_settings, self.owner.share)

@@ -11,6 +11,7 @@ from urllib.parse import quote
 import msgspec
 
 from gossamer.frontier.folder_share import Share
+from gossamer.frontier.folder_told import TOLD
 from gossamer.model import Counts, Pulse, RegionView
 
 CLAIMS, TERMS, WORKERS = "claims", "terms", "workers"
@@ -183,6 +184,7 @@ class Peers:
     def forget(self, session: str) -> None:
         """A life is over: its claims do not stand any more."""
         self._share.remove(f"{WORKERS}/{session}")
+        self._share.remove(f"{TOLD}/{session}")
         self.beats.pop(session, None)
         self.live -= {session}
 

@@ -15,6 +15,7 @@ from gossamer.frontier.folder_chain import folder_of
 from gossamer.frontier.folder_claims import CLAIMS, TERMS, WORKERS
 from gossamer.frontier.folder_layout import Layout
 from gossamer.frontier.folder_share import TEMPORARY, Share
+from gossamer.masks import has_secrets
 from gossamer.model import JobState
 from gossamer.settings import Settings
 
@@ -70,14 +71,16 @@ def open_job(share: Share, job: str, settings: Settings | None, *, shards: int) 
         _check(settings, made)
         share.make_folders(TEMPORARY, CLAIMS, TERMS, WORKERS, INBOX, REFUSED, QUOTA)
         share.make_folders(*(folder_of(shard) for shard in range(made.layout.count)))
-        if not share.claim(_RECORD, msgspec.json.encode(made)):
+        # Passwords in it are for the user alone whose workers these are.
+        mode = 0o600 if has_secrets(settings) else 0o644
+        if not share.claim(_RECORD, msgspec.json.encode(made), mode=mode):
             found = _read(share, job)
             if found.regions != regions:
                 raise ConfigError(
                     "the regions of a job on a folder stay as they were when it was made",
                     hint="set them as they were, or start a new job: sites do not move from shard to shard",
                 )
-            share.put(_RECORD, msgspec.json.encode(msgspec.structs.replace(found, settings=plain)))
+            share.put(_RECORD, msgspec.json.encode(msgspec.structs.replace(found, settings=plain)), mode=mode)
         if read_wish(share) == "stopping":
             # A stop ends with the run that was stopped.
             write_wish(share, "running")

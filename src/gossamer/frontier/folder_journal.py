@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +23,7 @@ from gossamer.frontier.folder_log import (
     states_of,
 )
 from gossamer.frontier.folder_share import explained
-from gossamer.frontier.journal import Change, NotAtHand, OutcomeRow, site_view, vars_of
+from gossamer.frontier.journal import DONE, FAILED, Change, NotAtHand, OutcomeRow, site_view, vars_of
 from gossamer.model import Request
 from gossamer.settings import Settings
 
@@ -203,8 +204,29 @@ def story(chain: Chain, key: int) -> dict[str, Any] | None:
     return None
 
 
+def sites_of(chain: Chain, *, settings: Settings, now: float) -> dict[str, dict[str, Any]]:
+    """All that a shard's past says of its sites, by name, with what waits on each; who has it in hand is not there."""
+    past = ShardPast(chain)
+    found: dict[int, dict[str, Any]] = {}
+    for number, name, row in past.sites():
+        empty = {"queued": 0, "delayed": 0, "stored": 0}
+        found[number] = {**site_view(name, row, settings=settings, now=now), **empty}
+    last: dict[int, tuple[int, bool]] = {}
+    stored = Counter(past.dropped)
+    for _, number, status, again_at, _ in past.outcomes():
+        last[number] = status, again_at is not None
+        stored[number] += status in (DONE, FAILED)
+    for number, _, site_number, *_ in past.urls():
+        site, (status, again) = found[site_number], last.get(number, (0, False))
+        site["stored"] += stored[number]
+        if not site["closed"] and past.lapses.get(number, 0) < settings.max_deliveries:
+            site["queued"] += not status
+            site["delayed"] += bool(status) and again
+    return {site["site"]: site for site in found.values()}
+
+
 def site_of(chain: Chain, name: str, *, settings: Settings, now: float) -> dict[str, Any] | None:
-    """All that a shard's past says of one site; None if it is not there. What waits on it is not counted."""
+    """What was noted of one site; None if it is not there. What waits on it is not counted."""
     for _, known, row in ShardPast(chain).sites():
         if known == name:
             return site_view(name, row, settings=settings, now=now)

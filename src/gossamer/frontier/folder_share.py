@@ -11,6 +11,7 @@ from gossamer.clock import Clock
 from gossamer.errors import FrontierError, SchemaMismatch, Unavailable
 
 TEMPORARY = "tmp"
+_MODE = 0o644
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -43,9 +44,9 @@ class Share:
             # It was replaced while it was open.
             return (self.root / name).read_bytes()
 
-    def put(self, name: str, data: bytes) -> float:
+    def put(self, name: str, data: bytes, *, mode: int = _MODE) -> float:
         """Write a file whole, in place of one that may be there; the time of the server when it was written."""
-        temporary, written_at = self._write(data)
+        temporary, written_at = self._write(data, mode)
         self.touched("rename", name)
         try:
             temporary.replace(self.root / name)
@@ -54,9 +55,9 @@ class Share:
             raise
         return written_at
 
-    def claim(self, name: str, data: bytes) -> bool:
+    def claim(self, name: str, data: bytes, *, mode: int = _MODE) -> bool:
         """Make a file that must not be there yet; of all who try, one succeeds. `data` is like nobody else's."""
-        temporary, _ = self._write(data)
+        temporary, _ = self._write(data, mode)
         self.touched("link", name)
         try:
             os.link(temporary, self.root / name)
@@ -66,15 +67,15 @@ class Share:
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            return self._create(name, data)
+            return self._create(name, data, mode)
         finally:
             temporary.unlink(missing_ok=True)
         return True
 
-    def _create(self, name: str, data: bytes) -> bool:
+    def _create(self, name: str, data: bytes, mode: int) -> bool:
         """The same on a file system without links: until it is written, nobody can read whose claim it is."""
         try:
-            handle = os.open(self.root / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+            handle = os.open(self.root / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         except FileExistsError:
             return False
         try:
@@ -84,10 +85,10 @@ class Share:
             os.close(handle)
         return True
 
-    def _write(self, data: bytes) -> tuple[Path, float]:
+    def _write(self, data: bytes, mode: int = _MODE) -> tuple[Path, float]:
         path = self.root / TEMPORARY / secrets.token_hex(12)
         self.touched("write", path.name)
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
             view = memoryview(data)
             while view:
@@ -118,7 +119,7 @@ class Share:
         if fresh:
             # Having changed it ourselves, we must be shown how it is.
             probe = path / f".{secrets.token_hex(8)}"
-            os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+            os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE))
             probe.unlink(missing_ok=True)
         return sorted(name for name in os.listdir(path) if not name.startswith("."))
 

@@ -11,7 +11,8 @@ from gossamer.errors import Unavailable
 from gossamer.frontier import journal
 from gossamer.frontier.folder_chain import Chain, ShardPast, read_chain
 from gossamer.frontier.folder_claims import View
-from gossamer.frontier.folder_journal import site_of, story
+from gossamer.frontier.folder_journal import site_of, sites_of, story
+from gossamer.frontier.folder_told import MOST_SITES, brief, longest, read_told
 from gossamer.frontier.freshness import mean
 from gossamer.model import Counts, JobState, Pulse, ShardView
 
@@ -30,6 +31,8 @@ class Survey:
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
+        self._rested: dict[int, tuple[int, list[dict[str, Any]]]] = {}
+        """Of shards that nobody has: their claim, and their sites with the most queued."""
 
     def _views(self, *, exact: bool = False) -> dict[int, View | None]:
         """What is known of each shard; None where its owner has not said, or is dead."""
@@ -122,8 +125,12 @@ class Survey:
 
     async def site(self, name: str) -> dict[str, Any] | None:
         """What was written down of a site in another worker's shard."""
+        owner = self._owner
         chain, worker = await self._past_of(name)
-        found = site_of(chain, name, settings=self._owner.settings, now=self._owner.clock.epoch())
+        if site_of(chain, name, settings=owner.settings, now=0.0) is None:
+            return None
+        now = owner.clock.epoch()
+        found = (await owner.read(lambda: sites_of(chain, settings=owner.settings, now=now))).get(name)
         return None if found is None else {**found, "shard_worker": worker}
 
     async def every_site(self, cursor: str, limit: int) -> tuple[list[Mapping[str, Any]], str]:
@@ -141,12 +148,43 @@ class Survey:
         return rows, f"{number}:{after}" if number < self._owner.layout.count else ""
 
     def _sites_in(self, number: int, after: str, limit: int) -> tuple[list[Mapping[str, Any]], str]:
-        settings, now = self._owner.settings, self._owner.clock.epoch()
-        chain = read_chain(self._owner.share, number)
-        known = {name: row for _, name, row in ShardPast(chain).sites() if name > after}
-        names = sorted(known)
-        rows = [journal.site_view(name, known[name], settings=settings, now=now) for name in names[:limit]]
-        return list(rows), names[limit - 1] if len(names) > limit else ""
+        known = self._written(number)
+        names = sorted(name for name in known if name > after)
+        return [known[name] for name in names[:limit]], names[limit - 1] if len(names) > limit else ""
+
+    def _written(self, number: int) -> dict[str, dict[str, Any]]:
+        owner = self._owner
+        chain = read_chain(owner.share, number)
+        return sites_of(chain, settings=owner.settings, now=owner.clock.epoch())
+
+    async def sites(self, limit: int) -> list[Mapping[str, Any]]:
+        """Those with the most queued: of our shards as they are, of others' as they told a moment ago, and of shards
+        that nobody has as it was written down."""
+        owner = self._owner
+        await owner.look()
+        found = {site["site"]: site for shard in owner.shards.values() for site in await shard.sites(limit)}
+        told = await owner.read(read_told, owner.share, owner.peers.live - {owner.session})
+        for session, said in told.items():
+            for site in said.sites:
+                if owner.claims.newest[owner.layout.shard_of(site["site"])].claim.session == session:
+                    found.setdefault(site["site"], site)
+        resting = {n: one.number for n, one in owner.claims.newest.items() if one.number and n not in owner.shards}
+        resting = {
+            n: claim for n, claim in resting.items() if owner.claims.newest[n].claim.session not in owner.peers.live
+        }
+        self._rested = {n: kept for n, kept in self._rested.items() if resting.get(n) == kept[0]}
+        for number, claim in resting.items():
+            if number not in self._rested:
+                # Nobody changes it while the claim stands.
+                try:
+                    written = await owner.read(self._written, number)
+                except Unavailable:
+                    # It has just been taken: its new owner tells of it soon.
+                    continue
+                briefly = [brief(site) | {"leased": 0} for site in longest(written.values(), MOST_SITES)]
+                self._rested[number] = (claim, briefly)
+            found.update({site["site"]: site for site in self._rested[number][1]})
+        return longest(found.values(), limit)
 
     async def _past_of(self, site: str) -> tuple[Chain, str]:
         """What was written down of the shard of a site, and the worker that has it now."""

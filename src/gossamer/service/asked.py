@@ -43,6 +43,12 @@ class AskSites(Asking, frozen=True, kw_only=True):
     cursor: Cursor | None = None
 
 
+class AskMap(Asking, frozen=True, kw_only=True):
+    """What makes a site large."""
+
+    by: Literal["queued", "stored", "requests"] = "queued"
+
+
 class AskSite(Asking, frozen=True, kw_only=True):
     """Which site."""
 

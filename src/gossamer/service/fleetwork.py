@@ -55,15 +55,15 @@ class FleetWork:
         watched = await self._desk.watch.ask(name)
         reached = await self._desk.directory.reach(name)
         views = merged(await reached.shards())
-        live = [pulse for pulse in watched.pulses if is_live(pulse)]
+        live = [_worker(pulse, watched) for pulse in watched.pulses if is_live(pulse)]
         found = [
             Region(
                 region=region,
-                workers=sum(pulse.region == region for pulse in live),
-                rate=round(sum(pulse.rate for pulse in live if pulse.region == region), 2),
+                workers=sum(worker.region == region for worker in live),
+                rate=round(sum(worker.rate for worker in live if worker.region == region), 2),
                 **msgspec.structs.asdict(views.get(region, RegionView())),
             )
-            for region in sorted({*views, *(pulse.region for pulse in live)})
+            for region in sorted({*views, *(worker.region for worker in live)})
         ]
         return Regions(job=name, regions=found)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +10,23 @@ from starlette.responses import Response, StreamingResponse
 
 from gossamer import settings as configuration
 from gossamer.errors import ConfigError
-from gossamer.masks import masked_address
 from gossamer.model import PageRow
 from gossamer.service.asked import AskBody, AskPages, AskUrl
 from gossamer.service.desk import Desk, cursor_of, one_url, position_of
 from gossamer.service.routing import Asked, Endpoint, Refused
 from gossamer.service.rows import Place as Position
-from gossamer.service.rows import Wanted, search, versions
+from gossamer.service.rows import search, versions
 from gossamer.service.tasks import keeps_bodies
 from gossamer.service.views import Page, PageList, Versions
 from gossamer.settings import Settings
 from gossamer.sink import segments
 from gossamer.sink.jsonl import PAGES
 from gossamer.stored.places import Place
+from gossamer.stored.search import Before, Wanted, has_rows
+from gossamer.stored.search import search as search_any
 
+_SEARCH_SECONDS = 20.0
+"""How long a store that has no order is read through, for one search."""
 _TYPE = "application/octet-stream"
 _FENCED = {
     # Whatever the page is, a browser that shows it shows it as nothing that could run.
@@ -62,22 +65,9 @@ class PagesView:
         folder, settings = await self._folder(job)
         return Place(folder, configuration.dump(settings), job)
 
-    async def _lines(self, job: str) -> tuple[Path, Settings]:
-        folder, settings = await self._folder(job)
-        has_lines = any(sink.partition(":")[0] == "jsonl" for sink in settings.sink)
-        if not has_lines and not (folder / segments.FOLDER).is_dir():
-            kept = ", ".join(map(masked_address, settings.sink))
-            raise Refused(
-                409,
-                f"the pages of this job are kept by {kept} alone, where they are not searched",
-                hint="crawl with --sink jsonl beside it",
-            )
-        return folder, settings
-
     async def search(self, asked: Asked[AskPages, None]) -> PageList:
         job, query = asked.path["job"], asked.query
-        folder, settings = await self._lines(job)
-        place = position_of(query.cursor, Position, Position("", 0)) if query.cursor is not None else None
+        place, (_, settings) = await self._place(job), await self._folder(job)
         wanted = Wanted(
             site=query.site.lower() if query.site is not None else None,
             site_by=settings.site_by,
@@ -86,8 +76,11 @@ class PagesView:
             until=query.until,
             prefix=query.prefix,
         )
+        until = self._desk.clock.monotonic() + _SEARCH_SECONDS
         try:
-            found, going_on = await self._desk.reading.read(lambda: search(folder, wanted, place, query.limit))
+            found, going_on = await self._desk.reading.read(
+                lambda: _search(place, wanted, query, keep_on=lambda: self._desk.clock.monotonic() < until)
+            )
         except ConfigError as error:
             raise Refused(409, str(error), hint=error.hint) from None
         pages = [_page(row, settings) for row in found]
@@ -127,11 +120,29 @@ def _page(row: PageRow, settings: Settings) -> Page:
     return Page(has_body=bool(row.status) and not row.copy_of and keeps_bodies(settings), **plain)
 
 
+def _has_lines(place: Place) -> bool:
+    """Whether there are plain lines, which are read from their end: that finds the newest first."""
+    return (place.folder / segments.FOLDER).is_dir() or (place.folder / PAGES).exists()
+
+
+def _search(
+    place: Place, wanted: Wanted, query: AskPages, *, keep_on: Callable[[], bool]
+) -> tuple[list[PageRow], Position | Before | None]:
+    if _has_lines(place):
+        start = position_of(query.cursor, Position, Position("", 0)) if query.cursor is not None else None
+        return search(place.folder, wanted, start, query.limit)
+    if not has_rows(place) and any(name.partition(":")[0] == "jsonl" for name in place.sinks):
+        # Nothing is stored yet.
+        return [], None
+    before = position_of(query.cursor, Before, Before(0.0, "")) if query.cursor is not None else None
+    found = search_any(place, wanted, before, query.limit + 1, keep_on)
+    shown = found[: query.limit]
+    return shown, Before(shown[-1].fetched_at, shown[-1].url) if len(found) > query.limit else None
+
+
 def _versions(place: Place, url: str) -> list[PageRow]:
-    """Plain lines are read from their end, which finds the newest first; all else is asked in its own way."""
-    folder = place.folder
-    if (folder / segments.FOLDER).is_dir() or (folder / PAGES).exists():
-        return versions(folder, url)
+    if _has_lines(place):
+        return versions(place.folder, url)
     from gossamer.stored.lookup import versions_of
 
     return versions_of(place, url)

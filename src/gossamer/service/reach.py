@@ -31,6 +31,7 @@ from gossamer.service.shapes import State
 from gossamer.settings import Settings
 
 Known = Mapping[str, Any]
+_LANES_SECONDS = 1.0
 _VERBS = {"paused": "pause", "running": "resume", "stopping": "stop"}
 
 
@@ -84,6 +85,9 @@ class Running:
         self._connection = connection
         self._call = connection.call
         self._processes = Processes(clock)
+        self._clock = clock
+        self._counting = asyncio.Lock()
+        self._lanes: tuple[float, RegionView] = (float("-inf"), RegionView())
         self.settings = configuration.build(welcome.settings)
         self.folder = folder
 
@@ -126,7 +130,12 @@ class Running:
         return found
 
     async def shards(self) -> list[ShardView]:
-        lanes = msgspec.convert(await self._call(wire.Ask("lanes")), RegionView)
+        # Several parts of a page ask at once, and the crawl walks over all its sites for it.
+        async with self._counting:
+            counted_at, lanes = self._lanes
+            if self._clock.monotonic() > counted_at + _LANES_SECONDS:
+                lanes = msgspec.convert(await self._call(wire.Ask("lanes")), RegionView)
+                self._lanes = (self._clock.monotonic(), lanes)
         return [ShardView(shard=0, server="embedded", counts=await self.counts(), regions={"": lanes})]
 
     async def advice(self, least: int, most: int | None) -> Advice:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from gossamer import urls
-from gossamer.errors import ConfigError
 from gossamer.model import PageRow
 from gossamer.sink import segments
 from gossamer.sink.jsonl import PAGES
+from gossamer.stored.search import Wanted
 
 _CHUNK_BYTES = 1024 * 1024
 _LOOK_BYTES = 64 * 1024 * 1024
@@ -38,40 +36,6 @@ class _Line(msgspec.Struct):
 
 _decode_row = msgspec.json.Decoder(PageRow).decode
 _decode_line = msgspec.json.Decoder(_Line).decode
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What a page must be like; what is None does not matter."""
-
-    site: str | None = None
-    site_by: str = "host"
-    status: int | None = None
-    since: float | None = None
-    until: float | None = None
-    prefix: str = ""
-
-    def fits(self, row: PageRow) -> bool:
-        """Whether a page is so."""
-        return (
-            (self.status is None or row.status == self.status)
-            and (self.since is None or row.fetched_at >= self.since)
-            and (self.until is None or row.fetched_at < self.until)
-            and row.url.startswith(self.prefix)
-            and (self.site is None or urls.site(row.url, by=self.site_by) == self.site)
-        )
-
-    def needles(self) -> tuple[bytes, ...]:
-        """Texts of which one is in every line that fits: looking for them is quicker than reading the line."""
-        beginnings: tuple[str, ...] = ()
-        if self.prefix:
-            beginnings = (self.prefix,)
-        elif self.site is not None and self.site_by == "host":
-            beginnings = (f"http://{self.site}/", f"https://{self.site}/")
-        found = tuple(b'{"url":' + msgspec.json.encode(text)[:-1] for text in beginnings)
-        if not found and self.status is not None:
-            found = (b'"status":%d,' % self.status,)
-        return found
 
 
 def search(folder: Path, wanted: Wanted, place: Place | None, limit: int) -> tuple[list[PageRow], Place | None]:
@@ -119,11 +83,7 @@ def _files(folder: Path) -> list[Path]:
     if parts:
         return sorted(parts, key=lambda path: (-path.stat().st_mtime, path.name))
     whole = folder / PAGES
-    if whole.exists():
-        return [whole]
-    if any(folder.glob(f"{PAGES}.*")):
-        raise ConfigError("the pages of this job are kept compressed, and cannot be searched", hint="use --sink jsonl")
-    return []
+    return [whole] if whole.exists() else []
 
 
 def _backwards(path: Path, before: int, needles: tuple[bytes, ...]) -> Iterator[tuple[int, bytes]]:

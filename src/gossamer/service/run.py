@@ -40,6 +40,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     spiders: Mapping[str, str] = {}
     most: int = 8
     rate: float = 100.0
+    notify: tuple[str, ...] = ()
+    stalled_after: float = 600.0
+    errors_above: float = 0.5
 
 
 def check_address(host: str, tokens: Mapping[Role, str]) -> None:
@@ -99,7 +102,7 @@ async def serve(
         directory = Crawls(options.crawls, clock=clock, most=options.most)
     desk = Desk(
         directory=directory,
-        watch=Watch(directory, hub, clock=clock),
+        watch=Watch(directory, hub, clock=clock, herald=_herald(options, clock)),
         hub=hub,
         clock=clock,
         doorkeeper=Doorkeeper(tokens, clock=clock),
@@ -138,6 +141,16 @@ async def serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, leave)
     await server.serve(sockets=[own])
+
+
+def _herald(options: Options, clock: SystemClock) -> Any:
+    if not options.notify:
+        return None
+    from gossamer.notices import Notifier
+    from gossamer.service.herald import Herald
+
+    notifier = Notifier(options.notify)
+    return Herald(notifier, stalled_after=options.stalled_after, errors_above=options.errors_above, clock=clock)
 
 
 def _quiet(kind: Any) -> Any:

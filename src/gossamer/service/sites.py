@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
 from gossamer import urls
+from gossamer.frontier.regions import region_of
 from gossamer.middleware.robots import unpack
-from gossamer.service.asked import AskSite, AskSites
+from gossamer.service.asked import AskMap, AskSite, AskSites
 from gossamer.service.desk import Desk, cursor_of, position_of
+from gossamer.service.mapped import drawn
 from gossamer.service.reach import Reached
 from gossamer.service.routing import Asked, Endpoint, Refused
 from gossamer.service.tally import SiteTally
-from gossamer.service.views import RobotsView, SiteDetail, SiteRow, Sites
+from gossamer.service.views import RobotsView, SiteDetail, SiteMap, SiteRow, Sites
 from gossamer.service.watch import Watched
 
 _LOOKED_AT, _MOST = 1000, 10_000
 _MOST_MEMO = 50
 Known = Mapping[str, Any]
+Rules = Mapping[str, Sequence[str]]
+NO_RULES: Rules = MappingProxyType({})
 
 
 class SitesView:
@@ -33,6 +38,8 @@ class SitesView:
         return [
             Endpoint(path="/api/jobs/{job}/sites", handler=self.listed, query=AskSites, answer=Sites,
                      summary="Sites: those with the most queued, and those that were asked lately.", **fixed),
+            Endpoint(path="/api/jobs/{job}/map", handler=self.map, query=AskMap, answer=SiteMap,
+                     summary="The sites by region, the largest one by one and the rest added up.", **fixed),
             Endpoint(path="/api/jobs/{job}/site", handler=self.one, query=AskSite, answer=SiteDetail,
                      summary="A site: its queue, delay, robots.txt, budget, and what it waits for.", **fixed),
         ]  # fmt: skip
@@ -52,9 +59,9 @@ class SitesView:
                 hint="sort=site&order=asc goes through all of them; find=TEXT looks for one",
             )
         known = await reached.sites(_MOST if query.find or query.held else min(_MOST, max(_LOOKED_AT, wanted)))
-        rows = self._rows(watched, {str(site["site"]): site for site in known}, query.find.lower())
+        rows = self._rows(watched, reached, {str(site["site"]): site for site in known}, query.find.lower())
         if query.find and not rows and (site := await reached.site(query.find.lower())) is not None:
-            rows = [_row(query.find.lower(), site, None, 0.0)]
+            rows = [_row(query.find.lower(), site, None, 0.0, reached.settings.regions)]
         if query.held:
             rows = [row for row in rows if row.hold > 0 or row.closed]
         rows.sort(key=lambda row: (_key(row, query.sort), row.site), reverse=query.order == "desc")
@@ -68,26 +75,34 @@ class SitesView:
             next=cursor_of(first + query.limit) if more else None,
         )
 
+    async def map(self, asked: Asked[AskMap, None]) -> SiteMap:
+        name = asked.path["job"]
+        watched = await self._desk.watch.ask(name)
+        reached = await self._desk.directory.reach(name)
+        known = {str(site["site"]): site for site in await reached.sites(_LOOKED_AT)}
+        total = watched.counts.sites if watched.counts is not None else None
+        return drawn(name, self._rows(watched, reached, known, ""), by=asked.query.by, total=total)
+
     async def _every(self, watched: Watched, reached: Reached, query: AskSites) -> Sites:
         """A page of all sites, as the frontier keeps them."""
         try:
             known, following = await reached.every_site(position_of(query.cursor, str, ""), query.limit)
         except (ValueError, IndexError, OverflowError):
             raise Refused(404, "that cursor is not one of ours", hint="leave it out to begin anew") from None
-        now, tallies = self._desk.clock.epoch(), watched.tally.sites
+        now, tallies, rules = self._desk.clock.epoch(), watched.tally.sites, reached.settings.regions
         return Sites(
             job=watched.name,
             total=watched.counts.sites if watched.counts is not None else None,
             looked_at=len(known),
-            sites=[_row(str(site["site"]), site, tallies.get(str(site["site"])), now) for site in known],
+            sites=[_row(str(site["site"]), site, tallies.get(str(site["site"])), now, rules) for site in known],
             next=cursor_of(following) if following else None,
         )
 
-    def _rows(self, watched: Watched, known: Mapping[str, Known], find: str) -> list[SiteRow]:
-        now, tallies = self._desk.clock.epoch(), watched.tally.sites
+    def _rows(self, watched: Watched, reached: Reached, known: Mapping[str, Known], find: str) -> list[SiteRow]:
+        now, tallies, rules = self._desk.clock.epoch(), watched.tally.sites, reached.settings.regions
         lately = reversed(tallies) if find else islice(reversed(tallies), _LOOKED_AT)
         names = [name for name in dict.fromkeys([*known, *lately]) if find in name]
-        return [_row(name, known.get(name), tallies.get(name), now) for name in names]
+        return [_row(name, known.get(name), tallies.get(name), now, rules) for name in names]
 
     async def one(self, asked: Asked[AskSite, None]) -> SiteDetail:
         job = asked.path["job"]
@@ -104,7 +119,7 @@ class SitesView:
             raise Refused(404, f"{name[:300]} is no site of this job")
         return SiteDetail(
             job=job,
-            row=_row(name, known, tally, self._desk.clock.epoch()),
+            row=_row(name, known, tally, self._desk.clock.epoch(), reached.settings.regions),
             lanes=known.get("lanes"),
             budget=known.get("budget"),
             ready_in=known.get("ready_in"),
@@ -117,8 +132,10 @@ class SitesView:
         )
 
 
-def _row(name: str, known: Known | None, tally: SiteTally | None, now: float) -> SiteRow:
+def _row(name: str, known: Known | None, tally: SiteTally | None, now: float, rules: Rules = NO_RULES) -> SiteRow:
     about, seen = known or {}, tally or SiteTally()
+    # An embedded frontier keeps no regions: there the rules alone say where a site belongs.
+    region = about["region"] if "region" in about else region_of(rules, name)
     return SiteRow(
         site=name,
         queued=about.get("queued"),
@@ -127,7 +144,7 @@ def _row(name: str, known: Known | None, tally: SiteTally | None, now: float) ->
         delay=about.get("delay"),
         hold=round(about.get("hold") or 0.0, 3),
         closed=about.get("closed") or "",
-        region=about.get("region") or "",
+        region=region or "",
         requests=seen.requests,
         errors=seen.errors,
         requests_per_second=round(seen.rate(now), 3) if tally is not None else 0.0,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from gossamer import urls
 from gossamer.cli import advice
-from gossamer.history import Sent
+from gossamer.history import Sent, is_too_short
 from gossamer.masks import masked_url
 from gossamer.service.ring import Past
 from gossamer.service.views import Example, Fault, Faults, Gap, Politeness, Visit
@@ -18,7 +18,6 @@ _MOST_SITES, _MOST_KINDS, _MOST_EXAMPLES, _MOST_FAULTY = 20_000, 64, 5, 200
 _MOST_RECENT = 5
 _SHOWN_SITES = 5
 _HALF_LIFE_SECONDS = 20.0
-_SLACK_SECONDS = 0.002
 BARS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 60.0, 300.0)
 _CLASSES = {2: "ok", 3: "redirects", 4: "client_errors", 5: "server_errors"}
 
@@ -143,12 +142,12 @@ class Tally:
 
     def _rested(self, name: str, site: SiteTally, sent: Sent) -> None:
         step = sent.step
-        rest = step.at - site.rested_from
-        if site.rested_from and step.lanes == 1 and rest > -0.5:
+        rest = step.at - site.rested_from if step.rest is None else step.rest
+        if (site.rested_from or step.rest is not None) and step.lanes == 1 and rest > -0.5:
             self._counted += 1
             self._gaps[bisect_right(BARS, max(0.0, rest)) - 1] += 1
             self._shortest = rest if self._shortest is None else min(self._shortest, rest)
-            if rest + _SLACK_SECONDS < step.delay:
+            if is_too_short(step, rest):
                 self.too_short += 1
                 self._hasty.append(_example(name, sent))
         site.rested_from = max(site.rested_from, step.at + step.latency)

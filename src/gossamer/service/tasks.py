@@ -178,7 +178,9 @@ class Tasks:
     async def history(self, asked: Asked[AskHistory, None]) -> History:
         watched = await self._desk.watch.ask(asked.path["job"])
         step = asked.query.step
-        start, series = watched.past.read(step, self._desk.clock.epoch(), asked.query.steps)
+        # Looks at a large job are far apart: what came after the last one is not known yet, and not nothing.
+        now = self._desk.clock.epoch() if watched.sampled_at is None else watched.sampled_at
+        start, series = watched.past.read(step, now, asked.query.steps)
         return History(job=watched.name, step=step, start=start, series=series)
 
     async def recent(self, asked: Asked[Nothing, None]) -> Visits:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from gossamer.frontier.advice import Advice
 from gossamer.model import RegionView, ShardView
 from gossamer.service.shapes import Shape
+
+Standing = Literal["fetching", "waits", "idle", "held", "failing", "closed"]
+"""What a site does: it is being fetched, has something queued, has nothing, is left alone, fails, or was given up."""
 
 
 class Series(Shape, frozen=True, kw_only=True):
@@ -152,6 +155,49 @@ class Sites(Shape, frozen=True, kw_only=True):
     """Those that were sorted: the ones with the most queued, and those that were asked lately."""
     sites: list[SiteRow]
     next: str | None
+
+
+class Square(Shape, frozen=True, kw_only=True):
+    """A site on the map."""
+
+    site: str
+    state: Standing
+    queued: int
+    stored: int
+    requests: int
+    errors: int
+    hold: float
+    closed: str
+
+
+class Rest(Shape, frozen=True, kw_only=True):
+    """Sites that are not drawn one by one, added up."""
+
+    sites: int
+    queued: int
+    stored: int
+    requests: int
+
+
+class MapRegion(Shape, frozen=True, kw_only=True):
+    """The sites of one region: the largest of them, and the rest in one."""
+
+    region: str
+    """Empty for the sites of no region."""
+    sites: list[Square]
+    rest: Rest
+
+
+class SiteMap(Shape, frozen=True, kw_only=True):
+    """The sites of a job by region, for a picture of them."""
+
+    job: str
+    by: Literal["queued", "stored", "requests"]
+    total: int | None
+    """All sites that the job knows."""
+    regions: list[MapRegion]
+    unseen: int
+    """Sites that were not looked at: those with the shortest queues, which nobody has asked lately."""
 
 
 class SiteDetail(Shape, frozen=True, kw_only=True):

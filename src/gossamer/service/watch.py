@@ -13,6 +13,7 @@ from gossamer.engine.pulse import is_live
 from gossamer.errors import GossamerError, JobMissing
 from gossamer.model import Counts, Pulse
 from gossamer.service.directory import Directory
+from gossamer.service.herald import Herald
 from gossamer.service.reach import Reached
 from gossamer.service.ring import Past
 from gossamer.service.shapes import Job, Shape, State
@@ -149,7 +150,9 @@ class Watched:
 
     def _rate(self, live: Sequence[Pulse]) -> None:
         now, pages = self._clock.monotonic(), self.tally.pages
-        while self._rates and now - self._rates[0][0] > _RATE_SECONDS:
+        # Looks at a large job are far apart: the one before is still good then.
+        longest = max(_RATE_SECONDS, 3 * _COST * self.cost_seconds)
+        while self._rates and now - self._rates[0][0] > longest:
             self._rates.popleft()
         if self._rates and now - self._rates[0][0] > 0.5:
             at, before, bytes_before = self._rates[0]
@@ -222,8 +225,9 @@ class Watched:
 class Watch:
     """Looks at every job that runs, and at others when somebody asks."""
 
-    def __init__(self, directory: Directory, hub: Hub, *, clock: Clock) -> None:
+    def __init__(self, directory: Directory, hub: Hub, *, clock: Clock, herald: Herald | None = None) -> None:
         self._directory = directory
+        self._herald = herald
         self._hub = hub
         self._clock = clock
         self._watched: OrderedDict[str, Watched] = OrderedDict()
@@ -270,6 +274,8 @@ class Watch:
         except Exception:  # one job's trouble must not blind the service to the others
             log.exception("a look at %s failed", watched.name)
             return
+        if self._herald is not None:
+            self._herald.saw(watched.name, before, watched.state, watched.counts, watched.problem)
         self._hub.publish("sample", watched.name, watched.sample())
         if watched.state != before:
             self._hub.publish("job", watched.name, watched.job(self._directory.place))
@@ -312,3 +318,5 @@ class Watch:
             await watched.aclose()
         with suppress(asyncio.CancelledError):
             await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._herald is not None:
+            await self._herald.aclose()

@@ -49,6 +49,9 @@ class Step(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
     """Seconds that were to lie between the answer before and this request; of one lane, if there are several."""
     lanes: int = 1
     """Requests that the site may be sent at once."""
+    rest: float | None = None
+    """Seconds since the answer before it, by the worker's own monotonic clock; None where the worker had none in the
+    same lease. The times of two lines tell it less well: clocks are set, and workers have several."""
     missing: int = 0
     """Lines that are missing here, because the disk was full for long."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -85,14 +85,14 @@ def _of_parquet(folder: Path, url: str) -> Iterator[PageRow]:
         table = table.set_column(at, "fetched_at", table.column(at).cast(pa.int64()))
         for row in table.to_pylist():
             row["fetched_at"] /= 1e6
-            yield _row(row)
+            yield page_row(row)
 
 
 def _of_sqlite(path: Path, url: str) -> Iterator[PageRow]:
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
         database.row_factory = sqlite3.Row
         for row in database.execute("SELECT * FROM pages WHERE url = ?", (url,)):
-            yield _row(dict(row))
+            yield page_row(dict(row))
 
 
 def _of_csv(path: Path, url: str) -> Iterator[PageRow]:
@@ -100,7 +100,12 @@ def _of_csv(path: Path, url: str) -> Iterator[PageRow]:
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             if row.get("url", "").removeprefix("'") == url:
-                yield _row({name: _typed(name, text) for name, text in row.items() if name in _FIELDS})
+                yield csv_row(row)
+
+
+def csv_row(row: Mapping[str, str]) -> PageRow:
+    """A line of CSV."""
+    return page_row({name: _typed(name, text) for name, text in row.items() if name in _FIELDS})
 
 
 def _typed(name: str, text: str) -> Any:
@@ -117,5 +122,6 @@ def _of_bodies(place: Place, url: str) -> Iterator[PageRow]:
                 yield stored.row(version)
 
 
-def _row(values: dict[str, Any]) -> PageRow:
+def page_row(values: Mapping[str, Any]) -> PageRow:
+    """A row of a table, in which there may be more."""
     return PageRow(**{name: value for name, value in values.items() if name in _FIELDS and value is not None})

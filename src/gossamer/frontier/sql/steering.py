@@ -218,7 +218,7 @@ def _site_view(site: Site, now: int) -> dict[str, Any]:
         "delay": site.delay,
         "lanes": len(site.lanes),
         "leased_lanes": leased,
-        "in_hand": site.kept.leased,
+        "leased": site.kept.leased,
         "stored": site.kept.kept,
         "budget": site.kept.budget,
         "hold": max(0.0, (site.hold_at - now) / MICRO),

@@ -17,10 +17,10 @@ export const h = (tag, attributes, ...children) => fill(document.createElement(t
 export const s = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 
 export function card(title, ...content) {
-  return h("section", { class: "card" }, h("h2", {}, title), ...content);
+  return h("section", { class: "card" }, title ? h("h2", {}, title) : null, ...content);
 }
 
-// A table from columns ({name, cell, number, sort}) and rows; `sorting` is {by, order, change}.
+// A table from columns ({name, cell, sort, and `number` or `when` for what stays on its line}) and rows; `sorting` is {by, order, change}.
 export function table(columns, rows, { empty = "nothing yet", sorting = null, label = "" } = {}) {
   const head = columns.map((column) => {
     const mark = sorting && column.sort === sorting.by ? (sorting.order === "desc" ? " ↓" : " ↑") : "";
@@ -31,7 +31,7 @@ export function table(columns, rows, { empty = "nothing yet", sorting = null, la
     return h("th", { class: column.number ? "number" : null, scope: "col", "aria-sort": aria }, title);
   });
   const body = rows.map((row) =>
-    h("tr", {}, columns.map((column) => h("td", { class: column.number ? "number" : null }, column.cell(row)))));
+    h("tr", {}, columns.map((column) => h("td", { class: column.number ? "number" : column.when ? "when" : null }, column.cell(row)))));
   if (!rows.length) body.push(h("tr", {}, h("td", { class: "none", colspan: columns.length }, empty)));
   return h("div", { class: "scroll" }, h("table", { "aria-label": label || null }, h("thead", {}, h("tr", {}, head)),
     h("tbody", {}, body)));
@@ -40,4 +40,10 @@ export function table(columns, rows, { empty = "nothing yet", sorting = null, la
 export function facts(pairs) {
   return h("dl", { class: "facts" }, pairs.filter((pair) => pair && pair[1] !== null && pair[1] !== undefined)
     .map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+}
+
+// How wide the content of a card in a grid of two columns is, as the style sheet has it.
+export function roomIn(grid) {
+  const whole = grid.clientWidth || 640, columns = Math.max(1, Math.floor((whole + 14) / (460 + 14)));
+  return (whole - 14 * (columns - 1)) / columns - 34;
 }

@@ -26,7 +26,8 @@ export function seconds(value) {
   if (value < 0.9995) return `${Math.round(value * 1000)} ms`;
   if (value < 60) return `${trimmed(value)} s`;
   const minutes = Math.floor(value / 60);
-  if (minutes < 60) return `${minutes} min ${Math.round(value % 60)} s`;
+  const left = Math.floor(value % 60);
+  if (minutes < 60) return left ? `${minutes} min ${left} s` : `${minutes} min`;
   const hours = Math.floor(minutes / 60);
   return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }

@@ -36,6 +36,17 @@ export async function keepFresh(here, milliseconds, work) {
   if (here.end.signal.aborted) clearTimeout(timer);
 }
 
+// Pictures are drawn for the width that they have: when that changes, they are drawn again.
+export function whenResized(here, draw) {
+  let timer = 0, width = innerWidth;
+  addEventListener("resize", () => {
+    if (innerWidth === width) return;
+    width = innerWidth;
+    clearTimeout(timer);
+    timer = setTimeout(() => here.end.signal.aborted || draw(), 200);
+  }, { signal: here.end.signal });
+}
+
 export const siteLink = (here, site) => h("a", { href: here.link(here.job, "site", site) }, cut(site, 60));
 export const urlLink = (here, url) => h("a", { href: here.link(here.job, "url", "", { u: url }), title: url }, cut(url));
 

@@ -19,7 +19,7 @@ export async function errorsView(here) {
         h("p", { class: "none" }, `first ${clock(fault.first_at, true)}, last ${clock(fault.last_at, true)}`),
         h("p", {}, "most on: ", Object.entries(fault.sites).slice(0, 8).map(([site, many]) => [siteLink(here, site), ` ${count(many)}  `])),
         h("details", { "data-kind": fault.kind, open: open.has(fault.kind) }, h("summary", {}, "examples"), table([
-          { name: "URL", cell: (one) => urlLink(here, one.url) }, { name: "when", cell: (one) => clock(one.at, true) },
+          { name: "URL", cell: (one) => urlLink(here, one.url) }, { name: "when", when: true, cell: (one) => clock(one.at, true) },
           { name: "found on", cell: (one) => (one.page ? urlLink(here, one.page) : "") },
         ], fault.examples)))) : [card("", h("p", { class: "none" }, "Nothing has failed."))]));
   });
@@ -36,10 +36,10 @@ export async function politenessView(here) {
     const found = await api.look(here.job, "politeness");
     content.replaceChildren(
       facts([["rests counted", count(found.counted)], ["shortest", seconds(found.shortest)], ["shorter than the delay", count(found.too_short)]]),
-      card("Rests between an answer and the next request to the same site", bars("rests between requests", gapBars(found))),
+      card("Rests between an answer and the next request to the same site", bars("rests between requests", gapBars(found), content.clientWidth - 34)),
       found.too_short ? card("Too short", table([
         { name: "URL", cell: (one) => urlLink(here, one.url) }, { name: "site", cell: (one) => siteLink(here, one.site) },
-        { name: "when", cell: (one) => clock(one.at, true) },
+        { name: "when", when: true, cell: (one) => clock(one.at, true) },
       ], found.examples)) : "");
   });
 }

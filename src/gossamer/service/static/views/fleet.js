@@ -17,7 +17,7 @@ export async function fleetView(here) {
       card("Workers", table([
         { name: "worker", cell: (one) => one.worker }, { name: "state", cell: (one) => standing(one) },
         { name: "rate", number: true, cell: (one) => rate(one.rate) }, { name: "pages", number: true, cell: (one) => count(one.pages) },
-        { name: "sites", number: true, cell: (one) => count(one.active) }, { name: "fetching", number: true, cell: (one) => count(one.fetching) },
+        { name: "sites", number: true, cell: (one) => count(one.active) }, { name: "fetching", number: true, cell: (one) => (one.limit ? count(one.fetching) : "–") },
         { name: "processor", number: true, cell: (one) => share(one.load) }, { name: "memory", number: true, cell: (one) => bytes(one.memory_bytes) },
         { name: "too late", number: true, cell: (one) => count(one.stale) }, { name: "up", number: true, cell: (one) => seconds(one.up_seconds) },
         { name: "region", cell: (one) => one.region }, { name: "shards", cell: (one) => one.shards },

@@ -1,16 +1,19 @@
 // One job at a glance: how fast, how far, what answers come, what waits, who works.
 
 import * as api from "../ask.js";
-import { bars, overTime, siteMap } from "../charts.js";
-import { card, facts, h, table } from "../dom.js";
+import { bars, overTime } from "../charts.js";
+import { card, facts, h, roomIn, table } from "../dom.js";
 import { ago, bytes, clock, count, rate, seconds, share } from "../format.js";
+import { drawMap } from "../sitemap.js";
 import { complain } from "../talk.js";
-import { act, actions, keepFresh, siteLink, state, urlLink } from "./common.js";
+import { act, actions, keepFresh, siteLink, state, urlLink, whenResized } from "./common.js";
 import { gapBars } from "./faults.js";
 
 const SPANS = [["10 min", 1, 600], ["1 h", 10, 360], ["1 day", 60, 1440]];
 
-const LEAST_STEPS = 60, HELD_STEPS = 20;
+const SIZES = [["queued", "queue"], ["stored", "pages stored"], ["requests", "requests of late"]];
+
+const LEAST_STEPS = 60, HELD_STEPS = 60;
 
 // The past without the time before anything was known of it, but never so short that a chart is all slope.
 function known({ start, step, series }) {
@@ -44,6 +47,17 @@ export async function overviewView(here) {
         drawCharts().catch(complain);
       },
     }, label)));
+  const map = h("div", {});
+  let by = "queued";
+  const sizes = h("div", { class: "actions", role: "group", "aria-label": "What makes a site large" }, SIZES.map(([name, label]) =>
+    h("button", {
+      type: "button", "aria-pressed": String(name === by),
+      onclick: (event) => {
+        by = name;
+        for (const button of sizes.children) button.setAttribute("aria-pressed", String(button === event.target));
+        redrawMap().catch(complain);
+      },
+    }, label)));
   const again = async () => { job = await api.job(here.job); drawHead(); };
 
   function drawHead() {
@@ -67,8 +81,9 @@ export async function overviewView(here) {
     const past = known(await api.history(here.job, step, steps));
     const per = (values) => values.map((value) => (value === null ? null : value / past.step));
     const { series: all } = past;
+    const wide = roomIn(charts);
     const chart = (label, series, options = {}) =>
-      card(label, overTime(label, { start: past.start, step: past.step, series, ...options }));
+      card(label, overTime(label, { start: past.start, step: past.step, series, wide, ...options }));
     charts.replaceChildren(
       chart("Pages a second", [{ name: "pages", tone: "a", values: per(all.pages) }]),
       chart("Traffic", [{ name: "traffic", tone: "b", values: per(all.bytes) }], { unit: "B/s" }),
@@ -89,9 +104,9 @@ export async function overviewView(here) {
 
   async function drawLists() {
     const ask = (what, query) => api.look(here.job, what, query);
-    const [busy, slow, many, errors, gaps, recent, scale] = await Promise.all([
+    const [busy, slow, errors, gaps, recent, scale] = await Promise.all([
       ask("sites", { sort: "rate", limit: 8 }), ask("sites", { sort: "latency", limit: 8 }),
-      ask("sites", { sort: "queued", limit: 500 }), ask("errors"), ask("politeness"), ask("recent"),
+      ask("errors"), ask("politeness"), ask("recent"),
       job.place === "fleet" ? ask("scale").catch(() => null) : null,
     ]);
     lists.replaceChildren(
@@ -113,11 +128,7 @@ export async function overviewView(here) {
         { name: "share", number: true, cell: (row) => share(row.share) },
       ], errors.faults.slice(0, 6), { empty: "none" })),
       card(`Politeness: rests between two requests to a site${gaps.too_short ? `, ${count(gaps.too_short)} too short` : ""}`,
-        bars("rests between requests", gapBars(gaps))),
-      card(`Sites${many.total > many.sites.length ? `: ${many.sites.length} of ${count(many.total)}, those with the most queued` : ""}`,
-        siteMap(many.sites, (site) => here.link(here.job, "site", site)),
-        h("p", { class: "legend" }, [["a", "being fetched"], ["e", "waits"], ["b", "nothing due"], ["c", "left alone"], ["d", "given up or failing"]]
-          .map(([tone, text]) => h("span", {}, h("i", { class: `dot square ${tone}` }), text)))),
+        bars("rests between requests", gapBars(gaps), roomIn(lists))),
       card("Latest requests", table([
         { name: "when", cell: (row) => h("span", { title: ago(row.at) }, clock(row.at)) },
         { name: "URL", cell: (row) => urlLink(here, row.url) },
@@ -126,6 +137,13 @@ export async function overviewView(here) {
       ], recent.visits.slice(0, 10))),
       scale ? card("Workers that this job can feed", facts([["advised", count(scale.workers)], ["there", count(scale.live)]]),
         h("p", { class: "none" }, scale.why)) : "");
+  }
+
+  async function redrawMap() {
+    const found = await api.look(here.job, "map", { by });
+    drawMap(map, found, {
+      link: (site) => here.link(here.job, "site", site), rest: here.link(here.job, "sites"), wide: Math.max(240, map.clientWidth),
+    });
   }
 
   drawHead();
@@ -139,6 +157,10 @@ export async function overviewView(here) {
   };
   here.onJob = (changed) => { if (changed.name === here.job) { Object.assign(job, changed); drawHead(); } };
   here.pauseOrResume = () => here.about.role === "write" && act(job.name, job.state === "running" ? "pause" : "resume", again);
-  here.draw(head, h("div", { class: "title" }, spans), charts, lists);
-  await Promise.all([keepFresh(here, 5000, drawCharts), keepFresh(here, 7000, drawLists), keepFresh(here, 4000, again)]);
+  here.draw(head, h("div", { class: "title" }, spans), charts,
+    h("section", { class: "card map" }, h("div", { class: "title" }, h("h2", {}, "Sites by region"), sizes), map), lists);
+  whenResized(here, () => Promise.all([drawCharts(), redrawMap()]).catch(complain));
+  await Promise.all([
+    keepFresh(here, 5000, drawCharts), keepFresh(here, 7000, redrawMap), keepFresh(here, 7000, drawLists), keepFresh(here, 4000, again),
+  ]);
 }

@@ -66,7 +66,7 @@ export async function siteView(here) {
         card("What it waits for", found.reasons.length ? h("ul", {}, found.reasons.map((text) => h("li", {}, text))) : h("p", { class: "none" }, "nothing"),
           facts([
             ["delay", seconds(row.delay)], ["lanes", count(found.lanes)], ["hold", row.hold > 0 ? seconds(row.hold) : "none"],
-            ["next request in", found.ready_in === null ? "–" : seconds(found.ready_in)],
+            ["next request in", found.workers.length ? "its delay" : found.ready_in === null ? "–" : seconds(found.ready_in)],
             ["budget", found.budget === null ? "none" : count(found.budget)], ["left of its quota", count(found.share_left)],
             ["given up", row.closed || "no"], ["region", row.region || "any"],
             ["held by", found.workers.join(", ") || "nobody"],
@@ -79,7 +79,7 @@ export async function siteView(here) {
         ], found.robots, { empty: "not asked for yet" }),
         Object.keys(found.memo).length ? h("details", {}, h("summary", {}, "what else is remembered"), h("pre", {}, JSON.stringify(found.memo, null, 2))) : "")),
       card("Latest requests", table([
-        { name: "when", cell: (one) => clock(one.at, true) }, { name: "URL", cell: (one) => urlLink(here, one.url) },
+        { name: "when", when: true, cell: (one) => clock(one.at, true) }, { name: "URL", cell: (one) => urlLink(here, one.url) },
         { name: "answer", cell: (one) => one.error || String(one.status || "") },
         { name: "took", number: true, cell: (one) => seconds(one.latency) }, { name: "bytes", number: true, cell: (one) => bytes(one.bytes) },
         { name: "worker", cell: (one) => one.worker },

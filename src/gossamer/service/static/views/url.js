@@ -8,7 +8,7 @@ import { urlLink } from "./common.js";
 
 export async function urlView(here) {
   const url = here.query.get("u") ?? "", site = here.query.get("audit") ?? "";
-  const content = h("div", {});
+  const content = h("div", { class: "stack" });
   here.draw(h("div", { class: "title" }, h("h1", {}, "Why?")), card("", h("form", {
     class: "row",
     onsubmit: (event) => {
@@ -37,7 +37,7 @@ async function story(here, url, content) {
       h("li", { class: rule.allows ? "good" : "bad" }, h("strong", {}, rule.allows ? "lets it in" : "keeps it out"), ` ${rule.words} `,
         rule.setting ? h("code", {}, rule.setting) : "")))),
     told.attempts.length ? card("Requests", table([
-      { name: "when", cell: (one) => clock(one.at, true) },
+      { name: "when", when: true, cell: (one) => clock(one.at, true) },
       { name: "answer", cell: (one) => (one.skipped ? `kept back: ${one.skipped}` : one.error || String(one.status || "")) },
       { name: "took", number: true, cell: (one) => seconds(one.latency ?? null) },
       { name: "bytes", number: true, cell: (one) => bytes(one.bytes ?? null) },
@@ -45,7 +45,7 @@ async function story(here, url, content) {
     ], told.attempts.toReversed())) : "",
     card("", h("details", {}, h("summary", {}, "all that is known"), h("dl", { class: "story" }, plain(told)))),
     versions.versions.length ? card("Stored versions", table([
-      { name: "fetched", cell: (page) => clock(page.fetched_at, true) }, { name: "status", cell: (page) => page.error || String(page.status) },
+      { name: "fetched", when: true, cell: (page) => clock(page.fetched_at, true) }, { name: "status", cell: (page) => page.error || String(page.status) },
       { name: "title", cell: (page) => page.title }, { name: "bytes", number: true, cell: (page) => bytes(page.bytes) },
       { name: "digest", cell: (page) => h("code", {}, page.digest.slice(0, 12)) },
       { name: "", cell: (page) => (page.has_body ? h("a", { href: api.bodyAddress(here.job, url, page.fetched_at), download: "" }, "body") : "") },
@@ -71,7 +71,7 @@ async function audit(here, site, content) {
   const found = await api.look(here.job, "audit", { site, limit: 500 });
   const requests = found.requests ?? [];
   content.replaceChildren(card(`${site}: ${count(found.sent)} requests, ${count(found.too_short)} sooner than the delay`, table([
-    { name: "when", cell: (one) => clock(one.at, true) }, { name: "gap", number: true, cell: (one) => seconds(one.gap) },
+    { name: "when", when: true, cell: (one) => clock(one.at, true) }, { name: "gap", number: true, cell: (one) => seconds(one.gap) },
     { name: "delay", number: true, cell: (one) => seconds(one.delay) }, { name: "URL", cell: (one) => urlLink(here, one.url) },
     { name: "answer", cell: (one) => one.error || String(one.status || "") }, { name: "rule", cell: (one) => one.rule ?? "" },
     { name: "worker", cell: (one) => one.worker ?? "" },
