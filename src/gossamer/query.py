@@ -61,8 +61,10 @@ def ask(place: Path | Place, query: str) -> Iterator[Sequence[Any]]:
             if has_begun or not tries_left:
                 raise ConfigError(f"sql: {error}") from None
         except duckdb.Error as error:
+            # Without the picture of the question that follows.
+            what = " ".join(str(error).partition("\n\nLINE ")[0].split())
             raise ConfigError(
-                f"sql: {error}", hint=f"gossamer sql {Place.of(place).folder} lists the tables and columns"
+                f"sql: {what}", hint=f"gossamer sql {Place.of(place).folder} lists the tables and columns"
             ) from None
 
 

@@ -153,7 +153,7 @@ class WarcSink:
         answer, parts = None, []
         exchange = record.exchange
         if exchange is not None:
-            digest = records_of.payload_digest(record.body)
+            digest = records_of.payload_digest(record.body, known=record.page.digest)
             if record.page.status == 304:
                 digest = records_of.digest_of_hex(record.page.digest)
             original = self._known.get(digest) if digest and (record.body or record.page.status == 304) else None

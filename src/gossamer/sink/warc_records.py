@@ -9,6 +9,7 @@ import re
 import time
 from base64 import b32encode
 from collections.abc import Iterable
+from functools import lru_cache
 from hashlib import blake2b, sha1
 from http import HTTPStatus
 from typing import NamedTuple
@@ -147,8 +148,10 @@ def metadata(record: Record, answer: Response | None) -> bytes:
     return _record(named, _lines(fields) + OURS + _encode(without_page(record)) + b"\r\n")
 
 
-def payload_digest(body: bytes) -> str:
-    """SHA-1 as WARC writes it."""
+def payload_digest(body: bytes, known: str = "") -> str:
+    """SHA-1 as WARC writes it; `known` is the same in hexadecimal, where somebody has computed it before."""
+    if found := digest_of_hex(known):
+        return found
     return _labelled(sha1(body, usedforsecurity=False).digest())
 
 
@@ -185,9 +188,10 @@ def _record(named: list[tuple[str, str]], *block: bytes) -> bytes:
 
 
 def _lines(headers: Iterable[tuple[str, str]]) -> bytes:
-    return "".join([f"{name}: {_ENDS_A_LINE.sub(' ', value)}\r\n" for name, value in headers]).encode(
-        "utf-8", "replace"
-    )
+    # What is printable ends no line, and is told by that much sooner.
+    return "".join(
+        [f"{name}: {value if value.isprintable() else _ENDS_A_LINE.sub(' ', value)}\r\n" for name, value in headers]
+    ).encode("utf-8", "replace")
 
 
 def _answer_headers(exchange: Exchange, body: bytes, unchanged: bool) -> list[tuple[str, str]]:
@@ -210,6 +214,7 @@ def _status_line(exchange: Exchange, status: int) -> bytes:
     return f"{version} {status} {_PHRASES.get(status, '')}\r\n".encode()
 
 
+@lru_cache(1024)
 def _token(name: str) -> str:
     return _NO_TOKEN.sub("_", name) or "_"
 
