@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
+from io import StringIO
 from typing import Literal
 
 import msgspec
@@ -27,8 +28,7 @@ _DISALLOW = frozenset({"disallow", "dissallow", "dissalow", "disalow", "diasllow
 _AGENT = frozenset({"user-agent", "useragent", "user agent"})
 _TOKEN = re.compile(r"[A-Za-z_-]+")
 _EVERYONE = re.compile(r"\*(?:\s|$)")
-_SPACE = " \t\v\f"
-_LINE = re.compile(rb"[^\r\n]+")
+_SPACE = " \t\v\f\n"
 
 
 NOTHING_ALLOWED = Rules.of([("/", False)])
@@ -157,13 +157,13 @@ def _groups(ours: bool, everyones: bool) -> tuple[bool, ...]:
     return (True,) * ours + (False,) * everyones
 
 
-def _lines(body: bytes) -> Iterator[str]:
+def _lines(body: bytes) -> Iterable[str]:
     """Lines as latin-1, one character a byte; the one that the size limit cuts is left out."""
     if len(body) > MAX_BYTES:
         body = body[: max(body.rfind(b"\n", 0, MAX_BYTES), body.rfind(b"\r", 0, MAX_BYTES)) + 1]
     # Without its NUL bytes, a file in UTF-16 reads as ASCII.
     body = body.removeprefix(b"\xef\xbb\xbf").removeprefix(b"\xff\xfe").removeprefix(b"\xfe\xff").replace(b"\0", b"")
-    return (line[0].decode("latin-1") for line in _LINE.finditer(body))
+    return StringIO(body.replace(b"\r", b"\n").decode("latin-1"))
 
 
 def _key_value(line: str) -> tuple[str, str]:
