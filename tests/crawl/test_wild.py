@@ -81,7 +81,7 @@ def crawl_the_wild(
     Where the time of a fetch is short, a busy machine may be too slow for a good page: then it is tried again."""
     limits = ("--max-body-bytes", str(body_bytes), "--max-decoded-bytes", str(2 * body_bytes))
     patience = ("--fetch-seconds", f"{fetch_seconds:g}", "--connect-seconds", "2", "--tries", str(tries))
-    back_off = ("--backoff-seconds", "0.05", "--backoff-max-seconds", "0.1", "--site-failures", str(tries + 2))
+    back_off = ("--backoff-seconds", "0.05", "--backoff-max-seconds", "0.1", "--site-failures", "4")
     reading = ("--cookies", "--delay", "0", "--resolve", "*.wild=127.0.0.1")
     with (
         SimWeb(sites=SITES, pages_per_site=PAGES, page_bytes=8000) as web,
