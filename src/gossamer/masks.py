@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gossamer.settings import Settings
@@ -96,3 +96,8 @@ def has_secrets(settings: Settings) -> bool:
 def header_sets(settings: Settings) -> tuple[Mapping[str, str], ...]:
     """All headers that a job sends, to whatever site."""
     return (settings.headers, *settings.header_sets, *(site.headers for site in settings.sites.values()))
+
+
+def masked_memo(memo: Mapping[str, Any]) -> dict[str, Any]:
+    """What is remembered of a site as it may be shown: whoever has its cookies is logged in there."""
+    return {name: "(kept)" if name.partition(".")[0] == "cookies" else value for name, value in memo.items()}

@@ -7,7 +7,9 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
+import msgspec
 from processes import command, environment, rows
 from rawweb import Asked, RawWeb, page, redirect, reply
 
@@ -15,6 +17,7 @@ from gossamer.clock import ManualClock
 from gossamer.engine.handle import Linker
 from gossamer.engine.recent import Recent
 from gossamer.engine.sitecookies import SiteCookies
+from gossamer.masks import masked_memo
 from gossamer.middleware.cookies import CookieJar
 from gossamer.model import Lease, Request, Response, secret
 from gossamer.settings import build
@@ -149,8 +152,28 @@ def test_what_a_log_in_brought_goes_along_to_other_hosts_of_the_domain() -> None
     assert not [link for link in SiteCookies(apart, lease("login.shop.test")).lend(links, always=True) if link.meta]
 
 
+def test_a_worker_that_has_not_heard_of_a_log_in_does_not_undo_it() -> None:
+    """Two lanes of a site, two workers: one logs in, the other, leased before, gets a cookie of its own meanwhile."""
+    clock = ManualClock()
+    memo: dict[str, Any] = {}
+    workers = [CookieJar(clock), CookieJar(clock)]
+    lanes = [SiteCookies(jar, lease("shop.test", lane)) for lane, jar in enumerate(workers)]
+    for jar, lane, value in zip(workers, lanes, ("member=yes; Path=/", "seen=1; Path=/"), strict=True):
+        clock.advance(1)
+        jar.store(Response(url="http://shop.test/in", status=200, headers=(("set-cookie", value),)))
+        memo |= msgspec.json.decode(msgspec.json.encode(lane.news()))
+    for lane in (0, 1, 2):
+        third = CookieJar(clock)
+        held = SiteCookies(third, lease("shop.test", lane, memo))
+        assert set(third.header("http://shop.test/home").split("; ")) == {"member=yes", "seen=1"}
+        # All that it knows is known there, but for what its own place does not say yet.
+        memo |= held.news()
+        assert SiteCookies(third, lease("shop.test", lane, memo)).news() == {}
+    assert "yes" not in str(masked_memo(memo))
+
+
 SITES = ("login.shop.test", "www.shop.test", "www.other.test")
 
 
-def lease(site: str) -> Lease:
-    return Lease(site=site, lane=0, token=1, requests=(), ttl=60.0, delay=0.0)
+def lease(site: str, lane: int = 0, memo: dict[str, Any] | None = None) -> Lease:
+    return Lease(site=site, lane=lane, token=1, requests=(), ttl=60.0, delay=0.0, memo=memo or {})

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,11 +74,13 @@ def why(folder: Path, url: str) -> tuple[str, str]:
 
 
 def crawl_the_wild(
-    folder: Path, shared: Path, *more: str, body_bytes: int, fetch_seconds: float, late_seconds: float
+    folder: Path, shared: Path, *more: str, body_bytes: int, fetch_seconds: float, tries: int, late_seconds: float = inf
 ) -> Crawl:
-    """One crawl of good and hostile pages; all that must hold of its files does."""
+    """One crawl of good and hostile pages; all that must hold of its files does.
+
+    Where the time of a fetch is short, a busy machine may be too slow for a good page: then it is tried again."""
     limits = ("--max-body-bytes", str(body_bytes), "--max-decoded-bytes", str(2 * body_bytes))
-    patience = ("--fetch-seconds", f"{fetch_seconds:g}", "--connect-seconds", "2", "--tries", "2")
+    patience = ("--fetch-seconds", f"{fetch_seconds:g}", "--connect-seconds", "2", "--tries", str(tries))
     back_off = ("--backoff-seconds", "0.05", "--backoff-max-seconds", "0.1", "--site-failures", "4")
     reading = ("--cookies", "--delay", "0", "--resolve", "*.wild=127.0.0.1")
     with (
@@ -85,7 +88,7 @@ def crawl_the_wild(
         hostile_web(shared / "tools", folder.parent / "tls", size=2 * body_bytes - 1000) as wild,
     ):
         options = (*limits, *patience, *back_off, *reading, "--ca-file", str(wild.authority), *more)
-        done = watched(folder, [*web.seeds, *wild.urls], *options, seconds=40 * fetch_seconds)
+        done = watched(folder, [*web.seeds, *wild.urls], *options, seconds=400)
         good = web.reachable()
         assert not web.judge().missed
     assert "Traceback" not in done.said
@@ -120,14 +123,14 @@ def crawl_the_wild(
 def test_h27_all_hostile_answers_leave_five_hundred_good_pages_unharmed(tmp_path: Path, shared: Path) -> None:
     """H01 to H47 as far as one crawl can meet them; with small limits, so that they are met soon."""
     options = ("--sitemaps", "--text")
-    crawl_the_wild(tmp_path / "job", shared, *options, body_bytes=MIB, fetch_seconds=2, late_seconds=5)
+    crawl_the_wild(tmp_path / "job", shared, *options, body_bytes=MIB, fetch_seconds=2, tries=4)
 
 
 @pytest.mark.long
 def test_h27_no_hostile_answer_takes_longer_than_its_time(tmp_path: Path, shared: Path) -> None:
     """H19, H20: limits as they are by default; pages are read in another process, so that the clock is not held up."""
     options = ("--sitemaps", "--text", "--parse-processes", "1")
-    crawl_the_wild(tmp_path / "job", shared, *options, body_bytes=10 * MIB, fetch_seconds=10, late_seconds=1)
+    crawl_the_wild(tmp_path / "job", shared, *options, body_bytes=10 * MIB, fetch_seconds=10, tries=2, late_seconds=1)
 
 
 WEIGHED = """
@@ -168,7 +171,7 @@ def test_h16_no_hostile_answer_costs_more_than_twice_its_limit(tmp_path: Path, s
         small = [url for url in wild.urls if "/curl/" in url or "/asis/" in url or url.startswith("https:")]
         small = [url for url in small if url not in wild.dark]
         large = [url for url in wild.urls if url not in small and "/live/" not in url]
-        base, start = weigh(tmp_path / "base", ["http://nobody.wild:9/"], *options)
+        base, start = weigh(tmp_path / "base", [next(url for url in wild.urls if url.endswith("/H39-title"))], *options)
         costs = {}
         for number, urls in enumerate([*([url] for url in large), small]):
             peak, _ = weigh(tmp_path / f"job{number}", urls, *options)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.extract.encoding import NAMES, codec, declared, decode, detect
+from gossamer.extract.encoding import NAMES, codec, declared, decode, detect, recoded
+from gossamer.extract.links import encode_query
 
 TEXT = "Füße und Straßen, naïve cafés, größere Übungen für schöne Mädchen in München und Köln"
 
@@ -36,9 +37,9 @@ def test_header_is_read_in_its_spellings(header: str, name: str) -> None:
     assert declared(b"", header) == name
 
 
-@pytest.mark.parametrize("label", ["utf-7", "x-user-defined", "rot13", "base64", "", "x" * 5000])
+@pytest.mark.parametrize("label", ["utf-7", "rot13", "base64", "", "x" * 5000])
 def test_header_that_names_no_usable_encoding_is_passed_over(label: str) -> None:
-    """H38: utf-7, x-user-defined and the like."""
+    """H38: utf-7 and the like."""
     assert detect(b"<meta charset=iso-8859-5>", f"text/html; charset={label}") == "iso-8859-5"
 
 
@@ -94,8 +95,47 @@ def test_undefined_bytes_of_windows_1252_are_controls_as_in_browsers() -> None:
     assert decode(b"\x80\x81\x9d", "windows-1252") == "\u20ac\x81\x9d"
 
 
-def test_vendor_characters_of_euc_jp_are_read() -> None:
-    assert decode(b"\xad\xa1", "euc-jp") == "①"
+@pytest.mark.parametrize(
+    ("encoding", "raw", "text"),
+    [
+        ("euc-jp", "ada1 a1c1 a1dd f9a1 8eb1", "①～－纊ｱ"),
+        ("euc-jp", "a1 3c | 8e 80 3c | 8f a1 3c | 8f f5 ff 3c", "\ufffd<|\ufffd<|\ufffd<|\ufffd<"),
+        ("iso-2022-jp", "1b2442 2d21 2141 2422 1b2842 3c", "①～あ<"),
+        ("shift_jis", "a0 | 81 3c | 81 ff 3c | 8740 f040", "\ufffd|\ufffd<|\ufffd<|①\ue000"),
+        ("big5", "877a a145 a3e1 8862 c6de | 80 | a1 3c | 81 80 3c", "㡵‧€Ê̄〃|\ufffd|\ufffd<|\ufffd<"),
+        ("gbk", "80 a6d9 fe59 a3a0 | 81 3c | 8130 3c", "€︐龴\u3000|\ufffd<|\ufffd0<"),
+        ("gb18030", "81308130 | 8431a530 | ff30 | 8130 81", "\x80|\ufffd|\ufffd0|\ufffd"),
+        ("euc-kr", "81 3c | 81 80 3c | b0a1", "\ufffd<|\ufffd<|가"),
+        ("windows-1255", "ca", "\u05ba"),
+        ("x-user-defined", "41 80 ff", "A\uf780\uf7ff"),
+    ],
+)
+def test_legacy_encodings_are_read_as_in_browsers(encoding: str, raw: str, text: str) -> None:
+    """A mistake never takes a letter of ASCII along: that may be the beginning of a tag."""
+    body = bytes.fromhex(raw.replace("|", "7c"))
+    assert decode(body, encoding) == text
+    # Cut into slices, it reads the same.
+    large = body + b"|" * 2_000_000
+    assert recoded(large, encoding, 10_000_000)[0].rstrip(b"|").decode() == decode(body + b"|", encoding).rstrip("|")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "written", "query"),
+    [
+        ("euc-jp", "①～纊−¥", "%AD%A1%A1%C1%F9%A1%A1%DD\\"),
+        ("iso-2022-jp", "あaア‾é", "%1B$B$%22%1B(Ba%1B$B%%22%1B(J~%1B(B%26%23233%3B"),
+        ("iso-2022-jp", "\x1ba", "%26%2365533%3Ba"),
+        ("big5", "†‧㡵", "%26%238224%3B%A1E%26%2314453%3B"),
+        ("gbk", "€\ue5e5", "%80%26%2358853%3B"),
+        ("shift_jis", "−¥①", "%81|\\%87@"),
+    ],
+)
+def test_queries_are_written_in_the_encoding_of_their_page(encoding: str, written: str, query: str) -> None:
+    assert encode_query(f"?{written}", encoding) == f"?{query}"
+
+
+def test_a_header_that_says_x_user_defined_means_it() -> None:
+    assert detect(b"<meta charset=iso-8859-5>", "text/html; charset=x-user-defined") == "x-user-defined"
 
 
 def test_replacement_encodings_give_one_replacement_character() -> None:

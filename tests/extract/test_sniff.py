@@ -28,7 +28,7 @@ FOREIGN = {
     "png": b"\x89PNG\r\n\x1a\n" + b"\0" * 20,
     "jpeg": b"\xff\xd8\xff\xe0\0\x10JFIF",
     "webp": b"RIFF\x24\0\0\0WEBPVP8 ",
-    "mp4": b"\0\0\0\x18ftypmp42",
+    "mp4": b"\0\0\0\x18ftypmp42" + b"\0" * 12,
     "gzip": b"\x1f\x8b\x08\0",
     "nulls": b"\0" * 5000,
     "nulls and markup": b"<a href=/x>" + b"\0" * 800 + b"<p>",
@@ -117,3 +117,34 @@ def test_text_is_told_from_what_is_none() -> None:
 @given(st.binary(max_size=2000), st.lists(st.text(max_size=30), max_size=3))
 def test_any_body_can_be_looked_at(body: bytes, content_types: list[str]) -> None:
     assert is_html(body, computed_type(body, content_types)) in {True, False}
+
+
+@pytest.mark.parametrize(
+    ("body", "supplied", "computed"),
+    [
+        (b"\x89PNG\r\n\x1a\n", "image/gif", "image/png"),
+        (b"<svg>", "image/svg+xml", "image/svg+xml"),
+        (b"plain", "image/gif", "image/gif"),
+        (b"RIFF1234WAVE", "video/mp4", "audio/wave"),
+        (b"GIF89a", "video/mp4", "video/mp4"),
+        (b"\x1aE\xdf\xa3\x9fB\x82\x84webm", "", "video/webm"),
+        (b"\x1aE\xdf\xa3\x9fB\x82\x88matroska", "", "application/octet-stream"),
+        (b"\0\0\0\x18ftypisom\0\0\2\0isommp41", "", "video/mp4"),
+        (b"\0\0\0\x17ftypmp42\0\0\2\0isommp41", "", "application/octet-stream"),
+        (b"\xef\xbb\xbf <?xml version='1.0'?><!-- > --><!DOCTYPE rss><rss>", "text/html", "application/rss+xml"),
+        (b"<feed xmlns='x'>", "text/html; charset=utf-8", "application/atom+xml"),
+        (b"<rdf:RDF>", "text/html", "text/html"),
+        (
+            b'<rdf:RDF xmlns="http://purl.org/rss/1.0/" xmlns:r="http://www.w3.org/1999/02/22-rdf-syntax-ns#">',
+            "text/html",
+            "application/rss+xml",
+        ),
+        (b"<!-- never closed <rss>", "text/html", "text/html"),
+        (b"<p><rss>", "text/html", "text/html"),
+        (b"<!" * 700, "text/html", "text/html"),
+    ],
+)
+def test_kinds_are_told_apart_as_the_standard_says(body: bytes, supplied: str, computed: str) -> None:
+    assert computed_type(body, [supplied] if supplied else []) == computed
+    if supplied:
+        assert computed_type(body, [supplied], nosniff=True) == supplied.partition(";")[0]

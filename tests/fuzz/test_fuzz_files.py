@@ -83,11 +83,11 @@ WEB = "http://a.example/sitemap.xml"
 def test_a_robots_txt_says_something_to_everybody(body: bytes, path: str, agent: str) -> None:
     rules = robots.parse(body, agent)
     assert rules == robots.parse(body, agent)
-    assert len(rules.rules) <= body.count(b"\n") + body.count(b"\r") + 1
+    assert rules.count <= body.count(b"\n") + body.count(b"\r") + 1
     assert rules.crawl_delay is None or 0 <= rules.crawl_delay <= robots.MAX_DELAY_SECONDS
     assert robots.Matcher(rules).allowed("/robots.txt")
     allowed = robots.Matcher(rules).allowed(path)
-    if not any("%" in pattern for pattern, _ in rules.rules) and "%" not in path:
+    if not any("%" in pattern for pattern, _ in rules.lines()) and "%" not in path:
         ruling = robots.Rulings(rules).of(path)
         assert allowed == (ruling is None or ruling[1] or path == "/robots.txt")
     for status in (200, 404, 503, None):

@@ -7,7 +7,8 @@ import pytest
 
 from gossamer.clock import ManualClock
 from gossamer.middleware.base import compose
-from gossamer.middleware.cookies import MAX_BYTES, MAX_COOKIES, MAX_KEPT_BYTES, CookieJar, cookies
+from gossamer.middleware.cookies import MAX_COOKIES, MAX_KEPT_BYTES, CookieJar, cookies
+from gossamer.middleware.setcookie import MAX_AGE_SECONDS, MAX_BYTES, cookie_date, parse
 from gossamer.model import Request, Response
 
 
@@ -70,6 +71,72 @@ def test_a_cookie_goes_where_the_standard_says(value: str, url: str, sent: str) 
 def test_secure_cookies_and_public_suffixes(value: str, url: str, sent: str) -> None:
     """H14: none for a public suffix, nor for another host."""
     assert jar_after("https://x.co.uk/", value).header(url) == sent
+
+
+@pytest.mark.parametrize(
+    ("values", "sent"),
+    [
+        # Of each attribute the last valid one counts.
+        (("a=1; Max-Age=100; Max-Age=x",), "a=1"),
+        (("a=1; Expires=Thu, 01 Jan 1970 00:00:00 GMT; Expires=never",), ""),
+        (("a=1; Max-Age=-0",), ""),
+        (("a=1; Max-Age=+5; Expires=Thu, 01 Jan 1970 00:00:00 GMT",), ""),
+        (("a=1; Domain=other.com; Domain=x.co.uk",), "a=1"),
+        (("a=1; Domain=x.co.uk; Domain=other.com",), ""),
+        (("a=1; Path=/elsewhere; Path=odd",), "a=1"),
+        (("a=1; Path=/" + "x" * 1024,), "a=1"),
+        # What has no name could pass for a cookie that has one.
+        (("=__Host-a=1",), ""),
+        (("__secure-a",), ""),
+        (("__HOST-a=1; Secure; Path=/; Path=/x",), ""),
+        # One that came over an open line does not take the place of one from a safe line.
+        (("a=1; Secure", "http a=2"), "a=1"),
+        (("a=1; Secure; Path=/x", "http a=2; Path=/"), "a=2"),
+        (("a=1; Secure; Domain=x.co.uk", "http a=2"), "a=1"),
+        (("a=1", "http a=2"), "a=2"),
+    ],
+)
+def test_hard_cases_of_the_standard(values: tuple[str, ...], sent: str) -> None:
+    jar = CookieJar(ManualClock(1e9))
+    for value in values:
+        scheme = "http" if value.startswith("http ") else "https"
+        answer = (("set-cookie", value.removeprefix("http ")),)
+        jar.store(Response(url=f"{scheme}://x.co.uk/", status=200, headers=answer))
+    assert jar.header("https://x.co.uk/") == sent
+
+
+@pytest.mark.parametrize(
+    ("text", "at"),
+    [
+        ("Thu, 01 Jan 1970 00:00:10 GMT", 10),
+        ("Thursday, 01-Jan-70 00:00:10 GMT", 10),
+        ("Thu Jan  1 00:00:10 1970", 10),
+        # No zone counts, the order is free, and whatever else is there does not matter.
+        ("Thu, 01 Jan 1970 00:00:10 +0500", 10),
+        ("1970 january 1 0:0:10", 10),
+        ("00:00:10|01-Jan-1970", 10),
+        ("0:0:10x 1st? JANUARIUS 70", 10),
+        ("01 Jan 69 00:00:10 GMT", 3124224010),
+        ("32 Jan 1970 00:00:10", None),
+        ("0 Jan 1970 00:00:10", None),
+        ("30 Feb 1970 00:00:10", None),
+        ("01 Jan 1600 00:00:10", None),
+        ("01 Jan 1970 24:00:10", None),
+        ("01 Jan 1970 00:00", None),
+        ("001 Jan 1970 00:00:10", None),
+        ("Thu, 01 Foo 1970 00:00:10 GMT", None),
+        ("", None),
+    ],
+)
+def test_dates_of_cookies_are_read_by_their_own_rules(text: str, at: float | None) -> None:
+    assert cookie_date(text) == at
+
+
+def test_no_cookie_outlives_400_days() -> None:
+    for value in ("a=1; Max-Age=99999999999999999999", "a=1; Expires=Fri, 31 Dec 9999 23:59:59 GMT"):
+        found = parse(value, now=1e9)
+        assert found is not None
+        assert found.expires_at == 1e9 + MAX_AGE_SECONDS
 
 
 def test_sites_of_a_private_suffix_do_not_share() -> None:

@@ -147,7 +147,7 @@ def _numbered() -> Iterator[tuple[str, set[str]]]:
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if not isinstance(node, ast.FunctionDef) or not node.name.startswith("test_"):
                 continue
-            if any("mark.long" in ast.unparse(mark) for mark in node.decorator_list):
+            if any(ast.unparse(mark).startswith("pytest.mark.long") for mark in node.decorator_list):
                 continue
             named = {part.upper() for part in re.findall(r"(?<=_)[fh]\d\d(?=_)", node.name)}
             numbers = named | set(_NUMBER.findall(ast.get_docstring(node) or ""))

@@ -49,6 +49,6 @@ def details() -> Score:
         if (whole := urls.normal(url)) is not None:
             results[f"path of {url}"] = urls.path_query(whole) == path
     for written, pattern in extra["escape_pattern"]:
-        rules = parse(f"user-agent: *\ndisallow: /{written}".encode(), "x").rules
-        results[f"escapes in {written}"] = rules == ((f"/{pattern}", False),)
+        rules = parse(f"user-agent: *\ndisallow: /{written}".encode(), "x")
+        results[f"escapes in {written}"] = list(rules.lines()) == [(f"/{pattern}", False)]
     return tally("robots-google-details", results)

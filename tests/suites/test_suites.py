@@ -25,6 +25,7 @@ def test_every_suite_is_read_or_has_a_reason() -> None:
 @pytest.mark.usefixtures("shared")
 def test_the_gates_are_those_of_the_list() -> None:
     assert gates.listed() == gates.GATES
+    assert [gate for gate, tests in gates.gates().items() if not tests] == []
 
 
 def test_a_gate_with_a_skip_an_expected_failure_or_no_test_is_open() -> None:

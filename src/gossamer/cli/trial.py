@@ -7,6 +7,7 @@ import json
 import shlex
 import signal
 from collections.abc import Awaitable, Callable
+from itertools import islice
 from statistics import median
 from typing import Any
 
@@ -233,10 +234,11 @@ async def _robots(seed: str, observer: Observer, settings: Settings) -> tuple[Ga
             {
                 "origin": origin,
                 "kind": robots.kind,
-                "rules": [["allow" if allow else "disallow", pattern] for pattern, allow in robots.rules.rules][
-                    :_RULES_SHOWN
+                "rules": [
+                    ["allow" if allow else "disallow", pattern]
+                    for pattern, allow in islice(robots.rules.lines(), _RULES_SHOWN)
                 ],
-                "rule_count": len(robots.rules.rules),
+                "rule_count": robots.rules.count,
                 "crawl_delay": robots.rules.crawl_delay,
                 "sitemaps": list(robots.rules.sitemaps[:10]),
             }

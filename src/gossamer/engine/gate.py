@@ -23,10 +23,10 @@ PacedFetch = Callable[[Request], Awaitable[Response]]
 class Rulebook:
     """Rules that were read and compiled before; a robots.txt of half a megabyte takes a tenth of a second each time.
 
-    Those that were used last are kept, so many files and so many rules: a hostile one may have tens of thousands."""
+    Those that were used last are kept, so many files and so many bytes: a hostile one may have tens of thousands."""
 
-    def __init__(self, files: int = 512, rules: int = 50_000) -> None:
-        self._files, self._room = files, rules
+    def __init__(self, files: int = 512, max_bytes: int = 12 * 1024 * 1024) -> None:
+        self._files, self._room = files, max_bytes
         self._kept: OrderedDict[bytes, tuple[Robots, Matcher]] = OrderedDict()
 
     def read(self, packed: bytes) -> tuple[Robots, Matcher]:
@@ -35,9 +35,9 @@ class Rulebook:
         if found is None:
             robots = rfc9309.unpack(packed)
             found = self._kept[packed] = robots, Matcher(robots.rules)
-            self._room -= len(robots.rules.rules)
+            self._room -= found[1].weight
             while len(self._kept) > 1 and (len(self._kept) > self._files or self._room < 0):
-                self._room += len(self._kept.popitem(last=False)[1][0].rules.rules)
+                self._room += self._kept.popitem(last=False)[1][1].weight
         else:
             self._kept.move_to_end(packed)
         return found
@@ -60,7 +60,7 @@ class Gate:
     @property
     def weight(self) -> int:
         """How many rules it holds."""
-        return sum(len(robots.rules.rules) for robots in self._known.values())
+        return sum(robots.rules.count for robots in self._known.values())
 
     def allows(self, url: str) -> bool:
         """Whether the rules let this URL through; `refresh` its origin first."""

@@ -12,18 +12,23 @@ from gossamer.middleware.cookies import CookieJar
 from gossamer.model import Lease, Request
 
 MEMO = "cookies"
-"""Their place in a site's memo."""
+"""Their place in a site's memo; those of further lanes are beside it, `cookies.1` and so on."""
 
 
 class SiteCookies:
     """Between a worker's jar and what the frontier knows of a site, for as long as one lease lasts.
 
     A log-in on one host is often for another one of the domain, which any worker may have: so the first link from here
-    to there, and every redirect, takes along what that host may get."""
+    to there, and every redirect, takes along what that host may get. Each lane has a place of its own in the memo:
+    where two shared one, what a worker learned would be lost to one that had not heard of it."""
 
     def __init__(self, jar: CookieJar, lease: Lease) -> None:
         self._jar, self._site = jar, lease.site
-        is_told = jar.load(lease.site, lease.memo.get(MEMO))
+        self._place = f"{MEMO}.{lease.lane}" if lease.lane else MEMO
+        for name, others in lease.memo.items():
+            if name.startswith(MEMO) and name != self._place:
+                jar.load(lease.site, others)
+        is_told = jar.load(lease.site, lease.memo.get(self._place))
         self._told = jar.revision(lease.site) if is_told else 0
         self._lent: dict[str, int] = {}
 
@@ -32,7 +37,7 @@ class SiteCookies:
         if self._told == (revision := self._jar.revision(self._site)):
             return {}
         self._told = revision
-        return {MEMO: self._jar.dump(self._site)}
+        return {self._place: self._jar.dump(self._site)}
 
     def take(self, request: Request) -> None:
         """Take up what a request brought along."""

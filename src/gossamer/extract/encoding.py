@@ -9,7 +9,7 @@ from io import BytesIO
 
 import cchardet
 
-from gossamer.extract import mime
+from gossamer.extract import legacy, mime
 
 PRESCAN_BYTES = 1024
 LATE_BYTES = 65_536
@@ -143,7 +143,7 @@ def declared(body: bytes, content_type: str = "", *, within: int = PRESCAN_BYTES
     said = mime.of_headers((content_type,)) if content_type else None
     if said is not None and (label := said.parameters.get("charset")):
         name = NAMES.get(label.strip("\t\n\f\r ").lower())
-        if name is not None and name != "x-user-defined":
+        if name is not None:
             return name
     return _prescan(body[:within])
 
@@ -219,15 +219,9 @@ def decode(body: bytes, encoding: str) -> str:
         return "\ufffd" if body else ""
     if name not in _MULTIBYTE:
         return codecs.charmap_decode(body, "replace", _characters(name))[0]
-    if name.startswith("utf-16"):
-        body = body.removeprefix(b"\xfe\xff" if name == "utf-16be" else b"\xff\xfe")
-    if name == "euc-jp":
-        try:
-            return body.decode("euc_jp")
-        except UnicodeDecodeError:
-            # This one has the vendors' rows (circled digits and such) that pages use under the name of EUC-JP.
-            return body.decode("euc_jis_2004", "replace")
-    return body.decode(codec(name), "replace")
+    if name in legacy.ENCODINGS:
+        return legacy.decode(body, name)
+    return body.removeprefix(b"\xfe\xff" if name == "utf-16be" else b"\xff\xfe").decode(codec(name), "replace")
 
 
 def recoded(body: bytes, encoding: str, limit_bytes: int) -> tuple[bytes, bool]:
@@ -238,14 +232,15 @@ def recoded(body: bytes, encoding: str, limit_bytes: int) -> tuple[bytes, bool]:
         return found[:limit_bytes], len(found) <= limit_bytes
     if name.startswith("utf-16"):
         body = body.removeprefix(b"\xfe\xff" if name == "utf-16be" else b"\xff\xfe")
-    kind = codec(name)
-    if name == "euc-jp" and _first_fault(body, "euc_jp") is not None:
-        kind = "euc_jis_2004"
-    decoder = codecs.getincrementaldecoder(kind)("replace")
+    on_error = legacy.handler(name) if name in legacy.ENCODINGS else "replace"
+    decoder = codecs.getincrementaldecoder(codec(name))(on_error)
     whole = BytesIO()
     for start in range(0, len(body), _SLICE_BYTES):
         part, end = body[start : start + _SLICE_BYTES], start + _SLICE_BYTES
-        text = decoder.decode(part, end >= len(body)) if name in _MULTIBYTE else decode(part, name)
+        if name in _MULTIBYTE:
+            text = legacy.letters(decoder.decode(part, end >= len(body)), name)
+        else:
+            text = decode(part, name)
         room = limit_bytes - whole.tell()
         written = whole.write(text.encode("utf-8", "replace")[: room + 1])
         if written > room:
@@ -261,6 +256,8 @@ def codec(encoding: str) -> str:
 
 @lru_cache(maxsize=64)
 def _characters(name: str) -> str:
+    if name == "x-user-defined":
+        return "".join(map(chr, (*range(0x80), *range(0xF780, 0xF800))))
     # The standard reads bytes that Python leaves undefined in 80-9F as control characters.
     table = list(bytes(range(256)).decode(codec(name), "replace"))
     for byte in range(0x80, 0xA0):
@@ -268,6 +265,8 @@ def _characters(name: str) -> str:
             table[byte] = chr(byte)
     if name == "koi8-u":
         table[0xAE], table[0xBE] = "\u045e", "\u040e"
+    elif name == "windows-1255":
+        table[0xCA] = "\u05ba"
     return "".join(table)
 
 

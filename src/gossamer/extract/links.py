@@ -11,6 +11,7 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode, SelectolaxError
 
 from gossamer import urls
 from gossamer.errors import ExtractError
+from gossamer.extract import legacy
 from gossamer.extract.encoding import codec
 
 SPACES = "\t\n\f\r "
@@ -324,19 +325,24 @@ def _is_normal(origin: str) -> bool:
 
 def encode_query(reference: str, encoding: str) -> str:
     """A reference whose query is written in the page's encoding, which is what its server expects."""
-    if reference.isascii() or encoding.startswith("utf-16") or encoding == "replacement":
+    plain = encoding != "iso-2022-jp"
+    if (plain and reference.isascii()) or encoding.startswith("utf-16") or encoding == "replacement":
         return reference
     before, mark, fragment = reference.strip(SPACES).translate(_UNSEEN).partition("#")
     path, question, query = before.partition("?")
-    if query.isascii():
+    if plain and query.isascii():
         return reference
-    try:
-        raw = query.encode(codec(encoding))
-    except UnicodeEncodeError:
-        # What the encoding lacks is written as a character reference.
-        raw = b"".join(letter.encode(codec(encoding), "ignore") or b"%%26%%23%d%%3B" % ord(letter) for letter in query)
+    # What the encoding lacks is written as a character reference.
+    if encoding in legacy.ENCODINGS:
+        raw = legacy.encode(query, encoding, _reference)
+    else:
+        raw = b"".join(letter.encode(codec(encoding), "ignore") or _reference(letter) for letter in query)
     quoted = _UNSAFE_QUERY.sub(lambda match: b"%%%02X" % match[0][0], raw).decode("ascii")
     return f"{path}{question}{quoted}{mark}{fragment}"
+
+
+def _reference(letter: str) -> bytes:
+    return b"%%26%%23%d%%3B" % ord(letter)
 
 
 def _skip(value: str, position: int, letters: str) -> int:

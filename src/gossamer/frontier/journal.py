@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from gossamer.errors import FrontierError
+from gossamer.masks import masked_memo
 from gossamer.model import JobState, Request
 from gossamer.settings import Settings
 
@@ -194,7 +195,7 @@ def site_view(name: str, row: SiteRow | None, *, settings: Settings, now: float)
         "closed": kept.closed,
         "budget": own.budget,
         "robots": kept.robots,
-        "memo": kept.memo,
+        "memo": masked_memo(kept.memo),
     }
 
 

@@ -12,6 +12,7 @@ from gossamer import urls
 from gossamer.frontier.entries import revisit_of, unpack
 from gossamer.frontier.redis_fold import unfold
 from gossamer.frontier.redis_job import faults, no_pattern, translate
+from gossamer.masks import masked_memo
 from gossamer.settings import Settings
 
 _LOOKED_AT = 1000
@@ -93,7 +94,7 @@ async def inspect(redis: Any, key: str, name: str) -> Mapping[str, Any] | None:
         "ready_in": max(0.0, min(ready) - now),
         "share_left": max(0, int(most or 0) - used) if most else None,
         "robots": {origin.decode(): packed for origin, packed in robots.items()},
-        "memo": {field.decode(): msgspec.json.decode(value) for field, value in memo.items()},
+        "memo": masked_memo({field.decode(): msgspec.json.decode(value) for field, value in memo.items()}),
     }
 
 

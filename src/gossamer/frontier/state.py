@@ -12,6 +12,7 @@ from gossamer.frontier import policy, recrawl
 from gossamer.frontier.freshness import Population
 from gossamer.frontier.journal import Change
 from gossamer.frontier.schedule import Lane, Schedule, Site
+from gossamer.masks import masked_memo
 from gossamer.model import Counts, JobState, Outcome, Request
 from gossamer.settings import Settings
 
@@ -234,8 +235,7 @@ class State:
             "lanes": len(site.lanes),
             "hold": max(0.0, site.hold_until - self.clock.monotonic()),
             "closed": site.closed,
-            # Whoever has a site's cookies is logged in there.
-            "memo": {name: "(kept)" if name == "cookies" else value for name, value in site.memo.items()},
+            "memo": masked_memo(site.memo),
         }
 
     def every_site(self, after: str, limit: int) -> tuple[list[Mapping[str, Any]], str]:

@@ -1,10 +1,8 @@
-"""Cookies by RFC 6265, a bounded jar for each registered domain."""
+"""Cookies by RFC 6265bis, a bounded jar for each registered domain."""
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
-from email.utils import mktime_tz, parsedate_tz
 from math import inf
 from operator import attrgetter
 from typing import Any
@@ -12,16 +10,15 @@ from typing import Any
 import msgspec
 
 from gossamer.clock import Clock
+from gossamer.middleware import setcookie
 from gossamer.middleware.base import Fetch, Middleware
 from gossamer.model import Request, Response
 from gossamer.urls import host, host_port, is_address, path_query, registered_domain
 
 MAX_DOMAINS = 10_000
 MAX_COOKIES = 50
-MAX_BYTES = 4096
 MAX_SET_COOKIES = 100
 MAX_KEPT_BYTES = 16_384
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 def cookies(jar: CookieJar) -> Middleware:
@@ -114,9 +111,10 @@ class CookieJar:
         if not values:
             return
         kept = self._open(host(host_port(response.url)))
+        is_safe = response.url.startswith("https:")
         for value in values[:MAX_SET_COOKIES]:
             cookie = self._parse(value, response.url)
-            if cookie is None:
+            if cookie is None or (not is_safe and _hides_secure(cookie, kept)):
                 continue
             old = kept.cookies.get(cookie.key)
             if old is not None:
@@ -132,8 +130,8 @@ class CookieJar:
             kept.cookies[cookie.key] = msgspec.structs.replace(cookie, changed_at=self._later(kept))
             kept.revision += 1
             if len(kept.cookies) > MAX_COOKIES:
-                # Those that are over make room first.
-                last = min(kept.cookies.values(), key=lambda one: (one.expires_at > -inf, one.number))
+                # Those that are over make room first, then those that went over open lines.
+                last = min(kept.cookies.values(), key=lambda one: (one.expires_at > -inf, one.secure, one.number))
                 del kept.cookies[last.key]
 
     def _later(self, kept: _Kept) -> float:
@@ -214,56 +212,31 @@ class CookieJar:
         return 0 <= new.expires_at - old.expires_at < max(60.0, left / 10)
 
     def _parse(self, text: str, url: str) -> Cookie | None:
-        """One Set-Cookie value, in time linear in its length; None where the standard says to ignore it."""
-        if len(text) > 2 * MAX_BYTES or _CONTROL.search(text):
+        """One Set-Cookie value; None where the standard says to ignore it."""
+        said = setcookie.parse(text, now=self._clock.epoch())
+        if said is None:
             return None
-        pair, *rest = text.split(";")
-        name, mark, value = pair.partition("=")
-        if not mark:
-            name, value = "", pair
-        name, value = name.strip(" \t"), value.strip(" \t")
-        if not (name or value) or len(name) + len(value) > MAX_BYTES:
+        own, is_safe = host(host_port(url)), url.startswith("https:")
+        if (said.domain and not _may_set(own, said.domain)) or (said.secure and not is_safe):
             return None
-        attributes = (part.partition("=") for part in rest)
-        said = {key.strip(" \t").lower(): content.strip(" \t") for key, _, content in attributes}
-        own = host(host_port(url))
-        domain = said.get("domain", "").removeprefix(".").lower()
-        if domain and not _may_set(own, domain):
+        # A cookie without a name is sent as its value, and could pass for another.
+        prefix = said.name.lower() or said.value.lower()
+        if prefix.startswith(("__secure-", "__host-")) and not (said.secure and said.name):
             return None
-        path, secure = said.get("path", ""), "secure" in said
-        if not path.startswith("/"):
-            path = path_query(url).partition("?")[0].rpartition("/")[0] or "/"
-        prefix = name.lower()
-        if secure and not url.startswith("https:"):
+        if prefix.startswith("__host-") and (said.domain or said.path != "/"):
             return None
-        if prefix.startswith(("__secure-", "__host-")) and not secure:
-            return None
-        if prefix.startswith("__host-") and (domain or said.get("path") != "/"):
-            return None
+        path = said.path or path_query(url).partition("?")[0].rpartition("/")[0] or "/"
         self._made += 1
         return Cookie(
-            name=name,
-            value=value,
-            domain=own if self._per_host else domain or own,
+            name=said.name,
+            value=said.value,
+            domain=own if self._per_host else said.domain or own,
             path=path,
-            host_only=not domain or self._per_host or is_address(own),
-            secure=secure,
-            expires_at=self._expires_at(said),
+            host_only=not said.domain or self._per_host or is_address(own),
+            secure=said.secure,
+            expires_at=said.expires_at,
             number=self._made,
         )
-
-    def _expires_at(self, said: dict[str, str]) -> float:
-        age = said.get("max-age", "")
-        if age.removeprefix("-").isdecimal() and age.isascii() and len(age) < 20:
-            return self._clock.epoch() + int(age) if int(age) > 0 else -inf
-        date = said.get("expires", "")
-        parsed = parsedate_tz(date) if 0 < len(date) < 64 else None
-        if parsed is None:
-            return inf
-        try:
-            return float(mktime_tz(parsed))
-        except (ValueError, OverflowError):
-            return inf
 
 
 def _cookie(row: Any, changed_at: float) -> Cookie:
@@ -275,6 +248,18 @@ def _cookie(row: Any, changed_at: float) -> Cookie:
         expires_at=expires_at,
         number=0,
         changed_at=float(at[0]) if at else changed_at,
+    )
+
+
+def _hides_secure(cookie: Cookie, kept: _Kept) -> bool:
+    """Whether a cookie that came over an open line would take the place of one that only safe lines may set."""
+    return any(
+        old.secure
+        and old.expires_at > -inf
+        and old.name == cookie.name
+        and (_domain_matches(cookie.domain, old.domain) or _domain_matches(old.domain, cookie.domain))
+        and _path_matches(cookie.path, old.path)
+        for old in kept.cookies.values()
     )
 
 

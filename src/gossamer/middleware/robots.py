@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
-from operator import itemgetter
+from collections.abc import Iterable
+from io import StringIO
 from typing import Literal
 
 import msgspec
 import zstandard
+
+from gossamer.middleware.robots_rules import Matcher, Rules, Rulings, escaped
+
+__all__ = ["Matcher", "Robots", "Rules", "Rulings", "is_due", "parse", "product_token", "settle", "unpack"]
 
 MAX_REDIRECTS = 5
 """Redirects that the fetcher of a robots.txt follows; more count as a 4xx: give `settle` the last 3xx."""
@@ -19,32 +24,14 @@ FIRST_RETRY_SECONDS = 60.0
 LAST_RETRY_SECONDS = 3600.0
 
 _CLOCK_SLACK_SECONDS = 5.0
-_WORK = 8_000_000
-"""Steps of a few nanoseconds that one check may take."""
 _DISALLOW = frozenset({"disallow", "dissallow", "dissalow", "disalow", "diasllow", "disallaw"})
 _AGENT = frozenset({"user-agent", "useragent", "user agent"})
 _TOKEN = re.compile(r"[A-Za-z_-]+")
 _EVERYONE = re.compile(r"\*(?:\s|$)")
-_UNSAFE = re.compile(r"%[0-9A-Fa-f]{2}|[^A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=%]")
-_UNSAFE_ASCII = re.compile(r"""%[0-9A-Fa-f]{2}|[\x00-\x20"<>\\^`{|}\x7f*$]""")
-_ESCAPED_PLAIN = re.compile(r"%(?:2[DE]|3[0-9]|4[1-9A-F]|5[0-9AF]|6[1-9A-F]|7[0-9AE])")
-_SPACE = " \t\v\f"
-_Wild = tuple[int, int, int, list[str], str | None]
+_SPACE = " \t\v\f\n"
 
 
-class Rules(msgspec.Struct, frozen=True, array_like=True):
-    """What a robots.txt says to one agent, in the order of the file."""
-
-    rules: tuple[tuple[str, bool], ...] = ()
-    """(pattern, whether it allows); escapes are upper case, bytes outside of ASCII are escaped."""
-    crawl_delay: float | None = None
-    """Seconds, at most MAX_DELAY_SECONDS."""
-    sitemaps: tuple[str, ...] = ()
-    flags: tuple[str, ...] = ()
-    """What was odd: `delay-ignored`, `delay-cut`, `file-cut`."""
-
-
-NOTHING_ALLOWED = Rules(rules=(("/", False),))
+NOTHING_ALLOWED = Rules.of([("/", False)])
 
 
 class Robots(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -133,7 +120,7 @@ def parse(body: bytes, agent: str) -> Rules:
     """What the file says to `agent`, a User-Agent header or its product token; never raises."""
     flags = dict.fromkeys(["file-cut"] if len(body) > MAX_BYTES else [])
     token = product_token(agent)
-    rules: dict[bool, list[tuple[str, bool]]] = {True: [], False: []}
+    rules: dict[bool, list[str]] = {True: [], False: []}
     delays: dict[bool, float] = {}
     sitemaps: dict[str, None] = {}
     ours = everyones = named = in_heading = False
@@ -149,7 +136,7 @@ def parse(body: bytes, agent: str) -> Rules:
         elif key == "allow" or key in _DISALLOW:
             in_heading = False
             if value[:1] in ("/", "*"):
-                rule = (_escaped(value), key == "allow")
+                rule = ("+" if key == "allow" else "-") + escaped(value)
                 for mine in _groups(ours, everyones):
                     rules[mine].append(rule)
         elif key == "crawl-delay" and (ours or everyones):
@@ -163,20 +150,20 @@ def parse(body: bytes, agent: str) -> Rules:
             url = value.encode("latin-1").decode("utf-8", "replace")
             if url[:8].lower().startswith(("http://", "https://")) and len(url) <= 4096:
                 sitemaps[url] = None
-    return Rules(tuple(rules[named]), delays.get(named), tuple(sitemaps), tuple(flags))
+    return Rules("\n".join(rules[named]), delays.get(named), tuple(sitemaps), tuple(flags))
 
 
 def _groups(ours: bool, everyones: bool) -> tuple[bool, ...]:
     return (True,) * ours + (False,) * everyones
 
 
-def _lines(body: bytes) -> list[str]:
+def _lines(body: bytes) -> Iterable[str]:
     """Lines as latin-1, one character a byte; the one that the size limit cuts is left out."""
     if len(body) > MAX_BYTES:
         body = body[: max(body.rfind(b"\n", 0, MAX_BYTES), body.rfind(b"\r", 0, MAX_BYTES)) + 1]
     # Without its NUL bytes, a file in UTF-16 reads as ASCII.
     body = body.removeprefix(b"\xef\xbb\xbf").removeprefix(b"\xff\xfe").removeprefix(b"\xfe\xff").replace(b"\0", b"")
-    return body.decode("latin-1").replace("\r", "\n").split("\n")
+    return StringIO(body.replace(b"\r", b"\n").decode("latin-1"))
 
 
 def _key_value(line: str) -> tuple[str, str]:
@@ -198,119 +185,3 @@ def _delay(value: str) -> tuple[float | None, str]:
     if not seconds >= 0:
         return None, "delay-ignored"
     return (seconds, "") if seconds <= MAX_DELAY_SECONDS else (MAX_DELAY_SECONDS, "delay-cut")
-
-
-def _escape(found: re.Match[str]) -> str:
-    text = found.group()
-    return text.upper() if len(text) == 3 else f"%{ord(text):02X}"
-
-
-def _escaped(pattern: str) -> str:
-    return _UNSAFE.sub(_escape, pattern)
-
-
-def _plain(text: str) -> str:
-    return _ESCAPED_PLAIN.sub(lambda found: chr(int(found.group()[1:], 16)), text) if "%" in text else text
-
-
-class Matcher:
-    """Rules made ready for many questions.
-
-    RFC 9309 reads `%62` in a rule as `b`; Google's parser takes it as written. A path is allowed if both readings
-    allow it. They differ only where a letter, a digit or one of `-._~` is escaped, so mostly one of them is asked."""
-
-    def __init__(self, rules: Rules) -> None:
-        self._written = _Reading(rules.rules)
-        self._plain = self._written
-        if any(_ESCAPED_PLAIN.search(pattern) for pattern, _ in rules.rules if "%" in pattern):
-            self._plain = _Reading(tuple((_plain(pattern), allow) for pattern, allow in rules.rules))
-
-    def allowed(self, path_query: str) -> bool:
-        """Whether the path and query of a normal URL may be fetched; under a millisecond but for hostile files."""
-        written = plain = path_query
-        if _UNSAFE_ASCII.search(path_query):
-            written = _UNSAFE_ASCII.sub(_escape, path_query)
-            plain = _plain(written)
-        if plain == "/robots.txt":
-            return True
-        same = self._plain is self._written and plain == written
-        return self._written.allows(written) and (same or self._plain.allows(plain))
-
-
-class Rulings:
-    """Which rule decides on a path, for people. It asks each rule alone, so a `Matcher` says sooner what is allowed."""
-
-    def __init__(self, rules: Rules) -> None:
-        heaviest_first = sorted(dict.fromkeys(rules.rules), key=lambda rule: (len(rule[0]), rule[1]), reverse=True)
-        self._rules = [(rule, Matcher(Rules(((rule[0], False),)))) for rule in heaviest_first]
-
-    def of(self, path_query: str) -> tuple[str, bool] | None:
-        """(pattern, whether it allows) of the rule that decides; None where none speaks of the path."""
-        return next((rule for rule, matcher in self._rules if not matcher.allowed(path_query)), None)
-
-
-class _Reading:
-    """Patterns by the text before their first wildcard.
-
-    A pattern's weight is twice its length, plus one if it allows: the heaviest match wins, and Allow wins a tie."""
-
-    def __init__(self, rules: tuple[tuple[str, bool], ...]) -> None:
-        self._exact: dict[str, int] = {}
-        self._prefixes: dict[str, int] = {}
-        self._wild: dict[str, list[_Wild]] = {}
-        heaviest: dict[int, int] = {}
-        for pattern, allow in dict.fromkeys(rules):
-            weight = 2 * len(pattern) + allow
-            anchored = pattern.endswith("$")
-            # In the path, `*` and a `$` are escaped too, so that `%2A` and `%24` in a rule mean them literally.
-            text = (pattern[:-1] if anchored else pattern.rstrip("*")).replace("$", "%24")
-            prefix, *pieces = text.split("*")
-            if not pieces:
-                kept = self._exact if anchored else self._prefixes
-                kept[prefix] = max(weight, kept.get(prefix, 0))
-                if anchored:
-                    continue
-            else:
-                tail = pieces.pop() if anchored else None
-                pieces = [piece for piece in pieces if piece]
-                needed = len(text) - text.count("*")
-                # A search may take as many steps as needle times text.
-                steps = 1 + max(map(len, pieces), default=0) // 20
-                self._wild.setdefault(prefix, []).append((weight, needed, steps, pieces, tail))
-            heaviest[len(prefix)] = max(weight, heaviest.get(len(prefix), 0))
-        for group in self._wild.values():
-            group.sort(key=itemgetter(0), reverse=True)
-        self._lengths = sorted(((weight, length) for length, weight in heaviest.items()), reverse=True)
-
-    def allows(self, path: str) -> bool:
-        best = self._exact.get(path, 1)
-        size = len(path)
-        work = 0
-        for heaviest, length in self._lengths:
-            if heaviest <= best:
-                break
-            if length > size:
-                continue
-            prefix = path[:length]
-            best = max(best, self._prefixes.get(prefix, 0))
-            for weight, needed, steps, pieces, tail in self._wild.get(prefix, ()):
-                if weight <= best:
-                    break
-                # A file made to cost time gets none: its paths are refused.
-                work += size * steps + 100 * (1 + len(pieces)) if needed <= size else 20
-                if work > _WORK:
-                    return False
-                if needed <= size and _found(path, length, pieces, tail):
-                    best = weight
-                    break
-        return best & 1 == 1
-
-
-def _found(path: str, start: int, pieces: list[str], tail: str | None) -> bool:
-    """Whether the pieces follow one another from `start`; taking each as early as it comes misses nothing."""
-    for piece in pieces:
-        at = path.find(piece, start)
-        if at < 0:
-            return False
-        start = at + len(piece)
-    return tail is None or (len(path) - len(tail) >= start and path.endswith(tail))

@@ -168,7 +168,7 @@ def _robots(origin: str, packed: bytes) -> RobotsView:
         kind=found.kind,
         fetched_at=found.fetched_at or None,
         crawl_delay=found.rules.crawl_delay,
-        rules=len(found.rules.rules),
+        rules=found.rules.count,
     )
 
 

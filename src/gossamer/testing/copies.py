@@ -87,13 +87,17 @@ class Copies(Suite):
     async def test_what_is_noted_of_a_site_comes_with_its_lease(self, harness: Harness) -> None:
         await harness.frontier.add(pages(1, 2))
         lease = await self.one(harness.frontier, batch=1)
-        memo = {text: text for text in self.strings()}
+        memo = {text: text for text in self.strings()} | {"cookies": [1, [["in", "hush"]]], "cookies.1": ["hush"]}
         robots = {f"http://a.example/{number}": text.encode() for number, text in enumerate(self.strings())}
         await harness.frontier.complete(outcomes(lease), notes=[note(lease, memo=memo, robots=robots)])
         if harness.durable:
             await harness.reopen()
         again = await self.one(harness.frontier)
         assert (again.memo, again.robots) == (memo, robots)
+        steering: Any = harness.frontier
+        if hasattr(steering, "site"):
+            # Whoever has the cookies of a site is logged in there.
+            assert "hush" not in repr(await steering.site(again.site))
         more = note(again, memo={"": "new", "more": [1]}, robots={"http://a.example/0": b"new"})
         await harness.frontier.complete([], notes=[more])
         await harness.frontier.release([again])

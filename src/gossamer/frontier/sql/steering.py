@@ -16,6 +16,7 @@ from gossamer.frontier.sql.inbox import site_of
 from gossamer.frontier.sql.rows import SUSPECT, WORDS, Row, request_of
 from gossamer.frontier.sql.settling import Admission
 from gossamer.frontier.sql.site import MICRO, Site
+from gossamer.masks import masked_memo
 from gossamer.model import Counts, JobState, Pulse, RegionView, ShardView
 from gossamer.settings import Settings
 
@@ -136,7 +137,8 @@ class SqlSteering:
                 return {
                     "site": name, "queued": int(waiting[0][0]), **_site_view(found, call.now),
                     "workers": [one.worker for one in held], "share_left": found.share_left(call.half),
-                    "ready_in": max(0.0, (found.wake_at - call.now) / MICRO), "robots": robots, "memo": memo,
+                    "ready_in": max(0.0, (found.wake_at - call.now) / MICRO), "robots": robots,
+                    "memo": masked_memo(memo),
                 }  # fmt: skip
             return None
 
