@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from gossamer import urls
 from gossamer.clock import Clock
 from gossamer.errors import FrontierError, Unavailable
 from gossamer.frontier import policy, recrawl
-from gossamer.frontier.journal import Change, Journal, MemoryJournal, NotAtHand, Past
+from gossamer.frontier.journal import Change, Journal, MemoryJournal, NotAtHand, Past, to_the_end
 from gossamer.frontier.restore import restore
 from gossamer.frontier.schedule import Lane, Site
 from gossamer.frontier.settlement import Settlement
@@ -46,8 +46,9 @@ class LocalFrontier:
             change = Change()
             self._state.plan_urls(change, requests, parent=0)
             if change.urls:
-                await _to_the_end(self._keep_urls(change))
-            await self._hasten(change)
+                await to_the_end(self._keep_urls(change))
+            if change.hints:
+                await to_the_end(self._hasten(change))
         self._tell()
         return len(change.urls)
 
@@ -215,7 +216,7 @@ class LocalFrontier:
 
     async def _keep_lapses(self) -> None:
         try:
-            await _to_the_end(self._write(Change()))
+            await to_the_end(self._write(Change()))
         except Unavailable:
             # They are written with the next change.
             pass
@@ -251,7 +252,7 @@ class LocalFrontier:
                 self._tell()
 
     async def _settle(self, settlement: Settlement) -> None:
-        await _to_the_end(self._write_and_apply(settlement))
+        await to_the_end(self._write_and_apply(settlement))
 
     async def _write_and_apply(self, settlement: Settlement) -> None:
         settlement.note_sites()
@@ -321,7 +322,7 @@ class LocalFrontier:
     async def steer(self, job: JobState) -> None:
         """Pause, resume or stop the job; the wish outlives this process, but a stop ends with the run."""
         async with self._lock:
-            await _to_the_end(self._keep_job(job))
+            await to_the_end(self._keep_job(job))
         self._tell()
 
     async def _keep_job(self, job: JobState) -> None:
@@ -371,21 +372,6 @@ class LocalFrontier:
                     await self._write(Change())
             finally:
                 self._journal.close()
-
-
-async def _to_the_end(change: Coroutine[Any, Any, object]) -> None:
-    """Let a change be written and applied whole, though its caller be cancelled; the cancellation comes after it."""
-    task = asyncio.ensure_future(change)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait((task,))
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        task.exception()
-        raise cancelled
-    task.result()
 
 
 def open_memory(settings: Settings, *, clock: Clock, secret: bytes) -> LocalFrontier:
