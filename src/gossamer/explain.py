@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from gossamer import urls
 from gossamer.extract.scope import Scope
-from gossamer.frontier import traps
+from gossamer.frontier import combinations, traps
 from gossamer.middleware.robots import Matcher, Robots, Rulings, unpack
 from gossamer.settings import Settings
 
@@ -146,7 +146,17 @@ class RobotsSays:
 
 def path_ruling(url: str, memo: Mapping[str, Any], settings: Settings, *, now: float) -> Ruling | None:
     """Whether the part of the site that the URL belongs to is asleep, or has given its pages; None if neither."""
-    prefix = traps.prefix_of(urls.path_query(url))
+    target = urls.path_query(url)
+    prefix = traps.prefix_of(target)
+    family = combinations.evidence(memo, target, now=now)
+    if family is not None:
+        query = f"{', '.join(family['common'])} in its query" if family["common"] else "any query"
+        words = (
+            f"{combinations.place_of(target)} with {query} sleeps until {when(family['asleep_until'])}: "
+            f"{family['copies']} pages in a row, from {family['since']} to {family['example']}, said the same beside "
+            "their links, which led to nothing new but other queries."
+        )
+        return Ruling(False, "asleep", words, f"alike_pages = {settings.alike_pages}", family)
     found = traps.evidence(memo, prefix, now=now)
     if found is not None:
         copies = found.get("copies", settings.alike_pages)

@@ -129,6 +129,16 @@ def test_freshness_is_as_predicted(recrawl: str) -> None:
     assert predicted == pytest.approx(measured, rel=0.1)
 
 
+def test_a_large_budget_is_used_from_the_first_day_and_no_wait_is_too_long() -> None:
+    crawl = Week12(None, sites=1, pages=10, days_per_change=mixed).run(
+        recrawl="budget=100/d", max_seconds=5 * DAY, revisit_max_seconds=0.5 * DAY
+    )
+    for page in range(1, 10):
+        times = crawl.web.times(f"http://s0.test/p{page}")
+        assert len(times) >= 10
+        assert all(later - at <= 0.5 * DAY + SLACK for at, later in itertools.pairwise(times))
+
+
 def test_a_budget_is_kept_and_beats_the_same_number_of_even_visits() -> None:
     """124 pages at 18 visits a day are visited once a week on average: as often as by the table."""
     days = (3.0, 5.0, 500.0, 900.0, 2000.0)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import zlib
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,15 @@ from processes import crawl
 from gossamer import urls
 from gossamer.engine.handle import Linker
 from gossamer.engine.recent import Recent
+from gossamer.explain import path_ruling
 from gossamer.extract import fingerprint
 from gossamer.extract.spider import Spider
-from gossamer.frontier import traps
+from gossamer.frontier import combinations, traps
 from gossamer.job import Crawl
 from gossamer.model import Request, Response
 from gossamer.settings import Settings
 from gossamer.sim.log import fetched
+from gossamer.sim.traps import answer
 from gossamer.testing.virtual import LoopClock, run
 from gossamer.testing.web import SimWeb
 
@@ -28,8 +32,8 @@ SECRET = b"0123456789abcdef"
 
 
 def test_a_trap_site_takes_little_from_forty_good_ones(tmp_path: Path) -> None:
-    """An endless calendar, session ids and soft 404s beside 40 good sites, and good pages on the trap site itself."""
-    kinds = ("calendar+sessions+soft404", *["plain"] * 40)
+    """An endless calendar, session ids, soft 404s and filters beside 40 good sites, and good pages on the trap site."""
+    kinds = ("calendar+sessions+soft404+facets", *["plain"] * 40)
     with SimWeb(sites=41, pages_per_site=25, kinds=kinds, page_bytes=3000) as web:
         done = crawl(tmp_path / "job", web, "--delay", "0", timeout=100)
         assert done.returncode == 0, done.stderr
@@ -40,7 +44,9 @@ def test_a_trap_site_takes_little_from_forty_good_ones(tmp_path: Path) -> None:
     assert "asleep" in done.stderr
 
 
-@pytest.mark.parametrize(("trap", "most"), [("calendar", 40), ("sessions", 40), ("soft404", 40), ("deep", 60)])
+@pytest.mark.parametrize(
+    ("trap", "most"), [("calendar", 40), ("sessions", 40), ("soft404", 40), ("deep", 60), ("facets", 20)]
+)
 def test_each_trap_ends(tmp_path: Path, trap: str, most: int) -> None:
     """H41."""
     with SimWeb(sites=1, pages_per_site=40, kinds=(trap,), page_bytes=3000) as web:
@@ -121,6 +127,114 @@ def test_a_path_of_copies_sleeps_and_says_why(tmp_path: Path) -> None:
     assert evidence["example"].startswith("http://a.test/shelf/")
     assert evidence["asleep_until"] > LoopClock()._epoch + 29 * 86_400
     assert len(json.dumps(found["site_state"]["memo"])) < 2000
+
+
+class Filters:
+    """One site in virtual time: filters without end; if they are `fruitful`, each page leads to a good one too."""
+
+    def __init__(self, clock: LoopClock, *, fruitful: bool) -> None:
+        self._clock = clock
+        self._fruitful = fruitful
+        self.asked: list[str] = []
+
+    def middleware(self, _: Any) -> Any:
+        async def fetch(request: Request) -> Response:
+            path = urls.path_query(request.url)
+            self.asked.append(path)
+            return Response(
+                url=request.url,
+                status=404 if path == "/robots.txt" else 200,
+                headers=(("content-type", "text/html"),),
+                body=self._body(path),
+                fetched_at=self._clock.epoch(),
+                headers_at=self._clock.monotonic(),
+            )
+
+        return fetch
+
+    def _body(self, path: str) -> bytes:
+        trapped = answer(0, 0, path, frozenset({"facets"}))
+        if trapped is not None:
+            good = f'<a href="/good/{zlib.crc32(path.encode())}">more</a>' if self._fruitful else ""
+            return trapped.body.replace(b"</h1>", b"</h1>" + good.encode())
+        pages = "".join(f'<a href="/list?page={number}">on</a>' for number in range(40))
+        return f'<title>List</title><a href="/facets">Filter</a>{pages}'.encode()
+
+
+async def _filtered(folder: Path | None, clock: LoopClock, *, fruitful: bool, **settings: Any) -> Filters:
+    web, spider = Filters(clock, fruitful=fruitful), Spider()
+    spider.fetch_middleware = [web.middleware]
+    values = {"alike_pages": 15, "max_pages": 300, **settings}
+    await Crawl(folder, Settings(**values), ["http://a.test/"], spider=spider, clock=clock).run()
+    return web
+
+
+@pytest.mark.parametrize("strategy", ["bfs", "dfs", "random"])
+def test_filters_without_end_sleep_and_say_why(tmp_path: Path, strategy: str) -> None:
+    """H41: each set of filters is a path prefix of its own, and their pages differ in what they list."""
+    web = run(_filtered(tmp_path / "job", LoopClock(), fruitful=False, strategy=strategy))
+    found = Counter(path.partition("?")[0] for path in web.asked)
+    assert 15 <= found["/facets"] <= 60
+    assert found["/list"] == 40, "pages that a parameter counts are no filters"
+
+    async def look() -> Any:
+        from gossamer.frontier.sqlite import open_sqlite
+
+        frontier = open_sqlite(tmp_path / "job" / "frontier.db", Settings(), clock=LoopClock())
+        known = await frontier.lookup("http://a.test/facets")
+        await frontier.aclose()
+        return known["site_state"]["memo"]
+
+    memo, asleep = asyncio.run(look()), "http://a.test/facets?size=xl&page=9&order=up&view=list&colour=red"
+    now = LoopClock()._epoch + 3600
+    said = path_ruling(asleep, memo, Settings(alike_pages=15), now=now)
+    assert said is not None
+    assert (said.rule, said.evidence["copies"]) == ("asleep", 15)
+    assert said.evidence["since"].startswith("http://a.test/facets?")
+    assert path_ruling("http://a.test/list?page=99", memo, Settings(), now=now) is None
+    assert path_ruling(asleep, memo, Settings(), now=now + 31 * 86_400) is None
+    assert len(json.dumps(memo)) < 4000
+
+
+def test_filters_that_lead_to_new_pages_stay_awake() -> None:
+    web = run(_filtered(None, LoopClock(), fruitful=True))
+    assert len(web.asked) == 300 + 1
+    assert sum(path.startswith("/facets?") for path in web.asked) > 100
+
+
+def _after_queries(queries: Iterable[str], places: dict[str, Any], path: str = "/index.php") -> dict[str, Any]:
+    for query in queries:
+        target, rules = f"{path}?{query}", Settings(alike_pages=6)
+        known = {"likeness": 7, "leads_on": True, "leads_away": False, "now": 1.0}
+        after = combinations.after_page(places, f"http://a.test{target}", target, settings=rules, **known)
+        places = places if after is None else after
+    return places
+
+
+def test_of_a_path_with_many_uses_only_what_the_row_has_in_common_sleeps() -> None:
+    rows = [f"do=events&{more}" for more in ("y=1", "y=1&m=2", "m=2&y=1", "y=2&m=3", "d=1&y=2", "y=4&d=1")]
+    memo = {"queries.0": _after_queries(rows, {})}
+    asleep = {
+        target
+        for target in ("do=events&y=9", "y=9&do=events&x=1", "do=events", "do=news&y=9", "id=7")
+        if combinations.evidence(memo, f"/index.php?{target}", now=2.0)
+    }
+    assert asleep == {"do=events&y=9", "y=9&do=events&x=1"}
+    assert combinations.evidence(memo, "/other.php?do=events&y=9", now=2.0) is None
+    # The same parameters once more: then their values do not matter.
+    other = [row.replace("events", "tags") for row in rows]
+    both = {"queries.0": _after_queries(other, memo["queries.0"])}
+    assert combinations.evidence(both, "/index.php?do=news&y=9", now=2.0)
+    assert combinations.evidence(both, "/index.php?id=7", now=2.0) is None
+
+
+def test_pages_that_are_counted_do_not_sleep_and_cost_the_memo_nothing() -> None:
+    places = _after_queries((f"page={number}" for number in range(50)), {})
+    assert not combinations.evidence({"queries.0": places}, "/index.php?page=51", now=2.0)
+    assert _after_queries((f"page={number}" for number in range(50, 99)), places) == places
+    for number in range(99):
+        places = _after_queries(("x=1",), places, f"/{number}.php")
+    assert len(places) <= 16
 
 
 def test_a_path_of_different_pages_stays_awake() -> None:

@@ -60,7 +60,7 @@ def test_a_submitted_job_keeps_its_pages_in_the_folder_and_export_finds_them(gos
     before = fetched(web.log())
     said = gossamer("submit", *of(web, "shop"), "--sink", f"folder:{gossamer.folder}/share").stderr
     assert "3 URLs added" in said
-    gossamer("worker", "--job", "shop", "--name", "w0")
+    gossamer("worker", "shop", "--frontier", gossamer.frontier, "--name", "w0")
     pages = fetched(web.log()) - before
     assert set(pages) == web.reachable()
     assert set(pages.values()) == {1}

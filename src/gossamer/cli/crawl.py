@@ -218,6 +218,7 @@ def _as_json(summary: Summary, folder: Path | None) -> dict[str, Any]:
 @click.option(
     "--job", "name", default="", shell_complete=job_names, help="Name of the job, where FRONTIER is a server."
 )
+@click.option("--frontier", default="", metavar="URL", help="As FRONTIER; then DIR may be the name of the job.")
 @click.option("--name", "worker_name", default="", help="Name of this worker.  [default: machine and process number]")
 @click.option("--out", default="", help="Folder for what a worker of a fleet stores.  [default: crawls/JOB]")
 @region_option
@@ -229,6 +230,7 @@ def _as_json(summary: Summary, folder: Path | None) -> dict[str, Any]:
 def worker(
     place: str,
     name: str,
+    frontier: str,
     worker_name: str,
     out: str,
     region: str,
@@ -253,6 +255,9 @@ def worker(
     if supervised:
         die_with_parent()
     own_name = worker_name or f"{os.uname().nodename}-{os.getpid()}"
+    if frontier:
+        # As all other commands take it: gossamer worker JOB --frontier URL.
+        name, place = name or (place if not place.startswith(SCHEMES) else ""), frontier
     if place.startswith(SCHEMES):
         if not name:
             raise ConfigError("which job?", hint="name it: gossamer worker FRONTIER --job NAME")

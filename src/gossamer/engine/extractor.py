@@ -53,8 +53,10 @@ class Extracted(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the main text; only where changes are looked for."""
     likeness: int | None = None
     """SimHash of the main text; only where the page may be a copy of the last one of its path."""
+    beside: int | None = None
+    """The same of the text beside the links; only where the page's query may be one of endless ones of its path."""
     simhash: int | None = None
-    """The same, of every page, where copies are looked for."""
+    """SimHash of the main text of every page, where copies are looked for."""
     tells: bool = False
     """Whether there is enough of it to call the page a copy."""
     error: str = ""
@@ -143,6 +145,7 @@ class Extractor:
             markdown=markdown,
             main=look.digest,
             likeness=look.likeness,
+            beside=look.beside,
             simhash=int(known.simhash, 16) if known is not None and known.simhash else look.simhash,
             tells=look.tells,
             error=error,

@@ -7,7 +7,8 @@ from typing import NamedTuple
 from gossamer import urls
 from gossamer.extract import fingerprint
 from gossamer.extract.page import Page
-from gossamer.extract.text import main_text
+from gossamer.extract.text import main_text, text_beside_links
+from gossamer.frontier.combinations import place_of
 from gossamer.frontier.traps import prefix_of
 from gossamer.settings import Settings
 
@@ -24,6 +25,8 @@ class Look(NamedTuple):
     digest: str = ""
     likeness: int | None = None
     """Its SimHash, if the page may be a copy of the last one of its path."""
+    beside: int | None = None
+    """The SimHash of what is not in links, if the page's query may be one of endless ones of its path."""
     simhash: int | None = None
     """Its SimHash, if copies are looked for among all pages."""
     tells: bool = False
@@ -43,24 +46,29 @@ class Looks:
         """What is to be known of a page's text."""
         if not page.is_html:
             return Look()
-        alike = self._for_copies and self._has_last_title(page)
+        alike, beside = False, None
+        if self._for_copies:
+            target, origin = urls.path_query(page.url), urls.origin(page.url)
+            alike = self._has_last_title(page, origin + prefix_of(target))
+            if (place := place_of(target)) and self._has_last_title(page, f"?{origin}{place}"):
+                beside = fingerprint.simhash(text_beside_links(page.tree))
         if not alike and not self._for_changes and not self._for_all:
-            return Look()
+            return Look(beside=beside)
         text = main_text(page.tree)
         digest = fingerprint.text_digest(text) if self._for_changes else ""
         if not alike and not self._for_all:
-            return Look(digest)
+            return Look(digest, beside=beside)
         words = fingerprint.some_words(text)
         simhash = fingerprint.simhash_of(words)
         return Look(
             digest,
             simhash if alike else None,
+            beside,
             simhash if self._for_all else None,
             self._for_all and len(words) >= _FEWEST_WORDS,
         )
 
-    def _has_last_title(self, page: Page) -> bool:
-        place = urls.origin(page.url) + prefix_of(urls.path_query(page.url))
+    def _has_last_title(self, page: Page, place: str) -> bool:
         title = " ".join(fingerprint.words(page.title))
         last = self._titles.get(place)
         if last is None and len(self._titles) >= _MOST_PATHS:

@@ -102,8 +102,10 @@ class Revisits:
             found = recrawl.compared(before, digest=after.digest, text=after.text)
             changes[key] = recrawl.witnessed(memo.get(key, {}), found)
         if wait is not None and rule.kind == "budget" and not before.seen_at and not after.failures:
-            # All pages are new in the first hours of a crawl: their second visits are spread out.
-            wait = max(random.random() * max(wait, settings.revisit_seconds), settings.revisit_min_seconds)
+            # All pages are new in the first hours of a crawl: their second visits are spread out, as far as the budget
+            # asks for with the pages that are known by then.
+            spread = max(wait, min(settings.revisit_seconds, longest))
+            wait = max(random.random() * spread, settings.revisit_min_seconds)
         return Plan(wait, recrawl.written(after), changes)
 
     def _succeeded(self, before: Visited, request: Request, answer: Response, seen: Seen) -> Visited:

@@ -295,7 +295,7 @@ class Visit:
                 row, likeness = msgspec.structs.replace(row, copy_of=f"{kept:016x}"), page.simhash
             if page.error:
                 verdict = verdict._replace(status="failed", reason="spider")
-            paths = self._paths.saw(request, likeness, handled.links)
+            paths = self._paths.saw(request, likeness, handled.links, beside=page.beside)
             verdict = verdict._replace(memo={**(verdict.memo or {}), **paths})
             self._memo.update(paths)
             await self._settle(

@@ -141,6 +141,11 @@ def main_text(tree: LexborHTMLParser) -> str:
     return visible_text(tree, hidden=_AROUND)
 
 
+def text_beside_links(tree: LexborHTMLParser) -> str:
+    """The main text without that of its links: what a page that lists others says of its own."""
+    return visible_text(tree, hidden=_AROUND | {"a"})
+
+
 def _in_picture(node: LexborNode) -> bool:
     above = node.parent
     for _ in range(64):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -27,6 +28,9 @@ from gossamer.frontier.journal import Past, SiteRow
 
 _MOST_FILES = 6
 _URLS_PER_FRAME = 4096
+_SPARE_ROWS = 1000
+_SPARE_BYTES = 16 << 20
+_NOTE_BYTES = 300
 FILE_BITS = 40
 """A place is a file's number and an offset in it, in one integer."""
 
@@ -40,9 +44,10 @@ class Piece(NamedTuple):
 
 
 class Chain:
-    """The files of a shard, and the frames in them that count."""
+    """The files of a shard, of which the first has the number `first`, and the frames in them that count."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 0) -> None:
+        self.first = first
         self.files: list[tuple[str, int]] = []
         self.pieces: list[Piece] = []
 
@@ -51,7 +56,7 @@ class Chain:
 
     def take(self, name: str, data: bytes, limit: int) -> None:
         """Read a file up to a length, or to the first frame that is not whole."""
-        view, file, end = memoryview(data)[:limit], len(self.files), 0
+        view, file, end = memoryview(data)[:limit], self.first + len(self.files), 0
         for number, (at, head, blobs) in enumerate(frames(view, len(MAGIC))):
             end = at
             if number:
@@ -62,7 +67,37 @@ class Chain:
         """Whether a start reads much that no longer matters."""
         rows = sum(len(frame.outcomes) for frame in self)
         urls = sum(len(frame.numbers) for frame in self) // 8
-        return len(self.files) >= _MOST_FILES or rows > 2 * urls + 1000
+        return len(self.files) >= _MOST_FILES or rows > 2 * urls + _SPARE_ROWS or self.growth().is_much(urls)
+
+    def growth(self) -> Growth:
+        """What was added since it was last made short."""
+        found = Growth()
+        for piece in self.pieces:
+            if "/past-" not in self.files[(piece.place >> FILE_BITS) - self.first][0]:
+                found.take(piece.frame)
+        found.size = sum(length for _, length in self.files)
+        return found
+
+
+class Growth:
+    """How much of a log does not matter any more, as far as that can be told without reading it."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.waste = 0
+        self.size = 0
+
+    def take(self, frame: Frame) -> None:
+        """One more change was written."""
+        self.rows += len(frame.outcomes)
+        # Links have gone out, and of a site the last note counts.
+        self.waste += sum(map(len, frame.out))
+        for note in frame.notes.values():
+            self.waste += _NOTE_BYTES + sum(map(len, note[2].values()))
+
+    def is_much(self, urls: int) -> bool:
+        """Whether it is worth while to write all that matters anew."""
+        return self.rows > urls + _SPARE_ROWS or self.waste > _SPARE_BYTES + self.size // 2
 
 
 def folder_of(shard: int) -> str:
@@ -76,7 +111,18 @@ def log_name(shard: int, claim: int) -> str:
 
 
 def read_chain(share: Share, shard: int) -> Chain:
-    """All that counts of a shard. Whoever reads it has the claim; what a former owner adds later is not looked at."""
+    """All that counts of a shard. Who has the claim reads all; what a former owner adds later is not looked at."""
+    for last in (False, False, True):
+        try:
+            return _read_chain(share, shard)
+        except FileNotFoundError:
+            # Its owner may just have made a shorter past of the files that we were about to read.
+            if last:
+                raise
+    raise AssertionError
+
+
+def _read_chain(share: Share, shard: int) -> Chain:
     chain = Chain()
     logs = [name for name in share.names(folder_of(shard), fresh=True) if name.startswith("log-")]
     for name in reversed(logs):
@@ -104,46 +150,59 @@ def read_chain(share: Share, shard: int) -> Chain:
 def begin_log(share: Share, chain: Chain, *, shard: int, claim: int, session: str) -> Chain:
     """Begin the log of a new owner, with a shorter past if the old one has grown long; the chain with it."""
     if chain.is_long():
-        name = f"{folder_of(shard)}/past-{claim:010}"
-        data = shortened(chain, session, shard)
-        share.put(name, data)
-        chain = Chain()
-        chain.take(name, data, len(data))
-    path = log_name(shard, claim)
-    data = opening(session, shard, chain.files)
-    share.put(path, data)
-    chain.take(path, data, len(data))
+        chain = put_past(share, chain, f"{folder_of(shard)}/past-{claim:010}", shard=shard, session=session)
+    put_log(share, chain, log_name(shard, claim), shard=shard, session=session)
     return chain
 
 
-def sweep_logs(share: Share, chain: Chain, shard: int, claim: int) -> None:
-    """Delete logs of former owners that nothing refers to any more."""
+def put_past(share: Share, chain: Chain, name: str, *, shard: int, session: str, first: int = 0) -> Chain:
+    """Write all that matters of a chain to a file; the chain that has it alone. Nothing refers to the file yet."""
+    data = shortened(chain, session, shard)
+    share.put(name, data)
+    made = Chain(first)
+    made.take(name, data, len(data))
+    return made
+
+
+def put_log(share: Share, chain: Chain, name: str, *, shard: int, session: str) -> None:
+    """Begin a log behind a chain. From the moment that it is there, it and not an older one is the shard's newest."""
+    data = opening(session, shard, chain.files)
+    share.put(name, data)
+    chain.take(name, data, len(data))
+
+
+def sweep_logs(share: Share, chain: Chain, shard: int) -> None:
+    """Delete files that are older than the newest of a chain, and that nothing refers to any more."""
     needed = {name for name, _ in chain.files}
+    newest = chain.files[-1][0].rpartition("-")[2]
     for name in share.names(folder_of(shard)):
         path = f"{folder_of(shard)}/{name}"
         kind, _, number = name.partition("-")
-        if kind in ("log", "past") and path not in needed and number.isdigit() and int(number) < claim:
+        if kind in ("log", "past") and path not in needed and number[:1].isdigit() and number < newest:
             share.remove(path)
 
 
 def shortened(chain: Chain, session: str, shard: int) -> bytes:
     """The same past without what came to nothing: of each URL its last visit, and the tries since then."""
     rows: dict[int, list[tuple[Row, bytes]]] = {}
-    stored = 0
+    past = ShardPast(chain)
+    dropped = Counter(past.dropped)
     for piece in chain.pieces:
         for row, state in _with_states(piece):
             before = rows.setdefault(row[0], [])
             if row[1] != kept.RETRY:
-                stored += sum(old[1] in (kept.DONE, kept.FAILED) for old, _ in before)
+                if stored := sum(old[1] in (kept.DONE, kept.FAILED) for old, _ in before):
+                    dropped[row[0]] += stored
                 before.clear()
             before.append((row, state))
-    past = ShardPast(chain)
     first = Frame(
+        at=past.last_at,
         sites=[site for frame in chain for site in frame.sites],
         notes=past.notes,
         lapses=dict(past.lapses),
         out=past.unsent,
-        stored=stored + past.stored,
+        stored=past.stored,
+        dropped=dict(dropped),
     )
     written = [opening(session, shard, []), framed(encode(first))]
     for piece in chain.pieces:
@@ -176,6 +235,7 @@ class ShardPast(Past):
     def __init__(self, chain: Chain) -> None:
         self._chain = chain
         self.stored = sum(frame.stored for frame in chain)
+        self.dropped = {number: count for frame in chain for number, count in frame.dropped.items()}
         self.out: list[bytes] = []
         self.sent = 0
         self.last_at = 0.0
@@ -198,6 +258,11 @@ class ShardPast(Past):
     def unsent(self) -> list[bytes]:
         """Links that nobody knows to have gone out."""
         return self.out[self.sent :]
+
+    @property
+    def last_visits(self) -> dict[int, int]:
+        """Number -> where the state is that a URL goes out with when it comes again."""
+        return {number: at for at, number, status, _, left in self.outcomes() if status != kept.RETRY or left}
 
     def sites(self) -> Iterator[tuple[int, str, SiteRow | None]]:
         for frame in self._chain:

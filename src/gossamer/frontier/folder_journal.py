@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import logging
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gossamer.frontier.folder_chain import FILE_BITS, Chain, Index, Piece, ShardPast, read_chain
+from gossamer.errors import Unavailable
+from gossamer.frontier.folder_chain import (
+    FILE_BITS,
+    Chain,
+    Growth,
+    Index,
+    Piece,
+    ShardPast,
+    put_log,
+    put_past,
+    read_chain,
+    sweep_logs,
+)
 from gossamer.frontier.folder_log import (
     SIZE_BYTES,
     Kept,
@@ -23,13 +37,14 @@ from gossamer.frontier.folder_log import (
     states_of,
 )
 from gossamer.frontier.folder_share import explained
-from gossamer.frontier.journal import DONE, FAILED, Change, NotAtHand, OutcomeRow, site_view, vars_of
+from gossamer.frontier.journal import DONE, FAILED, Change, NotAtHand, OutcomeRow, site_view, to_the_end, vars_of
 from gossamer.model import Request
 from gossamer.settings import Settings
 
 if TYPE_CHECKING:
     from gossamer.frontier.folder_owner import Owner
 
+log = logging.getLogger("gossamer.frontier")
 _FILE_MASK = (1 << FILE_BITS) - 1
 
 
@@ -45,31 +60,46 @@ class _File:
                 os.close(self.handle)
 
 
+class _Next(NamedTuple):
+    """A chain to go on with, and what is to be known of it."""
+
+    chain: Chain
+    places: Index
+    visits: Mapping[int, int]
+
+
 class FolderJournal:
     """Changes of a shard in the newest file of its chain. Its owner is asked, after each write, whether it counts."""
 
-    def __init__(self, owner: Owner, chain: Chain, shard: int) -> None:
+    def __init__(self, owner: Owner, chain: Chain, past: ShardPast, shard: int) -> None:
         self._owner = owner
         self._share = owner.share
         self._shard = shard
         self._names = [name for name, _ in chain.files]
+        self._older = chain.files[:-1]
         self._files: dict[int, _File] = {}
         self._at_hand: dict[int, Request] = {}
         self._index = Index(chain)
         self._sites = {number: name for frame in chain for number, name in frame.sites}
         self._end = chain.files[-1][1]
         self._torn = False
-        past = ShardPast(chain)
+        self._growth = chain.growth()
+        self._next: _Next | None = None
+        self._nexts = 0
+        self._reads: set[asyncio.Task[list[Request]]] = set()
         self._at = past.last_at
         self._gone = self._gone_written = past.sent
-        self.past = past
         self.outgoing = past.unsent
         """Links for other shards that are written down here and have yet to go out."""
         self.staged: list[Request] = []
         """Links for other shards that go with the next change."""
         self.changes = 0
+        self.moved: Callable[[Mapping[int, int]], None] = lambda visits: None
+        """Called with the new place of each URL's last visit when the log was made short."""
 
     async def write(self, change: Change) -> Sequence[int]:
+        if self.is_long:
+            await to_the_end(self._shorten())
         out = [encode(request) for request in self.staged]
         # Time stands still rather than go back: what was due stays due.
         self._at = max(self._at, self._owner.clock.epoch())
@@ -85,7 +115,67 @@ class FolderJournal:
         self._sites.update(change.sites)
         place = ((len(self._names) - 1) << FILE_BITS) | (end + start)
         self._index.take(frame, place)
+        self._growth.take(frame)
+        self._growth.size += len(data)
         return states_of(frame, place)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the next change goes to a new log, behind a shorter past."""
+        return self._next is not None or self._growth.is_much(len(self._index.places))
+
+    async def _shorten(self) -> None:
+        """Go on in a new log behind a past without what came to nothing.
+
+        The past is written first, then the new log, which counts from then on: whoever finds it needs no older file,
+        and whoever does not finds them as they were. So nothing may be written to the old log once the new one may be
+        there; if that is not known, the next change begins with another one, whose name is higher still."""
+        if self._next is None:
+            try:
+                self._next = await self._owner.run(self._write_past)
+            except Unavailable as error:
+                log.warning("the log of shard %d stays long for now: %s", self._shard, error)
+                self._growth = Growth()
+                return
+        chain, index, visits = self._next
+        await self._owner.run(self._write_log, chain)
+        await self._owner.confirm(self._shard)
+        reads, older, self._next = set(self._reads), len(self._names), None
+        self._names += [name for name, _ in chain.files]
+        self._older, self._end, self._torn = chain.files[:-1], chain.files[-1][1], False
+        self._index, self._growth = index, Growth()
+        self._growth.size = sum(length for _, length in chain.files)
+        # Links that have gone out, and are in the new log since the old one did not say so.
+        self._gone, self._gone_written = self._gone - self._gone_written, 0
+        self.moved(visits)
+        if reads:
+            # They were told of places in the old files.
+            await asyncio.wait(reads)
+        for file in [file for file in self._files if file < older]:
+            self._files.pop(file, None)
+        try:
+            await self._owner.run(sweep_logs, self._share, chain, self._shard)
+        except Unavailable as error:
+            log.debug("old logs of shard %d are left to its next owner: %s", self._shard, error)
+
+    def _write_past(self) -> _Next:
+        chain = Chain()
+        for name, length in [*self._older, (self._names[-1], self._end)]:
+            chain.take(name, self._share.read(name), length)
+            if chain.files[-1][1] != length:
+                raise OSError(errno.EIO, f"{name} cannot be read to its end")
+        name, session, first = self._next_name("past"), self._owner.session, len(self._names)
+        made = put_past(self._share, chain, name, shard=self._shard, session=session, first=first)
+        return _Next(made, Index(made), ShardPast(made).last_visits)
+
+    def _write_log(self, chain: Chain) -> None:
+        put_log(self._share, chain, self._next_name("log"), shard=self._shard, session=self._owner.session)
+
+    def _next_name(self, kind: str) -> str:
+        """A name that sorts behind all that this owner has used, and before those of its heirs."""
+        self._nexts += 1
+        folder, _, first = self._names[-1].rpartition("/")
+        return f"{folder}/{kind}-{first.partition('-')[2].partition('.')[0]}.{self._nexts:06}"
 
     def _append(self, data: bytes, end: int) -> None:
         name = self._names[-1]
@@ -132,7 +222,10 @@ class FolderJournal:
 
     async def read(self, numbers: Sequence[int], visits: Mapping[int, int]) -> list[Request]:
         """Requests as they were written down, read in a thread."""
-        return await self._owner.read(self._requests, numbers, visits)
+        reading = asyncio.ensure_future(self._owner.read(self._requests, numbers, visits))
+        self._reads.add(reading)
+        reading.add_done_callback(self._reads.discard)
+        return await reading
 
     def _requests(self, numbers: Sequence[int], visits: Mapping[int, int]) -> list[Request]:
         found = []

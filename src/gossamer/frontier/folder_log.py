@@ -53,8 +53,10 @@ class Frame(msgspec.Struct, array_like=True):
     sent: int = 0
     """How many links of this shard have gone out so far; 0: as many as before."""
     stored: int = 0
-    """Visits that were left out when this log was made shorter."""
+    """Visits that were left out when this log was made shorter by a former version, which did not say of which URLs."""
     hastened: dict[int, tuple[float, float]] = {}
+    dropped: dict[int, int] = {}
+    """Number -> stored visits that were left out when this log was made shorter."""
 
 
 class Kept(msgspec.Struct, omit_defaults=True, rename=dict(zip(_LONG, _SHORT, strict=True))):

@@ -12,7 +12,7 @@ import msgspec
 
 from gossamer.errors import Unavailable
 from gossamer.frontier.folder_balance import Scene, to_give, to_take
-from gossamer.frontier.folder_chain import begin_log, read_chain, sweep_logs
+from gossamer.frontier.folder_chain import ShardPast, begin_log, read_chain, sweep_logs
 from gossamer.frontier.folder_claims import Beat, Claims, Peers, new_session
 from gossamer.frontier.folder_job import read_wish
 from gossamer.frontier.folder_journal import FolderJournal
@@ -316,10 +316,11 @@ class Owner:
         def opened() -> Shard:
             chain = read_chain(self.share, number)
             chain = begin_log(self.share, chain, shard=number, claim=claim, session=self.session)
-            sweep_logs(self.share, chain, number, claim)
-            journal = FolderJournal(self, chain, number)
-            journal.past.epoch = term - 1
-            return Shard(journal, number, claim, settings=settings, clock=self.clock, common=self._common)
+            sweep_logs(self.share, chain, number)
+            past = ShardPast(chain)
+            past.epoch = term - 1
+            journal = FolderJournal(self, chain, past, number)
+            return Shard(journal, past, number, claim, settings=settings, clock=self.clock, common=self._common)
 
         self.shards[number] = await self.run(opened)
         if self.settings is not settings:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 
 import msgspec
 
 from gossamer.clock import Clock
+from gossamer.frontier.folder_chain import ShardPast
 from gossamer.frontier.folder_claims import View
 from gossamer.frontier.folder_journal import FolderJournal
-from gossamer.frontier.journal import SKIPPED, Change, NotAtHand, OutcomeRow
+from gossamer.frontier.journal import SKIPPED, Change, NotAtHand, OutcomeRow, to_the_end
 from gossamer.frontier.local import LocalFrontier
 from gossamer.frontier.share import Share
 from gossamer.model import Counts, Grant, Outcome, RegionView, Request
@@ -40,6 +41,7 @@ class Shard(LocalFrontier):
     def __init__(
         self,
         journal: FolderJournal,
+        past: ShardPast,
         number: int,
         claim: int,
         *,
@@ -47,7 +49,7 @@ class Shard(LocalFrontier):
         clock: Clock,
         common: Common,
     ) -> None:
-        super().__init__(journal, journal.past, settings=msgspec.structs.replace(settings, max_pages=None), clock=clock)
+        super().__init__(journal, past, settings=msgspec.structs.replace(settings, max_pages=None), clock=clock)
         self.journal = journal
         self.number = number
         self.claim = claim
@@ -57,12 +59,18 @@ class Shard(LocalFrontier):
         self._urls: dict[int, dict[int, str]] = {}
         """Of each lease, by key."""
         self._state.schedule.share, self._state.schedule.order = common.handed, common.order
-        self._state.stored += journal.past.stored
+        self._state.stored += past.stored
+        journal.moved = self._moved
         self._counts, self._lanes = Counts(), RegionView()
         self._counted_at, self._counting_seconds = -1e18, 0.0
 
     async def limit(self, settings: Settings) -> None:
         await super().limit(msgspec.structs.replace(settings, max_pages=None))
+
+    def _moved(self, places: Mapping[int, int]) -> None:
+        visits = self._state.visits
+        for number in visits:
+            visits[number] = places.get(number, 0)
 
     async def add(self, requests: Sequence[Request]) -> int:
         """Queue requests; those that say that they were fetched before are only remembered."""
@@ -83,7 +91,7 @@ class Shard(LocalFrontier):
             again_at = None if again_in is None else at + again_in
             for number, _, _, _ in change.urls:
                 change.outcomes.append(OutcomeRow(number, SKIPPED, 0, at, again_at, "adopted", None))
-            await self._write(change)
+            await to_the_end(self._write(change))
             for number, request, _, _ in change.urls:
                 site = state.schedule.sites[request.site]
                 state.count(SKIPPED)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -95,6 +96,21 @@ class NotAtHand(FrontierError):
         super().__init__("not read yet")
         self.numbers = numbers
         self.visits = {number: visits[number] for number in numbers if number in visits}
+
+
+async def to_the_end(change: Coroutine[Any, Any, object]) -> None:
+    """Let a change be written and applied whole, though its caller be cancelled; the cancellation comes after it."""
+    task = asyncio.ensure_future(change)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        task.exception()
+        raise cancelled
+    task.result()
 
 
 class Journal(Protocol):

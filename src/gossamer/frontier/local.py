@@ -14,11 +14,11 @@ from gossamer import urls
 from gossamer.clock import Clock
 from gossamer.errors import FrontierError
 from gossamer.frontier import policy, recrawl
-from gossamer.frontier.journal import Change, Journal, MemoryJournal, NotAtHand, Past
+from gossamer.frontier.journal import Change, Journal, MemoryJournal, NotAtHand, Past, to_the_end
 from gossamer.frontier.line import Line
 from gossamer.frontier.restore import restore
 from gossamer.frontier.schedule import Lane, Site
-from gossamer.frontier.settlement import Settlement, to_the_end
+from gossamer.frontier.settlement import Settlement
 from gossamer.frontier.state import State
 from gossamer.model import Counts, Grant, JobState, Lease, Outcome, Receipt, RegionView, Request, SiteNote
 from gossamer.settings import Settings
@@ -49,7 +49,8 @@ class LocalFrontier:
             self._state.plan_urls(change, requests, parent=0)
             if change.urls:
                 await to_the_end(self._keep_urls(change))
-            await self._hasten(change)
+            if change.hints:
+                await to_the_end(self._hasten(change))
         self._tell()
         return len(change.urls)
 

@@ -61,6 +61,11 @@ def has_far_date(target: str, *, year: int, settings: Settings) -> bool:
     return False
 
 
+def are_near(one: int, other: int) -> bool:
+    """Whether two SimHashes are those of near-duplicates."""
+    return (one ^ other).bit_count() <= _NEAR_BITS
+
+
 def sleeping(memo: Mapping[str, Any], prefix: str, *, now: float) -> bool:
     """Whether a path of the site is asleep."""
     return evidence(memo, prefix, now=now) is not None
@@ -100,7 +105,7 @@ def after_page(
     alike, like = 0, ""
     if likeness is not None and settings.alike_pages:
         last = int(before["like"], 16) if before.get("like") else None
-        near = last is not None and (last ^ likeness).bit_count() <= _NEAR_BITS
+        near = last is not None and are_near(last, likeness)
         alike, like = (before.get("alike", 0) if near else 0) + leads_on, f"{likeness:016x}"
     if not counts and alike == before.get("alike", 0):
         return None
