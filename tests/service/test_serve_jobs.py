@@ -54,7 +54,9 @@ def all_sites(served: Served, job: str) -> set[str]:
         cursor = {"cursor": page["next"]}
 
 
-def test_a_crawl_is_started_steered_and_asked_over_the_api(served: Served, web: SimWeb) -> None:
+@pytest.fixture(scope="module")
+def crawled(served: Served, web: SimWeb) -> Served:
+    """A service whose crawl was started, steered and asked over the API, and is over: whichever test comes first."""
     made = served.post(
         "/api/jobs", {"job": "shop", "urls": web.seeds, "delay": 0.4, "deny": ["*/walks/*"], "max_pages": 150}, 201
     )
@@ -91,11 +93,15 @@ def test_a_crawl_is_started_steered_and_asked_over_the_api(served: Served, web: 
     served.until(lambda: served.client.post("/api/jobs/shop/resume").status_code == 200)
     served.until(lambda: served.get("/api/jobs/shop")["counts"]["stored"] > ended["counts"]["stored"])
     served.until(lambda: served.get("/api/jobs/shop")["state"] == "finished")
-    assert served.get("/api/jobs", state="finished")["jobs"][0]["name"] == "shop"
+    return served
 
 
-def test_what_happened_can_be_asked_when_it_is_over(served: Served, web: SimWeb) -> None:
-    seed = web.seeds[0]
+def test_a_crawl_is_started_steered_and_asked_over_the_api(crawled: Served) -> None:
+    assert crawled.get("/api/jobs", state="finished")["jobs"][0]["name"] == "shop"
+
+
+def test_what_happened_can_be_asked_when_it_is_over(crawled: Served, web: SimWeb) -> None:
+    served, seed = crawled, web.seeds[0]
     site = seed.split("/")[2]
     pages = served.get("/api/jobs/shop/pages", site=site, limit=2)
     assert len(pages["pages"]) == 2
@@ -132,7 +138,8 @@ def test_what_happened_can_be_asked_when_it_is_over(served: Served, web: SimWeb)
     assert max(value or 0 for value in past["known"]) >= 120
 
 
-def test_what_is_not_there_or_cannot_be_done_is_said(served: Served) -> None:
+def test_what_is_not_there_or_cannot_be_done_is_said(crawled: Served) -> None:
+    served = crawled
     assert served.get("/api/jobs/nobody", 404)["error"] == "not-found"
     assert served.post("/api/jobs/shop/pause", status=409)["hint"]
     assert served.post("/api/jobs", {"job": "shop", "urls": ["http://a.example/"]}, 409)["error"] == "conflict"
@@ -143,9 +150,9 @@ def test_what_is_not_there_or_cannot_be_done_is_said(served: Served) -> None:
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD, POST")
 
 
-def test_metrics_tell_of_jobs_and_never_of_sites(served: Served, web: SimWeb) -> None:
+def test_metrics_tell_of_jobs_and_never_of_sites(crawled: Served, web: SimWeb) -> None:
     """H67, H68."""
-    text = served.get("/metrics")
+    text = crawled.get("/metrics")
     assert 'gossamer_jobs{state="finished"} 1' in text
     assert 'gossamer_requests_total{job="shop",answer="ok"}' in text
     assert not [seed for seed in web.seeds if seed.split("/")[2].split(":")[0] in text]
