@@ -180,6 +180,32 @@ def test_the_instructions_of_the_image_work_in_a_clean_root(
         assert worker.wait(60) == 0
 
 
+@pytest.mark.long
+@pytest.mark.timeout(2400)
+def test_buildah_builds_the_image(clean_root: Path, tmp_path: Path) -> None:
+    """By chroot, which needs no engine, on Debian's Python: no registry is asked."""
+    if shutil.which("buildah") is None:
+        pytest.skip("buildah is not installed: no builder has seen the Dockerfile (scripts/services installs it)")
+    stores = ["--root", str(tmp_path / "images"), "--runroot", str(tmp_path / "run"), "--storage-driver", "vfs"]
+
+    def buildah(*words: str) -> str:
+        done = subprocess.run(["buildah", *stores, *words], capture_output=True, text=True, check=False, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    base = buildah("from", "scratch")
+    buildah("add", "-q", base, str(clean_root), "/")
+    buildah("commit", "-q", base, "base")
+    own = ("--build-arg", "BASE=localhost/base", "-f", "deploy/Dockerfile", "-t", "gossamer", ".")
+    buildah("bud", "--isolation", "chroot", "--network", "host", "--format", "docker", *own)
+    made = json.loads(buildah("inspect", "--type", "image", "gossamer"))["Docker"]["config"]
+    assert (made["User"], made["Entrypoint"], made["WorkingDir"]) == ("10001:10001", ["gossamer"], "/run/gossamer")
+    assert made["Healthcheck"]["Test"][0] == "CMD"
+    container = buildah("from", "gossamer")
+    said = buildah("run", "--isolation", "chroot", container, "--", "sh", "-c", "id -u; gossamer --version")
+    assert said.split()[:2] == ["10001", "gossamer,"]
+
+
 @pytest.mark.skipif(
     not RedisServer.is_there() and os.environ.get("CI") != "true", reason="redis-server is not installed"
 )

@@ -169,6 +169,27 @@ def test_tasks_of_slurm_share_a_crawl(environment: dict[str, str], tmp_path: Pat
     assert any(name.startswith(("pages-slurm-4711-", "slurm-4711-")) for name in stored), stored
 
 
+APT = """#!/bin/sh
+case "$*" in *fish*) exit 100 ;; esac
+echo "$*" >>asked
+"""
+
+
+def test_a_package_that_cannot_be_had_keeps_no_other_out(tmp_path: Path) -> None:
+    """On a machine that has nothing yet, and whose lists know no fish."""
+    for name, text in (("apt-get", APT), ("id", "#!/bin/sh\necho 0\n"), ("ls", "#!/bin/sh\nexit 1\n")):
+        (tmp_path / name).write_text(text, "utf-8")
+        (tmp_path / name).chmod(0o755)
+    done = subprocess.run(
+        ["/bin/sh", ROOT / "scripts" / "services"],
+        cwd=tmp_path, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert re.findall(r"could not install (\S+);", done.stderr) == ["fish"]
+    asked = (tmp_path / "asked").read_text("utf-8").splitlines()
+    assert {"zsh", "chromium", "redis-server"} <= {line.split()[-1] for line in asked if line.startswith("install")}
+
+
 def test_the_shell_scripts_have_no_fault_that_a_linter_finds() -> None:
     """That of Slurm, and those of the project."""
     if shutil.which("shellcheck") is None:
