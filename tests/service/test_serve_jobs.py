@@ -13,17 +13,16 @@ from gossamer.sim.log import fetched
 from gossamer.testing.web import SimWeb
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def web() -> Iterator[SimWeb]:
     with SimWeb(sites=3, pages_per_site=60, page_bytes=2000) as running:
         yield running
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, web: SimWeb) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("served")
+@pytest.fixture
+def served(tmp_path: Path, web: SimWeb) -> Iterator[Served]:
     settings = ("--allow-private", "--delay", "0.02", "--sink", "jsonl", "--sink", "warc")
-    with serving(folder, *settings) as running:
+    with serving(tmp_path, *settings) as running:
         yield running
 
 
@@ -54,9 +53,8 @@ def all_sites(served: Served, job: str) -> set[str]:
         cursor = {"cursor": page["next"]}
 
 
-@pytest.fixture(scope="module")
-def crawled(served: Served, web: SimWeb) -> Served:
-    """A service whose crawl was started, steered and asked over the API, and is over: whichever test comes first."""
+def test_a_crawl_is_started_steered_and_asked_over_the_api(served: Served, web: SimWeb) -> None:
+    """Also when it is over; its metrics tell of jobs and never of sites (H67, H68)."""
     made = served.post(
         "/api/jobs", {"job": "shop", "urls": web.seeds, "delay": 0.4, "deny": ["*/walks/*"], "max_pages": 150}, 201
     )
@@ -69,12 +67,12 @@ def crawled(served: Served, web: SimWeb) -> Served:
     # What workers have in hand is not taken from them.
     in_hand = paused["counts"]["stored"] + paused["counts"]["leased"]
     site = web.seeds[0].split("/")[2]
-    changed = {"delay": 0.03, "site_delays": {site: 0.1}, "max_pages": 120}
+    changed = {"delay": 0.03, "site_delays": {site: 0.05}, "max_pages": 120}
     limits = served.ask("PATCH", "/api/jobs/shop/limits", json=changed)
     assert (limits["max_pages"], limits["delay"], limits["in_force"]) == (120, 0.03, "now")
     added = served.post("/api/jobs/shop/urls", {"urls": [web.seeds[0], web.seeds[1] + "more", "no url"]})
     assert added == {"added": 1, "known": 1, "refused": ["no url"]}
-    assert served.get("/api/jobs/shop/site", site=site)["row"]["delay"] == 0.1
+    assert served.get("/api/jobs/shop/site", site=site)["row"]["delay"] == 0.05
 
     assert all_sites(served, "shop") == {seed.split("/")[2] for seed in web.seeds}
 
@@ -93,15 +91,14 @@ def crawled(served: Served, web: SimWeb) -> Served:
     served.until(lambda: served.client.post("/api/jobs/shop/resume").status_code == 200)
     served.until(lambda: served.get("/api/jobs/shop")["counts"]["stored"] > ended["counts"]["stored"])
     served.until(lambda: served.get("/api/jobs/shop")["state"] == "finished")
-    return served
+    assert served.get("/api/jobs", state="finished")["jobs"][0]["name"] == "shop"
+    what_happened_can_be_asked(served, web)
+    what_cannot_be_done_is_said(served)
+    metrics_tell_of_jobs_and_never_of_sites(served, web)
 
 
-def test_a_crawl_is_started_steered_and_asked_over_the_api(crawled: Served) -> None:
-    assert crawled.get("/api/jobs", state="finished")["jobs"][0]["name"] == "shop"
-
-
-def test_what_happened_can_be_asked_when_it_is_over(crawled: Served, web: SimWeb) -> None:
-    served, seed = crawled, web.seeds[0]
+def what_happened_can_be_asked(served: Served, web: SimWeb) -> None:
+    seed = web.seeds[0]
     site = seed.split("/")[2]
     pages = served.get("/api/jobs/shop/pages", site=site, limit=2)
     assert len(pages["pages"]) == 2
@@ -138,8 +135,7 @@ def test_what_happened_can_be_asked_when_it_is_over(crawled: Served, web: SimWeb
     assert max(value or 0 for value in past["known"]) >= 120
 
 
-def test_what_is_not_there_or_cannot_be_done_is_said(crawled: Served) -> None:
-    served = crawled
+def what_cannot_be_done_is_said(served: Served) -> None:
     assert served.get("/api/jobs/nobody", 404)["error"] == "not-found"
     assert served.post("/api/jobs/shop/pause", status=409)["hint"]
     assert served.post("/api/jobs", {"job": "shop", "urls": ["http://a.example/"]}, 409)["error"] == "conflict"
@@ -150,9 +146,8 @@ def test_what_is_not_there_or_cannot_be_done_is_said(crawled: Served) -> None:
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD, POST")
 
 
-def test_metrics_tell_of_jobs_and_never_of_sites(crawled: Served, web: SimWeb) -> None:
-    """H67, H68."""
-    text = crawled.get("/metrics")
+def metrics_tell_of_jobs_and_never_of_sites(served: Served, web: SimWeb) -> None:
+    text = served.get("/metrics")
     assert 'gossamer_jobs{state="finished"} 1' in text
     assert 'gossamer_requests_total{job="shop",answer="ok"}' in text
     assert not [seed for seed in web.seeds if seed.split("/")[2].split(":")[0] in text]
