@@ -2,7 +2,9 @@
 SHELL := /bin/sh
 BIN := .venv/bin
 JOBS ?= 4
-CORE := $(addprefix tests/,cli conformance download extract frontier imports middleware scrapy_plugin service sim sink stored \
+# What depends on packages of others, or on files beside the code; some minutes. TESTS=tests for all there are.
+TESTS ?= $(addprefix tests/,cli conformance download export extract frontier imports middleware replay scrapy_plugin service \
+	sim sink stored verify crawl/test_whole_crawls.py fleet/test_fleet_commands.py deploy/test_other_ways.py \
 	test_public_api.py test_settings.py test_urls.py)
 SECONDS ?= 3600
 
@@ -30,14 +32,14 @@ test: setup-dev services check ## all checks, and the tests that take less than 
 test-long: setup-dev services ## the tests that take longer
 	$(BIN)/python -m pytest -rs -n $(JOBS) -m long --timeout 1800
 
-test-wheel: setup-dev services ## the tests from the wheel, without the source folder
-	scripts/test-installed locked -n $(JOBS)
+test-wheel: setup-dev services ## the core of the tests from the wheel, without the source folder; TESTS=tests for all
+	scripts/test-installed locked -n $(JOBS) $(TESTS)
 
-test-lowest: setup-dev services ## the core of them with the oldest dependencies that pyproject.toml allows
-	scripts/test-installed lowest -n $(JOBS) $(CORE)
+test-lowest: setup-dev services ## the same with the oldest dependencies that pyproject.toml allows
+	scripts/test-installed lowest -n $(JOBS) $(TESTS)
 
 test-highest: setup-dev services ## the same with the newest that there are
-	scripts/test-installed highest -n $(JOBS) $(CORE)
+	scripts/test-installed highest -n $(JOBS) $(TESTS)
 
 fuzz: setup-dev ## every parser with random input for 5 minutes: SECONDS_LEFT=60 for one, SEED=N to begin with
 	@JOBS=$(JOBS) scripts/fuzz

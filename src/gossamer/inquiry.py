@@ -8,11 +8,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gossamer import job as jobs
 from gossamer import settings as configuration
-from gossamer import urls
 from gossamer.clock import SystemClock
 from gossamer.engine import wire
 from gossamer.engine.pulse import is_live
@@ -22,8 +21,14 @@ from gossamer.fleet import SCHEMES, open_fleet, results_folder
 from gossamer.frontier.sqlite_look import SqliteLook
 from gossamer.settings import Settings
 
+if TYPE_CHECKING:
+    from gossamer.scrapy.intake import Names
+
 Known = Mapping[str, Any]
 Question = Callable[[str], Awaitable[Known | None]]
+LookUp = Callable[..., Awaitable[Known | None]]
+_OPEN = ("queued", "leased", "delayed")
+_MOST_ALIKE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,8 @@ class Inquiry:
     """That of the job; `resting` where nobody works on it."""
     lookup: Question
     site: Question
+    lookup_below: Callable[[str, str], Awaitable[Known | None]] | None = None
+    """The same for a URL that a page led to, in jobs where that makes a difference."""
 
 
 @asynccontextmanager
@@ -51,7 +58,7 @@ async def inquire(job: str, frontier: str = "") -> AsyncIterator[Inquiry]:
             folder = results_folder(frontier, job, fleet.settings, jobs.folder_of(job, ()))
             state = counts.job if works or counts.job != "running" else "resting"
             lookup = partial(look_up, fleet.lookup, fleet.settings)
-            yield Inquiry(job, fleet.settings, folder, state, lookup, fleet.site)
+            yield Inquiry(job, fleet.settings, folder, state, lookup, fleet.site, lookup)
         finally:
             await fleet.aclose()
         return
@@ -64,7 +71,7 @@ async def inquire(job: str, frontier: str = "") -> AsyncIterator[Inquiry]:
         resting = SqliteLook(folder / jobs.FRONTIER, settings, clock=SystemClock())
         full = settings.max_pages is not None and await resting.stored() >= settings.max_pages
         lookup = partial(look_up, resting.lookup, settings)
-        yield Inquiry(job, settings, folder, "finished" if full else "resting", lookup, resting.site)
+        yield Inquiry(job, settings, folder, "finished" if full else "resting", lookup, resting.site, lookup)
         return
     try:
         counts = await connection.call(wire.Ask("counts"))
@@ -78,24 +85,44 @@ async def inquire(job: str, frontier: str = "") -> AsyncIterator[Inquiry]:
         await connection.aclose()
 
 
-async def look_up(lookup: Callable[..., Awaitable[Known | None]], settings: Settings, url: str) -> Known | None:
+async def look_up(lookup: LookUp, settings: Settings, url: str, page: str = "") -> Known | None:
     """What a frontier knows of a URL. Jobs of Scrapy projects name requests by Scrapy's fingerprints: what is not found
-    by its own name is looked for by that, and then says `by`."""
+    by its own name is looked for by that, and then says `by`, and `times`, if it was asked for more than once. One that
+    is not filtered (`dont_filter`) is named after the `page` that led to it."""
     found = await lookup(url)
     if found is not None or settings.robots or settings.scope != "any":
         return found
-    key_of = await asyncio.to_thread(_scrapys_keys)
-    found = await lookup(url, key_of) if key_of is not None else None
-    return None if found is None else {**found, "by": "scrapy"}
+    names = await asyncio.to_thread(_scrapys_names)
+    if names is None:
+        return None
+    above = [one["key"] for one in await _family(lookup, names, page, [])] if page else []
+    family = await _family(lookup, names, url, above)
+    if not family:
+        return None
+    last = next((one for one in family if one["state"] in _OPEN), family[-1])
+    return {**last, "by": "scrapy", "times": len(family)}
 
 
-def _scrapys_keys() -> urls.KeyOf | None:
+async def _family(lookup: LookUp, names: Names, url: str, above: list[int]) -> list[Known]:
+    """The request for a URL, and those past the filter that others, or these themselves, led to: retries are such."""
+    found = [one for one in [await lookup(url, names.plain)] if one is not None]
+    parents = [*above, *(one["key"] for one in found)]
+    for parent in parents:
+        number = 1
+        while len(found) < _MOST_ALIKE and (one := await lookup(url, names.below(parent, number))) is not None:
+            found.append(one)
+            parents.append(one["key"])
+            number += 1
+    return found
+
+
+def _scrapys_names() -> Names | None:
     """How the Scrapy project in this folder names requests, or Scrapy itself; None where that is not installed."""
     try:
-        from gossamer.scrapy.intake import key_of_url
+        from gossamer.scrapy.intake import Names
     except ConfigError:
         return None
-    return key_of_url()
+    return Names()
 
 
 def existing(name: str) -> Path:

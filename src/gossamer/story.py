@@ -29,6 +29,8 @@ async def tell(asked: Inquiry, url: str, *, page: str = "", now: float) -> dict[
     """All that can be known of a URL; `page` is where a link to it stands, if somebody knows of one."""
     settings, looked_for = asked.settings, url
     known = await asked.lookup(url)
+    if known is None and page and asked.lookup_below is not None:
+        known = await asked.lookup_below(url, page)
     if known is None and settings.clean_query and urls.clean_query(url) != url:
         url = urls.clean_query(url)
         known = await asked.lookup(url)
@@ -47,14 +49,14 @@ async def tell(asked: Inquiry, url: str, *, page: str = "", now: float) -> dict[
     }
     if known is not None:
         found |= {name: known[name] for name in ("depth", "priority", "tries", "reason", "code") if name in known}
-        page = _referrer(known, rows, visits)
+        page = _referrer(known, rows, visits) or (page if known.get("by") else "")
         found["referrer"] = page
         if "depth" not in found and rows:
             found["depth"] = rows[-1].depth
     elif page:
         found["referrer"], found["depth"] = page, await _depth_below(asked, page)
-    is_scrapys = known is not None and known.get("by") == "scrapy"
-    rulings = await _rulings(asked, found, site, now=now, is_scrapys=is_scrapys)
+    times = known.get("times", 0) if known is not None else 0
+    rulings = [_by_scrapy(times)] if times else await _rulings(asked, found, site, now=now)
     if known is None and rulings[-1].allows and settings.nofollow:
         rulings.append(await asyncio.to_thread(_nofollow_ruling, asked, page))
     found["rules"] = [ruling._asdict() for ruling in rulings]
@@ -106,13 +108,16 @@ async def _depth_below(asked: Inquiry, page: str) -> int:
     return int((known or {}).get("depth", rows[-1].depth if rows else 0)) + 1
 
 
-async def _rulings(asked: Inquiry, found: Known, site: Known | None, *, now: float, is_scrapys: bool) -> list[Ruling]:
+def _by_scrapy(times: int) -> Ruling:
+    again = f" It was asked for {times} times, past the filter." if times > 1 else ""
+    return Ruling(True, "scrapy", _BY_SCRAPY + again)
+
+
+async def _rulings(asked: Inquiry, found: Known, site: Known | None, *, now: float) -> list[Ruling]:
     """What every rule says, in the order in which they are asked."""
     settings, url = asked.settings, str(found["url"])
     depth, page = int(found.get("depth", 1)), str(found.get("referrer", ""))
     rulings = []
-    if found["seen"] and is_scrapys:
-        return [Ruling(True, "scrapy", _BY_SCRAPY)]
     if found["seen"] and not depth and not page:
         rulings.append(Ruling(True, "seed", "It is a seed, or was added by hand; those are always let in."))
     else:

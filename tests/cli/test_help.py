@@ -1,18 +1,13 @@
-"""The help, the manual and the completion of shells: whole, readable on a narrow terminal, and true."""
+"""The help and the manual: whole, readable on a narrow terminal, and true."""
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import click
 import pytest
-from commands import environment
-from commands import gossamer as run
 
 from gossamer.cli import gossamer, named
 from gossamer.cli.contents import LINES, PLACES
@@ -63,43 +58,3 @@ def test_the_manual_is_up_to_date() -> None:
     module.__file__ = str(path)
     exec(compile(path.read_text("utf-8"), path, "exec"), vars(module))
     assert (ROOT / "man" / "gossamer.1").read_text("utf-8") == module.page(), "run `make reference`"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder with three jobs, and the command on a path of its own."""
-    for name in ("shop", "shoes", "news"):
-        (tmp_path / "crawls" / name).mkdir(parents=True)
-    command = tmp_path / "bin" / "gossamer"
-    command.parent.mkdir()
-    start = "import sys; sys.argv[0] = 'gossamer'; from gossamer.cli import main; main()"
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{start}" "$@"\n')
-    command.chmod(0o755)
-    return tmp_path
-
-
-def test_bash_completes_commands_options_values_and_jobs(folder: Path) -> None:
-    script = """
-        eval "$(gossamer completion bash)"
-        for line in "gossamer re" "gossamer status --frontier redis://x sh" "gossamer diff --by "; do
-            read -ra COMP_WORDS <<<"$line"
-            case $line in *" ") COMP_WORDS+=("") ;; esac
-            COMP_CWORD=$((${#COMP_WORDS[@]} - 1)) COMPREPLY=()
-            _gossamer_completion gossamer
-            echo "${COMPREPLY[@]}"
-        done
-    """
-    path = f"{folder / 'bin'}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "--norc", "-c", script],
-        cwd=folder, env=environment(PATH=path), capture_output=True, text=True, timeout=110, check=False,
-    )  # fmt: skip
-    assert done.stdout.splitlines() == ["resume report replay", "shoes shop", "body text"], done.stderr
-
-
-def test_other_shells_are_given_their_own_and_unknown_ones_a_hint(folder: Path) -> None:
-    assert b"compdef gossamer" in run("completion", "zsh", cwd=folder).stdout
-    assert b"complete --no-files --command gossamer" in run("completion", cwd=folder, SHELL="/usr/bin/fish").stdout
-    refused = run("completion", cwd=folder, SHELL="/bin/dash")
-    assert refused.returncode == 2
-    assert b"hint: name one: bash, zsh or fish" in refused.stderr

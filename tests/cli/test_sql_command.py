@@ -104,7 +104,7 @@ def test_pages_items_and_requests_are_tables_whichever_sink_kept_them(tmp_path: 
         "ATTACH '{folder}/x.db'",
         "INSTALL httpfs",
         "LOAD httpfs",
-        "PRAGMA database_list",
+        "PRAGMA threads = 1",
         "SELECT nonsense",
         "SELEC",
         ";",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -70,6 +71,40 @@ def test_one_compose_file_brings_everything() -> None:
     sources = [mount.split(":")[0] for service in services.values() for mount in service.get("volumes", ())]
     assert all((DEPLOY / name).exists() for name in sources if name.startswith("."))
     assert {name for name in sources if not name.startswith(".")} == set(COMPOSE["volumes"])
+
+
+def test_the_compose_file_is_what_the_specification_allows() -> None:
+    checker = Path(sys.executable).parent / "check-jsonschema"
+    words = [checker, "--builtin-schema", "vendor.compose-spec", DEPLOY / "compose.yaml"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stdout
+
+
+def test_compose_itself_reads_its_file() -> None:
+    """It needs no engine for that; its first version did not know half of what is in the file."""
+    for words in (["docker", "compose"], ["docker-compose"]):
+        said = (
+            subprocess.run([*words, "version", "--short"], capture_output=True, text=True, check=False, timeout=60)
+            if shutil.which(words[0])
+            else None
+        )
+        if said is not None and said.returncode == 0 and not said.stdout.startswith("1."):
+            break
+    else:
+        pytest.skip("docker compose is not installed: its own reading of the compose file is not checked")
+    names = re.findall(r"\$\{(\w+):\?", (DEPLOY / "compose.yaml").read_text("utf-8"))
+    empty = {name: value for name, value in os.environ.items() if name not in names}
+    read = [*words, "-f", str(DEPLOY / "compose.yaml"), "config", "--format", "json"]
+    refused = subprocess.run(read, env=empty, capture_output=True, text=True, check=False, timeout=60)
+    assert refused.returncode != 0
+    assert "set it in deploy/.env" in refused.stderr
+    full = empty | dict.fromkeys(names, "s3cret")
+    done = subprocess.run(read, env=full, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    services = json.loads(done.stdout)["services"]
+    assert services["worker"]["deploy"]["replicas"] == 3
+    assert services["worker"]["environment"]["GOSSAMER_FRONTIER"] == "redis://:s3cret@redis:6379/0"
+    assert services["redis"]["command"][-1].count("$$REDISCLI_AUTH") <= 1
 
 
 def test_no_secret_stands_in_the_compose_file() -> None:
@@ -143,6 +178,32 @@ def test_the_instructions_of_the_image_work_in_a_clean_root(
     finally:
         worker.terminate()
         assert worker.wait(60) == 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(2400)
+def test_buildah_builds_the_image(clean_root: Path, tmp_path: Path) -> None:
+    """By chroot, which needs no engine, on Debian's Python: no registry is asked."""
+    if shutil.which("buildah") is None:
+        pytest.skip("buildah is not installed: no builder has seen the Dockerfile (scripts/services installs it)")
+    stores = ["--root", str(tmp_path / "images"), "--runroot", str(tmp_path / "run"), "--storage-driver", "vfs"]
+
+    def buildah(*words: str) -> str:
+        done = subprocess.run(["buildah", *stores, *words], capture_output=True, text=True, check=False, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    base = buildah("from", "scratch")
+    buildah("add", "-q", base, str(clean_root), "/")
+    buildah("commit", "-q", base, "base")
+    own = ("--build-arg", "BASE=localhost/base", "-f", "deploy/Dockerfile", "-t", "gossamer", ".")
+    buildah("bud", "--isolation", "chroot", "--network", "host", "--format", "docker", *own)
+    made = json.loads(buildah("inspect", "--type", "image", "gossamer"))["Docker"]["config"]
+    assert (made["User"], made["Entrypoint"], made["WorkingDir"]) == ("10001:10001", ["gossamer"], "/run/gossamer")
+    assert made["Healthcheck"]["Test"][0] == "CMD"
+    container = buildah("from", "gossamer")
+    said = buildah("run", "--isolation", "chroot", container, "--", "sh", "-c", "id -u; gossamer --version")
+    assert said.split()[:2] == ["10001", "gossamer,"]
 
 
 @pytest.mark.skipif(

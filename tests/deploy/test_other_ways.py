@@ -169,6 +169,38 @@ def test_tasks_of_slurm_share_a_crawl(environment: dict[str, str], tmp_path: Pat
     assert any(name.startswith(("pages-slurm-4711-", "slurm-4711-")) for name in stored), stored
 
 
+APT = """#!/bin/sh
+case "$*" in *fish*) exit 100 ;; esac
+echo "$*" >>asked
+"""
+
+
+def test_a_package_that_cannot_be_had_keeps_no_other_out(tmp_path: Path) -> None:
+    """On a machine that has nothing yet, and whose lists know no fish."""
+    for name, text in (("apt-get", APT), ("id", "#!/bin/sh\necho 0\n"), ("ls", "#!/bin/sh\nexit 1\n")):
+        (tmp_path / name).write_text(text, "utf-8")
+        (tmp_path / name).chmod(0o755)
+    done = subprocess.run(
+        ["/bin/sh", ROOT / "scripts" / "services"],
+        cwd=tmp_path, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert re.findall(r"could not install (\S+);", done.stderr) == ["fish"]
+    asked = (tmp_path / "asked").read_text("utf-8").splitlines()
+    assert {"zsh", "chromium", "redis-server"} <= {line.split()[-1] for line in asked if line.startswith("install")}
+
+
+def test_the_shell_scripts_have_no_fault_that_a_linter_finds() -> None:
+    """That of Slurm, and those of the project."""
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed: shell scripts are not checked (scripts/services installs it)")
+    found = [ROOT / ".ci" / "run", *(ROOT / "deploy" / "slurm").iterdir(), *(ROOT / "scripts").iterdir()]
+    scripts = [path for path in found if path.is_file() and re.match(rb"#!.*\b(ba)?sh\n", path.read_bytes()[:40])]
+    assert len(scripts) >= 8
+    done = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout
+
+
 def test_the_batch_script_wants_to_know_where_the_frontier_is(environment: dict[str, str], tmp_path: Path) -> None:
     script = ROOT / "deploy" / "slurm" / "workers.sbatch"
     done = subprocess.run([script], env=environment, capture_output=True, text=True, check=False, cwd=tmp_path)
@@ -190,6 +222,9 @@ def test_the_steps_of_the_workflow_crawl(environment: dict[str, str], web: SimWe
         block("run-in-github-actions.md", "news.py").replace("http://127.0.0.1:8000/", web.seeds[2]), "utf-8"
     )
     workflow = yaml.safe_load(block("run-in-github-actions.md", ".github/workflows/crawl.yml"))
+    (tmp_path / "crawl.yml").write_text(block("run-in-github-actions.md", ".github/workflows/crawl.yml"), "utf-8")
+    checker = str(Path(sys.executable).parent / "check-jsonschema")
+    run([checker, "--builtin-schema", "vendor.github-workflows", str(tmp_path / "crawl.yml")], environment, tmp_path)
     # The word `on` is a truth value to YAML 1.1, and a key to GitHub.
     assert set(workflow) == {"name", True, "permissions", "concurrency", "jobs"}
     (job,) = workflow["jobs"].values()

@@ -76,12 +76,12 @@ def counts(url: str, job: str) -> Counts:
     return asyncio.run(look())
 
 
-def why(url: str, job: str, frontier: str = "") -> dict[str, Any]:
+def why(url: str, job: str, frontier: str = "", page: str = "") -> dict[str, Any]:
     """What `gossamer why` tells of a URL."""
 
     async def ask() -> dict[str, Any]:
         async with inquire(job, frontier) as asked:
-            return await tell(asked, url, now=time.time())
+            return await tell(asked, url, page=page, now=time.time())
 
     return asyncio.run(ask())
 
@@ -189,8 +189,13 @@ def test_requests_of_every_kind_come_through_and_are_settled(store: str, tmp_pat
         assert after.failed == 2
         assert after.skipped == 1
         assert why(f"{shop.url}/again", "manifold", store)["seen"]
-        # Each of its two requests has a name of its own, which no address leads to.
+        # Each of its two requests has a name of its own, to which only the page leads that asked for them.
         assert not why(f"{shop.url}/twice", "manifold", store)["seen"]
+        twice = why(f"{shop.url}/twice", "manifold", store, page=f"{shop.url}/start")
+        assert twice["seen"]
+        assert "2 times, past the filter" in twice["rules"][0]["words"]
+        retried = why(f"{shop.url}/broken", "manifold", store)
+        assert "3 times, past the filter" in retried["rules"][0]["words"]
 
 
 def test_killed_stopped_and_late_processes_lose_nothing_and_keep_the_delay(

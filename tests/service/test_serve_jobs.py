@@ -13,18 +13,17 @@ from gossamer.sim.log import fetched
 from gossamer.testing.web import SimWeb
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def web() -> Iterator[SimWeb]:
     with SimWeb(sites=3, pages_per_site=60, page_bytes=2000) as running:
         yield running
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, web: SimWeb) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("served")
+@pytest.fixture
+def served(tmp_path: Path, web: SimWeb) -> Iterator[Served]:
     # Small batches: what is in hand keeps the delay that it was handed out with.
     settings = ("--allow-private", "--delay", "0.02", "--batch", "4", "--sink", "jsonl", "--sink", "warc")
-    with serving(folder, *settings, "--notify", f"exec:tee -a {folder}/told") as running:
+    with serving(tmp_path, *settings, "--notify", f"exec:tee -a {tmp_path}/told") as running:
         yield running
 
 
@@ -56,6 +55,7 @@ def all_sites(served: Served, job: str) -> set[str]:
 
 
 def test_a_crawl_is_started_steered_and_asked_over_the_api(served: Served, web: SimWeb) -> None:
+    """Also when it is over; its metrics tell of jobs and never of sites (H67, H68)."""
     made = served.post(
         "/api/jobs", {"job": "shop", "urls": web.seeds, "delay": 0.4, "deny": ["*/walks/*"], "max_pages": 150}, 201
     )
@@ -95,9 +95,12 @@ def test_a_crawl_is_started_steered_and_asked_over_the_api(served: Served, web: 
     served.until(lambda: served.get("/api/jobs/shop")["counts"]["stored"] > ended["counts"]["stored"])
     served.until(lambda: served.get("/api/jobs/shop")["state"] == "finished")
     assert served.get("/api/jobs", state="finished")["jobs"][0]["name"] == "shop"
+    what_happened_can_be_asked(served, web)
+    what_cannot_be_done_is_said(served)
+    metrics_tell_of_jobs_and_never_of_sites(served, web)
 
 
-def test_what_happened_can_be_asked_when_it_is_over(served: Served, web: SimWeb) -> None:
+def what_happened_can_be_asked(served: Served, web: SimWeb) -> None:
     seed = web.seeds[0]
     site = seed.split("/")[2]
     pages = served.get("/api/jobs/shop/pages", site=site, limit=2)
@@ -135,7 +138,7 @@ def test_what_happened_can_be_asked_when_it_is_over(served: Served, web: SimWeb)
     assert max(value or 0 for value in past["known"]) >= 120
 
 
-def test_what_is_not_there_or_cannot_be_done_is_said(served: Served) -> None:
+def what_cannot_be_done_is_said(served: Served) -> None:
     assert served.get("/api/jobs/nobody", 404)["error"] == "not-found"
     assert served.post("/api/jobs/shop/pause", status=409)["hint"]
     assert served.post("/api/jobs", {"job": "shop", "urls": ["http://a.example/"]}, 409)["error"] == "conflict"
@@ -146,8 +149,7 @@ def test_what_is_not_there_or_cannot_be_done_is_said(served: Served) -> None:
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD, POST")
 
 
-def test_metrics_tell_of_jobs_and_never_of_sites(served: Served, web: SimWeb) -> None:
-    """H67, H68."""
+def metrics_tell_of_jobs_and_never_of_sites(served: Served, web: SimWeb) -> None:
     text = served.get("/metrics")
     assert 'gossamer_jobs{state="finished"} 1' in text
     assert 'gossamer_requests_total{job="shop",answer="ok"}' in text

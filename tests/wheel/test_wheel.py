@@ -5,6 +5,7 @@ from __future__ import annotations
 import email
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -16,6 +17,7 @@ import pytest
 
 from gossamer.cli.start import refuse_windows
 from gossamer.errors import ConfigError
+from gossamer.testing.web import SimWeb
 
 ROOT = Path(__file__).parents[2]
 POSIX_ONLY = ("fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "readline", "uvloop")
@@ -97,6 +99,22 @@ def test_crawls_on_windows_are_refused_with_words(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ConfigError) as refused:
         refuse_windows()
     assert "WSL" in refused.value.hint
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_pipx_runs_the_wheel_without_installing_it(built: tuple[Path, Path], tmp_path: Path) -> None:
+    if shutil.which("pipx") is None:
+        pytest.skip("pipx is not installed: `pipx run gossamer` is not checked (scripts/services installs it)")
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    own |= {"PIPX_HOME": str(tmp_path / "pipx"), "PIPX_DEFAULT_PYTHON": sys.executable}
+    with SimWeb(sites=2, pages_per_site=8) as web:
+        options = ["--job", "first", "--delay", "0", "--allow-private", "--quiet"]
+        words = ["pipx", "run", "--spec", str(built[0]), "gossamer", "crawl", *web.seeds, *options]
+        done = subprocess.run(words, cwd=tmp_path, env=own, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert not web.judge().missed
+    assert len((tmp_path / "crawls" / "first" / "pages.jsonl").read_text().splitlines()) >= 16
 
 
 @pytest.mark.long

@@ -46,5 +46,7 @@ def completion(shell: str | None) -> int:
     kind = get_completion_class(name) if name in SHELLS else None
     if kind is None:
         raise ConfigError(f"no completion for {name or 'a shell without a name'}", hint="name one: bash, zsh or fish")
-    click.echo(kind(gossamer, {}, "gossamer", VARIABLE).source())
+    text = kind(gossamer, {}, "gossamer", VARIABLE).source()
+    # In a folder of $fpath, click's question is true for the first TAB of a shell only: the second would do nothing.
+    click.echo(text.replace("$zsh_eval_context[-1] == loadautofunc", "$funcstack[1] == _gossamer"))
     return Exit.OK

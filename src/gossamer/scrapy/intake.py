@@ -15,7 +15,7 @@ from gossamer.imports.findings import Found, Seen
 from gossamer.imports.intake import stand_ins
 from gossamer.model import Request
 from gossamer.scrapy.fingerprints import ScrapyRedisFingerprinter
-from gossamer.scrapy.storing import from_fields, key_of
+from gossamer.scrapy.storing import from_fields, key_of, past_the_filter
 from gossamer.urls import KeyOf
 
 
@@ -24,10 +24,20 @@ def project_settings() -> BaseSettings:
     return get_project_settings()
 
 
-def key_of_url() -> KeyOf:
+class Names:
     """How requests for plain addresses are named in jobs of the project in the current folder."""
-    fingerprinter = _fingerprinter(project_settings())
-    return lambda secret, url: key_of(secret, fingerprinter.fingerprint(ScrapyRequest(url)))
+
+    def __init__(self) -> None:
+        self._fingerprint = _fingerprinter(project_settings()).fingerprint
+
+    def plain(self, secret: bytes, url: str) -> int:
+        """The name of one that is filtered."""
+        return key_of(secret, self._fingerprint(ScrapyRequest(url)))
+
+    def below(self, parent: int, number: int) -> KeyOf:
+        """The name of one of those that the page of a request led to past the filter, counted from 1; retries too."""
+        nonce = past_the_filter(parent, number)
+        return lambda secret, url: key_of(secret, self._fingerprint(ScrapyRequest(url)), nonce)
 
 
 class ScrapyMaker:

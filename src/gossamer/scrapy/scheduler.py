@@ -25,7 +25,7 @@ from gossamer.scrapy.courier import Courier, Parcel
 from gossamer.scrapy.hooks import Hooks
 from gossamer.scrapy.lanes import Lane, Lanes, Ticket
 from gossamer.scrapy.options import read_options
-from gossamer.scrapy.storing import TICKET, Unstorable, key_of, restore, store
+from gossamer.scrapy.storing import TICKET, Unstorable, key_of, past_the_filter, restore, store
 from gossamer.settings import Settings
 
 log = logging.getLogger("gossamer.scrapy")
@@ -158,8 +158,7 @@ class Scheduler(BaseScheduler):
             return key_of(self._secret, fingerprint)
         if parent is not None:
             parent.alike[fingerprint] += 1
-            nonce = b"%d %d" % (parent.kept.key, parent.alike[fingerprint])
-            return key_of(self._secret, fingerprint, nonce)
+            return key_of(self._secret, fingerprint, past_the_filter(parent.kept.key, parent.alike[fingerprint]))
         if request.meta.get("is_start_request"):
             return key_of(self._secret, fingerprint)
         return key_of(self._secret, fingerprint, secrets.token_bytes(16))

@@ -98,6 +98,11 @@ def key_of(secret: bytes, fingerprint: bytes, nonce: bytes = b"") -> int:
     return int(siphash(secret, b"\0".join((b"scrapy", fingerprint, nonce)))) >> 1
 
 
+def past_the_filter(parent: int, number: int) -> bytes:
+    """The nonce of a request that is not filtered: it follows from the request whose page asked for it."""
+    return b"%d %d" % (parent, number)
+
+
 def _is_method(function: Any, spider: Spider) -> bool:
     name = getattr(function, "__name__", "")
     return getattr(function, "__self__", None) is spider and getattr(spider, name, None) == function
