@@ -7,6 +7,8 @@ from itertools import pairwise
 
 import pytest
 
+from gossamer.clock import ManualClock
+from gossamer.engine.breaker import Breaker
 from gossamer.errors import ConnectFailed, FetchError, NameUnknown, NameUnresolved, ProtocolBroken, TimedOut
 from gossamer.testing.stage import Reply, play
 from gossamer.testing.virtual import START_EPOCH
@@ -172,3 +174,16 @@ def test_a_name_that_is_gone_is_asked_for_once_more() -> None:
     assert tried[1] - tried[0] >= 60
     assert done.counts.finished
     assert done.counts.done == 20 + len(stage.times("gone.test")) - 2
+
+
+def test_f53_a_broken_answer_shows_that_the_network_is_there() -> None:
+    """F53: the breaker opens when all that was there is dark, and closes with the first answer, be it a bad one."""
+    breaker = Breaker(ManualClock())
+    for number in range(20):
+        breaker.answered(f"{number}.test")
+    taken = [breaker.takes(f"{number}.test", TimedOut("late"), was_there=False) for number in range(20)]
+    assert taken == [False] * 7 + [True] * 13
+    assert breaker.wait() > 0
+    assert not breaker.takes("0.test", ProtocolBroken("odd"), was_there=True)
+    assert breaker.wait() == 0
+    assert not breaker.takes("1.test", TimedOut("late"), was_there=True)

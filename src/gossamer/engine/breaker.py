@@ -6,7 +6,16 @@ from zlib import crc32
 
 from gossamer.clock import Clock
 from gossamer.engine.recent import Recent
-from gossamer.errors import ConnectFailed, FetchError, NameUnresolved, TimedOut
+from gossamer.errors import (
+    BadEncoding,
+    ConnectFailed,
+    FetchError,
+    NameUnresolved,
+    ProtocolBroken,
+    TimedOut,
+    TlsRefused,
+    TooLarge,
+)
 
 _SITES = 8
 """So many sites in a row that were there before and cannot be reached, and none that can, are more than chance."""
@@ -42,6 +51,9 @@ class Breaker:
 
     def takes(self, site: str, error: FetchError, *, was_there: bool) -> bool:
         """Whether a fault is the network's: the request is then to be tried again, once `wait` is over."""
+        if isinstance(error, BadEncoding | ProtocolBroken | TlsRefused | TooLarge):
+            # Somebody answered, however badly.
+            self.answered(site)
         if not isinstance(error, ConnectFailed | NameUnresolved | TimedOut):
             return False
         now = self._clock.monotonic()
