@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,8 +58,8 @@ class StepShare(TimedShare):
         if step == self.fails_at or (self.stays_gone and step > self.fails_at >= 0):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    def put(self, name: str, data: bytes) -> float:
-        written_at = super().put(name, data)
+    def put(self, name: str, data: bytes, **options: Any) -> float:
+        written_at = super().put(name, data, **options)
         if name.startswith("shards/"):
             self._puts += 1
             if self._puts == self.lost_answer + 1:
