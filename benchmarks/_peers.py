@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import shutil
 import subprocess
@@ -12,6 +11,8 @@ import time
 import venv
 from pathlib import Path
 from typing import NamedTuple
+
+from _tally import environment as own_environment
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = HERE / "peers"
@@ -74,7 +75,9 @@ class Run(NamedTuple):
 def measure(command: list[str], output: Path) -> Run:
     """Run a command to its end; CPU of it and all its children, and the pages in its output."""
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    done = subprocess.run(command, env=os.environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
+    done = subprocess.run(
+        command, env=own_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False
+    )
     wall, after = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     if not output.exists():
         sys.exit(f"{command[0]} failed:\n{done.stderr.decode()[-2000:]}")

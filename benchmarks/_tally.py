@@ -23,6 +23,15 @@ SAMPLE_SECONDS, LOOK_SECONDS, LINGER_SECONDS = 0.2, 0.02, 10.0
 _SET_CHILD_SUBREAPER = 36
 
 
+def environment() -> dict[str, str]:
+    """Ours, without settings of Gossamer's, and with bytecode that is kept: installed programs have theirs."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("GOSSAMER_") and name != "PYTHONDONTWRITEBYTECODE"
+    }
+
+
 class Cost(NamedTuple):
     """Of one command, from its start to the end of its last descendant."""
 
@@ -41,7 +50,7 @@ class Running:
         with self.errors.open("wb") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, __file__, str(result), *command],
-                env={**os.environ, **variables},
+                env={**environment(), **variables},
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
             )

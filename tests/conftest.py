@@ -19,6 +19,9 @@ SHARED = TESTS.parent.parent / "shared"
 
 sys.path.insert(0, str(TESTS / "suites"))
 
+# Hundreds of processes are started: each would compile all of the code anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # Wall-clock deadlines on a busy machine would make a test flaky.
 settings.register_profile("dev", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, database=None)

@@ -54,6 +54,29 @@ def test_types_are_shipped() -> None:
 
 
 def test_importing_the_package_loads_little() -> None:
-    code = "import gossamer, sys; print(*sorted({'lxml', 'rich', 'selectolax', 'pyreqwest'} & sys.modules.keys()))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.split() == []
+    assert loaded_by("import gossamer") & {"lxml", "rich", "selectolax", "pyreqwest"} == set()
+
+
+def test_a_worker_loads_only_what_its_crawl_needs() -> None:
+    """Each process of a fleet pays for it: no XPath, browser, databases or drawing before they are used."""
+    loaded = loaded_by("import gossamer.cli.crawl, gossamer.assemble, gossamer.member; gossamer.cli.main")
+    heavy = [
+        "aiodns",
+        "cssselect",
+        "duckdb",
+        "importlib.metadata",
+        "lxml",
+        "playwright",
+        "pyarrow",
+        "pycares",
+        "redis",
+        "rich",
+        "starlette",
+    ]
+    assert loaded & {*heavy, "gossamer.download.browser", "gossamer.report", "gossamer.stored"} == set()
+
+
+def loaded_by(code: str) -> set[str]:
+    """The modules of a process that has run this."""
+    asked = [sys.executable, "-c", f"{code}; import sys; print(*sys.modules)"]
+    return set(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split())

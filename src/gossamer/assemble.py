@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gossamer import telemetry
 from gossamer.clock import Clock
-from gossamer.download import BrowserDownloader, Downloader, Locates, Remembers, open_downloader
+from gossamer.download import Downloader, Locates, Remembers, open_downloader
 from gossamer.download.dns import Names, Resolver
 from gossamer.engine.crowds import Crowds
 from gossamer.engine.extractor import Extractor, make_spider
@@ -51,8 +51,11 @@ def middlewares(spider: Spider, settings: Settings, clock: Clock, *, jar: Cookie
 
 def gate_of_loads(downloader: Downloader, settings: Settings, clock: Clock) -> LoadGate | None:
     """The gate for what pages load, put before the downloader's browser; None without one, or without robots."""
-    if not settings.robots or not isinstance(downloader, BrowserDownloader):
+    if not settings.robots or settings.downloader not in ("browser", "auto"):
         return None
+    from gossamer.download.browser import BrowserDownloader
+
+    assert isinstance(downloader, BrowserDownloader)
     gate = LoadGate(settings, clock)
     downloader.permit = gate.allows
     return gate

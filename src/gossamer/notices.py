@@ -7,7 +7,6 @@ import json
 import logging
 import shlex
 import subprocess
-import urllib.request
 from base64 import b64encode
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -128,6 +127,8 @@ async def watch(run: Run, notifier: Notifier, judge: Judge, *, job: str, clock: 
 
 
 def _post(target: str, body: bytes) -> None:
+    import urllib.request
+
     parts = urlsplit(target)
     headers = {"Content-Type": "application/json"}
     if parts.username is not None:

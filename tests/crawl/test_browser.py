@@ -18,9 +18,8 @@ from processes import command, environment, rows
 from rawweb import Asked, RawWeb, page, redirect, reply
 
 from gossamer.clock import SystemClock
-from gossamer.download import AutoDownloader, BrowserDownloader
-from gossamer.download.auto import compare
-from gossamer.download.browser import shot_path
+from gossamer.download.auto import AutoDownloader, compare
+from gossamer.download.browser import BrowserDownloader, shot_path
 from gossamer.errors import FetchError, RenderFailed, TooLarge
 from gossamer.model import Request, Response
 from gossamer.settings import build
@@ -275,7 +274,7 @@ def test_a_worker_that_is_killed_leaves_no_browser_behind(tmp_path: Path) -> Non
     program = """
 import asyncio, sys
 from gossamer.clock import SystemClock
-from gossamer.download import BrowserDownloader
+from gossamer.download.browser import BrowserDownloader
 from gossamer.model import Request, Response
 from gossamer.settings import build
 async def main():

@@ -20,10 +20,8 @@ from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
 from gossamer.cli.guide import Sectioned
 from gossamer.cli.options import given, notice_options, region_option, settings_options, shards_option
-from gossamer.cli.report import leave_report
 from gossamer.cli.start import read_lines, read_settings, refuse_windows
 from gossamer.cli.start import run as run_loop
-from gossamer.cli.summary import summary_lines
 from gossamer.cli.terminal import plain, put, say
 from gossamer.clock import SystemClock
 from gossamer.engine.supervisor import FATAL
@@ -118,12 +116,17 @@ def crawl(
     judge = Judge(stalled_after=stalled_after, errors_above=errors_above)
     summary = run_loop(_told(run, quiet, Notifier(notify), judge, job or folder.name))
     if run.folder is not None:
+        # Workers, which leave no report and say nothing at their end, need not load this.
+        from gossamer.cli.report import leave_report
+
         leave_report(run.folder)
     if as_json:
         put(f"{json.dumps(_as_json(summary, run.folder))}\n".encode())
     if not quiet:
         if run.known_before and run.added:
             say(f"added {run.added} new URLs to the job that was there")
+        from gossamer.cli.summary import summary_lines
+
         again = f"{shlex.quote(job)} --frontier {shlex.quote(masked_address(frontier))}" if job else ""
         for line in summary_lines(summary, run.folder, settings, job=again):
             say(line)
@@ -156,9 +159,6 @@ async def _told(run: Crawl | FleetCrawl, quiet: bool, notifier: Notifier, judge:
 
 
 async def _crawl(run: Crawl | FleetCrawl, quiet: bool) -> Summary:
-    # Workers, which show nothing, need not load what draws.
-    from gossamer.cli.view import follow
-
     loop = asyncio.get_running_loop()
     pressed: list[int] = []
 
@@ -173,7 +173,12 @@ async def _crawl(run: Crawl | FleetCrawl, quiet: bool) -> Summary:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, leave, number)
-    watching = asyncio.create_task(follow(run)) if not quiet else None
+    watching: asyncio.Task[None] | None = None
+    if not quiet:
+        # Those who show nothing need not load what draws.
+        from gossamer.cli.view import follow
+
+        watching = asyncio.create_task(follow(run))
     try:
         return await run.run()
     finally:

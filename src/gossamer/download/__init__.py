@@ -5,9 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gossamer.clock import Clock
-from gossamer.download.auto import AutoDownloader
 from gossamer.download.base import Downloader, Locates, Remembers
-from gossamer.download.browser import BrowserDownloader
 from gossamer.download.certificates import RecordingDownloader, SiteDownloaders, without_credentials
 from gossamer.download.client import HttpDownloader
 from gossamer.download.dns import Names
@@ -16,8 +14,6 @@ from gossamer.errors import ConfigError
 from gossamer.settings import Settings
 
 __all__ = [
-    "AutoDownloader",
-    "BrowserDownloader",
     "Downloader",
     "HttpDownloader",
     "Locates",
@@ -35,6 +31,10 @@ def open_downloader(settings: Settings, *, clock: Clock, resolver: Names | None 
                 f"the downloader {settings.downloader} takes neither bad_tls = record nor a site's own client_cert",
                 hint="--downloader async does",
             )
+        # Few crawls need a browser, and those without one need not load what drives it.
+        from gossamer.download.auto import AutoDownloader
+        from gossamer.download.browser import BrowserDownloader
+
         return (BrowserDownloader if settings.downloader == "browser" else AutoDownloader)(settings, clock, resolver)
     kind = ThreadDownloader if settings.downloader == "threads" else HttpDownloader
     found: Downloader = kind(settings, clock, resolver)

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from ipaddress import ip_address
 from itertools import zip_longest
-from typing import NamedTuple, Protocol
-
-import aiodns
-import pycares
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from gossamer.clock import Clock
 from gossamer.errors import ConfigError, FetchError, NameUnknown, NameUnresolved
+
+if TYPE_CHECKING:
+    import aiodns
 
 SHORTEST_SECONDS = 60.0
 LONGEST_SECONDS = 3600.0
@@ -24,7 +24,6 @@ UNRESOLVED_SECONDS = 10.0
 MAX_NAMES = 50_000
 # c-ares keeps answers of its own, without a bound on their number: a fresh channel now and then lets them go.
 CHANNEL_LOOKUPS = 20_000
-_NO_SUCH_NAME = frozenset((pycares.errno.ARES_ENOTFOUND, pycares.errno.ARES_ENODATA, pycares.errno.ARES_EBADNAME))
 
 
 class Answer(NamedTuple):
@@ -98,11 +97,16 @@ class Resolver:
         return None
 
     async def _find(self, host: str) -> Answer:
-        name = host.rstrip(".")
+        # Loaded by the first name that needs it: a crawl of addresses, or through a proxy, never does.
+        import aiodns
+        import pycares
+
+        errno = pycares.errno
+        name, no_such_name = host.rstrip("."), (errno.ARES_ENOTFOUND, errno.ARES_ENODATA, errno.ARES_EBADNAME)
         try:
             found = await self._open_channel().getaddrinfo(name, socket.AF_UNSPEC, type=socket.SOCK_STREAM)
         except (aiodns.error.DNSError, pycares.AresError, OSError) as error:
-            kind = NameUnknown if error.args and error.args[0] in _NO_SUCH_NAME else NameUnresolved
+            kind = NameUnknown if error.args and error.args[0] in no_such_name else NameUnresolved
             raise kind(f"{host}: {error.args[-1] if error.args else error}") from None
         if not found.nodes:
             raise NameUnknown(f"{host}: no address")
@@ -126,6 +130,9 @@ class Resolver:
             self._cache.popitem(last=False)
 
     def _open_channel(self) -> aiodns.DNSResolver:
+        import aiodns
+        import pycares
+
         self._lookups += 1
         # The old channel is freed when the last look-up that waits on it is done.
         if self._channel is None or self._lookups % CHANNEL_LOOKUPS == 0:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lxml import etree
 from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser
 
 from gossamer.errors import ExtractError
@@ -20,6 +19,9 @@ from gossamer.extract.relations import Relation, element_relations, header_relat
 from gossamer.extract.selectors import Selection
 from gossamer.extract.text import title_of, visible_text
 from gossamer.model import Request, Response, Secret
+
+if TYPE_CHECKING:
+    from lxml import etree
 
 WITHOUT_EVENTS = int(LexborDocumentOptions.WO_EVENTS)
 Target = str | Selection
@@ -169,8 +171,10 @@ class Page(Answer):
     def xpath(self, query: str) -> Selection:
         """What an XPath expression finds."""
         if self._document is None and self.is_html:
-            self._document = selectors.document(decode(self._markup(), "utf-8"))
-        return Selection(selectors.xpath(self._document, query))
+            from gossamer.extract import trees
+
+            self._document = trees.document(decode(self._markup(), "utf-8"))
+        return selectors.xpath(self._document, query)
 
     def links(self, region: str = "", *, nofollow: bool | None = None, max_links: int = 5000) -> list[str]:
         """The http(s) URLs that the page links to, each once: those of its headers, then its own in their order.

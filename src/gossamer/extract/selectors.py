@@ -6,21 +6,22 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from re import Pattern
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
-from cssselect import HTMLTranslator, SelectorError
-from lxml import etree
-from lxml import html as lxml_html
 from selectolax.lexbor import LexborHTMLParser, LexborNode, SelectolaxError
 
 from gossamer.errors import ExtractError
 
-Match = LexborNode | etree._Element | str
+if TYPE_CHECKING:
+    from lxml import etree
+
+    Match = LexborNode | etree._Element | str
 Default = TypeVar("Default")
 
 _PSEUDO = re.compile(r"::(?:(text)|attr\(\s*([^\s()]+)\s*\))\s*\Z", re.IGNORECASE)
 _ANY_PSEUDO = re.compile(r"::[a-zA-Z-]+(?:\([^)]*\))?")
 _QUOTES = "\"'"
+EXAMPLE = "as in 'div.price > span::text'"
 
 
 class Part(NamedTuple):
@@ -51,9 +52,8 @@ class Selection(Sequence["Selection"]):
 
     def xpath(self, query: str) -> Selection:
         """What an XPath expression finds from each element; from one found by CSS, it sees only what is inside."""
-        return Selection(
-            [hit for found in self._found if not isinstance(found, str) for hit in xpath(_tree(found), query)]
-        )
+        elements = [found for found in self._found if not isinstance(found, str)]
+        return Selection([hit for element in elements for hit in xpath(_tree(element), query)._found])
 
     @overload
     def get(self) -> str | None: ...
@@ -124,30 +124,11 @@ def css(root: LexborNode | None, query: str) -> Selection:
     return Selection(_css(root if root is not None else _empty(), query))
 
 
-def xpath(root: etree._Element | None, query: str) -> list[Match]:
-    """What an XPath expression gives: elements, strings, or the one number or truth value as a string."""
-    if root is None:
-        return []
-    try:
-        found = root.xpath(query, namespaces={"re": "http://exslt.org/regular-expressions"}, smart_strings=False)
-    except (etree.XPathError, ValueError, TypeError) as error:
-        raise ExtractError(f"bad XPath expression {query!r}: {error}") from None
-    if isinstance(found, bool):
-        return ["true" if found else "false"]
-    if isinstance(found, float):
-        return [str(int(found)) if found.is_integer() else str(found)]
-    if isinstance(found, str):
-        return [found]
-    return [hit if isinstance(hit, etree._Element) else str(hit) for hit in found]
+def xpath(root: etree._Element | None, query: str) -> Selection:
+    """What an XPath expression finds from an element."""
+    from gossamer.extract import trees
 
-
-def document(text: str) -> etree._Element | None:
-    """The tree that XPath walks over; None where there is nothing to parse."""
-    parser = lxml_html.HTMLParser(encoding="utf-8", recover=True, no_network=True, remove_blank_text=False)
-    try:
-        return lxml_html.document_fromstring(text.replace("\0", "").encode("utf-8", "replace"), parser=parser)
-    except (etree.ParserError, etree.XMLSyntaxError):
-        return None
+    return Selection(trees.xpath(root, query))
 
 
 def check(query: str) -> str:
@@ -182,21 +163,20 @@ def _lexbor_css(node: LexborNode, part: Part, query: str) -> list[LexborNode]:
     try:
         found = node.css(part.query)
     except (SelectolaxError, ValueError) as error:
-        raise ExtractError(f"bad CSS selector {query!r}", hint="as in 'div.price > span::text'") from error
+        raise ExtractError(f"bad CSS selector {query!r}", hint=EXAMPLE) from error
     # An element that matches two selectors of a list is reported twice.
     return list({hit.mem_id: hit for hit in found}.values()) if "," in part.query else found
 
 
 def _lxml_css(element: etree._Element, part: Part, query: str) -> list[Match]:
-    try:
-        path = HTMLTranslator().css_to_xpath(part.query) if part.query else "."
-    except SelectorError as error:
-        raise ExtractError(f"bad CSS selector {query!r}: {error}", hint="as in 'div.price > span::text'") from error
+    from gossamer.extract import trees
+
+    path = trees.path_of(part.query, query) if part.query else "."
     if part.text:
         path = f"({path}){'//' if part.deep else '/'}text()"
     elif part.attribute:
         path = f"({path})/@*[name() = '{part.attribute}']"
-    return xpath(element, path)
+    return [*trees.xpath(element, path)]
 
 
 @lru_cache(maxsize=512)
@@ -271,17 +251,17 @@ def _string(found: Match) -> str:
         return found
     if isinstance(found, LexborNode):
         return found.html or ""
-    return str(etree.tostring(found, encoding="unicode", method="html", with_tail=False))
+    from gossamer.extract import trees
+
+    return trees.markup(found)
 
 
 def _tree(found: LexborNode | etree._Element) -> etree._Element | None:
     if not isinstance(found, LexborNode):
         return found
-    try:
-        fragment: etree._Element = lxml_html.fragment_fromstring(found.html or "")
-        return fragment
-    except (etree.ParserError, etree.XMLSyntaxError, ValueError):
-        return None
+    from gossamer.extract import trees
+
+    return trees.fragment(found.html or "")
 
 
 def _unique(hits: Iterator[Match]) -> list[Match]:

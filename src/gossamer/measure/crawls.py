@@ -70,7 +70,7 @@ def _crawl(seeds: Sequence[str], words: Sequence[str]) -> float:
                 *("--allow-private", "--delay", "0", "--concurrency", "100", *words),
             ],
             cwd=folder,
-            env={name: value for name, value in os.environ.items() if not name.startswith("GOSSAMER_")},
+            env=_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
         )
@@ -79,3 +79,9 @@ def _crawl(seeds: Sequence[str], words: Sequence[str]) -> float:
         if process.returncode:
             raise GossamerError(f"a crawl that was measured ended with code {process.returncode}")
         return used.ru_utime + used.ru_stime
+
+
+def _environment() -> dict[str, str]:
+    """Ours, without settings, and with bytecode that is kept: what is installed has it."""
+    unwanted = ("GOSSAMER_", "PYTHONDONTWRITEBYTECODE")
+    return {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -227,6 +226,8 @@ def _find(name: str) -> Opens:
         module, _, function = KINDS[kind].code.partition(":")
         opens: Opens = getattr(import_module(module), function)
         return opens
+    from importlib.metadata import entry_points
+
     for point in entry_points(group=GROUP, name=kind):
         loaded: Any = point.load()
         return loaded  # type: ignore[no-any-return]
