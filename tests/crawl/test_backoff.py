@@ -127,14 +127,18 @@ def test_a_worker_cut_from_the_web_loses_nothing(seconds: float) -> None:
     assert max(asked.at for asked in stage.asked) < 10 + seconds + 200
 
 
-def test_sites_that_were_never_there_do_not_trip_the_breaker() -> None:
+@pytest.mark.parametrize("robots", [False, True])
+def test_sites_that_were_never_there_do_not_trip_the_breaker(robots: bool) -> None:
+    """Nor when they are asked again: a note that their robots.txt could not be had does not show that they were."""
+
     def script(host: str, path: str, at: float) -> Reply:
         return ConnectFailed("dead") if host.startswith("dead") else None
 
     dead = {f"dead{number}.test": 1 for number in range(60)}
-    stage, done = play({**dead, "alive.test": 50}, script, robots=False)
+    stage, done = play({**dead, "alive.test": 50}, script, robots=robots)
     assert max(stage.times("alive.test")) < 60
     assert (done.counts.done, done.counts.failed) == (50, 60)
+    assert max(asked.at for asked in stage.asked) < 86_400
 
 
 def test_a_name_that_nobody_could_look_up_is_asked_again() -> None:

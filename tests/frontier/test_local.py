@@ -8,10 +8,11 @@ import pytest
 
 from gossamer.clock import ManualClock
 from gossamer.errors import Unavailable
-from gossamer.frontier.journal import MemoryJournal, Past
+from gossamer.frontier.journal import Change, MemoryJournal, Past
 from gossamer.frontier.local import LocalFrontier, open_memory
 from gossamer.model import Request, SiteNote
 from gossamer.settings import Settings
+from gossamer.testing import virtual
 from gossamer.testing.harness import keys, note, outcome, outcomes, page, pages
 
 
@@ -137,3 +138,67 @@ def test_cookies_are_kept_for_workers_and_shown_to_nobody() -> None:
         await frontier.aclose()
 
     asyncio.run(main())
+
+
+def test_p4_a_lease_does_not_wait_for_its_turn_to_write_down_what_was_lost() -> None:
+    """Where many write, that could take longer than the lease lasts: its lane would be another's when it arrives."""
+
+    class Slow(MemoryJournal):
+        def __init__(self) -> None:
+            super().__init__()
+            self.may_write = asyncio.Event()
+            self.lapses: dict[int, int] = {}
+
+        async def write(self, change: Change) -> Sequence[int]:
+            await self.may_write.wait()
+            self.lapses.update(change.lapses)
+            return await super().write(change)
+
+    async def main() -> None:
+        clock, journal, past = ManualClock(), Slow(), Past()
+        past.secret = b"0" * 16
+        frontier = LocalFrontier(journal, past, settings=Settings(delay=0.0, robots=False), clock=clock)
+        journal.may_write.set()
+        await frontier.add(pages(1))
+        lost = (await frontier.lease(1, batch=1, seconds=10)).leases[0]
+        journal.may_write.clear()
+        adding = asyncio.create_task(frontier.add(pages(2)))
+        await asyncio.sleep(0)
+        clock.advance(11)
+        async with asyncio.timeout(30):
+            grant = await frontier.lease(1, batch=1, seconds=10)
+        assert grant.leases[0].token > lost.token
+        assert not adding.done()
+        journal.may_write.set()
+        await frontier.aclose()
+        assert list(journal.lapses.values()) == [1]
+
+    asyncio.run(main())
+
+
+def test_of_many_idle_workers_only_those_are_woken_that_are_needed() -> None:
+    """And none is slept through: a worker that was woken and is gone, or may not have what is due, is followed."""
+
+    async def main() -> None:
+        clock, asked = virtual.LoopClock(), 0
+        frontier = open_memory(Settings(delay=10.0, robots=False), clock=clock, secret=b"0" * 16)
+        await frontier.add(pages(1, 2, 3, 4, 5, 6))
+
+        async def work(lives: int) -> None:
+            nonlocal asked
+            while lives:
+                lives -= 1
+                asked += 1
+                grant = await frontier.lease(1, batch=1, seconds=60)
+                for lease in grant.leases:
+                    await frontier.complete(outcomes(lease))
+                if grant.job == "finished":
+                    return
+                await frontier.idle(grant)
+
+        await asyncio.gather(*(work(2 if number < 5 else 100) for number in range(40)))
+        assert (await frontier.counts()).done == 6
+        assert asked < 40 + 40 + 40, "each asks when it comes and when it is over; these are for six pages in between"
+        assert 50.0 <= clock.monotonic() < 52.0
+
+    virtual.run(main())

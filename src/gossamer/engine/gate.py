@@ -62,6 +62,11 @@ class Gate:
         """How many rules it holds."""
         return sum(len(robots.rules.rules) for robots in self._known.values())
 
+    @property
+    def was_answered(self) -> bool:
+        """Whether the site has ever said what its rules are: a note that they could not be had is none."""
+        return any(robots.fetched_at for robots in self._known.values())
+
     def allows(self, url: str) -> bool:
         """Whether the rules let this URL through; `refresh` its origin first."""
         origin = urls.origin(url)

@@ -192,7 +192,7 @@ class Visit:
                     self._trace(request, sent_at, rest, error=error.kind, latency=ended - began)
                     if not isinstance(error, Forbidden):
                         self._answered_at, self._next_at = ended, ended + self._delay
-                    if not context.breaker.takes(site, error, was_there=bool(self.lease.robots)):
+                    if not context.breaker.takes(site, error, was_there=self._gate.was_answered):
                         raise
         if not response.from_cache:
             at, size = response.fetched_at or sent_at, len(response.body)
@@ -254,7 +254,7 @@ class Visit:
             self.sleeping = False
 
     async def _failed(self, request: Request, error: FetchError) -> None:
-        now, was_there = self._clock.epoch(), bool(self.lease.robots)
+        now, was_there = self._clock.epoch(), self._gate.was_answered
         verdict = judge_error(request, error, self._memo, self._settings, now=now, was_there=was_there)
         if request.label == SITEMAP:
             await self._read_sitemap(request, None, verdict)

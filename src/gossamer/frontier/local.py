@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,12 +12,13 @@ import msgspec
 
 from gossamer import urls
 from gossamer.clock import Clock
-from gossamer.errors import FrontierError, Unavailable
+from gossamer.errors import FrontierError
 from gossamer.frontier import policy, recrawl
 from gossamer.frontier.journal import Change, Journal, MemoryJournal, NotAtHand, Past
+from gossamer.frontier.line import Line
 from gossamer.frontier.restore import restore
 from gossamer.frontier.schedule import Lane, Site
-from gossamer.frontier.settlement import Settlement
+from gossamer.frontier.settlement import Settlement, to_the_end
 from gossamer.frontier.state import State
 from gossamer.model import Counts, Grant, JobState, Lease, Outcome, Receipt, RegionView, Request, SiteNote
 from gossamer.settings import Settings
@@ -38,7 +39,8 @@ class LocalFrontier:
         self._state = State(settings, clock)
         self._state.last_token = (past.epoch + 1) << _TOKEN_BITS
         self._lock = asyncio.Lock()
-        self._event = asyncio.Event()
+        self._line = Line(self._due_in, lambda: self._state.news)
+        self._keeping: asyncio.Task[None] | None = None
         restore(self._state, past)
 
     async def add(self, requests: Sequence[Request]) -> int:
@@ -46,7 +48,7 @@ class LocalFrontier:
             change = Change()
             self._state.plan_urls(change, requests, parent=0)
             if change.urls:
-                await _to_the_end(self._keep_urls(change))
+                await to_the_end(self._keep_urls(change))
             await self._hasten(change)
         self._tell()
         return len(change.urls)
@@ -152,11 +154,15 @@ class LocalFrontier:
         for site in passed:
             # Suspects that this worker may not have besides the one that it has: others may come for them.
             schedule.wake(site)
-        if state.new_lapses:
-            async with self._lock:
-                await self._keep_lapses()
+        if state.new_lapses and not self._lock.locked():
+            await self._keep_lost()
+        elif state.new_lapses and (self._keeping is None or self._keeping.done()):
+            # Where many write, a wait for their turn could be longer than the leases last that are handed out here.
+            self._keeping = asyncio.create_task(self._keep_lost())
         if state.news != news:
             self._tell()
+        elif leases and due_at is not None and due_at <= now:
+            self._line.send()
         wait = None if due_at is None else max(0.0, due_at - now)
         return Grant(leases=tuple(leases), wait=wait, job=state.job_state, news=state.news)
 
@@ -213,10 +219,14 @@ class LocalFrontier:
             for number, request in zip(numbers, requests, strict=True)
         ]
 
+    async def _keep_lost(self) -> None:
+        async with self._lock:
+            await self._keep_lapses()
+
     async def _keep_lapses(self) -> None:
         try:
-            await _to_the_end(self._write(Change()))
-        except Unavailable:
+            await to_the_end(self._write(Change()))
+        except FrontierError:
             # They are written with the next change.
             pass
 
@@ -251,7 +261,7 @@ class LocalFrontier:
                 self._tell()
 
     async def _settle(self, settlement: Settlement) -> None:
-        await _to_the_end(self._write_and_apply(settlement))
+        await to_the_end(self._write_and_apply(settlement))
 
     async def _write_and_apply(self, settlement: Settlement) -> None:
         settlement.note_sites()
@@ -301,19 +311,23 @@ class LocalFrontier:
         return self._state.job_state
 
     async def idle(self, grant: Grant) -> None:
-        if grant.news != self._state.news:
-            return
-        try:
-            async with asyncio.timeout(grant.wait):
-                await self._event.wait()
-        except TimeoutError:
-            pass
+        if grant.news == self._state.news or (self._line and not self._is_for_all()):
+            await self._line.wait(grant)
 
     def _tell(self) -> None:
-        """Wake those who are idle: something has changed."""
+        """Something has changed: wake those whom it concerns."""
         self._state.news += 1
-        self._event.set()
-        self._event = asyncio.Event()
+        if self._is_for_all():
+            self._line.call()
+        else:
+            self._line.look()
+
+    def _is_for_all(self) -> bool:
+        return self._state.job_state != "running" or self._due_in() <= 0
+
+    def _due_in(self) -> float:
+        due_at = self._state.schedule.next_due()
+        return float("inf") if due_at is None else due_at - self._clock.monotonic()
 
     async def counts(self) -> Counts:
         return self._state.counts()
@@ -321,7 +335,7 @@ class LocalFrontier:
     async def steer(self, job: JobState) -> None:
         """Pause, resume or stop the job; the wish outlives this process, but a stop ends with the run."""
         async with self._lock:
-            await _to_the_end(self._keep_job(job))
+            await to_the_end(self._keep_job(job))
         self._tell()
 
     async def _keep_job(self, job: JobState) -> None:
@@ -365,27 +379,14 @@ class LocalFrontier:
         return self._state.every_site(cursor, limit)
 
     async def aclose(self) -> None:
+        if self._keeping is not None:
+            await asyncio.wait((self._keeping,))
         async with self._lock:
             try:
                 if self._state.new_lapses or self._state.new_sites:
                     await self._write(Change())
             finally:
                 self._journal.close()
-
-
-async def _to_the_end(change: Coroutine[Any, Any, object]) -> None:
-    """Let a change be written and applied whole, though its caller be cancelled; the cancellation comes after it."""
-    task = asyncio.ensure_future(change)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait((task,))
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        task.exception()
-        raise cancelled
-    task.result()
 
 
 def open_memory(settings: Settings, *, clock: Clock, secret: bytes) -> LocalFrontier:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 from gossamer.frontier import journal as kept
 from gossamer.frontier.journal import Change, OutcomeRow, SiteRow
@@ -144,6 +146,21 @@ class Settlement:
         if outcome.status != "retry":
             state.schedule.revisits[number] = row.status
         state.schedule.push_later(site, number, now + (outcome.again_in or 0.0))
+
+
+async def to_the_end(change: Coroutine[Any, Any, object]) -> None:
+    """Let a change be written and applied whole, though its caller be cancelled; the cancellation comes after it."""
+    task = asyncio.ensure_future(change)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        task.exception()
+        raise cancelled
+    task.result()
 
 
 def _row(number: int, outcome: Outcome, epoch: float) -> OutcomeRow:

@@ -90,7 +90,7 @@ class Link:
 
     async def idle(self, grant: Grant) -> None:
         try:
-            async with asyncio.timeout(min(_LOOK_SECONDS, _LOOK_SECONDS if grant.wait is None else grant.wait)):
+            async with asyncio.timeout(_LOOK_SECONDS):
                 await self._call(lambda server: server.frontier.idle(grant), patience=10 * _LOOK_SECONDS)
         except (TimeoutError, Unavailable):
             pass

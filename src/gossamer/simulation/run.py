@@ -77,7 +77,7 @@ class World:
         self._loop = loop
         self._chance = random.Random(f"world/{scenario.seed}")
         self._secret = hashlib.sha256(f"{scenario.seed}".encode()).digest()[:16]
-        self._faults = Faults(scenario.seed, scenario.store_faults, self._refused)
+        self._faults = Faults(scenario.seed, scenario.store_faults, self._refused, workers=scenario.workers)
         self._journal = KeptJournal(self._faults, forgets=scenario.restarts > 0 and scenario.forgets_seconds > 0)
         self._files = [KeptSink(self._faults)] if scenario.stores == "owner" else []
         self._witness = Witness(scenario, self._run_away)

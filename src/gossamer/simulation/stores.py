@@ -10,17 +10,21 @@ from gossamer.errors import SinkFull, Unavailable
 from gossamer.frontier.journal import Change, MemoryJournal, OutcomeRow, Past, SiteRow
 from gossamer.model import Record, Request
 
+_FEW_WORKERS = 4
+
 
 class Faults:
     """Says of each write how long it takes, and whether it is refused."""
 
-    def __init__(self, seed: int, share: float, refused: Callable[[], None]) -> None:
+    def __init__(self, seed: int, share: float, refused: Callable[[], None], *, workers: int = 1) -> None:
         self._chance = random.Random(f"stores/{seed}")
         self._share = share
+        # One that serves more workers is faster, or they would only wait for it.
+        self._pace = max(1.0, workers / _FEW_WORKERS)
         self._refused = refused
 
     async def wait(self) -> None:
-        await asyncio.sleep(self._chance.choice((0.0, 0.001, 0.01, 0.3)))
+        await asyncio.sleep(self._chance.choice((0.0, 0.001, 0.01, 0.3)) / self._pace)
 
     def refuse(self) -> bool:
         if self._chance.random() >= self._share:

@@ -28,7 +28,8 @@ class Witness:
         self.is_finished = False
         self._newest: dict[tuple[str, int], int] = {}
         settings = scenario.settings
-        self._looks_at_shares = settings.share_window < 100
+        # It looks at every site each time.
+        self._looks_at_shares = settings.share_window < 100 and len(scenario.sites) < 100
         self._share = int(settings.site_share * settings.share_window)
         self._suspicious: set[str] = set()
         """Sites with a page that was handed out more than once: if its workers died, not every worker may have it."""
