@@ -2,6 +2,7 @@
 
     python benchmarks/growth.py urls [--stores embedded redis postgresql mariadb] [--sizes 1e5 1e6] [--rounds 5]
     python benchmarks/growth.py sites [--stores ...] [--sizes 1e3 1e4 1e5 1e6] [--urls 1e6]
+    python benchmarks/growth.py pages [--sizes 1e3 4e3 16e3] [--rounds 5]
     python benchmarks/growth.py workers [--workers 1 2 4 8 16] [--pages 1200]          (as root)
 
 The frontier alone, as _frontier.py plays it: 64 pages a batch, 50 links a page, 15 % of them new and the others drawn
@@ -10,7 +11,9 @@ fleet do: they drop the links that their memory of two million keys knows, and p
 the seen set in its own process, so that there is nothing to save. Every size is a process and a server of its own, all
 filled first; then each plays a round in turn, so that a machine's moods meet all sizes alike. CPU is of client and
 server. Memory is that of the process (embedded) or the server's own figure (Redis); for the SQL servers it is disk.
-Workers: fleet_scaling.py, with 16 as the most. 10^7 URLs are not in the defaults: they take most of an hour.
+Pages: whole embedded crawls of 40 hosts, in turn; a page's cost is what the pages of a crawl cost beyond those of the
+next smaller one, so that the start is in none. Workers: fleet_scaling.py, with 16 as the most. 10^7 URLs are not in the
+defaults: they take most of an hour.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ import redis
 
 from _frontier import Cost, Pages, machine
 from _plot import Line, lines
+from _tally import Running
 from frontier_sql import settle, size
 from frontier_sql import start as start_sql
 from gossamer.cli.start import run
@@ -45,7 +49,9 @@ from gossamer.frontier.sql import open_sql
 from gossamer.frontier.sqlite import open_sqlite
 from gossamer.measure.servers import cpu_of
 from gossamer.settings import Settings
+from gossamer.sim.site import WebPlan
 from gossamer.testing.servers import RedisServer
+from gossamer.testing.web import SimWeb
 
 SETTINGS = Settings(delay=0, robots=False)
 STORES = ("embedded", "redis", "postgresql", "mariadb")
@@ -182,9 +188,40 @@ def compare(tasks: list[Task], rounds: int, sizes: list[int], name: str) -> dict
     return curves
 
 
+def crawl_seconds(pages: int) -> float:
+    """CPU of an embedded crawl of so many pages, with its start."""
+    plan = WebPlan(sites=40, pages_per_site=pages // 40, page_bytes=40_000, links_per_page=100)
+    with SimWeb(plan) as web, tempfile.TemporaryDirectory(prefix="growth-") as folder:
+        seeds = Path(folder, "seeds.txt")
+        seeds.write_text("\n".join(web.seeds))
+        words = ["--seeds", str(seeds), "--job", f"{folder}/job", "--no-robots", "--delay", "0", "--allow-private"]
+        command = [sys.executable, "-m", "gossamer", "crawl", *words, "--concurrency", "100", "--quiet"]
+        cost = Running(command, Path(folder, "cost.json")).cost(900.0)
+        assert cost is not None
+        assert not cost.code
+        return cost.cpu_seconds
+
+
+def linear(sizes: list[int], rounds: int) -> None:
+    """Print what a page costs in crawls of growing size."""
+    found = {pages: [] for pages in sizes}
+    for _ in range(rounds):
+        for pages in sizes:
+            found[pages].append(crawl_seconds(pages))
+    print(f"{'pages':>8} {'CPU s':>8} {'ms a page':>10} {'ms a further page':>18} {'times':>6}")
+    fewer, seconds, first = 0, 0.0, 0.0
+    for pages in sizes:
+        median = statistics.median(found[pages])
+        further = (median - seconds) / (pages - fewer) * 1000 if fewer else 0.0
+        first = first or further
+        more = f"{further:>18.3f} {further / first:>6.2f}" if first else ""
+        print(f"{pages:>8,} {median:>8.2f} {median / pages * 1000:>10.3f} {more}", flush=True)
+        fewer, seconds = pages, median
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["urls", "sites", "workers"], nargs="?", default="urls")
+    parser.add_argument("what", choices=["urls", "sites", "pages", "workers"], nargs="?", default="urls")
     parser.add_argument("--stores", nargs="*", default=STORES, choices=STORES)
     parser.add_argument("--sizes", type=float, nargs="*")
     parser.add_argument("--urls", type=float, default=1e6, help="known URLs while sites grow")
@@ -199,6 +236,10 @@ def main() -> None:
         os.execv(
             sys.executable, [sys.executable, str(script), "--pages", pages, "--workers", *map(str, choice.workers)]
         )
+    if choice.what == "pages":
+        print(machine())
+        linear([int(one) for one in choice.sizes or (1e3, 4e3, 16e3)], choice.rounds)
+        return
     is_sites = choice.what == "sites"
     sizes = [int(one) for one in choice.sizes or ((1e3, 1e4, 1e5, 1e6) if is_sites else (1e5, 1e6))]
     name = "sites" if is_sites else "URLs"
