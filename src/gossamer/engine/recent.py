@@ -7,6 +7,7 @@ from operator import itemgetter
 from struct import Struct
 
 _FIRST_PART = 64
+_GROWTH = 8
 _WAYS = 4
 _row = Struct(f"{_WAYS}Q")
 
@@ -14,8 +15,8 @@ _row = Struct(f"{_WAYS}Q")
 class Recent:
     """The last keys, in a table of rows of four: each has one row where it can be, and pushes out the oldest there.
 
-    A key costs 8 bytes there. Most crawls are small: the table begins as a 64th of itself, and grows when that is half
-    full. A key may enter only after the frontier has it for good: otherwise a crash between would lose the link."""
+    A key costs 8 bytes there. Most crawls are small: the table begins as a 64th of itself, and grows eightfold when it is
+    a quarter full. A key may enter only after the frontier has it for good: otherwise a crash between would lose the link."""
 
     def __init__(self, size: int = 4_000_000) -> None:
         self._most_rows = 1 << max(0, -(-size // _WAYS) - 1).bit_length()
@@ -39,8 +40,8 @@ class Recent:
             if key not in row:
                 _row.pack_into(table, key & mask, key, *row[:-1])
                 self._entered += 1
-        if 2 * self._entered > _WAYS * self._rows and self._rows < self._most_rows:
-            self._make(self._most_rows)
+        if 4 * self._entered > _WAYS * self._rows and self._rows < self._most_rows:
+            self._make(min(self._most_rows, _GROWTH * self._rows))
             # The oldest of a row are its last.
             self.update(key for key in reversed(memoryview(table).cast("Q")) if key)
 
