@@ -15,8 +15,9 @@ _row = Struct(f"{_WAYS}Q")
 class Recent:
     """The last keys, in a table of rows of four: each has one row where it can be, and pushes out the oldest there.
 
-    A key costs 8 bytes there. Most crawls are small: the table begins as a 64th of itself, and grows eightfold when it is
-    a quarter full. A key may enter only after the frontier has it for good: otherwise a crash between would lose the link."""
+    A key costs 8 bytes there. Most crawls are small: the table begins as a 64th of itself, and grows eightfold when it
+    is a quarter full. A key may enter only after the frontier has it for good: otherwise a crash between would lose the
+    link."""
 
     def __init__(self, size: int = 4_000_000) -> None:
         self._most_rows = 1 << max(0, -(-size // _WAYS) - 1).bit_length()
