@@ -261,6 +261,8 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
     job: JobState = "running"
     news: int = 0
     """To be given to `idle`, so that nothing that happens in between is slept through."""
+    run: int = 0
+    """Another number when the store was started again, or replaced: it may have lost what it had acknowledged."""
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):

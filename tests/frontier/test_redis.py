@@ -437,6 +437,22 @@ def test_a_redis_that_comes_back_empty_has_no_job_and_is_not_finished() -> None:
         asyncio.run(run(server))
 
 
+def test_f31_a_grant_tells_when_another_server_answers_though_no_call_has_failed() -> None:
+    """A client connects again by itself; what the worker remembers may be lost there all the same."""
+
+    async def run(server: RedisServer) -> None:
+        async with Opened(server.url) as opened:
+            frontier = await opened()
+            await frontier.add(pages(1, 2, 3))
+            first, second = await take(frontier, batch=1), await take(frontier)
+            assert first.run == second.run != 0
+            server.restart()
+            assert (await take(frontier)).run not in (0, first.run)
+
+    with RedisServer(appendonly="yes") as server:
+        asyncio.run(run(server))
+
+
 def test_flushall_is_a_missing_job(redis_server: RedisServer, store: redis.Redis) -> None:
     async def run() -> None:
         async with Opened(redis_server.url) as opened:

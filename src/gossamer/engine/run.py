@@ -58,6 +58,7 @@ class Engine:
         self._settings = settings
         self._clock = clock
         self._recent = recent
+        self._run_of_store = 0
         self._visits: dict[int, Visit] = {}
         self._new_visit = visits
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -170,6 +171,10 @@ class Engine:
                 self._recent.clear()
                 await self._unless_stopped(self._clock.sleep(1.0))
                 continue
+            if grant.run != self._run_of_store:
+                # What led to known links may be fetched again, and must find them anew.
+                self._run_of_store = grant.run
+                self._recent.clear()
             for lease in grant.leases:
                 visit = self._visits[lease.token] = self._new_visit(lease, self._context, sent_at=sent_at)
                 self._tasks[lease.token] = tasks.create_task(self._run_visit(visit))

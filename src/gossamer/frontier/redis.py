@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
+from zlib import crc32
 
 import msgspec
 
@@ -121,7 +122,7 @@ class RedisFrontier:
 
     async def lease(self, limit: int, *, batch: int, seconds: float) -> Grant:
         for _ in range(_MOST_UNFOLDED):
-            granted, wait, state, news, to_unfold, self.lapsed, self.handed, self.passed = await self._call(
+            granted, wait, state, news, to_unfold, self.lapsed, self.handed, self.passed, run = await self._call(
                 "lease",
                 limit=limit,
                 batch=batch,
@@ -156,6 +157,7 @@ class RedisFrontier:
             wait=float(wait) if wait else None,
             job=text(state),
             news=int(news),
+            run=crc32(run),
         )
 
     async def extend(self, leases: Sequence[Lease], *, seconds: float) -> list[Lease]:

@@ -194,7 +194,8 @@ class Sharded:
         waits = [grant.wait for grant in known.values() if grant.wait is not None]
         # That other shards are done is no news of these.
         wait = min([*waits, _LOOK_AGAIN_SECONDS] if not waits or len(self._part) < len(self._shards) else waits)
-        return Grant(leases=leases, wait=wait, job=state, news=sum(grant.news for grant in known.values()))
+        news, run = (sum(getattr(grant, name) for grant in known.values()) for name in ("news", "run"))
+        return Grant(leases=leases, wait=wait, job=state, news=news, run=run)
 
     async def _ask(
         self, number: int, limit: int, batch: int, seconds: float, *, calm: bool = True, spare: bool = False

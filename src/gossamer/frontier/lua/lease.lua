@@ -51,7 +51,9 @@ local function check_ready_sets()
 end
 
 function operations.lease()
-    if job.state ~= 'running' or is_over() then return { {}, false, state(), total('news'), {}, total('lapsed'), total('handed'), 0 } end
+    if job.state ~= 'running' or is_over() then
+        return { {}, false, state(), total('news'), {}, total('lapsed'), total('handed'), 0, job.run or '' }
+    end
     needs_memory()
     if given.seconds > number('longest') then call('HSET', job_key, 'longest', given.seconds) end
     if room() <= 0 then lapse_all_ended() end
@@ -111,7 +113,7 @@ function operations.lease()
     if #leases == 0 then check_ready_sets() end
     return {
         leases, first and text(math.max(0, first - now)) or false, state(), total('news'), to_unfold, total('lapsed'),
-        total('handed'), given.spare and 0 or #over,
+        total('handed'), given.spare and 0 or #over, job.run or '',
     }
 end
 

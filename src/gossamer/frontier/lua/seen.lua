@@ -89,6 +89,7 @@ local function notice_restart()
         job.restarts, job.rest_until = whole(number('restarts') + 1), text(now + number('longest'))
         call('HSET', job_key, 'restarts', job.restarts, 'rest_until', job.rest_until)
     end
+    job.run = run
     call('HSET', job_key, 'run', run)
 end
 -- A write that Redis refuses when its memory is full: once one has passed, Redis lets the others pass too.
