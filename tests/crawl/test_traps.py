@@ -66,12 +66,11 @@ def test_a_prefix_budget_is_kept_and_the_rest_is_crawled(tmp_path: Path) -> None
     assert sorted(inside.values())[-4:] == [40] * 4
 
 
-class Endless:
-    """One site in virtual time: /shelf/1 links to /shelf/2 and so on for ever, each page beside a good one."""
+class OneSite:
+    """A site in virtual time that writes down what it was asked for."""
 
-    def __init__(self, clock: LoopClock, *, copies: bool) -> None:
+    def __init__(self, clock: LoopClock) -> None:
         self._clock = clock
-        self._copies = copies
         self.asked: list[str] = []
 
     def middleware(self, _: Any) -> Any:
@@ -88,6 +87,17 @@ class Endless:
             )
 
         return fetch
+
+    def _body(self, path: str) -> bytes:
+        raise NotImplementedError
+
+
+class Endless(OneSite):
+    """One site in virtual time: /shelf/1 links to /shelf/2 and so on for ever, each page beside a good one."""
+
+    def __init__(self, clock: LoopClock, *, copies: bool) -> None:
+        super().__init__(clock)
+        self._copies = copies
 
     def _body(self, path: str) -> bytes:
         number = int(path.rpartition("/")[2] or 0) if path != "/robots.txt" else 0
@@ -129,28 +139,12 @@ def test_a_path_of_copies_sleeps_and_says_why(tmp_path: Path) -> None:
     assert len(json.dumps(found["site_state"]["memo"])) < 2000
 
 
-class Filters:
+class Filters(OneSite):
     """One site in virtual time: filters without end; if they are `fruitful`, each page leads to a good one too."""
 
     def __init__(self, clock: LoopClock, *, fruitful: bool) -> None:
-        self._clock = clock
+        super().__init__(clock)
         self._fruitful = fruitful
-        self.asked: list[str] = []
-
-    def middleware(self, _: Any) -> Any:
-        async def fetch(request: Request) -> Response:
-            path = urls.path_query(request.url)
-            self.asked.append(path)
-            return Response(
-                url=request.url,
-                status=404 if path == "/robots.txt" else 200,
-                headers=(("content-type", "text/html"),),
-                body=self._body(path),
-                fetched_at=self._clock.epoch(),
-                headers_at=self._clock.monotonic(),
-            )
-
-        return fetch
 
     def _body(self, path: str) -> bytes:
         trapped = answer(0, 0, path, frozenset({"facets"}))
