@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from operator import itemgetter
+from itertools import compress, repeat
+from operator import contains, itemgetter
 from struct import Struct
 
 _FIRST_PART = 64
@@ -25,14 +26,17 @@ class Recent:
 
     def unknown(self, keys: Iterable[int]) -> set[int]:
         """Those of these keys that may be new."""
-        wanted = set(keys)
+        wanted = list(keys)
         if not wanted:
-            return wanted
-        read, table, mask = _row.unpack_from, self._table, self._mask
-        places = [key & mask for key in wanted]
+            return set()
+        table = self._table
+        places = list(map(self._mask.__and__, wanted))
         # All rows are touched in one go: the processor waits for memory once then, and not for one after the other.
         itemgetter(*places)(table)
-        return {key for key, place in zip(wanted, places) if not key or key not in read(table, place)}
+        rows = map(_row.unpack_from, repeat(table), places)
+        unknown = set(wanted).difference(compress(wanted, map(contains, rows, wanted)))
+        # An empty place in a row looks like this key.
+        return unknown | {0} if 0 in wanted else unknown
 
     def update(self, keys: Iterable[int]) -> None:
         table, mask = self._table, self._mask

@@ -97,9 +97,7 @@ class RedisFrontier:
             some = requests[first : first + MOST_LINKS]
             load = Load(await self._unknown(some))
             runs = self._put(some, load)
-            new, to_fold = await self._call(
-                "add", load.entries, runs=runs, names=list(load.names), own=self._sites(load)
-            )
+            new, to_fold = await self._call("add", load.entries, runs=runs, **load.said(), own=self._sites(load))
             added += int(new)
             self._learn(int(new), len(some))
             await fold_lists(self._call, to_fold, self.secret)
@@ -186,7 +184,7 @@ class RedisFrontier:
                 load.entries,
                 outcomes=packed,
                 notes=[packed_note(note) for note in notes],
-                names=list(load.names),
+                **load.said(),
                 own=self._sites(load),
             )
             accepted, stale, repeated = accepted + int(found[0]), stale + int(found[1]), repeated + int(found[2])
@@ -217,10 +215,10 @@ class RedisFrontier:
         ]
 
     def _put(self, requests: Sequence[Request], load: Load, page: str = "", page_site: str = "") -> list[Any]:
-        """Load requests, found on this page; the runs of them with one site and one rank, as site, rank and length."""
+        """Load requests, found on this page; the runs of them with one site and one rank, as their group and length."""
         runs: list[Any] = []
         from_inside, from_outside = (squeeze(page, page_site), squeeze(page, "")) if page else ("", "")
-        ranks, entries, unknown, number = self._ranks, load.entries, load.unknown, load.number
+        ranks, groups, digits, entries, unknown = self._ranks, load.groups, load.digits, load.entries, load.unknown
         last_site = last_rank = None
         for request in requests:
             if unknown is not None and request.key not in unknown:
@@ -233,8 +231,10 @@ class RedisFrontier:
                 runs[-1] += 1
             else:
                 last_site, last_rank = request.site, rank
-                runs += (number(last_site), rank, 1)
-            entries.append(b"%d" % request.key)
+                runs += (groups.setdefault((last_site, rank), len(groups) + 1), 1)
+            key = request.key
+            digits.append(key % 1_000_000_000)
+            entries.append(b"%d" % key)
             entries.append(pack(request, from_inside if request.site == page_site else from_outside))
         return runs
 

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from hashlib import sha1
 from importlib import resources
 from typing import Any
@@ -26,7 +27,16 @@ from gossamer.frontier.redis_job import (
 )
 from gossamer.frontier.redis_refusals import PROBED, check_rights
 
-_PARTS = ("record", "sites", "queues", "leases", "seen", "folds", "hints", "lease", "complete", "look", "answer")
+_CORE = ("record", "sites", "queues", "leases")
+_OWN = {
+    "add": ("seen",),
+    "unknown": ("seen",),
+    "lease": ("lease",),
+    "extend": ("lease",),
+    **dict.fromkeys(("complete", "park", "release", "abandon"), ("seen", "complete")),
+    **dict.fromkeys(("fold", "unfold"), ("folds",)),
+    **dict.fromkeys(("waiting", "slot", "hasten"), ("hints",)),
+}
 _MOST_MOVES = 8
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -38,8 +48,6 @@ class Link:
         self.redis = redis
         """The server itself; of a cluster, `at` knows the node that has a key."""
         self._cluster = redis if isinstance(redis, Cluster) else None
-        self._script = _script()
-        self._digest = sha1(self._script.encode(), usedforsecurity=False).hexdigest()
         self._waiting: dict[str, list[tuple[int, asyncio.Future[None]]]] = {}
         self._listening: asyncio.Task[None] | None = None
         self._subscribed = asyncio.Event()
@@ -50,10 +58,10 @@ class Link:
         if entries:
             arguments.append(as_texts(entries))
         if self._cluster is None:
-            return await self._evaluate(self.redis, arguments)
+            return await _evaluate(self.redis, operation, arguments)
         for _ in range(_MOST_MOVES):
             try:
-                return await self._evaluate(await self._cluster.at(key), arguments)
+                return await _evaluate(await self._cluster.at(key), operation, arguments)
             except faults.MovedError as error:
                 self._cluster.moved(error)
             except (faults.ConnectionError, faults.TimeoutError):
@@ -63,12 +71,6 @@ class Link:
             except faults.AskError as error:
                 raise faults.TryAgainError(f"slot {error.slot_id} is on its way to another node") from error
         raise faults.TryAgainError(f"{key} moves from node to node")
-
-    async def _evaluate(self, redis: Any, arguments: list[Any]) -> Any:
-        try:
-            return await redis.evalsha(self._digest, *arguments)
-        except faults.NoScriptError:
-            return await redis.eval(self._script, *arguments)
 
     async def at(self, key: str) -> Any:
         """The server, or the node of the cluster, that has this key."""
@@ -243,6 +245,17 @@ def _place(url: str) -> tuple[str, int]:
     return parts.hostname or "localhost", parts.port or 6379
 
 
-def _script() -> str:
+async def _evaluate(redis: Any, operation: str, arguments: list[Any]) -> Any:
+    script, digest = _script(_OWN.get(operation, ("look",)))
+    try:
+        return await redis.evalsha(digest, *arguments)
+    except faults.NoScriptError:
+        return await redis.eval(script, *arguments)
+
+
+@cache
+def _script(own: tuple[str, ...]) -> tuple[str, str]:
+    """The script of some operations, and its digest."""
     folder = resources.files("gossamer.frontier").joinpath("lua")
-    return "".join(folder.joinpath(f"{part}.lua").read_text("utf-8") for part in _PARTS)
+    script = "".join(folder.joinpath(f"{part}.lua").read_text("utf-8") for part in (*_CORE, *own, "answer"))
+    return script, sha1(script.encode(), usedforsecurity=False).hexdigest()

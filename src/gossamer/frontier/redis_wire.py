@@ -23,11 +23,20 @@ class Load:
     def __init__(self, unknown: set[int] | None) -> None:
         self.unknown = unknown
         self.names: dict[str, int] = {}
+        self.groups: dict[tuple[str, str], int] = {}
+        """Site and rank -> the number that stands for them."""
+        self.digits: list[int] = []
+        """The last nine of each key: all of them are more than a number of the script holds."""
         self.entries: list[bytes] = []
 
     def number(self, site: str) -> int:
         """The number that stands for a site in this call."""
         return self.names.setdefault(site, len(self.names) + 1)
+
+    def said(self) -> dict[str, Any]:
+        """What the script is told of the links beside their entries."""
+        groups = [part for site, rank in self.groups for part in (self.number(site), rank)]
+        return {"digits": self.digits, "groups": groups, "names": list(self.names)}
 
 
 def parts(outcomes: Sequence[Outcome]) -> Iterator[Sequence[Outcome]]:

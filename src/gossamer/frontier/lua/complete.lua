@@ -1,4 +1,4 @@
-end
+-- Outcomes ---------------------------------------------------------------------------------------------------------
 
 -- The sums over all sites of what freshness.py tallies: pages that come again, and millionths of their freshness.
 local function tallied(value)

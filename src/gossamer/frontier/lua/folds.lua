@@ -1,7 +1,5 @@
 -- Folding ----------------------------------------------------------------------------------------------------------
 
--- A block is 255, the number of its entries in 3 bytes, 8 of a digest, and what only clients read.
-local BLOCK_ID = 12
 local MOST_BYTES = 1048576
 
 local function keep_first(list, size)

@@ -1,10 +1,3 @@
-function operations.add()
-    needs_memory()
-    admit(given.runs)
-    enqueue_gathered()
-    return { admitted, to_fold }
-end
-
 -- The sets of ready lanes that this worker may lease from; the one in which a lane has waited longest comes first.
 local function ready_sets()
     local found = {}
@@ -129,3 +122,5 @@ function operations.extend()
         end
     end
     return ours
+end
+

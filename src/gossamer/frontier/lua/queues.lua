@@ -7,6 +7,8 @@
 -- Of a list with blocks its site knows how many there are (bR), and how many entries come before the first (hR).
 local FOLD = tonumber(job.fold or '128')
 local BLOCKS = 4
+-- A block is 255, the number of its entries in 3 bytes, 8 of a digest, and what only clients read.
+local BLOCK_ID = 12
 local LOOKED_AT_EACH = math.max(1, FOLD)
 local MOST_FOLDED, MOST_UNFOLDED = 64, 16
 local from_right = job.strategy == 'dfs' or job.strategy == 'random'

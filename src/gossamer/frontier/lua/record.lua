@@ -3,7 +3,8 @@
 -- KEYS[1] is the shard's record; all other keys share its hash tag. KEYS[2] never exists: it makes a cluster refuse the
 -- call while the slot is on its way to another node, where half of the keys would be missing.
 -- ARGV: the operation, its arguments in msgpack, and in msgpack too a list with the links, two strings each: the key in
--- decimal, and the entry. The files of this folder are one script, in the order that redis_link.py names.
+-- decimal, and the entry. For each operation some files of this folder are one script: redis_link.py names them. All of them
+-- in one would cost each call what it takes to define them.
 --
 --   job            hash    state, counters, the last token, the last time
 --   seen:N         sets    of the integers of known keys; linear hashing keeps each below 512, where Redis packs them
@@ -89,4 +90,29 @@ local function fields_of(entry)
     return fields
 end
 local function with_fields(entry, fields) return key_of(entry) .. cmsgpack.pack(fields) end
+
+-- A server that was started again, or took over from another, is told by its run id.
+local function notice_restart()
+    local about = redis.pcall('INFO', 'server')
+    local run = type(about) == 'string' and string.match(about, 'run_id:(%x+)')
+    -- A user who may not ask must not be taken for a restart by those who may.
+    if not run or job.run == run then return end
+    if job.run then
+        job.restarts, job.rest_until = whole(number('restarts') + 1), text(now + number('longest'))
+        call('HSET', job_key, 'restarts', job.restarts, 'rest_until', job.rest_until)
+    end
+    job.run = run
+    call('HSET', job_key, 'run', run)
+end
+-- A write that Redis refuses when its memory is full: once one has passed, Redis lets the others pass too.
+local function needs_memory()
+    call('HSET', job_key, 'now', text(now))
+    notice_restart()
+end
+local function needs_no_memory()
+    call('HDEL', job_key, '')
+    notice_restart()
+end
+
+local operations, admitted = {}, 0
 

@@ -1,6 +1,4 @@
--- Operations -------------------------------------------------------------------------------------------------------
-
-local operations = {}
+-- Known keys -----------------------------------------------------------------------------------------------------
 
 local seen_level, seen_split = number('seen_level'), number('seen_split')
 local seen_size = 2 ^ seen_level
@@ -42,63 +40,43 @@ function operations.unknown()
     return found
 end
 
--- Takes the next links: there are three numbers for each run of them that has one site and one rank. The new ones are
--- gathered by rank and site: a push for each link is half of what a call costs.
-local cursor, admitted, gathered = 1, 0, {}
+-- Takes the next links: there are two numbers for each run of them, that of its group, which has one site and one rank, and
+-- its length. The new ones are gathered by group: a push for each link is half of what a call costs.
+local digits, taken, known, gathered = given.digits, 0, number('known'), {}
 local function admit(runs)
-    local known = total('known')
-    for index = 1, #runs, 3 do
-        local by_site = gathered[runs[index + 1]]
-        if not by_site then
-            by_site = {}
-            gathered[runs[index + 1]] = by_site
+    for index = 1, #runs, 2 do
+        local group = runs[index]
+        local fresh = gathered[group]
+        if not fresh then
+            fresh = {}
+            gathered[group] = fresh
         end
-        local fresh = by_site[runs[index]] or {}
-        local before = #fresh
-        for _ = 1, runs[index + 2] do
-            local key = links[cursor]
-            if call('SADD', bucket_of(string.sub(key, -9)), key) == 1 then
-                fresh[#fresh + 1] = links[cursor + 1]
+        for at = taken + 1, taken + runs[index + 1] do
+            local key = links[2 * at - 1]
+            if call('SADD', bucket_of(digits[at]), key) == 1 then
+                fresh[#fresh + 1] = links[2 * at]
                 known = known + 1
                 if known > SEEN_LOAD * (seen_size + seen_split) then split_seen() end
             end
-            cursor = cursor + 2
         end
-        if #fresh > before then
-            by_site[runs[index]] = fresh
-            admitted = admitted + #fresh - before
-            count('known', #fresh - before)
-        end
-    end
-end
-local function enqueue_gathered()
-    for rank, by_site in pairs(gathered) do
-        for name, fresh in pairs(by_site) do enqueue(given.names[name], rank, fresh) end
+        taken = taken + runs[index + 1]
     end
 end
 local function pass_over(runs)
-    for index = 3, #runs, 3 do cursor = cursor + 2 * runs[index] end
+    for index = 2, #runs, 2 do taken = taken + runs[index] end
 end
--- A server that was started again, or took over from another, is told by its run id.
-local function notice_restart()
-    local about = redis.pcall('INFO', 'server')
-    local run = type(about) == 'string' and string.match(about, 'run_id:(%x+)')
-    -- A user who may not ask must not be taken for a restart by those who may.
-    if not run or job.run == run then return end
-    if job.run then
-        job.restarts, job.rest_until = whole(number('restarts') + 1), text(now + number('longest'))
-        call('HSET', job_key, 'restarts', job.restarts, 'rest_until', job.rest_until)
+local function enqueue_gathered()
+    for group, fresh in pairs(gathered) do
+        if #fresh > 0 then enqueue(given.names[given.groups[2 * group - 1]], given.groups[2 * group], fresh) end
     end
-    job.run = run
-    call('HSET', job_key, 'run', run)
+    admitted = known - number('known')
+    count('known', admitted)
 end
--- A write that Redis refuses when its memory is full: once one has passed, Redis lets the others pass too.
-local function needs_memory()
-    call('HSET', job_key, 'now', text(now))
-    notice_restart()
-end
-local function needs_no_memory()
-    call('HDEL', job_key, '')
-    notice_restart()
+
+function operations.add()
+    needs_memory()
+    admit(given.runs)
+    enqueue_gathered()
+    return { admitted, to_fold }
 end
 
