@@ -278,3 +278,10 @@ def test_a_crawl_that_nobody_hears_is_still_a_crawl(site: str, tmp_path: Path, r
     subprocess.run(["sh", "-c", command], cwd=tmp_path, timeout=60, check=False, env=environment())
     rows = [json.loads(line) for line in (tmp_path / "job/x/pages.jsonl").read_bytes().splitlines()]
     assert sorted(row["url"].removeprefix(site) for row in rows) == ["/", "/a", "/b", "/gone"]
+
+
+def test_the_allocator_of_the_http_client_is_told_before_it_is_loaded() -> None:
+    """It reads the environment once; too late, and each process would hold a third more memory."""
+    script = "import sys, gossamer.cli; print([name for name in sys.modules if name.startswith('pyreqwest')])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -106,12 +106,17 @@ def test_a_trap_ends_at_the_budget_and_the_pages_beside_it_are_fetched(tmp_path:
 
 
 @four_is_long
-def test_adaptive_delay_follows_the_latency_of_the_site(tmp_path: Path, workers: str) -> None:
-    with SimWeb(sites=1, pages_per_site=8, page_bytes=2000, latency_seconds=0.3) as web:
+def test_adaptive_delay_follows_the_latency_of_a_site_and_keeps_its_crawl_delay(tmp_path: Path, workers: str) -> None:
+    kinds = ("plain", "robots-delay")
+    with SimWeb(
+        sites=2, pages_per_site=7, page_bytes=2000, latency_seconds=0.2, kinds=kinds, crawl_delay_seconds=0.4
+    ) as web:
         crawl(tmp_path / "job", web, "--delay", "0.01", "--adaptive-delay", "--batch", "2", "--workers", workers)
         log = web.log()
-    later = [second.arrived_at - first.headers_at for first, second in pairwise(log[4:])]
-    assert min(later) >= 0.15
+        assert not web.judge().missed
+    plain, slow = ([entry for entry in log if entry.origin in web.url(site)] for site in (0, 1))
+    assert min(later.arrived_at - first.headers_at for first, later in pairwise(plain[4:])) >= 0.15
+    assert min(later.arrived_at - first.headers_at for first, later in pairwise(slow)) >= 0.4
 
 
 def test_dfs_goes_deep_before_wide(tmp_path: Path) -> None:

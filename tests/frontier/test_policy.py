@@ -81,9 +81,9 @@ def test_retry_after_survives_any_header(value: str) -> None:
     assert wait is None or 0 <= wait <= policy.HOLD_MAX_SECONDS
 
 
-@given(seconds, seconds, st.sampled_from([200, 301, 404, 429, 500, 503]), st.floats(0, 60))
+@given(seconds, seconds, st.sampled_from([200, 301, 404, 429, 500, 503]), st.floats(0, 300))
 def test_adaptive_delay_is_never_under_its_floor(previous: float, latency: float, status: int, floor: float) -> None:
-    assert policy.adaptive_delay(previous, latency=latency, status=status, floor=floor) >= min(floor, 60.0)
+    assert policy.adaptive_delay(previous, latency=latency, status=status, floor=floor) >= floor
 
 
 def test_adaptive_delay_follows_latency_and_backs_off_when_told() -> None:

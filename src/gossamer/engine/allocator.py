@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import lru_cache
 from typing import Any
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
+CLIENT_ALLOCATOR = {"MIMALLOC_ALLOW_THP": "0", "MIMALLOC_PURGE_DELAY": "0"}
 LARGE_BYTES = 256 * 1024
 ARENAS = 4
-LARGE_PAGE_BYTES = 2 * 1024 * 1024
-"""Pages from this size on are worth it to `trim` after them."""
+LARGE_PAGE_BYTES = 1 * 1024 * 1024
+"""Pages from this size on are worth it to trim after them."""
 
 
 def give_back_freed_memory() -> None:
     """Have the C library map large blocks one by one, which it returns at once; for the whole process, so not for
     those that only import us. Left to itself it maps ever larger blocks only, and keeps the others for later; and with
-    many threads, which decode bodies, it keeps so many heaps."""
+    many threads, which decode bodies, it keeps so many heaps.
+
+    The HTTP client has an allocator of its own, mimalloc. As it comes it takes memory in huge pages, which go back only
+    whole, and keeps what was freed until somebody asks for more. It reads the environment when it is loaded, so this
+    must come before the client is imported; the user's own wish stands."""
+    for name, value in CLIENT_ALLOCATOR.items():
+        os.environ.setdefault(name, value)
     if (library := _glibc()) is not None:
         library.mallopt(_MMAP_THRESHOLD, LARGE_BYTES)
         library.mallopt(_TRIM_THRESHOLD, 4 * LARGE_BYTES)
         library.mallopt(_ARENA_MAX, ARENAS)
 
 
-def trim() -> None:
-    """Give back what a large page left behind in small pieces; it takes about a millisecond."""
-    if (library := _glibc()) is not None:
+def trim_after(page_bytes: int) -> None:
+    """Give back what a page of this size left behind in small pieces, if it was large: it takes about a millisecond."""
+    if page_bytes >= LARGE_PAGE_BYTES and (library := _glibc()) is not None:
         library.malloc_trim(0)
 
 

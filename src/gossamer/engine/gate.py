@@ -67,6 +67,11 @@ class Gate:
         """Whether the site has ever said what its rules are: a note that they could not be had is none."""
         return any(robots.fetched_at for robots in self._known.values())
 
+    @property
+    def crawl_delay(self) -> float:
+        """The longest delay that a robots.txt of the site asks for."""
+        return max((robots.rules.crawl_delay or 0.0 for robots in self._known.values()), default=0.0)
+
     def allows(self, url: str) -> bool:
         """Whether the rules let this URL through; `refresh` its origin first."""
         origin = urls.origin(url)

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from gossamer import urls
-from gossamer.engine import allocator, hops
+from gossamer.engine import hops
 from gossamer.engine.extractor import Extracted, row_of
 from gossamer.engine.marker import Marker
 from gossamer.engine.recent import Recent
@@ -201,8 +201,6 @@ class Handler:
         """Run the spider over a page; the marker names the page while it runs, should the process die of it."""
         with self._marker.handling(request.key):
             page = await self._extractor.extract(request, response)
-        if len(response.body) >= allocator.LARGE_PAGE_BYTES:
-            allocator.trim()
         year = gmtime(response.fetched_at).tm_year if response.fetched_at else 0
         links = self.linker.follow(request, page.urls, year=year) if page.urls else []
         if page.requests:

@@ -117,9 +117,8 @@ def main() -> None:
             job = _decode_job(data)
             target.write(wire.frame(_encode(runner.run(extractor.extract(job.request, job.response)))))
             target.flush()
-            if len(data) >= allocator.LARGE_PAGE_BYTES:
-                del job
-                allocator.trim()
+            del job
+            allocator.trim_after(len(data))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from gossamer import urls
+from gossamer.engine import allocator
 from gossamer.engine.commit import Listed
 from gossamer.engine.context import Context
 from gossamer.engine.copies import Copies
@@ -111,6 +112,7 @@ class Visit:
         if self._placing is not None:
             await self._move(self._placing.after_page())
         await self._answered(request, response)
+        allocator.trim_after(len(response.body))
         return True
 
     async def _skip(self, request: Request, reason: str) -> None:
@@ -323,7 +325,8 @@ class Visit:
 
     async def _adapt(self, response: Response) -> None:
         lanes = self.lease.lanes
-        floor = self._settings.for_site(self.lease.site).delay or 0.0
+        asked = self._gate.crawl_delay if self._settings.robots else 0.0
+        floor = max(self._settings.for_site(self.lease.site).delay or 0.0, asked)
         delay = policy.adaptive_delay(
             self._delay / lanes, latency=response.latency, status=response.status, floor=floor
         )

@@ -48,7 +48,10 @@ def retry_after(value: str, *, now: float) -> float | None:
 
 
 def adaptive_delay(previous: float, *, latency: float, status: int, floor: float, cap: float = 60.0) -> float:
-    """The delay of a site that sets its own pace: half-way to its latency, doubled when it is overloaded."""
+    """The delay of a site that sets its own pace: half-way to its latency, doubled when it is overloaded.
+
+    It is never below `floor`, and beyond `cap` only where that is."""
+    cap = max(cap, floor)
     if status in HOLD_STATUSES:
         return min(max(previous, floor, 0.5) * 2.0, cap)
     target = max(latency, (previous + latency) / 2.0)
