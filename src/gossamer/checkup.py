@@ -46,7 +46,8 @@ def extras() -> Iterator[Finding]:
     packages: dict[str, list[str]] = {}
     for line in lines:
         wanted_by, name = _EXTRA.search(line), _NAME.match(line)
-        if wanted_by and name:
+        # The extra `all` is nothing but the others.
+        if wanted_by and name and wanted_by[1] != "all":
             packages.setdefault(wanted_by[1], []).append(name[0])
     for extra, names in sorted(packages.items()):
         missing = [name for name in names if not _is_there(name)]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +157,23 @@ def clean_root(tmp_path: Path) -> Path:
     return root
 
 
+UNCOMPILED = """
+import os, sys
+from importlib.util import cache_from_source
+import gossamer, gossamer.cli.fleet, gossamer.cli.serve, gossamer.frontier.redis
+for name, module in list(sys.modules.items()):
+    path = getattr(module, "__file__", None) or ""
+    if path.endswith(".py") and not os.path.exists(cache_from_source(path)):
+        print(name)
+"""
+
+
+def bytecode(root: Path) -> dict[str, str]:
+    """A digest of every compiled module that was installed."""
+    found = (root / "opt/gossamer/lib").rglob("*.pyc")
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+
+
 @pytest.mark.long
 @pytest.mark.timeout(2400)
 def test_the_instructions_of_the_image_work_in_a_clean_root(
@@ -169,6 +188,13 @@ def test_the_instructions_of_the_image_work_in_a_clean_root(
     assert "Usage: gossamer" in shown.stdout
     assert image.run("sh", "-c", "echo >/opt/gossamer/x").returncode != 0
     assert not list((image.root / "opt/gossamer/bin").glob("pip*"))
+    loaded = image.run("python", "-c", UNCOMPILED)
+    assert (loaded.returncode, loaded.stdout) == (0, ""), loaded.stdout + loaded.stderr
+    first = bytecode(image.root)
+    again = next(line for line in instructions("RUN") if line.startswith("python -m compileall"))
+    root = replace(image, user="0:0")
+    assert root.run("sh", "-ec", again.replace(" -q ", " -q -f ")).returncode == 0
+    assert bytecode(image.root) == first != {}
     health = rootfs.listed(image.kept["HEALTHCHECK"])
     assert image.run(*health).returncode != 0
     words = [word.replace("${GOSSAMER_JOB_NAME:-crawl}", "crawl") for word in COMPOSE["services"]["worker"]["command"]]

@@ -15,11 +15,13 @@ import msgspec
 import pytest
 import scrapy
 from scrapy.http import FormRequest, JsonRequest
+from scrapy.settings import Settings as ScrapySettings
 
 from gossamer.clock import SystemClock
 from gossamer.fleet import open_fleet
 from gossamer.frontier.local import open_memory
 from gossamer.scrapy import plain
+from gossamer.scrapy.options import open_frontier, read_options
 from gossamer.scrapy.storing import Unstorable, key_of, restore, store
 from gossamer.settings import Settings
 from gossamer.testing.servers import RedisServer
@@ -173,6 +175,33 @@ def test_a_body_of_five_megabytes_comes_through_every_store(
     for again in asyncio.run(through_all()):
         assert again.body == body
         assert again.method == "POST"
+
+
+def test_a_process_that_joins_changes_no_setting_of_the_job(
+    redis_server: RedisServer,
+    postgres_server: SqlServer,
+    maria_server: SqlServer,
+    empty_databases: Callable[..., list[str]],
+    tmp_path: Path,
+) -> None:
+    """Another delay in the settings of one machine must not become that of all others."""
+    databases = [*empty_databases(postgres_server, "joined"), *empty_databases(maria_server, "joined")]
+
+    async def delays(url: str) -> list[float]:
+        found = []
+        for delay in (3, 0):
+            project = {"GOSSAMER_FRONTIER": url, "GOSSAMER_JOB": "joined", "DOWNLOAD_DELAY": delay}
+            frontier = await open_frontier(read_options(ScrapySettings(project), "joined"))
+            try:
+                kept = await open_fleet(url, "joined")
+                found += [frontier.settings.delay, kept.settings.delay]
+                await kept.aclose()
+            finally:
+                await frontier.aclose()
+        return found
+
+    for url in (redis_server.url, *databases, f"folder:{tmp_path}"):
+        assert asyncio.run(delays(url)) == [3, 3, 3, 3], url
 
 
 def test_it_says_which_package_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

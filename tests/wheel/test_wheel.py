@@ -58,7 +58,11 @@ def test_the_wheel_has_the_whole_package_its_manual_and_nothing_else(built: tupl
     assert {Path(name).suffix for name in package} >= {".py", ".lua", ".sql", ".js", ".css", ".html", ".svg", ".typed"}
     assert re.search(r"^gossamer = gossamer\.cli:main$", points, re.MULTILINE)
     assert metadata["Requires-Python"] == ">=3.11"
-    assert {"redis", "service", "scrapy"} <= set(metadata.get_all("Provides-Extra") or ())
+    extras = set(metadata.get_all("Provides-Extra") or ())
+    assert {"redis", "service", "scrapy"} <= extras
+    wanted = [re.match(r"([\w-]+).*extra == '(\w+)'", line) for line in metadata.get_all("Requires-Dist") or ()]
+    parts = {(each[1], each[2] == "all") for each in wanted if each}
+    assert {name for name, of_all in parts if of_all} == {name for name, of_all in parts if not of_all}
     assert str(metadata.get_payload()).startswith("# Gossamer")
 
 

@@ -12,7 +12,7 @@ from scrapy.settings import BaseSettings
 
 from gossamer import settings as configuration
 from gossamer.clock import SystemClock
-from gossamer.errors import ConfigError, Held
+from gossamer.errors import ConfigError, Held, JobMissing
 from gossamer.fleet import open_fleet
 from gossamer.frontier.base import Fleet
 from gossamer.frontier.local import LocalFrontier, open_memory
@@ -85,7 +85,19 @@ async def open_frontier(options: Options) -> Opened:
         return open_memory(options.settings, clock=SystemClock(), secret=secrets.token_bytes(16))
     if url.startswith("sqlite:"):
         return _open_file(Path(url.removeprefix("sqlite:")), options.settings)
-    return await open_fleet(url, options.job, options.settings, worker_name=options.worker)
+    return await open_fleet(url, options.job, await _settings(options), worker_name=options.worker)
+
+
+async def _settings(options: Options) -> Settings:
+    """How the job goes: as it was begun, whatever the project of this process says."""
+    try:
+        fleet = await open_fleet(options.url, options.job)
+    except JobMissing:
+        return options.settings
+    try:
+        return fleet.settings
+    finally:
+        await fleet.aclose()
 
 
 def _open_file(place: Path, settings: Settings) -> LocalFrontier:
