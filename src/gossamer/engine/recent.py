@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from operator import itemgetter
 from struct import Struct
 
-_FIRST_PART = 64
+_FIRST_PART = 4096
 _GROWTH = 8
 _WAYS = 4
 _row = Struct(f"{_WAYS}Q")
@@ -15,7 +15,7 @@ _row = Struct(f"{_WAYS}Q")
 class Recent:
     """The last keys, in a table of rows of four: each has one row where it can be, and pushes out the oldest there.
 
-    A key costs 8 bytes there. Most crawls are small: the table begins as a 64th of itself, and grows eightfold when it
+    A key costs 8 bytes there. Most crawls are small: the table begins as a 4096th of itself, and grows eightfold when it
     is a quarter full. A key may enter only after the frontier has it for good: otherwise a crash between would lose the
     link."""
 

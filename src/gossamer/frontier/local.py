@@ -188,6 +188,8 @@ class LocalFrontier:
         keys = {request.key: number for number, request in zip(numbers, requests, strict=True)}
         schedule.hold(lane, keys, token=state.last_token, expires_at=now + seconds, worker=worker)
         state.held[lane.token] = lane
+        if lane.suspect:
+            state.held_suspects[lane.token] = lane
         schedule.dispatch(site, len(numbers))
         return Lease(
             site=site.name,
@@ -312,19 +314,17 @@ class LocalFrontier:
         return self._state.job_state
 
     async def idle(self, grant: Grant) -> None:
-        if grant.news == self._state.news or (self._line and not self._is_for_all()):
+        # Where others wait already, news is for the first of them: a thousand that ask anew at every one are a flood.
+        if grant.news == self._state.news or (self._line and self._state.job_state == "running"):
             await self._line.wait(grant)
 
     def _tell(self) -> None:
         """Something has changed: wake those whom it concerns."""
         self._state.news += 1
-        if self._is_for_all():
-            self._line.call()
-        else:
+        if self._state.job_state == "running":
             self._line.look()
-
-    def _is_for_all(self) -> bool:
-        return self._state.job_state != "running" or self._due_in() <= 0
+        else:
+            self._line.call()
 
     def _due_in(self) -> float:
         due_at = self._state.schedule.next_due()

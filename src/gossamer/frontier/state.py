@@ -30,6 +30,7 @@ class State:
         self.seen: set[int] = set()
         self.held: dict[int, Lane] = {}
         """Token -> the lane that it holds."""
+        self.held_suspects: dict[int, Lane] = {}
         self.tries: dict[int, int] = {}
         self.visits: dict[int, int] = {}
         """URL -> the outcome whose `state` goes out with its next lease."""
@@ -131,9 +132,8 @@ class State:
 
     def has_suspect(self, worker: str, now: float) -> bool:
         """Whether the worker holds a suspect already: one at a time is enough to find out which it was."""
-        return bool(self.schedule.lapses) and any(
-            lane.suspect and lane.worker == worker and not self.is_lost(lane, now) for lane in self.held.values()
-        )
+        held = self.held_suspects.values()
+        return any(lane.worker == worker and not self.is_lost(lane, now) for lane in held)
 
     def next_expiry(self) -> float | None:
         """When the first of the held lanes is taken back, unless its holder stays in touch."""
@@ -150,6 +150,7 @@ class State:
         """Make a lane ready for others, one delay from now."""
         site = lane.site
         self.held.pop(lane.token, None)
+        self.held_suspects.pop(lane.token, None)
         if site.robots or not self.settings.robots:
             # Not before: the holder of a site's only lane goes at the pace of the whole site.
             self.schedule.open_lanes(site, now)
