@@ -18,6 +18,9 @@ from gossamer.model import Lease, Outcome, Request
 
 LINKS, NEW, BATCH, SITES = 50, 0.15, 64, 1000
 CASES = ("all", "cached", "new")
+HOT_URLS, HOT = 50_000, 0.8
+"""What a crawl of the web found of its links: a memory of so many URLs knew this share of those that had been seen
+(Broder, Najork and Wiener, Efficient URL caching for World Wide Web crawling, 2003)."""
 WORDS = ["".join(random.Random(number).choices("abcdefghiklmnoprstu", k=3 + number % 7)) for number in range(2000)]
 
 
@@ -125,7 +128,7 @@ class Pages:
             grant = await self._frontier.lease(self._leases, batch=BATCH // 2, seconds=60)
             client, wall = client + time.process_time() - started, wall + time.perf_counter() - began
             found = [(lease, leased.key, self._links(case)) for lease in grant.leases for leased in lease.requests]
-            if case == "cached":
+            if case in ("cached", "usual"):
                 keys = [[link.key for link in links] for _, _, links in found]
                 started = time.process_time()
                 unknown = [recent.unknown(some) for some in keys]
@@ -138,7 +141,7 @@ class Pages:
             started, began = time.process_time(), time.perf_counter()
             await self._frontier.complete(outcomes)
             client, wall = client + time.process_time() - started, wall + time.perf_counter() - began
-            if case == "cached":
+            if case in ("cached", "usual"):
                 started = time.process_time()
                 recent.update(key for some in unknown for key in some)
                 memory += time.process_time() - started
@@ -150,7 +153,11 @@ class Pages:
         fresh = sum(self._chance.random() < NEW for _ in range(LINKS))
         numbers = [*range(self._following, self._following + fresh)]
         if case != "new":
-            numbers += [self._chance.randrange(self._known) for _ in range(LINKS - fresh)]
+            hot = HOT if case == "usual" else 0.0
+            numbers += [
+                self._chance.randrange(min(HOT_URLS, self._known) if self._chance.random() < hot else self._known)
+                for _ in range(LINKS - fresh)
+            ]
         self._following += fresh
         return [self._request(number) for number in numbers]
 

@@ -19,7 +19,7 @@ from gossamer.engine.gate import LoadGate
 from gossamer.engine.handle import Extracts, Handler, Linker
 from gossamer.engine.marker import Marker
 from gossamer.engine.parsers import ParserPool
-from gossamer.engine.recent import Recent
+from gossamer.engine.recent import Memory, Recent
 from gossamer.engine.region import Places
 from gossamer.engine.run import Engine
 from gossamer.engine.store import Store
@@ -82,11 +82,12 @@ async def worker(
     places: Places | None = None,
     trail: Trail | None = None,
     tracing: Tracing | None = None,
+    memory: Memory | None = None,
 ) -> AsyncIterator[Engine]:
     """An engine with everything it needs, which is closed again at the end."""
     tracing = tracing or telemetry.begin()
     spider = spider or make_spider(settings)
-    recent = Recent()
+    recent = memory or Recent()
     score = spider.score if type(spider).score is not Spider.score else None
     linker = Linker(settings, secret, recent, refused=refused, score=score)
     names: Names | None = None

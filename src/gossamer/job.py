@@ -15,7 +15,7 @@ from gossamer.engine.coordinator import Coordinator
 from gossamer.engine.extractor import item_columns
 from gossamer.engine.handle import Linker
 from gossamer.engine.marker import left_behind
-from gossamer.engine.recent import Recent
+from gossamer.engine.recent import AtHand, Recent
 from gossamer.engine.run import Engine
 from gossamer.engine.stats import Stats
 from gossamer.engine.store import OwnerStore
@@ -214,6 +214,7 @@ class Crawl:
                 trail=Trail(folder, OWNER, most_bytes=settings.trail_bytes) if folder is not None else None,
                 refused=linker.refused,
                 tracing=self._tracing,
+                memory=AtHand(frontier),
             ) as engine:
                 return await self._until_done(engine)
         finally:

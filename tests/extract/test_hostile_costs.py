@@ -10,9 +10,10 @@ from collections.abc import Callable
 import pytest
 
 from gossamer.extract import sitemap
-from gossamer.extract.links import parse_refresh, parse_srcset
+from gossamer.extract.links import parse_refresh
 from gossamer.extract.page import Page
 from gossamer.extract.sniff import is_html
+from gossamer.extract.srcset import parse_srcset
 from gossamer.middleware import robots
 from gossamer.model import Request, Response
 

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from gossamer import urls
 from gossamer.errors import ExtractError
 from gossamer.extract import links as module
-from gossamer.extract.links import LinkMemo, encode_query, parse_refresh, parse_srcset, resolve
+from gossamer.extract.links import LinkMemo, encode_query, parse_refresh, resolve
 from gossamer.extract.page import Page
+from gossamer.extract.srcset import parse_srcset
 from gossamer.model import Request, Response
 
 URL = "http://a.example/dir/page.html?q=1"
@@ -157,10 +158,17 @@ def test_what_the_encoding_lacks_becomes_a_character_reference() -> None:
 
 def test_a_shared_memo_is_filled_by_one_page_and_used_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     memo = LinkMemo()
-    first = page("<a href=/x>x</a>", memo=memo).links()
+    first = page("<a href=/x#top>x</a>", memo=memo).links()
     assert len(memo) == 1
     monkeypatch.delattr(module, "resolve")
-    assert page("<a href=/x>x</a>", memo=memo).links() == first
+    assert page("<a href=/x#top>x</a>", memo=memo).links() == first
+
+
+def test_plain_links_of_the_page_s_own_host_are_put_together_without_the_memo() -> None:
+    memo = LinkMemo()
+    found = page("<a href=/x>1</a><a href=y?z=%20>2</a><a href=http://a.example/~w>3</a>", memo=memo).links()
+    assert found == ["http://a.example/x", "http://a.example/dir/y?z=%20", "http://a.example/~w"]
+    assert len(memo) == 0
 
 
 def test_a_shared_memo_gives_the_same_links_as_none() -> None:
@@ -182,7 +190,8 @@ def test_a_shared_memo_gives_the_same_links_as_none() -> None:
 def test_memo_stays_within_its_size_and_never_changes_an_answer(asked: list[tuple[str, str]]) -> None:
     memo = LinkMemo(6)
     for base, reference in asked:
-        assert memo.resolve(base, [reference]) == [urls.join(base, reference)]
+        asked_for = f"{reference}#"
+        assert memo.resolve(base, [asked_for]) == [urls.join(base, asked_for)]
         assert len(memo) <= 6
 
 
@@ -196,13 +205,13 @@ def test_memo_keeps_what_is_asked_for_again_and_again(monkeypatch: pytest.Monkey
     monkeypatch.setattr(module, "resolve", counted)
     memo = LinkMemo(20)
     for number in range(200):
-        memo.resolve("http://a/", ["/menu", f"/{number}"])
-    assert asked.count("/menu") == 1
+        memo.resolve("http://a/", ["/menu#", f"/{number}#"])
+    assert asked.count("/menu#") == 1
 
 
 def test_a_huge_href_is_not_kept() -> None:
     memo = LinkMemo()
-    memo.resolve("http://a/", ["/" + "x" * 1_000_000])
+    memo.resolve("http://a/", ["/#" + "x" * 1_000_000])
     assert len(memo) == 0
 
 
@@ -224,6 +233,17 @@ bases = st.sampled_from(
         "http://a.example/x/.hidden/;p=1/z",
     ]
 )
+
+
+@given(bases, st.lists(references, max_size=4))
+@example("http://a.example/x/", ["/a\nb", "/c"])
+@example("http://a.example/x/", ["a%2e/b", "b/%2e%2E/c"])
+@example("http://a.example/x/", ["b/%2e%2E/c"])
+@example("http://a.example/x/", ["//b.example/", "/c"])
+@example("http://a.example/x/", ["mailto:a", "h:b", "b?c:d"])
+def test_links_together_resolve_as_each_does_alone(base: str, several: list[str]) -> None:
+    normal = urls.resolve(base, "") or base
+    assert LinkMemo().resolve(normal, several) == [urls.join(normal, reference) for reference in several]
 
 
 @given(bases, references)

@@ -202,3 +202,55 @@ def test_of_many_idle_workers_only_those_are_woken_that_are_needed() -> None:
         assert 50.0 <= clock.monotonic() < 52.0
 
     virtual.run(main())
+
+
+def test_news_while_something_is_due_wakes_one_worker_and_not_all() -> None:
+    """Calls take their time: whoever was sent for what is due has not come yet when the next results are stored."""
+
+    async def main() -> None:
+        clock, asked, workers = virtual.LoopClock(), 0, 200
+        frontier = open_memory(Settings(delay=1.0, robots=False), clock=clock, secret=b"0" * 16)
+        await frontier.add([page(100 * site + number, f"{site}.example") for site in range(20) for number in range(5)])
+
+        async def work() -> None:
+            nonlocal asked
+            while True:
+                asked += 1
+                await asyncio.sleep(0.05)
+                grant = await frontier.lease(1, batch=1, seconds=60)
+                for number, lease in enumerate(grant.leases):
+                    await asyncio.sleep(0.3 + number / 7)
+                    await frontier.complete(outcomes(lease))
+                if grant.job == "finished":
+                    return
+                await frontier.idle(grant)
+
+        await asyncio.gather(*(work() for _ in range(workers)))
+        assert (await frontier.counts()).done == 100
+        assert asked < 2 * workers + 500, "when it comes, when it is over, and some for each of a hundred pages"
+
+    virtual.run(main())
+
+
+def test_a_key_is_known_once_it_is_written_down_and_new_again_when_that_failed() -> None:
+    class Slow(MemoryJournal):
+        fails = False
+
+        async def write(self, change: Change) -> Sequence[int]:
+            await asyncio.sleep(1.0)
+            if self.fails:
+                raise Unavailable("no disk")
+            return await super().write(change)
+
+    async def main() -> None:
+        journal = Slow()
+        frontier = LocalFrontier(journal, Past(), settings=Settings(), clock=virtual.LoopClock())
+        for journal.fails, left in ((True, {1, 2}), (False, {2})):
+            adding = asyncio.ensure_future(frontier.add(pages(1)))
+            await asyncio.sleep(0.5)
+            assert frontier.unknown([1, 2]) == {1, 2}
+            await asyncio.wait([adding])
+            assert frontier.unknown([1, 2]) == left
+            assert (adding.exception() is None) is not journal.fails
+
+    virtual.run(main())

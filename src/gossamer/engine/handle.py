@@ -14,7 +14,7 @@ from gossamer import urls
 from gossamer.engine import hops
 from gossamer.engine.extractor import Extracted, row_of
 from gossamer.engine.marker import Marker
-from gossamer.engine.recent import Recent
+from gossamer.engine.recent import Memory
 from gossamer.extract.scope import Scope
 from gossamer.frontier.traps import has_far_date
 from gossamer.model import SITEMAP, PageRow, Request, Response
@@ -46,7 +46,7 @@ class Linker:
         self,
         settings: Settings,
         secret: bytes,
-        recent: Recent,
+        recent: Memory,
         *,
         refused: Counter[str] | None = None,
         score: Score | None = None,
@@ -199,8 +199,11 @@ class Handler:
 
     async def handle(self, request: Request, response: Response) -> Handled:
         """Run the spider over a page; the marker names the page while it runs, should the process die of it."""
-        with self._marker.handling(request.key):
+        self._marker.name(request.key)
+        try:
             page = await self._extractor.extract(request, response)
+        finally:
+            self._marker.name(0)
         year = gmtime(response.fetched_at).tm_year if response.fetched_at else 0
         links = self.linker.follow(request, page.urls, year=year) if page.urls else []
         if page.requests:

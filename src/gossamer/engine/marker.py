@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from struct import pack_into, unpack_from
 
@@ -32,13 +30,9 @@ class Marker:
             finally:
                 os.close(descriptor)
 
-    @contextmanager
-    def handling(self, key: int) -> Iterator[None]:
+    def name(self, key: int) -> None:
+        """This page is in hand from now on; 0: none is."""
         pack_into("<q", self._memory, 0, key)
-        try:
-            yield
-        finally:
-            pack_into("<q", self._memory, 0, 0)
 
     def close(self) -> None:
         """Nothing is in hand any more."""

@@ -1,4 +1,4 @@
-"""A bounded memory of keys that the frontier has acknowledged, so that most repeated links never travel."""
+"""Memories of keys that the frontier has for good, so that most repeated links never travel."""
 
 from __future__ import annotations
 
@@ -6,19 +6,49 @@ from collections.abc import Iterable
 from itertools import compress, repeat
 from operator import contains, itemgetter
 from struct import Struct
+from typing import Protocol
 
-_FIRST_PART = 64
+_FIRST_PART = 4096
 _GROWTH = 8
 _WAYS = 4
 _row = Struct(f"{_WAYS}Q")
 
 
+class Memory(Protocol):
+    """Something that tells which keys may be new to the frontier."""
+
+    def unknown(self, keys: Iterable[int]) -> set[int]: ...
+
+    def update(self, keys: Iterable[int]) -> None: ...
+
+    def clear(self) -> None: ...
+
+
+class Knows(Protocol):
+    """A frontier that has its keys at hand."""
+
+    def unknown(self, keys: Iterable[int]) -> set[int]: ...
+
+
+class AtHand:
+    """The memory of the frontier itself, where it is in the same process: exact, and nothing is kept beside it."""
+
+    def __init__(self, frontier: Knows) -> None:
+        self.unknown = frontier.unknown
+
+    def update(self, keys: Iterable[int]) -> None:
+        """The frontier has them."""
+
+    def clear(self) -> None:
+        """It forgets by itself what it does not have."""
+
+
 class Recent:
     """The last keys, in a table of rows of four: each has one row where it can be, and pushes out the oldest there.
 
-    A key costs 8 bytes there. Most crawls are small: the table begins as a 64th of itself, and grows eightfold when it
-    is a quarter full. A key may enter only after the frontier has it for good: otherwise a crash between would lose the
-    link."""
+    A key costs 8 bytes there. Most crawls are small: the table begins as a 4096th of itself, and grows eightfold when
+    it is a quarter full. A key may enter only after the frontier has it for good: otherwise a crash between would lose
+    the link."""
 
     def __init__(self, size: int = 4_000_000) -> None:
         self._most_rows = 1 << max(0, -(-size // _WAYS) - 1).bit_length()

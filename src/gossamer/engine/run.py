@@ -15,7 +15,7 @@ from gossamer.engine.crowds import Crowds
 from gossamer.engine.gate import LoadGate, Rulebook
 from gossamer.engine.handle import Handler
 from gossamer.engine.machine import Machine
-from gossamer.engine.recent import Recent
+from gossamer.engine.recent import Memory
 from gossamer.engine.region import Places
 from gossamer.engine.slots import Slots, regulate
 from gossamer.engine.store import Result, Store
@@ -43,7 +43,7 @@ class Engine:
         *,
         fetch: Fetch,
         handler: Handler,
-        recent: Recent,
+        recent: Memory,
         settings: Settings,
         clock: Clock,
         places: Places | None = None,

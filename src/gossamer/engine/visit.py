@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 import msgspec
@@ -32,6 +32,7 @@ from gossamer.model import SITEMAP, Lease, Outcome, PageRow, Request, Response, 
 from gossamer.sink.trail import Step
 
 fetches = logging.getLogger("gossamer.fetch")
+_ANYWHERE = nullcontext()
 
 
 class Visit:
@@ -177,7 +178,7 @@ class Visit:
             # A timer may fire a little early, and the delay is a promise: look at the clock again.
             while (wait := self._next_at - self._clock.monotonic()) > 0 or (wait := context.breaker.wait()) > 0:
                 await self._sleep(wait)
-            async with self._at_its_address(request), context.slots:
+            async with self._at_its_address(request) if context.crowds is not None else _ANYWHERE, context.slots:
                 if self.lost or self._clock.monotonic() >= self.deadline:
                     self.lost = True
                     raise _LeaseLost
@@ -208,9 +209,8 @@ class Visit:
     @asynccontextmanager
     async def _at_its_address(self, request: Request) -> AsyncIterator[None]:
         """One of those that fetch from the site's address; who waits for that takes no place from other sites."""
-        if (crowds := self._context.crowds) is None:
-            yield
-            return
+        crowds = self._context.crowds
+        assert crowds is not None
         address = await crowds.locate(request)
         if crowds.is_full(address):
             self.sleeping = True

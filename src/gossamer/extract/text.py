@@ -28,7 +28,9 @@ _SLICE = 65_536
 def title_of(tree: LexborHTMLParser) -> str:
     """The text of the document's `<title>`, up to 4096 characters; one inside a picture is not it."""
     head = tree.head
-    node = head.css_first("title") if head is not None else None
+    node = head.first_child if head is not None else None
+    while node is not None and node.tag != "title":
+        node = node.next
     if node is None:
         node = next((found for found in tree.css("title")[:8] if not _in_picture(found)), None)
     return " ".join(node.text()[:_SLICE].split())[:MAX_TITLE].rstrip() if node is not None else ""

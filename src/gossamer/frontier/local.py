@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -187,7 +187,7 @@ class LocalFrontier:
         lane.suspect = schedule.lapses.get(numbers[0], 0) >= 2
         keys = {request.key: number for number, request in zip(numbers, requests, strict=True)}
         schedule.hold(lane, keys, token=state.last_token, expires_at=now + seconds, worker=worker)
-        state.held[lane.token] = lane
+        state.hold(lane)
         schedule.dispatch(site, len(numbers))
         return Lease(
             site=site.name,
@@ -312,23 +312,25 @@ class LocalFrontier:
         return self._state.job_state
 
     async def idle(self, grant: Grant) -> None:
-        if grant.news == self._state.news or (self._line and not self._is_for_all()):
+        # Where others wait, news is for the first of them: a thousand that ask at each one are a flood.
+        if grant.news == self._state.news or (self._line and self._state.job_state == "running"):
             await self._line.wait(grant)
 
     def _tell(self) -> None:
         """Something has changed: wake those whom it concerns."""
         self._state.news += 1
-        if self._is_for_all():
-            self._line.call()
-        else:
+        if self._state.job_state == "running":
             self._line.look()
-
-    def _is_for_all(self) -> bool:
-        return self._state.job_state != "running" or self._due_in() <= 0
+        else:
+            self._line.call()
 
     def _due_in(self) -> float:
         due_at = self._state.schedule.next_due()
         return float("inf") if due_at is None else due_at - self._clock.monotonic()
+
+    def unknown(self, keys: Iterable[int]) -> set[int]:
+        """Those of these keys that are new, or not written down yet."""
+        return self._state.unknown(set(keys))
 
     async def counts(self) -> Counts:
         return self._state.counts()

@@ -28,8 +28,11 @@ class State:
         self.schedule = Schedule(settings)
         self.population = Population()
         self.seen: set[int] = set()
+        self.unwritten: set[int] = set()
+        """Those of the seen ones that a change brought which is not written down yet."""
         self.held: dict[int, Lane] = {}
         """Token -> the lane that it holds."""
+        self.held_suspects: dict[int, Lane] = {}
         self.tries: dict[int, int] = {}
         self.visits: dict[int, int] = {}
         """URL -> the outcome whose `state` goes out with its next lease."""
@@ -76,19 +79,27 @@ class State:
         for request in requests:
             if request.key not in self.seen:
                 self.seen.add(request.key)
+                self.unwritten.add(request.key)
                 self.last_number += 1
                 change.urls.append((self.last_number, request, self.site(request.site).number, parent))
             elif self.settings.recrawl and (hint := recrawl.hint_of(request)) is not None:
                 change.hints.setdefault(request.site, {})[request.key] = hint
 
+    def unknown(self, keys: set[int]) -> set[int]:
+        """Those of these keys that are new, or not written down yet: if the write fails, they are new again."""
+        return (keys - self.seen) | (keys & self.unwritten)
+
     def forget(self, change: Change) -> None:
         """The change did not come about."""
-        self.seen.difference_update(request.key for _, request, _, _ in change.urls)
+        keys = {request.key for _, request, _, _ in change.urls}
+        self.seen -= keys
+        self.unwritten -= keys
 
     def enqueue(self, change: Change) -> None:
         """Queue the new URLs of a change that is written down."""
         strategy = self.settings.strategy
         for number, request, _, _ in change.urls:
+            self.unwritten.discard(request.key)
             site = self.schedule.sites[request.site]
             if site.closed:
                 self.count(closed_status(site.closed))
@@ -125,15 +136,20 @@ class State:
         else:
             schedule.push(site, number, policy.HEAD)
 
+    def hold(self, lane: Lane) -> None:
+        """A worker has the lane from now on."""
+        self.held[lane.token] = lane
+        if lane.suspect:
+            self.held_suspects[lane.token] = lane
+
     def is_lost(self, lane: Lane, now: float) -> bool:
         """Whether the lane's lease has run out, and nothing of it is being settled."""
         return not lane.settling and lane.expires_at + self.schedule.lane_delay(lane.site) <= now
 
     def has_suspect(self, worker: str, now: float) -> bool:
         """Whether the worker holds a suspect already: one at a time is enough to find out which it was."""
-        return bool(self.schedule.lapses) and any(
-            lane.suspect and lane.worker == worker and not self.is_lost(lane, now) for lane in self.held.values()
-        )
+        held = self.held_suspects.values()
+        return any(lane.worker == worker and not self.is_lost(lane, now) for lane in held)
 
     def next_expiry(self) -> float | None:
         """When the first of the held lanes is taken back, unless its holder stays in touch."""
@@ -150,6 +166,7 @@ class State:
         """Make a lane ready for others, one delay from now."""
         site = lane.site
         self.held.pop(lane.token, None)
+        self.held_suspects.pop(lane.token, None)
         if site.robots or not self.settings.robots:
             # Not before: the holder of a site's only lane goes at the pace of the whole site.
             self.schedule.open_lanes(site, now)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from gossamer.engine.store import Result, Store
 from gossamer.errors import GossamerError, Unavailable
 from gossamer.frontier.local import LocalFrontier
 from gossamer.model import Counts, Grant, Lease, Outcome, Receipt, Request, SiteNote
-from gossamer.simulation.life import Life
+from gossamer.simulation.life import Life, give_up
 from gossamer.simulation.witness import Witness
 
 T = TypeVar("T")
@@ -90,9 +90,8 @@ class Link:
 
     async def idle(self, grant: Grant) -> None:
         try:
-            async with asyncio.timeout(_LOOK_SECONDS):
-                await self._call(lambda server: server.frontier.idle(grant), patience=10 * _LOOK_SECONDS)
-        except (TimeoutError, Unavailable):
+            await self._call(lambda server: server.frontier.idle(grant), patience=_LOOK_SECONDS, rings_off=True)
+        except Unavailable:
             pass
 
     async def counts(self) -> Counts:
@@ -115,7 +114,14 @@ class Link:
                 self._left[outcome.token] = left - 1
         return receipt
 
-    async def _call(self, call: Callable[[Server], Awaitable[T]], *, patience: float = _PATIENCE_SECONDS) -> T:
+    async def _call(
+        self,
+        call: Callable[[Server], Coroutine[Any, Any, T]],
+        *,
+        patience: float = _PATIENCE_SECONDS,
+        rings_off: bool = False,
+    ) -> T:
+        """What the frontier answers; whoever `rings_off` takes the call back when it gives up waiting."""
         loop, chance, server = asyncio.get_running_loop(), self._chance, self._server()
         there, back = chance.uniform(0.0005, 0.05), chance.uniform(0.0005, 0.05)
         lost, again = "", 0.0
@@ -125,40 +131,38 @@ class Link:
             again = chance.uniform(0.0, 5.0) if lost == "twice" else 0.0
             self._troubled(self._life)
         reply: asyncio.Future[T] = loop.create_future()
+        under_way: asyncio.TimerHandle | asyncio.Task[T]
 
-        async def serve() -> None:
-            await asyncio.sleep(there)
-            if lost == "call" or self._is_cut():
-                return
-            result: Any = None
-            error: GossamerError | None = None
-            try:
-                result = await call(server)
-            except GossamerError as fault:
-                error = fault
-            await asyncio.sleep(back)
+        def arrive() -> None:
+            nonlocal under_way
+            if lost != "call" and not self._is_cut():
+                under_way = server.life.start(call(server))
+                under_way.add_done_callback(leave)
+
+        def leave(served: asyncio.Task[T]) -> None:
+            if not served.cancelled():
+                loop.call_later(back, answer, served)
+
+        def answer(served: asyncio.Task[T]) -> None:
+            error = served.exception()
             if lost != "answer" and not self._is_cut() and not reply.done():
-                if error is not None:
+                if error is None:
+                    reply.set_result(served.result())
+                elif isinstance(error, GossamerError):
                     reply.set_exception(error)
-                else:
-                    reply.set_result(result)
             if lost == "twice":
-                await asyncio.sleep(again)
-                try:
-                    await call(server)
-                except GossamerError:
-                    pass
+                loop.call_later(again, lambda: server.life.start(call(server)))
 
-        # The frontier's own process does it, whatever becomes of the caller meanwhile.
-        serving = server.life.start(serve())
+        # Timers in place of a task that sleeps: of these calls there are millions in a large world. The frontier's own
+        # process does them, whatever becomes of the caller meanwhile.
+        under_way = loop.call_later(there, arrive, context=server.life.context)
+        patient = loop.call_later(patience, give_up, reply, Unavailable("the frontier does not answer"))
         try:
-            async with asyncio.timeout(patience):
-                return await reply
-        except TimeoutError:
-            raise Unavailable("the frontier does not answer") from None
+            return await reply
         finally:
-            if patience > _PATIENCE_SECONDS:
-                serving.cancel()
+            patient.cancel()
+            if rings_off:
+                under_way.cancel()
 
     def _is_cut(self) -> bool:
         return self._life.cut_until > asyncio.get_running_loop().time()

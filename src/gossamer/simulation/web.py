@@ -14,7 +14,7 @@ from gossamer.clock import Clock
 from gossamer.errors import ConnectFailed, FetchError, NameUnknown, ProtocolBroken, TimedOut
 from gossamer.middleware.base import Fetch
 from gossamer.model import Request, Response
-from gossamer.simulation.life import Life
+from gossamer.simulation.life import Life, give_up
 from gossamer.simulation.scenario import Scenario, SiteSpec
 
 _PATIENCE_SECONDS = 60.0
@@ -104,18 +104,18 @@ class SimulatedWeb:
         loop = asyncio.get_running_loop()
         reply: asyncio.Future[Answer] = loop.create_future()
         # What is on the wire arrives, though its sender be dead.
-        serving = loop.create_task(self._serve(life.name, spec, urls.path_query(url), reply), context=Context())
+        on_wire = Context()
+        loop.call_later(
+            spec.trip_seconds, self._serve, life.name, spec, urls.path_query(url), reply, on_wire, context=on_wire
+        )
+        patient = loop.call_later(_PATIENCE_SECONDS, give_up, reply, TimedOut(f"no answer from {spec.host}"))
         try:
-            async with asyncio.timeout(_PATIENCE_SECONDS):
-                return await reply
-        except TimeoutError:
-            raise TimedOut(f"no answer from {spec.host}") from None
+            return await reply
         finally:
-            del serving
+            patient.cancel()
 
-    async def _serve(self, worker: str, spec: SiteSpec, asked: str, reply: asyncio.Future[Answer]) -> None:
+    def _serve(self, worker: str, spec: SiteSpec, asked: str, reply: asyncio.Future[Answer], on_wire: Context) -> None:
         loop = asyncio.get_running_loop()
-        await asyncio.sleep(spec.trip_seconds)
         at = loop.time()
         status, body, error = self._answer(spec, asked, at)
         seconds = spec.answer_seconds * self._chance.uniform(0.5, 1.5)
@@ -123,13 +123,13 @@ class SimulatedWeb:
         self._note("hit", spec.host, asked, worker, status)
         if len(self.hits) > self._most:
             self._runaway()
-        await asyncio.sleep(seconds + spec.trip_seconds)
-        if not reply.done() and error is not None:
-            reply.set_exception(error)
-        elif not reply.done() and status == 301:
-            reply.set_result((status, (("location", body.decode()),), b""))
-        elif not reply.done() and status:
-            reply.set_result((status, (("content-type", "text/html" if body[:1] == b"<" else "text/plain"),), body))
+        back_in = seconds + spec.trip_seconds
+        if error is not None:
+            loop.call_later(back_in, give_up, reply, error, context=on_wire)
+        elif status:
+            kind = "text/html" if body[:1] == b"<" else "text/plain"
+            header, body = (("location", body.decode()), b"") if status == 301 else (("content-type", kind), body)
+            loop.call_later(back_in, _arrive, reply, (status, (header,), body), context=on_wire)
 
     def _answer(self, spec: SiteSpec, asked: str, at: float) -> tuple[int, bytes, FetchError | None]:
         if asked == "/robots.txt":
@@ -171,6 +171,11 @@ class SimulatedWeb:
         return (
             "".join(f'<a href="{link}">{link}</a>' for link in links).join(("<html><body>", "</body></html>")).encode()
         )
+
+
+def _arrive(reply: asyncio.Future[Answer], answer: Answer) -> None:
+    if not reply.done():
+        reply.set_result(answer)
 
 
 def path(spec: SiteSpec, number: int) -> str:
