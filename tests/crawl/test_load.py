@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.engine.machine import Machine
-from gossamer.engine.slots import FLOOR, Load, Slots, next_limit, regulate
+from gossamer.engine.slots import FLOOR, Load, Slots, first_limit, next_limit, regulate
 from gossamer.testing import virtual
 from gossamer.testing.virtual import LoopClock
 
@@ -49,6 +49,14 @@ def test_a_crawl_goes_on_however_bad_it_is() -> None:
 
 def test_what_is_lowered_counts_from_what_is_used() -> None:
     assert next_limit(1000, Load(1.0), most=1000, used=100) == 90
+
+
+def test_a_small_container_begins_with_fewer() -> None:
+    def first(free_bytes: int | None) -> int:
+        return first_limit(64, free_bytes=free_bytes, page_bytes=10 << 20)
+
+    assert [first(None), first(8 << 30), first(1 << 30), first(200 << 20), first(0)] == [64, 64, 43, 8, 8]
+    assert first_limit(2, free_bytes=0, page_bytes=1) == 2
 
 
 class Weather:
@@ -145,6 +153,7 @@ def test_the_tightest_limit_of_a_cgroup_of_version_2_counts(tmp_path: Path) -> N
         },
     )
     assert found.memory() == pytest.approx(0.8)
+    assert found.free_bytes() == 200 * MIB
     (tmp_path / pod / "worker" / "cpu.stat").write_text("usage_usec 1450000\n")
     processor, memory = found.shares(1.0)
     assert (processor, memory) == (pytest.approx(0.9, abs=0.2), pytest.approx(0.8))
@@ -162,6 +171,7 @@ def test_a_container_of_version_1_sees_its_own_limit(tmp_path: Path) -> None:
         },
     )
     assert found.memory() == pytest.approx(0.96)
+    assert found.free_bytes() == 4 * MIB
 
 
 def test_a_machine_that_others_fill_does_not_concern_a_small_process(tmp_path: Path) -> None:
@@ -175,3 +185,4 @@ def test_where_nothing_is_told_nothing_is_held_against_the_crawl(tmp_path: Path)
     processor, memory = Machine(tmp_path).shares(1000.0)
     assert processor < 0.5
     assert memory == 0.0
+    assert Machine(tmp_path).free_bytes() is None

@@ -48,6 +48,12 @@ class Machine:
         self._process, self._thread, self._group = process, thread, group
         return spent / max(elapsed_seconds, 0.001), self.memory()
 
+    def free_bytes(self) -> int | None:
+        """What is left of the tightest limit of our cgroups, or of the whole machine; None where nobody tells."""
+        machine = self._machine_memory()
+        memories = [*self._group_memories(), *([machine] if machine is not None else [])]
+        return min((max(0, memory.allowed - memory.used) for memory in memories), default=None)
+
     def memory(self) -> float:
         """The share of memory in use: of the tightest limit of our cgroups, or of the whole machine."""
         shares = [memory.share for memory in self._group_memories()]

@@ -17,7 +17,7 @@ from gossamer.engine.handle import Handler
 from gossamer.engine.machine import Machine
 from gossamer.engine.recent import Memory
 from gossamer.engine.region import Places
-from gossamer.engine.slots import Slots, regulate
+from gossamer.engine.slots import Slots, first_limit, regulate
 from gossamer.engine.store import Result, Store
 from gossamer.engine.visit import Visit
 from gossamer.errors import GossamerError, Unavailable
@@ -125,7 +125,10 @@ class Engine:
             async with asyncio.TaskGroup() as tasks:
                 committing = tasks.create_task(self._committer.run())
                 renewing = tasks.create_task(self._renew())
-                regulating = tasks.create_task(regulate(self._slots, Machine(), self._clock, changed=self._changed.set))
+                machine, page_bytes = Machine(), self._settings.max_body_bytes
+                free = machine.free_bytes()
+                self._slots.resize(first_limit(self._slots.most, free_bytes=free, page_bytes=page_bytes))
+                regulating = tasks.create_task(regulate(self._slots, machine, self._clock, changed=self._changed.set))
                 state = await self._dispatch(tasks)
                 await self._drain()
                 renewing.cancel()

@@ -51,6 +51,15 @@ def next_limit(limit: int, load: Load, *, most: int, used: int) -> int:
     return limit
 
 
+def first_limit(most: int, *, free_bytes: int | None, page_bytes: int) -> int:
+    """How many fetches at once to begin with: all of them may be pages of `page_bytes`, which cost up to twice that.
+
+    Without this a small container would be full before the first second is over."""
+    if free_bytes is None:
+        return most
+    return max(min(FLOOR, most), min(most, int(free_bytes * CALM_MEMORY / (2 * page_bytes))))
+
+
 class Slots:
     """A semaphore whose limit can change; lowering it takes no place away that is in use."""
 
