@@ -17,11 +17,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import lxml.html
 import pytest
 import redis
 import scrapy
 from hypothesis import given
 from hypothesis import strategies as some
+from scrapy.utils.request import fingerprint
 from scrapy_redis.dupefilter import RFPDupeFilter
 from scrapy_redis.queue import FifoQueue, PriorityQueue
 
@@ -312,6 +314,41 @@ def test_a_project_that_leaves_scrapy_redis_fetches_nothing_that_its_dupefilter_
             await fleet.aclose()
 
     asyncio.run(check())
+
+
+def test_requests_of_crawl_spiders_come_over_and_one_that_cannot_is_not_taken_for_fetched(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every one of theirs has the text of its link, which lxml made. H56."""
+    from gossamer.scrapy.storing import key_of
+
+    project_of_its_own(here)
+    (text,) = lxml.html.fromstring("<a>more</a>").xpath("//a/text()")
+    assert type(text) is not str
+    ruled = scrapy.Request("http://a.example/ruled", meta={"rule": 0, "link_text": text})
+    odd = scrapy.Request("http://a.example/odd", meta={"since": datetime(2026, 1, 31)})
+    records = [pickle.dumps(request.to_dict(), 4) for request in (ruled, odd)]
+    Path("state/requests.queue").mkdir(parents=True)
+    stack = b"".join(record + len(record).to_bytes(4, "big") for record in records)
+    Path("state/requests.queue/0").write_bytes(len(records).to_bytes(4, "big") + stack)
+    prints = {request.url: fingerprint(request) for request in (ruled, odd, scrapy.Request("http://a.example/old"))}
+    Path("state/requests.seen").write_text("".join(f"{each.hex()}\n" for each in prints.values()))
+    assert run("sayings", "state", "--scrapy", "--frontier", f"sqlite:{here}/job") == 3
+    assert "left out: http://a.example/odd: it holds more than plain values" in capsys.readouterr().err
+    queued, _ = waiting(here / "job")
+    assert list(queued) == [ruled.url]
+    assert b"more" in queued[ruled.url].body
+
+    async def new() -> int:
+        frontier = open_sqlite(here / "job" / "frontier.db", Settings(delay=0, robots=False), clock=SystemClock())
+        try:
+            links = [Request(url, key_of(frontier.secret, each), "a.example") for url, each in prints.items()]
+            return await frontier.add(links)
+        finally:
+            await frontier.aclose()
+
+    # Of the three only the one that was left out is unknown.
+    assert asyncio.run(new()) == 1
 
 
 @pytest.mark.long

@@ -244,7 +244,7 @@ def _tell(name: str, tally: Tally) -> None:
             "for are fetched again where they are linked"
         )
         say("hint: for the job of a Scrapy project use --scrapy; or give the URLs that were fetched, with --done")
-    for what, why in tally.unread:
+    for what, why, _ in tally.unread:
         say(f"left out: {plain(what)}: {plain(why)}")
     if counts["refused"] > len(tally.unread):
         say(f"left out: {counts['refused'] - len(tally.unread):,} more")

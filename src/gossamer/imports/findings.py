@@ -28,10 +28,11 @@ class Seen(NamedTuple):
 
 
 class Unread(NamedTuple):
-    """Something that cannot be taken over, and why."""
+    """Something that cannot be taken over, and why; `url` if it is a request that waits."""
 
     what: str
     why: str
+    url: str = ""
 
 
 Finding = Found | Seen | Unread

@@ -130,6 +130,8 @@ class Intake:
         self._maker = maker
         self._clock = clock
         self._shards = shards
+        self._waiting: set[int] = set()
+        """Requests that wait and could not be read: their fingerprints do not mean that they were fetched."""
         self.tally = Tally()
 
     async def take(self, findings: Iterable[Finding]) -> Tally:
@@ -158,13 +160,15 @@ class Intake:
     ) -> None:
         if isinstance(finding, Unread):
             self.tally.refuse(finding.what, finding.why)
+            if finding.url and isinstance(request := self._maker.request(Found(finding.url)), Request):
+                self._waiting.add(request.key)
         elif isinstance(finding, Seen):
             made = self._maker.seen(finding, self._shards)
             if isinstance(made, str):
                 self.tally.counts["lost"] += 1
                 self.tally.counts["fingerprints"] += 1
             else:
-                seen.update({(request.key, request.site): request for request in made})
+                seen.update({(each.key, each.site): each for each in made if each.key not in self._waiting})
         else:
             request = self._maker.request(finding)
             if isinstance(request, str):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickletools
+from itertools import pairwise
 from typing import Any
 
 _MOST_VALUES = 1_000_000
@@ -32,14 +33,22 @@ _PLAIN = frozenset(
 )
 _CONSTANTS = (("NONE", None), ("NEWTRUE", True), ("NEWFALSE", False), ("EMPTY_TUPLE", ()))
 _IDLE = frozenset(("PROTO", "FRAME", "STOP"))
+_TEXTS = frozenset(("lxml.etree._ElementUnicodeResult",))
+"""Classes that are text and nothing else; every request of a CrawlSpider has one, the text of its link."""
 
 
 class NotPlain(ValueError):
-    """A pickle that holds more than plain values, or is none."""
+    """A pickle that holds more than plain values, or is none; `url` is that of its request, if it came before."""
+
+    url = ""
 
 
 class _Mark:
     """Where a container's elements begin on the stack."""
+
+
+class _Text:
+    """Stands for a class that is text."""
 
 
 def read_pickle(data: bytes) -> Any:
@@ -49,7 +58,8 @@ def read_pickle(data: bytes) -> Any:
         for opcode, argument, _ in pickletools.genops(data):
             machine.step(opcode.name, argument)
         value = machine.stack.pop()
-    except NotPlain:
+    except NotPlain as error:
+        error.url = machine.url()
         raise
     except Exception as error:  # bytes from anywhere: pickletools raises whatever it likes
         raise NotPlain(f"not a pickle: {error}") from None
@@ -96,12 +106,26 @@ class _Machine:
             stack.append({"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_SET": set}[name]())
         elif name == "BYTEARRAY8":
             stack.append(bytes(argument))
+        elif name == "STACK_GLOBAL" and f"{stack[-2]}.{stack[-1]}" in _TEXTS:
+            stack[-2:] = [_Text]
+        elif name == "GLOBAL" and argument.replace(" ", ".") in _TEXTS:
+            stack.append(_Text)
+        elif name == "NEWOBJ" and stack[-2] is _Text:
+            (text,) = stack.pop()
+            stack[-1] = str(text)
         elif not self._fill(name):
             constant = [value for word, value in _CONSTANTS if word == name]
             if not constant:
                 named = ".".join(map(str, stack[-2:])) if name == "STACK_GLOBAL" else str(argument or "")
                 raise NotPlain(f"it holds more than plain values: {name} {named[:100]}".rstrip())
             stack.append(constant[0])
+
+    def url(self) -> str:
+        """What stands behind the word url among the fields that were read so far."""
+        for name, value in pairwise(self.stack):
+            if name == "url" and isinstance(value, str):
+                return value
+        return ""
 
     def _fill(self, name: str) -> bool:
         """The opcodes that put elements into containers; False for any other."""

@@ -181,7 +181,9 @@ def _request(packed: bytes, place: str) -> Finding:
         else:
             fields = read_pickle(packed)
         return _found(fields)
-    except (NotPlain, KeyError, TypeError, AttributeError) as error:
+    except NotPlain as error:
+        return Unread(error.url or f"a request in {place}", str(error), error.url)
+    except (KeyError, TypeError, AttributeError) as error:
         return Unread(f"a request in {place}", str(error))
 
 
