@@ -220,8 +220,14 @@ def test_rows_of_parquet_lead_to_their_pages(tmp_path: Path) -> None:
     table.parent.mkdir(parents=True)
     name = f"archive/{path.name}"
     pq.write_table(pa.table({"warc_file": [name, None, name], "warc_offset": [offsets[2], None, offsets[0]]}), table)
-    with open_stored(table) as stored:
-        assert [page.body for page in stored.pages()] == [b"1", b"3"]
+    items = tmp_path / "parquet" / "items" / "some.parquet"
+    items.parent.mkdir()
+    pq.write_table(pa.table({"item": ["{}"]}), items)
+    (table.parents[1] / "pages").mkdir()
+    table = table.rename(table.parents[1] / "pages" / table.name)
+    for place in (table, table.parent, table.parents[1]):
+        with open_stored(place) as stored:
+            assert [page.body for page in stored.pages()] == [b"1", b"3"]
     path.unlink()
     with pytest.raises(ArchiveError, match="is not there"):
         open_stored(table)

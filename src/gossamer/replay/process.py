@@ -137,7 +137,8 @@ def serve(setup: Setup, source: BinaryIO, target: BinaryIO) -> None:
 
     def tell(message: At | Done) -> None:
         data = _encode(message)
-        target.write(len(data).to_bytes(4, "big") + data)
+        target.write(len(data).to_bytes(4, "big"))
+        target.write(data)
         target.flush()
 
     # What is loaded stays, and of what pages leave little is in circles: to look for those as often costs 3 %.

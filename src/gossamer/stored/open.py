@@ -23,11 +23,12 @@ def open_stored(*places: str | Path | Place) -> Stored:
             _take(place, warcs, trees)
             continue
         path = Path(place)
-        if path.is_file():
-            if path.name.endswith(rows.SUFFIX):
-                for file, offsets in rows.places(path).items():
+        if tables := _tables(path):
+            for table in tables:
+                for file, offsets in rows.places(table).items():
                     only.setdefault(str(file), set()).update(offsets)
-                continue
+            continue
+        if path.is_file():
             if not path.name.endswith(WARC):
                 raise ArchiveError(
                     f"{path} is no WARC file", hint="name a job, or files that end in .warc.gz, .warc or .parquet"
@@ -44,6 +45,16 @@ def open_stored(*places: str | Path | Place) -> Stored:
     for whole in map(str, warcs):
         only.pop(whole, None)
     return Stored(list(dict.fromkeys([*warcs, *map(Path, only)])), list(dict.fromkeys(trees)), only=only)
+
+
+def _tables(path: Path) -> list[Path]:
+    """A Parquet file of pages, or those in a folder of the sink `parquet`, or below one of its parts."""
+    if path.is_file():
+        return [path] if path.name.endswith(rows.SUFFIX) else []
+    if not path.is_dir() or (place := Place.of(path)).is_job or place.warcs:
+        return []
+    below = path / "pages" if (path / "pages").is_dir() else path
+    return sorted(below.rglob(f"*{rows.SUFFIX}"))
 
 
 def _take(place: Place, warcs: list[Path], trees: list[tuple[Path, Path]]) -> None:

@@ -23,7 +23,7 @@ from gossamer.stored.visits import MAX_BODY_BYTES, Noted, Visits, decoded, epoch
 
 Which = Literal["last", "all"]
 OnFault = Callable[[ArchiveError], None]
-_PART_BYTES = 8 * 1024 * 1024
+_PART_BYTES = 2 * 1024 * 1024
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +94,7 @@ class Shelf:
                 yield from record.pieces(size)
 
     def parts(self, which: Which = "last") -> Iterator[Part]:
-        """All pages, cut into pieces of about 8 MB of file, in the order of files and records."""
+        """All pages, cut into pieces of about 2 MB of file, in the order of files and records."""
         beaten = self._beaten() if which == "last" else {}
         for name, held in self._captures.items():
             starts, offsets = [0], held.offsets()
