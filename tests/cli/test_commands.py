@@ -197,6 +197,8 @@ def test_a_shell_talks_with_a_person(site: str, tmp_path: Path) -> None:
         terminal.until(lambda shown: any(">>>" in line or "In [1]" in line for line in shown))
         terminal.type(b"page.title + '!'\n")
         terminal.until(lambda shown: any("'Home!'" in line for line in shown))
+        # What is typed before the next prompt is not yet for the shell.
+        terminal.until(lambda shown: [line for line in shown if line][-1].startswith((">>>", "In [2]")))
         terminal.type(b"\x04")
         terminal.read(0.2)
         terminal.type(b"y\n")

@@ -9,6 +9,7 @@ import random
 import signal
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -103,8 +104,12 @@ def _die_in_the_middle(folder: Path) -> None:
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    held = [path for path in Path("/proc/self/fd").glob("*") if path.resolve().is_relative_to(folder.resolve())]
-    largest = max((path.stat().st_size for path in held), default=0)
+    largest = 0
+    for path in Path("/proc/self/fd").glob("*"):
+        # One that another thread has closed meanwhile is gone.
+        with suppress(FileNotFoundError):
+            if path.resolve().is_relative_to(folder.resolve()):
+                largest = max(largest, path.stat().st_size)
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest + 300, resource.RLIM_INFINITY))
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
 
