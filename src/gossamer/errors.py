@@ -8,6 +8,7 @@ GossamerError
       ConnectFailed    refused, reset, unreachable
       NameUnresolved   DNS did not answer (again later)
       ProtocolBroken   the answer was cut off or was not HTTP
+      OutOfMemory      this machine had none left for the answer
       ProxyFailed      the proxy's fault: nothing is charged to the site or the page
       RenderFailed     the browser did not come to an end with the page
     FinalError         another try would end the same
@@ -81,6 +82,12 @@ class ProtocolBroken(TransientError):
     """The answer was cut off, or was not HTTP."""
 
     kind = "protocol"
+
+
+class OutOfMemory(TransientError):
+    """This machine had no memory left for the answer."""
+
+    kind = "memory"
 
 
 class ProxyFailed(TransientError):

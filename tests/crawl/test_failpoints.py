@@ -194,9 +194,9 @@ def test_f10_a_pause_of_half_a_lease_changes_nothing(tmp_path: Path) -> None:
     assert set(stored(folder).values()) == {1}
 
 
-BIG = "<title>big</title>" + "<p class='a'>text <b>in</b> <i>many</i> <u>elements</u></p>\n" * 130_000
+BIG = "<title>big</title>" + "<i>x</i>" * 950_000
 # What a start takes differs from machine to machine: the first of these that is too little for the page is taken.
-LIMITS_BYTES = range(400_000_000, 200_000_000, -20_000_000)
+LIMITS_BYTES = range(500_000_000, 240_000_000, -10_000_000)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of address space is Linux's")
@@ -226,8 +226,8 @@ def test_f14_with_little_memory_pages_fail_or_the_process_dies_but_nothing_is_lo
     found = {row["url"].removeprefix(web.url("")): row for row in rows(folder / "pages.jsonl")}
     assert set(stored(folder).values()) == {1}
     assert set(found) == {"/", "/big", "/small"}
-    assert {row["status"] for row in found.values()} == {200}
-    assert found["/small"]["title"] == "small"
+    assert found["/big"]["status"] == 200 or found["/big"]["error"].startswith("memory: ")
+    assert (found["/small"]["status"], found["/small"]["title"]) == (200, "small")
 
 
 def test_a_file_that_lost_its_end_stops_the_crawl_with_words(tmp_path: Path) -> None:

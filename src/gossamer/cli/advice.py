@@ -11,6 +11,7 @@ _BY_KIND = {
     "dns": "the name servers do not answer: check this machine's network",
     "nxdomain": "there is no such host: check the spelling",
     "protocol": "the server does not speak proper HTTP there: check scheme and port",
+    "memory": "this machine has too little memory: lower --concurrency or --max-body-bytes",
     "tls": "the certificate is not trusted: name its authority with --ca-file, or --bad-tls record marks such pages; "
     "a server that asks for one of yours needs --client-cert",
     "proxy": "the proxy does not let anything through: check its address, its credentials and that it runs",

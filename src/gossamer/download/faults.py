@@ -6,7 +6,7 @@ from typing import Literal
 
 from pyreqwest.exceptions import BuilderError, ConnectError, DetailedPyreqwestError, RequestTimeoutError
 
-from gossamer.errors import ConnectFailed, FetchError, ProtocolBroken, TimedOut, TlsRefused, TooLarge
+from gossamer.errors import ConnectFailed, FetchError, OutOfMemory, ProtocolBroken, TimedOut, TlsRefused, TooLarge
 from gossamer.model import Headers
 
 Blame = Literal["proxy", "host", "either", "unknown"]
@@ -48,6 +48,8 @@ def translate(error: Exception, where: str) -> FetchError:
     """The FetchError for whatever the client raised while talking to `where`."""
     if isinstance(error, FetchError):
         return error
+    if isinstance(error, MemoryError):
+        return OutOfMemory(f"{where}: no memory left for its answer")
     causes = _causes(error)
     text = f"{where}: {causes[-1] if causes else str(error) or type(error).__name__}"
     if isinstance(error, RequestTimeoutError):
