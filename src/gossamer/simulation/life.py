@@ -39,6 +39,10 @@ class Life:
     def dead(self) -> bool:
         return self.ended.done() and self.ended.result()
 
+    @property
+    def is_cut(self) -> bool:
+        return self.cut_until > self._loop.time()
+
     def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run something as this process."""
         return self._loop.create_task(work, context=self.context)
@@ -52,6 +56,8 @@ class Life:
         if self._frozen and not self._loop.over:
             self._kept.append((handle, call, args, on))
         else:
+            # The handle holds this list, and the list the handle: apart they go at once, without the garbage collector.
+            handle.clear()
             call(*args)
 
     def kill(self) -> None:
@@ -124,12 +130,13 @@ def give_up(reply: asyncio.Future[Any], error: Exception) -> None:
 class LifeClock:
     """The clock of one process: its day is wrong by `skew_seconds`, and its seconds are too long or too short."""
 
-    def __init__(self, *, epoch: float, skew_seconds: float = 0.0, drift: float = 0.0) -> None:
+    def __init__(self, loop: SimulatedLoop, *, epoch: float, skew_seconds: float = 0.0, drift: float = 0.0) -> None:
+        self._loop = loop
         self._epoch = epoch + skew_seconds
         self._rate = 1.0 + drift
 
     def monotonic(self) -> float:
-        return 1000.0 + asyncio.get_running_loop().time() * self._rate
+        return 1000.0 + self._loop.time() * self._rate
 
     def epoch(self) -> float:
         return self._epoch + self.monotonic()

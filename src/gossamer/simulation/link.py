@@ -135,7 +135,7 @@ class Link:
 
         def arrive() -> None:
             nonlocal under_way
-            if lost != "call" and not self._is_cut():
+            if lost != "call" and not self._life.is_cut:
                 under_way = server.life.start(call(server))
                 under_way.add_done_callback(leave)
 
@@ -145,7 +145,7 @@ class Link:
 
         def answer(served: asyncio.Task[T]) -> None:
             error = served.exception()
-            if lost != "answer" and not self._is_cut() and not reply.done():
+            if lost != "answer" and not self._life.is_cut and not reply.done():
                 if error is None:
                     reply.set_result(served.result())
                 elif isinstance(error, GossamerError):
@@ -163,6 +163,3 @@ class Link:
             patient.cancel()
             if rings_off:
                 under_way.cancel()
-
-    def _is_cut(self) -> bool:
-        return self._life.cut_until > asyncio.get_running_loop().time()

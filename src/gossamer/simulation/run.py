@@ -161,7 +161,7 @@ class World:
         """The process with the frontier; after a restart with what its journal kept."""
         life = Life(f"owner-{number}", self._loop, self._fall_fates())
         self._lives.append(life)
-        clock = LifeClock(epoch=START_EPOCH)
+        clock = LifeClock(self._loop, epoch=START_EPOCH)
         past = self._journal.past(self._secret)
         frontier = LocalFrontier(self._journal, past, settings=self._scenario.settings, clock=clock)
         store = OwnerStore(frontier, self._files, Stats(clock)) if self._scenario.stores == "owner" else None
@@ -229,7 +229,7 @@ class World:
         scenario, seed = self._scenario, self._scenario.seed
         skew = self._chance.uniform(-scenario.skew_seconds, scenario.skew_seconds)
         drift = self._chance.uniform(-scenario.drift, scenario.drift)
-        clock = LifeClock(epoch=START_EPOCH, skew_seconds=skew, drift=drift)
+        clock = LifeClock(self._loop, epoch=START_EPOCH, skew_seconds=skew, drift=drift)
         link = Link(
             life, lambda: self._server, self._witness, seed=seed, loss=scenario.loss, troubled=self._lost_a_call
         )
