@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import msgspec
 import pytest
 from fastwarc import ArchiveIterator, WarcRecordType
 from warcio.archiveiterator import ArchiveIterator as Warcio
 
+from gossamer.model import Record, Rejected
 from gossamer.sink.jsonl import lines_of
 from gossamer.sink.sqlite import SqliteSink
 from gossamer.testing.sinks import Kept, SinkSuite, visit
@@ -123,15 +125,26 @@ class TestSqlite(_Ours):
                 assert (type(size), number) == (int, 0)
                 yield Kept(url, title, None, (json.loads(item),))
 
-    def test_a_late_visit_does_not_replace_a_newer_one(self, tmp_path: Path) -> None:
+    def test_a_late_visit_does_not_replace_a_newer_one_nor_what_was_kept_aside_of_it(self, tmp_path: Path) -> None:
+        def aside(record: Record, *names: str) -> Record:
+            odd = [
+                Rejected(url=record.page.url, field="price", error="no number", item={"name": name}) for name in names
+            ]
+            return msgspec.structs.replace(record, rejected=tuple(odd))
+
         async def run() -> None:
             sink = SqliteSink(tmp_path / "pages.db")
-            await sink.write([visit(0, token=9, title="newer")])
-            await sink.write([visit(0, token=5, title="late"), visit(1)])
+            await sink.write([aside(visit(0, token=8), "old", "older")])
+            await sink.write([aside(visit(0, token=9, title="newer"), "new")])
+            await sink.write([aside(visit(0, token=5, title="late"), "late"), aside(visit(1), "other")])
             await sink.aclose()
 
         asyncio.run(run())
         assert sorted(kept.title or "" for kept in self.read(tmp_path, ())) == ["Page 1", "newer"]
+        with closing(sqlite3.connect(tmp_path / "pages.db")) as db:
+            kept = [json.loads(item) for (item,) in db.execute("SELECT item FROM items_rejected ORDER BY item")]
+        assert sorted(one["item"]["name"] for one in kept) == ["new", "other"]
+        assert {one["field"] for one in kept} == {"price"}
 
 
 class TestSegments(_Ours):

@@ -94,3 +94,9 @@ def test_a_page_is_found_in_every_store_that_keeps_files(tmp_path: Path) -> None
             else:
                 assert "warc" in served.get(f"{job}/body", 409, url=URL)["hint"]
         assert served.get("/api/jobs/nowhere/versions", 409, url=URL)["hint"]
+        for name, path in (("at", "page"), ("at", "body"), ("since", "pages")):
+            odd = served.get(
+                f"/api/jobs/j0/{path}", 400, **({"url": URL} if name == "at" else {}), **{name: "2026-01-31"}
+            )
+            assert f"{name}: '2026-01-31' is no time in epoch seconds" in odd["message"]
+            assert "date -d" in odd["hint"]

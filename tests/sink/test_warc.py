@@ -171,6 +171,25 @@ def test_a_revisit_never_refers_to_what_was_taken_back(tmp_path: Path) -> None:
     assert [one.kind for one in read(tmp_path)] == ["response", "request", "metadata"] * 2
 
 
+@pytest.mark.parametrize("size", [100_000, 300_000], ids=["on the loop", "in a thread"])
+def test_a_write_that_was_cut_off_left_nothing_to_refer_to(tmp_path: Path, size: int) -> None:
+    records = [record(number, body=f"{number}".encode() * size, url=f"{URL}&n={number}") for number in range(4)]
+
+    async def run() -> None:
+        sink = open_sink(tmp_path)
+        cut_off = asyncio.create_task(sink.write(records))
+        await asyncio.sleep(0)
+        cut_off.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cut_off
+        await sink.write([msgspec.structs.replace(one, token=2) for one in records])
+        await sink.aclose()
+
+    asyncio.run(run())
+    kinds = [(one.kind, len(one.block)) for one in read(tmp_path) if one.kind in ("response", "revisit")]
+    assert kinds == [("response", size)] * 4
+
+
 def test_a_fetch_without_an_answer_and_a_304_of_nothing_known_are_told(tmp_path: Path) -> None:
     failed = Record(key=1, token=1, page=PageRow(url=URL, error="dns: no such name", fetched_at=1.0))
     store(tmp_path, [failed, record(2, status=304, body=b"")])

@@ -11,6 +11,8 @@ from gossamer.service.shapes import JOB_NAME, Asking, Site, Url
 Cursor = Annotated[str, Meta(min_length=1, max_length=400, pattern=r"^[A-Za-z0-9_-]+$")]
 Limit = Annotated[int, Meta(ge=1, le=1000)]
 Moment = Annotated[float, Meta(ge=0, le=1e11, description="Epoch seconds.")]
+MOMENTS = ("at", "since", "until")
+"""The parameters that are one."""
 
 
 class Nothing(Asking, frozen=True, kw_only=True):

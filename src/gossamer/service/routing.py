@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from gossamer import errors
-from gossamer.service.asked import Nothing
+from gossamer.service.asked import MOMENTS, Nothing
 from gossamer.service.shapes import Problem, Role
 
 log = logging.getLogger("gossamer.service")
@@ -170,13 +170,28 @@ def _decoded(data: bytes, kind: type[Any]) -> Any:
         return msgspec.convert(whole, kind)
 
 
+def _misread(error: msgspec.ValidationError, given: Mapping[str, str]) -> Exception:
+    """What is wrong with a parameter; times, which people write as days, with what to write instead."""
+    name = str(error).rpartition(" - at `$.")[2].rstrip("`")
+    if name not in MOMENTS or name not in given:
+        return error
+    return Refused(
+        400,
+        f"{name}: {given[name][:80]!r} is no time in epoch seconds",
+        hint=f"write {name}=1790000000, as `fetched_at` of a page has it, or `date -d 2026-01-31 +%s`",
+    )
+
+
 async def _read(endpoint: Endpoint, request: Request) -> Asked[Any, Any]:
     given: dict[str, str] = {}
     for name, value in request.query_params.multi_items():
         if name in given:
             raise Refused(400, f"{name[:80]!r} is given twice")
         given[name] = value
-    query = msgspec.convert(given, endpoint.query, strict=False)
+    try:
+        query = msgspec.convert(given, endpoint.query, strict=False)
+    except msgspec.ValidationError as error:
+        raise _misread(error, given) from None
     for name in given:
         if getattr(query, name) is None:
             raise Refused(400, f"{name}: leave it out where there is nothing to say")

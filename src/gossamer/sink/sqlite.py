@@ -35,6 +35,9 @@ CREATE TABLE IF NOT EXISTS pages (
 CREATE TABLE IF NOT EXISTS items (
     key INTEGER NOT NULL, number INTEGER NOT NULL, item TEXT NOT NULL, PRIMARY KEY (key, number)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS items_rejected (
+    key INTEGER NOT NULL, number INTEGER NOT NULL, item TEXT NOT NULL, PRIMARY KEY (key, number)
+) WITHOUT ROWID;
 """
 # A late worker's visit does not replace a newer one.
 _UPSERT = (
@@ -45,14 +48,15 @@ _UPSERT = (
 
 
 class SqliteSink:
-    """`pages`, `items` as JSON with the key of their page, and `items_TYPE`, those of a type that the job declares.
+    """`pages`; `items` as JSON with the key of their page; `items_TYPE`, those of a type that the job declares;
+    `items_rejected`, what was kept aside, as JSON.
 
     Workers of one machine may share the file."""
 
     def __init__(self, path: Path, types: Mapping[str, Mapping[str, str]] | None = None) -> None:
         self._path = path
         self._tables = item_tables(types or {}, "items")
-        self._lists = {"items": "key", **{table.name: PAGE for table in self._tables.values()}}
+        self._lists = {"items": "key", "items_rejected": "key", **{table.name: PAGE for table in self._tables.values()}}
         self._inserts = {kind: _insert(table) for kind, table in self._tables.items()}
         self._lock = threading.Lock()
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,6 +102,8 @@ class SqliteSink:
                             run(f"DELETE FROM {name} WHERE {key} = ?", (record.key,))
                         if record.items:
                             self._add(item_rows((record,), self._tables))
+                        for number, one in enumerate(record.rejected):
+                            run("INSERT INTO items_rejected VALUES (?, ?, ?)", (record.key, number, _json(one)))
                 run("COMMIT")
             except (sqlite3.Error, SinkError) as error:
                 if self._database.in_transaction:
@@ -124,6 +130,10 @@ class SqliteSink:
 def open_sqlite(opening: Opening) -> SqliteSink:
     """The sink named `sqlite`, in the job's folder, or `sqlite:/path`."""
     return SqliteSink(Path(opening.target) if opening.target else opening.folder / FILE, opening.types)
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def _quoted(name: str) -> str:

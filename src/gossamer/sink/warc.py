@@ -7,8 +7,7 @@ import logging
 import os
 import re
 import threading
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
@@ -20,18 +19,16 @@ from gossamer.model import Record
 from gossamer.sink import disk, warc_index
 from gossamer.sink import warc_records as records_of
 from gossamer.sink.base import Opening
-from gossamer.sink.warc_records import Original
-
-try:
-    from isal.isal_zlib import compress as _compress
-except ImportError:
-    from zlib import compress as _compress
+from gossamer.sink.warc_members import Press, Visit, member_of
 
 log = logging.getLogger("gossamer.sink")
 FOLDER, SUFFIX, OPEN, INDEX = "archive", ".warc.gz", ".open", ".cdxj"
-_REMEMBERED = 32_768
-# Of isal's levels, 2 gives nearly the size of zlib's 6 for a ninth of the time; zlib's own 1 is the fallback.
-_LEVEL = 2 if _compress.__module__ != "zlib" else 1
+_SMALL_BYTES = 256 * 1024
+"""Up to here a body is compressed on the loop: to hand it to a thread costs about as much, and bounds nothing."""
+_TURN_BYTES = 128 * 1024
+"""After so many the loop has its turn."""
+_PIECE_BYTES = 128 * 1024
+"""What is written at once: larger blocks of memory are taken from the system each time, and given back."""
 
 
 class Placed(NamedTuple):
@@ -72,7 +69,7 @@ class WarcSink:
         self._max_bytes = max_bytes
         self._about = about
         self._clock = clock or SystemClock()
-        self._known: OrderedDict[str, Original] = OrderedDict()
+        self._press = Press()
         self._files: list[_File] = []
         # A caller that was cancelled leaves its thread writing.
         self._lock = threading.Lock()
@@ -88,11 +85,31 @@ class WarcSink:
         self._number = 1 + max((int(found[1]) for found in map(self._numbered, names) if found), default=-1)
 
     async def write(self, records: Sequence[Record]) -> Mapping[str, int]:
-        return await asyncio.get_running_loop().run_in_executor(None, self._write, records)
+        try:
+            visits = await self._pressed(records)
+        except BaseException:
+            self._press = Press()
+            raise
+        return await asyncio.get_running_loop().run_in_executor(None, self._write, visits)
+
+    async def _pressed(self, records: Sequence[Record]) -> list[Visit]:
+        """The visits of the records. Nearly all that is done here holds the interpreter's lock, wherever it is done: a
+        thread would only fight the loop for it."""
+        loop, visits, turn_bytes = asyncio.get_running_loop(), [], 0
+        for record in records:
+            if len(record.body) > _SMALL_BYTES:
+                visits.append(await loop.run_in_executor(None, self._press.visit, record))
+                continue
+            visits.append(self._press.visit(record))
+            turn_bytes += len(record.body)
+            if turn_bytes > _TURN_BYTES:
+                turn_bytes = 0
+                await asyncio.sleep(0)
+        return visits
 
     async def rewind(self, marks: Mapping[str, int]) -> None:
         with self._lock:
-            self._known.clear()
+            self._press = Press()
             for file in self._files:
                 file.cut(marks.get(file.mark, 0))
 
@@ -110,11 +127,11 @@ class WarcSink:
             # The records are safe: the next start finishes the file.
             log.warning("%s: not finished: %s", self._folder, error.strerror)
 
-    def _write(self, records: Sequence[Record]) -> dict[str, int]:
+    def _write(self, visits: Sequence[Visit]) -> dict[str, int]:
         with self._lock:
-            return self._store(records) if records else {}
+            return self._store(visits) if visits else {}
 
-    def _store(self, records: Sequence[Record]) -> dict[str, int]:
+    def _store(self, visits: Sequence[Visit]) -> dict[str, int]:
         self.placed = {}
         # One that was taken for dead, and whose file another has finished, goes on with a new one.
         self._files = [file for file in self._files if file.is_ours()]
@@ -124,12 +141,12 @@ class WarcSink:
             while len(self._files) > 1:
                 self._files[0].finish()
                 del self._files[0]
-            for record in records:
-                self._current().add(record, self._members(record), self.placed)
+            for visit in visits:
+                self._current().add(visit, self.placed)
             for file in self._files:
                 file.flush()
         except OSError as error:
-            self._known.clear()
+            self._press = Press()
             sizes = dict(before)
             for file in self._files:
                 file.cut(sizes.get(file, 0))
@@ -145,28 +162,8 @@ class WarcSink:
         file = self._files[-1]
         if not file.end:
             info = records_of.warcinfo(file.path.name, at=self._clock.epoch(), about=self._about)
-            file.append(_compress(info, _LEVEL, wbits=31))
+            file.append(member_of(info))
         return file
-
-    def _members(self, record: Record) -> tuple[records_of.Response | None, list[bytes]]:
-        """The records of one visit, each as a gzip member of its own, the answer first."""
-        answer, parts = None, []
-        exchange = record.exchange
-        if exchange is not None:
-            digest = records_of.payload_digest(record.body, known=record.page.digest)
-            if record.page.status == 304:
-                digest = records_of.digest_of_hex(record.page.digest)
-            original = self._known.get(digest) if digest and (record.body or record.page.status == 304) else None
-            answer = records_of.response(record, exchange, original, digest)
-            parts = [answer.data, records_of.request(record, exchange, answer)]
-            if original is not None:
-                self._known.move_to_end(digest)
-            elif not answer.is_revisit and record.body:
-                self._known[digest] = Original(answer.url, answer.date, answer.record_id)
-                if len(self._known) > _REMEMBERED:
-                    self._known.popitem(last=False)
-        parts.append(records_of.metadata(record, answer))
-        return answer, [_compress(part, _LEVEL, wbits=31) for part in parts]
 
     def _recover(self, marks: Mapping[str, int] | None) -> None:
         """Finish what an earlier start left open, and check what it finished."""
@@ -212,7 +209,10 @@ class _File:
         self.path = path
         self.mark = mark
         self.size = 0
-        self._data, self._lines = bytearray(), bytearray()
+        self._members: list[bytes] = []
+        self._lines: list[bytes] = []
+        self.end = 0
+        """Where the next record begins."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._open_path = path.with_name(path.name + OPEN)
         self._file = os.open(self._open_path, flags | os.O_EXCL, 0o644)
@@ -225,11 +225,6 @@ class _File:
             self._open_path.unlink()
             raise
 
-    @property
-    def end(self) -> int:
-        """Where the next record begins."""
-        return self.size + len(self._data)
-
     def is_ours(self) -> bool:
         """Whether nobody else has finished it; if so, it is let go of."""
         if self._open_path.exists():
@@ -238,17 +233,11 @@ class _File:
         os.close(self._index)
         return False
 
-    def add(
-        self,
-        record: Record,
-        made: tuple[records_of.Response | None, list[bytes]],
-        placed: dict[tuple[int, int], Placed],
-    ) -> None:
-        answer, members = made
+    def add(self, visit: Visit, placed: dict[tuple[int, int], Placed]) -> None:
+        answer = visit.answer
         if answer is not None:
-            place = placed[record.key, record.token] = Placed(
-                self.path.name, self.end, len(members[0]), answer.is_revisit
-            )
+            place = Placed(self.path.name, self.end, len(visit.members[0]), answer.is_revisit)
+            placed[visit.key, visit.token] = place
             capture = warc_index.Capture(
                 url=answer.url,
                 mime="warc/revisit" if answer.is_revisit else answer.mime,
@@ -258,27 +247,33 @@ class _File:
                 offset=str(place.offset),
                 filename=place.file,
             )
-            self._lines += warc_index.line_of(capture, answer.date)
-        for member in members:
-            self._data += member
+            self._lines.append(warc_index.line_of(capture, answer.date, visit.surt))
+        for member in visit.members:
+            self.append(member)
 
     def append(self, member: bytes) -> None:
-        self._data += member
+        self._members.append(member)
+        self.end += len(member)
 
     def flush(self) -> None:
         """Make durable what was added. The index is not synced: what is missing of it is made from the file."""
-        if self._data:
-            disk.write_at(self._file, self._data, self.size)
+        if self._members:
+            self._write()
             disk.sync(self._file)
-            if self._lines:
-                os.write(self._index, self._lines)
-            self.size += len(self._data)
-            self._data, self._lines = bytearray(), bytearray()
+            os.write(self._index, b"".join(self._lines))
+            self.size = self.end
+            self._members, self._lines = [], []
+
+    def _write(self) -> None:
+        at = self.size
+        for piece in _pieces(self._members):
+            disk.write_at(self._file, piece, at)
+            at += len(piece)
 
     def cut(self, size: int) -> None:
         """Go back to an earlier length."""
-        self._data, self._lines = bytearray(), bytearray()
-        self.size = size
+        self._members, self._lines = [], []
+        self.size = self.end = size
         os.ftruncate(self._file, size)
         kept, _ = warc_index.read_index(_index_of(self.path, OPEN), size)
         os.ftruncate(self._index, sum(map(len, kept)))
@@ -341,6 +336,19 @@ def finish_left(path: Path) -> None:
 def left_open(folder: Path) -> list[Path]:
     """The files that are being written, or were when their writer died."""
     return sorted(folder.glob(f"*{SUFFIX}{OPEN}"))
+
+
+def _pieces(members: Sequence[bytes]) -> Iterator[bytes]:
+    """All of it, joined as far as that stays small."""
+    held: list[bytes] = []
+    size = 0
+    for member in members:
+        if held and size + len(member) > _PIECE_BYTES:
+            yield b"".join(held)
+            held, size = [], 0
+        held.append(member)
+        size += len(member)
+    yield b"".join(held)
 
 
 def _index_of(path: Path, suffix: str = "") -> Path:

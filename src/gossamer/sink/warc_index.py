@@ -16,11 +16,14 @@ from gossamer.sink import disk
 _READ_BYTES = 1 << 18
 _HEAD_BYTES = 1 << 19
 _ESCAPED_ALIKE = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in "%#")
+_PLAIN = re.compile(r"[!-\"$&-~]*")
+_HOST_END, _PORT, _NO_DIGIT = re.compile(r"[/?]"), re.compile(r":(\d*)$"), re.compile(r"\D")
 _WWW = re.compile(r"^www\d*\.")
 _SLASHES = re.compile(rb"/{2,}")
 _SESSION = re.compile(
     r"(?:(?:jsessionid|phpsessid|sid)=[0-9a-z]{32}|aspsessionid[a-z]{8}=[a-z]{24}|cfid=[^&]+&cftoken=[^&]+)(?:&|$)"
 )
+_encode = msgspec.json.Encoder().encode
 
 
 class Capture(msgspec.Struct, frozen=True):
@@ -48,23 +51,23 @@ class Member(NamedTuple):
         return found[1].decode("utf-8", "replace") if found else ""
 
 
-def line_of(capture: Capture, date: str) -> bytes:
+def line_of(capture: Capture, date: str, key: str = "") -> bytes:
     """A line of the index, or nothing: a 304 is no capture, and who looks for its time is to find the page before it.
 
-    `date` is the record's."""
+    `date` is the record's; `key` is the URL as indexes sort it, where it is known."""
     if capture.status == "304":
         return b""
-    stamp = re.sub(r"\D", "", date)[:14]
-    return f"{surt(capture.url)} {stamp} ".encode() + msgspec.json.encode(capture) + b"\n"
+    stamp = _NO_DIGIT.sub("", date)[:14]
+    return f"{key or surt(capture.url)} {stamp} ".encode() + _encode(capture) + b"\n"
 
 
 def surt(url: str) -> str:
     """The URL as indexes of archives sort it: host reversed, lower case, parameters sorted, no session, no www."""
     rest = url.partition("://")[2].partition("#")[0]
-    end = next((number for number, one in enumerate(rest) if one in "/?"), len(rest))
+    end = found.start() if (found := _HOST_END.search(rest)) else len(rest)
     host, path_query = rest[:end].rpartition("@")[2].lower(), rest[end:]
     port = ""
-    if found := re.search(r":(\d*)$", host):
+    if found := _PORT.search(host):
         host = host[: found.start()]
         default = "443" if url[:6].lower() == "https:" else "80"
         port = f":{found[1]}" if found[1] not in ("", default) else ""
@@ -156,6 +159,8 @@ def line_of_member(member: Member, name: str) -> bytes | None:
 
 
 def _escaped(text: str) -> str:
+    if _PLAIN.fullmatch(text):
+        return text
     return quote_from_bytes(_unescaped(text), safe=_ESCAPED_ALIKE)
 
 
@@ -167,6 +172,9 @@ def _unescaped(text: str) -> bytes:
 
 
 def _path(path: str) -> str:
+    if path.startswith("/") and "//" not in path and "/." not in path and _PLAIN.fullmatch(path):
+        # What nearly all paths are like.
+        return path.lower().rstrip("/") or "/"
     parts: list[bytes] = []
     for part in _SLASHES.sub(b"/", _unescaped(path)).split(b"/")[1:]:
         if part == b"..":

@@ -14,12 +14,11 @@ from hashlib import blake2b, sha1
 from http import HTTPStatus
 from typing import NamedTuple
 from urllib.parse import quote
-from uuid import UUID
 
 import msgspec
 
 from gossamer.masks import CREDENTIALS
-from gossamer.model import Exchange, Record
+from gossamer.model import Exchange, Headers, Record
 from gossamer.settings import VERSION
 from gossamer.sink.base import without_page
 
@@ -67,7 +66,7 @@ def warcinfo(name: str, *, at: float, about: Iterable[tuple[str, str]]) -> bytes
         ("WARC-Filename", name),
         ("Content-Type", "application/warc-fields"),
     ]
-    return _record(named, _lines(fields))
+    return _record(_lines(named), _lines(fields).encode("utf-8", "replace"))
 
 
 def response(record: Record, exchange: Exchange, original: Original | None, digest: str) -> Response:
@@ -78,74 +77,70 @@ def response(record: Record, exchange: Exchange, original: Original | None, dige
     is_revisit = bool(digest) and (unchanged or original is not None)
     url, date = target_uri(page.url), warc_date(page.fetched_at)
     record_id = _record_id(record.key, record.token, page.fetched_at, page.url, "response")
-    body = b"" if is_revisit else record.body
-    head = _status_line(exchange, page.status) + _lines(_answer_headers(exchange, record.body, unchanged)) + b"\r\n"
-    named = [
-        ("WARC-Type", "revisit" if is_revisit else "response"),
-        ("WARC-Record-ID", record_id),
-        ("WARC-Target-URI", url),
-        ("WARC-Date", date),
-    ]
+    # What is put in as it is ends no line, by how it was made.
+    named = (
+        f"WARC-Type: {'revisit' if is_revisit else 'response'}\r\nWARC-Record-ID: {record_id}\r\n"
+        f"WARC-Target-URI: {url}\r\nWARC-Date: {date}\r\n"
+    )
     if exchange.address:
-        named.append(("WARC-IP-Address", exchange.address))
+        named += _lines((("WARC-IP-Address", exchange.address),))
     if exchange.version.startswith(("HTTP/2", "HTTP/3")):
         # Written as HTTP/1.1, which is the only form that a WARC knows.
-        named.append(("WARC-Protocol", "h" + exchange.version[5]))
+        named += f"WARC-Protocol: h{exchange.version[5]}\r\n"
     if is_revisit:
-        named.append(("WARC-Profile", PROFILES + ("server-not-modified" if unchanged else "identical-payload-digest")))
+        named += f"WARC-Profile: {PROFILES}{'server-not-modified' if unchanged else 'identical-payload-digest'}\r\n"
         if original is not None:
-            named.append(("WARC-Refers-To", original.record_id))
-            named.append(("WARC-Refers-To-Target-URI", original.url))
-            named.append(("WARC-Refers-To-Date", original.date))
+            named += (
+                f"WARC-Refers-To: {original.record_id}\r\nWARC-Refers-To-Target-URI: {original.url}\r\n"
+                f"WARC-Refers-To-Date: {original.date}\r\n"
+            )
     if digest:
-        named.append(("WARC-Payload-Digest", digest))
-    named.append(("Content-Type", "application/http; msgtype=response"))
+        named += f"WARC-Payload-Digest: {digest}\r\n"
+    named += "Content-Type: application/http; msgtype=response\r\n"
+    head = f"{_status_line(exchange, page.status)}{_lines(_answer_headers(exchange, record.body, unchanged))}\r\n"
     mime = next((value for name, value in exchange.headers if name.lower() == "content-type"), "")
     mime = mime.partition(";")[0].strip().lower() or "unk"
-    return Response(_record(named, head, body), record_id, url, date, page.status, mime, digest, is_revisit)
+    data = _record(named, head.encode("utf-8", "replace"), b"" if is_revisit else record.body)
+    return Response(data, record_id, url, date, page.status, mime, digest, is_revisit)
 
 
 def request(record: Record, exchange: Exchange, answer: Response) -> bytes:
     """What was asked, but for credentials: archives are passed on."""
     authority, slash, path = answer.url.partition("://")[2].partition("/")
-    line = f"{_token(exchange.method)} /{path.partition('#')[0] if slash else ''} HTTP/1.1\r\n".encode()
-    headers = [("Host", authority.rpartition("@")[2])]
-    withheld = []
-    for name, value in exchange.sent:
-        if name.lower() in CREDENTIALS:
-            withheld.append(name)
-        else:
-            headers.append((name, value))
-    if withheld:
-        headers.append(("X-Crawler-Withheld", ", ".join(withheld)))
-    if exchange.posted:
-        headers.append(("Content-Length", str(len(exchange.posted))))
-    named = [
-        ("WARC-Type", "request"),
-        ("WARC-Record-ID", _record_id(answer.record_id, "request")),
-        ("WARC-Target-URI", answer.url),
-        ("WARC-Date", answer.date),
-        ("WARC-Concurrent-To", answer.record_id),
-        ("Content-Type", "application/http; msgtype=request"),
-    ]
-    return _record(named, line + _lines(headers) + b"\r\n", exchange.posted)
+    length = f"Content-Length: {len(exchange.posted)}\r\n" if exchange.posted else ""
+    head = (
+        f"{_token(exchange.method)} /{path.partition('#')[0] if slash else ''} HTTP/1.1\r\n"
+        f"Host: {authority.rpartition('@')[2]}\r\n{_asked(exchange.sent)}{length}\r\n"
+    )
+    named = (
+        f"WARC-Type: request\r\nWARC-Record-ID: {_record_id(answer.record_id, 'request')}\r\n"
+        f"WARC-Target-URI: {answer.url}\r\nWARC-Date: {answer.date}\r\nWARC-Concurrent-To: {answer.record_id}\r\n"
+        "Content-Type: application/http; msgtype=request\r\n"
+    )
+    return _record(named, head.encode("utf-8", "replace"), exchange.posted)
+
+
+@lru_cache(256)
+def _asked(sent: Headers) -> str:
+    """The lines for headers that we sent; they are mostly those of the request before."""
+    told = [(name, value) for name, value in sent if name.lower() not in CREDENTIALS]
+    withheld = [name for name, _ in sent if name.lower() in CREDENTIALS]
+    return _lines([*told, ("X-Crawler-Withheld", ", ".join(withheld))] if withheld else told)
 
 
 def metadata(record: Record, answer: Response | None) -> bytes:
     """How the visit went: fields that other tools know, and the record as JSON. A fetch that failed has only this."""
     page = record.page
-    fields = [("via", target_uri(page.referrer))] if page.referrer else []
-    fields.append(("fetchTimeMs", str(round(page.elapsed * 1000))))
-    named = [
-        ("WARC-Type", "metadata"),
-        ("WARC-Record-ID", _record_id(record.key, record.token, page.fetched_at, page.url, "metadata")),
-        ("WARC-Target-URI", answer.url if answer else target_uri(page.url)),
-        ("WARC-Date", answer.date if answer else warc_date(page.fetched_at)),
-    ]
-    if answer is not None:
-        named.append(("WARC-Concurrent-To", answer.record_id))
-    named.append(("Content-Type", "application/warc-fields"))
-    return _record(named, _lines(fields) + OURS + _encode(without_page(record)) + b"\r\n")
+    via = f"via: {target_uri(page.referrer)}\r\n" if page.referrer else ""
+    url, date = (answer.url, answer.date) if answer else (target_uri(page.url), warc_date(page.fetched_at))
+    beside = f"WARC-Concurrent-To: {answer.record_id}\r\n" if answer else ""
+    named = (
+        "WARC-Type: metadata\r\n"
+        f"WARC-Record-ID: {_record_id(record.key, record.token, page.fetched_at, page.url, 'metadata')}\r\n"
+        f"WARC-Target-URI: {url}\r\nWARC-Date: {date}\r\n{beside}Content-Type: application/warc-fields\r\n"
+    )
+    fields = f"{via}fetchTimeMs: {round(page.elapsed * 1000)}\r\n".encode()
+    return _record(named, b"".join((fields, OURS, _encode(without_page(record)), b"\r\n")))
 
 
 def payload_digest(body: bytes, known: str = "") -> str:
@@ -180,18 +175,21 @@ def _labelled(digest: bytes) -> str:
     return "sha1:" + b32encode(digest).decode()
 
 
-def _record(named: list[tuple[str, str]], *block: bytes) -> bytes:
-    whole = b"".join(block)
-    named.append(("WARC-Block-Digest", payload_digest(whole)))
-    named.append(("Content-Length", str(len(whole))))
-    return b"".join((b"WARC/1.1\r\n", _lines(named), b"\r\n", whole, b"\r\n\r\n"))
+def _record(named: str, head: bytes, body: bytes = b"") -> bytes:
+    """A record with these headers, which end no line but their own, and a block in two parts."""
+    block = sha1(head, usedforsecurity=False)
+    if body:
+        block.update(body)
+    digest, length = _labelled(block.digest()), len(head) + len(body)
+    named = f"WARC/1.1\r\n{named}WARC-Block-Digest: {digest}\r\nContent-Length: {length}\r\n\r\n"
+    return b"".join((named.encode("utf-8", "replace"), head, body, b"\r\n\r\n"))
 
 
-def _lines(headers: Iterable[tuple[str, str]]) -> bytes:
+def _lines(headers: Iterable[tuple[str, str]]) -> str:
     # What is printable ends no line, and is told by that much sooner.
     return "".join(
         [f"{name}: {value if value.isprintable() else _ENDS_A_LINE.sub(' ', value)}\r\n" for name, value in headers]
-    ).encode("utf-8", "replace")
+    )
 
 
 def _answer_headers(exchange: Exchange, body: bytes, unchanged: bool) -> list[tuple[str, str]]:
@@ -209,9 +207,9 @@ def _answer_headers(exchange: Exchange, body: bytes, unchanged: bool) -> list[tu
     return headers
 
 
-def _status_line(exchange: Exchange, status: int) -> bytes:
+def _status_line(exchange: Exchange, status: int) -> str:
     version = exchange.version if exchange.version in ("HTTP/1.0", "HTTP/1.1") else "HTTP/1.1"
-    return f"{version} {status} {_PHRASES.get(status, '')}\r\n".encode()
+    return f"{version} {status} {_PHRASES.get(status, '')}\r\n"
 
 
 @lru_cache(1024)
@@ -221,5 +219,7 @@ def _token(name: str) -> str:
 
 def _record_id(*parts: object) -> str:
     """The same visit gets the same identifiers, however often it is written."""
-    digest = blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
-    return f"<urn:uuid:{UUID(bytes=digest, version=5)}>"
+    plain = blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    # What `UUID(hex=plain, version=5)` writes, in a third of the time.
+    variant = "89ab"[int(plain[16], 16) & 3]
+    return f"<urn:uuid:{plain[:8]}-{plain[8:12]}-5{plain[13:16]}-{variant}{plain[17:20]}-{plain[20:]}>"
