@@ -161,11 +161,10 @@ def address(rest: bytes, site: str) -> str:
 
 def squeeze(url: str, site: str) -> str:
     """A URL without what follows from its site: `/path` is https, `:/path` is http. Of others `-` is https, `=` any."""
-    end = len(site) + 8
-    if url.startswith(site, 8) and url.startswith("/", end) and url.startswith("https://"):
-        return url[end:]
-    if url.startswith(site, 7) and url.startswith("/", end - 1) and url.startswith("http://"):
-        return ":" + url[end - 1 :]
+    if url.startswith(f"https://{site}/"):
+        return url[len(site) + 8 :]
+    if url.startswith(f"http://{site}/"):
+        return ":" + url[len(site) + 7 :]
     return "-" + url[8:] if url.startswith("https://") else "=" + url
 
 

@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gossamer.errors import ConfigError
-from gossamer.frontier.entries import as_texts
 from gossamer.frontier.redis_cluster import Cluster
 from gossamer.frontier.redis_job import (
     Root,
@@ -56,7 +55,7 @@ class Link:
         """One call of the script, for the shard with this record."""
         arguments: list[Any] = [2, key, f"{key}:never", operation, _encode(given)]
         if entries:
-            arguments.append(as_texts(entries))
+            arguments.append(b"".join(entries))
         if self._cluster is None:
             return await _evaluate(self.redis, operation, arguments)
         for _ in range(_MOST_MOVES):
