@@ -154,9 +154,10 @@ def with_state(entry: bytes, state: dict[str, Any]) -> bytes:
 def address(rest: bytes, site: str) -> str:
     """The address in what follows an entry's key; ValueError if there is none."""
     try:
-        return expand(_decode_address(rest).url, site)
+        short = _decode_address(rest).url
     except msgspec.DecodeError as error:
         raise ValueError(str(error)) from None
+    return f"https://{site}{short}" if short.startswith("/") else expand(short, site)
 
 
 def squeeze(url: str, site: str) -> str:

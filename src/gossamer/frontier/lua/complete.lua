@@ -74,7 +74,7 @@ local function finish_lane(site, lane)
 end
 
 function operations.complete()
-    local accepted, stale, repeated, touched = 0, 0, 0, {}
+    local accepted, stale, repeated, touched, batches = 0, 0, 0, {}, {}
     if #entries > 0 then needs_memory() else needs_no_memory() end
     local noted = 0
     for _, note in ipairs(given.notes) do noted = noted + apply_note(note) end
@@ -83,7 +83,11 @@ function operations.complete()
         local site, lane = held_lane(token)
         local kept = false
         if site then
-            local batch = batch_of(site, lane)
+            local batch = batches[token]
+            if not batch then
+                batch = batch_of(site, lane)
+                batches[token] = batch
+            end
             if again_in ~= '' then kept = call('HGET', batch, key) end
             kept = call('HDEL', batch, key) == 1 and (kept or true)
         end

@@ -2,14 +2,16 @@
 
 local seen_level, seen_split = number('seen_level'), number('seen_split')
 local seen_size = 2 ^ seen_level
+local sub, format = string.sub, string.format
 
 -- Linear hashing: the buckets are split one at a time, in turn.
 local function split_seen()
     local from, into = prefix .. 'seen:' .. whole(seen_split), prefix .. 'seen:' .. whole(seen_split + seen_size)
     local bits = 2 * seen_size
     local moved, known = {}, call('SMEMBERS', from)
-    for _, key in ipairs(known) do
-        if string.sub(key, -9) % bits ~= seen_split then moved[#moved + 1] = key end
+    for index = 1, #known do
+        local key = known[index]
+        if sub(key, -9) % bits ~= seen_split then moved[#moved + 1] = key end
     end
     if #moved > 0 then
         with_all('SREM', from, moved)
@@ -27,7 +29,7 @@ local seen = prefix .. 'seen:'
 local function bucket_of(digits)
     local bucket = digits % seen_size
     if bucket < seen_split then bucket = digits % (2 * seen_size) end
-    return string.format('%s%d', seen, bucket)
+    return format('%s%d', seen, bucket)
 end
 
 -- Which of these keys, by their place, nobody knows. Writes nothing.
@@ -53,7 +55,7 @@ local function admit(links)
                 fresh = {}
                 gathered[group] = fresh
             end
-            fresh[#fresh + 1] = string.sub(entries, (ends[at - 1] or 0) + 1, ends[at])
+            fresh[#fresh + 1] = sub(entries, (ends[at - 1] or 0) + 1, ends[at])
             known = known + 1
             if known > SEEN_LOAD * (seen_size + seen_split) then split_seen() end
         end
