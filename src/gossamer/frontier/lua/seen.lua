@@ -8,12 +8,15 @@ local sub, format = string.sub, string.format
 local function split_seen()
     local from, into = prefix .. 'seen:' .. whole(seen_split), prefix .. 'seen:' .. whole(seen_split + seen_size)
     local bits = 2 * seen_size
-    local moved, known = {}, call('SMEMBERS', from)
+    local moved, known, size = {}, call('SMEMBERS', from), 0
     for index = 1, #known do
         local key = known[index]
-        if sub(key, -9) % bits ~= seen_split then moved[#moved + 1] = key end
+        if sub(key, -9) % bits ~= seen_split then
+            size = size + 1
+            moved[size] = key
+        end
     end
-    if #moved > 0 then
+    if size > 0 then
         with_all('SREM', from, moved)
         with_all('SADD', into, moved)
     end
