@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
-from itertools import compress, repeat
-from operator import contains, itemgetter
+from operator import itemgetter
 from struct import Struct
 from typing import Protocol
 
 _FIRST_PART = 4096
 _GROWTH = 8
 _WAYS = 4
-_row = Struct(f"{_WAYS}Q")
+_NO_KEY = 2**64 - 1
+_row_at = Struct(f"{_WAYS}Q").unpack_from
 
 
 class Memory(Protocol):
@@ -44,48 +45,66 @@ class AtHand:
 
 
 class Recent:
-    """The last keys, in a table of rows of four: each has one row where it can be, and pushes out the oldest there.
+    """The last keys, in a table of rows of four: each has one row where it can be, and pushes out another there.
 
-    A key costs 8 bytes there. Most crawls are small: the table begins as a 4096th of itself, and grows eightfold when
-    it is a quarter full. A key may enter only after the frontier has it for good: otherwise a crash between would lose
-    the link."""
+    A key costs 8 bytes there. Most crawls are small: the table begins as a 4096th of itself, and grows eightfold before
+    it is more than a quarter full. A key may enter only after the frontier has it for good: otherwise a crash between
+    would lose the link."""
 
     def __init__(self, size: int = 4_000_000) -> None:
-        self._most_rows = 1 << max(0, -(-size // _WAYS) - 1).bit_length()
+        self._most_places = max(_WAYS, 1 << max(0, size - 1).bit_length())
         self.clear()
 
     def unknown(self, keys: Iterable[int]) -> set[int]:
         """Those of these keys that may be new."""
         wanted = list(keys)
-        if not wanted:
-            return set()
-        table = self._table
-        places = list(map(self._mask.__and__, wanted))
-        # All rows are touched in one go: the processor waits for memory once then, and not for one after the other.
-        itemgetter(*places)(table)
-        rows = map(_row.unpack_from, repeat(table), places)
-        unknown = set(wanted).difference(compress(wanted, map(contains, rows, wanted)))
-        # An empty place in a row looks like this key.
-        return unknown | {0} if 0 in wanted else unknown
+        table, mask, first_in_row = self._table, self._mask, self._first_in_row
+        # All are looked up in one go: the processor waits for memory once then, and not for one after the other. Two
+        # places more make the answer a tuple, however many keys there are.
+        found = itemgetter(*[key & mask for key in wanted], 0, 0)(table)
+        return {
+            key
+            for key, other in zip(wanted, found)
+            if other != key and (not other or key not in _row_at(table, 8 * (key & first_in_row)))
+        }
 
     def update(self, keys: Iterable[int]) -> None:
-        table, mask = self._table, self._mask
-        for key in keys:
-            row = _row.unpack_from(table, key & mask)
-            if key not in row:
-                _row.pack_into(table, key & mask, key, *row[:-1])
-                self._entered += 1
-        if 4 * self._entered > _WAYS * self._rows and self._rows < self._most_rows:
-            self._make(min(self._most_rows, _GROWTH * self._rows))
-            # The oldest of a row are its last.
-            self.update(key for key in reversed(memoryview(table).cast("Q")) if key)
+        entering = list(keys)
+        self._grow(len(entering))
+        table, mask, first_in_row = self._table, self._mask, self._first_in_row
+        for key in entering:
+            place = key & mask
+            other = table[place]
+            if other:
+                first = key & first_in_row
+                row = table[first : first + _WAYS]
+                if key in row:
+                    continue
+                # The newest has the place where it is looked for first; the other goes where there is room.
+                if 0 in row:
+                    table[first + row.index(0)] = other
+                else:
+                    table[place ^ 1], table[place ^ 2], table[place ^ 3] = other, table[place ^ 1], table[place ^ 2]
+            table[place] = key
+            self._entered += 1
 
     def clear(self) -> None:
         """Forget all: after a reconnect nobody knows what the frontier still has."""
-        self._make(max(1, self._most_rows // _FIRST_PART))
+        self._make(max(_WAYS, self._most_places // _FIRST_PART))
 
-    def _make(self, rows: int) -> None:
-        self._rows = rows
-        self._mask = (rows - 1) * _row.size
-        self._table = bytearray(rows * _row.size)
+    def _grow(self, more: int) -> None:
+        """Make room for so many more."""
+        old, places = self._table, len(self._table)
+        while 4 * (self._entered + more) > places and places < self._most_places:
+            places = min(self._most_places, _GROWTH * places)
+        if places > len(old):
+            self._make(places)
+            self.update(key for key in old if key and key != _NO_KEY)
+
+    def _make(self, places: int) -> None:
+        self._mask = places - 1
+        self._first_in_row = places - _WAYS
+        self._table = array("Q", bytes(8 * places))
+        # An empty place looks like the key 0, which belongs here.
+        self._table[:_WAYS] = array("Q", [_NO_KEY] * _WAYS)
         self._entered = 0

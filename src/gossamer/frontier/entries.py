@@ -154,18 +154,18 @@ def with_state(entry: bytes, state: dict[str, Any]) -> bytes:
 def address(rest: bytes, site: str) -> str:
     """The address in what follows an entry's key; ValueError if there is none."""
     try:
-        return expand(_decode_address(rest).url, site)
+        short = _decode_address(rest).url
     except msgspec.DecodeError as error:
         raise ValueError(str(error)) from None
+    return f"https://{site}{short}" if short.startswith("/") else expand(short, site)
 
 
 def squeeze(url: str, site: str) -> str:
     """A URL without what follows from its site: `/path` is https, `:/path` is http. Of others `-` is https, `=` any."""
-    end = len(site) + 8
-    if url.startswith(site, 8) and url.startswith("/", end) and url.startswith("https://"):
-        return url[end:]
-    if url.startswith(site, 7) and url.startswith("/", end - 1) and url.startswith("http://"):
-        return ":" + url[end - 1 :]
+    if url.startswith(f"https://{site}/"):
+        return url[len(site) + 8 :]
+    if url.startswith(f"http://{site}/"):
+        return ":" + url[len(site) + 7 :]
     return "-" + url[8:] if url.startswith("https://") else "=" + url
 
 

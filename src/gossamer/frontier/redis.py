@@ -20,7 +20,7 @@ from gossamer.frontier.redis_hints import hasten
 from gossamer.frontier.redis_job import explain, faults, job_key, moved_to, read_root, root_key, translate
 from gossamer.frontier.redis_link import Links
 from gossamer.frontier.redis_look import every_site, inspect, lookup, sites
-from gossamer.frontier.redis_wire import MOST_LINKS, Load, first_values, packed_note, parts, read_lease, text
+from gossamer.frontier.redis_wire import MOST_LINKS, Load, first_values, packed_note, parts, read_lease, text, told_keys
 from gossamer.model import (
     Counts,
     Grant,
@@ -96,8 +96,8 @@ class RedisFrontier:
         for first in range(0, len(requests), MOST_LINKS):
             some = requests[first : first + MOST_LINKS]
             load = Load(await self._unknown(some))
-            runs = self._put(some, load)
-            new, to_fold = await self._call("add", load.entries, runs=runs, **load.said(), own=self._sites(load))
+            links = self._put(some, load)
+            new, to_fold = await self._call("add", load.entries, links=links, **load.said(), own=self._sites(load))
             added += int(new)
             self._learn(int(new), len(some))
             await fold_lists(self._call, to_fold, self.secret)
@@ -109,7 +109,7 @@ class RedisFrontier:
         if len(requests) < _ASK_FROM or self._novelty > _ASK_BELOW:
             return None
         keys = [request.key for request in requests]
-        unknown = await self._call("unknown", keys=list(map(str, keys)), digits=[key % 1_000_000_000 for key in keys])
+        unknown = await self._call("unknown", **told_keys(keys))
         return {keys[place - 1] for place in unknown}
 
     def _learn(self, new: int, sent: int) -> None:
@@ -208,35 +208,31 @@ class RedisFrontier:
             as_text(outcome.key.to_bytes(8, "big")),
             outcome.status,
             str(outcome.again_in or 0.0) if comes_again else "",
-            self._put(outcome.links, load, page, outcome.site) if outcome.links else (),
-            as_text(pack_state(outcome.state)),
+            self._put(outcome.links, load, page, outcome.site) if outcome.links else 0,
+            as_text(pack_state(outcome.state)) if outcome.state is not None else "",
             load.number(outcome.site),
             outcome.lane,
         ]
 
-    def _put(self, requests: Sequence[Request], load: Load, page: str = "", page_site: str = "") -> list[Any]:
-        """Load requests, found on this page; the runs of them with one site and one rank, as their group and length."""
-        runs: list[Any] = []
+    def _put(self, requests: Sequence[Request], load: Load, page: str = "", page_site: str = "") -> int:
+        """Load requests, found on this page; how many."""
         from_inside, from_outside = (squeeze(page, page_site), squeeze(page, "")) if page else ("", "")
-        ranks, groups, digits, entries, unknown = self._ranks, load.groups, load.digits, load.entries, load.unknown
-        last_site = last_rank = None
+        unknown, standings, before = load.unknown, load.standings, len(load.keys)
         for request in requests:
-            if unknown is not None and request.key not in unknown:
+            key, site = request.key, request.site
+            if unknown is not None and key not in unknown:
                 continue
-            standing = (request.priority, request.depth, request.hops)
-            rank = ranks.get(standing)
-            if rank is None:
-                rank = self._rank(standing)
-            if request.site == last_site and rank == last_rank:
-                runs[-1] += 1
-            else:
-                last_site, last_rank = request.site, rank
-                runs += (groups.setdefault((last_site, rank), len(groups) + 1), 1)
-            key = request.key
-            digits.append(key % 1_000_000_000)
-            entries.append(b"%d" % key)
-            entries.append(pack(request, from_inside if request.site == page_site else from_outside))
-        return runs
+            standing = (site, request.priority, request.depth, request.hops)
+            group = standings.get(standing)
+            if group is None:
+                rank = self._ranks.get(standing[1:])
+                if rank is None:
+                    rank = self._rank(standing[1:])
+                group = standings[standing] = load.groups.setdefault((site, rank), len(load.groups) + 1)
+            load.keys.append(key)
+            load.group_of.append(group)
+            load.entries.append(pack(request, from_inside if site == page_site else from_outside))
+        return len(load.keys) - before
 
     def _rank(self, standing: tuple[int, int, int]) -> str:
         priority, depth, hops = standing

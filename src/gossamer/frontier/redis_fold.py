@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -30,12 +30,9 @@ Call = Callable[..., Awaitable[Any]]
 
 def fold(entries: Sequence[bytes], site: str, secret: bytes, *, compressor: Any = None) -> bytes:
     """A block of these entries, in their order. Keys that follow from the address are left out."""
-    rests = [entry[8:] for entry in entries]
-    kept = {
-        place: entry[:8]
-        for place, (entry, key) in enumerate(zip(entries, _keys(rests, site, secret)))
-        if not (key and entry.startswith(key))
-    }
+    rests, keys = [entry[8:] for entry in entries], [entry[:8] for entry in entries]
+    found = _keys(rests, site, secret)
+    kept = {} if found == keys else {place: key for place, key in enumerate(keys) if key != found[place]}
     compressor = compressor or zstandard.ZstdCompressor(_LEVEL)
     packed: bytes = compressor.compress(_encode((kept, rests)))
     return BLOCK_MARK + len(entries).to_bytes(3, "big") + _digest(packed, secret) + packed
@@ -63,14 +60,15 @@ def unfold(element: bytes, site: str, secret: bytes) -> list[bytes]:
     return entries
 
 
-def _keys(rests: Iterable[bytes], site: str, secret: bytes) -> Iterator[bytes | None]:
+def _keys(rests: Iterable[bytes], site: str, secret: bytes) -> list[bytes | None]:
     """The keys that follow from the addresses of these, as far as they have any."""
-    fingerprint = urls.fingerprint
+    fingerprint, found = urls.fingerprint, list[bytes | None]()
     for rest in rests:
         try:
-            yield fingerprint(secret, address(rest, site)).to_bytes(8, "big")
+            found.append(fingerprint(secret, address(rest, site)).to_bytes(8, "big"))
         except ValueError:
-            yield None
+            found.append(None)
+    return found
 
 
 def _digest(packed: bytes, secret: bytes) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -25,8 +26,11 @@ class Load:
         self.names: dict[str, int] = {}
         self.groups: dict[tuple[str, str], int] = {}
         """Site and rank -> the number that stands for them."""
-        self.digits: list[int] = []
-        """The last nine of each key: all of them are more than a number of the script holds."""
+        self.standings: dict[tuple[str, int, int, int], int] = {}
+        """Site, priority, depth and hops -> the group that links with these belong to."""
+        self.keys: list[int] = []
+        self.group_of: list[int] = []
+        """The group of each link."""
         self.entries: list[bytes] = []
 
     def number(self, site: str) -> int:
@@ -36,7 +40,18 @@ class Load:
     def said(self) -> dict[str, Any]:
         """What the script is told of the links beside their entries."""
         groups = [part for site, rank in self.groups for part in (self.number(site), rank)]
-        return {"digits": self.digits, "groups": groups, "names": list(self.names)}
+        return {
+            **told_keys(self.keys),
+            "group_of": self.group_of,
+            "ends": list(accumulate(map(len, self.entries))),
+            "groups": groups,
+            "names": list(self.names),
+        }
+
+
+def told_keys(keys: Sequence[int]) -> dict[str, Any]:
+    """Keys as the script takes them: it has no numbers that could hold one, so it gets the last nine digits too."""
+    return {"keys": list(map(str, keys)), "digits": [key % 1_000_000_000 for key in keys]}
 
 
 def parts(outcomes: Sequence[Outcome]) -> Iterator[Sequence[Outcome]]:

@@ -74,16 +74,20 @@ local function finish_lane(site, lane)
 end
 
 function operations.complete()
-    local accepted, stale, repeated, touched = 0, 0, 0, {}
-    if #links > 0 then needs_memory() else needs_no_memory() end
+    local accepted, stale, repeated, touched, batches = 0, 0, 0, {}, {}
+    if #entries > 0 then needs_memory() else needs_no_memory() end
     local noted = 0
     for _, note in ipairs(given.notes) do noted = noted + apply_note(note) end
     for _, outcome in ipairs(given.outcomes) do
-        local token, key, status, again_in, runs, visit, name, number_of_lane = unpack(outcome, 1, 8)
+        local token, key, status, again_in, links, visit, name, number_of_lane = unpack(outcome, 1, 8)
         local site, lane = held_lane(token)
         local kept = false
         if site then
-            local batch = batch_of(site, lane)
+            local batch = batches[token]
+            if not batch then
+                batch = batch_of(site, lane)
+                batches[token] = batch
+            end
             if again_in ~= '' then kept = call('HGET', batch, key) end
             kept = call('HDEL', batch, key) == 1 and (kept or true)
         end
@@ -94,9 +98,9 @@ function operations.complete()
             count('leased', -1)
             if total('lapsed') > 0 and call('HDEL', prefix .. 'lapses', key) == 1 then count('lapsed', -1) end
             settle(site, kept ~= true and string.sub(kept, 5), status, again_in, visit)
-            admit(runs)
+            admit(links)
         else
-            pass_over(runs)
+            pass_over(links)
             local settled = site or load_site(given.names[name])['l' .. number_of_lane] == token
             if settled then repeated = repeated + 1 else stale = stale + 1 end
         end

@@ -32,7 +32,7 @@ local function behind_blocks(site, rank, size)
 end
 local function ask_to_fold(name, rank, list, size, added)
     if FOLD == 0 or size < FOLD or named[list] or #to_fold >= MOST_FOLDED then return end
-    if math.floor(size / LOOKED_AT_EACH) == math.floor((size - added) / LOOKED_AT_EACH) then return end
+    if size % LOOKED_AT_EACH >= added then return end
     local site = load_site(name)
     local _, foldable = behind_blocks(site, rank, size)
     if foldable < (site['d' .. rank] and 1 or BLOCKS) * FOLD then return end

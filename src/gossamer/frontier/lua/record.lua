@@ -2,9 +2,9 @@
 --
 -- KEYS[1] is the shard's record; all other keys share its hash tag. KEYS[2] never exists: it makes a cluster refuse the
 -- call while the slot is on its way to another node, where half of the keys would be missing.
--- ARGV: the operation, its arguments in msgpack, and in msgpack too a list with the links, two strings each: the key in
--- decimal, and the entry. For each operation some files of this folder are one script: redis_link.py names them. All of them
--- in one would cost each call what it takes to define them.
+-- ARGV: the operation, its arguments in msgpack, and the entries of the links, one behind the other. For each operation some
+-- files of this folder are one script: redis_link.py names them. All of them in one would cost each call what it takes to
+-- define them.
 --
 --   job            hash    state, counters, the last token, the last time
 --   seen:N         sets    of the integers of known keys; linear hashing keeps each below 512, where Redis packs them
@@ -36,7 +36,7 @@ local job_key = KEYS[1]
 local prefix = string.sub(job_key, 1, -4)
 local call = redis.call
 local operation, given = ARGV[1], cmsgpack.unpack(ARGV[2])
-local links = ARGV[3] and cmsgpack.unpack(ARGV[3]) or {}
+local entries = ARGV[3] or ''
 
 local FIELDS = {
     'format', 'state', 'strategy', 'delay', 'robots', 'lanes', 'budget', 'max_deliveries', 'now', 'skew', 'clock',

@@ -2,16 +2,21 @@
 
 local seen_level, seen_split = number('seen_level'), number('seen_split')
 local seen_size = 2 ^ seen_level
+local sub, format = string.sub, string.format
 
 -- Linear hashing: the buckets are split one at a time, in turn.
 local function split_seen()
     local from, into = prefix .. 'seen:' .. whole(seen_split), prefix .. 'seen:' .. whole(seen_split + seen_size)
     local bits = 2 * seen_size
-    local moved, known = {}, call('SMEMBERS', from)
-    for _, key in ipairs(known) do
-        if string.sub(key, -9) % bits ~= seen_split then moved[#moved + 1] = key end
+    local moved, known, size = {}, call('SMEMBERS', from), 0
+    for index = 1, #known do
+        local key = known[index]
+        if sub(key, -9) % bits ~= seen_split then
+            size = size + 1
+            moved[size] = key
+        end
     end
-    if #moved > 0 then
+    if size > 0 then
         with_all('SREM', from, moved)
         with_all('SADD', into, moved)
     end
@@ -27,7 +32,7 @@ local seen = prefix .. 'seen:'
 local function bucket_of(digits)
     local bucket = digits % seen_size
     if bucket < seen_split then bucket = digits % (2 * seen_size) end
-    return string.format('%s%d', seen, bucket)
+    return format('%s%d', seen, bucket)
 end
 
 -- Which of these keys, by their place, nobody knows. Writes nothing.
@@ -40,34 +45,30 @@ function operations.unknown()
     return found
 end
 
--- Takes the next links: there are two numbers for each run of them, that of its group, which has one site and one rank, and
--- its length. The new ones are gathered by group: a push for each link is half of what a call costs.
-local digits, taken, known, gathered = given.digits, 0, number('known'), {}
-local function admit(runs)
-    for index = 1, #runs, 2 do
-        local group = runs[index]
-        local fresh = gathered[group]
-        if not fresh then
-            fresh = {}
-            gathered[group] = fresh
-        end
-        for at = taken + 1, taken + runs[index + 1] do
-            local key = links[2 * at - 1]
-            if call('SADD', bucket_of(digits[at]), key) == 1 then
-                fresh[#fresh + 1] = links[2 * at]
-                known = known + 1
-                if known > SEEN_LOAD * (seen_size + seen_split) then split_seen() end
+-- Takes the next links. The new ones are gathered by their group, which has one site and one rank: a push for each link is
+-- half of what a call costs.
+local keys, digits, ends, group_of = given.keys, given.digits, given.ends, given.group_of
+local taken, known, gathered = 0, number('known'), {}
+local function admit(links)
+    for at = taken + 1, taken + links do
+        if call('SADD', bucket_of(digits[at]), keys[at]) == 1 then
+            local group = group_of[at]
+            local fresh = gathered[group]
+            if not fresh then
+                fresh = {}
+                gathered[group] = fresh
             end
+            fresh[#fresh + 1] = sub(entries, (ends[at - 1] or 0) + 1, ends[at])
+            known = known + 1
+            if known > SEEN_LOAD * (seen_size + seen_split) then split_seen() end
         end
-        taken = taken + runs[index + 1]
     end
+    taken = taken + links
 end
-local function pass_over(runs)
-    for index = 2, #runs, 2 do taken = taken + runs[index] end
-end
+local function pass_over(links) taken = taken + links end
 local function enqueue_gathered()
     for group, fresh in pairs(gathered) do
-        if #fresh > 0 then enqueue(given.names[given.groups[2 * group - 1]], given.groups[2 * group], fresh) end
+        enqueue(given.names[given.groups[2 * group - 1]], given.groups[2 * group], fresh)
     end
     admitted = known - number('known')
     count('known', admitted)
@@ -75,7 +76,7 @@ end
 
 function operations.add()
     needs_memory()
-    admit(given.runs)
+    admit(given.links)
     enqueue_gathered()
     return { admitted, to_fold }
 end
