@@ -12,6 +12,7 @@ from gossamer import addresses
 from gossamer.errors import ConfigError, FrontierError
 from gossamer.frontier.sql.database import CARGO, schema, statements
 from gossamer.frontier.sql.mysql_text import PARTS, beyond, is_too_old, literal, new_rows, whole_rows, written
+from gossamer.frontier.sql.rows import is_changed
 
 try:
     import asyncmy
@@ -234,7 +235,7 @@ class MySQL:
         return list(await self._run(written(parts, values, rows=rows)))
 
     async def insert_rows(self, rows: Sequence[Sequence[Any]]) -> None:
-        if any(row[7] or row[8] or row[9] or row[10] for row in rows):
+        if is_changed(rows):
             await self._put("insert_rows", whole_rows(self.shard, rows))
             return
         # What is left out need not be read by the server, which costs it as much as storing it.
