@@ -309,6 +309,29 @@ def test_a_url_that_the_database_cannot_hold_comes_out_whole(server: SqlServer) 
     run(server, check)
 
 
+@pytest.mark.parametrize("in_packets", [True, False])
+def test_many_links_come_out_as_they_went_in(server: SqlServer, in_packets: bool) -> None:
+    """MariaDB gets many rows in packets, MySQL as SQL; whatever stands in them, and in some of them nothing."""
+    texts = ("plain", "it's", "back\\slash\\", 'quo"ted', "für", "語", "a\0b", "?", "%s", "\\'); --")
+
+    async def check(frontier: SqlFrontier) -> None:
+        dialect: Any = frontier._database.dialect
+        if isinstance(server, MariaServer) and not in_packets:
+            dialect._bulk._refused = True
+        await frontier.add([good(frontier, "https://a.example/")])
+        (lease,) = (await frontier.lease(1, batch=1, seconds=60)).leases
+        links = {f"https://a.example/{number}/{texts[number % 10]}": number % 3 for number in range(300)}
+        found = tuple(good(frontier, url, meta={"n": 1} if special else None) for url, special in links.items())
+        await frontier.complete([outcome(lease, lease.requests[0].key, links=found)])
+        if isinstance(server, MariaServer):
+            assert bool(dialect._bulk._prepared) is in_packets
+        (lease,) = (await frontier.lease(1, batch=999, seconds=60)).leases
+        assert [(one.url, one.referrer) for one in lease.requests] == [(url, "https://a.example/") for url in links]
+        assert [bool(one.meta) for one in lease.requests] == [bool(special) for special in links.values()]
+
+    run(server, check, Settings(delay=0.0, robots=False, site_share=1.0))
+
+
 def test_a_row_that_no_worker_can_read_is_parked(server: SqlServer) -> None:
     value = {"postgresql": "'\\xc1'::bytea", "mysql": "x'c1'"}[server.scheme]
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 from gossamer import addresses
 from gossamer.errors import ConfigError, FrontierError
 from gossamer.frontier.sql.database import CARGO, schema, statements
-from gossamer.frontier.sql.mysql_text import PARTS, beyond, is_too_old, literal, quoted, written
+from gossamer.frontier.sql.mysql_text import PARTS, beyond, is_too_old, literal, new_rows, whole_rows, written
+from gossamer.frontier.sql.rows import is_changed
 
 try:
     import asyncmy
     from asyncmy import errors as faults
     from asyncmy.constants.CLIENT import MULTI_STATEMENTS
 
+    from gossamer.frontier.sql.mysql_bulk import Bulk, size
     from gossamer.frontier.sql.mysql_faults import explain, is_conflict, is_loss
 except ImportError as missing:
     raise ConfigError(
@@ -31,9 +34,13 @@ _SESSION = (
 )
 _ANSWER_SECONDS = 30.0
 _SLOWEST_POLL_SECONDS = 1.0
+_NEW = itemgetter(0, 1, 2, 3, 4, 5, 6, 11)
+_NEW_MARKS = ",".join("?" * 8)
 _IN_LIST = 900
 _PACKET = 4_000_000
 _KEYS = 50_000
+# From here on rows are cheaper in a packet of their own.
+_MANY = 64
 # Up to here statements of their own are cheaper than one with a table made of JSON.
 _FEW = 8
 _AGAIN = 1020
@@ -57,6 +64,7 @@ class MySQL:
         self._answers: list[tuple[tuple[Any, ...], list[Sequence[Any]]]] = []
         """What travelled with the last statement, until it is fetched."""
         self._affected = 0
+        self._bulk = Bulk()
         self._many_known = False
         """Whether most keys were known when last some were put: then it is cheaper to ask first."""
         self.connections = 0
@@ -72,6 +80,7 @@ class MySQL:
         )
         self._connection = connection
         self.connections += 1
+        self._bulk.forget()
         self._forget()
         try:
             for statement in _SESSION:
@@ -178,6 +187,15 @@ class MySQL:
         """Have a statement go with the next one, since nobody needs its answer."""
         self._pending.append(written(self._statements[name], (self.shard, *given)))
 
+    async def _put_many(self, name: str, marks: str, rows: Sequence[Sequence[Any]]) -> int | None:
+        """Run an INSERT of many rows at once, if the server can and a packet can hold them; how many were added."""
+        if len(rows) < _MANY or self._connection is None or size(rows) > _PACKET:
+            return None
+        if self._pending:
+            await self._run(self._pending.pop())
+        text = f"{self._statements[name][0]}({self.shard},{marks})"
+        return await self._bulk.run(self._connection, text, rows, seconds=_ANSWER_SECONDS)
+
     async def _put(self, name: str, rows: Sequence[str]) -> None:
         """The same for an INSERT of many rows, in parts that a packet can hold."""
         head = self._statements[name][0]
@@ -201,7 +219,11 @@ class MySQL:
             ask, rows = self._answers.pop(0)
             if ask == (name, *given):
                 return rows
-        return list(await self._run(written(self._statements[name], (self.shard, *given))))
+        rows = list(await self._run(written(self._statements[name], (self.shard, *given))))
+        if name == "moment":
+            # One column in place of many: each has a packet of its own.
+            return [(*row[:10], *row[10].split(","), row[11]) for row in rows]
+        return rows
 
     async def bulk(self, name: str, rows: Sequence[Sequence[Any]], *given: Any) -> list[Sequence[Any]]:
         if not rows:
@@ -213,22 +235,13 @@ class MySQL:
         return list(await self._run(written(parts, values, rows=rows)))
 
     async def insert_rows(self, rows: Sequence[Sequence[Any]]) -> None:
-        head = f"({self.shard},"
-        if not any(row[7] or row[8] or row[9] or row[10] for row in rows):
-            # What is left out need not be read by the server, which costs it as much as storing it.
-            extras = {row[11]: literal(row[11]) for row in rows}
-            texts = [
-                f"{head}{site},{place},{standing},{age},{key},{quoted(url)},{depth},{extras[extra]})"
-                for site, place, standing, age, key, url, depth, _, _, _, _, extra in rows
-            ]
-            await self._put("insert_new", texts)
+        if is_changed(rows):
+            await self._put("insert_rows", whole_rows(self.shard, rows))
             return
-        texts = [
-            f"{head}{site},{place},{standing},{age},{key},{quoted(url)},{depth},{priority},{tries},{lapses},{again},"
-            f"{literal(extra)})"
-            for site, place, standing, age, key, url, depth, priority, tries, lapses, again, extra in rows
-        ]
-        await self._put("insert_rows", texts)
+        # What is left out need not be read by the server, which costs it as much as storing it.
+        many = list(map(_NEW, rows))
+        if not await self._put_many("insert_new", _NEW_MARKS, many):
+            await self._put("insert_new", new_rows(self.shard, many))
 
     async def write(
         self,
@@ -265,10 +278,17 @@ class MySQL:
         """Add keys; those that were there already, each of which is a warning."""
         if not keys:
             return set()
-        head = f"({self.shard},"
-        self.ahead(("duplicates",), *states)
-        await self._run(self._statements["insert_seen"][0] + ",".join([f"{head}{key})" for key in keys]))
-        missing = len(keys) - self._affected
+        added = await self._put_many("insert_seen", "?", [(key,) for key in keys])
+        if added is None:
+            self.ahead(("duplicates",), *states)
+            head = f"({self.shard},"
+            await self._run(self._statements["insert_seen"][0] + ",".join([f"{head}{key})" for key in keys]))
+            added = self._affected
+        elif added == len(keys):
+            return set()
+        else:
+            self.ahead(*states)
+        missing = len(keys) - added
         texts = [str(row[2]) for row in await self.fetch("duplicates")]
         # In every language the entry stands as 'shard-key'.
         found = {int(match[1]) for text in texts if (match := re.search(rf"'{self.shard}-(\d+)'", text))}

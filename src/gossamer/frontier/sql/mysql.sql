@@ -5,22 +5,12 @@
 
 -- name: moment
 SELECT j.state, j.revision, COALESCE(j.clock, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)) AS clock,
-    s.skew, s.restarts, s.rest_until, s.longest, s.allowance, s.phase, s.place, c.*,
+    s.skew, s.restarts, s.rest_until, s.longest, s.allowance, s.phase, s.place,
+    (SELECT CONCAT_WS(',', SUM(queued), SUM(later), SUM(leased), SUM(held), SUM(done), SUM(failed), SUM(skipped),
+        SUM(parked), SUM(stale), SUM(kept), SUM(revisits), SUM(suspects), SUM(known), SUM(sites), SUM(news), SUM(handed),
+        MAX(token), MAX(latest_at)) FROM gossamer_counters WHERE shard = $1) AS counts,
     EXISTS (SELECT 1 FROM gossamer_inbox i WHERE i.job IN (j.name, '') AND i.error IS NULL) AS inbox
-FROM gossamer_shards s
-JOIN gossamer_jobs j ON j.job = s.job
-CROSS JOIN (
-    SELECT CAST(SUM(queued) AS SIGNED) AS queued, CAST(SUM(later) AS SIGNED) AS later,
-        CAST(SUM(leased) AS SIGNED) AS leased, CAST(SUM(held) AS SIGNED) AS held, CAST(SUM(done) AS SIGNED) AS done,
-        CAST(SUM(failed) AS SIGNED) AS failed, CAST(SUM(skipped) AS SIGNED) AS skipped,
-        CAST(SUM(parked) AS SIGNED) AS parked, CAST(SUM(stale) AS SIGNED) AS stale, CAST(SUM(kept) AS SIGNED) AS kept,
-        CAST(SUM(revisits) AS SIGNED) AS revisits, CAST(SUM(suspects) AS SIGNED) AS suspects,
-        CAST(SUM(known) AS SIGNED) AS known, CAST(SUM(sites) AS SIGNED) AS sites, CAST(SUM(news) AS SIGNED) AS news,
-        CAST(SUM(handed) AS SIGNED) AS handed,
-        MAX(token) AS token, MAX(latest_at) AS latest_at
-    FROM gossamer_counters WHERE shard = $1
-) c
-WHERE s.shard = $1
+FROM gossamer_shards s JOIN gossamer_jobs j ON j.job = s.job WHERE s.shard = $1
 
 -- name: brief_moment
 SELECT j.state, j.revision, COALESCE(j.clock, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)) AS clock,

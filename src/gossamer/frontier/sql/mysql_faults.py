@@ -6,7 +6,7 @@ from asyncmy import errors as faults
 
 from gossamer.errors import FrontierError, JobMissing, SchemaMismatch, Unavailable
 
-_CONFLICT = {1205, 1213, 1020, 1062, 3572}
+_CONFLICT = {1205, 1213, 1020, 1062, 1615, 3572}
 _LOST = {0, 1047, 1053, 1077, 1079, 1080, 1152, 1153, 1158, 1159, 1160, 1161, 1184, 1927, 2003, 2006, 2013, 2055, 4031}
 _PASSING = {
     3, 14, 1021, 1026, 1028, 1030, 1031, 1037, 1038, 1040, 1041, 1042, 1114, 1129, 1203, 1226, 1290, 1317, 1836, 1969,

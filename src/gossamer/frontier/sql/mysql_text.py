@@ -53,6 +53,26 @@ def quoted(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "''").replace("\0", "\\0") + "'"
 
 
+def new_rows(shard: int, rows: Sequence[Sequence[Any]]) -> list[str]:
+    """Rows of the queue that nothing has happened to yet, for an INSERT."""
+    head = f"({shard},"
+    extras = {row[7]: literal(row[7]) for row in rows}
+    return [
+        f"{head}{site},{place},{standing},{age},{key},{quoted(url)},{depth},{extras[extra]})"
+        for site, place, standing, age, key, url, depth, extra in rows
+    ]
+
+
+def whole_rows(shard: int, rows: Sequence[Sequence[Any]]) -> list[str]:
+    """Rows of the queue, for an INSERT."""
+    head = f"({shard},"
+    return [
+        f"{head}{site},{place},{standing},{age},{key},{quoted(url)},{depth},{priority},{tries},{lapses},{again},"
+        f"{literal(extra)})"
+        for site, place, standing, age, key, url, depth, priority, tries, lapses, again, extra in rows
+    ]
+
+
 def beyond(key: Sequence[str], values: Sequence[Any]) -> str:
     """That a row comes after another in the order of its key, said in a way that an index can be used for."""
     name, value = key[0], literal(values[0])

@@ -10,6 +10,7 @@ from gossamer import addresses
 from gossamer.errors import ConfigError, FrontierError, JobMissing, SchemaMismatch, Unavailable
 from gossamer.frontier.sql.database import CARGO, schema, statements
 from gossamer.frontier.sql.postgresql_text import array, literal, transposed
+from gossamer.frontier.sql.rows import is_changed
 
 try:
     import asyncpg
@@ -222,10 +223,15 @@ class PostgreSQL:
         if self._pending:
             await self._run_pending()
         shard = self.shard
-        if any(row[7] or row[8] or row[9] or row[10] for row in rows):
-            records, columns = [(shard, *row) for row in rows], _QUEUE
+        if is_changed(rows):
+            records: list[tuple[Any, ...]] = [(shard, *row) for row in rows]
+            columns = _QUEUE
         else:
-            records, columns = [(shard, *row[:7], row[11]) for row in rows], _NEW
+            records = [
+                (shard, site, place, standing, age, key, url, depth, extra)
+                for site, place, standing, age, key, url, depth, _, _, _, _, extra in rows
+            ]
+            columns = _NEW
         await self._open.copy_records_to_table("gossamer_queue", records=records, columns=columns)
 
     async def write(

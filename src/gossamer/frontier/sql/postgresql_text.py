@@ -22,7 +22,8 @@ def array(values: list[Any]) -> Any:
 def literal(value: Any) -> str:
     """A value as it is written in a statement."""
     if isinstance(value, (list, tuple)):
-        value = "{" + ",".join(map(element, value)) + "}"
+        numbers = value and isinstance(value[0], int) and None not in value
+        value = "{" + ",".join(map(str if numbers else element, value)) + "}"
     if isinstance(value, str):
         return "'" + value.replace("'", "''") + "'"
     return "NULL" if value is None else str(value)

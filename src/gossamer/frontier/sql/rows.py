@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -52,61 +53,68 @@ class _Extra(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 _NONE = _Extra()
+_CHANGES = itemgetter(7, 8, 9, 10)
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Extra).decode
 
 
-class RowWriter:
-    """Makes rows of requests that nobody knew, as they wait."""
+def rows_of(
+    links: Iterable[tuple[Request, str, int]], sites: Mapping[str, int], age: int, *, strategy: str
+) -> list[tuple[Any, ...]]:
+    """The fields of a `Row` for each of these requests that nobody knew, as they wait, one after another.
 
-    def __init__(self, strategy: str) -> None:
-        self._strategy = strategy
-        self._ranks: dict[tuple[int, int, int], int] = {}
-        self._foreign: dict[str, bytes] = {}
-        """Pages that were linked from, as the requests of other sites have them."""
-
-    def row(self, request: Request, site: int, age: int, referrer: str) -> tuple[Any, ...]:
-        """The fields of a `Row`, of one request that was found on the page `referrer` at the moment `age`."""
+    Beside each is the page that it was found on. All in one loop: it runs for every new link."""
+    found: list[tuple[Any, ...]] = []
+    ranks: dict[tuple[int, int, int], int] = {}
+    foreign: dict[str, bytes] = {}
+    usual = strategy not in ("dfs", "random")
+    for request, referrer, _ in links:
         url, name, priority, depth, hops = request.url, request.site, request.priority, request.depth, request.hops
+        age += 1
         end = len(name) + 8
         # The usual case of `squeeze`, which is half as fast.
         short = url[end:] if url[end : end + 1] == "/" and url[:end] == "https://" + name else squeeze(url, name)
         hidden = ""
         if "\0" in short:
             short, hidden = "=" + url.replace("\0", "\ufffd"), url
-        place, standing = WAITING, self._ranks.get((priority, depth, hops))
+        place, standing = WAITING, ranks.get((priority, depth, hops))
         if standing is None:
-            standing = policy.rank(self._strategy, priority=priority, depth=depth, hops=hops)
-            self._ranks[priority, depth, hops] = standing
+            standing = policy.rank(strategy, priority=priority, depth=depth, hops=hops)
+            ranks[priority, depth, hops] = standing
         if standing == policy.HEAD:
             place, standing = TIMED, 0
-        elif self._strategy == "dfs":
-            age = -age
-        elif self._strategy == "random":
-            age = random.getrandbits(62)
-        extra = self._extra(request, referrer, hidden)
-        return (site, place, standing, age, request.key, short, depth, priority, request.tries, 0, 0, extra)
+        special = request.label or request.meta or request.method != "GET" or request.headers or request.body
+        if special or hidden or hops or request.state is not None or request.referrer:
+            extra = _extra(request, request.referrer or referrer, hidden)
+        elif not referrer:
+            extra = None
+        elif referrer.find(name, 7, end) >= 0:
+            extra = _encode((squeeze(referrer, name),))
+        else:
+            extra = foreign.get(referrer)
+            if extra is None:
+                extra = foreign[referrer] = _encode(("=" + referrer,))
+        turn = age if usual or place == TIMED else -age if strategy == "dfs" else random.getrandbits(62)
+        found.append(
+            (sites[name], place, standing, turn, request.key, short, depth, priority, request.tries, 0, 0, extra)
+        )
+    return found
 
-    def _extra(self, request: Request, referrer: str, url: str) -> bytes | None:
-        """What most requests have little of; None for nothing."""
-        site, referrer = request.site, request.referrer or referrer
-        special = request.label or request.meta or request.method != "GET" or request.headers or request.body or url
-        if special or request.hops or request.state is not None:
-            origin = squeeze(referrer, site) if referrer else ""
-            if special:
-                return _encode(
-                    (origin, request.hops, request.state, request.label, request.meta, request.method, request.headers,
-                     request.body, url)
-                )  # fmt: skip
-            return _encode((origin, request.hops, request.state))
-        if not referrer:
-            return None
-        if referrer.find(site, 7, len(site) + 8) >= 0:
-            return _encode((squeeze(referrer, site),))
-        found = self._foreign.get(referrer)
-        if found is None:
-            found = self._foreign[referrer] = _encode(("=" + referrer,))
-        return found
+
+def is_changed(rows: Iterable[Sequence[Any]]) -> bool:
+    """Whether one of these has what a request does not have when it is new: a priority, tries, lapses or a time."""
+    return any(map(any, map(_CHANGES, rows)))
+
+
+def _extra(request: Request, referrer: str, url: str) -> bytes | None:
+    """What most requests have little of; None for nothing."""
+    origin = squeeze(referrer, request.site) if referrer else ""
+    short = (origin, request.hops, request.state)
+    if request.label or request.meta or request.method != "GET" or request.headers or request.body or url:
+        return _encode((*short, request.label, request.meta, request.method, request.headers, request.body, url))
+    if request.hops or request.state is not None:
+        return _encode(short)
+    return _encode((origin,)) if referrer else None
 
 
 def request_of(row: Sequence[Any], site: str) -> Request:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from gossamer import urls
 from gossamer.frontier import recrawl
 from gossamer.frontier.freshness import summed
 from gossamer.frontier.sql.call import TURNS, Call, Held, NeedsWhole, closed_status, timed
-from gossamer.frontier.sql.rows import DONE, RETRY, SKIPPED, STATUS, TIMED, WORDS, Row, RowWriter, state_of, with_state
+from gossamer.frontier.sql.rows import DONE, RETRY, SKIPPED, STATUS, TIMED, WORDS, Row, rows_of, state_of, with_state
 from gossamer.frontier.sql.site import MICRO, new_site
 from gossamer.model import Outcome, Request, SiteNote
 
@@ -22,6 +23,7 @@ _MOST_NAMES = 200_000
 MOST_LINKS = 10_000
 """In one transaction."""
 _ALMOST_DUE = 60 * MICRO
+_WAIT = itemgetter(2)
 Link = tuple[Request, str, int]
 """A request, the page that it was found on, and microseconds until it is due."""
 
@@ -53,9 +55,12 @@ class Admission:
 
     async def admit(self, call: Call, links: Sequence[Link]) -> int:
         """Queue what is new; how many those were. The caller shares the lock, so that no site falls asleep now."""
-        first: dict[int, Link] = {}
-        for link in links:
-            first.setdefault(link[0].key, link)
+        keys = [link[0].key for link in links]
+        first = dict(zip(keys, links, strict=True))
+        if len(first) < len(keys):
+            first = {}
+            for key, link in zip(keys, links, strict=True):
+                first.setdefault(key, link)
         if not first:
             return 0
         # Only who keeps all others out puts sites to sleep or closes them, and counts that. Whoever restores a database
@@ -64,43 +69,51 @@ class Admission:
         if self._as_of != as_of or len(self._awake) > _MOST_NAMES:
             self._as_of = as_of
             self._awake.clear()
-        numbers = {name: self.site_id(name) for name in {link[0].site for link in first.values()}}
+        numbers = {name: self.site_id(name) for name in {link[0].site for link in links}}
         asked = sorted(set(numbers.values()) - call.sites.keys() - self._awake)
         new, states = await call.db.put_seen(sorted(first), asked)
         self._awake.update([site for site, closed, sleeps in states if not closed and not sleeps])
+        known = [first.pop(key)[0] for key in first.keys() - new] if len(new) < len(first) else []
         if call.settings.recrawl:
-            await self._hasten(call, [request for key, (request, _, _) in first.items() if key not in new])
+            await self._hasten(call, known)
         if not new:
             return 0
         call.count("known", len(new))
         call.count("news")
-        fresh = [link for key, link in first.items() if key in new] if len(new) < len(first) else list(first.values())
-        closed = await self._closed(call, {numbers[link[0].site]: link[0].site for link in fresh}, states)
+        names = {link[0].site for link in first.values()} if known else numbers
+        closed = await self._closed(call, {numbers[name]: name for name in names}, states)
         age = self._age = max(self._age, call.now)
-        self._age += len(fresh)
-        rows: list[tuple[Any, ...]] = []
+        self._age += len(first)
+        rows = rows_of(first.values(), numbers, age, strategy=call.settings.strategy)
+        if closed or any(map(_WAIT, first.values())):
+            rows = await self._set_apart(call, rows, first, closed)
+        else:
+            call.count("queued", len(rows))
+        if rows:
+            await call.db.insert_rows(rows)
+        return len(new)
+
+    async def _set_apart(
+        self, call: Call, rows: Sequence[tuple[Any, ...]], links: Mapping[int, Link], closed: Mapping[int, str]
+    ) -> list[tuple[Any, ...]]:
+        """Refuse what belongs to closed sites, and have those wait for their time that have one."""
+        kept: list[tuple[Any, ...]] = []
         refused, later = [], 0
-        write = RowWriter(call.settings.strategy).row
-        for request, referrer, wait in fresh:
-            site = numbers[request.site]
-            age += 1
-            row = write(request, site, age, referrer)
-            if closed and site in closed:
+        for row, (request, _, wait) in zip(rows, links.values(), strict=True):
+            if (site := row[0]) in closed:
                 status = closed_status(closed[site])
                 refused.append((request.key, site, request.depth, request.priority, status, row[5]))
                 call.count(WORDS[status])
             elif wait > 0:
-                rows.append(Row._make(row)._replace(place=TIMED, standing=call.now + wait, again=RETRY))
+                kept.append(Row._make(row)._replace(place=TIMED, standing=call.now + wait, again=RETRY))
                 later += 1
             else:
-                rows.append(row)
+                kept.append(row)
         call.count("delayed", later)
-        call.count("queued", len(fresh) - len(refused) - later)
-        if rows:
-            await call.db.insert_rows(rows)
+        call.count("queued", len(kept) - later)
         if refused:
             await call.db.refuse(refused, call.now)
-        return len(new)
+        return kept
 
     async def _hasten(self, call: Call, known: Sequence[Request]) -> None:
         """Bring visits of pages forward that are said to have changed."""
