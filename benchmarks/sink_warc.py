@@ -137,7 +137,7 @@ def main() -> None:
         )
     whole: dict[str, list[float]] = {"jsonl": [], "jsonl + warc": []}
     with SimWeb(sites=40, pages_per_site=arguments.pages // 40, page_bytes=PAGE_BYTES) as web:
-        for _ in range(max(1, arguments.runs // 2)):
+        for _ in range(arguments.runs):
             for sinks, figures in whole.items():
                 figures.append(crawl_milliseconds(web, arguments.pages // 40 * 40, sinks.split(" + ")))
     for sinks, figures in whole.items():
