@@ -12,7 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from gossamer.assemble import worker
-from gossamer.clock import SystemClock
+from gossamer.clock import Clock, SystemClock
+from gossamer.download.connects import Connects
 from gossamer.engine.extractor import item_columns
 from gossamer.engine.marker import left_behind
 from gossamer.engine.pulse import EVERY_SECONDS, Heart, beating, is_live
@@ -107,7 +108,8 @@ async def join_fleet(
         sinks: list[Sink] = [SegmentSink(results, name)] if wants_segments(frontier.settings.sink) else []
         sinks += fleet_sinks(frontier.settings, results, name, job=job, types=item_columns(frontier.settings))
         store = FleetStore(frontier, sinks)
-        clock, places = SystemClock(), places_of(frontier.settings, region)
+        clock = SystemClock()
+        places = places_of(frontier.settings, region, clock)
         try:
             async with worker(
                 frontier,
@@ -164,9 +166,11 @@ async def scale(fleet: Fleet, *, least: int = 0, most: int | None = None) -> Adv
     return advise(counts, shards, pulses, settings=fleet.settings, sites=sites, least=least, most=most)
 
 
-def places_of(settings: Settings, region: str) -> Places | None:
+def places_of(settings: Settings, region: str, clock: Clock) -> Places | None:
     """What a worker of this region has to know of the others, where sites find their region by themselves."""
-    return Places(region, settings.fetch_seconds) if settings.region_by == "auto" else None
+    if settings.region_by != "auto":
+        return None
+    return Places(region, settings.fetch_seconds, connects=Connects(clock))
 
 
 class FleetCrawl:

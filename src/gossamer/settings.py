@@ -138,7 +138,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ] = {}
     region_by: Annotated[
         Literal["rules", "auto"],
-        Meta(description="Sites stay in the region that `regions` names, or move to where they answer fastest."),
+        Meta(
+            description="Sites stay in the region that `regions` names, or move to where connecting to them is fastest."
+        ),
     ] = "rules"
 
     robots: Annotated[bool, Meta(description="Obey robots.txt.")] = True
