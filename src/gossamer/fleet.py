@@ -15,6 +15,7 @@ from gossamer.assemble import worker
 from gossamer.clock import Clock, SystemClock
 from gossamer.download.connects import Connects
 from gossamer.engine.extractor import item_columns
+from gossamer.engine.machine import Machine
 from gossamer.engine.marker import left_behind
 from gossamer.engine.pulse import EVERY_SECONDS, Heart, beating, is_live
 from gossamer.engine.region import Places
@@ -91,13 +92,14 @@ async def join_fleet(
     name: str,
     region: str = "",
     shards: str = "",
-    supervised: bool = False,
+    supervised: int = 0,
     signals: Callable[[Callable[[], None]], None] | None = None,
 ) -> JobState:
     """Work for the job at this address until it is over; the pages go to segments in its results folder.
 
-    `signals` is told what stops the worker, and has it called when a signal comes; else the worker sees to that."""
-    frontier = await _joined(url, job, name=name, region=region, shards=shards, patient=supervised)
+    It may be one of `supervised` workers of a supervisor, whose is Ctrl-C. `signals` is told what stops the worker,
+    and has it called when a signal comes; else the worker sees to that."""
+    frontier = await _joined(url, job, name=name, region=region, shards=shards, patient=bool(supervised))
     results = results_folder(url, job, frontier.settings, folder)
     # It is memory that is written to, which a shared folder that fails turns into a deadly signal.
     marker_path = (folder if url.startswith("folder:/") else results) / "handling" / name
@@ -120,6 +122,7 @@ async def join_fleet(
                 marker_path=marker_path,
                 places=places if region else None,
                 trail=Trail(results, name, most_bytes=frontier.settings.trail_bytes),
+                machine=Machine(workers=supervised or 1),
             ) as engine:
                 if signals is None:
                     leave_on_signals(engine.stop, ctrl_c=not supervised)
