@@ -226,7 +226,7 @@ def _as_json(summary: Summary, folder: Path | None) -> dict[str, Any]:
 @click.option("--wait", is_flag=True, help="Wait for the job of a fleet, and for its next run; leave on a signal only.")
 @click.option("--health-file", type=click.Path(path_type=Path, dir_okay=False),
               help="With --wait: a file to touch while alive; its word says whether it is ready.")  # fmt: skip
-@click.option("--supervised", type=click.IntRange(1), default=0, hidden=True, help="By how many workers.")
+@click.option("--supervised", type=click.IntRange(0), default=0, hidden=True)
 def worker(
     place: str,
     name: str,
