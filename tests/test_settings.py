@@ -193,3 +193,9 @@ def test_a_site_has_its_own_settings_or_the_jobs() -> None:
     assert settings.for_site("x.org") == SiteSettings(delay=0.0, lanes=3, budget=9, headers={"a": "b"})
     assert settings.for_site("y.org") == SiteSettings(delay=2.0, lanes=3, budget=9)
     assert configuration.dump(settings)["sites"] == {"x.org": {"delay": 0.0, "headers": {"a": "b"}}}
+
+
+def test_a_recrawl_that_cannot_be_is_refused_with_what_can() -> None:
+    with pytest.raises(ConfigError, match="recrawl is 'sometimes'") as refused:
+        build({"recrawl": "sometimes"})
+    assert "budget=5000/d" in refused.value.hint

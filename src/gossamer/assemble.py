@@ -22,6 +22,7 @@ from gossamer.engine.parsers import ParserPool
 from gossamer.engine.recent import Memory, Recent
 from gossamer.engine.region import Places
 from gossamer.engine.run import Engine
+from gossamer.engine.slots import Measures
 from gossamer.engine.store import Store
 from gossamer.engine.visit import Visit
 from gossamer.extract.spider import Spider
@@ -83,6 +84,7 @@ async def worker(
     trail: Trail | None = None,
     tracing: Tracing | None = None,
     memory: Memory | None = None,
+    machine: Measures | None = None,
 ) -> AsyncIterator[Engine]:
     """An engine with everything it needs, which is closed again at the end."""
     tracing = tracing or telemetry.begin()
@@ -129,6 +131,7 @@ async def worker(
             loads=loads,
             crowds=crowds_of(downloader, settings),
             visits=visits,
+            machine=machine,
         )
     finally:
         if pool is not None:

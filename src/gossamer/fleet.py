@@ -12,8 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from gossamer.assemble import worker
-from gossamer.clock import SystemClock
+from gossamer.clock import Clock, SystemClock
+from gossamer.download.connects import Connects
 from gossamer.engine.extractor import item_columns
+from gossamer.engine.machine import Machine
 from gossamer.engine.marker import left_behind
 from gossamer.engine.pulse import EVERY_SECONDS, Heart, beating, is_live
 from gossamer.engine.region import Places
@@ -90,13 +92,14 @@ async def join_fleet(
     name: str,
     region: str = "",
     shards: str = "",
-    supervised: bool = False,
+    supervised: int = 0,
     signals: Callable[[Callable[[], None]], None] | None = None,
 ) -> JobState:
     """Work for the job at this address until it is over; the pages go to segments in its results folder.
 
-    `signals` is told what stops the worker, and has it called when a signal comes; else the worker sees to that."""
-    frontier = await _joined(url, job, name=name, region=region, shards=shards, patient=supervised)
+    It may be one of `supervised` workers of a supervisor, whose is Ctrl-C. `signals` is told what stops the worker,
+    and has it called when a signal comes; else the worker sees to that."""
+    frontier = await _joined(url, job, name=name, region=region, shards=shards, patient=bool(supervised))
     results = results_folder(url, job, frontier.settings, folder)
     # It is memory that is written to, which a shared folder that fails turns into a deadly signal.
     marker_path = (folder if url.startswith("folder:/") else results) / "handling" / name
@@ -107,7 +110,8 @@ async def join_fleet(
         sinks: list[Sink] = [SegmentSink(results, name)] if wants_segments(frontier.settings.sink) else []
         sinks += fleet_sinks(frontier.settings, results, name, job=job, types=item_columns(frontier.settings))
         store = FleetStore(frontier, sinks)
-        clock, places = SystemClock(), places_of(frontier.settings, region)
+        clock = SystemClock()
+        places = places_of(frontier.settings, region, clock)
         try:
             async with worker(
                 frontier,
@@ -118,6 +122,7 @@ async def join_fleet(
                 marker_path=marker_path,
                 places=places if region else None,
                 trail=Trail(results, name, most_bytes=frontier.settings.trail_bytes),
+                machine=Machine(workers=supervised or 1),
             ) as engine:
                 if signals is None:
                     leave_on_signals(engine.stop, ctrl_c=not supervised)
@@ -164,9 +169,11 @@ async def scale(fleet: Fleet, *, least: int = 0, most: int | None = None) -> Adv
     return advise(counts, shards, pulses, settings=fleet.settings, sites=sites, least=least, most=most)
 
 
-def places_of(settings: Settings, region: str) -> Places | None:
+def places_of(settings: Settings, region: str, clock: Clock) -> Places | None:
     """What a worker of this region has to know of the others, where sites find their region by themselves."""
-    return Places(region, settings.fetch_seconds) if settings.region_by == "auto" else None
+    if settings.region_by != "auto":
+        return None
+    return Places(region, settings.fetch_seconds, connects=Connects(clock))
 
 
 class FleetCrawl:

@@ -19,6 +19,7 @@ from gossamer.engine.remote import connect
 from gossamer.errors import ConfigError, JobMissing
 from gossamer.fleet import SCHEMES, open_fleet, results_folder
 from gossamer.frontier.sqlite_look import SqliteLook
+from gossamer.frontier.sqlite_survey import survey
 from gossamer.settings import Settings
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Inquiry:
     folder: Path
     """Where what it stored is."""
     state: str
-    """That of the job; `resting` where nobody works on it."""
+    """That of the job; `resting` where nobody works on it, and something is left to do."""
     lookup: Question
     site: Question
     lookup_below: Callable[[str, str], Awaitable[Known | None]] | None = None
@@ -69,9 +70,10 @@ async def inquire(job: str, frontier: str = "") -> AsyncIterator[Inquiry]:
         # Nobody runs it. To open its frontier would keep others from doing so, and a large one takes its time.
         settings = configuration.build(jobs.stored_settings(folder))
         resting = SqliteLook(folder / jobs.FRONTIER, settings, clock=SystemClock())
-        full = settings.max_pages is not None and await resting.stored() >= settings.max_pages
+        counts = await asyncio.to_thread(survey(folder / jobs.FRONTIER).counts, settings)
+        state = "finished" if counts.finished else "resting"
         lookup = partial(look_up, resting.lookup, settings)
-        yield Inquiry(job, settings, folder, "finished" if full else "resting", lookup, resting.site, lookup)
+        yield Inquiry(job, settings, folder, state, lookup, resting.site, lookup)
         return
     try:
         counts = await connection.call(wire.Ask("counts"))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from gossamer.assemble import worker
 from gossamer.clock import SystemClock
+from gossamer.engine.machine import Machine
 from gossamer.engine.remote import RemoteFrontier, RemoteStore, connect
 from gossamer.errors import OwnerGone
 from gossamer.model import JobState
@@ -44,8 +45,8 @@ def leave_on_signals(stop: Callable[[], None], *, ctrl_c: bool = True) -> None:
     loop.add_signal_handler(signal.SIGINT, leave if ctrl_c else (lambda: None))
 
 
-async def join(folder: Path, *, name: str, supervised: bool = False) -> JobState:
-    """Work for the job in `folder` until it is over. With a supervisor, Ctrl-C is for that to handle."""
+async def join(folder: Path, *, name: str, supervised: int = 0) -> JobState:
+    """Work for the job in `folder` until it is over, as one of `supervised` workers: Ctrl-C is their supervisor's."""
     connection, welcome = await connect(folder, worker=name)
     frontier, settings = RemoteFrontier(connection), build(welcome.settings)
     refused: Counter[str] = Counter()
@@ -60,6 +61,7 @@ async def join(folder: Path, *, name: str, supervised: bool = False) -> JobState
             marker_path=marker_path,
             refused=refused,
             trail=Trail(Path(welcome.folder), name, most_bytes=settings.trail_bytes),
+            machine=Machine(workers=supervised or 1),
         ) as engine:
             leave_on_signals(engine.stop, ctrl_c=not supervised)
             running = asyncio.create_task(engine.run())

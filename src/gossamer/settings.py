@@ -138,7 +138,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ] = {}
     region_by: Annotated[
         Literal["rules", "auto"],
-        Meta(description="Sites stay in the region that `regions` names, or move to where they answer fastest."),
+        Meta(
+            description="Sites stay in the region that `regions` names, or move to where connecting to them is fastest."
+        ),
     ] = "rules"
 
     robots: Annotated[bool, Meta(description="Obey robots.txt.")] = True
@@ -303,6 +305,9 @@ def build(values: Mapping[str, Any], *, source: str = "settings") -> Settings:
         # Bytes of the command line that are no text come as halves of characters, which no file can hold.
         msgspec.msgpack.encode(settings)
     except msgspec.ValidationError as error:
+        if "matching regex" in str(error):
+            words = f"{source}: recrawl is {values.get('recrawl')!r:.80}, which it cannot be"
+            raise ConfigError(words, hint="write table, adaptive, or budget=5000/d (or /h, /m, /s)") from None
         raise ConfigError(f"{source}: {error}", hint=_nearest(values)) from None
     except UnicodeEncodeError as error:
         raise ConfigError(f"{source}: {error.object!r:.80} is not UTF-8") from None

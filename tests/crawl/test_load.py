@@ -154,6 +154,7 @@ def test_the_tightest_limit_of_a_cgroup_of_version_2_counts(tmp_path: Path) -> N
     )
     assert found.memory() == pytest.approx(0.8)
     assert found.free_bytes() == 200 * MIB
+    assert Machine(tmp_path, workers=4).free_bytes() == 50 * MIB, "four begin together"
     (tmp_path / pod / "worker" / "cpu.stat").write_text("usage_usec 1450000\n")
     processor, memory = found.shares(1.0)
     assert (processor, memory) == (pytest.approx(0.9, abs=0.2), pytest.approx(0.8))

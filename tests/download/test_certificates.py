@@ -18,7 +18,7 @@ import trustme
 
 from gossamer.clock import SystemClock
 from gossamer.download import Downloader, open_downloader
-from gossamer.errors import ConfigError, TlsRefused
+from gossamer.errors import ConfigError, ConnectFailed, TlsRefused
 from gossamer.job import Crawl
 from gossamer.model import Request
 from gossamer.settings import build
@@ -205,5 +205,25 @@ def test_a_server_that_wants_our_certificate_refuses_for_good(kind: str, tmp_pat
             with pytest.raises(TlsRefused) as refused:
                 await fetcher.fetch(Request(url=f"https://in.test:{port}/"))
             assert "--client-cert" in refused.value.hint
+
+    run(test)
+
+
+@KINDS
+def test_a_server_that_ends_tls_without_a_word_is_tried_again_and_may_want_a_certificate(kind: str) -> None:
+    def hang_up(server: socket.socket) -> None:
+        peer, _ = server.accept()
+        with peer:
+            # Of the handshake no more than its first message: reading all of it leaves no reason for a reset.
+            peer.recv(65536)
+
+    async def test(stack: AsyncExitStack) -> None:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        threading.Thread(target=hang_up, args=(server,), daemon=True).start()
+        fetcher = await downloader(stack, downloader=kind)
+        with pytest.raises(ConnectFailed) as failed:
+            await fetcher.fetch(Request(url=f"https://in.test:{server.getsockname()[1]}/"))
+        assert "--client-cert" in failed.value.hint
+        assert "http" not in str(failed.value)
 
     run(test)

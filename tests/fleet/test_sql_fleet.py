@@ -113,6 +113,8 @@ def is_finished(server: SqlServer) -> None:
         counts = await frontier.counts()
         assert (counts.done, counts.known, counts.queued, counts.leased) == (SITES * PAGES, SITES * PAGES, 0, 0)
         assert counts.finished
+        assert counts.ready_sites == 0
+        assert not any(view.ready for shard in await frontier.shards() for view in shard.regions.values())
         await frontier.aclose()
 
     asyncio.run(look())

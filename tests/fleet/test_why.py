@@ -275,7 +275,8 @@ def test_the_commands_speak_to_people_and_to_programs(tmp_path: Path, monkeypatc
     said = gossamer("why", seed)
     assert said.startswith(seed)
     assert "As a seed." in said
-    assert json.loads(gossamer("why", seed, "--json"))["state"] == "done"
+    told = json.loads(gossamer("why", seed, "--json"))
+    assert (told["state"], told["job_state"]) == ("done", "finished"), "the word of the dashboard"
     assert json.loads(gossamer("why", host, "--json"))["url"] == seed, "http is thought of too"
     listed = gossamer("audit", host).splitlines()
     assert "7 requests" in listed[0]

@@ -121,7 +121,10 @@ def what_happened_can_be_asked(served: Served, web: SimWeb) -> None:
     assert body.headers["content-disposition"].startswith("attachment")
     assert "sandbox" in body.headers["content-security-policy"]
 
+    advice = served.get("/api/scale", job="shop")
+    assert (advice["workers"], advice["due_in"]) == (0, None)
     story = served.get("/api/jobs/shop/why", url=seed)
+    assert story["job_state"] == "finished"
     assert (story["seen"], story["state"], len(story["attempts"])) == (True, "done", 1)
     told = served.get("/api/jobs/shop/audit", site=site, limit=5)
     assert (len(told["requests"]), told["too_short"]) == (5, 0)

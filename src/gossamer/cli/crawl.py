@@ -226,7 +226,7 @@ def _as_json(summary: Summary, folder: Path | None) -> dict[str, Any]:
 @click.option("--wait", is_flag=True, help="Wait for the job of a fleet, and for its next run; leave on a signal only.")
 @click.option("--health-file", type=click.Path(path_type=Path, dir_okay=False),
               help="With --wait: a file to touch while alive; its word says whether it is ready.")  # fmt: skip
-@click.option("--supervised", is_flag=True, hidden=True)
+@click.option("--supervised", type=click.IntRange(0), default=0, hidden=True)
 def worker(
     place: str,
     name: str,
@@ -237,7 +237,7 @@ def worker(
     shards: str,
     wait: bool,
     health_file: Path | None,
-    supervised: bool,
+    supervised: int,
 ) -> int:
     """Join a running crawl: DIR is its folder or name, FRONTIER the address of a fleet's. Leaves when it is over.
 

@@ -199,7 +199,7 @@ class _Work:
         if self._url:
             project.set("GOSSAMER_FRONTIER", self._url, "cmdline")
         options = read_options(project, self._name)
-        frontier = await open_frontier(options)
+        frontier = await open_frontier(options, self._values)
         settings = options.settings if isinstance(frontier, LocalFrontier) else frontier.settings
         maker = ScrapyMaker(project, frontier.secret, site_by=settings.site_by, from_scrapy_redis=self._from_redis)
         return frontier, settings, maker
@@ -244,6 +244,8 @@ def _tell(name: str, tally: Tally) -> None:
             "for are fetched again where they are linked"
         )
         say("hint: for the job of a Scrapy project use --scrapy; or give the URLs that were fetched, with --done")
+    for change, times in sorted(tally.changed.items()):
+        say(f"changed: {plain(change)}, in {times:,} request{'s' * (times != 1)}")
     for what, why, _ in tally.unread:
         say(f"left out: {plain(what)}: {plain(why)}")
     if counts["refused"] > len(tally.unread):

@@ -7,6 +7,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import click
@@ -148,6 +149,8 @@ def _about_site(story: Mapping[str, Any]) -> str:
     told = [f"delay {site['delay']:g} s"]
     told += [f"{site[name]:,} {word}" for name, word in (("stored", "stored"), ("queued", "queued")) if name in site]
     told += [f"region {site['region']}"] if site.get("region") else []
+    connects = sorted(site.get("memo", {}).get("connect", {}).items(), key=itemgetter(1))
+    told += [f"{1e3 * seconds:.3g} ms from {region}" for region, seconds in connects]
     return f"Site {story['site']}: {', '.join(told)}."
 
 

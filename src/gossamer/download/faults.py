@@ -43,6 +43,10 @@ _REFUSALS = (
 )
 """Alerts about our own certificate, or that there is none; with TLS 1.3 they come only after the handshake."""
 
+_TLS_ENDS = ("without sending TLS close_notify", "tls handshake eof")
+"""A connection that ended without a word. It may have a passing reason: it is tried again."""
+_TLS_END_HINT = "it may be overloaded, or want a certificate of yours: --client-cert FILE"
+
 
 def translate(error: Exception, where: str) -> FetchError:
     """The FetchError for whatever the client raised while talking to `where`."""
@@ -61,6 +65,8 @@ def translate(error: Exception, where: str) -> FetchError:
     if any(f"received fatal alert: {word}" in cause for cause in causes for word in _REFUSALS):
         return TlsRefused(text, hint="the server asks for a certificate of yours: --client-cert FILE")
     if isinstance(error, ConnectError):
+        if any(word in cause for cause in causes for word in _TLS_ENDS):
+            return ConnectFailed(f"{where}: ended the connection where TLS does not end", hint=_TLS_END_HINT)
         if _connecting(causes) and any(word in cause for cause in causes for word in _TLS_WORDS):
             return TlsRefused(text)
         return ConnectFailed(text)

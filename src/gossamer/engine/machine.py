@@ -27,10 +27,12 @@ class Memory(NamedTuple):
 class Machine:
     """Reads /proc and the files of cgroups, version 1 or 2; where there are none, it tells what Python knows.
 
-    `root` is the folder that stands for /, so that a test can show any machine."""
+    `workers` is how many processes like this one begin together: what is free is for all of them. `root` is the folder
+    that stands for /, so that a test can show any machine."""
 
-    def __init__(self, root: Path = Path("/")) -> None:
+    def __init__(self, root: Path = Path("/"), *, workers: int = 1) -> None:
         self._root = root
+        self._workers = workers
         self._cgroups = root / "sys" / "fs" / "cgroup"
         self._version, self._paths = self._membership()
         self._processors = self._allowed_processors()
@@ -49,10 +51,10 @@ class Machine:
         return spent / max(elapsed_seconds, 0.001), self.memory()
 
     def free_bytes(self) -> int | None:
-        """What is left of the tightest limit of our cgroups, or of the whole machine; None where nobody tells."""
+        """Our part of what the tightest limit of our cgroups, or the whole machine, has left; None if nobody tells."""
         machine = self._machine_memory()
         memories = [*self._group_memories(), *([machine] if machine is not None else [])]
-        return min((max(0, memory.allowed - memory.used) for memory in memories), default=None)
+        return min((max(0, memory.allowed - memory.used) // self._workers for memory in memories), default=None)
 
     def memory(self) -> float:
         """The share of memory in use: of the tightest limit of our cgroups, or of the whole machine."""
@@ -139,3 +141,13 @@ class Machine:
             yield from path.read_text("ascii", "replace").splitlines()
         except OSError:
             return
+
+
+class Boundless:
+    """A machine that has enough of everything: what happens on it does not depend on the one that this runs on."""
+
+    def shares(self, elapsed_seconds: float) -> tuple[float, float]:
+        return 0.0, 0.0
+
+    def free_bytes(self) -> int | None:
+        return None

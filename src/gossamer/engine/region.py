@@ -1,4 +1,4 @@
-"""Sites that find their region: a worker measures how fast they answer it, and has those moved that are far away."""
+"""Sites that find their region: a worker measures how far away they are from it, and has those moved that are far."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
+from gossamer.download.connects import Connects
 from gossamer.errors import ConnectFailed, FetchError, TimedOut
 from gossamer.frontier.regions import Standing, place
 from gossamer.model import Lease, SiteNote
 
 _ANSWERS = 3
-"""Pages after which the fastest answer tells how far away a site is; the first one also pays for the connection."""
+"""Pages after which it is told how far away a site is: should only its answers tell, the first pays for connecting."""
 _CHANGE = 0.25
 _CONNECT, _HOME, _MOVES = "connect", "home", "moves"
 """What is kept in a site's memo: seconds by region, the region that it settled in, and its moves."""
@@ -26,6 +27,8 @@ class Places:
     unreachable_seconds: float
     """What a site that cannot be reached is taken to need."""
     live: frozenset[str] = frozenset()
+    connects: Connects | None = None
+    """What tells the time that connecting takes; without it, the time to the headers of an answer counts."""
 
 
 class Placing:
@@ -35,15 +38,16 @@ class Placing:
         self._lease = lease
         self._places = places
         self._fastest = inf
+        self._address = ""
         self._pages = 0
         # Lanes of one site are leased side by side; where only one of them decides, no two decisions can cross.
         self._over = lease.lane != 0
         self.leaves = False
         """Whether the rest of the batch is for another region."""
 
-    def saw(self, latency: float) -> None:
-        """Take note of an answer, of robots.txt too."""
-        self._fastest = min(self._fastest, latency)
+    def saw(self, latency: float, address: str) -> None:
+        """Take note of an answer, of robots.txt too: after how long its headers came, and from where."""
+        self._fastest, self._address = min(self._fastest, latency), address
 
     def after_page(self) -> SiteNote | None:
         """A page has come, and its outcome is still to be told: what the frontier should know of the site, if anything.
@@ -52,7 +56,8 @@ class Placing:
         self._pages += 1
         if self._over or self._fastest == inf or self._pages < min(_ANSWERS, len(self._lease.requests)):
             return None
-        return self._decide(self._fastest)
+        seconds = self._measured()
+        return None if seconds is None else self._decide(seconds)
 
     def after_fault(self, error: FetchError | None = None) -> SiteNote | None:
         """No page has come, or no robots.txt: a site that was never reached from here may be within reach of others."""
@@ -61,6 +66,12 @@ class Placing:
         if self._over or not unreachable or self._places.here in standing.seconds:
             return None
         return self._decide(self._places.unreachable_seconds)
+
+    def _measured(self) -> float | None:
+        """How far away the site is; None if the next page has to tell."""
+        if self._places.connects is None:
+            return self._fastest
+        return self._places.connects.seconds(self._address, otherwise=self._fastest)
 
     def _decide(self, seconds: float) -> SiteNote | None:
         self._over = True

@@ -17,7 +17,7 @@ from gossamer.engine.handle import Handler
 from gossamer.engine.machine import Machine
 from gossamer.engine.recent import Memory
 from gossamer.engine.region import Places
-from gossamer.engine.slots import Slots, first_limit, regulate
+from gossamer.engine.slots import Measures, Slots, first_limit, regulate
 from gossamer.engine.store import Result, Store
 from gossamer.engine.visit import Visit
 from gossamer.errors import GossamerError, Unavailable
@@ -53,7 +53,9 @@ class Engine:
         loads: LoadGate | None = None,
         crowds: Crowds | None = None,
         visits: Callable[..., Visit] = Visit,
+        machine: Measures | None = None,
     ) -> None:
+        self._machine = machine
         self._frontier = frontier
         self._settings = settings
         self._clock = clock
@@ -125,7 +127,7 @@ class Engine:
             async with asyncio.TaskGroup() as tasks:
                 committing = tasks.create_task(self._committer.run())
                 renewing = tasks.create_task(self._renew())
-                machine, page_bytes = Machine(), self._settings.max_body_bytes
+                machine, page_bytes = self._machine or Machine(), self._settings.max_body_bytes
                 free = machine.free_bytes()
                 self._slots.resize(first_limit(self._slots.most, free_bytes=free, page_bytes=page_bytes))
                 regulating = tasks.create_task(regulate(self._slots, machine, self._clock, changed=self._changed.set))

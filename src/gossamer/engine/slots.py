@@ -29,9 +29,11 @@ class Load(NamedTuple):
 
 
 class Measures(Protocol):
-    """Something that tells processor and memory since it was last asked."""
+    """Something that tells processor and memory since it was last asked, and what of memory is left for a worker."""
 
     def shares(self, elapsed_seconds: float) -> tuple[float, float]: ...
+
+    def free_bytes(self) -> int | None: ...
 
 
 def next_limit(limit: int, load: Load, *, most: int, used: int) -> int:

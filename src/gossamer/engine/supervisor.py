@@ -100,6 +100,7 @@ class Supervisor:
             *self._arguments,
             *(("--name", f"{self._names}-{number}") if self._names else ()),
             "--supervised",
+            str(self._count),
             stdin=asyncio.subprocess.DEVNULL,
             env={**os.environ, **self._environment},
         )

@@ -203,7 +203,7 @@ class Visit:
             self._answered_at, self._next_at = response.headers_at, response.headers_at + self._delay
             context.breaker.answered(site)
             if self._placing is not None:
-                self._placing.saw(response.latency)
+                self._placing.saw(response.latency, response.address)
         return response
 
     @asynccontextmanager

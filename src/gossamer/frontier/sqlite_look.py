@@ -39,10 +39,6 @@ class SqliteLook:
     async def site(self, name: str) -> Mapping[str, Any] | None:
         return await asyncio.to_thread(self._read, self._site, name)
 
-    async def stored(self) -> int:
-        """How many pages the job has stored."""
-        return int(await asyncio.to_thread(self._read, _stored, ""))
-
     def _read(self, work: Any, text: str) -> Any:
         log = self._path.with_name(self._path.name + "-wal")
         # Without a log to read, SQLite need not leave files of its own there.
@@ -81,7 +77,8 @@ class SqliteLook:
         return site_view(name, kept, settings=self._settings, now=self._clock.epoch())
 
 
-def _stored(connection: sqlite3.Connection, _: str) -> int:
+def stored_pages(connection: sqlite3.Connection) -> int:
+    """How many pages the job has stored, those of visits that were dropped since among them."""
     found: int = connection.execute("SELECT count(*) FROM outcomes WHERE status IN (1, 2)").fetchone()[0]
     with suppress(sqlite3.OperationalError):
         # A file of an earlier version has dropped none.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Protocol
@@ -16,6 +15,7 @@ from gossamer.engine.handle import Linker
 from gossamer.engine.recent import Recent
 from gossamer.frontier.base import Frontier
 from gossamer.frontier.placement import shard_of
+from gossamer.imports.classes import in_json
 from gossamer.imports.findings import Finding, Found, Seen, Unread
 from gossamer.model import Outcome, Request
 from gossamer.settings import Settings
@@ -30,6 +30,9 @@ SEEN_SITE = "seen.invalid"
 
 class Maker(Protocol):
     """Makes requests of findings, as the workers of the job would."""
+
+    changed: Counter[str]
+    """What did not come over as it was, by its name, and how often."""
 
     def request(self, found: Found) -> Request | str:
         """The request, or why there is none."""
@@ -46,6 +49,7 @@ class Tally:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.unread: list[Unread] = []
+        self.changed: Counter[str] = Counter()
 
     def refuse(self, what: str, why: str) -> None:
         self.counts["refused"] += 1
@@ -59,6 +63,7 @@ class PageMaker:
     def __init__(self, settings: Settings, secret: bytes) -> None:
         self._linker = Linker(settings, secret, Recent(2))
         self._secret = secret
+        self.changed: Counter[str] = Counter()
 
     def request(self, found: Found) -> Request | str:
         url = urls.normal(found.url if "://" in found.url else f"https://{found.url}")
@@ -67,9 +72,15 @@ class PageMaker:
         if found.is_sitemap:
             return self._linker.sitemap(url, origin=urls.origin(url), level=0, referrer="")
         fields = found.fields or {}
-        callback, meta = fields.get("callback") or "", _json(fields.get("meta"))
-        if meta is None:
-            return "meta: holds values that JSON cannot"
+        changes: set[str] = set()
+        try:
+            meta = in_json(fields.get("meta") or {}, "meta", changes)
+        except ValueError as error:
+            return str(error)
+        if not isinstance(meta, dict):
+            return "meta: is no dictionary"
+        self.changed.update(changes)
+        callback = fields.get("callback") or ""
         return Request(
             url,
             urls.fingerprint(self._secret, url, found.method, found.body),
@@ -89,14 +100,6 @@ class PageMaker:
 
 def _depth(value: object) -> int:
     return max(0, min(1_000_000, value)) if isinstance(value, int) else 0
-
-
-def _json(meta: object) -> dict[str, object] | None:
-    try:
-        kept = json.loads(json.dumps(meta or {}))
-    except (TypeError, ValueError):
-        return None
-    return kept if isinstance(kept, dict) else None
 
 
 def _headers(headers: object) -> dict[str, str] | None:
@@ -149,6 +152,7 @@ class Intake:
             await self._queue([request for key, request in new.items() if key not in done])
             await self._settle([(request, None) for request in seen.values()], "seen")
             await self._settle(list(done.values()), "done")
+        self.tally.changed = self._maker.changed
         return self.tally
 
     def _sort(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pickletools
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
+
+from gossamer.imports import classes
 
 _MOST_VALUES = 1_000_000
 _DEEPEST = 100
@@ -51,6 +53,12 @@ class _Text:
     """Stands for a class that is text."""
 
 
+class _Class(NamedTuple):
+    """Stands for a class whose objects are plain values, and for what makes them."""
+
+    name: str
+
+
 def read_pickle(data: bytes) -> Any:
     """The plain value in a pickle; NotPlain names what else is in it. Nothing is imported or called."""
     machine = _Machine()
@@ -75,11 +83,13 @@ def check_size(value: Any) -> None:
         count += 1
         if count > _MOST_VALUES or depth > _DEEPEST:
             raise NotPlain("larger or deeper than any request is")
+        if isinstance(part, _Class):
+            raise NotPlain(f"it holds a class, {part.name}")
         if isinstance(part, dict):
             waiting += [(each, depth + 1) for pair in part.items() for each in pair]
         elif isinstance(part, list | tuple | set | frozenset):
             waiting += [(each, depth + 1) for each in part]
-        elif part is not None and not isinstance(part, bool | int | float | str | bytes):
+        elif part is not None and not isinstance(part, (bool, int, float, str, bytes, *classes.VALUES)):
             raise NotPlain("it ends in the middle of something")
 
 
@@ -97,7 +107,10 @@ class _Machine:
         elif name in _IDLE:
             pass
         elif name in ("MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT"):
-            self._memo[len(self._memo) if name == "MEMOIZE" else argument] = stack[-1]
+            place = len(self._memo) if name == "MEMOIZE" else argument
+            self._memo[place] = stack[-1]
+            if isinstance(stack[-1], classes.Unmade):
+                stack[-1].places.append(place)
         elif name in ("GET", "BINGET", "LONG_BINGET"):
             stack.append(self._memo[argument])
         elif name == "MARK":
@@ -106,19 +119,38 @@ class _Machine:
             stack.append({"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_SET": set}[name]())
         elif name == "BYTEARRAY8":
             stack.append(bytes(argument))
-        elif name == "STACK_GLOBAL" and f"{stack[-2]}.{stack[-1]}" in _TEXTS:
-            stack[-2:] = [_Text]
-        elif name == "GLOBAL" and argument.replace(" ", ".") in _TEXTS:
-            stack.append(_Text)
-        elif name == "NEWOBJ" and stack[-2] is _Text:
-            (text,) = stack.pop()
-            stack[-1] = str(text)
-        elif not self._fill(name):
+        elif not self._make(name, argument) and not self._fill(name):
             constant = [value for word, value in _CONSTANTS if word == name]
             if not constant:
                 named = ".".join(map(str, stack[-2:])) if name == "STACK_GLOBAL" else str(argument or "")
                 raise NotPlain(f"it holds more than plain values: {name} {named[:100]}".rstrip())
             stack.append(constant[0])
+
+    def _make(self, name: str, argument: Any) -> bool:
+        """The opcodes that name classes of values and make these; False for any other, and for any other class."""
+        stack = self.stack
+        if name in ("GLOBAL", "STACK_GLOBAL"):
+            path = f"{stack[-2]}.{stack[-1]}" if name == "STACK_GLOBAL" else argument.replace(" ", ".")
+            path = path.replace("__builtin__.", "builtins.")
+            if path not in _TEXTS and not classes.is_known(path):
+                return False
+            if name == "STACK_GLOBAL":
+                del stack[-2:]
+            stack.append(_Text if path in _TEXTS else _Class(path))
+        elif name == "NEWOBJ" and stack[-2] is _Text:
+            (text,) = stack.pop()
+            stack[-1] = str(text)
+        elif name == "NEWOBJ" and isinstance(stack[-2], _Class) and stack[-1] == ():
+            stack[-2:] = [classes.Unmade(stack[-2].name)]
+        elif name == "REDUCE" and isinstance(stack[-2], _Class):
+            stack[-2:] = [classes.made(stack[-2].name, stack[-1])]
+        elif name == "BUILD" and isinstance(stack[-2], classes.Unmade):
+            unmade, value = stack[-2], classes.filled(stack[-2], stack[-1])
+            stack[-2:] = [value]
+            self._memo.update(dict.fromkeys(unmade.places, value))
+        else:
+            return False
+        return True
 
     def url(self) -> str:
         """What stands behind the word url among the fields that were read so far."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from hashlib import blake2b
 
 from scrapy import Request as ScrapyRequest
@@ -45,6 +46,7 @@ class ScrapyMaker:
 
     def __init__(self, settings: BaseSettings, secret: bytes, *, site_by: str, from_scrapy_redis: bool) -> None:
         self._secret = secret
+        self.changed: Counter[str] = Counter()
         self._site_by = site_by
         self._fingerprinter = _fingerprinter(settings)
         if from_scrapy_redis and not isinstance(self._fingerprinter, ScrapyRedisFingerprinter):

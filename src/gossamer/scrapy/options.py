@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,40 +79,43 @@ def job_settings(settings: BaseSettings) -> Settings:
     return configuration.build(values, source="GOSSAMER_SETTINGS")
 
 
-async def open_frontier(options: Options) -> Opened:
-    """Join the job, or begin it."""
+async def open_frontier(options: Options, changes: Mapping[str, Any] | None = None) -> Opened:
+    """Join the job, or begin it; `changes` are settings that a job which is there already takes up."""
     url = options.url
     if url == "memory:":
         return open_memory(options.settings, clock=SystemClock(), secret=secrets.token_bytes(16))
     if url.startswith("sqlite:"):
-        return _open_file(Path(url.removeprefix("sqlite:")), options.settings)
-    return await open_fleet(url, options.job, await _settings(options), worker_name=options.worker)
+        return _open_file(Path(url.removeprefix("sqlite:")), options.settings, changes)
+    settings = await _settings(options, changes)
+    return await open_fleet(url, options.job, settings, worker_name=options.worker)
 
 
-async def _settings(options: Options) -> Settings:
+async def _settings(options: Options, changes: Mapping[str, Any] | None) -> Settings:
     """How the job goes: as it was begun, whatever the project of this process says."""
     try:
         fleet = await open_fleet(options.url, options.job)
     except JobMissing:
         return options.settings
     try:
-        return fleet.settings
+        return configuration.build({**configuration.dump(fleet.settings), **changes}) if changes else fleet.settings
     finally:
         await fleet.aclose()
 
 
-def _open_file(place: Path, settings: Settings) -> LocalFrontier:
+def _open_file(place: Path, settings: Settings, changes: Mapping[str, Any] | None) -> LocalFrontier:
     """The frontier in a job's folder, as `gossamer crawl` keeps it, or in a file with the ending .db."""
     if not place.name:
         raise ConfigError("sqlite: names no folder", hint='write GOSSAMER_FRONTIER = "sqlite:crawls/NAME"')
     file = place if place.suffix == ".db" else place / FRONTIER
     kept = stored_settings(place) if file != place else {}
+    if kept:
+        settings = configuration.build({**kept, **(changes or {})})
     try:
-        frontier = open_sqlite(file, configuration.build(kept) if kept else settings, clock=SystemClock())
+        frontier = open_sqlite(file, settings, clock=SystemClock())
     except Held as error:
         raise Held(
             str(error), hint="a file has one owner: for several processes set GOSSAMER_FRONTIER to redis://... or SQL"
         ) from None
-    if file != place and not kept:
+    if file != place and (changes or not kept):
         save_settings(place, settings)
     return frontier

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict, defaultdict
-from datetime import date, datetime
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from typing import Any, TypeVar
+from uuid import UUID
 
 import msgspec
 from msgspec.msgpack import Ext
 from scrapy import Item
 
-_TUPLE, _SET, _FROZENSET, _PAIRS, _WHOLE, _DATETIME, _DATE, _DECIMAL, _ITEM = range(1, 10)
+_TUPLE, _SET, _FROZENSET, _PAIRS, _WHOLE, _DATETIME, _DATE, _DECIMAL, _ITEM, _TIME, _SPAN, _UUID = range(1, 13)
+_TEXTS: dict[int, Any] = {
+    _WHOLE: int,
+    _DATETIME: datetime.fromisoformat,
+    _DATE: date.fromisoformat,
+    _DECIMAL: Decimal,
+    _TIME: time.fromisoformat,
+    _UUID: UUID,
+}
+"""Kinds that are kept as text, and how it is read."""
 _DEEPEST = 100
 Kind = TypeVar("Kind")
 _encode = msgspec.msgpack.Encoder().encode
@@ -63,12 +73,13 @@ def _plain(value: Any, name: str, depth: int) -> Any:
     if kind in (tuple, set, frozenset):
         code = _TUPLE if kind is tuple else _SET if kind is set else _FROZENSET
         return Ext(code, _encode([_plain(part, f"{name}[{place}]", depth + 1) for place, part in enumerate(value)]))
-    if kind is datetime:
-        return Ext(_DATETIME, value.isoformat().encode())
-    if kind is date:
-        return Ext(_DATE, value.isoformat().encode())
-    if kind is Decimal:
-        return Ext(_DECIMAL, str(value).encode())
+    if kind in (datetime, date, time):
+        code = _DATETIME if kind is datetime else _DATE if kind is date else _TIME
+        return Ext(code, value.isoformat().encode())
+    if kind is timedelta:
+        return Ext(_SPAN, _encode([value.days, value.seconds, value.microseconds]))
+    if kind in (Decimal, UUID):
+        return Ext(_DECIMAL if kind is Decimal else _UUID, str(value).encode())
     if isinstance(value, Item):
         fields = _mapping(dict(value), name, depth)
         return Ext(_ITEM, _encode([f"{kind.__module__}.{kind.__qualname__}", fields]))
@@ -102,10 +113,11 @@ def _described(value: Any) -> str:
 
 def _revive(code: int, data: memoryview) -> Any:
     raw = bytes(data)
-    if code in (_WHOLE, _DATETIME, _DATE, _DECIMAL):
-        read: Any = {_WHOLE: int, _DATETIME: datetime.fromisoformat, _DATE: date.fromisoformat, _DECIMAL: Decimal}[code]
-        return read(raw.decode())
+    if code in _TEXTS:
+        return _TEXTS[code](raw.decode())
     inner = unpack(raw)
+    if code == _SPAN:
+        return timedelta(*inner)
     if code == _PAIRS:
         return dict(inner)
     if code == _ITEM:

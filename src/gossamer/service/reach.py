@@ -22,10 +22,10 @@ from gossamer.fleet import open_fleet, results_folder, scale
 from gossamer.frontier.advice import Advice, advise
 from gossamer.frontier.base import Fleet
 from gossamer.frontier.sqlite_look import SqliteLook
+from gossamer.frontier.sqlite_survey import survey
 from gossamer.inquiry import look_up
 from gossamer.model import Counts, JobState, Pulse, RegionView, ShardView
 from gossamer.service.processes import Processes
-from gossamer.service.resting import survey
 from gossamer.service.routing import Refused
 from gossamer.service.shapes import State
 from gossamer.settings import Settings
@@ -199,7 +199,10 @@ class Resting:
         return [ShardView(shard=0, server="embedded", counts=await self.counts())]
 
     async def advice(self, least: int, most: int | None) -> Advice:
-        raise _at_rest("it has no workers to count")
+        counts = await self.counts()
+        if not counts.finished:
+            raise _at_rest("it has no workers to count")
+        return advise(counts, await self.shards(), [], settings=self.settings, least=least, most=most)
 
     async def warnings(self, counts: Counts) -> list[str]:
         return []

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from gossamer.assemble import worker
 from gossamer.engine.handle import Linker
+from gossamer.engine.machine import Boundless
 from gossamer.engine.recent import Recent
 from gossamer.engine.stats import Stats
 from gossamer.engine.store import FleetStore, OwnerStore, Store
@@ -240,7 +241,13 @@ class World:
         spider = Spider()
         spider.fetch_middleware = [self._web.middleware(life, clock)]
         async with worker(
-            link, store, settings=scenario.settings, secret=self._secret, clock=clock, spider=spider
+            link,
+            store,
+            settings=scenario.settings,
+            secret=self._secret,
+            clock=clock,
+            spider=spider,
+            machine=Boundless(),
         ) as engine:
             return await engine.run()
 

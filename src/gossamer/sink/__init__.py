@@ -96,8 +96,9 @@ def check_sinks(names: Sequence[str]) -> None:
         elif kind == "jsonl" and target.startswith("/"):
             continue
         elif not any(_fits(name, form) for form in own.forms):
+            forms = own.forms + (("jsonl:/path",) if kind == "jsonl" else ())
             raise ConfigError(
-                f"sink {masked_address(name)!r}: there is no such sink", hint=f"it is written {' or '.join(own.forms)}"
+                f"sink {masked_address(name)!r}: there is no such sink", hint=f"it is written {' or '.join(forms)}"
             )
 
 

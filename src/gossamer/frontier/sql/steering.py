@@ -56,6 +56,8 @@ class SqlSteering:
             places = await call.db.fetch("ready_sites", call.now)
             (held,) = await call.db.fetch("held_sites", call.now)
             mine = {self.region, ""}
+            # A site without requests is struck off when a worker comes to it: no more are ready than wait.
+            waiting = totals["queued"] + totals["delayed"]
             (sums,) = await call.db.fetch("freshness") if call.settings.recrawl else ((0, 0),)
             return Counts(
                 queued=totals["queued"],
@@ -71,7 +73,7 @@ class SqlSteering:
                 freshness=share_of(*map(int, sums)),
                 known=totals["known"],
                 sites=totals["sites"],
-                ready_sites=sum(int(row[1]) for row in places if row[0] in mine),
+                ready_sites=min(waiting, sum(int(row[1]) for row in places if row[0] in mine)),
                 held_sites=int(held[0]),
                 active_sites=totals["held"],
                 job=state,  # type: ignore[arg-type]
@@ -194,8 +196,9 @@ class SqlSteering:
                 for region, ready, later in await call.db.fetch("ready_sites", call.now)
             }
 
-        regions = await self._call(work)
-        counts = await self.counts()
+        regions, counts = await self._call(work), await self.counts()
+        if not counts.queued + counts.delayed + counts.revisits:
+            regions = {name: msgspec.structs.replace(view, ready=0) for name, view in regions.items()}
         return [ShardView(shard=self.shard, server=self._database.dialect.server, counts=counts, regions=regions)]
 
     async def compact(self, older_than_seconds: float = 0.0) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from gossamer.frontier.sqlite_look import translated
+from gossamer.frontier.sqlite_look import stored_pages, translated
 from gossamer.model import Counts
 from gossamer.settings import Settings
 
@@ -40,7 +40,8 @@ class Survey:
                 self._counts = self._read(_count)
             found = self._counts
         is_full = settings.max_pages is not None and found.stored >= settings.max_pages
-        is_done = is_full or not (found.queued + found.delayed)
+        # A continuous crawl waits for revisits, of which there are some wherever there are pages.
+        is_done = is_full or not (found.queued + found.delayed or settings.recrawl)
         return msgspec.structs.replace(found, job="finished" if is_done else "running", finished=is_done)
 
     def sites(self, limit: int, settings: Settings) -> list[Mapping[str, Any]]:
@@ -89,7 +90,7 @@ def _stamp(path: Path) -> tuple[float, ...]:
 def _count(connection: sqlite3.Connection) -> Counts:
     known = _number(connection, "SELECT max(number) FROM urls")
     sites = _number(connection, "SELECT max(number) FROM sites")
-    stored = _number(connection, "SELECT count(*) FROM outcomes WHERE status IN (1, 2)")
+    stored = stored_pages(connection)
     # The last final word on each URL.
     rows = connection.execute(
         "SELECT status, count(*) FROM (SELECT status, max(row) FROM outcomes WHERE status IN (1, 2, 4) GROUP BY url)"
