@@ -150,7 +150,10 @@ def _about_site(story: Mapping[str, Any]) -> str:
     told += [f"{site[name]:,} {word}" for name, word in (("stored", "stored"), ("queued", "queued")) if name in site]
     told += [f"region {site['region']}"] if site.get("region") else []
     connects = sorted(site.get("memo", {}).get("connect", {}).items(), key=itemgetter(1))
-    told += [f"{1e3 * seconds:.3g} ms from {region}" for region, seconds in connects]
+    told += [
+        f"{f'{1e3 * seconds:.3g}' if seconds >= 0.001 else 'under 1'} ms to connect from {region}"
+        for region, seconds in connects
+    ]
     return f"Site {story['site']}: {', '.join(told)}."
 
 
