@@ -37,3 +37,11 @@ def test_cleared_it_knows_nothing() -> None:
     recent.update(keys)
     recent.clear()
     assert recent.unknown(keys) == set(keys)
+
+
+def test_many_that_enter_at_once_find_room() -> None:
+    chance = random.Random(1)
+    recent = Recent(200_000)
+    keys = [chance.getrandbits(63) for _ in range(20_000)]
+    recent.update(keys)
+    assert len(recent.unknown(keys)) < 200
