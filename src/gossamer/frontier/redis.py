@@ -15,12 +15,13 @@ from gossamer.errors import FrontierError, Unavailable
 from gossamer.frontier import policy
 from gossamer.frontier.entries import as_text, pack, pack_state, squeeze
 from gossamer.frontier.freshness import share_of
+from gossamer.frontier.portions import MOST_LINKS, portions
 from gossamer.frontier.redis_fold import fold_lists, unfold_blocks
 from gossamer.frontier.redis_hints import hasten
 from gossamer.frontier.redis_job import explain, faults, job_key, moved_to, read_root, root_key, translate
 from gossamer.frontier.redis_link import Links
 from gossamer.frontier.redis_look import every_site, inspect, lookup, sites
-from gossamer.frontier.redis_wire import MOST_LINKS, Load, first_values, packed_note, parts, read_lease, text, told_keys
+from gossamer.frontier.redis_wire import Load, first_values, packed_note, read_lease, text, told_keys
 from gossamer.model import (
     Counts,
     Grant,
@@ -175,7 +176,7 @@ class RedisFrontier:
     ) -> Receipt:
         accepted = stale = repeated = 0
         to_fold: list[Any] = []
-        for some in parts(outcomes):
+        for some in portions(outcomes):
             links = [link for outcome in some for link in outcome.links]
             load = Load(await self._unknown(links))
             packed = [self._outcome(outcome, load) for outcome in some]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -11,10 +11,9 @@ import msgspec
 
 from gossamer.frontier.entries import as_text, unpack
 from gossamer.frontier.regions import region_of
-from gossamer.model import Lease, Outcome, SiteNote
+from gossamer.model import Lease, SiteNote
 from gossamer.settings import Settings
 
-MOST_LINKS = 10_000
 log = logging.getLogger("gossamer.frontier")
 
 
@@ -52,18 +51,6 @@ class Load:
 def told_keys(keys: Sequence[int]) -> dict[str, Any]:
     """Keys as the script takes them: it has no numbers that could hold one, so it gets the last nine digits too."""
     return {"keys": list(map(str, keys)), "digits": [key % 1_000_000_000 for key in keys]}
-
-
-def parts(outcomes: Sequence[Outcome]) -> Iterator[Sequence[Outcome]]:
-    """Outcomes in parts that Redis need not work on for long; at least one."""
-    first = links = 0
-    for index, outcome in enumerate(outcomes):
-        links += len(outcome.links)
-        if links > MOST_LINKS:
-            yield outcomes[first : index + 1]
-            first, links = index + 1, 0
-    if first < len(outcomes) or not outcomes:
-        yield outcomes[first:]
 
 
 def first_values(settings: Settings, site: str) -> dict[str, Any]:

@@ -12,13 +12,14 @@ import msgspec
 
 from gossamer import settings as configuration
 from gossamer.errors import FrontierError, Unavailable
+from gossamer.frontier.portions import MOST_LINKS, portions
 from gossamer.frontier.sql.call import STRIPES, Call, Changed, Moved, NeedsWhole
 from gossamer.frontier.sql.database import Database, Dialect
 from gossamer.frontier.sql.inbox import drain
 from gossamer.frontier.sql.leasing import Leasing, lull
 from gossamer.frontier.sql.ledger import SqlLedger
 from gossamer.frontier.sql.rows import PARKED, Row, request_of
-from gossamer.frontier.sql.settling import MOST_LINKS, Admission, Link, Settling, parts
+from gossamer.frontier.sql.settling import Admission, Link, Settling
 from gossamer.frontier.sql.steering import SqlSteering
 from gossamer.model import Grant, Lease, Outcome, Receipt, Request, SiteNote
 from gossamer.settings import Settings
@@ -230,7 +231,7 @@ class SqlFrontier(SqlSteering, SqlLedger):
         self, outcomes: Sequence[Outcome], *, notes: Sequence[SiteNote] = (), marks: Mapping[str, int] | None = None
     ) -> Receipt:
         accepted = stale = repeated = 0
-        for some in parts(outcomes):
+        for some in portions(outcomes):
             found = await self._settle(some, notes)
             accepted, stale = accepted + found.accepted, stale + found.stale
             repeated += found.repeated

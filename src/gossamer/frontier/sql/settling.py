@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -20,8 +20,6 @@ _decode_robots = msgspec.msgpack.Decoder(dict[str, bytes]).decode
 _decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
 _encode = msgspec.msgpack.Encoder().encode
 _MOST_NAMES = 200_000
-MOST_LINKS = 10_000
-"""In one transaction."""
 _ALMOST_DUE = 60 * MICRO
 _WAIT = itemgetter(2)
 Link = tuple[Request, str, int]
@@ -323,15 +321,3 @@ class Settling:
         old, new = summed({name: memo[name] for name in changes if name in memo}), summed(changes)
         pages, fresh = self.call.fresh
         self.call.fresh = pages + new[0] - old[0], fresh + new[1] - old[1]
-
-
-def parts(outcomes: Sequence[Outcome]) -> Iterator[Sequence[Outcome]]:
-    """Outcomes in parts that hold their locks for a moment only; at least one."""
-    first = links = 0
-    for index, outcome in enumerate(outcomes):
-        links += len(outcome.links)
-        if links > MOST_LINKS:
-            yield outcomes[first : index + 1]
-            first, links = index + 1, 0
-    if first < len(outcomes) or not outcomes:
-        yield outcomes[first:]
