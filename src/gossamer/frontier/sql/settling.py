@@ -67,7 +67,8 @@ class Admission:
         if self._as_of != as_of or len(self._awake) > _MOST_NAMES:
             self._as_of = as_of
             self._awake.clear()
-        numbers = {name: self.site_id(name) for name in {link[0].site for link in links}}
+        # In the order in which they were found, which is that of new sites too.
+        numbers = {name: self.site_id(name) for name in dict.fromkeys([link[0].site for link in links])}
         asked = sorted(set(numbers.values()) - call.sites.keys() - self._awake)
         new, states = await call.db.put_seen(sorted(first), asked)
         self._awake.update([site for site, closed, sleeps in states if not closed and not sleeps])
@@ -78,7 +79,7 @@ class Admission:
             return 0
         call.count("known", len(new))
         call.count("news")
-        names = {link[0].site for link in first.values()} if known else numbers
+        names = dict.fromkeys([link[0].site for link in first.values()] if known else numbers)
         closed = await self._closed(call, {numbers[name]: name for name in names}, states)
         age = self._age = max(self._age, call.now)
         self._age += len(first)
