@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from zlib import crc32
+from collections import OrderedDict
 
 from gossamer.clock import Clock
-from gossamer.engine.recent import Recent
 from gossamer.errors import (
     BadEncoding,
     ConnectFailed,
@@ -19,6 +18,7 @@ from gossamer.errors import (
 
 _SITES = 8
 """So many sites in a row that were there before and cannot be reached, and none that can, are more than chance."""
+_REMEMBERED = 20_000
 _WINDOW_SECONDS = 120.0
 PROBE_SECONDS = 5.0
 LONGEST_SECONDS = 86_400.0
@@ -32,7 +32,8 @@ class Breaker:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._met = Recent(20_000)
+        self._met: OrderedDict[str, None] = OrderedDict()
+        """The last sites that have answered."""
         self._dark: dict[str, float] = {}
         self._next_probe_at = 0.0
         self._opened_at: float | None = None
@@ -44,7 +45,9 @@ class Breaker:
 
     def answered(self, site: str) -> None:
         """A site was reached: so is the network."""
-        self._met.update((crc32(site.encode()),))
+        self._met[site] = None
+        if len(self._met) > _REMEMBERED:
+            self._met.popitem(last=False)
         self._opened_at = None
         if self._dark:
             self._dark.clear()
@@ -57,7 +60,7 @@ class Breaker:
         if not isinstance(error, ConnectFailed | NameUnresolved | TimedOut):
             return False
         now = self._clock.monotonic()
-        if self._opened_at is None and (was_there or not self._met.unknown((crc32(site.encode()),))):
+        if self._opened_at is None and (was_there or site in self._met):
             # Sites that went dark long ago, one by one, say nothing about now.
             self._dark = {name: at for name, at in self._dark.items() if at > now - _WINDOW_SECONDS} | {site: now}
             if len(self._dark) >= _SITES:
