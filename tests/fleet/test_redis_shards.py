@@ -225,6 +225,18 @@ def test_a_server_that_comes_back_empty_is_a_missing_job_and_never_finished(serv
     asyncio.run(run())
 
 
+def test_a_job_may_have_more_shards_than_a_client_has_connections(servers: list[RedisServer]) -> None:
+    async def run() -> None:
+        frontier = await open_redis(servers[0].url, "many", AT_ONCE, shards="256")
+        assert await frontier.add([page(number, f"{number}.example") for number in range(600)]) == 600
+        assert (await frontier.counts()).queued == 600
+        assert len((await frontier.lease(600, batch=1, seconds=60)).leases) == 600
+        assert (await frontier.counts()).leased == 600
+        await frontier.aclose()
+
+    asyncio.run(run())
+
+
 def test_a_worker_that_is_pinned_takes_its_part_of_the_sites_and_ends_with_the_others(
     servers: list[RedisServer], tmp_path: Path
 ) -> None:

@@ -84,6 +84,8 @@ def _options() -> dict[str, Any]:
         "socket_timeout": 10.0,
         "socket_connect_timeout": 5.0,
         "health_check_interval": 15,
+        # The client's own limit, 100, is less than a job may have shards, and is an error, not a wait.
+        "max_connections": 4096,
         "retry": Retry(ExponentialBackoff(cap=0.5, base=0.05), 2, supported_errors=(faults.ConnectionError,)),
     }
 

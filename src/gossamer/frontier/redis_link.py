@@ -36,6 +36,8 @@ _OWN = {
     **dict.fromkeys(("fold", "unfold"), ("folds",)),
     **dict.fromkeys(("waiting", "slot", "hasten"), ("hints",)),
 }
+_MOST_AT_ONCE = 32
+"""Calls of one worker that are under way, each on a connection: a job may have hundreds of shards."""
 _MOST_MOVES = 8
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -47,6 +49,7 @@ class Link:
         self.redis = redis
         """The server itself; of a cluster, `at` knows the node that has a key."""
         self._cluster = redis if isinstance(redis, Cluster) else None
+        self._turns = asyncio.Semaphore(_MOST_AT_ONCE)
         self._waiting: dict[str, list[tuple[int, asyncio.Future[None]]]] = {}
         self._listening: asyncio.Task[None] | None = None
         self._subscribed = asyncio.Event()
@@ -56,6 +59,10 @@ class Link:
         arguments: list[Any] = [2, key, f"{key}:never", operation, _encode(given)]
         if entries:
             arguments.append(b"".join(entries))
+        async with self._turns:
+            return await self._run(key, operation, arguments)
+
+    async def _run(self, key: str, operation: str, arguments: list[Any]) -> Any:
         if self._cluster is None:
             return await _evaluate(self.redis, operation, arguments)
         for _ in range(_MOST_MOVES):
