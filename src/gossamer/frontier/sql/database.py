@@ -109,7 +109,7 @@ class Dialect(Protocol):
         ...
 
     async def put_seen(self, ids: Sequence[int], sites: Sequence[int]) -> tuple[set[int], list[Sequence[Any]]]:
-        """Add keys; those that nobody knew. The keys are in order, so that two such calls wait and do not deadlock.
+        """Add keys; those that were there. The keys are in order, so that two such calls wait and do not deadlock.
 
         Besides, of those `sites` that are there: site, closed and whether it sleeps."""
         ...

@@ -272,7 +272,7 @@ class MySQL:
         for first in range(0, len(ids), _KEYS):
             known |= await self._insert_seen([key for key in ids[first : first + _KEYS] if key not in known], states)
         self._many_known = len(known) > len(ids) // 2
-        return set(ids) - known, await self.fetch(*states[0]) if states else []
+        return known, await self.fetch(*states[0]) if states else []
 
     async def _insert_seen(self, keys: Sequence[int], states: Sequence[tuple[Any, ...]]) -> set[int]:
         """Add keys; those that were there already, each of which is a warning."""

@@ -122,22 +122,25 @@ WHERE shard = $1 AND site = ANY($2::text::bigint[])
 SELECT token, site, lane, until_at, suspect, worker, batch FROM gossamer_leases WHERE shard = $1 AND worker = $2
 
 -- name: put_seen
--- Not as a join: for a table that was empty when it was planned, that would compare each key with all others.
-WITH new AS (
-    INSERT INTO gossamer_seen (shard, id) SELECT $1, k FROM unnest($2::text::bigint[]) AS k
-    WHERE (SELECT 1 FROM gossamer_seen s WHERE s.shard = $1 AND s.id = k) IS NULL RETURNING id
+-- The keys that were there. Not as a join: for a table that was empty when it was planned, that would compare each key with
+-- all others.
+WITH asked AS MATERIALIZED (
+    SELECT k, (SELECT 1 FROM gossamer_seen s WHERE s.shard = $1 AND s.id = k) AS old FROM unnest($2::text::bigint[]) AS k
+), new AS (
+    INSERT INTO gossamer_seen (shard, id) SELECT $1, k FROM asked WHERE old IS NULL
 )
-SELECT id, NULL::text, NULL::boolean FROM new
+SELECT k, NULL::text, NULL::boolean FROM asked WHERE old IS NOT NULL
 UNION ALL
 SELECT site, closed, ready_at IS NULL OR ready_at > wake_at FROM gossamer_sites
 WHERE shard = $1 AND site = ANY($3::text::bigint[])
 
 -- name: put_wary
+-- The same, where others add the same keys now.
 WITH new AS (
     INSERT INTO gossamer_seen (shard, id) SELECT $1, k FROM unnest($2::text::bigint[]) AS k
     ON CONFLICT DO NOTHING RETURNING id
 )
-SELECT id, NULL::text, NULL::boolean FROM new
+SELECT k, NULL::text, NULL::boolean FROM unnest($2::text::bigint[]) AS k WHERE k NOT IN (SELECT id FROM new)
 UNION ALL
 SELECT site, closed, ready_at IS NULL OR ready_at > wake_at FROM gossamer_sites
 WHERE shard = $1 AND site = ANY($3::text::bigint[])

@@ -70,17 +70,18 @@ class Admission:
         # In the order in which they were found, which is that of new sites too.
         numbers = {name: self.site_id(name) for name in dict.fromkeys([link[0].site for link in links])}
         asked = sorted(set(numbers.values()) - call.sites.keys() - self._awake)
-        new, states = await call.db.put_seen(sorted(first), asked)
+        known, states = await call.db.put_seen(sorted(first), asked)
         self._awake.update([site for site, closed, sleeps in states if not closed and not sleeps])
-        known = [first.pop(key)[0] for key in first.keys() - new] if len(new) < len(first) else []
-        if call.settings.recrawl:
-            await self._hasten(call, known)
-        if not new:
-            return 0
-        call.count("known", len(new))
+        if known:
+            repeated = [first.pop(key)[0] for key in known]
+            if call.settings.recrawl:
+                await self._hasten(call, repeated)
+            if not first:
+                return 0
+            numbers = {name: numbers[name] for name in dict.fromkeys([link[0].site for link in first.values()])}
+        call.count("known", len(first))
         call.count("news")
-        names = dict.fromkeys([link[0].site for link in first.values()] if known else numbers)
-        closed = await self._closed(call, {numbers[name]: name for name in names}, states)
+        closed = await self._closed(call, numbers, asked, states)
         age = self._age = max(self._age, call.now)
         self._age += len(first)
         rows = rows_of(first.values(), numbers, age, strategy=call.settings.strategy)
@@ -90,7 +91,7 @@ class Admission:
             call.count("queued", len(rows))
         if rows:
             await call.db.insert_rows(rows)
-        return len(new)
+        return len(first)
 
     async def _set_apart(
         self, call: Call, rows: Sequence[tuple[Any, ...]], links: Mapping[int, Link], closed: Mapping[int, str]
@@ -137,14 +138,19 @@ class Admission:
             call.count("news")
             await call.db.fetch("wake", sorted(set(woken)))
 
-    async def _closed(self, call: Call, missing: dict[int, str], states: Iterable[Sequence[Any]]) -> dict[int, str]:
-        """See that the sites are there and awake; why those are closed that are."""
-        closed, sleeping = {}, []
-        for site in missing.keys() & call.sites.keys():
-            del missing[site]
+    async def _closed(
+        self, call: Call, numbers: Mapping[str, int], asked: Sequence[int], states: Iterable[Sequence[Any]]
+    ) -> dict[int, str]:
+        """See that the sites with these names and numbers are there and awake; why those are closed that are.
+
+        Of those that were `asked` for there are these states; the others are at hand, or known to be awake."""
+        wanted = set(numbers.values())
+        closed = {}
+        for site in wanted & call.sites.keys():
             call.touched.add(site)
             if call.sites[site].closed:
                 closed[site] = call.sites[site].closed
+        missing, sleeping = wanted.intersection(asked), []
         for site, reason, sleeps in states:
             if site not in missing:
                 continue
@@ -152,16 +158,16 @@ class Admission:
                 closed[site] = reason
             elif sleeps:
                 sleeping.append(site)
-            del missing[site]
+            missing.remove(site)
         if sleeping:
             await call.db.fetch("wake", sorted(sleeping))
         rows = []
-        missing = {site: name for site, name in missing.items() if site not in self._awake}
-        for place, (site, name) in enumerate(missing.items()):
+        names = [name for name, site in numbers.items() if site in missing] if missing else []
+        for place, name in enumerate(names):
             region = self._region_of(name) if self._region_of else ""
             # Sites that were found together are ready in that order.
-            ready_at = call.now - TURNS - len(missing) + place
-            rows.append(new_site(site, name, call.settings, region=region, ready_at=ready_at, now=call.now))
+            ready_at = call.now - TURNS - len(names) + place
+            rows.append(new_site(numbers[name], name, call.settings, region=region, ready_at=ready_at, now=call.now))
         if rows:
             call.count("sites", await call.db.insert_sites(sorted(rows)))
         return closed
