@@ -7,7 +7,7 @@
 
 The frontier alone, as _frontier.py plays it: 64 pages a batch, 50 links a page, 15 % of them new and the others drawn
 from all known URLs, which is the worst case. "all" sends every link to the store; "cached" is what workers of a
-fleet do: they drop the links that their memory of four million keys knows, and pay for that; "usual" is the same with
+fleet do: they drop the links that their memory of eight million keys knows, and pay for that; "usual" is the same with
 links that repeat as those of the web do, four in five of them among 50,000 URLs. The embedded frontier has
 the seen set in its own process, so that there is nothing to save. Every size is a process and a server of its own, all
 filled first; then each plays a round in turn, so that a machine's moods meet all sizes alike. CPU is of client and

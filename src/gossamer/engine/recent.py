@@ -51,7 +51,7 @@ class Recent:
     it is more than a quarter full. A key may enter only after the frontier has it for good: otherwise a crash between
     would lose the link."""
 
-    def __init__(self, size: int = 4_000_000) -> None:
+    def __init__(self, size: int = 8_000_000) -> None:
         self._most_places = max(_WAYS, 1 << max(0, size - 1).bit_length())
         self.clear()
 
