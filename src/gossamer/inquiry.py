@@ -132,7 +132,8 @@ def existing(name: str) -> Path:
     folder = jobs.folder_of(name, ())
     if not (folder / jobs.FRONTIER).exists():
         raise ConfigError(
-            f"there is no job {name!r} ({folder / jobs.FRONTIER} does not exist)", hint="see crawls/ for names"
+            f"there is no job {name!r} ({folder / jobs.FRONTIER} does not exist)",
+            hint="gossamer status lists those that there are",
         )
     return folder
 
