@@ -40,8 +40,21 @@ from gossamer.takeover import begin
 log = logging.getLogger("gossamer.fleet")
 _GATHERED = f"{FOLDER}-gathered-"
 _LITTER_SECONDS = 86_400.0
+_AS_IN = "as in --frontier redis://host:6379/0"
 SQL_SCHEMES = ("postgresql://", "postgres://", "mysql://", "mariadb://")
 SCHEMES = ("redis://", "rediss://", "redis+sentinel://", "rediss+sentinel://", "unix://", "folder:/", *SQL_SCHEMES)
+
+
+def is_fleet(frontier: str) -> bool:
+    """Whether this is the address of a fleet's frontier, and not one of this machine; a ConfigError if neither."""
+    if frontier.startswith(SCHEMES):
+        return True
+    if frontier in ("", "sqlite", "memory:"):
+        return False
+    raise ConfigError(
+        f"{masked_address(frontier)}: no such frontier in this version",
+        hint="use sqlite, memory:, redis://, postgresql://, mysql:// or folder:/path, from the root",
+    )
 
 
 async def open_fleet(
@@ -54,11 +67,8 @@ async def open_fleet(
         check_region(region)
     if shards:
         shards = str(parse_part(shards))
-    if not url.startswith(SCHEMES):
-        raise ConfigError(
-            f"{masked_address(url)}: no such frontier in this version",
-            hint="use sqlite, memory:, redis://, postgresql://, mysql:// or folder:/path",
-        )
+    if not is_fleet(url):
+        raise ConfigError(f"{url or 'no address'}: a fleet's frontier is a server, or a folder:/path", hint=_AS_IN)
     if url.startswith("folder:/"):
         from gossamer.frontier.folder import open_folder
 
@@ -198,7 +208,7 @@ class FleetCrawl:
         self._frontier: Fleet | None = None
         self._supervisor: Supervisor | None = None
         self._stop_wanted = ""
-        self._stored_before = 0
+        self._stored_before = self._failed_before = 0
         self._home = folder
         self.folder = results_folder(url, job, settings, folder)
         self.settings = settings
@@ -228,7 +238,7 @@ class FleetCrawl:
             return Counts()
         counts = await self._frontier.counts()
         self.stats.pages = counts.stored - self._stored_before
-        self.stats.failures = counts.failed
+        self.stats.failures = max(0, counts.failed - self._failed_before)
         return counts
 
     async def _last_counts(self) -> Counts:
@@ -264,6 +274,7 @@ class FleetCrawl:
         try:
             before = await frontier.counts()
             self.known_before, self._stored_before = before.known, before.stored
+            self._failed_before = before.failed
             self.added = await begin(frontier, self.settings, self._seeds)
             self._supervisor = Supervisor(
                 ["--job", self._job, "--out", str(self._home)],

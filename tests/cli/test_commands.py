@@ -43,6 +43,10 @@ def site() -> Iterator[str]:
         (["try", "http://x.invalid/", "--allow", "*"], "regular expression"),
         (["shell", ""], "URL"),
         (["status", "nothing-here"], "nothing-here"),
+        (["status", "x", "--frontier", "cassandra:"], "cassandra"),
+        (["why", "http://x.invalid/", "--job", "x", "--frontier", "folder:not/from/the/root"], "folder:/path"),
+        (["export", "x", "--frontier", "cassandra:"], "cassandra"),
+        (["worker", "folder:not/from/the/root", "--job", "x"], "folder:/path"),
         (["nonsense"], "nonsense"),
     ],
 )

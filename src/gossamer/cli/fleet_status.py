@@ -17,7 +17,7 @@ from gossamer.frontier.regions import parse_part
 from gossamer.model import Counts, JobState, Pulse, RegionView, ShardView
 
 _MOST_WORKERS, _MOST_ROWS = 20, 10
-_MANY_SHARDS = 12
+_MANY_SHARDS, _WIDE_NUMBERS = 12, 24
 _COUNTS = (
     ("stored", "queued", "known"),
     ("done", "delayed", "sites"),
@@ -188,9 +188,10 @@ def _shards(shards: Sequence[Mapping[str, Any]]) -> list[str]:
             sums.update(
                 {word: shard["counts"][word] for word in ("queued", "delayed", "leased", "stored", "ready_sites")}
             )
+        numbers = _numbers([shard["shard"] for shard in group])
         rows.append((
-            _cut(_numbers([shard["shard"] for shard in group]), 24),
-            _cut(group[0]["server"], 32),
+            numbers if len(numbers) <= _WIDE_NUMBERS else many(len(group), "shard"),
+            _cut(group[0]["server"], 48),
             *(f"{sums[word]:,}" for word in ("stored", "queued", "delayed", "leased", "ready_sites")),
         ))  # fmt: skip
     return table("SHARD", ("server", "stored", "queued", "delayed", "leased", "ready"), rows, _MANY_SHARDS)

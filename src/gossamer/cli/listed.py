@@ -17,7 +17,7 @@ from gossamer.engine import wire
 from gossamer.engine.pulse import is_live
 from gossamer.engine.remote import connect
 from gossamer.errors import GossamerError, JobMissing
-from gossamer.fleet import open_fleet
+from gossamer.fleet import is_fleet, open_fleet
 from gossamer.frontier.listing import list_jobs
 from gossamer.frontier.sqlite_survey import survey
 from gossamer.model import Counts
@@ -27,7 +27,7 @@ _FIGURES = ("stored", "queued", "delayed", "failed", "known", "sites")
 
 async def look(frontier: str) -> list[dict[str, Any]]:
     """The jobs of a fleet's frontier, or those of this folder, with their states and figures."""
-    if frontier:
+    if is_fleet(frontier):
         return [await _told(name, _on_fleet(frontier, name)) for name in await list_jobs(frontier)]
     return [await _told(str(name), _here(folder)) for name, folder in sorted(_folders().items())]
 

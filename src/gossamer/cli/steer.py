@@ -25,7 +25,7 @@ from gossamer.engine.handle import Linker
 from gossamer.engine.recent import Recent
 from gossamer.engine.remote import Connection, connect
 from gossamer.errors import JobMissing
-from gossamer.fleet import SCHEMES, open_fleet
+from gossamer.fleet import is_fleet, open_fleet
 from gossamer.frontier.base import Fleet
 from gossamer.frontier.sqlite import open_sqlite
 from gossamer.inquiry import existing
@@ -84,7 +84,7 @@ class FleetControl:
 @asynccontextmanager
 async def reach(name: str, frontier: str) -> AsyncIterator[Control]:
     """The job of this name on a fleet's frontier, or the crawl that runs in its folder."""
-    if frontier.startswith(SCHEMES):
+    if is_fleet(frontier):
         fleet = await open_fleet(frontier, name)
         try:
             yield FleetControl(fleet)
@@ -122,7 +122,7 @@ def status(name: str | None, frontier: str, as_json: bool) -> int:
     if name is None:
         return _list(frontier, as_json=as_json)
     found = run(_status(name, frontier))
-    if not frontier:
+    if not is_fleet(frontier):
         found["rejected"] = count_rejected(existing(name))
     if as_json:
         click.echo(json.dumps(found))
@@ -159,8 +159,8 @@ def _list(frontier: str, *, as_json: bool) -> int:
     for line in listed.lines(found):
         click.echo(line)
     if not found:
-        click.echo(f"no jobs in {masked_address(frontier) if frontier else 'crawls/'}", err=True)
-        if not frontier:
+        click.echo(f"no jobs in {masked_address(frontier) if is_fleet(frontier) else 'crawls/'}", err=True)
+        if not is_fleet(frontier):
             click.echo("hint: those of a fleet are shown by gossamer status --frontier URL", err=True)
     return Exit.OK
 
@@ -170,7 +170,7 @@ async def _status(name: str, frontier: str) -> dict[str, Any]:
         async with reach(name, frontier) as control:
             return await control.status()
     except JobMissing:
-        if frontier:
+        if is_fleet(frontier):
             raise
     # Nobody runs it: its file can be opened.
     folder = existing(name)

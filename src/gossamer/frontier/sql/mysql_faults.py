@@ -5,7 +5,7 @@ from __future__ import annotations
 from asyncmy import errors as faults
 
 from gossamer.errors import FrontierError, JobMissing, SchemaMismatch, Unavailable
-from gossamer.frontier.sql.database import CROWDED, FORBIDDEN, FULL, MISSING, UNKNOWN, UNREACHED
+from gossamer.frontier.sql.database import CROWDED, FORBIDDEN, FULL, MISSING, UNDER_WAY, UNKNOWN, UNREACHED
 
 _CONFLICT = {1205, 1213, 1020, 1062, 1615, 3572}
 _LOST = {0, 1047, 1053, 1077, 1079, 1080, 1152, 1153, 1158, 1159, 1160, 1161, 1184, 1927, 2003, 2006, 2013, 2055, 4031}
@@ -53,7 +53,7 @@ def explain(error: BaseException, server: str) -> FrontierError | None:
     if number == 1054:
         return SchemaMismatch("the tables were made by another version of Gossamer", hint="use that version")
     if number == _OUT_OF_RANGE and "frozen" in text:
-        return Unavailable(f"{server}: the shard is on its way to another database")
+        return Unavailable(f"{server}: the shard is on its way to another database", hint=UNDER_WAY)
     hint = next((hint for numbers, hint in _HINTS if number in numbers), "")
     if number in _UNKNOWN | _MISSING | _FORBIDDEN:
         return FrontierError(f"{server} refused: {text}", hint=hint)

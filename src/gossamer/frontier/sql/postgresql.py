@@ -14,6 +14,7 @@ from gossamer.frontier.sql.database import (
     FORBIDDEN,
     FULL,
     MISSING,
+    UNDER_WAY,
     UNKNOWN,
     UNREACHED,
     schema,
@@ -370,7 +371,7 @@ class PostgreSQL:
         if isinstance(error, faults.PostgresError):
             code = str(error.sqlstate or "")
             if code == _OUT_OF_RANGE and "bigint" in str(error):
-                return Unavailable(f"{self.server}: the shard is on its way to another database")
+                return Unavailable(f"{self.server}: the shard is on its way to another database", hint=UNDER_WAY)
             hint = next((hint for start, hint in _HINTS if code.startswith(start)), "")
             if code.startswith(_PASSING):
                 return Unavailable(f"{self.server}: {_first_line(error)}", hint=hint)
