@@ -22,7 +22,7 @@ from gossamer.engine.region import Places
 from gossamer.engine.stats import Stats
 from gossamer.engine.store import FleetStore
 from gossamer.engine.supervisor import Supervisor
-from gossamer.errors import ConfigError, FrontierError, Unavailable
+from gossamer.errors import ConfigError, FrontierError, JobMissing, Unavailable
 from gossamer.frontier.advice import Advice, advise
 from gossamer.frontier.base import Fleet
 from gossamer.frontier.regions import check_region, parse_part
@@ -33,7 +33,7 @@ from gossamer.model import Counts, JobState, Pulse
 from gossamer.settings import Settings
 from gossamer.sink import Sink, finish_archives, fleet_sinks, shared_folder, wants_segments
 from gossamer.sink.jsonl import JsonlSink
-from gossamer.sink.segments import FOLDER, SegmentSink, gather
+from gossamer.sink.segments import FOLDER, SegmentSink, gather, has_records
 from gossamer.sink.trail import Trail
 from gossamer.takeover import begin
 
@@ -92,6 +92,18 @@ def results_folder(url: str, job: str, settings: Settings, folder: Path) -> Path
 
         return results_of(url, job)
     return named or folder
+
+
+async def refuse_strangers(url: str, job: str, settings: Settings, folder: Path) -> None:
+    """A new job must not begin where another has written: what it gathers would have the pages of both."""
+    if not wants_segments(settings.sink) or not await asyncio.to_thread(has_records, folder):
+        return
+    try:
+        await (await open_fleet(url, job)).aclose()
+    except JobMissing:
+        raise ConfigError(
+            f"{folder} has pages of another job", hint="choose another name with --job, or move that folder away"
+        ) from None
 
 
 async def join_fleet(
@@ -267,6 +279,7 @@ class FleetCrawl:
 
     async def run(self) -> Summary:
         """Run to the end, then gather what was stored: here by this machine's workers, in a shared place by all."""
+        await refuse_strangers(self._url, self._job, self.settings, self.folder)
         frontier = self._frontier = await open_fleet(
             self._url, self._job, self.settings, region=self._region, shards=self._shards
         )

@@ -124,3 +124,15 @@ def test_a_summary_tells_failures_of_this_run_from_those_of_others(gossamer: Sit
         assert "earlier runs" not in said
         said = gossamer("crawl", *of(web, "shop"), code=3).stderr
         assert f"failed    {failed} in earlier runs" in said
+
+
+def test_a_new_job_does_not_begin_where_another_has_stored_pages(gossamer: Site, web: SimWeb) -> None:
+    gossamer("crawl", *of(web, "shop"), "--quiet")
+    frontier = gossamer.folder / "share" / "frontier" / "shop"
+    frontier.rename(gossamer.folder / "lost")
+    for command in ("crawl", "submit"):
+        said = gossamer(command, *of(web, "shop"), code=2).stderr
+        assert "results/shop has pages of another job" in said
+        assert not frontier.exists()
+    (gossamer.folder / "lost").rename(frontier)
+    assert "finished before this run" in gossamer("crawl", *of(web, "shop")).stderr

@@ -115,6 +115,11 @@ class SegmentSink:
         self._let_go()
 
 
+def has_records(folder: Path) -> bool:
+    """Whether workers have written something there."""
+    return any(path.stat().st_size for path in (folder / FOLDER).glob(f"*{SUFFIX}"))
+
+
 def gather(folder: Path, *, all_visits: bool = False) -> Iterator[Record]:
     """The records of all segments, one per page: the last that was no 304; or one per visit."""
     parts = [(path, path.stat().st_size) for path in sorted((folder / FOLDER).glob(f"*{SUFFIX}"))]
