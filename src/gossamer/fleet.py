@@ -22,7 +22,7 @@ from gossamer.engine.region import Places
 from gossamer.engine.stats import Stats
 from gossamer.engine.store import FleetStore
 from gossamer.engine.supervisor import Supervisor
-from gossamer.errors import ConfigError, FrontierError, Unavailable
+from gossamer.errors import ConfigError, FrontierError, JobMissing, Unavailable
 from gossamer.frontier.advice import Advice, advise
 from gossamer.frontier.base import Fleet
 from gossamer.frontier.regions import check_region, parse_part
@@ -33,15 +33,28 @@ from gossamer.model import Counts, JobState, Pulse
 from gossamer.settings import Settings
 from gossamer.sink import Sink, finish_archives, fleet_sinks, shared_folder, wants_segments
 from gossamer.sink.jsonl import JsonlSink
-from gossamer.sink.segments import FOLDER, SegmentSink, gather
+from gossamer.sink.segments import FOLDER, SegmentSink, gather, has_records
 from gossamer.sink.trail import Trail
 from gossamer.takeover import begin
 
 log = logging.getLogger("gossamer.fleet")
 _GATHERED = f"{FOLDER}-gathered-"
 _LITTER_SECONDS = 86_400.0
+_AS_IN = "as in --frontier redis://host:6379/0"
 SQL_SCHEMES = ("postgresql://", "postgres://", "mysql://", "mariadb://")
 SCHEMES = ("redis://", "rediss://", "redis+sentinel://", "rediss+sentinel://", "unix://", "folder:/", *SQL_SCHEMES)
+
+
+def is_fleet(frontier: str) -> bool:
+    """Whether this is the address of a fleet's frontier, and not one of this machine; a ConfigError if neither."""
+    if frontier.startswith(SCHEMES):
+        return True
+    if frontier in ("", "sqlite", "memory:"):
+        return False
+    raise ConfigError(
+        f"{masked_address(frontier)}: no such frontier in this version",
+        hint="use sqlite, memory:, redis://, postgresql://, mysql:// or folder:/path, from the root",
+    )
 
 
 async def open_fleet(
@@ -54,11 +67,8 @@ async def open_fleet(
         check_region(region)
     if shards:
         shards = str(parse_part(shards))
-    if not url.startswith(SCHEMES):
-        raise ConfigError(
-            f"{masked_address(url)}: no such frontier in this version",
-            hint="use sqlite, memory:, redis://, postgresql://, mysql:// or folder:/path",
-        )
+    if not is_fleet(url):
+        raise ConfigError(f"{url or 'no address'}: a fleet's frontier is a server, or a folder:/path", hint=_AS_IN)
     if url.startswith("folder:/"):
         from gossamer.frontier.folder import open_folder
 
@@ -82,6 +92,18 @@ def results_folder(url: str, job: str, settings: Settings, folder: Path) -> Path
 
         return results_of(url, job)
     return named or folder
+
+
+async def refuse_strangers(url: str, job: str, settings: Settings, folder: Path) -> None:
+    """A new job must not begin where another has written: what it gathers would have the pages of both."""
+    if not wants_segments(settings.sink) or not await asyncio.to_thread(has_records, folder):
+        return
+    try:
+        await (await open_fleet(url, job)).aclose()
+    except JobMissing:
+        raise ConfigError(
+            f"{folder} has pages of another job", hint="choose another name with --job, or move that folder away"
+        ) from None
 
 
 async def join_fleet(
@@ -198,7 +220,7 @@ class FleetCrawl:
         self._frontier: Fleet | None = None
         self._supervisor: Supervisor | None = None
         self._stop_wanted = ""
-        self._stored_before = 0
+        self._stored_before = self._failed_before = 0
         self._home = folder
         self.folder = results_folder(url, job, settings, folder)
         self.settings = settings
@@ -228,7 +250,7 @@ class FleetCrawl:
             return Counts()
         counts = await self._frontier.counts()
         self.stats.pages = counts.stored - self._stored_before
-        self.stats.failures = counts.failed
+        self.stats.failures = max(0, counts.failed - self._failed_before)
         return counts
 
     async def _last_counts(self) -> Counts:
@@ -257,6 +279,7 @@ class FleetCrawl:
 
     async def run(self) -> Summary:
         """Run to the end, then gather what was stored: here by this machine's workers, in a shared place by all."""
+        await refuse_strangers(self._url, self._job, self.settings, self.folder)
         frontier = self._frontier = await open_fleet(
             self._url, self._job, self.settings, region=self._region, shards=self._shards
         )
@@ -264,6 +287,7 @@ class FleetCrawl:
         try:
             before = await frontier.counts()
             self.known_before, self._stored_before = before.known, before.stored
+            self._failed_before = before.failed
             self.added = await begin(frontier, self.settings, self._seeds)
             self._supervisor = Supervisor(
                 ["--job", self._job, "--out", str(self._home)],

@@ -17,7 +17,7 @@ from gossamer.engine import wire
 from gossamer.engine.pulse import is_live
 from gossamer.engine.remote import connect
 from gossamer.errors import ConfigError, JobMissing
-from gossamer.fleet import SCHEMES, open_fleet, results_folder
+from gossamer.fleet import is_fleet, open_fleet, results_folder
 from gossamer.frontier.sqlite_look import SqliteLook
 from gossamer.frontier.sqlite_survey import survey
 from gossamer.settings import Settings
@@ -51,7 +51,7 @@ class Inquiry:
 @asynccontextmanager
 async def inquire(job: str, frontier: str = "") -> AsyncIterator[Inquiry]:
     """Reach a job by its name: on a fleet's frontier, in the process that runs it, or in its file."""
-    if frontier.startswith(SCHEMES):
+    if is_fleet(frontier):
         fleet = await open_fleet(frontier, job)
         try:
             counts = await fleet.counts()
@@ -132,7 +132,8 @@ def existing(name: str) -> Path:
     folder = jobs.folder_of(name, ())
     if not (folder / jobs.FRONTIER).exists():
         raise ConfigError(
-            f"there is no job {name!r} ({folder / jobs.FRONTIER} does not exist)", hint="see crawls/ for names"
+            f"there is no job {name!r} ({folder / jobs.FRONTIER} does not exist)",
+            hint="gossamer status lists those that there are",
         )
     return folder
 

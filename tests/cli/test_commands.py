@@ -43,6 +43,10 @@ def site() -> Iterator[str]:
         (["try", "http://x.invalid/", "--allow", "*"], "regular expression"),
         (["shell", ""], "URL"),
         (["status", "nothing-here"], "nothing-here"),
+        (["status", "x", "--frontier", "cassandra:"], "cassandra"),
+        (["why", "http://x.invalid/", "--job", "x", "--frontier", "folder:not/from/the/root"], "folder:/path"),
+        (["export", "x", "--frontier", "cassandra:"], "cassandra"),
+        (["worker", "folder:not/from/the/root", "--job", "x"], "folder:/path"),
         (["nonsense"], "nonsense"),
     ],
 )
@@ -113,6 +117,23 @@ def test_a_job_that_is_done_says_so(site: str, tmp_path: Path) -> None:
     done = gossamer("crawl", f"{site}/", *FAST, cwd=tmp_path)
     assert "finished before this run" in done.stderr.decode()
     assert "--job NAME" in done.stderr.decode()
+
+
+def test_status_without_a_name_lists_the_jobs_that_there_are(site: str, tmp_path: Path) -> None:
+    assert "no jobs in crawls/" in gossamer("status", cwd=tmp_path).stderr.decode()
+    for name, pages in (("whole", "100"), ("./beside", "2")):
+        gossamer("crawl", f"{site}/", "--job", name, *FAST, "--max-pages", pages, cwd=tmp_path)
+    gossamer("crawl", f"{site}/", "--job", "begun", *FAST, "--max-pages", "2", cwd=tmp_path)
+    settings = tmp_path / "crawls" / "begun" / "job.toml"
+    settings.write_text(settings.read_text().replace("max_pages = 2", "max_pages = 100"))
+    listed = json.loads(gossamer("status", "--json", cwd=tmp_path).stdout)
+    assert [(job["job"], job["state"]) for job in listed] == [
+        ("begun", "resting"), ("beside", "finished"), ("whole", "finished"),
+    ]  # fmt: skip
+    lines = gossamer("status", cwd=tmp_path).stdout.decode().splitlines()
+    assert [line.split()[0] for line in lines] == ["JOB", "begun", "beside", "whole"]
+    one = gossamer("status", "begun", cwd=tmp_path).stdout.decode()
+    assert one.startswith("begun: resting\n")
 
 
 def test_fetch_gives_the_body_and_nothing_else(site: str, tmp_path: Path) -> None:

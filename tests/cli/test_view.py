@@ -140,6 +140,16 @@ def test_the_end_is_told_from_a_queue_that_shrinks_and_not_from_one_that_grows()
     assert progress.eta is None
 
 
+def test_a_continuous_crawl_does_not_end_with_its_queue() -> None:
+    run = Run(recrawl="table", max_seconds=100.0)
+    progress = Progress(run)
+    for queued in (100, 50, 0, 0):
+        run.now = Counts(queued=queued)
+        asyncio.run(progress.look())
+        run.hands.advance(5)
+    assert progress.eta == pytest.approx(80.0)
+
+
 def test_the_counts_are_asked_for_seldom_where_they_are_dear() -> None:
     class Slow(Run):
         asked = 0

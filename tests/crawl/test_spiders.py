@@ -100,6 +100,7 @@ def test_handlers_of_every_form_are_run_by_their_label(tmp_path: Path, options: 
     assert code == 3
     assert {path: row["error"] for path, row in found.items() if row["error"]} == {
         "/lost": "spider: spider Forms has no handler for label 'lost'"
+        " (add a method parse_lost(self, page), or drop the label)"
     }
     assert len(web.log) == len(found) == 10
 
@@ -138,6 +139,7 @@ class Wrong(gossamer.Spider):
     def item_huge(self, page): yield {"n": 2**80}
     def item_object(self, page): yield {"page": page}
     def item_number(self, page): yield 5
+    def item_link(self, page): yield "/link"
     def error_half(self, page): raise ValueError("\\ud800")
     def error_lines(self, page): raise ValueError("one\\ntwo")
     def error_exit(self, page): raise SystemError("x")
@@ -150,7 +152,7 @@ def test_whatever_a_spider_yields_costs_only_its_page(tmp_path: Path, options: t
     methods = [line.split("(")[0].removeprefix("    def ") for line in WRONG.splitlines() if "    def " in line]
     names = [name for name in methods if name not in ("parse", "parse_after", "start", "fine")]
     wrong = {f"/{name}" for name in names}
-    assert len(wrong) == 23
+    assert len(wrong) == 24
     with RawWeb() as web:
         web.answers["/"] = page(*wrong, "/fine")
         for path in (*wrong, "/fine", "/after/", "/after/fine"):
@@ -160,6 +162,7 @@ def test_whatever_a_spider_yields_costs_only_its_page(tmp_path: Path, options: t
     assert {path for path, row in found.items() if row["error"]} == wrong
     assert {path for path, row in found.items() if row["error"].startswith("spider: ")} == wrong
     assert {found[path]["title"] for path in wrong} == {"t"}
+    assert "yield page.follow(link)" in found["/item_link"]["error"]
     # Neither the items nor the links of a page whose handler failed are kept.
     assert sorted(item["item of"] for item in rows(tmp_path / "job" / "items.jsonl")) == ["", "fine"]
     assert sorted(web.targets()) == sorted(["/", "/fine", "/after/", "/after/fine", *wrong])

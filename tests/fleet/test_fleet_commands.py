@@ -106,6 +106,8 @@ def test_two_jobs_in_one_redis_do_not_meet(server: RedisServer, tmp_path: Path) 
         assert set(fetched(web.log()).values()) == {1}
     for number in range(2):
         assert len(gossamer(server, "export", f"{tmp_path}/{number}", "--format", "urls").stdout.split()) == 6
+    listed = {job["job"]: job["state"] for job in json.loads(gossamer(server, "status", "--json").stdout)}
+    assert (listed["one"], listed["one:{two}*\n"]) == ("finished", "finished")
 
 
 @pytest.mark.parametrize(

@@ -113,3 +113,26 @@ def test_sites_that_move_and_second_workers_of_a_name_are_refused_with_words(gos
     gossamer("resume", "shop")
     gossamer("worker", "--job", "shop", "--name", "twin")
     assert json.loads(gossamer("status", "shop", "--json").stdout)["counts"]["finished"]
+
+
+def test_a_summary_tells_failures_of_this_run_from_those_of_others(gossamer: Site) -> None:
+    with SimWeb(sites=1, pages_per_site=15, page_bytes=2000, kinds=["errors"]) as web:
+        said = gossamer("crawl", *of(web, "shop"), code=3).stderr
+        failed = json.loads(gossamer("status", "shop", "--json").stdout)["counts"]["failed"]
+        assert failed > 1
+        assert f"failed    {failed} URLs\n" in said
+        assert "earlier runs" not in said
+        said = gossamer("crawl", *of(web, "shop"), code=3).stderr
+        assert f"failed    {failed} in earlier runs" in said
+
+
+def test_a_new_job_does_not_begin_where_another_has_stored_pages(gossamer: Site, web: SimWeb) -> None:
+    gossamer("crawl", *of(web, "shop"), "--quiet")
+    frontier = gossamer.folder / "share" / "frontier" / "shop"
+    frontier.rename(gossamer.folder / "lost")
+    for command in ("crawl", "submit"):
+        said = gossamer(command, *of(web, "shop"), code=2).stderr
+        assert "results/shop has pages of another job" in said
+        assert not frontier.exists()
+    (gossamer.folder / "lost").rename(frontier)
+    assert "finished before this run" in gossamer("crawl", *of(web, "shop")).stderr

@@ -376,6 +376,23 @@ def test_a_visitor_adds_counts_and_steers_but_takes_nothing(tmp_path: Path) -> N
     play(run, tmp_path)
 
 
+def test_what_failed_is_counted_when_all_workers_have_left(tmp_path: Path) -> None:
+    """Walking over the sites was dear the last time, so it is long until the next; but for the last word."""
+
+    async def check(fleet: Fleet) -> None:
+        worker = await fleet.hire("one")
+        await worker.add(pages(1, 2))
+        (leased,) = await lease(worker)
+        for shard in worker.owner.shards.values():
+            shard._counting_seconds = 1e9
+        await worker.complete([outcome(leased, 1, "failed"), outcome(leased, 2)])
+        await worker.aclose()
+        counts = await (await fleet.hire("")).counts()
+        assert (counts.done, counts.failed, counts.stored, counts.finished) == (1, 1, 2, True)
+
+    play(check, tmp_path)
+
+
 def test_an_idle_worker_is_given_work_by_those_who_have_more(tmp_path: Path) -> None:
     async def run(fleet: Fleet) -> None:
         one, two, _, _ = await _two_halves(fleet)

@@ -10,6 +10,7 @@ import pytest
 
 from gossamer import urls
 from gossamer.errors import ConfigError, FrontierError, JobMissing, SchemaMismatch
+from gossamer.frontier.listing import list_jobs
 from gossamer.frontier.sharded import Sharded, divide
 from gossamer.frontier.sql import SqlFrontier, open_sql
 from gossamer.frontier.sql.job import FORMAT, dialect_of
@@ -546,3 +547,17 @@ def test_links_of_workers_side_by_side_are_queued_once(server: SqlServer) -> Non
                 await one.aclose()
 
     asyncio.run(play())
+
+
+def test_jobs_are_listed_and_a_database_without_tables_has_none(server: SqlServer) -> None:
+    run(server, finished_at_once)
+    assert asyncio.run(list_jobs(server.url)) == ["job"]
+    server.ask("CREATE DATABASE bare")
+    try:
+        assert asyncio.run(list_jobs(f"{server.url.removesuffix('gossamer')}bare")) == []
+    finally:
+        server.ask("DROP DATABASE bare")
+
+
+async def finished_at_once(frontier: SqlFrontier) -> None:
+    assert (await frontier.counts()).finished

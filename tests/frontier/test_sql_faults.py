@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import asyncmy.errors
 import pytest
 
-from gossamer.errors import Unavailable
+from gossamer.errors import FrontierError, Unavailable
 from gossamer.frontier.sql import SqlFrontier, open_sql
 from gossamer.frontier.sql.database import Database
 from gossamer.frontier.sql.job import dialect_of
@@ -383,6 +383,57 @@ def test_a_server_that_is_not_there_is_unavailable(kind: type[SqlServer]) -> Non
 
     with kind(in_memory=True) as server:
         asyncio.run(play(server))
+
+
+MAKE_USER = {
+    PostgresServer: ("CREATE ROLE plain LOGIN PASSWORD 'plain'", "GRANT CREATE ON SCHEMA public TO plain"),
+    MariaServer: (
+        "CREATE USER plain@'%' IDENTIFIED BY 'plain'",
+        "GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, CREATE VIEW ON gossamer.* TO plain@'%'",
+    ),
+}
+
+
+def test_a_user_needs_no_more_rights_than_the_manual_says(kind: type[SqlServer]) -> None:
+    with kind(in_memory=True) as server:
+        give_rights(server, *MAKE_USER[kind])
+        asyncio.run(is_whole_as(server.url.replace(f"{server.user}@", "plain:plain@")))
+
+
+async def is_whole_as(url: str) -> None:
+    await is_whole(await crawl(url))
+
+
+def give_rights(server: SqlServer, *statements: str) -> None:
+    """As the server's first user, who alone may."""
+    for statement in statements:
+        if isinstance(server, PostgresServer):
+            server.ask(statement)
+        else:
+            server.run("mariadb", "--no-defaults", f"--socket={server.folder}/socket", "-u", "root", "-e", statement)
+
+
+def test_a_refusal_names_what_mends_it(kind: type[SqlServer]) -> None:
+    with kind(in_memory=True) as server:
+        give_rights(server, *MAKE_USER[kind][:1])
+        if kind is MariaServer:
+            give_rights(server, "GRANT SELECT ON gossamer.* TO plain@'%'")
+        else:
+            rules = server.data / "pg_hba.conf"
+            rules.write_text("host all plain all scram-sha-256\n" + rules.read_text())
+            server.ask("SELECT pg_reload_conf()")
+        wrong = server.url.replace(f"{server.user}@", "plain:wrong@")
+        weak = server.url.replace(f"{server.user}@", "plain:plain@")
+        for url, hint in (
+            (wrong, "check the user and the password"),
+            (f"{server.url}_not_there", "CREATE DATABASE"),
+            (weak, "SELECT, INSERT, UPDATE and DELETE"),
+            (server.url_at(1), "is the server up"),
+        ):
+            with pytest.raises(FrontierError) as caught:
+                asyncio.run(open_sql(url, "job", FREE, worker="one"))
+            assert hint in caught.value.hint
+            assert "plain:" not in str(caught.value)
 
 
 def test_a_server_that_may_lose_its_last_second_has_its_lanes_rest_after_a_start(kind: type[SqlServer]) -> None:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
-from gossamer.errors import SinkError
+from gossamer.errors import SinkError, SinkFull
 from gossamer.model import PageRow, Record
 from gossamer.sink.segments import SegmentSink, gather
 
@@ -62,6 +64,49 @@ def test_the_line_in_which_a_worker_died_is_passed_over(tmp_path: Path) -> None:
     for cut in range(len(whole.splitlines(True)[0]), len(whole)):
         path.write_bytes(whole[:cut])
         assert [each.key for each in gather(tmp_path)] == [1]
+
+
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO, errno.EROFS, errno.ENOTCONN, errno.ENOSPC])
+def test_f49_a_folder_that_fails_for_a_while_costs_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """The handle that was bad is not used again, but for a disk that was full: it is as good as before."""
+
+    def torn(descriptor: int, data: bytes, offset: int) -> None:
+        os.pwrite(descriptor, data[: len(data) // 2], offset)
+        raise OSError(code, os.strerror(code))
+
+    async def run() -> None:
+        sink = SegmentSink(tmp_path, "one")
+        await sink.write([record(1, 10)])
+        with monkeypatch.context() as patch:
+            patch.setattr("gossamer.sink.disk.write_at", torn)
+            for _ in range(3):
+                with pytest.raises(SinkFull):
+                    await sink.write([record(2, 11)])
+        await sink.write([record(2, 11)])
+        await sink.aclose()
+
+    asyncio.run(run())
+    assert [each.key for each in gather(tmp_path)] == [1, 2]
+    assert len(list((tmp_path / "segments").iterdir())) == (1 if code == errno.ENOSPC else 2)
+
+
+def test_f49_segments_are_not_begun_where_their_folder_is_not_mounted(tmp_path: Path) -> None:
+    async def run() -> None:
+        sink = SegmentSink(tmp_path / "mount", "one")
+        sink._let_go()
+        (tmp_path / "mount").rename(tmp_path / "away")
+        (tmp_path / "mount").mkdir()
+        with pytest.raises(SinkFull, match="No such file"):
+            await sink.write([record(1, 10)])
+        (tmp_path / "mount").rmdir()
+        (tmp_path / "away").rename(tmp_path / "mount")
+        await sink.write([record(1, 10)])
+        await sink.aclose()
+
+    asyncio.run(run())
+    assert [each.key for each in gather(tmp_path / "mount")] == [1]
 
 
 def test_a_line_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.errors import SinkFull
 from gossamer.model import PageRow, Record
 from gossamer.sink.tree import Tree, TreeSink, place_of
 
@@ -67,6 +68,34 @@ def test_a_page_that_is_fetched_again_takes_the_place_of_the_old_one(tmp_path: P
         store(tmp_path, record("http://a.example/", body=body))
     assert (tmp_path / "htmls" / "/".join(place_of("http://a.example/"))).read_bytes() == b"new"
     assert len(files(tmp_path)) == 2
+
+
+def test_an_error_stands_beside_the_old_page_until_the_next_good_one(tmp_path: Path) -> None:
+    url = "http://a.example/"
+    names = [f"{kind}/a.example/{key(url)}" for kind in ("errs", "htmls", "links")]
+    store(tmp_path, record(url, body=b"old"))
+    store(tmp_path, record(url, status=503))
+    assert files(tmp_path) == names
+    store(tmp_path, record(url, body=b"new"))
+    assert files(tmp_path) == names[1:]
+
+
+def test_f49_a_folder_that_is_away_is_waited_for_and_not_made_anew(tmp_path: Path) -> None:
+    async def run() -> None:
+        sink = TreeSink(tmp_path / "mount")
+        await sink.write([record("http://a.example/1")])
+        (tmp_path / "mount").rename(tmp_path / "away")
+        (tmp_path / "mount").mkdir()
+        with pytest.raises(SinkFull, match="No such file"):
+            await sink.write([record("http://a.example/2")])
+        assert files(tmp_path / "mount") == []
+        (tmp_path / "mount").rmdir()
+        (tmp_path / "away").rename(tmp_path / "mount")
+        await sink.write([record("http://a.example/2")])
+        await sink.aclose()
+
+    asyncio.run(run())
+    assert len(files(tmp_path / "mount" / "htmls")) == 2
 
 
 @pytest.mark.parametrize("url", ["http://../x", "http://./x", "http:///x", "x", "http://" + "a" * 300 + "/x"])

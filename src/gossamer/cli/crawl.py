@@ -26,7 +26,7 @@ from gossamer.cli.terminal import plain, put, say
 from gossamer.clock import SystemClock
 from gossamer.engine.supervisor import FATAL
 from gossamer.errors import ConfigError, JobMissing, OwnerGone, SchemaMismatch
-from gossamer.fleet import SCHEMES, FleetCrawl, join_fleet
+from gossamer.fleet import SCHEMES, FleetCrawl, is_fleet, join_fleet
 from gossamer.job import Crawl, Summary
 from gossamer.masks import masked_address
 from gossamer.member import die_with_parent, join
@@ -89,11 +89,7 @@ def crawl(
     """
     logs.start(quiet=quiet)
     refuse_windows()
-    if frontier not in ("", "sqlite", "memory:") and not frontier.startswith(SCHEMES):
-        raise ConfigError(
-            f"--frontier {masked_address(frontier)}: no such frontier in this version",
-            hint="use sqlite (the default), memory: or redis://host:port/db",
-        )
+    on_fleet = is_fleet(frontier)
     first_urls = jobs.read_seeds([*urls, *(read_lines(seeds) if seeds else ())])
     folder = jobs.folder_of(name, ()) if name else None
     settings = read_settings(folder, given(options))
@@ -104,7 +100,7 @@ def crawl(
         settings = read_settings(folder, given(options))
     run: Crawl | FleetCrawl
     job = ""
-    if frontier.startswith(SCHEMES):
+    if on_fleet:
         job = name or folder.name
         run = FleetCrawl(frontier, job, folder, settings, first_urls, region=region, shards=shards)
     else:
@@ -255,10 +251,10 @@ def worker(
     if supervised:
         die_with_parent()
     own_name = worker_name or f"{os.uname().nodename}-{os.getpid()}"
-    if frontier:
+    if is_fleet(frontier):
         # As all other commands take it: gossamer worker JOB --frontier URL.
         name, place = name or (place if not place.startswith(SCHEMES) else ""), frontier
-    if place.startswith(SCHEMES):
+    if ("://" in place or place.startswith("folder:")) and is_fleet(place):
         if not name:
             raise ConfigError("which job?", hint="name it: gossamer worker FRONTIER --job NAME")
         folder = Path(out) if out else jobs.folder_of(name, ())

@@ -15,7 +15,7 @@ from gossamer.cli.options import given, settings_options, shards_option
 from gossamer.cli.start import read_lines, read_settings, run
 from gossamer.cli.terminal import say
 from gossamer.errors import ConfigError
-from gossamer.fleet import SCHEMES, open_fleet
+from gossamer.fleet import SCHEMES, open_fleet, refuse_strangers, results_folder
 from gossamer.frontier.regions import parse_part
 from gossamer.masks import masked_address
 from gossamer.settings import Settings
@@ -62,6 +62,7 @@ def submit(urls: tuple[str, ...], seeds: Any, name: str, frontier: str, shards: 
 
 
 async def _submit(frontier: str, job: str, settings: Settings, seeds: Sequence[str], *, shards: str) -> int:
+    await refuse_strangers(frontier, job, settings, results_folder(frontier, job, settings, jobs.folder_of(job, ())))
     fleet = await open_fleet(frontier, job, settings, shards=shards)
     try:
         return await begin(fleet, settings, seeds)

@@ -17,7 +17,7 @@ from gossamer.frontier.regions import parse_part
 from gossamer.model import Counts, JobState, Pulse, RegionView, ShardView
 
 _MOST_WORKERS, _MOST_ROWS = 20, 10
-_MANY_SHARDS = 12
+_MANY_SHARDS, _WIDE_NUMBERS = 12, 24
 _COUNTS = (
     ("stored", "queued", "known"),
     ("done", "delayed", "sites"),
@@ -112,9 +112,9 @@ def lines(name: str, found: Mapping[str, Any]) -> list[str]:
     text += _workers(workers)
     regions = found["regions"]
     if any(regions):
-        text += _table("REGION", ("workers", "rate", "ready", "later"), [_region(*item) for item in regions.items()])
+        text += table("REGION", ("workers", "rate", "ready", "later"), [_region(*item) for item in regions.items()])
     sites = [site for site in found["sites"] if site["queued"] or site["hold"] or site["closed"]]
-    text += _table("SITE", ("queued", "leased", "delay", "region", ""), [_site(site) for site in sites])
+    text += table("SITE", ("queued", "leased", "delay", "region", ""), [_site(site) for site in sites])
     text += _shards(found["shards"])
     return text
 
@@ -133,7 +133,7 @@ def _workers(workers: Sequence[Mapping[str, Any]]) -> list[str]:
     # Those that are wanting come first, then those that do most.
     here.sort(key=lambda worker: (worker["live"], -worker["rate"], worker["worker"]))
     heads = ("region", "host", "pages", "rate", "sites", "cpu", "memory", "heard")
-    text = _table("WORKER", heads, [_worker(worker) for worker in here], _MOST_WORKERS)
+    text = table("WORKER", heads, [_worker(worker) for worker in here], _MOST_WORKERS)
     left = len(workers) - len(here)
     return [*text, f"  {left:,} left in good order within the last minutes"] if left else text
 
@@ -188,12 +188,13 @@ def _shards(shards: Sequence[Mapping[str, Any]]) -> list[str]:
             sums.update(
                 {word: shard["counts"][word] for word in ("queued", "delayed", "leased", "stored", "ready_sites")}
             )
+        numbers = _numbers([shard["shard"] for shard in group])
         rows.append((
-            _cut(_numbers([shard["shard"] for shard in group]), 24),
-            _cut(group[0]["server"], 32),
+            numbers if len(numbers) <= _WIDE_NUMBERS else many(len(group), "shard"),
+            _cut(group[0]["server"], 48),
             *(f"{sums[word]:,}" for word in ("stored", "queued", "delayed", "leased", "ready_sites")),
         ))  # fmt: skip
-    return _table("SHARD", ("server", "stored", "queued", "delayed", "leased", "ready"), rows, _MANY_SHARDS)
+    return table("SHARD", ("server", "stored", "queued", "delayed", "leased", "ready"), rows, _MANY_SHARDS)
 
 
 def _numbers(numbers: Sequence[int]) -> str:
@@ -212,7 +213,7 @@ def _cut(text: str, width: int) -> str:
     return plain(text, width)
 
 
-def _table(title: str, heads: Row, rows: Sequence[Row], limit: int = _MOST_ROWS) -> list[str]:
+def table(title: str, heads: Row, rows: Sequence[Row], limit: int = _MOST_ROWS) -> list[str]:
     """Rows under their heads, numbers to the right; of very many only the first."""
     if not rows:
         return []

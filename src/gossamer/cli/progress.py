@@ -76,7 +76,8 @@ class Progress:
         if settings.max_pages is not None and self.stats.mean_rate > 0:
             ends.append((settings.max_pages - self.counts.stored) / (self.rate or self.stats.mean_rate))
         (first_at, first), (last_at, last) = self._left[0], self._left[-1]
-        if last < first and last_at - first_at >= _TREND_LEAST_SECONDS:
+        # A continuous crawl goes on when its queue is empty.
+        if last < first and last_at - first_at >= _TREND_LEAST_SECONDS and not settings.recrawl:
             ends.append(last * (last_at - first_at) / (first - last))
         return max(0.0, min(ends)) if ends else None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import click
@@ -12,7 +13,7 @@ import msgspec
 
 from gossamer import job as jobs
 from gossamer import settings as configuration
-from gossamer.cli import fleet_status
+from gossamer.cli import fleet_status, listed
 from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
 from gossamer.cli.figures import brief
@@ -24,10 +25,11 @@ from gossamer.engine.handle import Linker
 from gossamer.engine.recent import Recent
 from gossamer.engine.remote import Connection, connect
 from gossamer.errors import JobMissing
-from gossamer.fleet import SCHEMES, open_fleet
+from gossamer.fleet import is_fleet, open_fleet
 from gossamer.frontier.base import Fleet
 from gossamer.frontier.sqlite import open_sqlite
 from gossamer.inquiry import existing
+from gossamer.masks import masked_address
 from gossamer.sink.aside import REJECTED, count_rejected
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -82,7 +84,7 @@ class FleetControl:
 @asynccontextmanager
 async def reach(name: str, frontier: str) -> AsyncIterator[Control]:
     """The job of this name on a fleet's frontier, or the crawl that runs in its folder."""
-    if frontier.startswith(SCHEMES):
+    if is_fleet(frontier):
         fleet = await open_fleet(frontier, name)
         try:
             yield FleetControl(fleet)
@@ -96,7 +98,7 @@ async def reach(name: str, frontier: str) -> AsyncIterator[Control]:
         await connection.aclose()
 
 
-def on_a_job(command: Command) -> Command:
+def on_a_job(command: Command, *, is_named: bool = True) -> Command:
     """Give a command the job's name and, for fleets, the address of its frontier."""
     option = click.option(
         "--frontier",
@@ -105,16 +107,22 @@ def on_a_job(command: Command) -> Command:
         envvar="GOSSAMER_FRONTIER",
         help="Where the job is, if not here.",
     )
-    return click.argument("name", metavar="JOB", shell_complete=job_names)(option(command))
+    metavar = "JOB" if is_named else "[JOB]"
+    return click.argument("name", metavar=metavar, required=is_named, shell_complete=job_names)(option(command))
 
 
 @click.command()
-@on_a_job
+@partial(on_a_job, is_named=False)
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-def status(name: str, frontier: str, as_json: bool) -> int:
-    """Show how far a job is, running or not."""
+def status(name: str | None, frontier: str, as_json: bool) -> int:
+    """Show how far a job is, running or not.
+
+    Without a name it lists the jobs in this folder, or on the frontier.
+    """
+    if name is None:
+        return _list(frontier, as_json=as_json)
     found = run(_status(name, frontier))
-    if not frontier:
+    if not is_fleet(frontier):
         found["rejected"] = count_rejected(existing(name))
     if as_json:
         click.echo(json.dumps(found))
@@ -143,12 +151,26 @@ def status(name: str, frontier: str, as_json: bool) -> int:
     return Exit.OK
 
 
+def _list(frontier: str, *, as_json: bool) -> int:
+    found = run(listed.look(frontier))
+    if as_json:
+        click.echo(json.dumps(found))
+        return Exit.OK
+    for line in listed.lines(found):
+        click.echo(line)
+    if not found:
+        click.echo(f"no jobs in {masked_address(frontier) if is_fleet(frontier) else 'crawls/'}", err=True)
+        if not is_fleet(frontier):
+            click.echo("hint: those of a fleet are shown by gossamer status --frontier URL", err=True)
+    return Exit.OK
+
+
 async def _status(name: str, frontier: str) -> dict[str, Any]:
     try:
         async with reach(name, frontier) as control:
             return await control.status()
     except JobMissing:
-        if frontier:
+        if is_fleet(frontier):
             raise
     # Nobody runs it: its file can be opened.
     folder = existing(name)
@@ -156,7 +178,7 @@ async def _status(name: str, frontier: str) -> dict[str, Any]:
     resting = open_sqlite(folder / jobs.FRONTIER, settings, clock=SystemClock())
     try:
         counts = msgspec.to_builtins(await resting.counts())
-        state = "finished" if counts["finished"] else "not running"
+        state = "finished" if counts["finished"] else "resting"
         return {"state": state, "counts": counts, "sites": await resting.sites(), "workers": {}}
     finally:
         await resting.aclose()

@@ -105,7 +105,11 @@ def _troubles(summary: Summary) -> list[tuple[str, str]]:
         rows.append(("failed" if not rows else "", f"{count:,} {plain(kind, 40)}{example}"))
     if len(failed) > 6:
         rows.append(("", f"{sum(failed.values()) - sum(count for _, count in figures.most(failed, 6)):,} otherwise"))
-    given_up = counts.failed - sum(failed.values())
+    told = sum(failed.values())
+    if stats.failures > told:
+        # Workers of a fleet do not tell of what.
+        rows.append(("" if rows else "failed", figures.many(stats.failures - told, "URL")))
+    given_up = counts.failed - max(told, stats.failures)
     if given_up > 0:
         rows.append(("" if rows else "failed", f"{given_up:,} in earlier runs, or given up with their sites"))
     if counts.parked:

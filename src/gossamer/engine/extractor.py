@@ -205,7 +205,7 @@ def row_of(request: Request, response: Response, page: Extracted) -> PageRow:
 def _describe(failure: Exception) -> str:
     """The error and where in the spider it came from, on one line."""
     if isinstance(failure, ExtractError):
-        return _storable(str(failure))
+        return _storable(f"{failure} ({failure.hint})" if failure.hint else str(failure))
     frames = traceback.extract_tb(failure.__traceback__)
     where = f" ({frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno})" if frames else ""
     return _storable(f"{type(failure).__name__}: {failure}{where}")

@@ -21,6 +21,7 @@ from gossamer.model import SITEMAP, PageRow, Request, Response
 from gossamer.settings import Settings
 
 log = logging.getLogger("gossamer.engine")
+_MOST_COMPLAINTS = 8
 MAX_SCORE = 1000
 Score = Callable[[Request], int]
 
@@ -192,6 +193,7 @@ class Handler:
         self._extractor = extractor
         self.linker = linker
         self._marker = marker
+        self._complaints: set[str] = set()
 
     def redirect(self, request: Request, target: str, answer: Response) -> tuple[Request, ...]:
         """The request that a redirect leads to, if it may be followed."""
@@ -204,9 +206,18 @@ class Handler:
             page = await self._extractor.extract(request, response)
         finally:
             self._marker.name(0)
+        if page.error:
+            self._complain(request.url, page.error)
         year = gmtime(response.fetched_at).tm_year if response.fetched_at else 0
         links = self.linker.follow(request, page.urls, year=year) if page.urls else []
         if page.requests:
             links += self.linker.adopt(request, page.requests, year=year)
         row = row_of(request, response, page)
         return Handled(row, tuple(links), page)
+
+    def _complain(self, url: str, error: str) -> None:
+        """Say each kind of the spider's errors once; the records of the pages have all of them."""
+        kind = error.partition(":")[0]
+        if kind not in self._complaints and len(self._complaints) < _MOST_COMPLAINTS:
+            self._complaints.add(kind)
+            log.warning("the spider failed on %s: %s", url, error)

@@ -17,7 +17,7 @@ from siphashc import siphash
 from gossamer import job as jobs
 from gossamer import settings as configuration
 from gossamer.errors import ArchiveError, ConfigError, FrontierError, SinkError
-from gossamer.fleet import SCHEMES, open_fleet, results_folder
+from gossamer.fleet import is_fleet, open_fleet, results_folder
 from gossamer.model import PageRow, Record
 from gossamer.sink import segments
 from gossamer.sink.base import TABLES
@@ -41,7 +41,7 @@ async def place_of(name: str, frontier: str = "") -> Place:
     folder = jobs.folder_of(name, ())
     has_segments = (folder / segments.FOLDER).is_dir() and not frontier.startswith("folder:/")
     here = Place.of(folder)
-    if not frontier.startswith(SCHEMES) or "/" in name or (has_segments and here.settings):
+    if not is_fleet(frontier) or "/" in name or (has_segments and here.settings):
         return here
     try:
         fleet = await open_fleet(frontier, name)

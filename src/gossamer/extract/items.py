@@ -13,6 +13,7 @@ from gossamer.extract.links import normal
 from gossamer.model import Request
 
 HINT = "yield a dict, a dataclass, an attrs or pydantic model, or a msgspec Struct, with values that JSON can hold"
+FOLLOW_HINT = "to follow a link, yield page.follow(link); to keep a text, yield it in a dict"
 MOST_PRIORITY = 1_000_000_000
 _encode = msgspec.msgpack.Encoder().encode
 _decode_request = msgspec.msgpack.Decoder(Request).decode
@@ -64,7 +65,8 @@ def _fields(item: Any) -> Mapping[str, Any]:
         return {field.name: getattr(item, field.name) for field in kind.__attrs_attrs__}
     if hasattr(kind, "model_dump"):
         return dict(item.model_dump())
-    raise ExtractError(f"{kind.__name__} is not an item: {item!r:.80}", hint=HINT)
+    is_link = isinstance(item, str)
+    raise ExtractError(f"{kind.__name__} is not an item: {item!r:.80}", hint=FOLLOW_HINT if is_link else HINT)
 
 
 def _nested(value: Any) -> Any:

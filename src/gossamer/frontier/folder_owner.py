@@ -334,7 +334,7 @@ class Owner:
             if shard is None or shard.journal.outgoing:
                 return
             await shard.aclose()
-            view = msgspec.structs.replace(shard.view(), claim=shard.claim + 1)
+            view = msgspec.structs.replace(shard.view(exact=True), claim=shard.claim + 1)
             await self.run(self.claims.take, number, shard.claim, "", 0, view)
             self.shards.pop(number, None)
             self._given[number] = self.clock.monotonic()

@@ -167,7 +167,9 @@ def explained(error: OSError, place: Path | str) -> FrontierError:
     """What an error of the file system means for the crawl: nearly always that it has to wait."""
     word = error.strerror or str(error)
     if error.errno in (errno.EACCES, errno.EPERM):
-        return Unavailable(f"{place}: {word}", hint="the crawl waits and tries again; let this user write there")
+        return Unavailable(f"{place}: {word}", hint="let this user write there")
     if error.errno in (errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP):
         return SchemaMismatch(f"{place}: {word}", hint="it is not a folder that Gossamer made")
-    return Unavailable(f"{place}: {word}", hint="the crawl waits and tries again until the folder is there")
+    return Unavailable(
+        f"{place}: {word}", hint="is the folder mounted, writable and not full? Workers wait until it is"
+    )

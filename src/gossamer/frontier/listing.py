@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote
 
-from gossamer.errors import SchemaMismatch
+from gossamer.errors import JobMissing
 
 _MOST = 1000
 
@@ -39,7 +39,7 @@ async def _in_database(url: str) -> list[str]:
         database = Database(dialect_of(address))
         try:
             # A database that has no tables yet has no jobs.
-            with suppress(SchemaMismatch):
+            with suppress(JobMissing):
                 found.update(str(name) for (name,) in await database.run(lambda db: db.fetch("list_jobs")))
         finally:
             await database.aclose()

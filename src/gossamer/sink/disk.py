@@ -9,6 +9,10 @@ from pathlib import Path
 from gossamer.errors import SinkError, SinkFull
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_AWAY = (
+    errno.EROFS, errno.ESTALE, errno.EIO, errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.ENOTCONN, errno.ECONNRESET,
+    errno.ECONNABORTED, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH,
+)  # fmt: skip
 
 
 def write_at(descriptor: int, data: bytes | bytearray | memoryview, offset: int) -> None:
@@ -64,7 +68,18 @@ def replace(path: Path, data: bytes | bytearray) -> None:
         raise
 
 
+def is_full(error: OSError) -> bool:
+    """Whether space will cure it."""
+    return error.errno in _FULL
+
+
 def in_words(error: OSError) -> SinkError:
     """SinkFull if space will cure it, else SinkError."""
-    kind = SinkFull if error.errno in _FULL else SinkError
+    kind = SinkFull if is_full(error) else SinkError
     return kind(f"output could not be written: {error.strerror}", hint="free some disk space")
+
+
+def in_words_of(folder: Path, error: OSError) -> SinkError:
+    """The same of a folder that machines share: what is away is waited for as well as space."""
+    kind = SinkFull if is_full(error) or error.errno in _AWAY else SinkError
+    return kind(f"{folder}: {error.strerror}", hint="is the folder mounted, writable, and not full?")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -42,20 +43,29 @@ _decode_stamp = msgspec.json.Decoder(Stamp).decode
 
 
 class SegmentSink:
-    """A file of this worker's own: a record a line, each with its key and token; begun anew with every start."""
+    """Files of this worker's own: a record a line, each with its key and token. One is begun with every start, and when
+    the last cannot be trusted any more: its folder was away, or read-only."""
 
     def __init__(self, folder: Path, worker: str) -> None:
-        place = folder / FOLDER
-        place.mkdir(parents=True, exist_ok=True)
+        self._place = folder / FOLDER
+        self._worker = quote(worker, safe="")
+        self._place.mkdir(parents=True, exist_ok=True)
+        self._file: int | None = None
+        self._size = 0
+        self._open()
+
+    def _open(self) -> int:
+        """The file to write to. Its folder is not made anew: one that is gone is not mounted."""
         number = 0
-        while True:
+        while self._file is None:
             try:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-                self._file = os.open(place / f"{quote(worker, safe='')}-{number}{SUFFIX}", flags, 0o644)
-                break
+                self._path = self._place / f"{self._worker}-{number}{SUFFIX}"
+                self._file = os.open(self._path, flags, 0o644)
+                self._size = 0
             except FileExistsError:
                 number += 1
-        self._size = 0
+        return self._file
 
     async def write(self, records: Sequence[Record]) -> Mapping[str, int]:
         lines = bytearray()
@@ -68,18 +78,46 @@ class SegmentSink:
 
     def _store(self, lines: bytes) -> None:
         try:
-            disk.write_at(self._file, lines, self._size)
-            os.fsync(self._file)
+            file = self._open()
+            disk.write_at(file, lines, self._size)
+            os.fsync(file)
         except OSError as error:
-            os.ftruncate(self._file, self._size)
-            raise disk.in_words(error) from error
+            self._undo(error)
+            raise disk.in_words_of(self._place, error) from error
         self._size += len(lines)
+
+    def _undo(self, error: OSError) -> None:
+        """Cut off what was written in part. A handle that was bad once may stay so, or say that it has synced what is
+        lost: then the file is left as it is, and what stands there twice is sorted out when segments are read."""
+        if self._file is None:
+            return
+        try:
+            os.ftruncate(self._file, self._size)
+            keeps = disk.is_full(error)
+        except OSError:
+            keeps = False
+        if not keeps:
+            self._let_go()
+            if not self._size:
+                with suppress(OSError):
+                    self._path.unlink()
+
+    def _let_go(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):
+                os.close(file)
 
     async def rewind(self, marks: Mapping[str, int]) -> None:
         """Nothing to do: what was written and did not come to count is sorted out when segments are read."""
 
     async def aclose(self) -> None:
-        os.close(self._file)
+        self._let_go()
+
+
+def has_records(folder: Path) -> bool:
+    """Whether workers have written something there."""
+    return any(path.stat().st_size for path in (folder / FOLDER).glob(f"*{SUFFIX}"))
 
 
 def gather(folder: Path, *, all_visits: bool = False) -> Iterator[Record]:

@@ -73,7 +73,7 @@ class Trail:
         self._missing = 0
         self._file: int | None = None
         self._is_torn = True
-        self._has_warned = False
+        self._was_open = self._has_warned = False
 
     def note(self, step: Step) -> None:
         """Remember one step; `flush` writes it."""
@@ -125,7 +125,9 @@ class Trail:
 
     def _open(self) -> None:
         self._close()
-        self._folder.mkdir(parents=True, exist_ok=True)
+        # Later it is not made anew: a job's folder that is gone is not mounted.
+        self._folder.mkdir(parents=not self._was_open, exist_ok=True)
+        self._was_open = True
         ours = unquote(self._name)
         numbers = [_number(path) for worker, path in parts(self._folder.parent) if worker == ours]
         while True:

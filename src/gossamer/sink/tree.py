@@ -9,16 +9,17 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from gossamer.errors import SinkError, SinkFull
 from gossamer.model import Record
+from gossamer.sink import disk
 from gossamer.sink.base import Opening
 
-HTMLS, LINKS, ERRS = "htmls", "links", "errs"
+KINDS = HTMLS, LINKS, ERRS = "htmls", "links", "errs"
 _LONGEST_NAME = 200
 _THREADS = 8
 
@@ -46,6 +47,11 @@ class TreeSink:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        try:
+            for kind in KINDS:
+                (folder / kind).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise disk.in_words_of(folder, error) from error
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="gossamer-tree")
 
     async def write(self, records: Sequence[Record]) -> Mapping[str, int]:
@@ -67,9 +73,9 @@ class TreeSink:
             else:
                 self._put(LINKS, place, msgspec.json.encode(found or ()))
                 self._put(HTMLS, place, record.body)
+                (self._folder / ERRS / place.host / place.key).unlink(missing_ok=True)
         except OSError as error:
-            kind = SinkFull if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE) else SinkError
-            raise kind(f"{self._folder}: {error.strerror}", hint="is the folder there, with space left?") from error
+            raise disk.in_words_of(self._folder, error) from error
 
     def _put(self, kind: str, place: Place, data: bytes) -> None:
         target = self._folder / kind / place.host / place.key
@@ -78,7 +84,7 @@ class TreeSink:
             try:
                 handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
             except FileNotFoundError:
-                target.parent.mkdir(parents=True, exist_ok=True)
+                self._make(kind, place.host)
                 handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
@@ -86,8 +92,15 @@ class TreeSink:
                 os.fsync(file.fileno())
             temporary.replace(target)
         except BaseException:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
             raise
+
+    def _make(self, kind: str, host: str) -> None:
+        """The folder of a host. Where all that was there is gone, another file system is: nothing is made in that."""
+        if not any((self._folder / name).is_dir() for name in KINDS):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        (self._folder / kind / host).mkdir(parents=True, exist_ok=True)
 
     async def rewind(self, marks: Mapping[str, int]) -> None:
         """Nothing to do: a page that is fetched again takes the place of the one that did not count."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gossamer.errors import FrontierError, JobMissing, Unavailable
-from gossamer.frontier.sql.database import Dialect
+from gossamer.frontier.sql.database import UNDER_WAY, Dialect
 from gossamer.frontier.sql.rows import FAILED, PARKED, RETRY, REVISITS, SKIPPED, SUSPECT, TIMED, WORDS, Row
 from gossamer.frontier.sql.site import MICRO, NEVER, Lane, Site
 from gossamer.settings import Settings
@@ -118,7 +118,9 @@ class Call:
         if phase == GONE:
             raise Moved(place)
         if phase:
-            raise Unavailable(f"a shard of job {self._job!r} is on its way to {place or self.db.server}")
+            raise Unavailable(
+                f"a shard of job {self._job!r} is on its way to {place or self.db.server}", hint=UNDER_WAY
+            )
         if revision != self._revision:
             raise Changed
         if totals:

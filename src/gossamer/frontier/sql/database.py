@@ -31,6 +31,15 @@ CARGO = {
 }  # fmt: skip
 """Table -> how many of its columns are the key, and its columns without the shard."""
 
+UNREACHED = "is the server up, and is this its address?"
+CROWDED = "raise max_connections of the server, or use fewer workers: each has one connection to a database"
+UNDER_WAY = "it takes a moment; if gossamer spread was ended on the way, run it again"
+FULL = "make room on the server's disk"
+UNKNOWN = "check the user and the password"
+MISSING = "make it first: CREATE DATABASE"
+FORBIDDEN = "let this user SELECT, INSERT, UPDATE and DELETE there; the first job needs CREATE"
+"""What to do about a server's refusal."""
+
 
 class Dialect(Protocol):
     """One connection to one kind of server. Statements are named as in its .sql file; the first value is the shard."""

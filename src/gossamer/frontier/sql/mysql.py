@@ -110,12 +110,15 @@ class MySQL:
             }
             if "gossamer_tasks" in there:
                 return
+            # Tables of an attempt that was refused half-way are no news.
+            await self._run("SET SESSION sql_notes = 0")
             for statement in schema("mysql_schema.sql").split(";\n"):
                 if statement.strip():
                     await self._run(statement)
             for short in {"tasks", "inbox"} - there:
                 await self._run(f"CREATE VIEW {short} AS SELECT * FROM gossamer_{short}")  # noqa: S608
         finally:
+            await self._run("SET SESSION sql_notes = 1")
             await self._run("SELECT RELEASE_LOCK('gossamer')")
 
     async def last_start(self) -> tuple[str, float, bool]:

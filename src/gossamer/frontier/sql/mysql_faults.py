@@ -5,6 +5,7 @@ from __future__ import annotations
 from asyncmy import errors as faults
 
 from gossamer.errors import FrontierError, JobMissing, SchemaMismatch, Unavailable
+from gossamer.frontier.sql.database import CROWDED, FORBIDDEN, FULL, MISSING, UNDER_WAY, UNKNOWN, UNREACHED
 
 _CONFLICT = {1205, 1213, 1020, 1062, 1615, 3572}
 _LOST = {0, 1047, 1053, 1077, 1079, 1080, 1152, 1153, 1158, 1159, 1160, 1161, 1184, 1927, 2003, 2006, 2013, 2055, 4031}
@@ -14,7 +15,16 @@ _PASSING = {
 }  # fmt: skip
 # Counters that were frozen overflow.
 _OUT_OF_RANGE = 1690
-_REFUSED = {1044, 1045, 1049, 1142, 1143, 1227, 1251, 1275, 1698, 3118}
+_UNREACHED, _CROWDED, _FULL = {2003}, {1040, 1203, 1226}, {3, 14, 1021, 1114}
+_UNKNOWN, _MISSING, _FORBIDDEN = {1045, 1251, 1275, 1698, 3118}, {1049}, {1044, 1142, 1143, 1227}
+_HINTS = (
+    (_UNREACHED, UNREACHED),
+    (_CROWDED, CROWDED),
+    (_FULL, FULL),
+    (_UNKNOWN, UNKNOWN),
+    (_MISSING, MISSING),
+    (_FORBIDDEN, f"{FORBIDDEN} and CREATE VIEW"),
+)
 
 
 def is_conflict(error: BaseException) -> bool:
@@ -32,7 +42,7 @@ def is_loss(error: BaseException) -> bool:
 def explain(error: BaseException, server: str) -> FrontierError | None:
     """What a driver's error means; None if it is none of a driver."""
     if isinstance(error, (OSError, TimeoutError, EOFError)):
-        return Unavailable(f"{server}: {error or type(error).__name__}")
+        return Unavailable(f"{server}: {error or type(error).__name__}", hint=UNREACHED)
     if not isinstance(error, faults.MySQLError):
         return None
     number, text = _number(error), str(error.args[-1] if error.args else error)[:300]
@@ -43,11 +53,12 @@ def explain(error: BaseException, server: str) -> FrontierError | None:
     if number == 1054:
         return SchemaMismatch("the tables were made by another version of Gossamer", hint="use that version")
     if number == _OUT_OF_RANGE and "frozen" in text:
-        return Unavailable(f"{server}: the shard is on its way to another database")
-    if number in _REFUSED:
-        return FrontierError(f"{server} refused: {text}", hint="check the user, the password and the database")
+        return Unavailable(f"{server}: the shard is on its way to another database", hint=UNDER_WAY)
+    hint = next((hint for numbers, hint in _HINTS if number in numbers), "")
+    if number in _UNKNOWN | _MISSING | _FORBIDDEN:
+        return FrontierError(f"{server} refused: {text}", hint=hint)
     if number in _PASSING or number in _LOST or number in _CONFLICT or isinstance(error, faults.InterfaceError):
-        return Unavailable(f"{server}: {text}")
+        return Unavailable(f"{server}: {text}", hint=hint)
     return FrontierError(f"{server}: {text} ({number})")
 
 

@@ -158,7 +158,7 @@ CREATE TABLE IF NOT EXISTS gossamer_inbox (
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
 -- For people: one row per URL, whatever became of it.
-CREATE OR REPLACE VIEW gossamer_tasks AS
+CREATE VIEW gossamer_tasks AS
 WITH working AS (
     SELECT l.shard, b.id, l.worker FROM gossamer_leases l,
         JSON_TABLE(l.batch, '$[*]' COLUMNS (id BIGINT PATH '$[0]')) b

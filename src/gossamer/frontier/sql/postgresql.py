@@ -8,7 +8,18 @@ from typing import Any
 
 from gossamer import addresses
 from gossamer.errors import ConfigError, FrontierError, JobMissing, SchemaMismatch, Unavailable
-from gossamer.frontier.sql.database import CARGO, schema, statements
+from gossamer.frontier.sql.database import (
+    CARGO,
+    CROWDED,
+    FORBIDDEN,
+    FULL,
+    MISSING,
+    UNDER_WAY,
+    UNKNOWN,
+    UNREACHED,
+    schema,
+    statements,
+)
 from gossamer.frontier.sql.postgresql_text import array, literal, transposed
 from gossamer.frontier.sql.rows import is_changed
 
@@ -51,6 +62,14 @@ _LONGEST_WAIT_MICRO = 16_000_000
 _PASSING = ("08", "53", "57", "58", "25006", "55P03", "XX000")
 _CONFLICT = ("40001", "40P01", "23505")
 _REFUSED = ("28", "3D", "42501")
+_HINTS = (
+    ("08", UNREACHED),
+    ("53300", CROWDED),
+    ("53100", FULL),
+    ("28", UNKNOWN),
+    ("3D", MISSING),
+    ("42501", FORBIDDEN),
+)
 # Counters that were frozen overflow.
 _OUT_OF_RANGE = "22003"
 
@@ -352,16 +371,15 @@ class PostgreSQL:
         if isinstance(error, faults.PostgresError):
             code = str(error.sqlstate or "")
             if code == _OUT_OF_RANGE and "bigint" in str(error):
-                return Unavailable(f"{self.server}: the shard is on its way to another database")
+                return Unavailable(f"{self.server}: the shard is on its way to another database", hint=UNDER_WAY)
+            hint = next((hint for start, hint in _HINTS if code.startswith(start)), "")
             if code.startswith(_PASSING):
-                return Unavailable(f"{self.server}: {_first_line(error)}")
+                return Unavailable(f"{self.server}: {_first_line(error)}", hint=hint)
             if code.startswith(_REFUSED):
-                return FrontierError(
-                    f"{self.server} refused: {_first_line(error)}", hint="check the user, the password and the database"
-                )
+                return FrontierError(f"{self.server} refused: {_first_line(error)}", hint=hint)
             return FrontierError(f"{self.server}: {_first_line(error)} ({code})")
         if isinstance(error, (OSError, TimeoutError, faults.InterfaceError, faults.InternalClientError)):
-            return Unavailable(f"{self.server}: {_first_line(error) or type(error).__name__}")
+            return Unavailable(f"{self.server}: {_first_line(error) or type(error).__name__}", hint=UNREACHED)
         return None
 
 
