@@ -2,24 +2,29 @@
 -- (1,2,3); $rows are the rows of VALUES, each with the shard before it; $json is a list of rows; $a and $b are the columns
 -- of one row, and such statements are joined by UNION ALL; $c2 is what each site has in column 2. The requests of a batch
 -- come one after another, so stretches of ages are read ($where); `id + 0` keeps the ids from being looked up in them.
--- Of a moment, the time comes first: what is due then is due in that moment too. MAX makes it one row, whether the job is
--- there or not. Counters that nobody has used are left out, since sums are slow.
+-- Of a moment, the time comes first: what is due then is due in that moment too. It is forgotten before, since it
+-- stays as it was where there is no such job. Counters that nobody has used are left out: sums are slow.
+
+-- name: forget_moment
+SET @gossamer_job = NULL
 
 -- name: set_moment
-SELECT MAX(GREATEST(COALESCE(j.clock, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)) + s.skew, c.latest_at)),
-    MAX(CONCAT(j.state, '\n', j.revision, '\n', COALESCE(j.clock, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)), '\n',
-        s.skew, '\n', s.restarts, '\n', s.rest_until, '\n', s.longest, '\n', COALESCE(s.allowance, ''), '\n', s.phase, '\n',
-        c.counts, ',', EXISTS (SELECT 1 FROM gossamer_inbox i WHERE i.job IN (j.name, '') AND i.error IS NULL), '\n', s.place))
-    INTO @gossamer_now, @gossamer_moment
-FROM gossamer_shards s JOIN gossamer_jobs j ON j.job = s.job
-JOIN (SELECT MAX(latest_at) AS latest_at, CONCAT_WS(',', SUM(queued), SUM(later), SUM(leased), SUM(held), SUM(done),
-        SUM(failed), SUM(skipped), SUM(parked), SUM(stale), SUM(kept), SUM(revisits), SUM(suspects), SUM(known),
-        SUM(sites), SUM(news), SUM(handed), MAX(token), MAX(latest_at)) AS counts
-    FROM gossamer_counters WHERE shard = $1 AND (latest_at > 0 OR stripe = 0)) c
-WHERE s.shard = $1
+SELECT COALESCE(j.clock, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)) + s.skew,
+    CONCAT(j.state, '\n', j.revision, '\n', COALESCE(j.clock, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)), '\n',
+        s.skew, '\n', s.restarts, '\n', s.rest_until, '\n', s.longest, '\n', COALESCE(s.allowance, ''), '\n', s.phase),
+    (SELECT CONCAT_WS(',', SUM(queued), SUM(later), SUM(leased), SUM(held), SUM(done), SUM(failed), SUM(skipped),
+        SUM(parked), SUM(stale), SUM(kept), SUM(revisits), SUM(suspects), SUM(known), SUM(sites), SUM(news), SUM(handed),
+        MAX(token), MAX(latest_at)) FROM gossamer_counters WHERE shard = $1 AND (latest_at > 0 OR stripe = 0)),
+    EXISTS (SELECT 1 FROM gossamer_inbox i WHERE i.job IN (j.name, '') AND i.error IS NULL),
+    s.place
+    INTO @gossamer_now, @gossamer_job, @gossamer_counts, @gossamer_inbox, @gossamer_place
+FROM gossamer_shards s JOIN gossamer_jobs j ON j.job = s.job WHERE s.shard = $1
+
+-- name: set_now
+SET @gossamer_now = GREATEST(@gossamer_now, CAST(SUBSTRING_INDEX(@gossamer_counts, ',', -1) AS SIGNED))
 
 -- name: moment
-SELECT @gossamer_moment
+SELECT CONCAT(@gossamer_job, '\n', @gossamer_counts, ',', @gossamer_inbox, '\n', @gossamer_place)
 
 -- name: brief_moment
 SELECT CONCAT((SELECT CONCAT(j.state, '\n', j.revision, '\n',
@@ -30,10 +35,10 @@ SELECT CONCAT((SELECT CONCAT(j.state, '\n', j.revision, '\n',
 FROM gossamer_shards s WHERE s.shard = $1
 
 -- name: lock_stripe
-SELECT token FROM gossamer_counters WHERE shard = $1 AND stripe = $2 FOR UPDATE
+SELECT token INTO @gossamer_token FROM gossamer_counters WHERE shard = $1 AND stripe = $2 FOR UPDATE
 
 -- name: lock_shard
-SELECT token FROM gossamer_counters WHERE shard = $1 AND stripe = 0 FOR UPDATE
+SELECT token INTO @gossamer_token FROM gossamer_counters WHERE shard = $1 AND stripe = 0 FOR UPDATE
 
 -- name: lock_moment
 SELECT shard FROM gossamer_shards WHERE shard = $1
