@@ -11,7 +11,17 @@ from typing import Any
 from gossamer import addresses
 from gossamer.errors import ConfigError, FrontierError
 from gossamer.frontier.sql.database import CARGO, schema, statements
-from gossamer.frontier.sql.mysql_text import PARTS, beyond, is_too_old, literal, new_rows, whole_rows, written
+from gossamer.frontier.sql.mysql_text import (
+    PARTS,
+    beyond,
+    is_too_old,
+    literal,
+    moment,
+    new_rows,
+    stretch,
+    whole_rows,
+    written,
+)
 from gossamer.frontier.sql.rows import is_changed
 
 try:
@@ -35,6 +45,7 @@ _SESSION = (
 _ANSWER_SECONDS = 30.0
 _SLOWEST_POLL_SECONDS = 1.0
 _NEW = itemgetter(0, 1, 2, 3, 4, 5, 6, 11)
+_SITE = itemgetter(0)
 _NEW_MARKS = ",".join("?" * 8)
 _IN_LIST = 900
 _PACKET = 4_000_000
@@ -44,6 +55,9 @@ _MANY = 64
 # Up to here statements of their own are cheaper than one with a table made of JSON.
 _FEW = 8
 _AGAIN = 1020
+_LOCKS = {"": "", "share": " LOCK IN SHARE MODE", "whole": " FOR UPDATE"}
+_MOMENTS = ("moment", "brief_moment")
+_QUESTIONS = ("SELECT", "(SELECT", "SHOW")
 _YOUNG_MICRO = 10_000_000
 
 
@@ -64,6 +78,10 @@ class MySQL:
         self._answers: list[tuple[tuple[Any, ...], list[Sequence[Any]]]] = []
         """What travelled with the last statement, until it is fetched."""
         self._affected = 0
+        self._lock = ""
+        """What is to be locked with the next statement."""
+        self._has_blocks = False
+        """Whether the server takes many statements as one, and answers them at once."""
         self._bulk = Bulk()
         self._many_known = False
         """Whether most keys were known when last some were put: then it is cheaper to ask first."""
@@ -88,7 +106,8 @@ class MySQL:
             ((version,),) = await self._run("SELECT VERSION()")
             if is_too_old(version):
                 raise FrontierError(f"{version} is too old", hint="use MySQL 8.0 or MariaDB 10.6, or newer")
-            if "maria" in version.lower():
+            self._has_blocks = "maria" in version.lower()
+            if self._has_blocks:
                 # Lists of numbers are looked up in the index one by one, not made into a table first.
                 await self._run("SET SESSION in_predicate_conversion_threshold = 0")
             else:
@@ -134,8 +153,8 @@ class MySQL:
             self._later("lock_shard")
         if lock in ("stripe", "shard"):
             self._later("lock_stripe", stripe)
-        elif lock:
-            self._later(f"{lock}_lock")
+        else:
+            self._lock = lock
 
     async def commit(self, *, rings: bool = False) -> None:
         # Those who wait ask by themselves.
@@ -146,6 +165,7 @@ class MySQL:
         await self._run("ROLLBACK")
 
     def _forget(self) -> None:
+        self._lock = ""
         for waiting in (self._pending, self._also, self._answers):
             waiting.clear()
 
@@ -164,27 +184,32 @@ class MySQL:
         connection = self._connection
         if connection is None:
             raise faults.OperationalError(2006, "the connection is closed")
+        if self._lock:
+            self._pending.insert(0, written(self._statements["lock_moment"], (self.shard,)) + _LOCKS[self._lock])
         before, also = len(self._pending), list(self._also)
         asked = [written(self._statements[name], (self.shard, *given)) for name, *given in also]
-        text = ";\n".join([*self._pending, text, *asked])
+        parts = [*self._pending, text, *asked]
+        # In a block nobody says how many rows an INSERT has added.
+        block = self._has_blocks and len(parts) > 1 and not text.startswith("INSERT")
         self._forget()
-        answers = []
+        found: list[Sequence[Any]] = []
         async with asyncio.timeout(_ANSWER_SECONDS), connection.cursor() as cursor:
-            await cursor.execute(text)
-            for _ in range(before):
-                await cursor.nextset()
-            self._affected = cursor.rowcount
-            found: Sequence[Any] = await cursor.fetchall() if cursor.description else ()
-            for ask in also:
-                await cursor.nextset()
-                answers.append((ask, list(await cursor.fetchall())))
-        self._answers = answers
-        return found
+            together = ";\n".join(parts)
+            await cursor.execute(f"BEGIN NOT ATOMIC\n{together};\nEND" if block else together)
+            for number in range(1 << 30):
+                if number == before:
+                    self._affected = cursor.rowcount
+                if cursor.description or not block:
+                    found.append(await cursor.fetchall() if cursor.description else ())
+                if not await cursor.nextset():
+                    break
+        self._answers = [(ask, list(rows)) for ask, rows in zip(also, found[len(found) - len(also) :], strict=True)]
+        if block and not text.startswith(_QUESTIONS):
+            return ()
+        return found[-1 - len(also)]
 
     def ahead(self, *asks: tuple[Any, ...]) -> None:
         self._also = list(asks)
-        if asks and asks[0][0] == "take_due":
-            self._later("set_moment")
 
     def _later(self, name: str, *given: Any) -> None:
         """Have a statement go with the next one, since nobody needs its answer."""
@@ -194,8 +219,8 @@ class MySQL:
         """Run an INSERT of many rows at once, if the server can and a packet can hold them; how many were added."""
         if len(rows) < _MANY or self._connection is None or size(rows) > _PACKET:
             return None
-        if self._pending:
-            await self._run(self._pending.pop())
+        if self._pending or self._lock:
+            await self._run("DO 0")
         text = f"{self._statements[name][0]}({self.shard},{marks})"
         return await self._bulk.run(self._connection, text, rows, seconds=_ANSWER_SECONDS)
 
@@ -222,11 +247,15 @@ class MySQL:
             ask, rows = self._answers.pop(0)
             if ask == (name, *given):
                 return rows
-        rows = list(await self._run(written(self._statements[name], (self.shard, *given))))
+        text = written(self._statements[name], (self.shard, *given))
         if name == "moment":
-            # One column in place of many: each has a packet of its own.
-            return [(*row[:10], *row[10].split(","), row[11]) for row in rows]
-        return rows
+            for before in ("forget_moment", "set_moment", "set_now"):
+                self._later(before)
+        elif name == "brief_moment":
+            # The lock comes with it.
+            text, self._lock = text + _LOCKS[self._lock], ""
+        rows = list(await self._run(text))
+        return [moment(row[0]) for row in rows if row[0] is not None] if name in _MOMENTS else rows
 
     async def bulk(self, name: str, rows: Sequence[Sequence[Any]], *given: Any) -> list[Sequence[Any]]:
         if not rows:
@@ -242,7 +271,8 @@ class MySQL:
             await self._put("insert_rows", whole_rows(self.shard, rows))
             return
         # What is left out need not be read by the server, which costs it as much as storing it.
-        many = list(map(_NEW, rows))
+        # In the order of their sites they come to the same pages of the index one after another.
+        many = sorted(map(_NEW, rows), key=_SITE)
         if not await self._put_many("insert_new", _NEW_MARKS, many):
             await self._put("insert_new", new_rows(self.shard, many))
 
@@ -259,12 +289,14 @@ class MySQL:
             self._later("delete_leases", ended)
         if given:
             self._pending.append(written(self._statements["insert_leases"], (self.shard,), rows=given))
-        for one, many, rows in (("save_lease", "save_leases", changed), ("save_site", "save_sites", sites)):
-            if len(rows) > _FEW:
-                self._pending.append(written(self._statements[many], (self.shard,), rows=rows))
-            else:
-                for row in rows:
-                    self._later(one, *row)
+        if len(changed) > _FEW:
+            self._pending.append(written(self._statements["save_leases"], (self.shard,), rows=changed))
+        else:
+            for row in changed:
+                self._later("save_lease", *row)
+        if sites:
+            name, numbers = "save_sites" if len(sites) > _FEW else "save_few_sites", [row[0] for row in sites]
+            self._pending.append(written(self._statements[name], (self.shard, numbers), rows=sites))
         self._later("count", *counters)
 
     async def put_seen(self, ids: Sequence[int], sites: Sequence[int]) -> tuple[set[int], list[Sequence[Any]]]:
@@ -306,23 +338,23 @@ class MySQL:
         return len(rows)
 
     async def finish(self, rows: Sequence[Sequence[Any]], now: int) -> None:
-        alike: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
+        alike: dict[tuple[int, int], list[int]] = {}
+        stretches: dict[tuple[int, ...], list[int]] = {}
         for site, place, standing, age, key, status, code in rows:
-            ages, keys = alike.setdefault((site, place, standing, status, code), ([], []))
-            ages.append(age)
-            keys.append(key)
-        if len(alike) > _FEW:
+            alike.setdefault((status, code), []).append(key)
+            stretches.setdefault((site, place, standing, status, code), []).append(age)
+        if len(stretches) > _FEW:
             for name, given in (("keep_done", (self.shard, now)), ("drop_rows", (self.shard,))):
                 self._pending.append(written(self._statements[name], given, rows=rows))
             return
-        for where, (ages, keys) in alike.items():
-            if max(map(abs, ages)) > now - _YOUNG_MICRO:
-                # Between them may be rows that others are adding at this moment, and they would be waited for.
-                self._later("keep_young", ages, keys, *where, now)
-                self._later("drop_young", ages, keys, *where[:3])
-                continue
-            self._later("keep_alike", min(ages), keys, *where, now, max(ages))
-            self._later("drop_alike", min(ages), keys, *where[:3], max(ages))
+        # Between those of the last seconds may be rows that others are adding now, and they would be waited for.
+        where = {each: stretch(each[:3], ages, young=now - _YOUNG_MICRO) for each, ages in stretches.items()}
+        for fate, keys in alike.items():
+            some = " OR ".join([each for (*_, status, code), each in where.items() if (status, code) == fate])
+            self._pending.append(written(self._statements["keep_alike"], (self.shard, keys, *fate, now), where=some))
+        keys = [row[4] for row in rows]
+        some = " OR ".join(where.values())
+        self._pending.append(written(self._statements["drop_alike"], (self.shard, keys), where=some))
 
     async def refuse(self, rows: Sequence[Sequence[Any]], now: int) -> None:
         await self.bulk("refuse_rows", [(*row, now, 0, 0) for row in rows])

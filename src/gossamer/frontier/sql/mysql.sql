@@ -1,44 +1,51 @@
 -- What the frontier asks of MariaDB and MySQL beside common.sql; only what both take. $1 is the shard. Lists come as
 -- (1,2,3); $rows are the rows of VALUES, each with the shard before it; $json is a list of rows; $a and $b are the columns
--- of one row, and such statements are joined by UNION ALL. The requests of a
--- batch come one after another, so a stretch of ages is read; `id + 0` keeps the ids from being looked up in it.
+-- of one row, and such statements are joined by UNION ALL; $c2 is what each site has in column 2. The requests of a batch
+-- come one after another, so stretches of ages are read ($where); `id + 0` keeps the ids from being looked up in them.
+-- Of a moment, the time comes first: what is due then is due in that moment too. It is forgotten before, since it
+-- stays as it was where there is no such job. Counters that nobody has used are left out: sums are slow.
 
--- name: moment
-SELECT j.state, j.revision, COALESCE(j.clock, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)) AS clock,
-    s.skew, s.restarts, s.rest_until, s.longest, s.allowance, s.phase, s.place,
+-- name: forget_moment
+SET @gossamer_job = NULL
+
+-- name: set_moment
+SELECT COALESCE(j.clock, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)) + s.skew,
+    CONCAT(j.state, '\n', j.revision, '\n', COALESCE(j.clock, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)), '\n',
+        s.skew, '\n', s.restarts, '\n', s.rest_until, '\n', s.longest, '\n', COALESCE(s.allowance, ''), '\n', s.phase),
     (SELECT CONCAT_WS(',', SUM(queued), SUM(later), SUM(leased), SUM(held), SUM(done), SUM(failed), SUM(skipped),
         SUM(parked), SUM(stale), SUM(kept), SUM(revisits), SUM(suspects), SUM(known), SUM(sites), SUM(news), SUM(handed),
-        MAX(token), MAX(latest_at)) FROM gossamer_counters WHERE shard = $1) AS counts,
-    EXISTS (SELECT 1 FROM gossamer_inbox i WHERE i.job IN (j.name, '') AND i.error IS NULL) AS inbox
+        MAX(token), MAX(latest_at)) FROM gossamer_counters WHERE shard = $1 AND (latest_at > 0 OR stripe = 0)),
+    EXISTS (SELECT 1 FROM gossamer_inbox i WHERE i.job IN (j.name, '') AND i.error IS NULL),
+    s.place
+    INTO @gossamer_now, @gossamer_job, @gossamer_counts, @gossamer_inbox, @gossamer_place
 FROM gossamer_shards s JOIN gossamer_jobs j ON j.job = s.job WHERE s.shard = $1
+
+-- name: set_now
+SET @gossamer_now = GREATEST(@gossamer_now, CAST(SUBSTRING_INDEX(@gossamer_counts, ',', -1) AS SIGNED))
+
+-- name: moment
+SELECT CONCAT(@gossamer_job, '\n', @gossamer_counts, ',', @gossamer_inbox, '\n', @gossamer_place)
 
 -- name: brief_moment
-SELECT j.state, j.revision, COALESCE(j.clock, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)) AS clock,
-    s.skew, s.restarts, s.rest_until, s.longest, s.allowance, s.phase, s.place,
-    (SELECT MAX(latest_at) FROM gossamer_counters WHERE shard = $1) AS latest_at, s.lulls
-FROM gossamer_shards s JOIN gossamer_jobs j ON j.job = s.job WHERE s.shard = $1
+SELECT CONCAT((SELECT CONCAT(j.state, '\n', j.revision, '\n',
+        COALESCE(j.clock, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)))
+    FROM gossamer_jobs j WHERE j.job = s.job), '\n',
+    s.skew, '\n', s.restarts, '\n', s.rest_until, '\n', s.longest, '\n', COALESCE(s.allowance, ''), '\n', s.phase, '\n',
+    COALESCE((SELECT MAX(latest_at) FROM gossamer_counters WHERE shard = $1), 0), ',', s.lulls, '\n', s.place)
+FROM gossamer_shards s WHERE s.shard = $1
 
 -- name: lock_stripe
-SELECT token FROM gossamer_counters WHERE shard = $1 AND stripe = $2 FOR UPDATE
+SELECT token INTO @gossamer_token FROM gossamer_counters WHERE shard = $1 AND stripe = $2 FOR UPDATE
 
 -- name: lock_shard
-SELECT token FROM gossamer_counters WHERE shard = $1 AND stripe = 0 FOR UPDATE
+SELECT token INTO @gossamer_token FROM gossamer_counters WHERE shard = $1 AND stripe = 0 FOR UPDATE
 
--- name: share_lock
-SELECT shard FROM gossamer_shards WHERE shard = $1 LOCK IN SHARE MODE
-
--- name: whole_lock
-SELECT shard FROM gossamer_shards WHERE shard = $1 FOR UPDATE
+-- name: lock_moment
+SELECT shard FROM gossamer_shards WHERE shard = $1
 
 -- name: take_ready
 SELECT site, name, region, ready_at, hold_at, closed, lanes FROM gossamer_sites FORCE INDEX (gossamer_sites_ready)
 WHERE shard = $1 AND region = $2 AND ready_at <= $3 ORDER BY ready_at LIMIT $4 FOR UPDATE SKIP LOCKED
-
--- name: set_moment
--- As a SELECT, since SET would lock all rows that it reads.
-SELECT GREATEST(COALESCE(j.clock, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)) + s.skew,
-    (SELECT MAX(latest_at) FROM gossamer_counters WHERE shard = $1)) INTO @gossamer_now
-FROM gossamer_shards s JOIN gossamer_jobs j ON j.job = s.job WHERE s.shard = $1
 
 -- name: take_due
 SELECT site, name, region, ready_at, hold_at, closed, lanes FROM gossamer_sites FORCE INDEX (gossamer_sites_ready)
@@ -77,9 +84,10 @@ WHERE shard = $1 AND site IN $2 AND (ready_at IS NULL OR ready_at > wake_at) AND
 -- name: insert_sites
 INSERT INTO gossamer_sites (shard, site, name, region, ready_at, wake_at, lanes) VALUES $rows
 
--- name: save_site
-UPDATE gossamer_sites SET ready_at = $3, wake_at = $4, hold_at = $5, region = $6, closed = $7, lanes = $8
-WHERE shard = $1 AND site = $2
+-- name: save_few_sites
+UPDATE gossamer_sites FORCE INDEX (PRIMARY)
+SET ready_at = $c1, wake_at = $c2, hold_at = $c3, region = $c4, closed = $c5, lanes = $c6
+WHERE shard = $1 AND site IN $2
 
 -- name: save_sites
 UPDATE JSON_TABLE($json, '$[*]' COLUMNS (site BIGINT PATH '$[0]', ready_at BIGINT PATH '$[1]',
@@ -189,23 +197,12 @@ ON DUPLICATE KEY UPDATE finished_at = $2, tries = q.tries, status = w.status, co
 
 -- name: keep_alike
 INSERT INTO gossamer_done (shard, id, site, finished_at, depth, priority, tries, status, code, url)
-SELECT q.shard, q.id, q.site, $9, q.depth, q.priority, q.tries, $7, $8, q.url FROM gossamer_queue q FORCE INDEX (PRIMARY)
-WHERE q.shard = $1 AND q.site = $4 AND q.place = $5 AND q.standing = $6 AND q.age BETWEEN $2 AND $10 AND q.id + 0 IN $3
-ON DUPLICATE KEY UPDATE finished_at = $9, tries = q.tries, status = $7, code = $8
+SELECT q.shard, q.id, q.site, $5, q.depth, q.priority, q.tries, $3, $4, q.url FROM gossamer_queue q FORCE INDEX (PRIMARY)
+WHERE shard = $1 AND ($where) AND id + 0 IN $2
+ON DUPLICATE KEY UPDATE finished_at = $5, tries = q.tries, status = $3, code = $4
 
 -- name: drop_alike
-DELETE FROM gossamer_queue
-WHERE shard = $1 AND site = $4 AND place = $5 AND standing = $6 AND age BETWEEN $2 AND $7 AND id + 0 IN $3
-
--- name: keep_young
-INSERT INTO gossamer_done (shard, id, site, finished_at, depth, priority, tries, status, code, url)
-SELECT q.shard, q.id, q.site, $9, q.depth, q.priority, q.tries, $7, $8, q.url FROM gossamer_queue q FORCE INDEX (PRIMARY)
-WHERE q.shard = $1 AND q.site = $4 AND q.place = $5 AND q.standing = $6 AND q.age IN $2 AND q.id + 0 IN $3
-ON DUPLICATE KEY UPDATE finished_at = $9, tries = q.tries, status = $7, code = $8
-
--- name: drop_young
-DELETE FROM gossamer_queue
-WHERE shard = $1 AND site = $4 AND place = $5 AND standing = $6 AND age IN $2 AND id + 0 IN $3
+DELETE FROM gossamer_queue WHERE shard = $1 AND ($where) AND id + 0 IN $2
 
 -- name: refuse_rows
 INSERT INTO gossamer_done (shard, id, site, depth, priority, status, url, finished_at, tries, code) VALUES $rows

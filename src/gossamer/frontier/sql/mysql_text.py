@@ -8,12 +8,17 @@ from typing import Any
 
 import msgspec
 
-PARTS = re.compile(r"\$(\d+|rows|text|json2|json|a|b)\b")
+PARTS = re.compile(r"\$(\d+|c\d|rows|text|where|json2|json|a|b)\b")
 _encode = msgspec.json.Encoder().encode
 
 
 def written(
-    parts: Sequence[str], given: Sequence[Any], *, row: Sequence[Any] = (), rows: Sequence[Sequence[Any]] = ()
+    parts: Sequence[str],
+    given: Sequence[Any],
+    *,
+    row: Sequence[Any] = (),
+    rows: Sequence[Sequence[Any]] = (),
+    where: str = "",
 ) -> str:
     """A statement with its values in it: every other part is the name of one."""
     found = list(parts)
@@ -26,6 +31,10 @@ def written(
             found[index] = quoted(_encode(rows).decode())
         elif name == "json2":
             found[index] = quoted(_encode(given[1]).decode())
+        elif name == "where":
+            found[index] = where
+        elif name[0] == "c":
+            found[index] = _by_site(rows, int(name[1:]))
         elif name in ("a", "b"):
             found[index] = str(int(row[name == "b"]))
         else:
@@ -51,6 +60,31 @@ def literal(value: Any) -> str:
 def quoted(text: str) -> str:
     # The session's sql_mode is ours, so a backslash is what it is by default.
     return "'" + text.replace("\\", "\\\\").replace("'", "''").replace("\0", "\\0") + "'"
+
+
+def _by_site(rows: Sequence[Sequence[Any]], column: int) -> str:
+    """What each of these sites has in a column."""
+    values = [literal(row[column]) for row in rows]
+    if len(set(values)) == 1:
+        return values[0]
+    cases = [f"WHEN {row[0]} THEN {value}" for row, value in zip(rows, values, strict=True)]
+    return f"CASE site {' '.join(cases)} END"
+
+
+def stretch(where: Sequence[int], ages: Sequence[int], *, young: int) -> str:
+    """The rows of the queue with these ages, and what is between them unless one of them is young."""
+    site, place, standing = where
+    first, last = min(ages), max(ages)
+    some = f"IN {literal(ages)}" if max(abs(first), abs(last)) > young else f"BETWEEN {first} AND {last}"
+    return f"(site = {site} AND place = {place} AND standing = {standing} AND age {some})"
+
+
+def moment(text: str) -> tuple[Any, ...]:
+    """What a moment says: each column of an answer is a packet, so it is one text."""
+    state, revision, clock, skew, restarts, rest_until, longest, allowance, phase, rest, place = text.split("\n")
+    most = int(allowance) if allowance else None
+    times = (int(revision), int(clock), int(skew), int(restarts), int(rest_until), int(longest))
+    return (state, *times, most, int(phase), place, *map(int, rest.split(",")))
 
 
 def new_rows(shard: int, rows: Sequence[Sequence[Any]]) -> list[str]:
