@@ -99,6 +99,7 @@ def test_a_fingerprint_depends_on_the_jobs_secret() -> None:
     every = [f"http://example.com/{number}" for number in range(2000)]
     ours = {urls.fingerprint(SECRET, url) for url in every}
     others = {urls.fingerprint(b"another secret.!", url) for url in every}
+    assert set(urls.fingerprints(SECRET, every)) == ours
     assert len(ours) == len(others) == 2000
     assert not ours & others
     assert all(0 <= key < 2**63 for key in ours | others)

@@ -18,7 +18,6 @@ from gossamer.engine.extractor import Extractor, make_spider
 from gossamer.engine.gate import LoadGate
 from gossamer.engine.handle import Extracts, Handler, Linker
 from gossamer.engine.marker import Marker
-from gossamer.engine.parsers import ParserPool
 from gossamer.engine.recent import Memory, Recent
 from gossamer.engine.region import Places
 from gossamer.engine.run import Engine
@@ -35,6 +34,7 @@ from gossamer.settings import Settings
 from gossamer.sink.trail import Trail
 
 if TYPE_CHECKING:
+    from gossamer.engine.parsers import ParserPool
     from gossamer.telemetry.tracing import Tracing
 
 
@@ -67,6 +67,15 @@ def crowds_of(downloader: Downloader, settings: Settings) -> Crowds | None:
     if settings.per_address is None or not isinstance(downloader, Locates):
         return None
     return Crowds(downloader, settings.per_address)
+
+
+def _parsers(settings: Settings) -> ParserPool | None:
+    """The processes that run the spider, if there are any; most crawls need not load what starts them."""
+    if not settings.parse_processes:
+        return None
+    from gossamer.engine.parsers import ParserPool
+
+    return ParserPool(settings.parse_processes, settings)
 
 
 @asynccontextmanager
@@ -102,7 +111,7 @@ async def worker(
     loads = gate_of_loads(downloader, settings, clock)
     has_jar = settings.cookies and not settings.sessions
     jar = CookieJar(clock, per_host=settings.cookie_jar == "host") if has_jar else None
-    pool = ParserPool(settings.parse_processes, settings) if settings.parse_processes else None
+    pool = _parsers(settings)
     marker = Marker(None if pool else marker_path)
     extractor: Extracts = pool or Extractor(spider, settings)
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import logging.handlers
 import os
 import re
 import sys
@@ -86,18 +85,23 @@ def start(*, quiet: bool = False, environment: Mapping[str, str] = os.environ) -
     form = environment.get(VARIABLES["format"]) or "text"
     check(form, environment.get(VARIABLES["level"], ""))
     path = environment.get(VARIABLES["file"])
-    try:
-        # A file that was moved away by a rotation is opened anew under its name.
-        to_file = logging.handlers.WatchedFileHandler(path, encoding="utf-8") if path else None
-    except OSError as error:
-        raise ConfigError(f"--log-file {path}: {error.strerror}") from None
-    handler = to_file or logging.StreamHandler(sys.stderr)
+    handler = _to_file(path) if path else logging.StreamHandler(sys.stderr)
     handler.setFormatter(Line(form))
     logging.basicConfig(handlers=[handler], level=logging.ERROR if quiet and not path else logging.WARNING, force=True)
     for room, level in _levels(environment.get(VARIABLES["level"], "")).items():
         logging.getLogger(f"gossamer.{room}" if room else "gossamer").setLevel(level.upper())
     # A full disk or a reader that has left costs lines of the log, never the crawl.
     logging.raiseExceptions = False
+
+
+def _to_file(path: str) -> logging.Handler:
+    """A file that was moved away by a rotation is opened anew under its name."""
+    from logging.handlers import WatchedFileHandler
+
+    try:
+        return WatchedFileHandler(path, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--log-file {path}: {error.strerror}") from None
 
 
 def check(form: str, levels: str) -> None:

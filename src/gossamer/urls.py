@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from urllib.parse import unquote
 
@@ -84,6 +84,11 @@ def fingerprint(secret: bytes, url: str, method: str = "GET", body: bytes = b"")
     if method == "GET" and not body:
         return int(siphash(secret, url)) >> 1
     return int(siphash(secret, b"\0".join((method.encode(), url.encode(), body)))) >> 1
+
+
+def fingerprints(secret: bytes, found: Iterable[str]) -> list[int]:
+    """The keys of plain requests for many URLs: a page has a hundred of them, and the calls would cost more."""
+    return [siphash(secret, url) >> 1 for url in found]
 
 
 def host_port(url: str) -> str:

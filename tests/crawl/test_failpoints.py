@@ -53,8 +53,8 @@ if point == "handled":
     from gossamer.engine.handle import Handler
     handle = Handler.handle
 
-    async def handle_and_die(self, request, response):
-        handled = await handle(self, request, response)
+    async def handle_and_die(self, request, response, **known):
+        handled = await handle(self, request, response, **known)
         here()
         return handled
 

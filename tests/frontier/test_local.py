@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -254,3 +255,14 @@ def test_a_key_is_known_once_it_is_written_down_and_new_again_when_that_failed()
             assert (adding.exception() is None) is not journal.fails
 
     virtual.run(main())
+
+
+def test_what_waited_to_be_written_leaves_no_room_behind() -> None:
+    """Each page is compared with it: a set that keeps the room of a large change would be walked through each time."""
+
+    async def scene(frontier: LocalFrontier, clock: ManualClock) -> None:
+        await frontier.add(pages(*range(1, 20_000)))
+        assert frontier.unknown(range(1, 20_000)) == set()
+        assert sys.getsizeof(frontier._state.unwritten) == sys.getsizeof(set())
+
+    play(scene)

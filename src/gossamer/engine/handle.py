@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from time import gmtime
 from typing import NamedTuple, Protocol
 
@@ -23,6 +24,7 @@ from gossamer.settings import Settings
 log = logging.getLogger("gossamer.engine")
 _MOST_COMPLAINTS = 8
 MAX_SCORE = 1000
+_DAY_SECONDS = 86_400
 Score = Callable[[Request], int]
 
 
@@ -60,16 +62,24 @@ class Linker:
         self._score = score
         self.refused: Counter[str] = Counter() if refused is None else refused
 
-    def follow(self, page: Request, found: tuple[str, ...], *, year: int = 0) -> list[Request]:
-        """Requests for plain links of a page; dates are compared with `year`, if it is given."""
+    def follow(
+        self, page: Request, found: tuple[str, ...], *, year: int = 0, made: Mapping[int, Request] | None = None
+    ) -> list[Request]:
+        """Requests for plain links of a page; dates are compared with `year`, if it is given. What was `made` of a link
+        a moment ago is taken as it is."""
         depth, secret, refuse, source = page.depth + 1, self._secret, self._scope.refuse, page.url
         if self._settings.clean_query:
             found = tuple(map(urls.clean_query, found))
-        keys = [urls.fingerprint(secret, url) for url in found]
+        keys = urls.fingerprints(secret, found)
         unknown = self._recent.unknown(keys)
-        requests = []
+        requests: list[Request] = []
+        if not unknown:
+            return requests
         for url, key in zip(found, keys):
             if key not in unknown:
+                continue
+            if made and key in made:
+                requests.append(made[key])
                 continue
             reason = refuse(url, source, depth) or self._calendar(url, year)
             if reason is not None:
@@ -199,8 +209,12 @@ class Handler:
         """The request that a redirect leads to, if it may be followed."""
         return self.linker.hop(request, target, answer)
 
-    async def handle(self, request: Request, response: Response) -> Handled:
-        """Run the spider over a page; the marker names the page while it runs, should the process die of it."""
+    async def handle(
+        self, request: Request, response: Response, *, made: Mapping[int, Request] | None = None
+    ) -> Handled:
+        """Run the spider over a page; the marker names the page while it runs, should the process die of it.
+
+        `made` are requests for links of the pages before, by their keys."""
         self._marker.name(request.key)
         try:
             page = await self._extractor.extract(request, response)
@@ -208,8 +222,8 @@ class Handler:
             self._marker.name(0)
         if page.error:
             self._complain(request.url, page.error)
-        year = gmtime(response.fetched_at).tm_year if response.fetched_at else 0
-        links = self.linker.follow(request, page.urls, year=year) if page.urls else []
+        year = _year_of(int(response.fetched_at // _DAY_SECONDS)) if response.fetched_at else 0
+        links = self.linker.follow(request, page.urls, year=year, made=made) if page.urls else []
         if page.requests:
             links += self.linker.adopt(request, page.requests, year=year)
         row = row_of(request, response, page)
@@ -221,3 +235,9 @@ class Handler:
         if kind not in self._complaints and len(self._complaints) < _MOST_COMPLAINTS:
             self._complaints.add(kind)
             log.warning("the spider failed on %s: %s", url, error)
+
+
+@lru_cache(maxsize=2)
+def _year_of(day: int) -> int:
+    """The year of a day since 1970: asked for at each page, and known from the one before."""
+    return gmtime(day * _DAY_SECONDS).tm_year

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
 import msgspec
@@ -165,7 +164,11 @@ def _lastmod(request: Request, modified: str) -> float | None:
     """When the page last changed: by what whoever found it says, or by its Last-Modified."""
     if (hint := recrawl.hint_of(request)) is not None:
         return hint
+    if not modified:
+        return None
+    from email.utils import parsedate_to_datetime
+
     try:
-        return parsedate_to_datetime(modified).timestamp() if modified else None
+        return parsedate_to_datetime(modified).timestamp()
     except (ValueError, TypeError, IndexError, OverflowError):
         return None

@@ -173,13 +173,13 @@ class Engine:
                 grant = await self._frontier.lease(free, batch=settings.batch, seconds=settings.lease_seconds)
             except Unavailable as error:
                 log.warning("waiting for the frontier: %s", error)
-                self._recent.clear()
+                self._forget()
                 await self._unless_stopped(self._clock.sleep(1.0))
                 continue
             if grant.run != self._run_of_store:
                 # What led to known links may be fetched again, and must find them anew.
                 self._run_of_store = grant.run
-                self._recent.clear()
+                self._forget()
             for lease in grant.leases:
                 visit = self._visits[lease.token] = self._new_visit(lease, self._context, sent_at=sent_at)
                 self._tasks[lease.token] = tasks.create_task(self._run_visit(visit))
@@ -249,6 +249,12 @@ class Engine:
                     visit.renewed(sent_at, kept[lease.token])
                 else:
                     visit.lost = True
+
+    def _forget(self) -> None:
+        """Nobody knows what the frontier still has."""
+        self._recent.clear()
+        for visit in self._visits.values():
+            visit.told.clear()
 
     def _acknowledged(self, result: Result) -> None:
         self._recent.update(link.key for link in result.outcome.links)

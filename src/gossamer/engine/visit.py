@@ -25,6 +25,7 @@ from gossamer.engine.revisit import Plan, Seen
 from gossamer.engine.sitecookies import SiteCookies
 from gossamer.engine.sitemaps import CHUNK
 from gossamer.engine.store import Result
+from gossamer.engine.told import Told
 from gossamer.errors import Disallowed, FetchError, Forbidden, ProxyFailed
 from gossamer.extract.fingerprint import text_digest
 from gossamer.frontier import policy
@@ -56,6 +57,7 @@ class Visit:
         self._next_at = 0.0
         self._answered_at: float | None = None
         self._left_alone = False
+        self.told = Told()
         if context.remembers is not None:
             context.remembers.recall(lease.site, lease.memo)
         if context.loads is not None:
@@ -291,7 +293,7 @@ class Visit:
             row = answer_row(request, response, location=verdict.target, error=said)
             await self._settle(request, verdict, response=response, row=row)
         else:
-            handled = await self._context.handler.handle(request, response)
+            handled = await self._context.handler.handle(request, response, made=self.told.made)
             page, row, likeness = handled.page, handled.row, handled.page.likeness
             if self._copies is not None and (kept := self._copies.saw(request.key, page)) is not None:
                 row, likeness = msgspec.structs.replace(row, copy_of=f"{kept:016x}"), page.simhash
@@ -300,15 +302,17 @@ class Visit:
             paths = self._paths.saw(request, likeness, handled.links, beside=page.beside)
             verdict = verdict._replace(memo={**(verdict.memo or {}), **paths})
             self._memo.update(paths)
+            links = self._lent(self._paths.open(self.told.new(handled.links)))
             await self._settle(
                 request,
                 verdict,
                 response=response,
                 row=row,
-                links=self._lent(self._paths.open(handled.links)),
+                links=links,
                 page=page,
                 seen=Seen(page.digest, page.main),
             )
+            self.told.add(links)
 
     async def _read_sitemap(self, request: Request, response: Response | None, verdict: Verdict) -> None:
         """What it lists is in the frontier before the file is settled: a kill in between has it read again, no more."""

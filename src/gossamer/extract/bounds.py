@@ -124,7 +124,8 @@ def _is_suspicious(body: bytes) -> bool:
         return False
     if size > LARGE_BYTES:
         return True
-    tags = body.count(b"<")
+    # To leave them out goes from one to the next, where to count them looks at each byte.
+    tags = size - len(body.replace(b"<", b""))
     # Half of them formatting, the other half places to open it again in, is the worst that they could be.
     if tags > MANY_TAGS or (tags * tags > 4 * MANY_COPIES and _left_open(body) * tags > MANY_COPIES):
         return True

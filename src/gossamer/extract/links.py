@@ -166,8 +166,7 @@ def links(
         return _some(base, short, memo, max_links, also)._replace(cut=True)
     if len(also) + len(once) > max_links or len(base) > _LONG_BASE:
         return _some(base, once, memo, max_links, also)
-    resolved: dict[str | None, None] = dict.fromkeys(also)
-    resolved.update(dict.fromkeys(memo.resolve(base, once)))
+    resolved: dict[str | None, None] = dict.fromkeys([*also, *memo.resolve(base, once)])
     resolved.pop(None, None)
     return Links(list(resolved), base, False)  # type: ignore[arg-type]
 

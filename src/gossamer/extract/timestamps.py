@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta, timezone
-from email.utils import parsedate_to_datetime
 
 _LONGEST = 64
 _W3C = re.compile(
@@ -46,6 +45,8 @@ def http_time(text: str) -> float | None:
     """Epoch seconds of a date as mails, feeds and HTTP headers write it; None if it is none."""
     if not text or len(text) > _LONGEST:
         return None
+    from email.utils import parsedate_to_datetime
+
     try:
         when = parsedate_to_datetime(text.strip())
         return _epoch(when if when.tzinfo else when.replace(tzinfo=UTC))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 
 HOLD_MAX_SECONDS = 7 * 86_400.0
 RETRY_STATUSES = frozenset((408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524))
@@ -39,6 +38,8 @@ def retry_after(value: str, *, now: float) -> float | None:
     text = value.strip()
     if text.isascii() and text.isdigit():
         return min(float(text[:12]), HOLD_MAX_SECONDS)
+    from email.utils import parsedate_to_datetime
+
     try:
         when = parsedate_to_datetime(text)
         wait = (when if when.tzinfo else when.replace(tzinfo=UTC)) - datetime.fromtimestamp(now, UTC)

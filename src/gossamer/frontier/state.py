@@ -106,6 +106,9 @@ class State:
                 continue
             rank = policy.rank(strategy, priority=request.priority, depth=request.depth, hops=request.hops)
             self.schedule.push(site, number, rank)
+        if not self.unwritten:
+            # A set keeps the room of its best days, and each look for common keys goes through all of it.
+            self.unwritten.clear()
 
     def lapse(self, lane: Lane, now: float, *, blamed: frozenset[int]) -> None:
         """Take a lane from a holder that is gone. Blamed requests that have cost too many holders are parked."""

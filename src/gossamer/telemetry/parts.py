@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from opentelemetry.trace import Span, SpanKind, StatusCode
@@ -81,11 +81,13 @@ class TracedHandler(Handler):
         super().__init__(extractor, linker, marker)
         self.tracing = tracing
 
-    async def handle(self, request: Request, response: Response) -> Handled:
+    async def handle(
+        self, request: Request, response: Response, *, made: Mapping[int, Request] | None = None
+    ) -> Handled:
         if not is_traced():
-            return await super().handle(request, response)
+            return await super().handle(request, response, made=made)
         with self.tracing.below("extract") as span:
-            handled = await super().handle(request, response)
+            handled = await super().handle(request, response, made=made)
             span.set_attributes({"gossamer.links": len(handled.links), "gossamer.items": len(handled.page.items)})
             if handled.page.error:
                 span.set_status(StatusCode.ERROR, "spider")
