@@ -24,6 +24,8 @@ from gossamer.service.stream import Hub
 from gossamer.service.tail import Tail
 from gossamer.service.tally import Tally
 from gossamer.service.views import SiteRow
+from gossamer.service.watch import Watch
+from gossamer.settings import Settings
 from gossamer.sink.trail import Step, Trail
 from gossamer.stored.search import Wanted
 
@@ -256,3 +258,59 @@ def test_the_herald_tells_of_ends_stalls_and_errors_once_each(tmp_path: Path) ->
         ("finished", "200 pages, 200 failed"),
         ("failed", "disk full"),
     ]
+
+
+class OneJob:
+    """A directory with one job in it, in the state that it is put in."""
+
+    place = "embedded"
+    settings = Settings()
+    state_now = "running"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    async def reach(self, name: str) -> OneJob:
+        return self
+
+    async def counts(self) -> Counts:
+        return Counts(stored=7)
+
+    async def workers(self) -> list[object]:
+        return []
+
+    def state(self, counts: Counts, pulses: object) -> str:
+        return self.state_now
+
+    def problem(self, name: str) -> str:
+        return ""
+
+    def is_starting(self, name: str) -> bool:
+        return False
+
+    is_ending = is_starting
+
+
+def test_an_end_that_somebody_asks_for_before_it_is_looked_for_is_told(tmp_path: Path) -> None:
+    class Ears:
+        """Hears the ends."""
+
+        def __init__(self) -> None:
+            self.ends: list[tuple[str, str]] = []
+
+        def saw(self, job: str, before: str, state: str, counts: object, problem: str) -> None:
+            if state != before:
+                self.ends.append((before, state))
+
+    async def run() -> list[tuple[str, str]]:
+        directory, ears, clock = OneJob(tmp_path), Ears(), ManualClock()
+        watch = Watch(directory, Hub(), clock=clock, herald=ears)  # type: ignore[arg-type]
+        watched = await watch.ask("shop")
+        directory.state_now = "finished"
+        clock.advance(3600.0)
+        assert (await watch.ask("shop")).state == "finished"
+        await watch._look(watched)
+        await watched.aclose()
+        return ears.ends
+
+    assert asyncio.run(run()) == [("resting", "running"), ("running", "finished")]

@@ -68,6 +68,8 @@ class Watched:
         self.cost_seconds = 0.0
         self.sampled_at: float | None = None
         self.state: State = "resting"
+        self.heard: State = "resting"
+        """The state that others have heard of last."""
         self.counts: Counts | None = None
         self.pulses: list[Pulse] = []
         self.problem = ""
@@ -265,7 +267,6 @@ class Watch:
         task.add_done_callback(self._tasks.discard)
 
     async def _look(self, watched: Watched) -> None:
-        before = watched.state
         try:
             await watched.look(self._directory)
         except JobMissing:
@@ -274,6 +275,11 @@ class Watch:
         except Exception:  # one job's trouble must not blind the service to the others
             log.exception("a look at %s failed", watched.name)
             return
+        self._tell(watched)
+
+    def _tell(self, watched: Watched) -> None:
+        """Tell of a look; whoever looked first has seen what has changed."""
+        before, watched.heard = watched.heard, watched.state
         if self._herald is not None:
             self._herald.saw(watched.name, before, watched.state, watched.counts, watched.problem)
         self._hub.publish("sample", watched.name, watched.sample())
@@ -293,6 +299,7 @@ class Watch:
             except JobMissing:
                 self._watched.pop(name, None)
                 raise
+            self._tell(watched)
         return watched
 
     def known(self, name: str) -> Watched | None:
