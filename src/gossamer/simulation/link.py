@@ -59,11 +59,21 @@ class Link:
             ready = await self._witness.ready_sites(server.frontier)
             grant = await server.frontier.lease(limit, batch=batch, seconds=seconds, worker=self._life.name)
             self._witness.granted(grant, ready)
+            # From now on, not from when the worker hears of it: what befalls it in between makes it late.
+            on_the_way.update({lease.token: len(lease.requests) for lease in grant.leases})
+            if is_awaited:
+                self._left.update(on_the_way)
             return grant
 
-        grant = await self._call(lease)
-        self._left.update({lease.token: len(lease.requests) for lease in grant.leases})
-        return grant
+        on_the_way: dict[int, int] = {}
+        is_awaited = True
+        try:
+            return await self._call(lease)
+        except Unavailable:
+            is_awaited = False
+            for token in on_the_way:
+                self._left.pop(token, None)
+            raise
 
     async def extend(self, leases: Sequence[Lease], *, seconds: float) -> list[Lease]:
         ours = await self._call(lambda server: server.frontier.extend(leases, seconds=seconds))

@@ -69,7 +69,8 @@ class Witness:
         self.is_finished = self.is_finished or grant.job == "finished"
 
     def restarted(self, *, forgot: bool) -> None:
-        """The frontier was taken up again from what its journal kept."""
+        """The frontier was taken up again from what its journal kept: that has not the window of the shares."""
+        self._last.clear()
         if forgot:
             # What it had said may rest on what is forgotten.
             self.is_finished = False
