@@ -18,7 +18,7 @@ from typing import NamedTuple
 import redis
 
 from _tally import environment
-from gossamer.member import die_with_parent
+from gossamer.member import dies_with_us
 from gossamer.sim.log import Entry, fetched
 from gossamer.testing.servers import RedisServer
 from gossamer.testing.web import SimWeb
@@ -145,7 +145,7 @@ def start(web: SimWeb, folder: Path, *options: str) -> subprocess.Popen[bytes]:
         sys.executable, "-m", "gossamer", "crawl", "--seeds", str(seeds), "--job", str(folder / "job"),
         "--allow-private", "--quiet", *options,
     ]  # fmt: skip
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment(), preexec_fn=die_with_parent)  # noqa: PLW1509
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment(), preexec_fn=dies_with_us())  # noqa: PLW1509
 
 
 def finish(process: subprocess.Popen[bytes]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
 
-from gossamer.member import die_with_parent
+from gossamer.member import dies_with_us
 
 PREFIX = "gsmr"
 
@@ -90,7 +90,7 @@ class Namespaces:
         process = subprocess.Popen(
             ["ip", "netns", "exec", f"{self._tag}-{number}", *command],
             env={**os.environ, **variables},
-            preexec_fn=die_with_parent,  # noqa: PLW1509
+            preexec_fn=dies_with_us(),  # noqa: PLW1509
         )
         self._processes.append(process)
         return process

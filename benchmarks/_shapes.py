@@ -16,6 +16,7 @@ class Shape(NamedTuple):
     kind: str
     plan: WebPlan
     is_durable: bool = False
+    is_whole: bool = True
 
     @property
     def about(self) -> str:
@@ -26,7 +27,7 @@ class Shape(NamedTuple):
         """The same with fewer pages: on fewer hosts where each has one."""
         name = "sites" if self.plan.pages_per_site == 1 else "pages_per_site"
         count = max(1, round(getattr(self.plan, name) * part))
-        return self._replace(plan=msgspec.structs.replace(self.plan, **{name: count}))
+        return self._replace(plan=msgspec.structs.replace(self.plan, **{name: count}), is_whole=part >= 1)
 
 
 def _plan(sites: int, pages: int, page_bytes: int = 40_000, **fields: object) -> WebPlan:

@@ -26,7 +26,7 @@ import redis
 
 from _fleet import Account, Crawl, children, finish, machine, process_seconds, requests, start, until
 from _peers import PYTHON_PACKAGES, SCRIPTS, environment
-from gossamer.member import die_with_parent
+from gossamer.member import dies_with_us
 from gossamer.testing.servers import RedisServer
 from gossamer.testing.web import SimWeb
 
@@ -63,7 +63,7 @@ def scrapy_redis(
         return subprocess.Popen(
             command,
             env={**os.environ, "WORKER": number},
-            preexec_fn=die_with_parent,  # noqa: PLW1509
+            preexec_fn=dies_with_us(),  # noqa: PLW1509
         )
 
     account = Account(server)
