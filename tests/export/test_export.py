@@ -21,6 +21,7 @@ from gossamer.model import PageRow, Record
 from gossamer.settings import Settings
 from gossamer.sink import open_sinks
 from gossamer.sink.segments import SegmentSink
+from gossamer.stored.records import read_records
 from gossamer.testing.sinks import visit
 
 DAY = 1_767_225_600.0
@@ -65,6 +66,25 @@ def export(*arguments: object, code: int = 0) -> str:
         return done.stdout
     assert isinstance(done.exception, ConfigError if code == 2 else SinkError)
     return str(done.exception)
+
+
+@pytest.mark.parametrize("broken", ["response", "request", "metadata"])
+def test_a_warc_file_has_all_visits_but_the_broken_one(
+    tmp_path: Path, broken: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store(tmp_path / "job", "warc", [visit(number, size=900) for number in range(5)])
+    (path,) = (tmp_path / "job" / "archive").glob("*.warc.gz")
+    at = [one.offset for one in read_records(path) if one.kind == broken][2]
+    data = bytearray(path.read_bytes())
+    data[at + 20 : at + 50] = bytes(30)
+    path.write_bytes(data)
+    with caplog.at_level("WARNING", logger="gossamer.export"):
+        export(tmp_path / "job", "--format", "warc", "--out", tmp_path / "out.warc.gz")
+    with (tmp_path / "out.warc.gz").open("rb") as file:
+        found = [(one.rec_type, (one.rec_headers["WARC-Target-URI"] or "")[-1:]) for one in ArchiveIterator(file)]
+    kinds = ("response", "request", "metadata")
+    assert found == [("warcinfo", ""), *((kind, number) for number in "0134" for kind in kinds)]
+    assert [f"byte {at}:" in told for told in caplog.messages] == [True]
 
 
 @pytest.mark.parametrize("sink", ["jsonl", "jsonl:zstd", "jsonl:gzip", "csv", "sqlite", "segments", "parquet", "warc"])

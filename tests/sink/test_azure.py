@@ -18,7 +18,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from gossamer.member import die_with_parent
+from gossamer.member import dies_with_us
 from gossamer.settings import Settings
 from gossamer.sink import open_sinks
 from gossamer.testing.servers import free_port
@@ -43,7 +43,7 @@ def port() -> Iterator[int]:
     process = subprocess.Popen(
         ["azurite-blob", *options, "--skipApiVersionCheck", "--disableTelemetry"],
         stdout=subprocess.DEVNULL,
-        preexec_fn=die_with_parent,  # noqa: PLW1509
+        preexec_fn=dies_with_us(),  # noqa: PLW1509
     )
     try:
         ends_at = time.monotonic() + 60

@@ -14,6 +14,7 @@ import pytest
 
 from gossamer.errors import SinkError, SinkFull
 from gossamer.model import PageRow, Record
+from gossamer.sink import disk
 from gossamer.sink.jsonl import JsonlSink
 
 CHILD = """
@@ -61,6 +62,20 @@ def in_a_process(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", CHILD + code, str(folder)], capture_output=True, text=True, timeout=30, check=False
     )
+
+
+def test_all_that_the_marks_cover_was_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: set[tuple[int, int]] = set()
+    real = disk.sync
+
+    def sync(descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        synced.add((found.st_ino, found.st_size))
+        real(descriptor)
+
+    monkeypatch.setattr(disk, "sync", sync)
+    marks = write(tmp_path, {}, record(1, items=({"n": 1},)))
+    assert {((tmp_path / name).stat().st_ino, size) for name, size in marks.items()} <= synced
 
 
 def test_marks_are_the_lengths_of_the_files(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from gossamer.errors import SinkError, SinkFull
 from gossamer.model import PageRow, Record
+from gossamer.sink import disk
 from gossamer.sink.segments import SegmentSink, gather
 
 
@@ -43,6 +44,62 @@ def test_a_visit_that_found_no_change_leaves_the_page_and_its_items(tmp_path: Pa
     found = {each.key: (each.page.title, each.page.status, each.items) for each in gather(tmp_path)}
     assert found == {1: ("new", 200, ({"n": 20},)), 2: ("", 404, ({"n": 7},)), 3: ("", 304, ())}
     assert len(list(gather(tmp_path, all_visits=True))) == 7
+
+
+def test_what_is_written_while_segments_are_read_is_left_for_the_next_time(tmp_path: Path) -> None:
+    async def run() -> None:
+        first, second = SegmentSink(tmp_path, "one"), SegmentSink(tmp_path, "two")
+        await first.write([record(1, 10), record(2, 11)])
+        await second.write([record(3, 12), record(4, 13)])
+        reading = gather(tmp_path)
+        found = [next(reading)]
+        await first.write([record(5, 14), record(3, 15)])
+        found += reading
+        assert [(each.key, each.token) for each in found] == [(1, 10), (2, 11), (3, 12), (4, 13)]
+        assert {each.key: each.token for each in gather(tmp_path)} == {1: 10, 2: 11, 3: 15, 4: 13, 5: 14}
+        await first.aclose()
+        await second.aclose()
+
+    asyncio.run(run())
+
+
+def test_a_write_that_has_returned_was_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: set[tuple[int, int]] = set()
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        synced.add((found.st_ino, found.st_size))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write(tmp_path, "one", record(1, 10))
+    (path,) = (tmp_path / "segments").iterdir()
+    assert (path.stat().st_ino, path.stat().st_size) in synced
+
+
+def test_what_was_written_in_part_is_cut_off_before_something_shorter_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = disk.write_at
+
+    def half(descriptor: int, data: bytes, offset: int) -> None:
+        real(descriptor, data[: len(data) // 2], offset)
+        raise OSError(errno.ENOSPC, "full")
+
+    async def run() -> None:
+        sink = SegmentSink(tmp_path, "one")
+        monkeypatch.setattr(disk, "write_at", half)
+        with pytest.raises(SinkFull):
+            await sink.write([record(1, 10, "long" * 1000)])
+        monkeypatch.setattr(disk, "write_at", real)
+        await sink.write([record(2, 11)])
+        await sink.aclose()
+
+    asyncio.run(run())
+    assert [each.key for each in gather(tmp_path)] == [2]
+    (path,) = (tmp_path / "segments").iterdir()
+    assert path.read_bytes().endswith(b"\n")
 
 
 def test_a_commit_that_was_repeated_leaves_one_record(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from warcio.archiveiterator import ArchiveIterator
 from gossamer.errors import SinkError
 from gossamer.model import Exchange, PageRow, Record
 from gossamer.settings import Settings
-from gossamer.sink import finish_archives
+from gossamer.sink import disk, finish_archives
 from gossamer.sink.base import Opening
 from gossamer.sink.warc import Placed, WarcSink, finish_left, open_warc
 from gossamer.sink.warc_index import scan, surt
@@ -88,6 +88,21 @@ def read(folder: Path) -> list[Read]:
 def index(folder: Path) -> list[dict[str, str]]:
     lines = [line for path in sorted(folder.glob("*.cdxj")) for line in path.read_text().splitlines()]
     return [json.loads(line.split(" ", 2)[2]) for line in lines]
+
+
+def test_all_that_the_marks_cover_was_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: set[tuple[int, int]] = set()
+    real = disk.sync
+
+    def sync(descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        synced.add((found.st_ino, found.st_size))
+        real(descriptor)
+
+    monkeypatch.setattr(disk, "sync", sync)
+    marks = store(tmp_path, [record()])
+    assert marks
+    assert {((tmp_path / name).stat().st_ino, size) for name, size in marks.items()} <= synced
 
 
 def test_a_visit_is_response_request_and_metadata(tmp_path: Path) -> None:

@@ -80,6 +80,11 @@ class Export:
         if self.out is None:
             yield sys.stdout.buffer
             return
+        if self.out.exists() and not self.out.is_file():
+            # A pipe or a device, which a file must not take the place of.
+            with self.out.open("wb") as file:
+                yield file
+            return
         draft = self.out.with_name(f".{self.out.name}.draft")
         try:
             with draft.open("wb") as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import logging
 from array import array
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -22,7 +23,9 @@ from gossamer.sink.segments import visit_of
 from gossamer.sink.warc import OPEN, SUFFIX
 from gossamer.sink.warc_records import OURS, warcinfo
 from gossamer.stored.places import Place
+from gossamer.stored.seek import next_record
 
+log = logging.getLogger("gossamer.export")
 _COPIED_BYTES = 1 << 20
 _decode = msgspec.json.Decoder(Record).decode
 
@@ -57,8 +60,14 @@ class _Visits:
         """Add those of a file."""
         start: int | None = None
         digest, has_body = 0, False
-        for member in warc_index.scan(path):
+        for member in _members(path):
+            if member is None:
+                start, digest, has_body = None, 0, False
+                continue
             kind = member.named(b"WARC-Type")
+            if kind not in ("response", "revisit") and start is None and member.named(b"WARC-Concurrent-To"):
+                # What belongs to an answer that could not be read.
+                continue
             start = member.offset if start is None else start
             if kind in ("response", "revisit"):
                 digest, has_body = hash(member.named(b"WARC-Payload-Digest")), kind == "response"
@@ -89,6 +98,22 @@ class _Visits:
                 missing.remove(digest)
                 wanted[one] = 1
         return (one for one, is_wanted in enumerate(wanted) if is_wanted), count
+
+
+def _members(path: Path) -> Iterator[warc_index.Member | None]:
+    """The records of a file. One that is broken is told, None takes its place, and the next one is looked for; a file
+    that is being written may end in the middle of one."""
+    start: int | None = 0
+    while start is not None:
+        end = start
+        for member in warc_index.scan(path, start):
+            yield member
+            end = member.offset + member.length
+        if path.name.endswith(OPEN) or end >= path.stat().st_size:
+            return
+        log.warning("not exported: %s, byte %d: the record is broken", path, end)
+        yield None
+        start = next_record(path, end)
 
 
 def _archives(place: Place) -> list[Path]:

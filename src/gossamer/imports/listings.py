@@ -10,12 +10,13 @@ from pathlib import Path
 
 import msgspec
 
-from gossamer.errors import ConfigError
+from gossamer.errors import ArchiveError, ConfigError
 from gossamer.extract import sitemap
 from gossamer.imports.findings import Finding, Found, Unread
-from gossamer.sink.warc_index import Member, scan
+from gossamer.stored.records import read_records
+from gossamer.stored.seek import next_record
+from gossamer.stored.visits import read_head
 
-_HEAD_BYTES = 1 << 16
 _NOWHERE = "http://sitemap.invalid/"
 """Where a sitemap in a file is, for what it names relative to itself."""
 _NOT_FETCHED = re.compile(r"^(?:5\d\d|429|408|425)$")
@@ -59,35 +60,40 @@ def read_cdxj(path: Path) -> Iterator[Finding]:
 
 
 def read_warc(path: Path) -> Iterator[Finding]:
-    """The answers in a WARC file, compressed or not; it may end in the middle of a record."""
+    """The answers in a WARC file, compressed or not. A broken record is told, and the next one is looked for."""
     with path.open("rb") as file:
         start = file.read(5)
     if start[:2] != b"\x1f\x8b" and start != b"WARC/":
         raise ConfigError(f"{path} is not a WARC file")
-    for member in scan(path) if start[:2] == b"\x1f\x8b" else _plain_records(path):
-        if member.named(b"WARC-Type") in ("response", "revisit", "resource"):
-            http = member.head.partition(b"\r\n\r\n")[2]
-            status = http[9:12].decode("ascii", "replace") if http.startswith(b"HTTP/") else ""
-            uri = member.named(b"WARC-Target-URI").strip("<>")
-            yield from _capture(uri, status, re.sub(r"\D", "", member.named(b"WARC-Date"))[:14])
+    place: int | None = 0
+    while place is not None:
+        try:
+            yield from _answers(path, place)
+            return
+        except ArchiveError as error:
+            yield Unread(path.name, str(error))
+            place = next_record(path, max(place, error.offset))
 
 
-def _plain_records(path: Path) -> Iterator[Member]:
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        offset = 0
-        while True:
-            file.seek(offset)
-            head = file.read(_HEAD_BYTES)
-            top = head.partition(b"\r\n\r\n")[0]
-            length = re.search(rb"^content-length:[ \t]*(\d+)", top, re.M | re.I)
-            if not head.startswith(b"WARC/") or length is None:
-                return
-            whole = len(top) + 4 + int(length[1]) + 4
-            if offset + whole > size:
-                return
-            yield Member(offset, whole, head[:whole])
-            offset += whole
+def _answers(path: Path, start: int) -> Iterator[Finding]:
+    held: tuple[str, str, str] | None = None
+    at = start
+    try:
+        for record in read_records(path, start=start):
+            # That a record is whole is known when the next one is there.
+            if held is not None:
+                yield from _capture(*held)
+            held, at = None, record.offset
+            if record.kind in ("response", "revisit", "resource"):
+                head = read_head(record)
+                stamp = re.sub(r"\D", "", record.header("warc-date"))[:14]
+                held = record.url, str(head.status) if head is not None else "", stamp
+    except ArchiveError as error:
+        if held is not None and at < error.offset:
+            yield from _capture(*held)
+        raise
+    if held is not None:
+        yield from _capture(*held)
 
 
 def _capture(url: str, status: str, stamp: str) -> Iterator[Finding]:

@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gossamer.errors import SinkError
 from gossamer.sink import disk
 
 
@@ -57,12 +56,9 @@ def _open(path: Path, mark: int) -> int:
     """Open a file and cut off what no commit covers."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    size = os.fstat(descriptor).st_size
-    if size < mark:
+    try:
+        disk.cut(path, mark)
+    except BaseException:
         os.close(descriptor)
-        raise SinkError(
-            f"{path} has {size} bytes, but the frontier says that {mark} were written: part of it is gone",
-            hint="restore the file, or start a new job with --job NAME",
-        )
-    os.ftruncate(descriptor, mark)
+        raise
     return descriptor

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol
 
@@ -53,6 +55,23 @@ class Opening:
     """The types of items that the job declares: name -> field -> what it holds, as `str`, `int` or `json`."""
     job: str = ""
     """The name of the job, in a fleet: the folders of its workers may be called otherwise."""
+
+    @property
+    def home(self) -> Path:
+        """The folder, from the root."""
+        return self.folder.absolute()
+
+    @property
+    def name(self) -> str:
+        """What the job is called in the names of files."""
+        return self.job or self.home.name
+
+    def prefix(self, *, elsewhere: bool) -> str:
+        """What the names of files begin with that nobody else writes.
+
+        `elsewhere` than in the job's folder others may write too, and a job of the same name among them."""
+        own = f"{self.name}-{self.worker}" if self.worker else self.name
+        return f"{own}-{blake2b(os.fsencode(self.home), digest_size=4).hexdigest()}" if elsewhere else own
 
 
 class Opens(Protocol):

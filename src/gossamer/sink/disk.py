@@ -28,6 +28,17 @@ def sync(descriptor: int) -> None:
     os.fdatasync(descriptor) if hasattr(os, "fdatasync") else os.fsync(descriptor)
 
 
+def cut(path: Path, mark: int) -> None:
+    """Cut off what no commit covers; a file shorter than its mark is an error."""
+    found = path.stat().st_size
+    if found < mark:
+        raise SinkError(
+            f"{path} has {found} bytes, but the frontier says that {mark} were written: part of it is gone",
+            hint="restore the file, or start a new job with --job NAME",
+        )
+    os.truncate(path, mark)
+
+
 def sync_folder(folder: Path) -> None:
     """Make the names of new and renamed files durable."""
     if os.name != "nt":

@@ -14,7 +14,6 @@ import msgspec
 import zstandard
 
 from gossamer.clock import Clock, SystemClock
-from gossamer.errors import SinkError
 from gossamer.model import Record, Rejected
 from gossamer.sink import disk
 
@@ -172,13 +171,7 @@ class _File:
 
 
 def _settle(path: Path, size: int) -> None:
-    found = path.stat().st_size
-    if found < size:
-        raise SinkError(
-            f"{path} has {found} bytes, but the frontier says that {size} were written: part of it is gone",
-            hint="restore the file, or start a new job with --job NAME",
-        )
-    os.truncate(path, size)
+    disk.cut(path, size)
     _finish(path)
 
 

@@ -10,7 +10,7 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from hashlib import blake2b
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import parse_qsl, quote
@@ -44,7 +44,8 @@ class ParquetSink:
     """Parquet files below `pages/` and `items/`; what is not in them yet waits in a log, which is durable at once.
 
     A log is sealed when it is long enough or old enough, and at the end: its files are written beside it, and then it
-    goes away. With `marks` the frontier says what of a log counts; without them it is every whole line."""
+    goes away. With `marks` the frontier says what of a log counts; without them, in a fleet, it is every whole line,
+    and a folder that is away is waited for."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class ParquetSink:
     ) -> None:
         self.archives: Sequence[Archive] = ()
         """Those that have written the same records just before."""
-        self._folder, self._home = folder, home or folder
+        self._folder, self._home, self._is_shared = folder, home or folder, marks is None
         self._prefix, self._by, self._seal_bytes = quote(prefix, safe=""), by, seal_bytes
         self._clock = clock or SystemClock()
         self._log: _Log | None = None
@@ -88,7 +89,7 @@ class ParquetSink:
             try:
                 return self._append(lines) if lines else {}
             except OSError as error:
-                raise disk.in_words(error) from error
+                raise self._given_up(error) from error
 
     def _append(self, lines: bytearray) -> dict[str, int]:
         # Only now is it certain that the last call counts, and a log is not taken up again once it is sealed.
@@ -109,6 +110,16 @@ class ParquetSink:
                 raise
             self._log.append(lines)
         return {self._log.mark: self._log.size}
+
+    def _given_up(self, error: OSError) -> SinkError:
+        """What to raise. On a shared folder a handle that was bad once may stay so: the log is left as it is, and
+        sealed at the end."""
+        if not self._is_shared:
+            return disk.in_words(error)
+        if self._log is not None and not disk.is_full(error):
+            self._log.close()
+            self._log = None
+        return disk.in_words_of(self._folder, error)
 
     def _is_due(self, one: _Log) -> bool:
         is_old = self._clock.monotonic() - one.began_at >= SEAL_SECONDS
@@ -151,6 +162,15 @@ class ParquetSink:
                 one.close()
             self._full.clear()
             self._sealer.shutdown()
+            if self._is_shared:
+                self._seal_rest()
+
+    def _seal_rest(self) -> None:
+        """What was let go of while the folder was away."""
+        try:
+            self._recover(None)
+        except (OSError, SinkError) as error:
+            log.warning("%s: no Parquet file was made of all logs yet: %s", self._folder, error)
 
     def _recover(self, marks: Mapping[str, int] | None) -> None:
         """Seal what an earlier start left, as far as it counts."""
@@ -160,13 +180,7 @@ class ParquetSink:
             if marks is None:
                 seal_left(path, by=self._by)
                 continue
-            size, found = marks.get(self._mark(path), 0), path.stat().st_size
-            if found < size:
-                raise SinkError(
-                    f"{path} has {found} bytes, but the frontier says that {size} were written: part of it is gone",
-                    hint="restore the file, or start a new job with --job NAME",
-                )
-            os.truncate(path, size)
+            disk.cut(path, marks.get(self._mark(path), 0))
             files.seal(path, self._folder, by=self._by)
         for mark in marks or ():
             path = self._home / mark
@@ -203,8 +217,9 @@ class _Log:
         try:
             disk.sync_folder(path.parent)
         except OSError:
-            os.close(self._file)
-            path.unlink()
+            self.close()
+            with suppress(OSError):
+                path.unlink()
             raise
 
     def append(self, lines: bytearray) -> None:
@@ -226,7 +241,8 @@ class _Log:
         self.close()
 
     def close(self) -> None:
-        os.close(self._file)
+        with suppress(OSError):
+            os.close(self._file)
 
 
 class Target(NamedTuple):
@@ -249,16 +265,11 @@ def read_target(text: str) -> Target:
 def open_parquet(opening: Opening) -> ParquetSink:
     """The sink named `parquet`, in the job's folder, or `parquet:/path`; `?by=day,site` lays its files out."""
     target = read_target(opening.target)
-    home = opening.folder.absolute()
-    name = opening.job or home.name
-    prefix = f"{name}-{opening.worker}" if opening.worker else name
-    if target.folder:
-        # Others may write there too, and a job of the same name among them.
-        prefix += "-" + blake2b(os.fsencode(home), digest_size=4).hexdigest()
+    home = opening.home
     return ParquetSink(
         Path(target.folder) if target.folder else home / TABLES,
         opening.marks,
-        prefix=prefix,
+        prefix=opening.prefix(elsewhere=bool(target.folder)),
         by=target.by,
         seal_bytes=min(SEAL_BYTES, opening.settings.archive_bytes),
         home=home,

@@ -8,7 +8,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from hashlib import blake2b
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
@@ -45,8 +45,8 @@ class WarcSink:
     """WARC files of about `max_bytes` each in a folder; the one that is being written is named `.open`.
 
     Each start begins a new file. What a killed one left is cut to what counts, indexed, and loses its `.open`: with
-    `marks` the frontier says what counts; without them it is every visit that is there whole. `moves_away`: somebody
-    takes finished files out of the folder."""
+    `marks` the frontier says what counts; without them, in a fleet, it is every visit that is there whole, and a folder
+    that is away is waited for. `moves_away`: somebody takes finished files out of the folder."""
 
     def __init__(
         self,
@@ -65,6 +65,7 @@ class WarcSink:
         self.where = self._mark(folder)
         """The folder, as the job's files name it."""
         self._moves_away = moves_away
+        self._is_shared = marks is None and not moves_away
         self._prefix = quote(prefix, safe="")
         self._max_bytes = max_bytes
         self._about = about
@@ -119,10 +120,12 @@ class WarcSink:
     def _close(self) -> None:
         try:
             with self._lock:
-                self._files = [file for file in self._files if file.is_ours()]
+                self._drop_lost()
                 while self._files:
                     self._files[0].finish()
                     del self._files[0]
+                if self._is_shared:
+                    self._recover(None)
         except OSError as error:
             # The records are safe: the next start finishes the file.
             log.warning("%s: not finished: %s", self._folder, error.strerror)
@@ -133,10 +136,9 @@ class WarcSink:
 
     def _store(self, visits: Sequence[Visit]) -> dict[str, int]:
         self.placed = {}
-        # One that was taken for dead, and whose file another has finished, goes on with a new one.
-        self._files = [file for file in self._files if file.is_ours()]
-        before = [(file, file.size) for file in self._files]
+        sizes = {file: file.size for file in self._files}
         try:
+            self._drop_lost()
             # Only now is it certain that the last call counts, and files are not taken up again once finished.
             while len(self._files) > 1:
                 self._files[0].finish()
@@ -146,19 +148,37 @@ class WarcSink:
             for file in self._files:
                 file.flush()
         except OSError as error:
-            self._press = Press()
-            sizes = dict(before)
+            raise self._taken_back(sizes, error) from error
+        return {file.mark: file.size for file in self._files}
+
+    def _drop_lost(self) -> None:
+        """One that was taken for dead, and whose file another has finished, goes on with a new one."""
+        for file in [file for file in self._files if not file.is_there()]:
+            self._files.remove(file)
+            file.close()
+
+    def _taken_back(self, sizes: Mapping[_File, int], error: OSError) -> SinkError:
+        """Go back to these sizes; what to raise. On a shared folder a handle that was bad once may stay so, or say that
+        it has synced what is lost: the file is left as it is, and finished at the end. What stands there twice is
+        sorted out when archives are read."""
+        self._press = Press()
+        try:
             for file in self._files:
                 file.cut(sizes.get(file, 0))
-            raise disk.in_words(error) from error
-        return {file.mark: file.size for file in self._files}
+        except OSError as fault:
+            error = fault
+        if not self._is_shared:
+            return disk.in_words(error)
+        while self._files and not disk.is_full(error):
+            self._files.pop().close()
+        return disk.in_words_of(self._folder, error)
 
     def _current(self) -> _File:
         """The file to write to, begun if there is none or the last one is full."""
         if not self._files or self._files[-1].end >= self._max_bytes:
             path = self._folder / f"{self._prefix}-{self._number:05}{SUFFIX}"
-            self._files.append(_File(path, mark=self._mark(path)))
             self._number += 1
+            self._files.append(_File(path, mark=self._mark(path)))
         file = self._files[-1]
         if not file.end:
             info = records_of.warcinfo(file.path.name, at=self._clock.epoch(), about=self._about)
@@ -186,13 +206,7 @@ class WarcSink:
                 self._settle(path, size)
 
     def _settle(self, path: Path, size: int) -> None:
-        found = path.stat().st_size
-        if found < size:
-            raise SinkError(
-                f"{path} has {found} bytes, but the frontier says that {size} were written: part of it is gone",
-                hint="restore the file, or start a new job with --job NAME",
-            )
-        os.truncate(path, size)
+        disk.cut(path, size)
         finish(path)
 
     def _mark(self, path: Path) -> str:
@@ -222,16 +236,13 @@ class _File:
             disk.sync_folder(path.parent)
         except OSError:
             os.close(self._file)
-            self._open_path.unlink()
+            with suppress(OSError):
+                self._open_path.unlink()
             raise
 
-    def is_ours(self) -> bool:
-        """Whether nobody else has finished it; if so, it is let go of."""
-        if self._open_path.exists():
-            return True
-        os.close(self._file)
-        os.close(self._index)
-        return False
+    def is_there(self) -> bool:
+        """Whether nobody else has finished it."""
+        return self._open_path.exists()
 
     def add(self, visit: Visit, placed: dict[tuple[int, int], Placed]) -> None:
         answer = visit.answer
@@ -281,26 +292,26 @@ class _File:
     def finish(self) -> None:
         """May be tried again if it raises: all of it is still there."""
         finish(self._open_path)
-        os.close(self._file)
-        os.close(self._index)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of it, whatever state it is in."""
+        for descriptor in (self._file, self._index):
+            with suppress(OSError):
+                os.close(descriptor)
 
 
 def open_warc(opening: Opening) -> WarcSink:
     """The sink named `warc`, in the job's folder, or `warc:/path`."""
     settings = opening.settings
     about = [("robots", "obey" if settings.robots else "ignore"), ("http-header-user-agent", settings.user_agent)]
-    home = opening.folder.absolute()
-    name = opening.job or home.name
-    prefix = f"{name}-{opening.worker}" if opening.worker else name
-    if opening.target:
-        # Others may write there too, and a job of the same name among them.
-        prefix += "-" + blake2b(os.fsencode(home), digest_size=4).hexdigest()
+    home = opening.home
     return WarcSink(
         Path(opening.target) if opening.target else home / FOLDER,
         opening.marks,
-        prefix=prefix,
+        prefix=opening.prefix(elsewhere=bool(opening.target)),
         max_bytes=settings.archive_bytes,
-        about=[*about, ("isPartOf", name)],
+        about=[*about, ("isPartOf", opening.name)],
         home=home,
     )
 

@@ -19,6 +19,7 @@ _ESCAPED_ALIKE = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) no
 _PLAIN = re.compile(r"[!-\"$&-~]*")
 _HOST_END, _PORT, _NO_DIGIT = re.compile(r"[/?]"), re.compile(r":(\d*)$"), re.compile(r"\D")
 _WWW = re.compile(r"^www\d*\.")
+_STATUS = re.compile(rb"HTTP\S*[ \t]+(\d{1,3})(?!\S)")
 _SLASHES = re.compile(rb"/{2,}")
 _SESSION = re.compile(
     r"(?:(?:jsessionid|phpsessid|sid)=[0-9a-z]{32}|aspsessionid[a-z]{8}=[a-z]{24}|cfid=[^&]+&cftoken=[^&]+)(?:&|$)"
@@ -26,14 +27,14 @@ _SESSION = re.compile(
 _encode = msgspec.json.Encoder().encode
 
 
-class Capture(msgspec.Struct, frozen=True):
+class Capture(msgspec.Struct, frozen=True, kw_only=True):
     """What a line of the index says, in the words that pywb knows; numbers are text there."""
 
     url: str
-    mime: str
-    status: str
-    digest: str
-    length: str
+    mime: str = "unk"
+    status: str = "-"
+    digest: str = ""
+    length: str = "0"
     offset: str
     filename: str
 
@@ -143,12 +144,12 @@ def line_of_member(member: Member, name: str) -> bytes | None:
     http = member.head.partition(b"\r\n\r\n")[2].partition(b"\r\n\r\n")[0]
     mime = re.search(rb"^content-type:[ \t]*([^;\r\n]*)", http, re.M | re.I)
     mime_text = mime[1].strip().lower().decode("utf-8", "replace") if mime else ""
-    status = http[9:12].decode("ascii", "replace")
+    status = _STATUS.match(http)
     return line_of(
         Capture(
             url=member.named(b"WARC-Target-URI"),
             mime="warc/revisit" if kind == "revisit" else mime_text or "unk",
-            status=status if status.isdecimal() else "-",
+            status=status[1].decode() if status else "-",
             digest=member.named(b"WARC-Payload-Digest"),
             length=str(member.length),
             offset=str(member.offset),

@@ -48,7 +48,7 @@ class Press:
                 digest = records_of.digest_of_hex(record.page.digest)
             original = self._known.get(digest) if digest and (record.body or record.page.status == 304) else None
             answer = records_of.response(record, exchange, original, digest)
-            parts = [answer.data, records_of.request(record, exchange, answer)]
+            parts = [answer.data, records_of.request(exchange, answer)]
             answer, surt = answer._replace(data=b""), warc_index.surt(answer.url)
             if original is not None:
                 self._known.move_to_end(digest)

@@ -104,7 +104,7 @@ def response(record: Record, exchange: Exchange, original: Original | None, dige
     return Response(data, record_id, url, date, page.status, mime, digest, is_revisit)
 
 
-def request(record: Record, exchange: Exchange, answer: Response) -> bytes:
+def request(exchange: Exchange, answer: Response) -> bytes:
     """What was asked, but for credentials: archives are passed on."""
     authority, slash, path = answer.url.partition("://")[2].partition("/")
     length = f"Content-Length: {len(exchange.posted)}\r\n" if exchange.posted else ""

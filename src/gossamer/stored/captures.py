@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import mmap
 import os
+import re
 from array import array
 from collections.abc import Iterator
 from hashlib import blake2b
@@ -12,16 +13,20 @@ from pathlib import Path
 
 import msgspec
 
+from gossamer import urls
 from gossamer.errors import ArchiveError
 from gossamer.sink import warc_index
 from gossamer.sink.warc import INDEX, OPEN, SUFFIX
+from gossamer.sink.warc_records import target_uri
 from gossamer.stored.page import Version
 from gossamer.stored.records import read_records
+from gossamer.stored.seek import next_record
 from gossamer.stored.visits import epoch
 
 log = logging.getLogger("gossamer.stored")
 _decode = msgspec.json.Decoder(warc_index.Capture).decode
 _HEAD_BYTES = 1 << 16
+_NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 class Captures:
@@ -66,18 +71,22 @@ class Captures:
         if source != self.path:
             yield from warc_index.read_index(source, self.path.stat().st_size)[0]
             return
-        try:
-            yield from self._found()
-        except ArchiveError as error:
-            # Whoever reads the file comes to the same place, and is told there.
-            log.warning("%s", error)
+        start: int | None = 0
+        while start is not None:
+            try:
+                yield from self._found(start)
+                return
+            except ArchiveError as error:
+                # Whoever reads the file comes to the same place, and is told there.
+                log.warning("%s", error)
+                start = next_record(self.path, max(start, error.offset))
 
-    def _found(self) -> Iterator[bytes]:
+    def _found(self, start: int) -> Iterator[bytes]:
         name = self.path.name.removesuffix(OPEN)
-        for record in read_records(self.path):
+        for record in read_records(self.path, start=start):
             if record.kind in ("response", "revisit"):
                 # Up to the end of its HTTP head a line needs it, and no further.
-                headers = {**record.headers(), "warc-target-uri": record.url}
+                headers = {**record.headers(), "warc-type": record.kind, "warc-target-uri": record.url}
                 named = "".join(f"{key}: {value}\r\n" for key, value in headers.items()).encode()
                 head = record.head(_HEAD_BYTES)
                 member = warc_index.Member(record.offset, 0, b"WARC/1.1\r\n" + named + b"\r\n" + head + b"\r\n\r\n")
@@ -110,7 +119,7 @@ class Captures:
                     line = view[position:end]
                     position = end + 1
                     version = self.version(line)
-                    if version.url == url:
+                    if version.url == url or target_uri(urls.normal(version.url) or "") == url:
                         yield version
 
     def version(self, line: bytes) -> Version:
@@ -119,7 +128,7 @@ class Captures:
         return Version(
             url=capture.url,
             fetched_at=epoch(line.split(b" ", 2)[1].decode("ascii", "replace")),
-            status=int(capture.status) if capture.status.isdecimal() else 0,
+            status=int(capture.status) if _NUMBER.fullmatch(capture.status) else 0,
             type="" if capture.mime in ("unk", "warc/revisit") else capture.mime,
             digest=capture.digest,
             is_revisit=capture.mime == "warc/revisit",
@@ -129,8 +138,11 @@ class Captures:
 
     def _capture(self, line: bytes) -> warc_index.Capture:
         try:
-            return _decode(line.split(b" ", 2)[2])
-        except (msgspec.MsgspecError, IndexError) as error:
+            capture = _decode(line.split(b" ", 2)[2])
+            if not _NUMBER.fullmatch(capture.offset):
+                raise ValueError("its offset is no number")
+            return capture
+        except (ValueError, IndexError) as error:
             raise ArchiveError(
                 f"{self.index}: {line[:80]!r} is no line of an index ({error})",
                 hint="without the file, the index is made anew",

@@ -22,6 +22,13 @@ _READ_BYTES = 1 << 15
 _PIECE_BYTES = 1 << 20
 _HEAD_BYTES = 1 << 19
 _GZIP = b"\x1f\x8b"
+_MOST_DIGITS = 18
+_FOLD = re.compile(rb"\r?\n[ \t]+")
+_ENDS = (b"\r\n\r\n", b"\n\n")
+_BEGIN = b"WARC/"
+_PEEK_BYTES = 16
+_WRONG_LENGTH = "the record is not as long as it says"
+_ONE_BY_ONE = "records are not compressed one by one, so that none can be found; `warcio recompress` mends it"
 _FIELD = re.compile(rb"^([^:\r\n]+):[ \t]*([^\r\n]*(?:\r?\n[ \t][^\r\n]*)*)", re.M)
 
 
@@ -36,9 +43,9 @@ class WarcRecord:
         self._lines = lines
         self._lowered = lines.lower()
         self._reader = reader
-        self.kind = self.header("warc-type")
+        self.kind = self.header("warc-type").lower()
         length = self.header("content-length")
-        if not length.isdecimal() or not length.isascii():
+        if not length.isdecimal() or not length.isascii() or len(length) > _MOST_DIGITS:
             raise reader.fault("the record does not say how long it is")
         self.length = self._left = int(length)
         """Bytes of the block."""
@@ -52,19 +59,26 @@ class WarcRecord:
         end = self._lines.find(b"\n", start)
         while end >= 0 and self._lines[end + 1 : end + 2] in (b" ", b"\t"):
             end = self._lines.find(b"\n", end + 1)
-        return self._lines[start : end if end >= 0 else None].strip().decode("utf-8", "replace")
+        value = self._lines[start : end if end >= 0 else None].strip()
+        return (_FOLD.sub(b" ", value) if b"\n" in value else value).decode("utf-8", "replace")
 
     def headers(self) -> dict[str, str]:
         """All of them, names in lower case."""
         found = _FIELD.findall(self._lines.partition(b"\n")[2])
         return {
-            name.strip().decode("latin-1").lower(): value.strip().decode("utf-8", "replace") for name, value in found
+            name.strip().decode("latin-1").lower(): _FOLD.sub(b" ", value).strip().decode("utf-8", "replace")
+            for name, value in found
         }
 
     @property
     def url(self) -> str:
         """The URL that the record is about; empty if there is none."""
         return self.header("warc-target-uri").removeprefix("<").removesuffix(">")
+
+    @property
+    def original_url(self) -> str:
+        """The URL of the answer whose body a revisit record does not repeat."""
+        return self.header("warc-refers-to-target-uri", self.url).removeprefix("<").removesuffix(">")
 
     def head(self, limit: int = _HEAD_BYTES) -> bytes:
         """The HTTP head that the block begins with, without the empty line behind it; what follows is the body."""
@@ -150,46 +164,53 @@ class Reader:
             self._buffer, self._used = view[self._used :] + more, 0
 
     def _begin(self) -> bool:
+        """Go to the next record; empty lines before it, and compressed members that hold nothing else, are passed."""
         self.offset = self.end
-        if self._stop is not None and self.offset >= self._stop:
-            return False
-        if self._is_gzip:
-            self._buffer, self._used = b"", 0
-            if not self._data and not self._fill():
+        while self._stop is None or self.offset < self._stop:
+            if self._is_gzip:
+                self._buffer, self._used = b"", 0
+                if not self._data and not self._fill():
+                    return False
+                self._stream = _decompressobj(31)
+            while self._used < len(self._buffer) or self._next():
+                if self._buffer[self._used] not in b"\r\n":
+                    return True
+                self._used = len(self._buffer) - len(self._buffer[self._used :].lstrip(b"\r\n"))
+                if not self._is_gzip:
+                    self.offset = self.end
+                    if self._stop is not None and self.offset >= self._stop:
+                        return False
+            if not self._is_gzip:
                 return False
-            self._stream = _decompressobj(31)
-            return True
-        while self._used < len(self._buffer) or self._next_plain():
-            blank = len(self._buffer) - len(self._buffer[self._used :].lstrip(b"\r\n"))
-            self._used = blank
-            if blank < len(self._buffer):
-                self.offset = self.end
-                return self._stop is None or self.offset < self._stop
+            self.offset = self.end
         return False
 
-    def _next_plain(self) -> bool:
+    def _next(self) -> bool:
         self._buffer, self._used = self._more(), 0
         return bool(self._buffer)
 
     def _header(self) -> WarcRecord:
         head, _ = self.until_empty_line(_HEAD_BYTES)
-        if not head.startswith(b"WARC/"):
+        if not head.startswith(_BEGIN):
             raise self.fault("this is no WARC record")
         return WarcRecord(self.offset, head, self)
 
     def _end(self) -> None:
-        """Behind a record's block: in a compressed file its member must end there too."""
+        """Behind a record's block: two empty lines or the next record, and in a compressed file the member's end."""
         if not self._is_gzip:
+            while len(self._buffer) - self._used < _PEEK_BYTES and (more := self._more()):
+                self._buffer, self._used = self._buffer[self._used :] + more, 0
+            rest = self._buffer[self._used : self._used + _PEEK_BYTES]
+            if not rest.startswith(_ENDS) and not (rest.lstrip(b"\r\n") or _BEGIN).startswith(_BEGIN):
+                raise self.fault(_WRONG_LENGTH)
             return
         rest = self._buffer[self._used :]
         while not (self._stream is not None and self._stream.eof):
             rest += self._more()
             if len(rest) > _PIECE_BYTES:
                 break
-        if rest.strip(b"\r\n"):
-            raise self.fault(
-                "records are not compressed one by one, so that none can be found; `warcio recompress` mends it"
-            )
+        if found := rest.strip(b"\r\n"):
+            raise self.fault(_ONE_BY_ONE if found.startswith(_BEGIN) else _WRONG_LENGTH)
 
     def _more(self) -> bytes:
         """Further bytes of the file, decompressed; none at the end of a compressed record, and of the file."""

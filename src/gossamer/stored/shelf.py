@@ -15,7 +15,7 @@ import msgspec
 from gossamer.errors import ArchiveError
 from gossamer.model import PageRow
 from gossamer.sink.warc import OPEN
-from gossamer.sink.warc_records import target_uri
+from gossamer.sink.warc_records import digest_of_hex, target_uri
 from gossamer.stored.captures import Captures
 from gossamer.stored.page import StoredPage, Version
 from gossamer.stored.records import WarcRecord, read_records
@@ -126,6 +126,9 @@ class Shelf:
                     # The last record of a file that is being written is not all there yet.
                     return
                 _tell([error], on_fault)
+                if error.offset < 0:
+                    # It is no record that is broken: the file is not to be read at all.
+                    return
                 offsets = held.offsets()
                 after = bisect_right(offsets, error.offset)
                 if after == len(offsets) or (part.stop is not None and offsets[after] >= part.stop):
@@ -171,10 +174,13 @@ class Shelf:
 
     def _origin(self, record: WarcRecord) -> Version:
         """Where the body is that a revisit record does not repeat: the one it names, or one with the same digest."""
-        url = record.header("warc-refers-to-target-uri", record.url)
-        digest = record.header("warc-payload-digest", "")
+        digest = _plain_digest(record.header("warc-payload-digest", ""))
         at = epoch(record.header("warc-refers-to-date", ""))
-        held = [one for one in self.versions(url) if not one.is_revisit and (not digest or one.digest == digest)]
+        held = [one for one in self.versions(record.original_url) if not one.is_revisit]
+        if digest:
+            # Tools that do not write digests say nothing against it.
+            same = [one for one in held if _plain_digest(one.digest) == digest]
+            held = same or [one for one in held if not one.digest]
         if not held:
             raise ArchiveError(
                 f"{record.url}: its body is in an earlier record, which is in none of these files",
@@ -212,6 +218,14 @@ def _answer_at(version: Version) -> Iterator[WarcRecord]:
                 hint="is the .cdxj beside the file the one that was made for it?",
             )
         yield record
+
+
+def _plain_digest(text: str) -> str:
+    """A digest in one form: tools write SHA-1 in base 32 or in hexadecimal, and names of algorithms in either case."""
+    label, _, value = text.strip().lower().rpartition(":")
+    if label == "sha1" and len(value) == 40:
+        value = (digest_of_hex(value) or value).removeprefix("sha1:").lower()
+    return f"{label}:{value}" if value else ""
 
 
 def _numbered(number: int, held: Captures) -> Iterator[tuple[bytes, int]]:

@@ -11,16 +11,16 @@ from typing import Any
 import msgspec
 
 from gossamer.errors import ArchiveError, BadEncoding, FetchError
-from gossamer.model import Headers, PageRow
+from gossamer.model import REDIRECTS, Headers, PageRow
 from gossamer.sink.warc_records import OURS
 from gossamer.stored.page import StoredPage
 from gossamer.stored.records import WarcRecord, read_records
 
 MAX_BODY_BYTES = 128 * 1024 * 1024
 """A body that is longer is not taken into memory; `Stored.stream` reads it in pieces."""
-_REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _NOTED_BYTES = 64 * 1024 * 1024
 _ASIDE = "x-crawler-"
+_STATUS = re.compile(rb"\d{1,3}")
 _CHUNK = re.compile(rb"\s*([0-9a-fA-F]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
 Original = Callable[[WarcRecord], bytes]
 """Finds the body that a revisit record speaks of."""
@@ -51,7 +51,7 @@ class Head(msgspec.Struct, frozen=True):
     @property
     def is_page(self) -> bool:
         """Whether a spider is shown such an answer."""
-        if self.status in _REDIRECTS:
+        if self.status in REDIRECTS:
             return not any(name == "location" for name, _ in self.headers)
         return 200 <= self.status < 400 and self.status != 304
 
@@ -74,41 +74,66 @@ class Visits:
         self._start, self._stop = start, stop
         self._skip = skip
         self._max_body_bytes = max_body_bytes
+        self._held: StoredPage | None = None
         self.faults: list[ArchiveError] = []
         """Pages that could not be had, though the file is well: their bodies are too long, or elsewhere and gone."""
 
     def __iter__(self) -> Iterator[StoredPage]:
-        page, answer_id, date = None, "", ""
+        self._held = None
+        try:
+            yield from self._visits()
+        except ArchiveError as error:
+            # It is a record behind the page that is broken.
+            if self._held is not None and self._held.offset < error.offset:
+                yield self._held
+            raise
+        if self._held is not None:
+            yield self._held
+
+    def _visits(self) -> Iterator[StoredPage]:
+        """The pages, but for the last one if nothing behind it says that it is complete: that one is held."""
+        answer_id = date = ""
         for record in read_records(self._path, start=self._start, stop=self._stop):
+            page = self._held
             if record.kind in ("response", "revisit"):
+                self._held = None
                 if page is not None:
-                    yield _dated(page, date)
+                    yield page
                 answer_id, date = record.header("warc-record-id"), record.header("warc-date")
-                page = self._answer(record) if record.offset not in self._skip else None
+                if record.offset not in self._skip and (found := self._answer(record)) is not None:
+                    self._held = _dated(found, date)
             elif page is None or record.header("warc-concurrent-to", answer_id) != answer_id:
                 continue
             elif record.kind == "request":
-                page = _asked(page, record)
+                self._held = _asked(page, record)
             elif record.kind == "metadata" and (noted := noted_in(record)) is not None:
+                self._held = None
                 yield _known(page, noted, date)
-                page = None
-        if page is not None:
-            yield _dated(page, date)
 
     def _answer(self, record: WarcRecord) -> StoredPage | None:
         url = record.url
-        if not url.startswith("http") or "http" not in record.header("content-type", "http"):
+        if url[:4].lower() != "http" or "http" not in record.header("content-type", "http").lower():
             return None
         head = read_head(record)
         if head is None or not head.is_page:
+            if head is None and record.kind == "response":
+                self._miss(record, "its block does not begin as an answer does")
+            return None
+        if record.header("warc-segment-number"):
+            self._miss(record, "it is in several records, which are not put together")
             return None
         try:
             if record.kind == "revisit":
                 body = self._original(record)
             else:
                 body = decoded(record.read(self._max_body_bytes), head, self._max_body_bytes)
-        except (ArchiveError, FetchError) as error:
-            self.faults.append(ArchiveError(f"{record.url} ({self._path}, byte {record.offset}): {error}"))
+        except FetchError as error:
+            self._miss(record, str(error))
+            return None
+        except ArchiveError as error:
+            if error.offset == record.offset and record.kind == "response":
+                raise
+            self._miss(record, str(error))
             return None
         return StoredPage(
             url=url,
@@ -119,6 +144,9 @@ class Visits:
             offset=record.offset,
         )
 
+    def _miss(self, record: WarcRecord, why: str) -> None:
+        self.faults.append(ArchiveError(f"{record.url} ({self._path}, byte {record.offset}): {why}"))
+
 
 def read_head(record: WarcRecord) -> Head | None:
     """The head of an answer; the record's body is next. None if it is not HTTP.
@@ -126,7 +154,7 @@ def read_head(record: WarcRecord) -> Head | None:
     Headers that our own files set aside, because the body is stored decoded, stand in their places again."""
     status_line, _, lines = record.head().partition(b"\n")
     parts = status_line.split(None, 2)
-    if len(parts) < 2 or not parts[0].startswith(b"HTTP") or not parts[1].isdigit():
+    if len(parts) < 2 or not parts[0].startswith(b"HTTP") or not _STATUS.fullmatch(parts[1]):
         return None
     headers = _fields(lines)
     aside = {name.removeprefix(_ASIDE) for name, _ in headers if name.startswith(_ASIDE)}
@@ -234,4 +262,4 @@ def _joined(body: bytes) -> bytes:
             return b"".join(pieces)
         position = found.end() + size
         pieces.append(body[found.end() : position])
-    return b"".join(pieces) if pieces and position >= len(body) else body
+    return b"".join(pieces) if pieces and not body[position:].strip() else body
