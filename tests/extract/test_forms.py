@@ -94,6 +94,12 @@ def test_the_pages_encoding_is_the_forms() -> None:
     assert page(html).form().body == b"caf%C3%A9=%C3%BC%E2%82%AC%E4%B8%AD"
     given = page("<form method=post>", "text/html; charset=iso-8859-1").form("", {"a": "中"})
     assert given.body == b"a=%26%2320013%3B"
+    given = page("<form method=post>", "text/html; charset=gbk").form("", {"a": "한"})
+    assert given.body == b"a=%26%2354620%3B"
+
+
+def test_nothing_is_sent_in_utf_16() -> None:
+    assert page("<form method=post accept-charset=utf-16>").form("", {"a": "é"}).body == b"a=%C3%A9"
 
 
 def test_parts_are_sent_as_parts() -> None:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from selectolax.lexbor import LexborHTMLParser
 
 from gossamer.errors import ExtractError
 from gossamer.extract.page import Page
@@ -24,6 +27,23 @@ def test_a_page_tells_what_came_and_what_was_asked() -> None:
     assert one.header("nope", "none") == "none"
     assert ("x-thing", "2") in one.headers
     assert page("x").meta == {}
+
+
+def test_a_page_is_parsed_when_something_of_its_tree_is_asked_for_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[object] = []
+
+    def parse(*given: object, **options: Any) -> LexborHTMLParser:
+        parsed.append(given)
+        return LexborHTMLParser(*given, **options)
+
+    monkeypatch.setattr("gossamer.extract.page.LexborHTMLParser", parse)
+    one = page("<title>t</title><p>x")
+    assert (one.url, one.status, one.body, one.header("x-thing"), one.html) == (
+        *(URL, 203, b"<title>t</title><p>x", "1", "<title>t</title><p>x"),
+    )
+    assert parsed == []
+    assert (one.css("p::text").get(), one.title, one.text) == ("x", "t", "x")
+    assert len(parsed) == 1
 
 
 def test_title_is_normalised() -> None:

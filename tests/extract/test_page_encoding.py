@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.extract.encoding import NAMES, codec, declared, decode, detect, recoded
+from gossamer.extract.encoding import NAMES, codec, declared, decode, detect, encode, recoded
 from gossamer.extract.links import encode_query
 
 TEXT = "Füße und Straßen, naïve cafés, größere Übungen für schöne Mädchen in München und Köln"
@@ -57,12 +57,21 @@ def test_http_equiv_needs_both_attributes() -> None:
     assert declared(b'<meta name=x content="charset=big5">') is None
 
 
+@pytest.mark.parametrize(
+    "content", ["charset=;charset=big5", "charset='koi8-r; charset=big5", "charset = nope;charset=big5"]
+)
+def test_only_the_first_charset_of_a_content_counts(content: str) -> None:
+    assert declared(f'<meta http-equiv=content-type content="{content}">'.encode()) is None
+    assert declared(f'<meta http-equiv=content-type content="charset {content}">'.encode()) is None
+
+
 def test_meta_in_a_comment_does_not_count() -> None:
     assert declared(b"<!-- <meta charset=big5> --><meta charset=koi8-r>") == "koi8-r"
 
 
 def test_xml_declaration_counts_where_no_meta_does() -> None:
     assert declared(b'<?xml version="1.0" encoding="iso-8859-2"?><html>') == "iso-8859-2"
+    assert declared(b'<?xml encoding-x="gbk" encoding="iso-8859-2"?><html>') is None
 
 
 def test_undeclared_utf_8_is_read_as_utf_8_even_when_cut_inside_a_character() -> None:
@@ -100,8 +109,13 @@ def test_undefined_bytes_of_windows_1252_are_controls_as_in_browsers() -> None:
     [
         ("euc-jp", "ada1 a1c1 a1dd f9a1 8eb1", "①～－纊ｱ"),
         ("euc-jp", "a1 3c | 8e 80 3c | 8f a1 3c | 8f f5 ff 3c", "\ufffd<|\ufffd<|\ufffd<|\ufffd<"),
+        ("euc-jp", "8fa2b7 a28f 8fa2b7", "～\ufffd～"),
         ("iso-2022-jp", "1b2442 2d21 2141 2422 1b2842 3c", "①～あ<"),
+        ("iso-2022-jp", "1b284a 5c7e 1b2849 2131 1b2440 3021 1b2842", "¥‾｡ｱ亜"),
+        ("iso-2022-jp", "1b2442 3021 0a 3020 3021 1b2842 3c", "亜\ufffd\ufffd亜<"),
+        ("iso-2022-jp", "0e 80 1b 1b28 | 1b2842 1b2442 30 1b2842 3c", "\ufffd\ufffd\ufffd\ufffd(|\ufffd\ufffd<"),
         ("shift_jis", "a0 | 81 3c | 81 ff 3c | 8740 f040", "\ufffd|\ufffd<|\ufffd<|①\ue000"),
+        ("big5", "a1fe a241 a2a2 a1a2 41 a242", "／∕╰﹜A﹨"),
         ("big5", "877a a145 a3e1 8862 c6de | 80 | a1 3c | 81 80 3c", "㡵‧€Ê̄〃|\ufffd|\ufffd<|\ufffd<"),
         ("gbk", "80 a6d9 fe59 a3a0 | 81 3c | 8130 3c", "€︐龴\u3000|\ufffd<|\ufffd0<"),
         ("gb18030", "81308130 | 8431a530 | ff30 | 8130 81", "\x80|\ufffd|\ufffd0|\ufffd"),
@@ -123,15 +137,34 @@ def test_legacy_encodings_are_read_as_in_browsers(encoding: str, raw: str, text:
     ("encoding", "written", "query"),
     [
         ("euc-jp", "①～纊−¥", "%AD%A1%A1%C1%F9%A1%A1%DD\\"),
-        ("iso-2022-jp", "あaア‾é", "%1B$B$%22%1B(Ba%1B$B%%22%1B(J~%1B(B%26%23233%3B"),
+        ("euc-jp", "丂ｱ", "%26%2319970%3B%8E%B1"),
+        ("iso-2022-jp", "あaア‾é", "%1B$B$%22%1B(Ba%1B$B%%22%1B(J~%26%23233%3B%1B(B"),
         ("iso-2022-jp", "\x1ba", "%26%2365533%3Ba"),
-        ("big5", "†‧㡵", "%26%238224%3B%A1E%26%2314453%3B"),
-        ("gbk", "€\ue5e5", "%80%26%2358853%3B"),
-        ("shift_jis", "−¥①", "%81|\\%87@"),
+        ("big5", "†‧㡵€十", "%26%238224%3B%A1E%26%2314453%3B%A3%E1%A4Q"),
+        ("gbk", "€\ue5e5한😀\ue78d", "%80%26%2358853%3B%26%2354620%3B%26%23128512%3B%A6%D9"),
+        ("gb18030", "€\ue5e5한", "%A2%E3%26%2358853%3B%836%843"),
+        ("shift_jis", "−¥①¢\ue000釗ｱ", "%81|\\%87@%26%23162%3B%26%2357344%3B%FB%BB%B1"),
+        ("windows-1252", "€\x81", "%80%81"),
+        ("koi8-u", "ў╝", "%AE%26%239565%3B"),
+        ("x-user-defined", "é\uf7e9", "%26%23233%3B%E9"),
     ],
 )
 def test_queries_are_written_in_the_encoding_of_their_page(encoding: str, written: str, query: str) -> None:
     assert encode_query(f"?{written}", encoding) == f"?{query}"
+
+
+@pytest.mark.parametrize("encoding", sorted(set(NAMES.values()) - {"replacement", "utf-16le", "utf-16be"}))
+def test_what_is_written_in_an_encoding_is_read_back(encoding: str) -> None:
+    letters = map(chr, (*range(0xA6, 0x2000), *range(0x3000, 0xA000, 7)))
+    written = {letter: encode(letter, encoding, lambda _: b"") for letter in letters}
+    assert any(written.values()) or encoding == "x-user-defined"
+    assert all(decode(raw, encoding) == letter for letter, raw in written.items() if raw)
+
+
+def test_a_body_of_mistakes_is_read_to_its_end() -> None:
+    for raw in (b"\x1b$B", b"\x1b$B0!", b"\x0e", b"\x1b"):
+        assert decode(raw * 60_000 + b"\x1b(B<p>", "iso-2022-jp").endswith("<p>")
+    assert decode(b"\xa2A" * 3000, "big5")[:2000] == "\u2215" * 2000
 
 
 def test_a_header_that_says_x_user_defined_means_it() -> None:

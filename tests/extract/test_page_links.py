@@ -305,3 +305,16 @@ def test_srcset_gives_no_empty_candidates(value: str) -> None:
 def test_srcset_gives_all_candidates() -> None:
     assert parse_srcset("a.jpg 1x, b.jpg 2x,c.jpg 100w 50h , d.jpg") == ["a.jpg", "b.jpg", "c.jpg", "d.jpg"]
     assert len(parse_srcset(", ".join(f"{n}.jpg {n + 1}w" for n in range(10_000)))) == 10_000
+
+
+@pytest.mark.parametrize("kind", ["application/xhtml+xml", "text/xml", "application/xml; charset=utf-8"])
+def test_elements_that_close_themselves_hide_nothing_in_xhtml(kind: str) -> None:
+    body = (
+        b'<html xmlns="http://www.w3.org/1999/xhtml"><head><script src="a/b.js" /><title>T</title></head>'
+        b"<body><a name='t'/><a href=\"/x?a=1/\">x<br/></a><iframe src='/f'/><textarea/><a href=/y>y</a></body></html>"
+    )
+    found = Page(Response(url=URL, status=200, headers=(("content-type", kind),), body=body), Request(URL))
+    assert [url.partition("://")[2].partition("/")[2] for url in found.links()] == ["x?a=1/", "y", "f"]
+    assert (found.title, found.css("body > a").xpath("@name").getall()) == ("T", ["t"])
+    as_html = Page(Response(url=URL, status=200, headers=(("content-type", "text/html"),), body=body), Request(URL))
+    assert as_html.links() == []

@@ -93,3 +93,10 @@ def test_links_of_headers_come_first_and_only_those_of_pages() -> None:
 def test_a_body_of_another_kind_has_its_headers() -> None:
     one = page("{}", "</p.html>; rel=canonical", kind="application/json")
     assert (one.canonical, one.links(), one.alternates) == ("http://a.test/p.html", [], {})
+
+
+def test_a_link_elements_query_is_in_the_encoding_of_its_page() -> None:
+    body = '<link rel=canonical href="/ü?q=ü">'.encode("latin-1")
+    headers = (("content-type", "text/html; charset=iso-8859-1"),)
+    found = Page(Response(url=URL, status=200, headers=headers, body=body), Request(URL))
+    assert found.canonical == "http://a.test/%C3%BC?q=%FC"

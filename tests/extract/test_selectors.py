@@ -142,3 +142,34 @@ def test_any_selector_works_or_is_refused_with_words(query: str) -> None:
     except ExtractError as error:
         texts = [str(error)]
     assert all(isinstance(text, str) for text in texts)
+
+
+def test_a_combinator_before_a_pseudo_element_takes_any_element() -> None:
+    found = page("<div>a<p>b<i>c</i></p><p>d</p></div>")
+    assert found.css("div > ::text").getall() == ["b", "d"]
+    assert found.css("p + ::text").getall() == ["d"]
+    assert found.css("p > ::attr(id)").getall() == []
+
+
+def test_attributes_of_pictures_keep_their_capitals() -> None:
+    found = page('<svg viewBox="0 0 1 1"></svg>')
+    assert found.css("svg::attr(viewBox)").getall() == found.css("svg::attr(viewbox)").getall() == ["0 0 1 1"]
+
+
+def test_scope_is_the_element_that_is_asked() -> None:
+    found = page("<div><p>a</p><ul><li><p>b</ul></div><section><p>c</section>")
+    assert found.css("div, section").css(":scope > p::text").getall() == ["a", "c"]
+    assert found.css(":scope > body > section").css("p::text").get() == "c"
+
+
+def test_languages_and_words_are_found() -> None:
+    found = page("<div lang=en-GB><p>colour</p></div><p lang=de>Farbe</p>")
+    assert found.css("p:lang(en)::text").getall() == ["colour"]
+    assert found.css("p:contains('Far')").css("::text").getall() == ["Farbe"]
+
+
+@pytest.mark.parametrize("tag", ["html", "body", "p", "td"])
+def test_xpath_goes_on_from_any_element(tag: str) -> None:
+    found = page("<body><p>a<table><tr><td><a href=x>b</a></table></p>")
+    assert found.css(tag).xpath(".//a/@href").get() == "x"
+    assert found.css(tag).xpath("self::*").tag == tag

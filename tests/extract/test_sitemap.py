@@ -103,6 +103,19 @@ def test_feeds_list_their_items_with_their_times() -> None:
     assert pages(parse(rdf.encode(), URL)) == ["4"]
 
 
+def test_an_item_of_a_feed_has_its_own_link_and_any_of_the_usual_times() -> None:
+    terms = 'xmlns:atom="http://www.w3.org/2005/Atom" xmlns:dcterms="http://purl.org/dc/terms/"'
+    rss = f"""<rss version="2.0" {terms}><channel>
+        <item><atom:link href="http://x.test/no"/><link></link><link>http://x.test/1</link>
+          <image><link>http://x.test/no</link></image><dcterms:issued>2001-01-01</dcterms:issued>
+          <dcterms:modified>2003-12-31T10:14:55Z</dcterms:modified></item>
+        <item><link>http://x.test/2</link><dcterms:issued>2001-01-01</dcterms:issued></item>
+        <item><guid>http://x.test/3</guid></item></channel></rss>"""
+    found = parse(rss.encode(), URL)
+    assert pages(found) == ["1", "2", "3"], "and none of another item"
+    assert [entry.lastmod for entry in found.pages] == [w3c_time("2003-12-31T10:14:55Z"), w3c_time("2001-01-01"), None]
+
+
 def test_text_is_one_url_a_line() -> None:
     found = parse(
         b"\xef\xbb\xbfhttp://x.test/1\r\n\r\n  HTTP://X.TEST/2 \r# no\nhttp://x.test/\xc3\xa4\nftp://x.test/", URL

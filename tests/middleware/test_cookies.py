@@ -191,6 +191,9 @@ def test_a_jar_is_bounded() -> None:
     assert jar.header("http://a.test/").count("=") == MAX_COOKIES
     assert "c9999=1" in jar.header("http://a.test/")
     assert jar_after("http://a.test/", "a=" + "x" * MAX_BYTES).header("http://a.test/") == ""
+    assert jar_after("http://a.test/", "a=" + "ö" * (MAX_BYTES // 2)).header("http://a.test/") == "", "octets count"
+    assert jar_after("http://a.test/", "aa=" + "ö" * (MAX_BYTES // 2 - 1)).header("http://a.test/")
+    assert jar_after("http://a.test/x", "a=1; Path=/" + "ö" * 512).header("http://a.test/") == "a=1"
     assert jar_after("http://a.test/", "a=1; Path=/" + "x" * 1_000_000).header("http://a.test/") == ""
 
 

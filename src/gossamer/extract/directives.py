@@ -81,8 +81,9 @@ def _header_parts(header: str) -> list[tuple[str, str, str]]:
     agent = ""
     for piece in _pieces(header):
         name, colon, rest = piece.partition(":")
-        if colon and name.strip().lower() not in _WITH_VALUE and _AGENT.fullmatch(name.strip()):
+        while colon and name.strip().lower() not in _WITH_VALUE and _AGENT.fullmatch(name.strip()):
             agent, piece = name.strip().lower(), rest
+            name, colon, rest = piece.partition(":")
         found += [(agent, word, value) for word, value in _rules(piece)]
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from io import BytesIO
 
@@ -83,6 +84,7 @@ _CODECS = {
     "euc-kr": "cp949",
     "replacement": "ascii",
 }
+_MARKS = {"utf-8": b"\xef\xbb\xbf", "utf-16be": b"\xfe\xff", "utf-16le": b"\xff\xfe"}
 _EAST_ASIAN = ("shift_jis", "euc-jp", "euc-kr", "gbk", "big5")
 _MULTIBYTE = frozenset({*_EAST_ASIAN, "utf-8", "utf-16le", "utf-16be", "gb18030", "iso-2022-jp"})
 # What the detector says -> what it stands for on the web: encodings that pages never use are near misses of these.
@@ -122,10 +124,10 @@ _REST_OF_TAG = re.compile(
 )
 _MARKUP = re.compile(rb"<!--|<[mM][eE][tT][aA](?=[\t\n\f\r /])|</?[a-zA-Z][^\t\n\f\r >]*+|<[!/?]")
 _CONTENT_CHARSET = re.compile(
-    r"charset[\t\n\f\r ]*=[\t\n\f\r ]*(?:\"([^\"]*)\"|'([^']*)'|([^\t\n\f\r ;\"'][^\t\n\f\r ;]*))", re.IGNORECASE
+    r"charset[\t\n\f\r ]*=[\t\n\f\r ]*(?:\"([^\"]*)\"|'([^']*)'|([^\t\n\f\r ;\"'][^\t\n\f\r ;]*)|)", re.IGNORECASE
 )
 _XML_ENCODING = re.compile(
-    rb"<\?xml[^>]*?encoding[\x00-\x20]*=[\x00-\x20]*(?:\"([^\"\x00-\x20]+)\"|'([^'\x00-\x20]+)')"
+    rb"<\?xml(?:(?!encoding)[^>])*+encoding[\x00-\x20]*=[\x00-\x20]*(?:\"([^\"\x00-\x20]+)\"|'([^'\x00-\x20]+)')"
 )
 
 
@@ -213,15 +215,13 @@ def _is_half_width(sample: bytes) -> bool:
 def decode(body: bytes, encoding: str) -> str:
     """The body as text, without byte order mark; what does not decode becomes U+FFFD, and nothing raises."""
     name = NAMES.get(encoding.lower(), DEFAULT)
-    if name == "utf-8":
-        return body.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
     if name == "replacement":
         return "\ufffd" if body else ""
     if name not in _MULTIBYTE:
         return codecs.charmap_decode(body, "replace", _characters(name))[0]
     if name in legacy.ENCODINGS:
         return legacy.decode(body, name)
-    return body.removeprefix(b"\xfe\xff" if name == "utf-16be" else b"\xff\xfe").decode(codec(name), "replace")
+    return body.removeprefix(_MARKS[name]).decode(name, "replace")
 
 
 def recoded(body: bytes, encoding: str, limit_bytes: int) -> tuple[bytes, bool]:
@@ -230,22 +230,39 @@ def recoded(body: bytes, encoding: str, limit_bytes: int) -> tuple[bytes, bool]:
     if len(body) <= _SLICE_BYTES or name == "replacement":
         found = decode(body, name).encode("utf-8", "replace")
         return found[:limit_bytes], len(found) <= limit_bytes
-    if name.startswith("utf-16"):
-        body = body.removeprefix(b"\xfe\xff" if name == "utf-16be" else b"\xff\xfe")
-    on_error = legacy.handler(name) if name in legacy.ENCODINGS else "replace"
-    decoder = codecs.getincrementaldecoder(codec(name))(on_error)
     whole = BytesIO()
-    for start in range(0, len(body), _SLICE_BYTES):
-        part, end = body[start : start + _SLICE_BYTES], start + _SLICE_BYTES
-        if name in _MULTIBYTE:
-            text = legacy.letters(decoder.decode(part, end >= len(body)), name)
-        else:
-            text = decode(part, name)
+    for text in _pieces(body, name):
         room = limit_bytes - whole.tell()
         written = whole.write(text.encode("utf-8", "replace")[: room + 1])
         if written > room:
             return whole.getvalue()[:limit_bytes], False
     return whole.getvalue(), True
+
+
+def _pieces(body: bytes, name: str) -> Iterator[str]:
+    """The text of a body in pieces of a bounded size."""
+    if name in legacy.ENCODINGS:
+        yield from legacy.pieces(body, name)
+        return
+    body = body.removeprefix(_MARKS.get(name, b""))
+    decoder = codecs.getincrementaldecoder(codec(name))("replace")
+    for start in range(0, len(body), _SLICE_BYTES):
+        part = body[start : start + _SLICE_BYTES]
+        is_last = start + _SLICE_BYTES >= len(body)
+        yield decoder.decode(part, is_last) if name in _MULTIBYTE else decode(part, name)
+
+
+def encode(text: str, encoding: str, lacking: Callable[[str], bytes]) -> bytes:
+    """The text as a browser sends it from a page in this encoding; `lacking` is asked for letters that it has not.
+
+    Nothing is ever sent in UTF-16: that is UTF-8."""
+    name = NAMES.get(encoding.lower(), DEFAULT)
+    if name in legacy.ENCODINGS:
+        return legacy.encode(text, name, lacking)
+    if name in _MULTIBYTE or name == "replacement":
+        return text.encode("utf-8", "replace")
+    places = _places(name)
+    return b"".join(places.get(letter) or lacking(letter) for letter in text)
 
 
 def codec(encoding: str) -> str:
@@ -268,6 +285,11 @@ def _characters(name: str) -> str:
     elif name == "windows-1255":
         table[0xCA] = "\u05ba"
     return "".join(table)
+
+
+@lru_cache(maxsize=64)
+def _places(name: str) -> dict[str, bytes]:
+    return {letter: bytes((byte,)) for byte, letter in enumerate(_characters(name)) if letter != "\ufffd"}
 
 
 def _prescan(head: bytes) -> str | None:

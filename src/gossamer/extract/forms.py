@@ -12,7 +12,7 @@ from urllib.parse import quote_plus
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from gossamer.errors import ExtractError
-from gossamer.extract.encoding import NAMES, codec
+from gossamer.extract.encoding import NAMES, encode
 from gossamer.model import SECRET, Secret
 
 Value = str | Secret
@@ -91,7 +91,7 @@ def multipart(fields: Fields, charset: str = "utf-8") -> tuple[str, bytes]:
             raise ExtractError(f"the value of {name!r} names a secret, and did not come from secret()")
         shown = name.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")
         parts.append(f'Content-Disposition: form-data; name="{shown}"\r\n\r\n{_lines(value)}\r\n')
-    whole = "\0".join(parts).encode(codec(charset), "xmlcharrefreplace")
+    whole = encode("\0".join(parts), charset, _reference)
     # The same fields give the same body, so that the request is the same one after a crash.
     boundary = "gossamer-" + blake2b(whole, digest_size=16).hexdigest()
     mark = b"--" + boundary.encode()
@@ -217,7 +217,11 @@ def _given(name: str, value: str | Sequence[str] | None) -> Fields:
 
 
 def _quoted(text: str, charset: str) -> str:
-    return quote_plus(_lines(text).encode(codec(charset), "xmlcharrefreplace"), safe="*-._")
+    return quote_plus(encode(_lines(text), charset, _reference), safe="*-._")
+
+
+def _reference(letter: str) -> bytes:
+    return b"&#%d;" % ord(letter)
 
 
 def _lines(text: str) -> str:

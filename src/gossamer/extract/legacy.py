@@ -6,12 +6,17 @@ knows none, given by an error handler, which also says how many bytes a mistake 
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from itertools import chain
 from unicodedata import normalize
 
 MAX_MISTAKES = 2000
 """Beyond these, a text is read as Python reads it, which is sooner done: it is none of that encoding."""
+MAX_RUNS = 50_000
+"""The same for a text of many short runs, or of mistakes, in ISO-2022-JP."""
+SLICE_BYTES = 1024 * 1024
 _BAD = "\ufffd"
 # Letters of the index big5 that HKSCS-2004 does not have, or that it has elsewhere.
 _BIG5 = """
@@ -45,7 +50,6 @@ _EXCHANGED = {
         **{0xA5: 0xFFE5, 0xA2: 0xFFE0, 0xA3: 0xFFE1},
     },
     "euc-jp": _JIS,
-    "iso-2022-jp": _JIS,
     "shift_jis": dict.fromkeys(range(0xF8F0, 0xF8F4), 0xFFFD),
 }
 _CODECS = {
@@ -58,87 +62,167 @@ _WIDE = {chr(half): normalize("NFKC", chr(half)) for half in range(0xFF61, 0xFF9
     "\uff9e": "\u309b",
     "\uff9f": "\u309c",
 }
-
-
-def handler(name: str) -> str:
-    """The name of the error handler of an encoding, for decoders."""
-    return f"gossamer-{name}"
-
-
-def letters(text: str, name: str) -> str:
-    """What Python's codec has decoded, with the letters of the standard."""
-    exchanged = _EXCHANGED.get(name)
-    return text.translate(exchanged) if exchanged and not text.isascii() else text
+# Bytes that Python reads as a letter which it also has elsewhere: all that comes before them, and the letters they are.
+_STRAY = {
+    "big5": (
+        re.compile(rb"(?:[\x00-\x80\xff]|(?!\xa2[AB])[\x81-\xfe][\x40-\x7e\x80-\xff]?+)*+"),
+        {b"\xa2A": "\u2215", b"\xa2B": "\ufe68"},
+    ),
+    "euc-jp": (
+        re.compile(
+            rb"(?:[\x00-\x8d\x90-\xa0\xff]|(?!\x8f\xa2\xb7)"
+            rb"(?:\x8f[\xa1-\xfe][\x80-\xff]?+|[\x8e\x8f\xa1-\xfe][\x80-\xff]?+))*+"
+        ),
+        {b"\x8f\xa2\xb7": "\uff5e"},
+    ),
+}
+_NOTHING = re.compile(b"")
+# Of letters that Big5 has twice, the standard writes these in their second place.
+_BIG5_SECOND = frozenset("\u2550\u255e\u2561\u256a\u5341\u5345")
+_ESCAPE = re.compile(rb"\x1b(\(B|\(J|\(I|\$@|\$B)")
+_PAIRS = re.compile(rb"((?:[!-~]{2}){1,16384})|[!-~][^!-~\x1b]|.", re.DOTALL)
+_SINGLES = re.compile(rb"([^\x0e\x0f\x1b\x80-\xff]{1,32768})|.", re.DOTALL)
+_KANA = re.compile(rb"([!-_]{1,32768})|.", re.DOTALL)
+_RUNS = {b"(B": _SINGLES, b"(J": _SINGLES, b"(I": _KANA, b"$@": _PAIRS, b"$B": _PAIRS}
+_UPPER = bytes(byte | 0x80 for byte in range(256))
 
 
 def decode(body: bytes, name: str) -> str:
     """The body as text; what does not decode becomes U+FFFD."""
-    return letters(body.decode(_CODECS[name], handler(name)), name)
+    return "".join(pieces(body, name))
+
+
+def pieces(body: bytes, name: str) -> Iterator[str]:
+    """The text of a body in pieces of a bounded size."""
+    if name == "iso-2022-jp":
+        yield from _iso_2022_jp(body)
+        return
+    start = 0
+    before, strays = _STRAY.get(name, (_NOTHING, {}))
+    if any(stray in body for stray in strays):
+        for _ in range(MAX_MISTAKES):
+            upto = before.match(body, start).end()  # type: ignore[union-attr]
+            size = next((len(stray) for stray in strays if body.startswith(stray, upto)), 0)
+            if not size:
+                break
+            yield from _slices(body, name, start, upto)
+            yield strays[body[upto : upto + size]]
+            start = upto + size
+    yield from _slices(body, name, start, len(body))
+
+
+def _slices(body: bytes, name: str, start: int, end: int) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder(_CODECS[name])(_handler(name))
+    for at in range(start, end, SLICE_BYTES):
+        if at + SLICE_BYTES < end:
+            text = decoder.decode(body[at : at + SLICE_BYTES])
+        else:
+            # At its end, the decoder would take all that is left of a text for one mistake.
+            text = (decoder.getstate()[0] + body[at:end]).decode(_CODECS[name], _handler(name))
+        exchanged = _EXCHANGED.get(name)
+        yield text.translate(exchanged) if exchanged and not text.isascii() else text
+
+
+def _iso_2022_jp(body: bytes) -> Iterator[str]:
+    """Runs of letters, each as the escape sequence before it says; two of these with nothing between are a mistake."""
+    state, start, left = b"(B", 0, MAX_RUNS
+    for escape in chain(_ESCAPE.finditer(body), (None,)):
+        end = len(body) if escape is None else escape.start()
+        if start == end and start and escape is not None:
+            left -= 1
+            yield _BAD
+        for run in _RUNS[state].finditer(body, start, end):
+            if left <= 0:
+                break
+            left -= 1
+            start = run.end()
+            yield _BAD if run[1] is None else _run(run[1], state)
+        if left <= 0:
+            yield (b"\x1b" + state + body[start:]).decode("iso2022_jp_ext", "replace")
+            return
+        if escape is not None:
+            state, start = escape[1], escape.end()
+
+
+def _run(letters: bytes, state: bytes) -> str:
+    if state == b"(I":
+        return letters.translate(_UPPER).decode("cp932")
+    if state[:1] == b"$":
+        return letters.translate(_UPPER).decode("euc_jp", _handler("euc-jp")).translate(_JIS)
+    text = letters.decode("ascii")
+    return text.replace("\\", "\xa5").replace("~", "\u203e") if state == b"(J" else text
 
 
 def encode(text: str, name: str, lacking: Callable[[str], bytes]) -> bytes:
     """The text in an encoding; `lacking` is asked for what it has no letter for."""
     if name == "iso-2022-jp":
         return b"".join(_escaped(text, lacking))
-    return b"".join(_one(letter, name) or lacking(letter) for letter in text)
+    places = _places(name)
+    if name != "gb18030":
+        return b"".join(places.get(letter) or _ascii(letter) or lacking(letter) for letter in text)
+    return b"".join(
+        places.get(letter) or (lacking(letter) if letter == "\ue5e5" else letter.encode("gb18030", "replace"))
+        for letter in text
+    )
 
 
-def _one(letter: str, name: str) -> bytes:
-    if letter.isascii():
-        return letter.encode()
-    if letter in _ROMAN and name in ("euc-jp", "shift_jis"):
-        return _ROMAN[letter]
-    if name == "euc-jp" and (raw := _as_jis(letter)):
-        return bytes(byte | 0x80 for byte in raw)
-    if name == "gbk" and letter == "\u20ac":
-        return b"\x80"
-    if name in ("gbk", "gb18030") and ord(letter) in _GB18030:
-        return b""
-    known = next((old for old, new in _EXCHANGED["big5"].items() if chr(new) == letter), 0) if name == "big5" else 0
-    found = (chr(known) if known else letter).encode(_CODECS[name], "ignore")
-    if name == "big5" and (found < b"\xa1" or letters(found.decode(_CODECS[name]), name) != letter):
-        # Letters of Hong Kong are read, but not written.
-        return b""
+def _ascii(letter: str) -> bytes:
+    return letter.encode() if letter.isascii() else b""
+
+
+@lru_cache(maxsize=8)
+def _places(name: str) -> dict[str, bytes]:
+    """Letter -> the bytes that are written for it: the first that are read as that letter."""
+    found: dict[str, bytes] = {}
+    second = _BIG5_SECOND if name == "big5" else frozenset()
+    for lead in _written_leads(name):
+        pairs = [bytes((lead, trail)) for trail in range(0x40, 0xFF)]
+        # No pair takes a line end along, so that each of them is a line.
+        for pair, letter in zip(pairs, decode(b"\n".join(pairs), name).split("\n"), strict=True):
+            if len(letter) == 1 and letter != _BAD and (letter not in found or letter in second):
+                found[letter] = pair
+    if name in ("euc-jp", "shift_jis"):
+        found.update(_ROMAN)
+        found["\u2212"] = found["\uff0d"]
+    if name == "shift_jis":
+        found |= {chr(0xFF61 + place): bytes((0xA1 + place,)) for place in range(63)} | {"\x80": b"\x80"}
+    if name in ("gbk", "gb18030"):
+        # Older editions had these letters elsewhere, where they are still written.
+        found |= {chr(old): found[chr(new)] for old, new in _GB18030.items() if old not in (0xE5E5, 0xE7C7)}
+        found |= {"\u20ac": b"\x80"} if name == "gbk" else {"\ue7c7": b"\x81\x35\xf4\x37"}
     return found
+
+
+def _written_leads(name: str) -> list[int]:
+    """The first bytes of pairs that are written; others are only read."""
+    if name == "big5":
+        return list(range(0xA1, 0xFF))
+    if name == "euc-jp":
+        return [0x8E, *range(0xA1, 0xFF)]
+    if name == "shift_jis":
+        return [*range(0x81, 0xA0), *range(0xE0, 0xED), 0xEF, *range(0xFA, 0xFD)]
+    return list(range(0x81, 0xFF))
 
 
 def _escaped(text: str, lacking: Callable[[str], bytes]) -> Iterator[bytes]:
     """ISO-2022-JP, which has a state: ASCII, that with a yen and an overline, or pairs."""
-    state = b"B"
-    for letter in text + "\0":
-        place = b"" if letter.isascii() else _as_jis(_WIDE.get(letter) or letter)
-        if letter in _ROMAN:
-            wanted = b"J"
-        elif place:
-            wanted = b"$B"
+    state, places = b"(B", _places("euc-jp")
+    for letter in text:
+        pair = b"" if letter.isascii() or letter in _ROMAN else places.get(_WIDE.get(letter) or letter, b"")
+        if pair or letter in _ROMAN:
+            wanted = b"$B" if pair else b"(J"
         else:
-            wanted = b"J" if state == b"J" and letter.isascii() and letter not in "\\~\0" else b"B"
+            # What it lacks, and most of ASCII, is written in either state.
+            wanted = state if state == b"(J" and letter not in "\\~" else b"(B"
         if wanted != state:
-            yield b"\x1b$B" if wanted == b"$B" else b"\x1b(" + wanted
+            yield b"\x1b" + wanted
             state = wanted
         if letter in "\x0e\x0f\x1b":
             yield lacking(_BAD)
-        elif letter != "\0":
-            yield _ROMAN.get(letter) or place or (letter.encode() if letter.isascii() else lacking(letter))
-
-
-def _as_jis(letter: str) -> bytes:
-    """The place of a letter in JIS X 0208 with the vendors' rows, found by way of Shift_JIS."""
-    raw = "\uff0d".encode("cp932") if letter == "\u2212" else letter.encode("cp932", "ignore")
-    if len(raw) == 2 and raw[0] >= 0xF0:
-        raw = _selected().get(letter, b"")
-    if len(raw) != 2:
-        return b""
-    row = 2 * (raw[0] - (0x81 if raw[0] <= 0x9F else 0xC1)) + (raw[1] >= 0x9F)
-    cell = raw[1] - (0x9F if raw[1] >= 0x9F else 0x40 if raw[1] < 0x7F else 0x41)
-    return bytes((row + 0x21, cell + 0x21))
-
-
-@lru_cache(maxsize=1)
-def _selected() -> dict[str, bytes]:
-    """IBM's letters where NEC put them, which is where EUC-JP has them."""
-    places = [bytes((lead, trail)) for lead in (0xED, 0xEE) for trail in range(0x40, 0xFD) if trail != 0x7F]
-    return {place.decode("cp932", "replace"): place for place in reversed(places)}
+        else:
+            yield _ROMAN.get(letter) or bytes(byte & 0x7F for byte in pair) or _ascii(letter) or lacking(letter)
+    if state != b"(B":
+        yield b"\x1b(B"
 
 
 def _jis(row: int, cell: int) -> str:
@@ -154,10 +238,6 @@ def _jis(row: int, cell: int) -> str:
 def _mistake(name: str, data: bytes, at: int) -> tuple[str, int]:
     """What stands for the bytes at a place that Python cannot read, and how many they are."""
     lead, trail = data[at], data[at + 1] if at + 1 < len(data) else 0
-    if name == "iso-2022-jp":
-        if not 0x21 <= lead <= 0x7E or trail == 0x1B:
-            return _BAD, 1
-        return _jis(lead - 0x21, trail - 0x21) if 0x21 <= trail <= 0x7E else _BAD, 2
     if name in ("gbk", "gb18030"):
         if lead == 0x80:
             return "\u20ac", 1
@@ -184,6 +264,11 @@ def _leads(name: str, byte: int) -> bool:
     return 0x81 <= byte <= 0xFE
 
 
+def _handler(name: str) -> str:
+    """The name of the error handler of an encoding, for decoders."""
+    return f"gossamer-{name}"
+
+
 def _register(name: str) -> None:
     def handle(error: UnicodeError) -> tuple[str, int]:
         if not isinstance(error, UnicodeDecodeError):
@@ -195,7 +280,7 @@ def _register(name: str) -> None:
         found, taken = _mistake(name, error.object, error.start)
         return found, min(error.start + taken, len(error.object))
 
-    codecs.register_error(handler(name), handle)
+    codecs.register_error(_handler(name), handle)
 
 
 for _name in _CODECS:

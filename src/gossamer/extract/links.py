@@ -11,8 +11,7 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode, SelectolaxError
 
 from gossamer import urls
 from gossamer.errors import ExtractError
-from gossamer.extract import legacy
-from gossamer.extract.encoding import codec
+from gossamer.extract.encoding import encode
 
 SPACES = "\t\n\f\r "
 MAX_CHARACTERS = 10 * 1024 * 1024
@@ -36,6 +35,7 @@ _REFRESH_URL = re.compile(r"url[\t\n\f\r ]*=[\t\n\f\r ]*", re.IGNORECASE)
 _NOFOLLOW = frozenset({"nofollow", "ugc", "sponsored"})
 _FOLLOWED_RELS = frozenset({"canonical", "next", "prev"})
 _LEADING = ":is([href],meta,iframe,frame)"
+_AROUND = "".join(map(chr, range(0x21)))
 _UNSEEN = {ord(letter): None for letter in "\t\n\r"}
 _UNSAFE_QUERY = re.compile(rb"[\x00-\x20\x22\x23\x27\x3c\x3e\x7f-\xff]")
 
@@ -327,15 +327,12 @@ def encode_query(reference: str, encoding: str) -> str:
     plain = encoding != "iso-2022-jp"
     if (plain and reference.isascii()) or encoding.startswith("utf-16") or encoding == "replacement":
         return reference
-    before, mark, fragment = reference.strip(SPACES).translate(_UNSEEN).partition("#")
+    before, mark, fragment = reference.strip(_AROUND).translate(_UNSEEN).partition("#")
     path, question, query = before.partition("?")
     if plain and query.isascii():
         return reference
     # What the encoding lacks is written as a character reference.
-    if encoding in legacy.ENCODINGS:
-        raw = legacy.encode(query, encoding, _reference)
-    else:
-        raw = b"".join(letter.encode(codec(encoding), "ignore") or _reference(letter) for letter in query)
+    raw = encode(query, encoding, _reference)
     quoted = _UNSAFE_QUERY.sub(lambda match: b"%%%02X" % match[0][0], raw).decode("ascii")
     return f"{path}{question}{quoted}{mark}{fragment}"
 

@@ -18,6 +18,7 @@ from gossamer.extract.metadata import Metadata, metadata
 from gossamer.extract.relations import Relation, element_relations, header_relations
 from gossamer.extract.selectors import Selection
 from gossamer.extract.text import title_of, visible_text
+from gossamer.extract.xhtml import spelled_out
 from gossamer.model import Request, Response, Secret
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ class Page(Answer):
     def relations(self) -> tuple[Relation, ...]:
         """What the page says of other URLs, in its Link headers, then in the `<link>` elements of its head."""
         if self._relations is None:
-            elements = element_relations(self.tree, self.base) if self.is_html else ()
+            elements = element_relations(self.tree, self.base, encoding=self.encoding) if self.is_html else ()
             self._relations = (*header_relations(self._all("link"), self.url), *elements)
         return self._relations
 
@@ -357,6 +358,9 @@ class Page(Answer):
             self.cut = self.cut or not is_whole
         elif body.startswith(b"\xef\xbb\xbf"):
             body = body[3:]
+        if self.mime_type != "text/html":
+            held_bytes = len(self.body)
+            body = spelled_out(body)
         length = bounds.safe_length(body, held_bytes=held_bytes)
         if length < len(body):
             self.cut = True

@@ -9,6 +9,7 @@ from urllib.parse import unquote_to_bytes
 from selectolax.lexbor import LexborHTMLParser
 
 from gossamer import urls
+from gossamer.extract.links import encode_query
 
 MAX_HEADER = 65_536
 MAX_RELATIONS = 1000
@@ -40,12 +41,14 @@ def header_relations(headers: Iterable[str], url: str) -> Iterator[Relation]:
                 yield Relation(found, rels, parameters)
 
 
-def element_relations(tree: LexborHTMLParser, base: str) -> Iterator[Relation]:
-    """What the `<link>` elements in the head of a page say: in a body, anybody may have written them."""
+def element_relations(tree: LexborHTMLParser, base: str, *, encoding: str = "utf-8") -> Iterator[Relation]:
+    """What the `<link>` elements in the head of a page say: in a body, anybody may have written them.
+
+    Their queries are written in the encoding of the page."""
     for node in tree.css("head link[rel][href]")[:MAX_RELATIONS]:
         attributes = {name: value or "" for name, value in node.attributes.items()}
         rels = frozenset(attributes.pop("rel").lower().split())
-        found = urls.join(base, attributes.pop("href")) if rels else None
+        found = urls.join(base, encode_query(attributes.pop("href"), encoding)) if rels else None
         if found is not None:
             yield Relation(found, rels, attributes)
 

@@ -21,6 +21,7 @@ Default = TypeVar("Default")
 _PSEUDO = re.compile(r"::(?:(text)|attr\(\s*([^\s()]+)\s*\))\s*\Z", re.IGNORECASE)
 _ANY_PSEUDO = re.compile(r"::[a-zA-Z-]+(?:\([^)]*\))?")
 _QUOTES = "\"'"
+_COMBINATORS = (">", "+", "~")
 EXAMPLE = "as in 'div.price > span::text'"
 
 
@@ -146,32 +147,38 @@ def _css(found: LexborNode | etree._Element | None, query: str) -> list[Match]:
         return []
     hits: list[Match] = []
     for part in _parts(query):
-        if not isinstance(found, LexborNode):
+        elements = _lexbor_css(found, part.query) if isinstance(found, LexborNode) else None
+        if elements is None:
+            # What the one parser does not know, as :scope and :lang(), the other may.
             hits += _lxml_css(found, part, query)
-            continue
-        elements = _lexbor_css(found, part, query) if part.query else [found]
-        if part.text:
+        elif part.text:
             hits += _texts(elements, deep=part.deep)
         elif part.attribute:
-            hits += [value for element in elements if (value := _attributes(element).get(part.attribute)) is not None]
+            hits += [value for element in elements if (value := _attribute(element, part.attribute)) is not None]
         else:
             hits += elements
     return hits
 
 
-def _lexbor_css(node: LexborNode, part: Part, query: str) -> list[LexborNode]:
+def _lexbor_css(node: LexborNode, query: str) -> list[LexborNode] | None:
+    """The elements that a selector finds, each once; None if the parser does not understand it."""
+    if not query:
+        return [node]
     try:
-        found = node.css(part.query)
-    except (SelectolaxError, ValueError) as error:
+        found = node.css(query)
+    except SelectolaxError:
+        return None
+    except ValueError as error:
         raise ExtractError(f"bad CSS selector {query!r}", hint=EXAMPLE) from error
     # An element that matches two selectors of a list is reported twice.
-    return list({hit.mem_id: hit for hit in found}.values()) if "," in part.query else found
+    return list({hit.mem_id: hit for hit in found}.values()) if "," in query else found
 
 
-def _lxml_css(element: etree._Element, part: Part, query: str) -> list[Match]:
+def _lxml_css(found: LexborNode | etree._Element, part: Part, query: str) -> list[Match]:
     from gossamer.extract import trees
 
     path = trees.path_of(part.query, query) if part.query else "."
+    element = _tree(found)
     if part.text:
         path = f"({path}){'//' if part.deep else '/'}text()"
     elif part.attribute:
@@ -195,6 +202,8 @@ def _parts(query: str) -> tuple[Part, ...]:
             continue
         before = one[: pseudo.start()]
         bare = before.strip()
+        if bare.endswith(_COMBINATORS):
+            before = bare = f"{bare} *"
         deep = bool(pseudo[1]) and (not bare or before != before.rstrip())
         if pseudo[2] and before != before.rstrip() and bare:
             bare = f"{bare} *"
@@ -246,6 +255,14 @@ def _attributes(element: LexborNode | etree._Element) -> dict[str, str]:
     return {str(name): str(value) for name, value in element.items()}
 
 
+def _attribute(element: LexborNode, name: str) -> str | None:
+    """The value of an attribute, given in lower case; those of pictures have capitals, as in `viewBox`."""
+    attributes = _attributes(element)
+    if name in attributes:
+        return attributes[name]
+    return next((value for own, value in attributes.items() if own.lower() == name), None)
+
+
 def _string(found: Match) -> str:
     if isinstance(found, str):
         return found
@@ -261,7 +278,7 @@ def _tree(found: LexborNode | etree._Element) -> etree._Element | None:
         return found
     from gossamer.extract import trees
 
-    return trees.fragment(found.html or "")
+    return trees.fragment(found.html or "", found.tag or "div")
 
 
 def _unique(hits: Iterator[Match]) -> list[Match]:

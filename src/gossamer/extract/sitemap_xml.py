@@ -44,7 +44,10 @@ _NAMESPACES = {
     b"sitemap-news": b"news",
     b"1999/xhtml": b"xhtml",
 }
-_MODIFIED = {"rss": (b"pubdate", b"date", b"updated"), "atom": (b"updated", b"modified", b"published", b"issued")}
+_MODIFIED = {
+    "rss": (b"pubdate", b"date", b"updated", b"modified", b"published", b"issued"),
+    "atom": (b"updated", b"modified", b"published", b"issued"),
+}
 
 Kind = Literal["", "urlset", "index", "rss", "atom", "text"]
 
@@ -82,7 +85,7 @@ class _Reader:
         self._base = ""
         self._prefixes: dict[bytes, bytes] = {}
         self._entry: Found | None = None
-        self._loose = self._identity = ""
+        self._loose = self._identity = self._linked = ""
         self._ranked = 99
         self._inside = b""
         self._refused = False
@@ -207,8 +210,8 @@ class _Reader:
         if not self._kind:
             self._kind = _ENTRIES[name]  # type: ignore[assignment]
         self._entry = Found(kind=self._kind, base=self._base, is_sitemap=name == b"sitemap")
-        self._identity, self._ranked, self._refused = "", 99, False
-        self._loose = ""
+        self._loose = self._identity = self._linked = ""
+        self._ranked, self._refused = 99, False
         if name in (b"url", b"sitemap"):
             # Some forget the <loc>.
             self._loose = self._text()
@@ -274,8 +277,10 @@ class _Reader:
                 if attributes.get(b"rel", "alternate").lower() == "alternate" and not entry.url:
                     entry.url = href
                     entry.base = attributes.get(b"xml:base", entry.base)
-            elif self._kind == "rss" and meaning == b"" and self._data[end - 1] != 0x2F:
-                entry.url = self._text() or entry.url
+            elif self._kind == "rss" and meaning == b"" and self._data[end - 1] != 0x2F and not self._linked:
+                # The first is the item's own; an <image> in it has another.
+                self._linked = self._text()
+                entry.url = self._linked or entry.url
         elif name == b"guid" and self._kind == "rss":
             self._identity = self._text()
         elif self._kind == "atom" and name in _OTHERS_INSIDE and meaning == b"":

@@ -28,17 +28,13 @@ _TAGS = b"<!doctype html|<html|<head|<script|<iframe|<h1|<div|<font|<table|<a|<s
 _HTML_STARTS = (*(tag + end for tag in _TAGS.split(b"|") for end in (b" ", b">")), b"<!--")
 _LONGEST_START = max(map(len, _HTML_STARTS))
 _PATTERNS = (
-    *((b"%PDF-", "application/pdf"), (b"%!PS-Adobe-", "application/postscript")),
-    *((b"\0\0\1\0", "image/x-icon"), (b"\0\0\2\0", "image/x-icon"), (b"BM", "image/bmp")),
+    *((b"%!PS-Adobe-", "application/postscript"), (b"BM", "image/bmp")),
+    *((b"\0\0\1\0", "image/x-icon"), (b"\0\0\2\0", "image/x-icon")),
     *((b"GIF87a", "image/gif"), (b"GIF89a", "image/gif"), (b"\x89PNG\r\n\x1a\n", "image/png")),
     *((b"\xff\xd8\xff", "image/jpeg"), (b"ID3", "audio/mpeg"), (b"OggS\0", "application/ogg")),
     *((b"MThd\0\0\0\6", "audio/midi"), (b"\x1f\x8b\x08", "application/x-gzip")),
     *((b"PK\3\4", "application/zip"), (b"Rar!\x1a\x07", "application/x-rar-compressed")),
 )
-_FEED = re.compile(
-    rb"(?>[\t\n\f\r ]*+<(?:!--.*?-->|!(?!--).*?>|\?.*?\?>))*+[\t\n\f\r ]*+<(rss|feed|rdf:RDF)", re.DOTALL
-)
-_RDF_NAMES = (b"http://purl.org/rss/1.0/", b"http://www.w3.org/1999/02/22-rdf-syntax-ns#")
 # The type of the document inside, with its length in one to eight bytes.
 _WEBM = re.compile(rb"\x42\x82(?:[\x80-\xff]|[\x40-\x7f].|[\x20-\x3f]..|[\x10-\x1f]...)\0*webm", re.DOTALL)
 _FORMS = {b"WEBPVP": "image/webp", b"AVI ": "video/avi", b"WAVE": "audio/wave"}
@@ -57,9 +53,9 @@ _LETTERS_ONLY = (b"BM", b"MZ", b"ID3", b"CWS", b"FWS", b"BZh", b"ITSF")
 def computed_type(body: bytes, content_types: Sequence[str] = (), *, nosniff: bool = False) -> str:
     """The essence of the type that a browser would take the body for; reads at most its first 1445 bytes.
 
-    A type that is said counts, but for none at all, for the `text/plain` of old servers, which may hide a file, for a
-    feed that calls itself a page, and for the kinds of images, sounds and films, which are told apart by their bytes.
-    With `nosniff` a body without a type is not looked at for markup either."""
+    A type that is said counts, but for none at all, for the `text/plain` of old servers, which may hide a file, and for
+    the kinds of images, sounds and films, which are told apart by their bytes.
+    With `nosniff` a body without a type is not looked at for markup or scripts, as in PDF, either."""
     supplied = mime.of_headers(content_types)
     head = body[:HEAD_BYTES]
     if supplied is None or supplied.essence in _UNKNOWN:
@@ -67,8 +63,6 @@ def computed_type(body: bytes, content_types: Sequence[str] = (), *, nosniff: bo
     essence = supplied.essence
     if nosniff:
         return essence
-    if essence == "text/html":
-        return _feed(head) or essence
     if len(content_types) == 1 and content_types[0] in _APACHE:
         return "text/plain" if head.startswith(_BOMS) or not _controls(head) else "application/octet-stream"
     if essence.endswith("+xml"):
@@ -105,6 +99,8 @@ def _unknown(head: bytes, *, scriptable: bool) -> str:
             return "text/html"
         if start.startswith(b"<?xml"):
             return "text/xml"
+        if head.startswith(b"%PDF-"):
+            return "application/pdf"
     if head.startswith(_BOMS):
         return "text/plain"
     return _by_pattern(head) or ("application/octet-stream" if _controls(head) else "text/plain")
@@ -125,14 +121,6 @@ def _by_pattern(head: bytes) -> str:
     if head[4:8] == b"ftyp" and size <= len(head) and size % 4 == 0:
         return "video/mp4" if any(head[at : at + 3] == b"mp4" for at in (8, *range(16, size, 4))) else ""
     return ""
-
-
-def _feed(head: bytes) -> str:
-    """The type of a feed that calls itself a page, as it happens; empty for a page."""
-    found = _FEED.match(head.removeprefix(b"\xef\xbb\xbf"))
-    if found is None or (found[1] == b"rdf:RDF" and not all(name in head for name in _RDF_NAMES)):
-        return ""
-    return "application/atom+xml" if found[1] == b"feed" else "application/rss+xml"
 
 
 def _foreign(head: bytes) -> bool:

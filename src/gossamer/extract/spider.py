@@ -121,6 +121,17 @@ def load(reference: str) -> type[Spider]:
     return next(iter(found.values()))
 
 
+def make(reference: str) -> Spider:
+    """A spider of the class that is named; a ConfigError if it does not come into being."""
+    kind = load(reference)
+    try:
+        return kind()
+    except Exception as error:  # it is the user's code, and told as what a file raises is
+        said = f"{reference}: {kind.__name__}() raised {type(error).__name__}: {error}"
+        hint = "it is made without arguments" if isinstance(error, TypeError) else "fix the file"
+        raise ConfigError(said, hint=hint) from error
+
+
 def load_type(reference: str) -> type:
     """The class that `file.py:Class` or `module:Class` names, whatever it is a class of."""
     place, wanted = _parted(reference)
@@ -149,7 +160,7 @@ def _choices(found: Mapping[str, type[Spider]]) -> str:
 
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise ConfigError(f"{path}: no such file", hint="give the path of a Python file with a Spider class")
+        raise ConfigError(f"{path}: no such file", hint="give the path of a Python file")
     # Two files of the same name in two folders are two modules, and a file named json.py hides nothing.
     tag = hashlib.sha1(str(path.resolve()).encode("utf-8", "surrogateescape"), usedforsecurity=False).hexdigest()[:8]
     name = f"gossamer_spider_{path.stem}_{tag}"
@@ -162,10 +173,17 @@ def _from_file(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
-        raise ConfigError(f"{error.filename or path}, line {error.lineno}: {error.msg}", hint="fix the file") from None
-    except Exception as error:  # whatever a user's file raises is told in one line that names the place
-        raise ConfigError(f"{path}{_line(error, str(path))}: {type(error).__name__}: {error}") from error
+        raise _unreadable(error, str(path)) from None
+    except (Exception, SystemExit) as error:  # whatever a user's file raises is told in one line that names the place
+        hint = f"is {error.name} installed here?" if isinstance(error, ModuleNotFoundError) else "fix the file"
+        where = f"{path}{_line(error, spec.origin or str(path))}"
+        raise ConfigError(f"{where}: {type(error).__name__}: {error}", hint=hint) from error
     return module
+
+
+def _unreadable(error: SyntaxError, place: str) -> ConfigError:
+    line = f", line {error.lineno}" if error.lineno else ""
+    return ConfigError(f"{error.filename or place}{line}: {error.msg}", hint="fix the file")
 
 
 def _from_module(name: str, reference: str) -> ModuleType:
@@ -178,9 +196,10 @@ def _from_module(name: str, reference: str) -> ModuleType:
             ) from None
         raise ConfigError(f"{reference}: it needs {error.name}, which is not installed") from error
     except SyntaxError as error:
-        raise ConfigError(f"{error.filename or name}, line {error.lineno}: {error.msg}", hint="fix the file") from None
-    except (ImportError, ValueError) as error:
-        raise ConfigError(f"{reference}: {error}", hint="as in FILE.py, FILE.py:Class or module:Class") from error
+        raise _unreadable(error, name) from None
+    except (Exception, SystemExit) as error:  # as for a file; a name that is none is a TypeError or a ValueError
+        said = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{reference}: {said}", hint="as in FILE.py, FILE.py:Class or module:Class") from error
 
 
 def _line(error: BaseException, filename: str) -> str:

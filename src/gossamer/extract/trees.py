@@ -8,6 +8,8 @@ from lxml import etree, html
 from gossamer.errors import ExtractError
 from gossamer.extract.selectors import EXAMPLE
 
+_PARTS = ("html", "head", "body")
+
 
 def xpath(root: etree._Element | None, query: str) -> list[etree._Element | str]:
     """What an XPath expression gives: elements, strings, or the one number or truth value as a string."""
@@ -35,13 +37,19 @@ def document(text: str) -> etree._Element | None:
         return None
 
 
-def fragment(text: str) -> etree._Element | None:
-    """The tree of one element."""
+def fragment(text: str, tag: str) -> etree._Element | None:
+    """The tree of one element of this name."""
+    if tag in _PARTS:
+        whole = document(text)
+        return whole if whole is None or tag == "html" else whole.find(tag)
     try:
         found: etree._Element = html.fragment_fromstring(text)
-        return found
-    except (etree.ParserError, etree.XMLSyntaxError, ValueError):
+    except etree.ParserError:
+        # This parser takes some elements out of others, such as a table out of a paragraph.
+        found = html.fragment_fromstring(text, create_parent=tag)
+    except (etree.XMLSyntaxError, ValueError):
         return None
+    return found
 
 
 def path_of(selector: str, query: str) -> str:

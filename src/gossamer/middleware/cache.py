@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from gossamer.clock import Clock
+from gossamer.errors import ConfigError
 from gossamer.middleware.base import Fetch, Middleware
 from gossamer.model import Request, Response
 
@@ -20,6 +21,10 @@ def cache(folder: Path, clock: Clock) -> Middleware:
 
     An answer is known by method, URL and body; headers and cookies of the request do not count. Not kept are 206 and
     304, which answer a particular request, and 429 and 5xx, which will pass."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cache: {folder}: {error.strerror}", hint="name a folder that can be written to") from None
     encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Response)
 
     def load(path: Path) -> Response | None:

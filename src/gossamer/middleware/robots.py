@@ -26,7 +26,8 @@ LAST_RETRY_SECONDS = 3600.0
 _CLOCK_SLACK_SECONDS = 5.0
 _DISALLOW = frozenset({"disallow", "dissallow", "dissalow", "disalow", "diasllow", "disallaw"})
 _AGENT = frozenset({"user-agent", "useragent", "user agent"})
-_TOKEN = re.compile(r"[A-Za-z_-]+")
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_LETTERS = re.compile(r"[a-z_-]+")
 _EVERYONE = re.compile(r"\*(?:\s|$)")
 _SPACE = " \t\v\f\n"
 
@@ -106,13 +107,17 @@ def is_due(robots: Robots | None, now: float) -> bool:
     if robots is None or now >= robots.good_until or now < robots.fetched_at - 3600.0:
         return True
     # Whoever could not have it, with a clock ahead of ours, set that time; by the frontier's clock it has come.
-    is_ahead = robots.good_until > now + 2 * LAST_RETRY_SECONDS or now < robots.failed_at - _CLOCK_SLACK_SECONDS
-    return robots.kind == "unreachable" and is_ahead
+    return robots.kind == "unreachable" and now < robots.failed_at - _CLOCK_SLACK_SECONDS
 
 
 def product_token(agent: str) -> str:
-    """The part of a User-Agent that robots.txt names, in lower case; empty if there is none."""
-    found = _TOKEN.match(agent)
+    """The name in a User-Agent that robots.txt calls it by, in lower case; empty if there is none.
+
+    It is the first word, or what a robot in the guise of a browser says after `Mozilla/5.0 (compatible;`. Digits are no
+    part of names in RFC 9309, but of those that robots have."""
+    browser, mark, guest = agent.partition("compatible;")
+    own = _NAME.match(guest.lstrip()) if mark and browser.startswith("Mozilla/") else None
+    found = own or _NAME.match(agent)
     return found.group().lower() if found else ""
 
 
@@ -120,41 +125,60 @@ def parse(body: bytes, agent: str) -> Rules:
     """What the file says to `agent`, a User-Agent header or its product token; never raises."""
     flags = dict.fromkeys(["file-cut"] if len(body) > MAX_BYTES else [])
     token = product_token(agent)
+    # By whether a group is ours, or everyone's.
     rules: dict[bool, list[str]] = {True: [], False: []}
     delays: dict[bool, float] = {}
     sitemaps: dict[str, None] = {}
-    ours = everyones = named = in_heading = False
+    ruled: set[bool] = set()
+    slowed: set[bool] = set()
+    in_heading = in_slow_heading = named = False
     for line in _lines(body):
         key, value = _key_value(line)
         if key in _AGENT:
-            if not in_heading:
-                ours = everyones = False
-            in_heading = True
-            everyones = everyones or _EVERYONE.match(value) is not None
-            ours = ours or bool(token and product_token(value) == token)
-            named = named or ours
+            # A delay does not end the heading of a group, as rules do, but is for those who are named before it.
+            ruled = ruled if in_heading else set()
+            slowed = slowed if in_slow_heading else set()
+            in_heading = in_slow_heading = True
+            called = {True} if token and _is_called(token, value) else set()
+            called |= {False} if _EVERYONE.match(value) else set()
+            ruled |= called
+            slowed |= called
+            named = named or True in called
         elif key == "allow" or key in _DISALLOW:
-            in_heading = False
+            in_heading = in_slow_heading = False
             if value[:1] in ("/", "*"):
                 rule = ("+" if key == "allow" else "-") + escaped(value)
-                for mine in _groups(ours, everyones):
+                for mine in ruled:
                     rules[mine].append(rule)
-        elif key == "crawl-delay" and (ours or everyones):
+        elif key == "crawl-delay" and slowed:
+            in_slow_heading = False
             seconds, flag = _delay(value)
             if flag:
                 flags[flag] = None
             if seconds is not None:
-                for mine in _groups(ours, everyones):
+                for mine in slowed:
                     delays[mine] = max(seconds, delays.get(mine, 0.0))
         elif key == "sitemap" and len(sitemaps) < MAX_SITEMAPS:
             url = value.encode("latin-1").decode("utf-8", "replace")
-            if url[:8].lower().startswith(("http://", "https://")) and len(url) <= 4096:
+            if url[:8].lower().startswith(("/", "http://", "https://")) and len(url) <= 4096:
                 sitemaps[url] = None
     return Rules("\n".join(rules[named]), delays.get(named), tuple(sitemaps), tuple(flags))
 
 
-def _groups(ours: bool, everyones: bool) -> tuple[bool, ...]:
-    return (True,) * ours + (False,) * everyones
+def _is_called(token: str, value: str) -> bool:
+    """Whether a User-agent line means the robot of this name: `mybot2` by that, or by `mybot`, but not by `mybot3`."""
+    found = _NAME.match(value)
+    said = found.group().lower() if found else ""
+    if said == token:
+        return True
+    # To RFC 9309 a name ends where a digit comes.
+    letters = _letters(token)
+    return bool(letters) and letters == _letters(said) and letters in (said, token)
+
+
+def _letters(name: str) -> str:
+    found = _LETTERS.match(name)
+    return found.group() if found else ""
 
 
 def _lines(body: bytes) -> Iterable[str]:

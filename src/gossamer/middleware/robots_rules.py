@@ -18,7 +18,9 @@ _WORK = 8_000_000
 _HEAVIEST = 9_999_999
 _UNSAFE = re.compile(r"%[0-9A-Fa-f]{2}|[^A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=%]")
 _UNSAFE_ASCII = re.compile(r"""%[0-9A-Fa-f]{2}|[\x00-\x20"<>\\^`{|}\x7f*$]""")
-_ESCAPED_PLAIN = re.compile(r"%(?:2[DE]|3[0-9]|4[1-9A-F]|5[0-9AF]|6[1-9A-F]|7[0-9AE])")
+_ESCAPED_LETTER = re.compile(r"%(?:3[0-9]|4[1-9A-F]|5[0-9A]|6[1-9A-F]|7[0-9A])")
+_ESCAPED_MARK = re.compile(r"%(?:2[16-9BCDE]|3[ABD]|40|5[BDF]|7E)")
+_ESCAPED_DELIMITER = re.compile(r"%(?:2F|3F)")
 _LINE = re.compile(r"[^\n]+")
 _Wild = tuple[int, int, int, list[str], str | None]
 
@@ -31,6 +33,7 @@ class Rules(msgspec.Struct, frozen=True, array_like=True):
     crawl_delay: float | None = None
     """Seconds, at most MAX_DELAY_SECONDS."""
     sitemaps: tuple[str, ...] = ()
+    """URLs as they are written; whole ones, or paths at the same origin."""
     flags: tuple[str, ...] = ()
     """What was odd: `delay-ignored`, `delay-cut`, `file-cut`."""
 
@@ -61,41 +64,60 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def _plain(text: str) -> str:
-    return _ESCAPED_PLAIN.sub(lambda found: chr(int(found.group()[1:], 16)), text) if "%" in text else text
+    """With letters and digits as themselves."""
+    return _ESCAPED_LETTER.sub(_unescape, text) if "%" in text else text
+
+
+def _common(text: str) -> str:
+    """With all as itself that RFC 9309 takes for the same as its escape: `-._~`, and what is reserved.
+
+    Only `/` and `?` part a path, so there they differ from their escapes; `*` and `$` are escaped in paths."""
+    if "%" not in text:
+        return text
+    path, mark, query = _ESCAPED_MARK.sub(_unescape, text).partition("?")
+    return path + mark + _ESCAPED_DELIMITER.sub(_unescape, query)
+
+
+def _unescape(found: re.Match[str]) -> str:
+    return chr(int(found.group()[1:], 16))
 
 
 class Matcher:
     """Rules made ready for many questions.
 
-    RFC 9309 reads `%62` in a rule as `b`; Google's parser takes it as written. A path is allowed if both readings
-    allow it. They differ only where a letter, a digit or one of `-._~` is escaped, so mostly one of them is asked."""
+    RFC 9309 reads `%62`, in a rule and in a path, as `b`; Google's parser takes it in a rule as written. What such
+    rules allow is allowed if both readings allow it. They differ only where a rule has a letter or a digit escaped, so
+    mostly one of them is asked."""
 
     def __init__(self, rules: Rules) -> None:
         count = rules.count
-        self._written = self._plain = _Reading(rules.lines(), count)
+        self._written = self._plain = _Reading(((_common(pattern), allow) for pattern, allow in rules.lines()), count)
         self.weight = count * _RULE_BYTES if count <= MANY else 4 * len(rules.text)
         """About how many bytes it takes."""
-        if _ESCAPED_PLAIN.search(rules.text):
-            self._plain = _Reading(((_plain(pattern), allow) for pattern, allow in rules.lines()), count)
+        if _ESCAPED_LETTER.search(rules.text):
+            plain = ((_plain(_common(pattern)), allow) for pattern, allow in rules.lines())
+            self._plain = _Reading(plain, count)
             self.weight *= 2
 
     def allowed(self, path_query: str) -> bool:
         """Whether the path and query of a normal URL may be fetched; under a millisecond but for hostile files."""
         written = plain = path_query
         if _UNSAFE_ASCII.search(path_query):
-            written = _UNSAFE_ASCII.sub(_escape, path_query)
+            written = _common(_UNSAFE_ASCII.sub(_escape, path_query))
             plain = _plain(written)
         if plain == "/robots.txt":
             return True
-        same = self._plain is self._written and plain == written
-        return self._written.allows(written) and (same or self._plain.allows(plain))
+        if not self._plain.allows(plain):
+            return False
+        return self._plain is self._written or self._written.allows(written) or self._written.allows(plain)
 
 
 class Rulings:
     """Which rule decides on a path, for people. It asks each rule alone, so a `Matcher` says sooner what is allowed."""
 
     def __init__(self, rules: Rules) -> None:
-        self._rules = sorted(dict.fromkeys(rules.lines()), key=lambda rule: (len(rule[0]), rule[1]), reverse=True)
+        found = dict.fromkeys(rules.lines())
+        self._rules = sorted(found, key=lambda rule: (len(_plain(_common(rule[0]))), rule[1]), reverse=True)
 
     def of(self, path_query: str) -> tuple[str, bool] | None:
         """(pattern, whether it allows) of the rule that decides; None where none speaks of the path."""

@@ -44,7 +44,7 @@ def parse(text: str, *, now: float) -> SetCookie | None:
     if not mark:
         name, value = "", pair
     name, value = name.strip(_BLANKS), value.strip(_BLANKS)
-    if not (name or value) or len(name) + len(value) > MAX_BYTES:
+    if not (name or value) or _octets(name) + _octets(value) > MAX_BYTES:
         return None
     domain, path, secure = "", "", False
     age_ends_at: float | None = None
@@ -52,7 +52,7 @@ def parse(text: str, *, now: float) -> SetCookie | None:
     for attribute in rest:
         key, _, said = attribute.partition("=")
         key, said = key.strip(_BLANKS).lower(), said.strip(_BLANKS)
-        if len(said) > MAX_ATTRIBUTE_BYTES:
+        if _octets(said) > MAX_ATTRIBUTE_BYTES:
             continue
         if key == "domain":
             domain = said.removeprefix(".").lower()
@@ -67,6 +67,11 @@ def parse(text: str, *, now: float) -> SetCookie | None:
             date_ends_at = min(at, now + MAX_AGE_SECONDS)
     ends_at = age_ends_at if age_ends_at is not None else date_ends_at
     return SetCookie(name, value, domain, path, secure, inf if ends_at is None else ends_at)
+
+
+def _octets(text: str) -> int:
+    """How long it is in a header."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
 
 
 def cookie_date(text: str) -> float | None:

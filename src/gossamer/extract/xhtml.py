@@ -1,0 +1,21 @@
+"""XHTML, made ready for a parser of HTML."""
+
+from __future__ import annotations
+
+import re
+
+_VOID = frozenset(b"area base br col embed hr img input link meta param source track wbr".split())
+# No part of it takes a `<`, so that the way from each tag to its end is walked once.
+_EMPTY = re.compile(rb"<([a-zA-Z][^\t\n\r <>/\"'=]*+)((?:[^<>/\"']++|\"[^\"<]*+\"|'[^'<]*+'|/(?!>))*+)/>")
+
+
+def spelled_out(markup: bytes) -> bytes:
+    """The markup with an end tag for each element that closes itself: `<script/>` is all of it in XML, not in HTML.
+
+    There, all that follows would be a script."""
+    return _EMPTY.sub(_closed, markup)
+
+
+def _closed(found: re.Match[bytes]) -> bytes:
+    name = found[1]
+    return found[0] if name.lower() in _VOID else b"<" + name + found[2] + b"></" + name + b">"
