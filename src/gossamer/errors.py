@@ -35,6 +35,9 @@ GossamerError
 
 from __future__ import annotations
 
+UNREACHED = "is the server up, and is this its address?"
+"""The hint where a store cannot be connected to."""
+
 
 class GossamerError(Exception):
     """What every error of ours is; `hint` says what to do about it."""
@@ -67,9 +70,16 @@ class TimedOut(TransientError):
 
 
 class ConnectFailed(TransientError):
-    """No connection: refused, reset or unreachable."""
+    """No connection: refused, reset or unreachable.
+
+    It `was_open` if it ended before the answer, and `was_kept` if it may be one that the server had let go before."""
 
     kind = "connect"
+
+    def __init__(self, message: str, *, hint: str = "", was_open: bool = False, was_kept: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.was_open = was_open
+        self.was_kept = was_kept
 
 
 class NameUnresolved(TransientError):
@@ -201,10 +211,10 @@ class SinkFull(SinkError):
 class ArchiveError(GossamerError):
     """What was stored cannot be read: it is not there, cut off, or not what it should be."""
 
-    def __init__(self, message: str, *, hint: str = "", offset: int = 0) -> None:
+    def __init__(self, message: str, *, hint: str = "", offset: int = -1) -> None:
         super().__init__(message, hint=hint)
         self.offset = offset
-        """Where the record begins that cannot be read, if it is one."""
+        """Where in its file the record begins that is broken; -1 if it is something else that is wrong."""
 
 
 class WorkersDie(GossamerError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -13,16 +12,14 @@ JobState = Literal["running", "paused", "stopping", "finished", "missing"]
 Headers = tuple[tuple[str, str], ...]
 SITEMAP = ":sitemap"
 """The label of requests for sitemaps, which go to no spider."""
-ROBOTS = ":robots"
-"""The label of requests for robots.txt."""
 SITEMAP_BYTES = 50 * 1024 * 1024
 """How long a sitemap may be, on the wire and decoded, whatever the limit of a page."""
 ROBOTS = ":robots"
 """The label of requests for a robots.txt, which only the engine makes."""
 ROBOTS_BYTES = 2 * 1024 * 1024
 """How long a robots.txt may be, likewise."""
-
-
+REDIRECTS = frozenset((301, 302, 303, 307, 308))
+"""Answers that lead elsewhere, if they say where."""
 SECRET = re.compile(r"\$\{secret:([A-Za-z_][A-Za-z0-9_]*)\}")
 """How a request names a secret, which takes its place only on the wire."""
 
@@ -365,11 +362,3 @@ class ShardView(msgspec.Struct, frozen=True, kw_only=True):
     """Its address, without a password."""
     counts: Counts
     regions: dict[str, RegionView] = {}
-
-
-def header_map(headers: Headers) -> Mapping[str, str]:
-    """Headers as a mapping; of repeated ones the first counts."""
-    found: dict[str, str] = {}
-    for name, value in headers:
-        found.setdefault(name, value)
-    return found

@@ -234,6 +234,50 @@ def test_connections_are_kept_and_shared_by_nobody(kind: str) -> None:
     run(kind, test)
 
 
+def test_a_connection_that_the_server_let_go_in_silence_is_told_apart_and_met_twice_at_most(kind: str) -> None:
+    """It answers one request a connection, says nothing of that, and is gone when the next one comes."""
+    asked: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            for is_first in (True, False):
+                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+                asked.append(head)
+                if not is_first or " /never " in head:
+                    break
+                writer.write(ok(b"page"))
+                await writer.drain()
+                if "connection: close" in head.lower():
+                    break
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async def test(downloader: Downloader) -> None:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            url = f"http://a.test:{server.sockets[0].getsockname()[1]}"
+            let_go = 0
+            while len(asked) - let_go < 8:
+                try:
+                    assert (await downloader.fetch(Request(url=f"{url}/{len(asked)}"))).body == b"page"
+                except ConnectFailed as error:
+                    let_go += error.was_kept
+            # Two connections were met that had been let go; since then none is kept.
+            assert let_go == 2
+            assert [("connection: close" in head.lower()) for head in asked[-5:]] == [True] * 5
+            with pytest.raises(ConnectFailed):
+                await downloader.fetch(Request(url=f"{url}/never"))
+            url = url.replace("a.test", "b.test")
+            assert (await downloader.fetch(Request(url=f"{url}/"))).body == b"page"
+            with pytest.raises(ConnectFailed) as posted:
+                await downloader.fetch(Request(url=f"{url}/", method="POST", body=b"once"))
+            # What changes things is not worth sending again.
+            assert not posted.value.was_kept
+
+    run(kind, test)
+
+
 def test_headers_come_from_settings_site_and_request(kind: str) -> None:
     async def test(downloader: Downloader) -> None:
         async with Server({"/": ok()}) as server:
@@ -345,6 +389,7 @@ def test_broken_answers_end_typed(kind: str) -> None:
             "/negative": b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\nok",
             "/chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: CHUNKED\r\n\r\nFFFFFFFFFFFFFFFFF\r\nabc",
             "/cut-chunks": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: CHUNKED\r\n\r\n3\r\nabc\r\n",
+            "/two-codings": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: CHUNKED\r\nTransfer-Encoding: identity\r\n\r\nabc",
             "/status": b"HTTP/1.1 1000 What\r\n\r\n",
             "/switching": b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
             "/many": b"HTTP/1.1 200 OK\r\n" + b"".join(b"X-%d: y\r\n" % n for n in range(100_000)) + b"\r\n",
@@ -452,6 +497,23 @@ def test_the_time_of_the_headers_is_not_that_of_the_body(kind: str) -> None:
     assert isinstance(answer, Response)
     assert answer.body == b"late"
     assert answer.headers_at < sent[0]
+
+
+def test_a_header_may_go_on_in_the_next_line(kind: str) -> None:
+    """RFC 9112, 5.2; what is not a value of its kind with spaces in it stays refused."""
+    found = ends(
+        kind,
+        {
+            "/value": ok(b"page", b"X: one\r\n two\r\n\t three\r\n"),
+            "/length": b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n 5\r\n\r\npage",
+            "/coding": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n x\r\n\r\n4\r\npage\r\n0\r\n\r\n",
+            "/first": b"HTTP/1.1 200 OK\r\n X: one\r\nContent-Length: 4\r\n\r\npage",
+        },
+    )
+    value = found.pop("/value")
+    assert isinstance(value, Response)
+    assert (value.header("x").split(), value.body) == (["one", "two", "three"], b"page")
+    assert {type(answer) for answer in found.values()} == {ProtocolBroken}
 
 
 def test_header_values_that_are_not_ascii_are_read(kind: str) -> None:
@@ -808,6 +870,8 @@ def test_only_good_certificates_are_accepted(kind: str, tls_cases: tuple[Path, l
     }
     bad = ("untrusted-root", "wrong-host", "expired", "not-yet-valid", "cn-only-no-san", "wildcard-mismatch")
     assert {type(found[name]) for name in (*bad, "plain-http-on-tls-port")} == {TlsRefused}
+    hints = {name: error.hint for name, error in found.items() if isinstance(error, TlsRefused)}
+    assert [name for name, hint in hints.items() if "try http://" in hint] == ["plain-http-on-tls-port"]
     # localhost has two addresses: after the one that hangs, the other is tried.
     assert isinstance(found["handshake-hangs"], TimedOut | ConnectFailed)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from email.utils import formatdate
 from itertools import pairwise
 
@@ -9,7 +11,17 @@ import pytest
 
 from gossamer.clock import ManualClock
 from gossamer.engine.breaker import Breaker
-from gossamer.errors import ConnectFailed, FetchError, NameUnknown, NameUnresolved, ProtocolBroken, TimedOut
+from gossamer.engine.gate import Gate
+from gossamer.errors import (
+    ConnectFailed,
+    FetchError,
+    NameUnknown,
+    NameUnresolved,
+    ProtocolBroken,
+    TimedOut,
+)
+from gossamer.model import Request, Response
+from gossamer.settings import Settings
 from gossamer.testing.stage import Reply, play
 from gossamer.testing.virtual import START_EPOCH
 
@@ -36,6 +48,25 @@ def test_a_dark_host_with_ten_thousand_urls_harms_nobody() -> None:
     assert (done.counts.failed, done.counts.finished) == (10_000, True)
 
 
+def test_pages_on_which_a_server_hangs_up_do_not_hold_the_others() -> None:
+    """A server that hangs up on every page is left alone, as one that does not answer at all."""
+
+    def script(host: str, path: str, at: float) -> Reply:
+        hangs_up = host == "dark.test" and path != "/robots.txt"
+        hangs_up = hangs_up or (path.endswith("5") and path != "/robots.txt")
+        return ConnectFailed("hung up", was_open=True) if hangs_up else None
+
+    stage, done = play({"odd.test": 60, "dark.test": 1}, script, tries=1)
+    times = stage.times("odd.test")
+    assert len(times) == 60
+    assert max(later - at for at, later in pairwise(times)) < 2.0, "a page a second, all the time"
+    assert done.counts.failed == 7
+    stage, _ = play({"dark.test": 10_001}, lambda host, path, at: script(host, path, at) if path != "/" else None)
+    # The second fault in a row is the first that the site is left alone for.
+    waits = [later - at for at, later in pairwise(stage.times("dark.test")[1:])]
+    assert [wait > 60 for wait in waits] == [False, True, True, True, True]
+
+
 def test_a_dark_host_is_asked_once_a_day_in_a_continuous_crawl_and_comes_back() -> None:
     def script(host: str, path: str, at: float) -> Reply:
         return TimedOut("dark") if host == "dark.test" and 100 < at < 10 * DAY else None
@@ -47,6 +78,79 @@ def test_a_dark_host_is_asked_once_a_day_in_a_continuous_crawl_and_comes_back() 
     during = [at for at in stage.times("dark.test") if 100 < at < 10 * DAY]
     assert len(during) < 25
     assert done.counts.failed < 10
+
+
+def test_what_a_kept_connection_took_along_is_asked_for_again_one_delay_later() -> None:
+    """The server may have seen it: the delay holds in its log."""
+    asked: Counter[str] = Counter()
+
+    def script(host: str, path: str, at: float) -> Reply:
+        asked[path] += 1
+        is_gone = path == "/9" or (path in ("/3", "/5") and asked[path] == 1)
+        return ConnectFailed("gone", was_kept=True) if is_gone else None
+
+    stage, done = play({"a.test": 10}, script, delay=2.0, tries=1)
+    assert all(2.0 <= later - at < 2.5 for at, later in pairwise(stage.times("a.test")))
+    assert (asked["/3"], asked["/5"], asked["/8"], asked["/9"]) == (2, 2, 1, 3)
+    assert (done.counts.done, done.counts.failed) == (9, 1)
+
+
+def test_the_delay_is_counted_from_the_answer() -> None:
+    stage, _ = play({"slow.test": 12}, seconds_each=10.0, delay=2.0)
+    assert min(after - before for before, after in pairwise(stage.times("slow.test"))) > 11.99
+
+
+def test_a_robots_txt_that_cannot_be_had_is_asked_for_again_as_other_pages_are() -> None:
+    async def fetch(request: Request) -> Response:
+        raise TimedOut("dark")
+
+    gate, waits = Gate({}, Settings(backoff_seconds=5.0), ManualClock()), []
+    for _ in range(3):
+        robots = asyncio.run(gate.refresh("http://a.test/", fetch))
+        waits.append(robots.good_until - robots.failed_at)
+    assert all(5 * 2**number <= wait <= 5.5 * 2**number for number, wait in enumerate(waits))
+
+
+def test_a_name_that_does_not_exist_is_no_fault_of_a_robots_txt_unless_another_led_there() -> None:
+    async def fetch(request: Request) -> Response:
+        if request.url == "http://b.test/robots.txt":
+            return Response(url=request.url, status=302, headers=(("location", "http://nowhere.test/"),), body=b"")
+        raise NameUnknown("no such name")
+
+    gate = Gate({}, Settings(), ManualClock())
+    with pytest.raises(NameUnknown):
+        asyncio.run(gate.refresh("http://a.test/", fetch))
+    assert asyncio.run(gate.refresh("http://b.test/", fetch)).kind == "unreachable"
+
+
+@pytest.mark.parametrize(("redirects", "allows"), [(5, False), (6, True)])
+def test_five_redirects_of_a_robots_txt_are_followed_and_no_more(redirects: int, allows: bool) -> None:
+    asked: list[str] = []
+
+    async def fetch(request: Request) -> Response:
+        asked.append(request.url)
+        if len(asked) <= redirects:
+            return Response(url=request.url, status=302, headers=(("location", f"/{len(asked)}"),), body=b"")
+        return Response(url=request.url, status=200, headers=(), body=b"User-agent: *\nDisallow: /\n")
+
+    gate = Gate({}, Settings(), ManualClock())
+    asyncio.run(gate.refresh("http://a.test/", fetch))
+    assert gate.allows("http://a.test/x") == allows
+    assert len(asked) == 6
+
+
+@pytest.mark.parametrize("later", [b"User-agent: *\nCrawl-delay: 5\n", b"", 404])
+def test_a_crawl_delay_that_is_shortened_or_gone_holds_no_longer(later: Reply) -> None:
+    def script(host: str, path: str, at: float) -> Reply:
+        if path == "/robots.txt":
+            return b"User-agent: *\nCrawl-delay: 50\n" if at < 250 else later
+        return None
+
+    stage, _ = play({"a.test": 40}, script, delay=2.0, robots_seconds=300.0)
+    rests = [after - before for before, after in pairwise(stage.times("a.test"))]
+    assert min(rests[:4]) >= 50
+    assert all(rest >= (2 if later in (b"", 404) else 5) for rest in rests)
+    assert max(rests[-20:]) < (3 if later in (b"", 404) else 6)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +179,35 @@ def test_retry_after_is_obeyed_by_the_whole_site(value: str, wait: float) -> Non
     assert wait <= after <= wait + slack
     assert max(stage.times("calm.test")) < 20, "others do not wait"
     assert (done.counts.done, done.counts.failed) == (24, 0)
+
+
+@pytest.mark.parametrize(
+    ("status", "value", "wait"),
+    [
+        (503, "900", 900.0),
+        (429, formatdate(START_EPOCH + 10_000, usegmt=True), 10_000.0),
+        (503, "1000000000", 7 * DAY),
+        (503, "1", 60.0),
+        (404, "900", 0.0),
+    ],
+)
+def test_retry_after_of_a_robots_txt_is_obeyed_too(status: int, value: str, wait: float) -> None:
+    """Never sooner than asked; where less is asked than the back-off, that goes on. A 404 is an answer."""
+    asked: list[float] = []
+
+    def script(host: str, path: str, at: float) -> Reply:
+        if host == "busy.test" and path == "/robots.txt":
+            asked.append(at)
+            return (status, {"retry-after": value}) if len(asked) == 1 else None
+        return None
+
+    stage, done = play({"busy.test": 5, "calm.test": 5}, script)
+    since = 0.0 if value.endswith("GMT") else asked[0]
+    assert len(asked) == (1 if status == 404 else 2)
+    assert wait <= asked[-1] - since <= wait + (8.0 if wait == 60.0 else 2.0)
+    assert min(stage.times("busy.test")) >= asked[-1]
+    assert max(stage.times("calm.test")) < 20, "others do not wait"
+    assert (done.counts.done, done.counts.failed) == (10, 0)
 
 
 def test_faults_double_the_wait_and_are_forgiven_after_a_quiet_time() -> None:

@@ -90,6 +90,13 @@ def test_pages_of_sitemaps_are_crawled_and_the_files_are_no_pages(web: RawWeb, t
     assert summary.stats.failures == 0
 
 
+def test_a_path_in_a_sitemap_line_is_one_of_the_same_origin(web: RawWeb) -> None:
+    web.answers = {"/robots.txt": robots("/deep/s.xml"), "/": page(), "/one": page()}
+    web.answers["/deep/s.xml"] = reply(urlset(f"http://a.test:{web.port}/one"))
+    go(web)
+    assert sorted(asked(web)) == ["a.test/", "a.test/deep/s.xml", "a.test/one"]
+
+
 def test_where_robots_names_none_the_usual_place_is_tried_and_may_be_empty(web: RawWeb, tmp_path: Path) -> None:
     web.answers = {"/": page(), "/one": page()}
     web.answers[f"b.test:{web.port}/sitemap.xml"] = reply(urlset(f"http://b.test:{web.port}/one"))

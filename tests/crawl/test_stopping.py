@@ -161,6 +161,21 @@ def _quiet_for(web: SimWeb, seconds: float) -> bool:
     return len(web.log()) == before
 
 
+def test_a_crawl_that_is_process_one_of_a_container_keeps_its_workers(tmp_path: Path) -> None:
+    """Their parent is the process that orphans elsewhere go to, and they are none."""
+    alone = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this user may not make a process namespace: a crawl as process 1 is not checked")
+    folder = tmp_path / "job"
+    with SimWeb(sites=4, pages_per_site=10, page_bytes=2000) as web:
+        crawling = [*alone, *command(folder, web.seeds, "--delay", "0", "--workers", "2")]
+        done = subprocess.run(crawling, capture_output=True, text=True, timeout=90, check=False, env=environment())
+        assert done.returncode == 0, done.stderr
+        verdict = web.judge()
+    assert not verdict.missed
+    assert "starting it again" not in done.stderr
+
+
 def test_no_worker_outlives_its_supervisor(tmp_path: Path) -> None:
     folder = tmp_path / "job"
     with SimWeb(sites=6, pages_per_site=100, page_bytes=2000) as web:

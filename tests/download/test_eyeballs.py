@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from collections.abc import Iterator
 
@@ -10,7 +11,7 @@ import pytest
 
 from gossamer.clock import SystemClock
 from gossamer.download import open_downloader
-from gossamer.download.eyeballs import first_to_connect
+from gossamer.download.eyeballs import BetterAddress, first_to_connect, raced
 from gossamer.errors import Forbidden, NameUnknown, TimedOut
 from gossamer.model import Request
 from gossamer.settings import build
@@ -114,3 +115,24 @@ def test_the_race_is_won_by_who_connects(port: int) -> None:
             assert await first_to_connect(HOLES, port, seconds=0.6) is None
 
     asyncio.run(main())
+
+
+def test_an_exchange_that_fails_while_it_is_given_up_is_not_logged(port: int) -> None:
+    told: list[object] = []
+
+    async def exchange() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            raise ConnectionError("too late")
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        async with await asyncio.start_server(answer, "127.0.0.83", port):
+            with pytest.raises(BetterAddress):
+                await raced(exchange(), [HOLES[0], "127.0.0.83"], port, seconds=5)
+            await asyncio.sleep(0)
+        gc.collect()
+
+    asyncio.run(main())
+    assert told == []

@@ -18,8 +18,10 @@ import pytest
 from gossamer.errors import ConfigError, Held, JobMissing, SchemaMismatch
 from gossamer.frontier.folder import FolderFrontier, open_folder
 from gossamer.frontier.folder_balance import Scene, to_give, to_take
+from gossamer.frontier.folder_claims import Claims
 from gossamer.frontier.folder_layout import Layout
 from gossamer.frontier.folder_life import _look_up, is_running, this_process
+from gossamer.frontier.folder_share import Share
 from gossamer.model import Lease
 from gossamer.settings import Settings
 from gossamer.testing.folder import JOB, FolderHarness
@@ -109,6 +111,18 @@ def owners(*workers: FolderFrontier) -> list[int]:
 
 def site_in(shard: int) -> str:
     return next(f"{n}.example" for n in range(1000) if LAYOUT.shard_of(f"{n}.example") == shard)
+
+
+def test_a_claim_after_one_that_was_swept_long_ago_takes_nothing(tmp_path: Path) -> None:
+    share = Share(tmp_path)
+    share.make_folders("claims", "tmp")
+    quick, late = Claims(share, 1), Claims(share, 1)
+    for number in range(12):
+        assert quick.take(0, number, "quick", 1) == number + 1
+    assert not (tmp_path / "claims" / "0000-0000000002").exists()
+    assert late.take(0, 1, "late", 2) == 0
+    late.look(fresh=True)
+    assert (late.newest[0].number, late.newest[0].claim.session) == (12, "quick")
 
 
 def test_workers_share_out_the_shards_and_a_new_one_gets_its_part(tmp_path: Path) -> None:

@@ -2,14 +2,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from gossamer.clock import ManualClock
 from gossamer.errors import Unavailable
-from gossamer.frontier.journal import Change, MemoryJournal, Past
+from gossamer.frontier import policy
+from gossamer.frontier.journal import Change, MemoryJournal, Past, SiteRow
 from gossamer.frontier.local import LocalFrontier, open_memory
 from gossamer.model import Request, SiteNote
 from gossamer.settings import Settings
@@ -37,6 +38,20 @@ def test_a_lane_does_not_lapse_while_its_results_are_being_stored() -> None:
         assert (keys(again), again.memo) == ([2], {"x": 1})
 
     play(scene)
+
+
+def test_the_last_pages_that_may_be_stored_do_not_lapse_while_they_are_being_stored() -> None:
+    async def scene(frontier: LocalFrontier, clock: ManualClock) -> None:
+        await frontier.add(pages(1) + pages(2, site="b.example"))
+        (lease,) = (await frontier.lease(2, batch=1, seconds=10)).leases
+        async with frontier.settling(outcomes(lease)) as settlement:
+            clock.advance(1000.0)
+            assert (await frontier.lease(5, batch=5, seconds=10)).leases == ()
+            assert (await settlement.commit()).accepted == 1
+        counts = await frontier.counts()
+        assert (counts.done, counts.stored, counts.finished) == (1, 1, True)
+
+    play(scene, max_pages=1)
 
 
 def test_results_that_could_not_be_stored_count_for_nothing() -> None:
@@ -76,6 +91,23 @@ def test_an_idle_worker_hears_of_results_that_could_not_be_stored() -> None:
     play(scene)
 
 
+class HeldPast(Past):
+    """A site that is to be left alone until a time that lies far ahead: the clock was set back since."""
+
+    def sites(self) -> Iterator[tuple[int, str, SiteRow | None]]:
+        yield 1, "a.example", SiteRow(0.0, 1e12, {}, {}, "")
+
+
+def test_a_clock_that_was_set_back_makes_no_hold_endless() -> None:
+    async def scene() -> None:
+        frontier = LocalFrontier(MemoryJournal(), HeldPast(), settings=Settings(), clock=ManualClock())
+        site = await frontier.site("a.example")
+        assert site is not None
+        assert site["hold"] == policy.HOLD_MAX_SECONDS
+
+    asyncio.run(scene())
+
+
 class FaultyJournal(MemoryJournal):
     """Cannot read one of its requests for a while."""
 
@@ -99,6 +131,62 @@ def test_a_read_error_takes_nothing_out_of_the_hands_of_others() -> None:
             await frontier.lease(9, batch=1, seconds=60)
         journal.unreadable = 0
         assert keys(*(await frontier.lease(9, batch=1, seconds=60)).leases) == [2]
+
+    asyncio.run(scene())
+
+
+class FullJournal(MemoryJournal):
+    """Cannot be written to for a while; knows how often each request was lost, as a file would."""
+
+    is_full = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lapses: dict[int, int] = {}
+        self.is_quick = asyncio.Event()
+        self.is_quick.set()
+
+    async def write(self, change: Change) -> Sequence[int]:
+        if self.is_full:
+            raise Unavailable("no room")
+        await self.is_quick.wait()
+        self.lapses.update(change.lapses)
+        return await super().write(change)
+
+
+def test_a_loss_that_was_not_written_down_in_time_is_not_held_against_a_request_that_was_answered() -> None:
+    async def scene() -> None:
+        journal, clock = FullJournal(), ManualClock()
+        frontier = LocalFrontier(journal, Past(), settings=Settings(), clock=clock)
+        await frontier.add(pages(1))
+        await frontier.lease(1, batch=1, seconds=10)
+        clock.advance(1000.0)
+        journal.is_full = True
+        (lease,) = (await frontier.lease(1, batch=1, seconds=10)).leases
+        journal.is_full = False
+        await frontier.complete(outcomes(lease, "retry"))
+        await frontier.add(pages(2))
+        assert journal.lapses == {1: 0}
+
+    asyncio.run(scene())
+
+
+def test_a_loss_while_the_one_before_is_written_down_is_counted_too() -> None:
+    async def scene() -> None:
+        journal, clock = FullJournal(), ManualClock()
+        frontier = LocalFrontier(journal, Past(), settings=Settings(), clock=clock)
+        await frontier.add(pages(1))
+        await frontier.lease(1, batch=1, seconds=10)
+        journal.is_quick.clear()
+        leasing = []
+        for _ in range(2):
+            clock.advance(1000.0)
+            leasing.append(asyncio.create_task(frontier.lease(1, batch=1, seconds=10)))
+            await asyncio.sleep(0.01)
+        journal.is_quick.set()
+        await asyncio.gather(*leasing)
+        await frontier.aclose()
+        assert journal.lapses == {1: 2}
 
     asyncio.run(scene())
 

@@ -96,6 +96,7 @@ def test_adaptive_delay_follows_latency_and_backs_off_when_told() -> None:
     assert delay(9.0, 1.0, 404) == 9.0, "an error page is quick and proves nothing"
     assert delay(4.0, 0.1, 429) == 8.0
     assert delay(50.0, 0.1, 503) == 60.0
+    assert policy.adaptive_delay(0.0, latency=0.0, status=503, floor=0.0) == 1.0, "one without a delay gets one"
 
 
 @given(st.integers(1, 1000), st.floats(0.001, 1000), st.floats(1, 600))

@@ -74,6 +74,53 @@ async def crawl(frontier: RedisFrontier) -> list[int]:
     return found
 
 
+def test_tokens_grow_though_redis_has_lost_its_last_second(redis_server: RedisServer, store: redis.Redis) -> None:
+    async def play() -> None:
+        async with Opened(redis_server.url) as opened:
+            frontier = await opened()
+            await frontier.add(pages(1, 2))
+            before = store.hget(job_key("j"), "token")
+            (lease,) = (await take(frontier, batch=1)).leases
+            await frontier.release([lease])
+            store.hset(job_key("j"), "token", before or "0")
+            (again,) = (await take(frontier, batch=1)).leases
+            assert again.token > lease.token
+
+    asyncio.run(play())
+
+
+def test_what_is_parked_is_no_suspect_any_more(redis_server: RedisServer, store: redis.Redis) -> None:
+    async def play() -> None:
+        async with Opened(redis_server.url) as opened:
+            frontier = await opened(given=Settings(delay=0.0, robots=False, max_deliveries=2))
+            await frontier.add(pages(1))
+            for _ in range(2):
+                (lease,) = (await take(frontier)).leases
+                await frontier.abandon("w", blamed=keys(lease))
+            assert (await frontier.counts()).parked == 1
+            assert store.hget(job_key("j"), "lapsed") in (None, b"0")
+            assert not store.exists(job_key("j")[:-3] + "lapses")
+
+    asyncio.run(play())
+
+
+def test_sites_of_a_region_and_those_of_nobody_have_their_turns(redis_server: RedisServer, store: redis.Redis) -> None:
+    async def play() -> None:
+        given = Settings(delay=0.0, robots=False, regions={"eu": (".de",)})
+        frontier = await open_redis(redis_server.url, "j", given, worker="w", region="eu")
+        sites = [f"{number}.{end}" for end in ("de", "com") for number in range(3)]
+        await frontier.add([page(10 * place + n, site) for place, site in enumerate(sites) for n in range(4)])
+        served = []
+        for _ in sites:
+            (lease,) = (await frontier.lease(1, batch=1, seconds=60)).leases
+            served.append(lease.site)
+            await frontier.complete(outcomes(lease))
+        await frontier.aclose()
+        assert sorted(served) == sorted(sites)
+
+    asyncio.run(play())
+
+
 async def raises(kind: type[FrontierError], call: Coroutine[Any, Any, Any]) -> str:
     """The words, with the hint, of an error of exactly this kind."""
     with pytest.raises(FrontierError) as caught:

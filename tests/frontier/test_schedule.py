@@ -8,9 +8,12 @@ from hypothesis import strategies as st
 
 from gossamer.clock import ManualClock
 from gossamer.frontier import policy
+from gossamer.frontier.journal import DONE
 from gossamer.frontier.local import open_memory
 from gossamer.frontier.queues import Queue
 from gossamer.frontier.schedule import Lane, Schedule
+from gossamer.frontier.share import Share
+from gossamer.model import RegionView
 from gossamer.settings import Settings
 from gossamer.testing.harness import outcomes, page
 
@@ -80,6 +83,7 @@ def test_the_heap_holds_each_lane_about_once() -> None:
     site = schedule.site("a", 1)
     for number in range(1, 1001):
         schedule.push(site, number, 0)
+    assert len(schedule._heap) == 1
     for now in range(1, 501):
         (lane,) = schedule.due(float(now))
         batch = {key: key for key in schedule.take(site, 1, float(now), suspect=True)}
@@ -88,6 +92,15 @@ def test_the_heap_holds_each_lane_about_once() -> None:
             schedule.settle(lane, key)
         schedule.free(lane, now - 0.5)
     assert len(schedule._heap) < 20
+
+
+def test_lanes_are_told_apart_by_when_they_are_ready() -> None:
+    schedule = Schedule(Settings())
+    for number, ready_at in enumerate((0.0, 30.0, 500.0), 1):
+        schedule.push(schedule.site(f"{number}.example", number, ready_at=ready_at), number, 0)
+    (lane,) = schedule.site("held.example", 4).lanes
+    schedule.hold(lane, {4: 4}, token=1, expires_at=1000.0, worker="")
+    assert schedule.lanes(10.0) == RegionView(ready=1, later=3, soon=2, due_in=20.0)
 
 
 ranks = st.sampled_from([-5, 0, 0, 3])
@@ -134,6 +147,16 @@ def test_a_long_queue_is_first_in_first_out_and_gives_its_memory_back() -> None:
     assert [queue.pop("bfs") for _ in range(1_001)] == list(range(9_000, 10_001))
 
 
+def test_a_share_looks_back_over_the_half_that_is_being_filled_and_the_one_before() -> None:
+    share = Share(Settings(site_share=0.5, share_window=8))
+    assert [share.count("a", 2), share.count("b", 1), share.left("a")] == [False, False, 2]
+    assert share.count("b", 1), "a half is full with its last request"
+    assert (share.left("a"), share.left("b"), share.turns) == (2, 2, 1)
+    assert share.count("b", 9)
+    assert (share.left("a"), share.left("b")) == (4, 0)
+    assert [share.count("a", 3), share.count("a", 1), share.left("b")] == [False, True, 4], "a half begins at nothing"
+
+
 def test_closing_gives_up_what_waits_and_keeps_the_sums() -> None:
     schedule = Schedule(Settings())
     site, other = schedule.site("a", 1), schedule.site("b", 2)
@@ -155,5 +178,7 @@ def test_a_withdrawn_request_is_nowhere() -> None:
     schedule.push(site, 1, 0)
     schedule.push(site, 2, 0)
     schedule.push_later(site, 3, 5.0)
+    schedule.revisits[3] = DONE
     assert [schedule.withdraw(site, number) for number in (1, 2, 3, 3, 4)] == [True, True, True, False, False]
     assert (schedule.queued, schedule.delayed, schedule.next_due()) == (0, 0, None)
+    assert (schedule.revisits, schedule.returned) == ({}, {DONE: 1})

@@ -226,6 +226,21 @@ def test_a_region_has_its_sites_and_those_of_nobody(server: SqlServer) -> None:
     asyncio.run(play())
 
 
+def test_sites_of_a_region_and_those_of_nobody_have_their_turns(server: SqlServer) -> None:
+    async def check(frontier: SqlFrontier) -> None:
+        frontier.region_of = lambda name: "eu" if name.endswith(".de") else ""
+        sites = [f"{number}.{end}" for end in ("de", "com") for number in range(3)]
+        await frontier.add([page(10 * place + n, site) for place, site in enumerate(sites) for n in range(4)])
+        served = []
+        for _ in sites:
+            (lease,) = (await frontier.lease(1, batch=1, seconds=60)).leases
+            served.append(lease.site)
+            await frontier.complete(outcomes(lease))
+        assert sorted(served) == sorted(sites)
+
+    run(server, check, region="eu")
+
+
 def test_everything_is_known_of_a_url(server: SqlServer) -> None:
     async def check(frontier: SqlFrontier) -> None:
         first, second = good(frontier, "https://a.example/1"), good(frontier, "https://a.example/2", depth=2)

@@ -28,7 +28,8 @@ def read_identity(client_cert: str) -> bytes:
     try:
         found = Path(client_cert).expanduser().read_bytes()
     except OSError as error:
-        raise ConfigError(f"client_cert: {client_cert}: {error.strerror}") from None
+        hint = "name a PEM file that can be read"
+        raise ConfigError(f"client_cert: {client_cert}: {error.strerror}", hint=hint) from None
     try:
         ClientBuilder().identity_pem(found).build()
     except Exception:  # whatever the library raises, the file is what is wrong

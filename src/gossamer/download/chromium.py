@@ -60,7 +60,7 @@ def find_chromium(path: str = "") -> str:
     if path:
         found = shutil.which(os.path.expanduser(path))
         if found is None:
-            raise ConfigError(f"browser_path: {path} is not a program")
+            raise ConfigError(f"browser_path: {path} is not a program", hint="leave it away to use what is installed")
         return found
     for name in NAMES:
         if (found := shutil.which(name)) is not None:

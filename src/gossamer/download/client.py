@@ -18,13 +18,21 @@ from gossamer.download.certificates import read_identity
 from gossamer.download.decoding import decode, encodings
 from gossamer.download.dns import Names, Resolver
 from gossamer.download.eyeballs import BetterAddress, raced
-from gossamer.download.faults import blame, check_head, connecting, never_connected, out_of_files, translate
+from gossamer.download.faults import (
+    blame,
+    connecting,
+    ended_early,
+    never_connected,
+    out_of_files,
+    translate,
+)
 from gossamer.download.guard import Target, check_address, check_url
+from gossamer.download.heads import body_bytes, too_large
 from gossamer.download.oddheaders import OddHeaders, readable
-from gossamer.download.outgoing import Outgoing, configure, read_authorities
+from gossamer.download.outgoing import Outgoing, closing, configure, read_authorities
 from gossamer.download.proxies import Proxies, Proxy
 from gossamer.download.routes import Route, Routes
-from gossamer.errors import ConnectFailed, FetchError, ProtocolBroken, TimedOut, TooLarge
+from gossamer.errors import ConnectFailed, FetchError, ProtocolBroken, TimedOut
 from gossamer.model import ROBOTS, ROBOTS_BYTES, SITEMAP, SITEMAP_BYTES, Headers, Request, Response
 from gossamer.settings import Settings
 from gossamer.urls import host_port
@@ -39,6 +47,8 @@ OWN_FILES = 40
 MAX_HOSTS = 4096
 MAX_SPARES = 2
 MAX_PROXY_CLIENTS = 256
+_REPEATABLE = ("GET", "HEAD")
+"""Nothing that changes anything is sent twice."""
 FILE = "file"
 """The label of requests for files, which may be longer than pages."""
 _LEAST_BYTES = {SITEMAP: SITEMAP_BYTES, ROBOTS: ROBOTS_BYTES}
@@ -163,6 +173,8 @@ class HttpDownloader:
             route.used_at = sent_at = self._clock.monotonic()
             if sent_at - began > 0.1:
                 call = call._replace(seconds=max(0.01, self._settings.fetch_seconds + began - sent_at))
+            if route.closes_from <= sent_at:
+                call = call._replace(headers=closing(call.headers))
             try:
                 reply = await self._exchange_on(route, generation.client, call, target.port)
             except BetterAddress as better:
@@ -183,6 +195,10 @@ class HttpDownloader:
                     if never_connected(error):
                         # The next fetch begins again with the first of its addresses.
                         self._routes.forget(route)
+                    elif ended_early(error) and route.ended(self._clock.monotonic()) and call.method in _REPEATABLE:
+                        # The server may have seen it: when it is sent again is for the one to say who knows the delay.
+                        said = f"{target.host}: ended a connection that was kept"
+                        raise ConnectFailed(said, was_open=True, was_kept=True) from None
                     raise
                 continue
             return await self._respond(
@@ -192,8 +208,8 @@ class HttpDownloader:
     async def _exchange_on(self, route: Route[Any], client: Any, call: Call, port: int) -> Reply:
         """The exchange. While a route has not answered yet, another address may turn out to be the better one.
 
-        Nothing that changes anything is sent twice: only where GET or HEAD wait too long are addresses compared."""
-        if route.has_answered or not route.spares or call.method not in ("GET", "HEAD"):
+        Only where GET or HEAD wait too long are addresses compared."""
+        if route.has_answered or not route.spares or call.method not in _REPEATABLE:
             reply = await self._exchange(client, call)
         else:
             addresses = (route.address, *route.spares)
@@ -315,21 +331,6 @@ class HttpDownloader:
             sent=self._outgoing.all_of(call.headers),
         )
 
-    def _body_bytes(self, call: Call, status: int, headers: Headers) -> int | None:
-        """How long the body will be, if that is certain; TooLarge if that is over the limit."""
-        check_head(headers)
-        if call.method == "HEAD" or status in (204, 304):
-            return 0
-        length: int | None = None
-        for name, value in headers:
-            if name == "transfer-encoding":
-                return None
-            if name == "content-length":
-                length = int(value) if value.isdecimal() else None
-        if length is not None and length > call.max_bytes:
-            raise too_large(call.max_bytes)
-        return length
-
     def _limit(self, request: Request, limit_bytes: int) -> int:
         if request.label == FILE:
             return self._settings.max_file_bytes
@@ -369,7 +370,7 @@ class HttpDownloader:
             headers_at = self._clock.monotonic()
             status = response.status
             headers, odd = readable(response.headers)
-            length = self._body_bytes(call, status, headers)
+            length = body_bytes(call.method, status, headers, call.max_bytes)
             if length is not None and length <= READ_BYTES:
                 body = (await response.bytes()).to_bytes()
             else:
@@ -380,11 +381,6 @@ class HttpDownloader:
                     whole.write(piece)
                 body = whole.getvalue()
             return Reply(status, response.version, headers, odd, body, headers_at)
-
-
-def too_large(max_bytes: int) -> TooLarge:
-    """The error for a body over its limit."""
-    return TooLarge(f"body of more than {max_bytes} bytes")
 
 
 def _file_limit() -> int:

@@ -27,6 +27,8 @@ class BetterAddress(Exception):
 async def raced(exchange: Coroutine[Any, Any, R], addresses: Sequence[str], port: int, *, seconds: float) -> R:
     """What the exchange with the first address gives; BetterAddress if another one connects before that one does."""
     task = asyncio.ensure_future(exchange)
+    # One that fails in the moment in which it is cancelled is no news, and must not be logged as an error.
+    task.add_done_callback(_forgotten)
     race: asyncio.Task[str | None] | None = None
     try:
         if not (await asyncio.wait((task,), timeout=AFTER_SECONDS))[0]:
@@ -39,6 +41,11 @@ async def raced(exchange: Coroutine[Any, Any, R], addresses: Sequence[str], port
         task.cancel()
         if race is not None:
             race.cancel()
+
+
+def _forgotten(task: asyncio.Future[Any]) -> None:
+    if not task.cancelled():
+        task.exception()
 
 
 async def first_to_connect(addresses: Sequence[str], port: int, *, seconds: float) -> str | None:

@@ -31,6 +31,9 @@ _TLS_WORDS = (
     "cannot decrypt",
     "unsupported name type",
 )
+_TRANSFER_CODINGS = frozenset(("chunked", "identity"))
+"""One of them, or none."""
+_ENDS = ("connection closed before message completed", "os error 104)", "os error 32)", "os error 10054)")
 _REFUSALS = (
     "AccessDenied",
     "BadCertificate",
@@ -68,8 +71,9 @@ def translate(error: Exception, where: str) -> FetchError:
         if any(word in cause for cause in causes for word in _TLS_ENDS):
             return ConnectFailed(f"{where}: ended the connection where TLS does not end", hint=_TLS_END_HINT)
         if _connecting(causes) and any(word in cause for cause in causes for word in _TLS_WORDS):
-            return TlsRefused(text)
-        return ConnectFailed(text)
+            is_plain = any("InvalidContentType" in cause for cause in causes)
+            return TlsRefused(text, hint="what is there does not speak TLS: try http://" if is_plain else "")
+        return ConnectFailed(text, was_open=ended_early(error))
     if isinstance(error, BuilderError):
         # The address was checked before: what is missing now is a client, mostly for want of files.
         return ConnectFailed(text)
@@ -80,6 +84,12 @@ def never_connected(error: Exception) -> bool:
     """Whether there was no connection at all, so that another address may be tried at once."""
     causes = _causes(error)
     return _connecting(causes) and ("tcp connect error" in causes or isinstance(error, RequestTimeoutError))
+
+
+def ended_early(error: Exception) -> bool:
+    """Whether the connection ended before any answer, as one does that was kept and that the server let go."""
+    causes = _causes(error)
+    return "client error (SendRequest)" in causes and any(word in causes[-1] for word in _ENDS)
 
 
 def connecting(error: Exception) -> bool:
@@ -125,12 +135,15 @@ def check_head(headers: Headers) -> None:
     """Refuse, as browsers do, an answer whose head can be read in two ways: nobody could say where its body ends."""
     lengths: set[str] = set()
     targets: set[str] = set()
+    codings: set[str] = set()
     for name, value in headers:
         if name == "content-length":
             lengths.update(part.strip() for part in value.split(","))
         elif name == "location":
             targets.add(value)
-        elif name == "transfer-encoding" and value.strip().lower() not in ("chunked", "identity"):
-            raise ProtocolBroken(f"a transfer coding that was not asked for: {value[:80]!r}")
+        elif name == "transfer-encoding":
+            codings.add(value.strip().lower())
+            if not codings < _TRANSFER_CODINGS:
+                raise ProtocolBroken(f"a transfer coding that was not asked for: {value[:80]!r}")
     if len(lengths) > 1 or len(targets) > 1:
         raise ProtocolBroken("different values of one Content-Length" if len(lengths) > 1 else "two Location headers")

@@ -12,7 +12,7 @@ import msgspec
 from gossamer.clock import Clock
 from gossamer.download.base import Downloader, Permit
 from gossamer.errors import FetchError, TooLarge
-from gossamer.model import Headers, Request, Response
+from gossamer.model import REDIRECTS, Headers, Request, Response
 from gossamer.settings import MIB, Settings
 from gossamer.urls import host_port, join, origin
 
@@ -27,7 +27,6 @@ FRESH_SECONDS, LONGEST_FRESH_SECONDS = 300.0, 3600.0
 ALWAYS = frozenset(("script", "stylesheet", "xhr", "fetch"))
 CHOICES = frozenset(("image", "font", "media"))
 METHODS = frozenset(("GET", "HEAD", "POST"))
-REDIRECTS = frozenset((301, 302, 303, 307, 308))
 # What the browser says of itself, and what our client says better.
 _NOT_SENT = ("user-agent", "accept-encoding", "host", "connection", "content-length", "sec-", "proxy-", "upgrade")
 _NOT_TOLD = frozenset(

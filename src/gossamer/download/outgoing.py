@@ -146,6 +146,8 @@ def configure(builder: B, settings: Settings, headers: HeaderMap, authorities: l
         .timeout(timedelta(seconds=settings.fetch_seconds))
         .pool_idle_timeout(timedelta(seconds=IDLE_SECONDS))
         .pool_max_idle_per_host(settings.per_site + 1)
+        # A value that goes on in the next line: RFC 9112 has user agents read it, with spaces between.
+        .http1_allow_obsolete_multiline_headers_in_responses(True)
         .http2(True)
         .http2_initial_stream_window_size(MIB)
         .http2_initial_connection_window_size(4 * MIB)
@@ -156,6 +158,13 @@ def configure(builder: B, settings: Settings, headers: HeaderMap, authorities: l
     return configured
 
 
+def closing(headers: HeaderMap | None) -> HeaderMap:
+    """The headers, and that the connection is not to be kept."""
+    made = headers.copy() if headers is not None else HeaderMap()
+    made["connection"] = "close"
+    return made
+
+
 def read_authorities(ca_file: str) -> list[bytes]:
     """The certificates of a PEM file, one by one; ConfigError if there are none."""
     if not ca_file:
@@ -163,7 +172,7 @@ def read_authorities(ca_file: str) -> list[bytes]:
     try:
         text = Path(ca_file).expanduser().read_bytes()
     except OSError as error:
-        raise ConfigError(f"ca_file: {ca_file}: {error.strerror}") from None
+        raise ConfigError(f"ca_file: {ca_file}: {error.strerror}", hint="name a PEM file that can be read") from None
     end = b"-----END CERTIFICATE-----"
     found = [
         part[part.index(b"-----BEGIN CERT") :] + end + b"\n" for part in text.split(end) if b"-----BEGIN CERT" in part
@@ -180,8 +189,9 @@ def _expanded(source: str, values: Mapping[str, str]) -> dict[str, str]:
 def _headers(source: str, values: Mapping[str, str]) -> HeaderMap:
     for name in values:
         if name.lower() in _CLIENTS_OWN:
-            raise ConfigError(f"{source}: {name} is set by the client itself")
+            raise ConfigError(f"{source}: {name} is set by the client itself", hint="leave it away")
     try:
         return HeaderMap(values)
     except ValueError:
-        raise ConfigError(f"{source}: a name or value that cannot stand in a header") from None
+        hint = "names are of letters, digits and -; values are one line"
+        raise ConfigError(f"{source}: a name or value that cannot stand in a header", hint=hint) from None

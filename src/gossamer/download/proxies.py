@@ -181,10 +181,11 @@ def _lines(entries: Iterable[str]) -> list[str]:
         try:
             lines = Path(entry[1:]).expanduser().read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"proxy: {entry[1:]}: {getattr(error, 'strerror', '') or 'is not text'}") from None
+            said = getattr(error, "strerror", "") or "is not text"
+            raise ConfigError(f"proxy: {entry[1:]}: {said}", hint="@FILE has one address a line") from None
         listed = [match[0] for line in lines if (match := _LINE.match(line.strip()))]
         if not listed:
-            raise ConfigError(f"proxy: {entry[1:]}: no address in it")
+            raise ConfigError(f"proxy: {entry[1:]}: no address in it", hint="@FILE has one address a line")
         found += listed
     return found
 

@@ -6,6 +6,7 @@ import asyncio
 import weakref
 from collections import deque
 from collections.abc import Callable
+from math import inf
 from typing import Generic, TypeVar
 
 from gossamer.clock import Clock
@@ -15,6 +16,8 @@ GENERATION_HOSTS = 200
 MAX_GENERATIONS = 64
 BUILD_GAP_SECONDS = 0.25
 IDLE_SECONDS = 30.0
+LINGER_SECONDS = 1.0
+"""So long connections may still be there that were kept before."""
 
 C = TypeVar("C")
 
@@ -30,17 +33,33 @@ class Generation(Generic[C]):
 class Route(Generic[C]):
     """Where the requests for a host go: a client that connects this name to this address and to no other."""
 
-    __slots__ = ("address", "expires_at", "generation", "has_answered", "host", "spares", "used_at")
+    __slots__ = (
+        *("address", "closes_from", "ended_count", "expires_at", "generation", "has_answered", "host", "spares"),
+        "used_at",
+    )
 
     def __init__(self, host: str, address: str, spares: tuple[str, ...], expires_at: float) -> None:
         self.host, self.address, self.spares, self.expires_at = host, address, spares, expires_at
         self.generation: Generation[C] | None = None
         self.used_at = 0.0
         self.has_answered = False
+        self.ended_count = 0
+        self.closes_from = inf
+        """Since when its connections are not kept."""
 
     @property
     def is_literal(self) -> bool:
         return self.host.strip("[]") == self.address
+
+    def ended(self, now: float) -> bool:
+        """Note that a connection ended before an answer came; whether it may be one that was kept too long.
+
+        Some servers end connections without saying so before. Where that is met again, none is kept any more."""
+        is_kept = self.has_answered and now < self.closes_from + LINGER_SECONDS
+        self.ended_count += self.has_answered
+        if self.ended_count > 1:
+            self.closes_from = min(self.closes_from, now)
+        return is_kept
 
 
 class Routes(Generic[C]):

@@ -11,8 +11,9 @@ from typing import Any
 from pyreqwest.client import SyncClient, SyncClientBuilder
 
 from gossamer.clock import Clock
-from gossamer.download.client import READ_BYTES, Call, HttpDownloader, Reply, too_large
+from gossamer.download.client import READ_BYTES, Call, HttpDownloader, Reply
 from gossamer.download.dns import Names
+from gossamer.download.heads import body_bytes, too_large
 from gossamer.download.oddheaders import readable
 from gossamer.download.proxies import Proxy
 from gossamer.settings import Settings
@@ -60,7 +61,7 @@ class ThreadDownloader(HttpDownloader):
             headers_at = self._clock.monotonic()
             status = response.status
             headers, odd = readable(response.headers)
-            length = self._body_bytes(call, status, headers)
+            length = body_bytes(call.method, status, headers, call.max_bytes)
             if length is not None and length <= READ_BYTES:
                 body = response.bytes().to_bytes()
             else:

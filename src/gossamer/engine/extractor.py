@@ -19,7 +19,7 @@ from gossamer.extract.links import LinkMemo
 from gossamer.extract.markdown import check_installed, forget
 from gossamer.extract.page import Page
 from gossamer.extract.schema import Schemas
-from gossamer.extract.spider import FieldSpider, Spider, load, load_type
+from gossamer.extract.spider import FieldSpider, Spider, load, load_type, make
 from gossamer.middleware.base import compose
 from gossamer.middleware.robots import product_token
 from gossamer.model import PageRow, Rejected, Request, Response
@@ -65,7 +65,7 @@ class Extracted(msgspec.Struct, frozen=True, kw_only=True):
 def make_spider(settings: Settings) -> Spider:
     """The spider that the settings name: the user's class, one made of --extract fields, or one that follows links."""
     if settings.spider:
-        return load(settings.spider)()
+        return make(settings.spider)
     if settings.extract:
         return FieldSpider(settings.extract)
     return Spider()

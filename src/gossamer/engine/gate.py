@@ -14,19 +14,23 @@ from gossamer.errors import FetchError, Forbidden, NameUnknown, ProxyFailed, Tls
 from gossamer.frontier import policy
 from gossamer.middleware import robots as rfc9309
 from gossamer.middleware.robots import Matcher, Robots
-from gossamer.model import ROBOTS, Request, Response
+from gossamer.model import REDIRECTS, ROBOTS, Request, Response
 from gossamer.settings import Settings
 
+_MOST_FILES, _MOST_BYTES = 512, 12 * 1024 * 1024
+"""What a worker keeps of compiled rules: a hostile robots.txt may have tens of thousands."""
+_MOST_ORIGINS, _MOST_RULES = 1000, 50_000
+"""What it keeps for the loads of its browser."""
 PacedFetch = Callable[[Request], Awaitable[Response]]
 
 
 class Rulebook:
     """Rules that were read and compiled before; a robots.txt of half a megabyte takes a tenth of a second each time.
 
-    Those that were used last are kept, so many files and so many bytes: a hostile one may have tens of thousands."""
+    Those that were used last are kept."""
 
-    def __init__(self, files: int = 512, max_bytes: int = 12 * 1024 * 1024) -> None:
-        self._files, self._room = files, max_bytes
+    def __init__(self) -> None:
+        self._room = _MOST_BYTES
         self._kept: OrderedDict[bytes, tuple[Robots, Matcher]] = OrderedDict()
 
     def read(self, packed: bytes) -> tuple[Robots, Matcher]:
@@ -36,7 +40,7 @@ class Rulebook:
             robots = rfc9309.unpack(packed)
             found = self._kept[packed] = robots, Matcher(robots.rules)
             self._room -= found[1].weight
-            while len(self._kept) > 1 and (len(self._kept) > self._files or self._room < 0):
+            while len(self._kept) > 1 and (len(self._kept) > _MOST_FILES or self._room < 0):
                 self._room += self._kept.popitem(last=False)[1][1].weight
         else:
             self._kept.move_to_end(packed)
@@ -91,9 +95,10 @@ class Gate:
     async def refresh(self, url: str, fetch: PacedFetch) -> Robots:
         """Ask for the robots.txt of this URL's origin; at most five redirects are followed, as RFC 9309 says.
 
-        Raises what the page itself would meet for good: a name that does not exist, a forbidden address, bad TLS."""
+        One that could not be had is not asked for again before its Retry-After is over. Raises what the page itself
+        would meet for good: a name that does not exist, a forbidden address, bad TLS."""
         origin = urls.origin(url)
-        status, body = await self._ask(f"{origin}/robots.txt", fetch)
+        status, body, wish = await self._ask(f"{origin}/robots.txt", fetch)
         now = self._clock.epoch()
         robots = rfc9309.settle(
             self._known.get(origin),
@@ -105,12 +110,14 @@ class Gate:
         )
         if robots.failures:
             wait = policy.backoff(robots.failures, base=self._settings.backoff_seconds, cap=rfc9309.LAST_RETRY_SECONDS)
-            robots = msgspec.structs.replace(robots, good_until=now + wait)
+            asked = policy.retry_after(wish, now=now) or 0.0
+            robots = msgspec.structs.replace(robots, good_until=now + max(wait, asked))
         self._known[origin] = robots
         self._matchers.pop(origin, None)
         return robots
 
-    async def _ask(self, url: str, fetch: PacedFetch) -> tuple[int | None, bytes]:
+    async def _ask(self, url: str, fetch: PacedFetch) -> tuple[int | None, bytes, str]:
+        """The status of the answer, its body, and its Retry-After."""
         for hop in range(rfc9309.MAX_REDIRECTS + 1):
             try:
                 # The site of each hop, not of the first: a site's own headers stay with it.
@@ -118,19 +125,19 @@ class Gate:
             except (Forbidden, NameUnknown, TlsRefused):
                 if hop == 0:
                     raise
-                return None, b""
+                return None, b"", ""
             except ProxyFailed:
                 # It says nothing about the site, nor about its rules.
                 raise
             except FetchError:
-                return None, b""
-            if response.status not in (301, 302, 303, 307, 308):
-                return response.status, response.body
+                return None, b"", ""
+            if response.status not in REDIRECTS:
+                return response.status, response.body, response.header("retry-after")
             target = urls.join(url, response.header("location"))
             if target is None:
-                return 404, b""
+                return 404, b"", ""
             url = target
-        return 404, b""
+        return 404, b"", ""
 
 
 class LoadGate:
@@ -138,8 +145,8 @@ class LoadGate:
 
     Rules that a lease brought, or that a visit has asked for, are learned and not asked for again."""
 
-    def __init__(self, settings: Settings, clock: Clock, *, size: int = 1000, rules: int = 50_000) -> None:
-        self._settings, self._clock, self._size, self._rules = settings, clock, size, rules
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        self._settings, self._clock = settings, clock
         self._gates: OrderedDict[str, Gate] = OrderedDict()
         self._asking: dict[str, asyncio.Lock] = {}
 
@@ -169,5 +176,5 @@ class LoadGate:
         self._gates[origin] = gate
         self._gates.move_to_end(origin)
         held = sum(kept.weight for kept in self._gates.values())
-        while len(self._gates) > 1 and (len(self._gates) > self._size or held > self._rules):
+        while len(self._gates) > 1 and (len(self._gates) > _MOST_ORIGINS or held > _MOST_RULES):
             held -= self._gates.popitem(last=False)[1].weight

@@ -8,11 +8,10 @@ from gossamer import urls
 from gossamer.engine import hops
 from gossamer.errors import ConnectFailed, FetchError, NameUnknown, NameUnresolved, TimedOut, TransientError
 from gossamer.frontier import policy
-from gossamer.model import Request, Response, Status
+from gossamer.model import REDIRECTS, Request, Response, Status
 from gossamer.settings import Settings
 
 MAX_HOPS = 10
-REDIRECTS = frozenset((301, 302, 303, 307, 308))
 
 
 class Verdict(NamedTuple):
@@ -74,6 +73,9 @@ def judge_error(
         return Verdict("failed", error.kind)
     if not isinstance(error, ConnectFailed | NameUnresolved | TimedOut):
         return _fault_of_page(request, error.kind, settings)
+    if isinstance(error, ConnectFailed) and error.was_open and not memo.get("failures"):
+        # It hung up on this page; whether on others too, the next request shows.
+        return _fault_of_page(request, error.kind, settings, memo={"failures": 1})
     return _fault_of_site(request, error.kind, memo, settings, now=now)
 
 

@@ -19,7 +19,7 @@ from gossamer.settings import Settings
 log = logging.getLogger("gossamer.engine")
 
 
-class Job(msgspec.Struct, array_like=True, frozen=True):
+class Order(msgspec.Struct, array_like=True, frozen=True):
     """One page for a parser."""
 
     request: Request
@@ -27,7 +27,7 @@ class Job(msgspec.Struct, array_like=True, frozen=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_job = msgspec.msgpack.Decoder(Job).decode
+_decode_order = msgspec.msgpack.Decoder(Order).decode
 _decode_extracted = msgspec.msgpack.Decoder(Extracted).decode
 
 
@@ -49,7 +49,7 @@ class ParserPool:
                 process = await self._start()
             assert process.stdin is not None
             assert process.stdout is not None
-            process.stdin.write(wire.frame(_encode(Job(request, response))))
+            process.stdin.write(wire.frame(_encode(Order(request, response))))
             await process.stdin.drain()
             answer = await wire.read_frame(process.stdout)
         except ConnectionError:
@@ -57,13 +57,14 @@ class ParserPool:
         except BaseException:
             # The process may be in the middle of a page that nobody waits for any more.
             self._discard(process)
-            process = None
+            self._idle.put_nowait(None)
             raise
-        finally:
-            self._idle.put_nowait(process)
         if answer is None:
+            # Nobody else may get it: that it has died is not always known yet, and the next page would be charged too.
             self._discard(process)
+            self._idle.put_nowait(None)
             return Extracted(error="the spider's process died on this page")
+        self._idle.put_nowait(process)
         return _decode_extracted(answer)
 
     async def _start(self) -> asyncio.subprocess.Process:
@@ -114,10 +115,10 @@ def main() -> None:
     extractor = Extractor(make_spider(settings), settings)
     with asyncio.Runner() as runner:
         while (data := read()) is not None:
-            job = _decode_job(data)
-            target.write(wire.frame(_encode(runner.run(extractor.extract(job.request, job.response)))))
+            order = _decode_order(data)
+            target.write(wire.frame(_encode(runner.run(extractor.extract(order.request, order.response)))))
             target.flush()
-            del job
+            del order
             allocator.trim_after(len(data))
 
 

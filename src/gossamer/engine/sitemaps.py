@@ -74,7 +74,7 @@ class Sitemaps:
         if settings.max_depth == 0:
             return None
         origin = urls.origin(url)
-        named = [found for name in robots.rules.sitemaps if (found := urls.normal(name)) is not None]
+        named = [found for name in robots.rules.sitemaps if (found := urls.join(origin, name)) is not None]
         referrer = f"{origin}/robots.txt" if named else ""
         requests = [
             self._linker.sitemap(sitemap, origin=origin, level=0, referrer=referrer)

@@ -52,7 +52,6 @@ class Stats:
         """Sitemap files that were read."""
         self.listed = 0
         """Pages that they list, in scope or not."""
-        self.workers_restarted = 0
         self._recent: deque[tuple[float, int]] = deque(maxlen=100)
 
     def saw(self, accepted: Sequence[Outcome], records: Sequence[Record], notes: Sequence[SiteNote] = ()) -> None:

@@ -43,7 +43,6 @@ class Supervisor:
         self._state = state
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._stopping = asyncio.Event()
-        self.restarts = 0
         self._deaths = 0
 
     @property
@@ -87,7 +86,6 @@ class Supervisor:
                     f"workers died {self._deaths} times in a row, the last one with code {code}",
                     hint="their messages are above; --workers 1 runs everything in one process, which shows more",
                 )
-            self.restarts += 1
             log.warning("worker %d ended with code %d after %.1f s; starting it again", number, code, lived)
             await self._pause(min(10.0, 0.1 * 2 ** min(self._deaths, 7)) if lived < _HEALTHY_SECONDS else 0.1)
 
@@ -101,6 +99,7 @@ class Supervisor:
             *(("--name", f"{self._names}-{number}") if self._names else ()),
             "--supervised",
             str(self._count),
+            str(os.getpid()),
             stdin=asyncio.subprocess.DEVNULL,
             env={**os.environ, **self._environment},
         )
@@ -110,7 +109,8 @@ class Supervisor:
         try:
             return await process.wait()
         finally:
-            self._processes.pop(number, None) if process.returncode is not None else None
+            if process.returncode is not None:
+                self._processes.pop(number, None)
 
     async def _pause(self, seconds: float) -> None:
         try:

@@ -18,6 +18,7 @@ from gossamer.engine.copies import Copies
 from gossamer.engine.extractor import Extracted
 from gossamer.engine.gate import Gate
 from gossamer.engine.judge import MAX_HOPS, Verdict, asks_again, judge_error, judge_response
+from gossamer.engine.pace import Pace
 from gossamer.engine.paths import Paths
 from gossamer.engine.records import answer_row, record_of
 from gossamer.engine.region import Placing
@@ -26,14 +27,15 @@ from gossamer.engine.sitecookies import SiteCookies
 from gossamer.engine.sitemaps import CHUNK
 from gossamer.engine.store import Result
 from gossamer.engine.told import Told
-from gossamer.errors import Disallowed, FetchError, Forbidden, ProxyFailed
+from gossamer.errors import ConnectFailed, Disallowed, FetchError, Forbidden, ProxyFailed
 from gossamer.extract.fingerprint import text_digest
-from gossamer.frontier import policy
 from gossamer.model import SITEMAP, Lease, Outcome, PageRow, Request, Response, SiteNote
 from gossamer.sink.trail import Step
 
 fetches = logging.getLogger("gossamer.fetch")
 _ANYWHERE = nullcontext()
+_REPEATS = 2
+"""So often a request is sent again whose connection had been kept too long."""
 
 
 class Visit:
@@ -53,9 +55,7 @@ class Visit:
         self._copies = Copies(lease) if context.settings.dedupe else None
         context.revisits.meet(lease)
         self._cookies = SiteCookies(context.jar, lease) if context.jar is not None else None
-        self._delay = lease.delay
-        self._next_at = 0.0
-        self._answered_at: float | None = None
+        self._pace = Pace(lease, context.settings, context.clock)
         self._left_alone = False
         self.told = Told()
         if context.remembers is not None:
@@ -129,7 +129,7 @@ class Visit:
                 robots = await self._gate.refresh(request.url, self._fetch)
             except _LeaseLost:
                 return False
-            delay = self._heed(robots.rules.crawl_delay)
+            delay = self._pace.heed(self._gate.crawl_delay)
             learned = {urls.origin(request.url): robots.pack()}
             if self._context.loads is not None:
                 self._context.loads.learn(learned)
@@ -164,28 +164,19 @@ class Visit:
             self._memo.update(found.memo)
             await committer.put(self._note(memo=found.memo))
 
-    def _heed(self, crawl_delay: float | None) -> float | None:
-        """Take up a Crawl-delay that asks for more than the delay in force; the site's new delay if there is one."""
-        if crawl_delay is None or crawl_delay * self.lease.lanes <= self._delay:
-            return None
-        # It holds from the robots.txt itself on: that was a request like others.
-        self._next_at += crawl_delay * self.lease.lanes - self._delay
-        self._delay = crawl_delay * self.lease.lanes
-        return crawl_delay
-
     async def _fetch(self, request: Request) -> Response:
         """One request on the wire, no sooner than the site's delay allows, and only while the lease is ours."""
-        context, site = self._context, self.lease.site
+        context, site, repeats = self._context, self.lease.site, _REPEATS
         while True:
             # A timer may fire a little early, and the delay is a promise: look at the clock again.
-            while (wait := self._next_at - self._clock.monotonic()) > 0 or (wait := context.breaker.wait()) > 0:
+            while (wait := self._pace.wait()) > 0 or (wait := context.breaker.wait()) > 0:
                 await self._sleep(wait)
             async with self._at_its_address(request) if context.crowds is not None else _ANYWHERE, context.slots:
                 if self.lost or self._clock.monotonic() >= self.deadline:
                     self.lost = True
                     raise _LeaseLost
                 sent_at, began = self._clock.epoch(), self._clock.monotonic()
-                rest = None if self._answered_at is None else began - self._answered_at
+                rest = self._pace.rested(began)
                 try:
                     response = await context.fetch(request)
                     break
@@ -196,13 +187,16 @@ class Visit:
                     ended = self._clock.monotonic()
                     self._trace(request, sent_at, rest, error=error.kind, latency=ended - began)
                     if not isinstance(error, Forbidden):
-                        self._answered_at, self._next_at = ended, ended + self._delay
+                        self._pace.answered(ended)
+                    if isinstance(error, ConnectFailed) and error.was_kept and repeats:
+                        repeats -= 1
+                        continue
                     if not context.breaker.takes(site, error, was_there=self._gate.was_answered):
                         raise
         if not response.from_cache:
             at, size = response.fetched_at or sent_at, len(response.body)
             self._trace(request, at, rest, status=response.status, latency=response.latency, bytes=size)
-            self._answered_at, self._next_at = response.headers_at, response.headers_at + self._delay
+            self._pace.answered(response.headers_at)
             context.breaker.answered(site)
             if self._placing is not None:
                 self._placing.saw(response.latency, response.address)
@@ -228,7 +222,7 @@ class Visit:
                 url=request.url,
                 at=round(at, 3),
                 latency=round(latency, 4),
-                delay=round(self._delay, 3),
+                delay=round(self._pace.rest_seconds, 3),
                 lanes=self.lease.lanes,
                 rest=None if rest is None else round(rest, 4),
                 **known,
@@ -276,7 +270,9 @@ class Visit:
         settings = self._settings
         verdict = judge_response(request, response, self._memo, settings, now=self._clock.epoch())
         if settings.adaptive_delay and not response.from_cache:
-            await self._adapt(response)
+            crawl_delay = self._gate.crawl_delay if settings.robots else 0.0
+            if (delay := self._pace.adapt(response, crawl_delay=crawl_delay)) is not None:
+                await self._context.committer.put(self._note(delay=delay))
         if request.label == SITEMAP:
             await self._read_sitemap(request, response, verdict)
         elif verdict.target and verdict.status == "done":
@@ -326,19 +322,6 @@ class Visit:
             status="skipped", reason=reading.reason, memo={**(verdict.memo or {}), **(reading.memo or {})}
         )
         await self._settle(request, verdict, response=response, plan=Plan(reading.again_in, reading.state))
-
-    async def _adapt(self, response: Response) -> None:
-        lanes = self.lease.lanes
-        asked = self._gate.crawl_delay if self._settings.robots else 0.0
-        floor = max(self._settings.for_site(self.lease.site).delay or 0.0, asked)
-        delay = policy.adaptive_delay(
-            self._delay / lanes, latency=response.latency, status=response.status, floor=floor
-        )
-        if abs(delay * lanes - self._delay) > 0.1 * max(self._delay, 0.05):
-            # A longer one holds from this answer on; what was waited out by a shorter one need not be waited again.
-            self._next_at += max(0.0, delay * lanes - self._delay)
-            self._delay = delay * lanes
-            await self._context.committer.put(self._note(delay=delay))
 
     async def _settle(
         self,

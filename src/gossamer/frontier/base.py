@@ -40,9 +40,11 @@ class Frontier(Protocol):
     async def complete(
         self, outcomes: Sequence[Outcome], *, notes: Sequence[SiteNote] = (), marks: Mapping[str, int] | None = None
     ) -> Receipt:
-        """Settle requests, with their links, in one atomic step. `marks` are the lengths of the output files.
+        """Settle requests, with their links, in one atomic step. A lane whose batch is settled is free again, one delay
+        later.
 
-        A lane whose batch is settled is free again, one delay later."""
+        `marks` are the lengths of the output files, which an embedded frontier keeps; a fleet has no files of one
+        owner, and takes no notice of them."""
         ...
 
     async def release(self, leases: Sequence[Lease]) -> None:

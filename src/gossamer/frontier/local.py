@@ -73,15 +73,15 @@ class LocalFrontier:
         site = state.schedule.sites.get(name)
         if site is None:
             return
-        waiting = [number for _, number in site.delayed if number in state.schedule.revisits]
-        change = Change()
-        for first in range(0, len(waiting), _SLICE):
-            some = [number for number in waiting[first : first + _SLICE] if number in state.visits]
+        waiting = {number: due_at for due_at, number in site.delayed if number in state.schedule.revisits}
+        numbers, change = list(waiting), Change()
+        for first in range(0, len(numbers), _SLICE):
+            some = [number for number in numbers[first : first + _SLICE] if number in state.visits]
             for number, request in zip(some, await self._read(some), strict=True):
                 if (hint := hints.get(request.key)) is None or state.hints.get(number) == hint:
                     continue
                 wait = recrawl.hastened(recrawl.read(request.state), hint, state.settings, now=epoch)
-                if wait is not None:
+                if wait is not None and now + wait < waiting[number]:
                     change.hastened[number] = hint, epoch + wait
             # Others have their turn.
             await asyncio.sleep(0)

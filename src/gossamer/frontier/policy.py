@@ -10,6 +10,7 @@ RETRY_STATUSES = frozenset((408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 52
 HOLD_STATUSES = frozenset((429, 502, 503, 504, 520, 521, 522, 523, 524))
 """Answers that speak of the whole site: it is overloaded, or what stands before it cannot reach it."""
 HEAD = -(1 << 62)
+_ADAPTIVE_MAX_SECONDS = 60.0
 
 
 def rank(strategy: str, *, priority: int, depth: int, hops: int) -> int:
@@ -48,11 +49,11 @@ def retry_after(value: str, *, now: float) -> float | None:
     return min(max(wait.total_seconds(), 0.0), HOLD_MAX_SECONDS)
 
 
-def adaptive_delay(previous: float, *, latency: float, status: int, floor: float, cap: float = 60.0) -> float:
+def adaptive_delay(previous: float, *, latency: float, status: int, floor: float) -> float:
     """The delay of a site that sets its own pace: half-way to its latency, doubled when it is overloaded.
 
-    It is never below `floor`, and beyond `cap` only where that is."""
-    cap = max(cap, floor)
+    It is never below `floor`, and beyond a minute only where that is."""
+    cap = max(_ADAPTIVE_MAX_SECONDS, floor)
     if status in HOLD_STATUSES:
         return min(max(previous, floor, 0.5) * 2.0, cap)
     target = max(latency, (previous + latency) / 2.0)

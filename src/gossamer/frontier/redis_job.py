@@ -10,7 +10,7 @@ from urllib.parse import quote
 import msgspec
 
 from gossamer import settings as configuration
-from gossamer.errors import ConfigError, FrontierError, JobMissing, SchemaMismatch, Unavailable
+from gossamer.errors import UNREACHED, ConfigError, FrontierError, JobMissing, SchemaMismatch, Unavailable
 from gossamer.frontier.entries import as_texts
 from gossamer.frontier.share import Share
 from gossamer.settings import Settings
@@ -38,6 +38,7 @@ _PASSING = (
     faults.ConnectionError, faults.TimeoutError, faults.ReadOnlyError, faults.OutOfMemoryError,
     faults.TryAgainError, faults.ClusterError, faults.ClusterDownError, faults.MovedError, faults.SlotNotCoveredError,
 )  # fmt: skip
+_UNREACHED = (faults.ConnectionError, faults.TimeoutError)
 _PASSING_WORDS = ("LOADING", "BUSY", "READONLY", "MISCONF", "OOM", "MASTERDOWN", "NOREPLICAS", "UNKILLABLE", "TRYAGAIN")
 KINDS = {
     "job": "hash", "seen": "set", "site": "hash", "robots": "hash", "memo": "hash", "ranks": "zset", "queue": "list",
@@ -222,8 +223,10 @@ def translate(error: Exception, job: str) -> FrontierError:
         return refused
     if isinstance(error, _REFUSED) or text.startswith(("NOAUTH", "WRONGPASS", "NOPERM")):
         return FrontierError("Redis refused the user or the password", hint="check the frontier's address")
-    if isinstance(error, _PASSING) or text.startswith(_PASSING_WORDS):
+    if text.startswith(_PASSING_WORDS):
         return Unavailable(f"Redis: {text}")
+    if isinstance(error, _PASSING):
+        return Unavailable(f"Redis: {text}", hint=UNREACHED if isinstance(error, _UNREACHED) else "")
     return FrontierError(f"Redis: {text}")
 
 

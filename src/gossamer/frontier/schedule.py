@@ -343,7 +343,6 @@ class Schedule:
             self._put_back(site, lane.batch.values())
             lane.batch = {}
         lane.token = 0
-        lane.suspect = False
         lane.next_at = max(lane.next_at, now + self.lane_delay(site))
         lane.heap_at = None
         self.wake(site)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -100,7 +99,7 @@ class Sharded:
         return sum(await _all(self._shards[shard].add(some) for shard, some in by_shard.items()))
 
     async def lease(self, limit: int, *, batch: int, seconds: float) -> Grant:
-        now = time.monotonic()
+        now = asyncio.get_running_loop().time()
         asked = [shard for shard in self._part if shard not in self._last or self._last[shard][0] <= now]
         grants: dict[int, Grant] = {}
         found: list[Lease] = []
@@ -169,7 +168,7 @@ class Sharded:
 
     async def _one_suspect(self, grants: dict[int, Grant], *, batch: int, seconds: float) -> list[Lease]:
         """A suspect, if this worker has none: shards do not know of each other's, so they are asked in turn."""
-        now = time.monotonic()
+        now = asyncio.get_running_loop().time()
         self._suspects = {lease: ends for lease, ends in self._suspects.items() if ends > now}
         # The shard of the one that we have knows whether we still have it.
         ours = {self._of(site) for site, _ in self._suspects}

@@ -15,7 +15,7 @@ from urllib.request import Request, urlopen
 from xml.etree import ElementTree
 
 from gossamer.errors import ConfigError
-from gossamer.member import die_with_parent
+from gossamer.member import dies_with_us
 from gossamer.testing.servers import free_port
 
 _HOST = "127.0.0.1"
@@ -38,7 +38,7 @@ class BucketServer:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                preexec_fn=die_with_parent,  # noqa: PLW1509
+                preexec_fn=dies_with_us(),  # noqa: PLW1509
             )
             if self._answers():
                 return self

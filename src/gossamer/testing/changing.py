@@ -53,7 +53,6 @@ class ChangingWeb:
         self._noise = random.Random(seed)
         self.hits: list[Hit] = []
         self._awaited: list[tuple[int, asyncio.Future[None]]] = []
-        self.robots_hits = 0
         self.seeds = [f"http://s{site}.test/" for site in range(sites)]
         self.changes: dict[str, list[float]] = {}
         """URL -> when it changes, in seconds since the start."""
@@ -81,7 +80,6 @@ class ChangingWeb:
         """The answer of this moment."""
         path = urls.path_query(request.url)
         if path == "/robots.txt":
-            self.robots_hits += 1
             return self._response(request, 404)
         version = self.version(request.url, self.now)
         asked = (request.headers or {}).get("If-None-Match", "")

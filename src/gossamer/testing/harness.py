@@ -62,7 +62,6 @@ class Harness:
         raise SkipTest("this backend keeps no marks")
 
 
-Open = Callable[[Settings], AbstractAsyncContextManager[Harness]]
 S = TypeVar("S", bound="Suite")
 
 

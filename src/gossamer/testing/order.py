@@ -138,6 +138,13 @@ class Limits(Suite):
         assert (await self.lease(frontier, 0)).leases == ()
         assert len((await self.lease(frontier, 3, batch=2)).leases) == 1
 
+    @scenario(site_budget=1, delay=50.0)
+    async def test_a_job_does_not_wait_for_a_site_whose_budget_is_used_up(self, harness: Harness) -> None:
+        await harness.frontier.add(pages(1, 2))
+        await harness.frontier.complete(outcomes(await self.one(harness.frontier)))
+        counts = await harness.frontier.counts()
+        assert (counts.done, counts.skipped, counts.queued, counts.finished) == (1, 1, 0, True)
+
     @scenario(site_budget=3, delay=0.0, sites={"b.example": SiteSettings(budget=1)})
     async def test_a_sites_budget_is_exact(self, harness: Harness) -> None:
         frontier = harness.frontier

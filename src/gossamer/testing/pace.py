@@ -94,6 +94,18 @@ class Politeness(Suite):
         await self.one(harness.frontier)
 
     @scenario()
+    async def test_p5_what_is_noted_later_does_not_end_a_hold_over_a_crash(self, harness: Harness) -> None:
+        self.must_be_durable(harness)
+        await harness.frontier.add(pages(1))
+        lease = await self.one(harness.frontier)
+        for later in (note(lease, hold=50 * self.tick), note(lease, hold=5 * self.tick), note(lease, memo={"a": 1})):
+            await harness.frontier.complete([], notes=[later])
+        await harness.frontier.release([lease])
+        await harness.reopen()
+        await self.past(harness, 50)
+        await self.one(harness.frontier)
+
+    @scenario()
     async def test_p5_a_learned_delay_is_kept_and_over_a_crash(self, harness: Harness) -> None:
         await harness.frontier.add(pages(*range(1, 9)))
         lease = await self.one(harness.frontier, batch=1)
@@ -134,6 +146,16 @@ class Politeness(Suite):
         await self.past(harness, 2)
         assert (await self.one(harness.frontier, batch=1)).lane == second.lane
 
+    @scenario(per_site=2, robots=False, delay=5.0)
+    async def test_p5_a_lane_rests_after_its_lease_though_another_is_ready(self, harness: Harness) -> None:
+        await harness.frontier.add(pages(*range(1, 9)))
+        await self.one(harness.frontier, batch=1)
+        await self.past(harness, 5)
+        other = await self.one(harness.frontier, batch=1)
+        await harness.frontier.complete(outcomes(other))
+        await self.past(harness, 10)
+        assert (await self.one(harness.frontier, batch=1)).lane == other.lane
+
     @scenario(per_site=2)
     async def test_p5_lanes_open_when_the_lease_that_paced_the_site_alone_ends(self, harness: Harness) -> None:
         await harness.frontier.add(pages(*range(1, 9)))
@@ -144,6 +166,42 @@ class Politeness(Suite):
         await harness.frontier.complete([outcome(lease, 2), outcome(lease, 3)])
         await harness.advance(2.1 * self.tick)
         assert len((await self.lease(harness.frontier)).leases) == 2
+
+    @scenario(per_site=2)
+    async def test_p5_a_site_whose_rules_are_not_known_has_one_lane(self, harness: Harness) -> None:
+        await harness.frontier.add(pages(*range(1, 9)))
+        for _ in range(2):
+            lease = await self.one(harness.frontier, batch=1)
+            assert (lease.lanes, lease.delay) == (1, self.tick)
+            await harness.frontier.complete(outcomes(lease))
+            await self.past(harness, 1)
+
+    @scenario(per_site=3, robots=False)
+    async def test_p5_the_lanes_of_a_new_site_start_one_delay_apart(self, harness: Harness) -> None:
+        await harness.frontier.add(pages(*range(1, 9)))
+        await self.one(harness.frontier, batch=1)
+        await self._one_in_each_delay(harness, 2)
+
+    @scenario(per_site=3)
+    async def test_p5_lanes_that_open_start_one_delay_apart(self, harness: Harness) -> None:
+        await harness.frontier.add(pages(*range(1, 9)))
+        lease = await self.one(harness.frontier, batch=1)
+        await harness.frontier.complete(outcomes(lease), notes=[note(lease, robots={"http://a.example": b"any"})])
+        await self._one_in_each_delay(harness, 3)
+
+    @scenario(per_site=3)
+    async def test_p5_lanes_that_open_when_a_lease_expires_start_one_delay_apart(self, harness: Harness) -> None:
+        await harness.frontier.add(pages(*range(1, 9)))
+        lease = await self.one(harness.frontier, batch=2)
+        await harness.frontier.complete([outcome(lease, 1)], notes=[note(lease, robots={"http://a.example": b"any"})])
+        await harness.advance(LEASE * self.tick)
+        await self._one_in_each_delay(harness, 3)
+
+    async def _one_in_each_delay(self, harness: Harness, lanes: int) -> None:
+        for number in range(lanes):
+            # Where the last look found a lane, it was a moment after that had been ready.
+            await self.past(harness, 0.9 if number else 1)
+            await self.one(harness.frontier, batch=1)
 
     @scenario(sites={"a.example": SiteSettings(delay=0.0)}, delay=5.0)
     async def test_p5_without_delay_a_site_is_ready_at_once(self, harness: Harness) -> None:

@@ -179,6 +179,16 @@ class Outcomes(Suite):
         assert (await harness.frontier.counts()).queued == 29
         assert sorted(keys(await self.one(harness.frontier))) == list(range(1, 30))
 
+    @scenario(delay=10.0)
+    async def test_p4_a_lease_that_has_ended_is_not_extended(self, harness: Harness) -> None:
+        """Also while its lane still rests, and nobody else has it."""
+        await harness.frontier.add(pages(1))
+        lease = await self.one(harness.frontier)
+        await harness.advance((LEASE + 1) * self.tick)
+        assert await harness.frontier.extend([lease], seconds=99 * self.tick) == []
+        await self.past(harness, 9)
+        assert (await self.one(harness.frontier)).token > lease.token
+
     @scenario()
     async def test_p4_a_late_worker_changes_nothing(self, harness: Harness) -> None:
         late, other = await harness.worker("late"), await harness.worker("other")
@@ -204,6 +214,19 @@ class Outcomes(Suite):
         await other.add(pages(4))
         await harness.advance(1.1 * self.tick)
         assert (await self.one(other)).memo == {}
+
+    @scenario()
+    async def test_p4_a_stale_outcome_takes_nothing_from_a_good_one_beside_it(self, harness: Harness) -> None:
+        frontier = harness.frontier
+        await frontier.add([*pages(1), *pages(2, site="b.example")])
+        leases = {lease.site: lease for lease in (await self.lease(frontier)).leases}
+        stale, good = leases["a.example"], leases["b.example"]
+        await frontier.release([stale])
+        late = outcome(stale, 1, links=(page(11), page(12)))
+        receipt = await frontier.complete([late, outcome(good, 2, links=(page(21, "b.example"),))])
+        assert (receipt.accepted, receipt.stale) == (1, 1)
+        await harness.advance(1.1 * self.tick)
+        assert sorted(keys(*(await self.lease(frontier)).leases)) == [1, 21]
 
     @scenario()
     async def test_p4_a_token_is_stale_after_release_and_after_parking(self, harness: Harness) -> None:

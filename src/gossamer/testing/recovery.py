@@ -45,6 +45,23 @@ class Recovery(Suite):
         assert sorted(keys(again)) == [5, 6, 7, 21]
 
     @scenario()
+    async def test_p7_all_notes_of_one_call_count(self, harness: Harness) -> None:
+        await harness.frontier.add(pages(1, 2))
+        lease = await self.one(harness.frontier, batch=1)
+        told = [
+            note(lease, robots={"http://a.example": b"any"}, delay=5 * self.tick),
+            note(lease, memo={"a": 1}, hold=20 * self.tick),
+            note(lease, memo={"b": 2}),
+        ]
+        await harness.frontier.complete(outcomes(lease), notes=told)
+        if harness.durable:
+            await harness.reopen()
+        await self.past(harness, 20)
+        lease = await self.one(harness.frontier)
+        assert (lease.robots, lease.memo) == ({"http://a.example": b"any"}, {"a": 1, "b": 2})
+        assert lease.delay == 5 * self.tick
+
+    @scenario()
     async def test_p7_marks_survive(self, harness: Harness) -> None:
         self.must_be_durable(harness)
         assert await harness.marks() == {}
@@ -86,6 +103,17 @@ class Recovery(Suite):
         assert 0 < grant.wait <= (LEASE + 1.01) * self.tick
         await harness.advance((LEASE + 1.1) * self.tick)
         assert len(keys(*(await self.lease(other)).leases)) == 2
+
+    @scenario(max_pages=1, delay=5.0)
+    async def test_p9_the_last_pages_rest_one_delay_too(self, harness: Harness) -> None:
+        """All that may still be fetched is in the hands of a dead worker, who may just have asked for it."""
+        dead, other = await harness.worker("dead"), await harness.worker("other")
+        await dead.add(pages(1, 2))
+        await self.one(dead, batch=1)
+        await harness.advance(LEASE * self.tick)
+        await self.none(other)
+        await self.past(harness, 5)
+        await self.one(other)
 
     @scenario(delay=3.0)
     async def test_p9_a_worker_that_is_seen_to_die_gives_its_lanes_back_at_once(self, harness: Harness) -> None:

@@ -68,6 +68,29 @@ class Revisits(Suite):
         await harness.advance(2 * self.tick)
         assert keys(await self.one(harness.frontier)) == [1]
 
+    @scenario(recrawl="table", revisit_min_seconds=1e10, revisit_max_seconds=1e10)
+    async def test_a_hint_puts_no_visit_off(self, harness: Harness) -> None:
+        """Pages are not to be visited so soon again because of it; but this one is to come for other reasons."""
+        await harness.frontier.add(pages(1))
+        state = {"seen_at": 10.0}
+        lease = await self.one(harness.frontier)
+        await harness.frontier.complete(outcomes(lease, again_in=20 * self.tick, state=state))
+        await harness.frontier.add([page(1, meta={"lastmod": 20.0})])
+        await self.past(harness, 20)
+        (request,) = (await self.one(harness.frontier)).requests
+        assert request.state == state, "it did not bring the visit forward"
+
+    @scenario(recrawl="table")
+    async def test_a_visit_that_leaves_no_state_ends_the_one_before(self, harness: Harness) -> None:
+        await harness.frontier.add(pages(1))
+        for state, seen in (({"etag": "x"}, None), (None, {"etag": "x"}), (None, None)):
+            lease = await self.one(harness.frontier)
+            assert lease.requests[0].state == seen
+            await harness.frontier.complete(outcomes(lease, again_in=5 * self.tick, state=state))
+            if harness.durable:
+                await harness.reopen()
+            await harness.advance(6 * self.tick)
+
     @scenario(recrawl="table")
     async def test_a_continuous_job_without_revisits_is_finished(self, harness: Harness) -> None:
         await harness.frontier.add(pages(1))

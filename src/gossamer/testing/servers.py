@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Literal, NamedTuple, Self
 
 from gossamer.errors import ConfigError
-from gossamer.member import die_with_parent
+from gossamer.member import dies_with_us
 
 PROGRAM = "redis-server"
 _HOST = "127.0.0.1"
@@ -137,7 +137,7 @@ class RedisServer:
             [self.program, *self._words(port)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            preexec_fn=die_with_parent,  # noqa: PLW1509
+            preexec_fn=dies_with_us(),  # noqa: PLW1509
         )
 
     def _words(self, port: int) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any, Self
 from gossamer.errors import ConfigError
 from gossamer.frontier.sql.database import Database
 from gossamer.frontier.sql.job import dialect_of
-from gossamer.member import die_with_parent
+from gossamer.member import dies_with_us
 from gossamer.testing.folder import MEMORY
 from gossamer.testing.servers import free_port
 
@@ -93,7 +93,7 @@ class SqlServer:
                     stderr=log,
                     cwd=self.folder,
                     start_new_session=True,
-                    preexec_fn=die_with_parent,  # noqa: PLW1509
+                    preexec_fn=dies_with_us(),  # noqa: PLW1509
                     **_as_nobody(),
                 )
             if self._answers(port):

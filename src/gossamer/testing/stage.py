@@ -17,8 +17,8 @@ from gossamer.model import Request, Response
 from gossamer.settings import Settings
 from gossamer.testing.virtual import LoopClock, run
 
-Reply = int | FetchError | tuple[int, Mapping[str, str]] | None
-"""A status, an error, a status with headers, or None for the page as it is."""
+Reply = int | bytes | FetchError | tuple[int, Mapping[str, str]] | None
+"""A status, a body, an error, a status with headers, or None for the page as it is."""
 Script = Callable[[str, str, float], Reply]
 """What a host answers to a path at a time."""
 
@@ -58,12 +58,14 @@ class Stage:
             await asyncio.sleep(self._seconds_each)
         if isinstance(reply, FetchError):
             raise reply
+        body = reply if isinstance(reply, bytes) else self._body(host, path)
+        reply = 200 if isinstance(reply, bytes) else reply
         status, headers = reply if isinstance(reply, tuple) else (reply or self._status(host, path), {})
         return Response(
             url=request.url,
             status=status,
             headers=(("content-type", "text/html"), *headers.items()),
-            body=self._body(host, path) if status == 200 else b"",
+            body=body if status == 200 else b"",
             fetched_at=self._clock.epoch(),
             headers_at=self._clock.monotonic(),
         )
@@ -72,7 +74,7 @@ class Stage:
         return 404 if path == "/robots.txt" or host not in self._pages else 200
 
     def _body(self, host: str, path: str) -> bytes:
-        links = range(1, self._pages[host]) if path == "/" else ()
+        links = range(1, self._pages.get(host, 0)) if path == "/" else ()
         return f"<title>{host}{path}</title>".encode() + b"".join(b'<a href="/%d">x</a>' % link for link in links)
 
     def times(self, host: str) -> list[float]:

@@ -148,8 +148,8 @@ def check_table(web: ChangingWeb, *, kills: Sequence[float] = (), late: float = 
             assert weeks * WEEK <= later - at <= weeks * WEEK + allowed, (url, at, later, weeks)
 
 
-def check_freshness(web: ChangingWeb, predicted: float | None, *, start: float = 5 * WEEK) -> None:
+def check_freshness(web: ChangingWeb, predicted: float | None) -> None:
     """The copies are as fresh as was predicted, within a tenth."""
-    measured = web.freshness(start, web.now)
+    measured = web.freshness(5 * WEEK, web.now)
     assert predicted is not None
     assert abs(predicted - measured) <= 0.1 * measured, (predicted, measured)

@@ -32,8 +32,7 @@ local function free(site, lane, from)
     call('HDEL', prefix .. 'held', token)
     held[token] = false
     set(site, 't' .. lane, '0')
-    set(site, 'x' .. lane, 0)
-    if site.rules or job.robots ~= '1' then open_lanes(site) end
+    if site.rules or job.robots ~= '1' then open_lanes(site, from) end
     set(site, 'n' .. lane, text(math.max(num(site, 'n' .. lane), from + lane_delay(site))))
     if site.closed then close(site, site.closed) end
     wake(site)

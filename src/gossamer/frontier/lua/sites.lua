@@ -84,10 +84,11 @@ local function all_regions()
     regions[#regions + 1] = ''
     return regions
 end
-local function open_lanes(site)
+-- One delay apart, from where the first lane's rest is counted: no two of them are ready in the same moment.
+local function open_lanes(site, from)
     local wanted, have = num(site, 'allowed'), lanes_of(site)
     for lane = have, wanted - 1 do
-        set(site, 'n' .. lane, text(now + delay_of(site) * (1 + lane)))
+        set(site, 'n' .. lane, text(from + delay_of(site) * lane))
     end
     if wanted > have then set(site, 'lanes', wanted) end
 end
@@ -102,7 +103,7 @@ local function new_site(name)
         if own.region then move_to(site, own.region) end
         local budget = own.budget or job.budget
         if budget and budget ~= '' then set(site, 'budget', budget) end
-        if job.robots ~= '1' then open_lanes(site) end
+        if job.robots ~= '1' then open_lanes(site, now) end
         count('sites', 1)
     end
     return site

@@ -218,7 +218,7 @@ class Call:
         site.kept.leased -= left
         self.count("leased", -left)
         self.count("queued", left)
-        site.free(lane, rests_from=rests_from, now=self.now)
+        site.free(lane, rests_from=rests_from)
         self.held.pop(held.token, None)
         self.ended.add(held.token)
         self.changed.discard(held.token)

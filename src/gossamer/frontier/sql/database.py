@@ -31,7 +31,6 @@ CARGO = {
 }  # fmt: skip
 """Table -> how many of its columns are the key, and its columns without the shard."""
 
-UNREACHED = "is the server up, and is this its address?"
 CROWDED = "raise max_connections of the server, or use fewer workers: each has one connection to a database"
 UNDER_WAY = "it takes a moment; if gossamer spread was ended on the way, run it again"
 FULL = "make room on the server's disk"

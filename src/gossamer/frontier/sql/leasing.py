@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 
 from gossamer.frontier.sql.call import STRIPES, Call, Held, batch_text
@@ -12,6 +13,7 @@ from gossamer.frontier.sql.site import MICRO, NEVER, Lane, Site
 _DROWSY_MICRO = MICRO
 _SOON_MICRO = 10
 _LOCKED_WAIT = 0.02
+_READY_AT = itemgetter(3)
 
 
 class Leasing:
@@ -49,16 +51,11 @@ class Leasing:
             fresh: list[Site] = []
             over: list[Site] = []
             wanted = limit - len(self.leases)
-            for region in self._regions:
-                rows = call.ready.pop(region, None)
-                if rows is None:
-                    most = wanted + len(passed) + len(self._over)
-                    rows = await call.db.fetch("take_ready", region, call.now, most)
-                for row in rows:
-                    if row[0] not in passed and len(fresh) < wanted:
-                        passed.add(row[0])
-                        site = call.sites.setdefault(row[0], Site(row, call.settings))
-                        (fresh if site.share_left(call.half) else over).append(site)
+            for row in await self._ready(wanted + len(passed) + len(self._over)):
+                if row[0] not in passed and len(fresh) < wanted:
+                    passed.add(row[0])
+                    site = call.sites.setdefault(row[0], Site(row, call.settings))
+                    (fresh if site.share_left(call.half) else over).append(site)
             if not fresh and not over:
                 break
             self._over += over
@@ -69,6 +66,15 @@ class Leasing:
             self.passed = len(self._over)
         elif self._over and len(self.leases) < limit and self._left > 0:
             await self._serve(self._over, limit, whole=True)
+
+    async def _ready(self, most: int) -> list[Sequence[Any]]:
+        """Rows of sites that are ready, up to so many of each region: whoever has waited longest first."""
+        call = self.call
+        rows: list[Sequence[Any]] = []
+        for region in self._regions:
+            some = call.ready.pop(region, None)
+            rows += await call.db.fetch("take_ready", region, call.now, most) if some is None else some
+        return sorted(rows, key=_READY_AT)
 
     async def _take_back(self) -> None:
         """All that may still be fetched is in somebody's hands: take back what has run out."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from asyncmy import errors as faults
 
-from gossamer.errors import FrontierError, JobMissing, SchemaMismatch, Unavailable
-from gossamer.frontier.sql.database import CROWDED, FORBIDDEN, FULL, MISSING, UNDER_WAY, UNKNOWN, UNREACHED
+from gossamer.errors import UNREACHED, FrontierError, JobMissing, SchemaMismatch, Unavailable
+from gossamer.frontier.sql.database import CROWDED, FORBIDDEN, FULL, MISSING, UNDER_WAY, UNKNOWN
 
 _CONFLICT = {1205, 1213, 1020, 1062, 1615, 3572}
 _LOST = {0, 1047, 1053, 1077, 1079, 1080, 1152, 1153, 1158, 1159, 1160, 1161, 1184, 1927, 2003, 2006, 2013, 2055, 4031}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gossamer import addresses
-from gossamer.errors import ConfigError, FrontierError, JobMissing, SchemaMismatch, Unavailable
+from gossamer.errors import UNREACHED, ConfigError, FrontierError, JobMissing, SchemaMismatch, Unavailable
 from gossamer.frontier.sql.database import (
     CARGO,
     CROWDED,
@@ -16,7 +16,6 @@ from gossamer.frontier.sql.database import (
     MISSING,
     UNDER_WAY,
     UNKNOWN,
-    UNREACHED,
     schema,
     statements,
 )

@@ -108,18 +108,20 @@ class Site:
         """When the first lane could be leased if something were queued."""
         return min(self.ready(lane) for lane in self.kept.lanes)
 
-    def open_lanes(self, now: int) -> None:
-        """Open what is allowed, once its robots.txt is known; new lanes start one delay apart."""
+    def open_lanes(self, rests_from: int) -> None:
+        """Open what is allowed, once its robots.txt is known.
+
+        New lanes start one delay apart, from where the first one's rest is counted from: no two in the same moment."""
         if not (self.kept.rules or not self.settings.robots):
             return
         step = self.rest // len(self.kept.lanes)
         for number in range(len(self.kept.lanes), self.kept.allowed):
-            self.kept.lanes.append(Lane(next_at=now + step * (1 + number)))
+            self.kept.lanes.append(Lane(next_at=rests_from + step * number))
 
-    def free(self, lane: Lane, *, rests_from: int, now: int) -> None:
+    def free(self, lane: Lane, *, rests_from: int) -> None:
         """Take a lane back from its holder."""
         lane.token = 0
-        self.open_lanes(now)
+        self.open_lanes(rests_from)
         lane.next_at = max(lane.next_at, rests_from + self.rest)
 
     def row(self) -> tuple[Any, ...]:

@@ -1,0 +1,62 @@
+"""The pace of one lane: how long it rests between two requests, and when the next may be sent."""
+
+from __future__ import annotations
+
+from gossamer.clock import Clock
+from gossamer.frontier import policy
+from gossamer.model import Lease, Response
+from gossamer.settings import Settings
+
+
+class Pace:
+    """Counts from the last answer's headers, or its failure. With n lanes each of them rests for n delays."""
+
+    def __init__(self, lease: Lease, settings: Settings, clock: Clock) -> None:
+        self.rest_seconds = lease.delay
+        self._lanes = lease.lanes
+        self._least = settings.for_site(lease.site).delay or 0.0
+        self._is_adaptive = settings.adaptive_delay
+        self._clock = clock
+        self._next_at = 0.0
+        self._answered_at: float | None = None
+
+    def wait(self) -> float:
+        """Seconds before the next request may be sent; it may if there are none left."""
+        return self._next_at - self._clock.monotonic()
+
+    def rested(self, now: float) -> float | None:
+        """How long the lane has rested; None if nothing was sent before."""
+        return None if self._answered_at is None else now - self._answered_at
+
+    def answered(self, at: float) -> None:
+        """The answer's headers came, or a failure did."""
+        self._answered_at, self._next_at = at, at + self.rest_seconds
+
+    def heed(self, crawl_delay: float) -> float | None:
+        """Take up the Crawl-delay that the site's rules ask for; what the frontier must know of it, if anything.
+
+        One that is shorter than before, or gone, counts from the next lease on."""
+        if crawl_delay * self._lanes > self.rest_seconds:
+            # It holds from the robots.txt itself on: that was a request like others.
+            self._slow_down(crawl_delay)
+            return crawl_delay
+        least = max(self._least, crawl_delay)
+        # An adaptive delay finds its way down by itself. Some stores round.
+        is_shorter = not self._is_adaptive and least * self._lanes < 0.999 * self.rest_seconds
+        return crawl_delay if is_shorter else None
+
+    def adapt(self, response: Response, *, crawl_delay: float) -> float | None:
+        """Follow the site's latency and its refusals; the new delay, if it is another."""
+        before = self.rest_seconds / self._lanes
+        delay = policy.adaptive_delay(
+            before, latency=response.latency, status=response.status, floor=max(self._least, crawl_delay)
+        )
+        if abs(delay - before) * self._lanes <= 0.1 * max(self.rest_seconds, 0.05):
+            return None
+        self._slow_down(delay)
+        return delay
+
+    def _slow_down(self, delay: float) -> None:
+        """A longer one holds from the last answer on; what was waited out by a shorter one need not be waited again."""
+        self._next_at += max(0.0, delay * self._lanes - self.rest_seconds)
+        self.rest_seconds = delay * self._lanes
