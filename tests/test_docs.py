@@ -56,6 +56,14 @@ def test_every_document_is_there() -> None:
     assert [name for name in names.split() if not (ROOT / name).is_file()] == []
 
 
+def test_every_room_is_in_the_architecture() -> None:
+    written, source = text_of("ARCHITECTURE.md"), ROOT / "src" / "gossamer"
+    rooms = [f"{path.parent.name}/" for path in source.rglob("__init__.py") if path.parent != source]
+    modules = [path.name for path in source.glob("*.py") if not path.name.startswith("__")]
+    assert len(rooms) > 10
+    assert [name for name in (*rooms, *modules) if f"`{name}`" not in written] == []
+
+
 def test_the_reference_is_up_to_date() -> None:
     made = generator().pages()
     old = [name for name, text in made.items() if text_of(f"docs/reference/{name}") != text]

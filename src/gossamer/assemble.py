@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gossamer import telemetry
-from gossamer.clock import Clock
+from gossamer.clock import Clock, SystemClock
 from gossamer.download import Downloader, Locates, Remembers, open_downloader
 from gossamer.download.dns import Names, Resolver
 from gossamer.engine.crowds import Crowds
@@ -38,16 +38,31 @@ if TYPE_CHECKING:
     from gossamer.telemetry.tracing import Tracing
 
 
-def middlewares(spider: Spider, settings: Settings, clock: Clock, *, jar: CookieJar | None = None) -> list[Middleware]:
+def jar_of(settings: Settings, clock: Clock) -> CookieJar | None:
+    """The jar of a worker; None where no cookies are kept, or each session has its own."""
+    if not settings.cookies or settings.sessions:
+        return None
+    return CookieJar(clock, per_host=settings.cookie_jar == "host")
+
+
+def middlewares(spider: Spider, settings: Settings, clock: Clock, *, jar: CookieJar | None) -> list[Middleware]:
     """The fetch ring, outermost first: the spider's own, then the development cache, then sessions or cookies."""
     ring: list[Middleware] = list(spider.fetch_middleware)
     if settings.cache:
         ring.append(cache(Path(settings.cache), clock))
     if settings.sessions:
         ring.append(sessions(settings, clock))
-    elif settings.cookies:
-        ring.append(cookies(jar or CookieJar(clock, per_host=settings.cookie_jar == "host")))
+    elif jar is not None:
+        ring.append(cookies(jar))
     return ring
+
+
+async def check_fetching(settings: Settings) -> None:
+    """ConfigError if no worker here could fetch with these settings."""
+    clock = SystemClock()
+    if settings.cache:
+        cache(Path(settings.cache), clock)
+    await open_downloader(settings, clock=clock).aclose()
 
 
 def gate_of_loads(downloader: Downloader, settings: Settings, clock: Clock) -> LoadGate | None:
@@ -109,8 +124,7 @@ async def worker(
         store = parts.TracedStore(store, tracing, clock)
     downloader = open_downloader(settings, clock=clock, resolver=names)
     loads = gate_of_loads(downloader, settings, clock)
-    has_jar = settings.cookies and not settings.sessions
-    jar = CookieJar(clock, per_host=settings.cookie_jar == "host") if has_jar else None
+    jar = jar_of(settings, clock)
     pool = _parsers(settings)
     marker = Marker(None if pool else marker_path)
     extractor: Extracts = pool or Extractor(spider, settings)

@@ -1,4 +1,4 @@
-"""A job whose frontier is a server: its workers may be on any machine, and each writes segments of its own."""
+"""A job on a fleet's frontier: its workers may be on any machine, and each writes segments of its own."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def is_fleet(frontier: str) -> bool:
     if frontier in ("", "sqlite", "memory:"):
         return False
     raise ConfigError(
-        f"{masked_address(frontier)}: no such frontier in this version",
+        f"{masked_address(frontier)}: there is no such frontier",
         hint="use sqlite, memory:, redis://, postgresql://, mysql:// or folder:/path, from the root",
     )
 

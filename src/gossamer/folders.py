@@ -27,7 +27,7 @@ def folder_of(name: str, seeds: Sequence[str]) -> Path:
         path = Path(name)
         return path if "/" in name or path.is_dir() else Path("crawls") / name
     if not seeds:
-        raise ConfigError("nothing to crawl", hint="give a URL, --seeds FILE, or --job NAME to go on with a job")
+        raise ConfigError("which job?", hint="name it; gossamer status lists those that there are")
     return Path("crawls") / re.sub(r"[^A-Za-z0-9._-]+", "_", urls.host_port(seeds[0]))
 
 
@@ -99,7 +99,10 @@ def spider_seeds(settings: Settings) -> list[str]:
     """The seeds that the spider names itself."""
     from gossamer.extract.spider import load
 
-    return list(load(settings.spider).start)
+    start = load(settings.spider).start
+    if isinstance(start, str):
+        raise ConfigError(f"{settings.spider}: start is text, but must be a list", hint=f"start = [{start!r:.80}]")
+    return list(start)
 
 
 def spider_settings(settings: Settings) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def _to_file(path: str) -> logging.Handler:
     try:
         return WatchedFileHandler(path, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"--log-file {path}: {error.strerror}") from None
+        raise ConfigError(f"--log-file {path}: {error.strerror}", hint="name a file that can be written") from None
 
 
 def check(form: str, levels: str) -> None:

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from gossamer.assemble import worker
@@ -21,12 +22,18 @@ from gossamer.settings import build
 from gossamer.sink.trail import Trail
 
 
-def die_with_parent() -> None:
-    """Have the kernel end this process with its supervisor: an orphan would go on fetching beside its successor."""
+def die_with(parent: int) -> None:
+    """Have the kernel end this process with its parent: an orphan would go on fetching beside its successor."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-        if os.getppid() == 1:
+        # It may have died before the kernel was told. In a container the parent may well be process 1.
+        if os.getppid() != parent:
             os._exit(1)
+
+
+def dies_with_us() -> Callable[[], None]:
+    """The `preexec_fn` of a process that ends with this one."""
+    return partial(die_with, os.getpid())
 
 
 def leave_on_signals(stop: Callable[[], None], *, ctrl_c: bool = True) -> None:

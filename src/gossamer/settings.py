@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from gossamer.errors import ConfigError
+from gossamer.wording import too_large, worded
 
 VERSION = "0.1.0"
 MIB = 1024 * 1024
@@ -262,7 +263,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     recrawl: Annotated[
         str,
         Meta(
-            pattern=r"^(|table|adaptive|budget=\d+(\.\d+)?/[smhd])$",
+            pattern=r"^(|table|adaptive|budget=(?!0+(\.0+)?/)\d+(\.\d+)?/[smhd])$",
             description="Crawl for ever, and visit pages again: table, adaptive, or budget=N/d.",
         ),
     ] = ""
@@ -299,20 +300,21 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 def build(values: Mapping[str, Any], *, source: str = "settings") -> Settings:
-    """Settings from plain values; an unknown name or a wrong type is a ConfigError that names it."""
+    """Settings from plain values; an unknown name, a wrong type or a number without sense is a ConfigError."""
     try:
         settings = msgspec.convert(dict(values), Settings, strict=False)
+        if large := too_large(msgspec.to_builtins(settings)):
+            raise ConfigError(f"{source}: {large}")
         # Bytes of the command line that are no text come as halves of characters, which no file can hold.
         msgspec.msgpack.encode(settings)
     except msgspec.ValidationError as error:
         if "matching regex" in str(error):
             words = f"{source}: recrawl is {values.get('recrawl')!r:.80}, which it cannot be"
             raise ConfigError(words, hint="write table, adaptive, or budget=5000/d (or /h, /m, /s)") from None
-        raise ConfigError(f"{source}: {error}", hint=_nearest(values)) from None
+        said = worded(str(error), values, {name: str(item.type) for name, item in FIELDS.items()})
+        raise ConfigError(f"{source}: {said}", hint=_nearest(values)) from None
     except UnicodeEncodeError as error:
         raise ConfigError(f"{source}: {error.object!r:.80} is not UTF-8") from None
-    except OverflowError as error:
-        raise ConfigError(f"{source}: {error}") from None
     return settings
 
 
@@ -326,15 +328,21 @@ def dump(settings: Settings) -> dict[str, Any]:
 def from_file(folder: Path) -> dict[str, Any]:
     """What `gossamer.toml`, or `[tool.gossamer]` in pyproject.toml, of a folder says."""
     own, project = folder / "gossamer.toml", folder / "pyproject.toml"
+    path, keys = (own, ()) if own.is_file() else (project, ("tool", "gossamer"))
+    if not path.is_file():
+        return {}
     try:
-        if own.is_file():
-            return tomllib.loads(own.read_text("utf-8"))
-        if project.is_file():
-            found: dict[str, Any] = tomllib.loads(project.read_text("utf-8")).get("tool", {}).get("gossamer", {})
-            return found
+        found: Any = tomllib.loads(path.read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{own if own.is_file() else project}: {error}") from None
-    return {}
+        raise ConfigError(f"{path}: {error}", hint="mend the file; settings stand there as in: delay = 2.0") from None
+    for key in keys:
+        found = found.get(key, {})
+        if not isinstance(found, dict):
+            raise ConfigError(f"{path}: {key} must be a table", hint="settings stand there under [tool.gossamer]")
+    for name in found:
+        if name not in FIELDS:
+            raise ConfigError(f"{path}: there is no setting {name}", hint=_nearest({name: ""}))
+    return dict(found)
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:

@@ -60,7 +60,7 @@ async def tell(asked: Inquiry, url: str, *, page: str = "", now: float) -> dict[
     if known is None and rulings[-1].allows and settings.nofollow:
         rulings.append(await asyncio.to_thread(_nofollow_ruling, asked, page))
     found["rules"] = [ruling._asdict() for ruling in rulings]
-    found["waits"] = waits(known, site, asked, rulings, last, now=now) if known is not None else None
+    found["waits"] = waits(known, site, asked, rulings, last) if known is not None else None
     found["next"] = next_visit(known, settings, now=now) if known is not None else None
     found["attempts"] = [_attempt(one) for one in visits] or _journalled(known)
     found["site_state"] = _plain(site)
@@ -177,7 +177,7 @@ def _closed(site: Known, settings: Settings) -> Ruling:
 
 
 def waits(
-    known: Known, site: Known | None, asked: Inquiry, rulings: list[Ruling], last: Sent | None, *, now: float
+    known: Known, site: Known | None, asked: Inquiry, rulings: list[Ruling], last: Sent | None
 ) -> dict[str, Any] | None:
     """What a URL waits for; None if it waits for nothing."""
     state, site = known["state"], site or {}

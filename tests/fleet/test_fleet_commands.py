@@ -1,4 +1,4 @@
-"""The commands of a fleet, as people use them: submit, worker, status, pause, add, export."""
+"""The commands of a fleet, as people use them: submit, worker, status, pause, resume, stop, add, export."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ import pytest
 from gossamer.sim.log import fetched, gaps
 from gossamer.testing.servers import RedisServer
 from gossamer.testing.web import SimWeb
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
+from processes import until
 
 PASSWORD = "open-sesame"
 pytestmark = pytest.mark.skipif(
@@ -96,6 +99,41 @@ def test_a_job_is_paused_resumed_and_given_more(server: RedisServer, tmp_path: P
         assert not web.judge().missed
 
 
+SPIDER = """
+import gossamer
+
+class Titles(gossamer.Spider):
+    def parse(self, page):
+        yield {"url": page.url, "title": page.title}
+        yield from page.follow_all()
+"""
+
+
+def test_workers_run_the_submitted_spider_until_the_job_is_stopped_and_go_on_when_it_is_resumed(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    spider = tmp_path / "titles.py"
+    spider.write_text(SPIDER)
+    options = ("--job", "titles", "--sink", f"jsonl:{tmp_path}/out", "--allow-private", "--delay", "0.05")
+    with SimWeb(sites=2, pages_per_site=60, page_bytes=2000) as web:
+        assert gossamer(server, "submit", str(spider), *web.seeds, *options).returncode == 0
+        first = worker(server, "titles", "first")
+        until(lambda: len(web.log()) > 10)
+        assert gossamer(server, "stop", "titles").returncode == 0
+        _, said = first.communicate(timeout=60)
+        assert first.returncode == 0, said
+        assert web.judge().missed, "it was to be stopped in the middle"
+        assert gossamer(server, "resume", "titles").returncode == 0
+        _, said = (second := worker(server, "titles", "second")).communicate(timeout=60)
+        assert second.returncode == 0, said
+        assert not web.judge().missed
+        assert not web.judge().repeated
+        reachable = web.reachable()
+    items = gossamer(server, "export", "titles", "--format", "items").stdout.splitlines()
+    assert {json.loads(line)["url"] for line in items} == set(reachable)
+    assert len(items) == len(reachable) == 120
+
+
 def test_two_jobs_in_one_redis_do_not_meet(server: RedisServer, tmp_path: Path) -> None:
     with SimWeb(sites=2, pages_per_site=6, page_bytes=2000) as web:
         for number, name in enumerate(("one", "one:{two}*\n")):
@@ -122,6 +160,7 @@ def test_a_wrong_address_is_an_error_without_its_password(server: RedisServer, a
     done = gossamer(server, "status", "shop", GOSSAMER_FRONTIER=address.format(port=server.port))
     assert done.returncode == 1
     assert words in done.stderr.lower()
+    assert "hint:" in done.stderr
     assert "wrong" not in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -34,11 +34,12 @@ LEASE = 3.0
 class Fleet:
     """A web, a folder, and workers that can reach these two only."""
 
-    def __init__(self, folder: Path, web: SimWeb, machines: Namespaces) -> None:
+    def __init__(self, folder: Path, web: SimWeb, machines: Namespaces, *, lease: float = LEASE) -> None:
         self.url = f"folder:{folder / 'share'}"
         self.output = folder / "out"
         self.web = web
         self._machines = machines
+        self._lease = lease
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         (folder / "share").mkdir()
 
@@ -46,7 +47,7 @@ class Fleet:
         settings = Settings(
             delay=DELAY,
             allow_private=True,
-            lease_seconds=LEASE,
+            lease_seconds=self._lease,
             connect_seconds=0.5,
             concurrency=16,
             batch=8,
@@ -97,13 +98,16 @@ def fleet(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Fleet]:
     with ExitStack() as stack:
         machines = stack.enter_context(Namespaces(4))
         size = {"sites": 12, "latency_seconds": 0.0, **getattr(request, "param", {})}
+        lease = size.pop("lease", LEASE)
         web = stack.enter_context(SimWeb(pages_per_site=40, page_bytes=3000, links_per_page=8, names=True, **size))
         stack.enter_context(Relay(machines.address, web.plan.port))
-        fleet = Fleet(tmp_path, web, machines)
+        fleet = Fleet(tmp_path, web, machines, lease=lease)
         fleet.submit()
         yield fleet
 
 
+# Nobody dies: a worker that a busy machine holds up for some seconds must not be taken for dead.
+@pytest.mark.parametrize("fleet", [{"lease": 30.0}], indirect=True)
 def test_workers_that_share_only_a_folder_fetch_every_page_once_and_politely(fleet: Fleet) -> None:
     for number in range(4):
         fleet.start(number)

@@ -144,8 +144,11 @@ def test_workers_on_postgresql_hear_of_other_limits_while_they_run(
     asyncio.run(limits_are_heard_of(postgres_server.url, tmp_path, shards))
 
 
-def test_workers_on_mariadb_hear_of_other_limits_while_they_run(maria_server: SqlServer, tmp_path: Path) -> None:
-    asyncio.run(limits_are_heard_of(maria_server.url, tmp_path))
+@pytest.mark.parametrize("shards", ["", "0-1/2"], ids=["one shard", "two shards"])
+def test_workers_on_mariadb_hear_of_other_limits_while_they_run(
+    maria_server: SqlServer, tmp_path: Path, shards: str
+) -> None:
+    asyncio.run(limits_are_heard_of(maria_server.url, tmp_path, shards))
 
 
 def test_workers_on_a_folder_hear_of_other_limits_while_they_run(tmp_path: Path) -> None:

@@ -168,6 +168,15 @@ def test_nothing_of_the_operators_can_be_named(served: Served, extra: dict[str, 
     assert served.get("/api")["spiders"] == ["shop"]
 
 
+def test_a_name_that_is_not_known_comes_with_those_that_are(served: Served) -> None:
+    job = served.post("/api/jobs", {"job": "x", "seeds": ["http://a.example/"]}, status=400)
+    assert "`seeds`" in job["message"]
+    assert "urls" in job["hint"]
+    jobs = served.get("/api/jobs", 400, many="5")
+    assert "`many`" in jobs["message"]
+    assert "limit" in jobs["hint"]
+
+
 def test_tokens_are_nowhere_to_be_read(served: Served) -> None:
     """H66: not in the log, not in the environment, not in what is answered."""
     served.client.get("/api", headers={"Authorization": f"Bearer {WRITE}x"})

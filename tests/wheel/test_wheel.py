@@ -56,7 +56,7 @@ def test_the_wheel_has_the_whole_package_its_manual_and_nothing_else(built: tupl
     manual = f"gossamer-{metadata['Version']}.data/data/share/man/man1/gossamer.1"
     assert names == package | {manual}
     assert {Path(name).suffix for name in package} >= {".py", ".lua", ".sql", ".js", ".css", ".html", ".svg", ".typed"}
-    assert re.search(r"^gossamer = gossamer\.cli:main$", points, re.MULTILINE)
+    assert re.search(r"^gossamer = gossamer\.__main__:main$", points, re.MULTILINE)
     assert metadata["Requires-Python"] == ">=3.11"
     extras = set(metadata.get_all("Provides-Extra") or ())
     assert {"redis", "service", "scrapy"} <= extras

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -19,6 +20,19 @@ from gossamer.cli.terminal import flush_output, hold_standard_streams, plain, sa
 from gossamer.engine.allocator import give_back_freed_memory
 from gossamer.errors import ConfigError, GossamerError
 from gossamer.settings import VERSION
+
+_MENDING = {
+    errno.ENOENT: "is the path right?",
+    errno.EACCES: "the user that runs this needs the right to do that; or name another place",
+    errno.EPERM: "the user that runs this needs the right to do that; or name another place",
+    errno.EROFS: "name a place that can be written to",
+    errno.ENOTDIR: "a part of the path is a file, and no folder: name another place",
+    errno.EEXIST: "a file is where a folder should be: name another place",
+    errno.EISDIR: "name a file in it",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ENOSPC: "make room on that disk",
+    errno.EMFILE: "raise the limit of open files: ulimit -n",
+}
 
 
 class Commands(click.Group):
@@ -82,8 +96,6 @@ def gossamer(log_format: str | None, log_file: str | None, log_level: str | None
 
 def main() -> None:
     """Run a command; a mistake of the user's is a message with a hint, never a traceback."""
-    hold_standard_streams()
-    give_back_freed_memory()
     code = _run()
     error = flush_output()
     if error is not None and not isinstance(error, BrokenPipeError):
@@ -105,7 +117,12 @@ def _leave(code: int) -> NoReturn:
 
 def _run() -> int:
     try:
-        return int(gossamer.main(standalone_mode=False) or Exit.OK)
+        hold_standard_streams()
+        give_back_freed_memory()
+        try:
+            return int(gossamer.main(standalone_mode=False) or Exit.OK)
+        except ExceptionGroup as group:
+            raise _cause(group) from group
     except click.ClickException as error:
         say(_worded(error))
         return Exit.USAGE
@@ -120,8 +137,20 @@ def _run() -> int:
         # The reader of our output has left; nothing more can be said to it.
         return Exit.OK
     except OSError as error:
-        say(f"error: {plain(str(error))}")
+        what = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        say(f"error: {plain(what)}")
+        if error.errno in _MENDING:
+            say(f"hint: {_MENDING[error.errno]}")
         return Exit.ERROR
+
+
+def _cause(group: ExceptionGroup[Exception]) -> Exception:
+    """The first error in a group that can be told in a line; the group itself if there is another one in it."""
+    known, others = group.split((GossamerError, OSError))
+    found: Exception = known if known is not None and others is None else group
+    while found is not group and isinstance(found, ExceptionGroup):
+        found = found.exceptions[0]
+    return found
 
 
 def _worded(error: click.ClickException) -> str:

@@ -17,7 +17,8 @@ _BY_KIND = {
     "proxy": "the proxy does not let anything through: check its address, its credentials and that it runs",
     "render": "the browser did not come to an end with the page: raise --fetch-seconds, or use --downloader async",
     "too-large": "raise --max-body-bytes or --max-decoded-bytes; of files that a spider asks for, --max-file-bytes",
-    "forbidden": "the address guard refuses it: --allow-private permits addresses that are not public",
+    "forbidden": "the address guard refuses it, and the error tells why: --allow-private permits addresses that are "
+    "not public",
     "robots": "robots.txt does not allow it: --no-robots is for sites of your own",
     "robots-unreachable": "robots.txt could not be had, so nothing may be fetched: try later; "
     "--no-robots is for sites of your own",

@@ -17,7 +17,7 @@ from gossamer import urls
 from gossamer.cli.exits import Exit
 from gossamer.cli.figures import brief, many, size
 from gossamer.cli.plot import drawn
-from gossamer.cli.start import run
+from gossamer.cli.start import check_out, run
 from gossamer.cli.terminal import plain, put, say
 from gossamer.cli.why import about_a_job, one_url
 from gossamer.clock import SystemClock
@@ -47,6 +47,7 @@ def audit(site: str, name: str, frontier: str, as_json: bool, since: str, until:
     span = (_moment(since, now) if since else 0.0, _moment(until, now) if until else float("inf"))
     found = run(_ask(host, name or job_for(host, frontier), frontier, span))
     if plot is not None:
+        check_out(plot, "--plot")
         plot.write_text(drawn(found), "utf-8")
         say(f"wrote {plot}")
     if as_json:

@@ -16,27 +16,32 @@ from click.core import ParameterSource
 
 from gossamer import job as jobs
 from gossamer import logs
+from gossamer.assemble import check_fetching
 from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
+from gossamer.cli.figures import many
 from gossamer.cli.guide import Sectioned
 from gossamer.cli.options import given, notice_options, region_option, settings_options, shards_option
-from gossamer.cli.start import read_lines, read_settings, refuse_windows
+from gossamer.cli.start import check_seeds, read_lines, read_settings, refuse_windows
 from gossamer.cli.start import run as run_loop
 from gossamer.cli.terminal import plain, put, say
 from gossamer.clock import SystemClock
 from gossamer.engine.supervisor import FATAL
 from gossamer.errors import ConfigError, JobMissing, OwnerGone, SchemaMismatch
 from gossamer.fleet import SCHEMES, FleetCrawl, is_fleet, join_fleet
+from gossamer.inquiry import existing
 from gossamer.job import Crawl, Summary
 from gossamer.masks import masked_address
-from gossamer.member import die_with_parent, join
+from gossamer.member import die_with, join
 from gossamer.notices import Judge, Notifier, watch
 from gossamer.standby import HealthFile, Standby
 
 
 @click.command(cls=Sectioned)
 @click.argument("urls", nargs=-1, metavar="URL...")
-@click.option("--seeds", type=click.File("r", encoding="utf-8"), help="File with one URL a line; - is standard input.")
+@click.option(
+    "--seeds", type=click.File("r", encoding="utf-8-sig"), help="File with one URL a line; - is standard input."
+)
 @click.option(
     "--job",
     "name",
@@ -96,6 +101,7 @@ def crawl(
     if not first_urls and settings.spider:
         first_urls = jobs.read_seeds(jobs.spider_seeds(settings))
     if folder is None:
+        check_seeds(first_urls)
         folder = jobs.folder_of("", first_urls)
         settings = read_settings(folder, given(options))
     run: Crawl | FleetCrawl
@@ -108,9 +114,12 @@ def crawl(
         if not first_urls and not (folder / jobs.FRONTIER).exists():
             raise JobMissing(f"there is no job in {folder}", hint="give a URL to start one")
         run = Crawl(folder, settings, first_urls, in_memory=frontier == "memory:")
+    notifier = Notifier(notify)
+    # What could not be fetched with must not be kept: the next run would have it again.
+    asyncio.run(check_fetching(settings))
     jobs.save_settings(folder, settings)
     judge = Judge(stalled_after=stalled_after, errors_above=errors_above)
-    summary = run_loop(_told(run, quiet, Notifier(notify), judge, job or folder.name))
+    summary = run_loop(_told(run, quiet, notifier, judge, job or folder.name))
     if run.folder is not None:
         # Workers, which leave no report and say nothing at their end, need not load this.
         from gossamer.cli.report import leave_report
@@ -120,7 +129,7 @@ def crawl(
         put(f"{json.dumps(_as_json(summary, run.folder))}\n".encode())
     if not quiet:
         if run.known_before and run.added:
-            say(f"added {run.added} new URLs to the job that was there")
+            say(f"added {many(run.added, 'new URL')} to the job that was there")
         from gossamer.cli.summary import summary_lines
 
         again = f"{shlex.quote(job)} --frontier {shlex.quote(masked_address(frontier))}" if job else ""
@@ -222,7 +231,7 @@ def _as_json(summary: Summary, folder: Path | None) -> dict[str, Any]:
 @click.option("--wait", is_flag=True, help="Wait for the job of a fleet, and for its next run; leave on a signal only.")
 @click.option("--health-file", type=click.Path(path_type=Path, dir_okay=False),
               help="With --wait: a file to touch while alive; its word says whether it is ready.")  # fmt: skip
-@click.option("--supervised", type=click.IntRange(0), default=0, hidden=True)
+@click.option("--supervised", "supervision", type=(int, int), default=(0, 0), hidden=True)
 def worker(
     place: str,
     name: str,
@@ -233,7 +242,7 @@ def worker(
     shards: str,
     wait: bool,
     health_file: Path | None,
-    supervised: int,
+    supervision: tuple[int, int],
 ) -> int:
     """Join a running crawl: DIR is its folder or name, FRONTIER the address of a fleet's. Leaves when it is over.
 
@@ -248,8 +257,9 @@ def worker(
     refuse_windows()
     if health_file is not None and not wait:
         raise ConfigError("--health-file is for workers that wait", hint="add --wait")
+    supervised, supervisor = supervision
     if supervised:
-        die_with_parent()
+        die_with(supervisor)
     own_name = worker_name or f"{os.uname().nodename}-{os.getpid()}"
     if is_fleet(frontier):
         # As all other commands take it: gossamer worker JOB --frontier URL.
@@ -276,6 +286,9 @@ def worker(
     _refuse_fleet_options("region", "shards", "wait")
     try:
         run_loop(join(jobs.folder_of(place, ()), name=own_name, supervised=supervised))
+    except JobMissing:
+        existing(place)
+        raise
     except OwnerGone as gone:
         if supervised:
             return Exit.ERROR

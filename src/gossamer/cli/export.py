@@ -9,7 +9,8 @@ import click
 
 from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
-from gossamer.cli.start import run
+from gossamer.cli.figures import many
+from gossamer.cli.start import check_out, run
 from gossamer.cli.terminal import say
 from gossamer.export import FORMATS, Export, write
 from gossamer.export.stored import place_of
@@ -55,9 +56,11 @@ def export(
     gossamer export shop --format markdown --out pages/
     """
     where = Where(conditions)
+    if out is not None and not FORMATS[kind].is_folder:
+        check_out(out)
     place = run(place_of(name, frontier))
     wanted = Export(folder=place.folder, place=place, where=where, out=out, all_visits=all_visits, options=options)
     count = write(kind, wanted)
     if out is not None:
-        say(f"{out}: {count:,} {'items' if kind in ('items', 'rejected') else 'pages'}")
+        say(f"{out}: {many(count, 'item' if kind in ('items', 'rejected') else 'page')}")
     return Exit.OK

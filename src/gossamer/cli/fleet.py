@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from shlex import quote
 from typing import Any
 
 import click
@@ -10,10 +11,11 @@ import click
 from gossamer import job as jobs
 from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
+from gossamer.cli.figures import many
 from gossamer.cli.guide import Sectioned
 from gossamer.cli.options import given, settings_options, shards_option
-from gossamer.cli.start import read_lines, read_settings, run
-from gossamer.cli.terminal import say
+from gossamer.cli.start import check_seeds, read_lines, read_settings, run
+from gossamer.cli.terminal import plain, say
 from gossamer.errors import ConfigError
 from gossamer.fleet import SCHEMES, open_fleet, refuse_strangers, results_folder
 from gossamer.frontier.regions import parse_part
@@ -25,7 +27,9 @@ from gossamer.takeover import begin
 
 @click.command(cls=Sectioned)
 @click.argument("urls", nargs=-1, metavar="[SPIDER.py] URL...")
-@click.option("--seeds", type=click.File("r", encoding="utf-8"), help="File with one URL a line; - is standard input.")
+@click.option(
+    "--seeds", type=click.File("r", encoding="utf-8-sig"), help="File with one URL a line; - is standard input."
+)
 @click.option("--job", "name", default="", shell_complete=job_names, help="Name of the job.  [default: the first host]")
 @click.option("--frontier", required=True, metavar="URL", envvar="GOSSAMER_FRONTIER", help="redis://host:port/db")
 @shards_option("Number of shards: 256, or a part as workers write it, 0-63/256.  [default: one per server]")
@@ -48,6 +52,8 @@ def submit(urls: tuple[str, ...], seeds: Any, name: str, frontier: str, shards: 
     first_urls = jobs.read_seeds([*urls, *(read_lines(seeds) if seeds else ())])
     if not first_urls and settings.spider:
         first_urls = jobs.read_seeds(jobs.spider_seeds(settings))
+    if not name:
+        check_seeds(first_urls)
     places = shared_folder(settings.sink) is not None or frontier.startswith("folder:/") or is_shared(settings.sink)
     if not places:
         raise ConfigError(
@@ -56,8 +62,8 @@ def submit(urls: tuple[str, ...], seeds: Any, name: str, frontier: str, shards: 
         )
     job = name or jobs.folder_of("", first_urls).name
     count = run(_submit(frontier, job, settings, first_urls, shards=str(parse_part(shards).of) if shards else ""))
-    say(f"{job}: {count} URLs added, {len(first_urls) - count} known already")
-    say(f"next, on any machine: gossamer worker {masked_address(frontier)} --job {job}")
+    say(f"{plain(job)}: {many(count, 'URL')} added, {len(first_urls) - count:,} known already")
+    say(f"next, on any machine: gossamer worker {quote(masked_address(frontier))} --job {quote(plain(job))}")
     return Exit.OK
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from gossamer import job as jobs
 from gossamer import logs, urls
-from gossamer.assemble import gate_of_loads, middlewares
+from gossamer.assemble import gate_of_loads, jar_of, middlewares
 from gossamer.cli import advice
 from gossamer.cli.exits import Exit
 from gossamer.cli.options import given, some_settings
@@ -26,12 +26,12 @@ from gossamer.clock import Clock, SystemClock
 from gossamer.download import open_downloader
 from gossamer.engine.extractor import Extractor, make_spider
 from gossamer.engine.gate import Gate
-from gossamer.engine.judge import MAX_HOPS, REDIRECTS
+from gossamer.engine.judge import MAX_HOPS
 from gossamer.errors import ConfigError, Disallowed, FetchError, TooManyRedirects
 from gossamer.extract.page import Page
 from gossamer.middleware.base import Fetch, compose
 from gossamer.middleware.robots import product_token
-from gossamer.model import Request, Response
+from gossamer.model import REDIRECTS, Request, Response
 from gossamer.settings import Settings
 
 _FETCHING = """
@@ -111,9 +111,9 @@ async def looking(settings: Settings) -> AsyncIterator[Look]:
     downloader = open_downloader(settings, clock=clock)
     gate_of_loads(downloader, settings, clock)
     try:
+        ring = middlewares(make_spider(settings), settings, clock, jar=jar_of(settings, clock))
         innermost: Fetch = downloader.fetch
-        fetch = compose(middlewares(make_spider(settings), settings, clock), innermost)
-        yield Look(fetch, settings, clock)
+        yield Look(compose(ring, innermost), settings, clock)
     finally:
         await downloader.aclose()
 

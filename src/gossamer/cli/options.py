@@ -168,7 +168,7 @@ def _pairs(name: str, values: tuple[str, ...]) -> dict[str, str]:
     for value in values:
         key, equals, text = value.partition("=")
         if not equals or not key.strip():
-            flag = _FLAGS.get(name, f"--{name}")
-            raise ConfigError(f"{flag} {value!r} has no '='", hint=f"write {_PAIRS[name]}")
+            flag, lacks = _FLAGS.get(name, f"--{name}"), "no name before the '='" if equals else "no '='"
+            raise ConfigError(f"{flag} {value!r} has {lacks}", hint=f"write {_PAIRS[name]}")
         pairs[key.strip()] = text.strip()
     return pairs

@@ -78,7 +78,8 @@ def replay(
 
 def _found(place: str, frontier: str) -> str | Place:
     if Path(place).exists() or not frontier:
-        return place if Path(place).exists() or "://" in place else Place.of(folders.folder_of(place, ()))
+        known = Path(place).exists() or "://" in place or not (folder := folders.folder_of(place, ())).is_dir()
+        return place if known else Place.of(folder)
     # It has to do with fleets, and takes long to load.
     from gossamer.export.stored import place_of
 
@@ -120,7 +121,7 @@ def _lines(result: Replayed, out: Path) -> list[str]:
     if result.requests:
         rows.append(("requests", f"{result.requests:,} that the spider made, and nobody sent"))
     for number, (url, error) in enumerate(result.failures[:_FEW]):
-        label = f"{result.failed:,} failed, as" if not number else ""
+        label = f"{result.failed:,}, as" if not number else ""
         rows.append(("failed" if not number else "", f"{label} {plain(url, 200)}: {plain(error, 300)}".strip()))
     for number, fault in enumerate(result.faults[:_FEW]):
         rows.append(

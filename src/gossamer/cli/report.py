@@ -11,7 +11,7 @@ import click
 from gossamer import job as jobs
 from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
-from gossamer.cli.start import run
+from gossamer.cli.start import check_out, run
 from gossamer.cli.terminal import put, say
 from gossamer.clock import SystemClock
 from gossamer.errors import GossamerError
@@ -37,6 +37,7 @@ def report(name: str, frontier: str, out: str) -> int:
         put(page)
         return Exit.OK
     path = Path(out) if out else folder / REPORT
+    check_out(path)
     _write(path, page)
     say(f"report    {path}")
     return Exit.OK
@@ -68,7 +69,10 @@ def _page(folder: Path, job: str) -> str:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """All of it or nothing: who has the old report open keeps it."""
+    """All of it or nothing: who has the old report open keeps it. A pipe or a device is written to as it is."""
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_bytes(data)

@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from math import isfinite
 from typing import Any
 
 import click
@@ -45,7 +46,7 @@ def sql(name: str, query: str, as_json: bool, as_csv: bool, frontier: str) -> in
     names = [str(name) for name in next(rows)]
     if as_json:
         for row in rows:
-            put(json.dumps(dict(zip(names, row, strict=True)), default=str).encode() + b"\n")
+            put(json.dumps(dict(zip(names, map(_in_json, row), strict=True)), default=str).encode() + b"\n")
     elif as_csv:
         put(_csv_line(names))
         for row in rows:
@@ -54,6 +55,11 @@ def sql(name: str, query: str, as_json: bool, as_csv: bool, frontier: str) -> in
         for line in _table(names, rows, widest=1_000 if not query else _WIDEST):
             put(f"{line}\n".encode("utf-8", "replace"))
     return Exit.OK
+
+
+def _in_json(value: Any) -> Any:
+    """JSON has no word for what is not a finite number; databases write null there."""
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def _csv_line(row: Sequence[Any]) -> bytes:

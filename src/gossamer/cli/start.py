@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -29,6 +29,12 @@ def read_settings(folder: Path | None, options: Mapping[str, Any]) -> Settings:
     values = {**configuration.from_file(Path.cwd()), **configuration.from_environment()}
     if folder is not None:
         values.update(folders.stored_settings(folder))
+    if options.get("spider") and options.get("extract"):
+        raise ConfigError("--spider and --extract: only one of them takes pages apart", hint="leave one of them away")
+    for chosen, other in (("spider", "extract"), ("extract", "spider")):
+        if options.get(chosen):
+            # The spider of a settings file must not stand in the way of the fields that were asked for now.
+            values.pop(other, None)
     values.update(options)
     try:
         settings = configuration.build(values)
@@ -64,6 +70,20 @@ def read_lines(file: IO[str]) -> list[str]:
         return file.read().splitlines()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file.name}: not UTF-8: {error.reason}", hint="write non-ASCII URLs in UTF-8") from None
+
+
+def check_seeds(seeds: Sequence[str]) -> None:
+    """Refuse to begin with nothing."""
+    if not seeds:
+        raise ConfigError("nothing to crawl", hint="give a URL, --seeds FILE, or --job NAME to go on with a job")
+
+
+def check_out(path: Path, option: str = "--out") -> None:
+    """Refuse a place where no file can be written, before any work is done for it."""
+    if path.is_dir():
+        raise ConfigError(f"{option} {path} is a folder", hint="name a file in it")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{option} {path}: there is no folder {path.parent}", hint="make it first, or name another")
 
 
 def _check(settings: Settings) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -15,6 +16,7 @@ from gossamer import job as jobs
 from gossamer import settings as configuration
 from gossamer.cli import fleet_status, listed
 from gossamer.cli.completion import job_names
+from gossamer.cli.contents import LINES
 from gossamer.cli.exits import Exit
 from gossamer.cli.figures import brief
 from gossamer.cli.start import run
@@ -28,11 +30,13 @@ from gossamer.errors import JobMissing
 from gossamer.fleet import is_fleet, open_fleet
 from gossamer.frontier.base import Fleet
 from gossamer.frontier.sqlite import open_sqlite
+from gossamer.frontier.sqlite_survey import survey
 from gossamer.inquiry import existing
 from gossamer.masks import masked_address
 from gossamer.sink.aside import REJECTED, count_rejected
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+_SITES = 100
 _STATES = {"pause": "paused", "resume": "running", "stop": "stopping"}
 
 
@@ -91,7 +95,11 @@ async def reach(name: str, frontier: str) -> AsyncIterator[Control]:
         finally:
             await fleet.aclose()
         return
-    connection, _ = await connect(existing(name))
+    try:
+        connection, _ = await connect(jobs.folder_of(name, ()))
+    except JobMissing:
+        existing(name)
+        raise
     try:
         yield OwnerControl(connection)
     finally:
@@ -123,7 +131,7 @@ def status(name: str | None, frontier: str, as_json: bool) -> int:
         return _list(frontier, as_json=as_json)
     found = run(_status(name, frontier))
     if not is_fleet(frontier):
-        found["rejected"] = count_rejected(existing(name))
+        found["rejected"] = count_rejected(jobs.folder_of(name, ()))
     if as_json:
         click.echo(json.dumps(found))
         return Exit.OK
@@ -175,6 +183,12 @@ async def _status(name: str, frontier: str) -> dict[str, Any]:
     # Nobody runs it: its file can be opened.
     folder = existing(name)
     settings = configuration.build(jobs.stored_settings(folder))
+    if not os.access(folder, os.W_OK):
+        # An archived job, or somebody else's: it can be looked at, though not opened.
+        look = survey(folder / jobs.FRONTIER)
+        counts = msgspec.to_builtins(look.counts(settings))
+        state = "finished" if counts["finished"] else "resting"
+        return {"state": state, "counts": counts, "sites": look.sites(_SITES, settings), "workers": {}}
     resting = open_sqlite(folder / jobs.FRONTIER, settings, clock=SystemClock())
     try:
         counts = msgspec.to_builtins(await resting.counts())
@@ -185,7 +199,7 @@ async def _status(name: str, frontier: str) -> dict[str, Any]:
 
 
 def _steering(verb: str) -> click.Command:
-    @click.command(verb, help=f"{verb.capitalize()} a running crawl.")
+    @click.command(verb, help=LINES[verb])
     @on_a_job
     def command(name: str, frontier: str) -> int:
         run(_steer(name, frontier, verb))

@@ -59,7 +59,7 @@ def _ending(summary: Summary, settings: Settings) -> str:
         how = _STOPPED.get(summary.stopped_by) or {"stopping": "stopped", "paused": "paused"}.get(
             summary.state, summary.state
         )
-    waiting = f"; {figures.many(left, 'URL')} wait in the queue" if left else ""
+    waiting = f"; {figures.many(left, 'URL')} {'waits' if left == 1 else 'wait'} in the queue" if left else ""
     return f"{how}, after {figures.span(stats.seconds)}{waiting}"
 
 
@@ -142,14 +142,18 @@ def _next_steps(summary: Summary, folder: Path | None, settings: Settings, job: 
     good = stats.pages - stats.failures
     reasons = stats.by_status["failed"] + stats.by_status["retry"] + stats.by_status["skipped"]
     reasons.update(Counter(hold.reason for hold in stats.held.values() if hold.reason == "robots-unreachable"))
-    if good <= 0 and counts.finished and counts.done and not reasons:
-        steps.append("this job was done before; --job NAME starts another one" if folder else "nothing was left to do")
-    elif good <= 0:
+    if good <= 0 and counts.finished and counts.done + counts.failed and not reasons:
+        again = ", and what failed is not tried again" if counts.failed else ""
+        before = f"this job was done before{again}; --job NAME starts another one"
+        steps.append(before if folder else "nothing was left to do")
+    elif good <= 0 and (counts.finished or reasons):
         steps += _why_nothing(reasons)
-    else:
+        if counts.finished and stats.failures and folder:
+            steps.append("what failed is not tried again in this job: then --job NAME starts another one")
+    elif good > 0:
         kinds = [kind for kind, _ in figures.most(reasons, _FEW) if kind != "robots"]
         steps += [text for kind in kinds if (text := advice.for_kind(kind))]
-        if stats.pages <= _FEW and summary.refused.get("scope") and settings.scope != "any":
+        if stats.pages <= _FEW and summary.refused.get("scope", 0) > counts.known and settings.scope != "any":
             wider = "domain" if settings.scope == "site" else "any"
             steps.append(f"most links lead to other sites: --scope {wider} follows them")
     if folder is not None and not counts.finished:

@@ -40,6 +40,9 @@ def hold_standard_streams() -> None:
             if found != number:
                 os.dup2(found, number)
                 os.close(found)
+    if sys.stdin is None:
+        # Python leaves it out where it was closed, and who asks for it expects a file, if an empty one.
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
 def flush_output() -> OSError | None:

@@ -18,6 +18,7 @@ from gossamer import job as jobs
 from gossamer import logs, urls
 from gossamer.cli import advice, trial_report
 from gossamer.cli.exits import Exit
+from gossamer.cli.figures import many
 from gossamer.cli.guide import Sectioned
 from gossamer.cli.options import as_arguments, given, settings_options
 from gossamer.cli.screen import Line, Screen, has_screen
@@ -163,7 +164,7 @@ async def _observe(crawl: Crawl, limit: int) -> Summary:
 
 async def _watch(crawl: Crawl, limit: int) -> None:
     if not has_screen():
-        say(f"looking at up to {limit} pages, {crawl.settings.delay:g} s apart")
+        say(f"looking at up to {many(limit, 'page')}, {crawl.settings.delay:g} s apart")
         return
     with Screen() as screen:
         while True:

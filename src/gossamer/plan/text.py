@@ -67,7 +67,7 @@ def _parts(wish: Wish, figures: Figures, found: Plan) -> Iterator[tuple[str, str
     yield (
         "workers",
         (
-            f"{found.workers:,} machines ({_machine(wish.worker.cores, wish.worker.memory_bytes)}, "
+            f"{_many(found.workers, 'machine')} ({_machine(wish.worker.cores, wish.worker.memory_bytes)}, "
             f"{bits(wish.worker.bits_per_second)}), {large(found.cores)} cores busy; {_needs(found.worker_needs)}"
         ),
     )
@@ -76,7 +76,8 @@ def _parts(wish: Wish, figures: Figures, found: Plan) -> Iterator[tuple[str, str
     yield (
         "frontier",
         (
-            f"{wish.store}: {found.servers:,} servers ({_machine(wish.server.cores, wish.server.memory_bytes)}), "
+            f"{wish.store}: {_many(found.servers, 'server')} "
+            f"({_machine(wish.server.cores, wish.server.memory_bytes)}), "
             f"{found.shards:,} shards, {size(found.frontier_bytes)} of {room}; {_needs(found.server_needs)}"
         ),
     )
@@ -111,8 +112,13 @@ def _machine(cores: float, memory_bytes: float) -> str:
     return f"{cores:g} cores, {size(memory_bytes)}"
 
 
+def _many(count: float, word: str) -> str:
+    return f"{count:,} {word}{'s' * (count != 1)}"
+
+
 def _needs(needs: Mapping[Part, float]) -> str:
-    return ", ".join(f"{name.split()[-1]} needs {large(max(value, 0.01))}" for name, value in needs.items())
+    parts = ((name.split()[-1], value) for name, value in needs.items())
+    return ", ".join(f"{name} need{'s' * (not name.endswith('s'))} {large(max(value, 0.01))}" for name, value in parts)
 
 
 def _table(wish: Wish, figures: Figures) -> Iterator[str]:

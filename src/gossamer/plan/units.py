@@ -33,7 +33,7 @@ def _read(text: str, units: dict[str, float], what: str, hint: str) -> float:
     except (KeyError, ValueError, OverflowError):
         value = 0.0
     if not 0 < value < 1e30:
-        raise ConfigError(f"{text!r} is not {what}", hint=hint)
+        raise ConfigError(f"{text!r} is not {what} above 0", hint=hint)
     return value
 
 

@@ -126,7 +126,7 @@ def _responses(endpoint: Endpoint, found: dict[int, Any]) -> dict[str, Any]:
     wrong = {400, 403, 429, *endpoint.refusals}
     wrong |= {401} if endpoint.role is not None else set()
     wrong |= {413, 415} if endpoint.body is not None else set()
-    wrong |= {404, 503} if "{job}" in endpoint.path else set()
+    wrong |= {404, 409, 503} if "{job}" in endpoint.path else set()
     for status in sorted(wrong):
         made[str(status)] = {"description": MEANINGS[status], "content": {JSON: {"schema": found[id(Problem)]}}}
     return made

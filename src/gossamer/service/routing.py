@@ -170,11 +170,18 @@ def _decoded(data: bytes, kind: type[Any]) -> Any:
         return msgspec.convert(whole, kind)
 
 
-def _misread(error: msgspec.ValidationError, given: Mapping[str, str]) -> Exception:
+def _unfit(error: msgspec.ValidationError, kind: type[Any]) -> Refused:
+    """What does not fit its shape; where a name is not known, with those that are."""
+    is_unknown = str(error).startswith("Object contains unknown field") and " - at " not in str(error)
+    known = sorted(one.encode_name for one in msgspec.structs.fields(kind)) if is_unknown else ()
+    return Refused(400, str(error), hint=f"known are {', '.join(known)}" if known else "")
+
+
+def _misread(error: msgspec.ValidationError, given: Mapping[str, str], kind: type[Any]) -> Refused:
     """What is wrong with a parameter; times, which people write as days, with what to write instead."""
     name = str(error).rpartition(" - at `$.")[2].rstrip("`")
     if name not in MOMENTS or name not in given:
-        return error
+        return _unfit(error, kind)
     return Refused(
         400,
         f"{name}: {given[name][:80]!r} is no time in epoch seconds",
@@ -191,7 +198,7 @@ async def _read(endpoint: Endpoint, request: Request) -> Asked[Any, Any]:
     try:
         query = msgspec.convert(given, endpoint.query, strict=False)
     except msgspec.ValidationError as error:
-        raise _misread(error, given) from None
+        raise _misread(error, given, endpoint.query) from None
     for name in given:
         if getattr(query, name) is None:
             raise Refused(400, f"{name}: leave it out where there is nothing to say")
@@ -203,8 +210,8 @@ async def _read(endpoint: Endpoint, request: Request) -> Asked[Any, Any]:
             raise Refused(415, "the body must be application/json", hint="Content-Type: application/json")
         try:
             body = _decoded(await request.body(), endpoint.body)
-        except msgspec.ValidationError:
-            raise
+        except msgspec.ValidationError as error:
+            raise _unfit(error, endpoint.body) from None
         except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
             raise Refused(400, f"the body is not JSON: {error}"[:200]) from None
     role: Role = request.scope.get("gossamer.role", "read")

@@ -127,7 +127,7 @@ class SitesView:
             workers=[str(worker) or "the crawl's own worker" for worker in known.get("workers", ())],
             robots=[_robots(origin, packed) for origin, packed in list(known.get("robots", {}).items())[:20]],
             memo=dict(list(known.get("memo", {}).items())[:_MOST_MEMO]),
-            reasons=_reasons(known, self._desk.clock.epoch()),
+            reasons=_reasons(known),
             recent=list(tally.recent) if tally is not None else [],
         )
 
@@ -172,7 +172,7 @@ def _robots(origin: str, packed: bytes) -> RobotsView:
     )
 
 
-def _reasons(known: Known, now: float) -> list[str]:
+def _reasons(known: Known) -> list[str]:
     """What keeps a site from being asked, in words."""
     found: list[str] = []
     failures = known.get("memo", {}).get("failures", 0)

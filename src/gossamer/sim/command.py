@@ -79,7 +79,10 @@ def simweb(ca_file: Path | None, log_path: Path | None, kind_list: str, quiet: b
             .replace("$.page_bytes", "--bytes")
             .replace("$.links_per_page", "--links")
         )
-        raise click.UsageError(text.replace("$.latency_seconds", "--latency").replace("$.", "--")) from None
+        said, _, option = text.replace("$.latency_seconds", "--latency").replace("$.", "--").partition(" - at ")
+        wanted = said.replace("Expected `int`", "a whole number").replace("Expected `float`", "a number")
+        told = f"{option.strip('`')} must be {wanted}" if wanted != said else f"{option.strip('`')} {said}".strip()
+        raise click.UsageError(told) from None
     except ConfigError as error:
         raise click.UsageError(f"{error}\nhint: {error.hint}" if error.hint else str(error)) from None
     except OSError as error:
@@ -109,9 +112,9 @@ def _advice(plan: WebPlan, log_path: Path | None, ca_file: Path | None) -> str:
     options += ["--resolve '*.sim=127.0.0.1'"] if plan.names else []
     options += [f"--ca-file {ca_file}"] if ca_file else []
     lines = [
-        f"A simulated web: {plan.sites:,} host(s), {size}, port {plan.port}, seed {plan.seed}.",
+        f"A simulated web: {plan.sites:,} host{'s' * (plan.sites != 1)}, {size}, port {plan.port}, seed {plan.seed}.",
         f"In another terminal:  gossamer crawl {plan.url(0)} {' '.join(options)}",
-        f"Every site at once:   gossamer simweb > seeds.txt &   gossamer crawl --seeds seeds.txt {' '.join(options)}",
+        f"Every site at once:   gossamer crawl --seeds FILE {' '.join(options)}   (FILE: what stdout got here)",
     ]
     lines += [f"Requests are logged to {log_path}."] if log_path else []
     return "\n".join([*lines, "Ctrl-C ends it."])

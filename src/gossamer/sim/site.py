@@ -191,9 +191,9 @@ class WebPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         fates = self.fates(sites, sitemaps=sitemaps)
         return {url for url, fate in fates.items() if fate not in FORBIDDEN and fate != "optional"}
 
-    def forbidden(self, sites: Iterable[int] | None = None) -> dict[str, Fate]:
+    def forbidden(self) -> dict[str, Fate]:
         """The URLs that such a crawl must not fetch, each with the reason."""
-        return {url: fate for url, fate in self.fates(sites).items() if fate in FORBIDDEN}
+        return {url: fate for url, fate in self.fates().items() if fate in FORBIDDEN}
 
     def is_trap(self, url: str) -> bool:
         """Whether a URL lies inside one of the web's traps."""

@@ -62,7 +62,8 @@ def command(seeds: int, seed: int, workers: int, sites: int, pages: int, process
         elif seeds == 1:
             say(f"seed {report.seed} holds: digest {report.digest}, {report.seconds:,.0f} virtual seconds")
     what = ", ".join(f"{count:,} x {name}" for name, count in sorted(befell.items())) or "nothing befell"
-    say(f"{seeds:,} seeds in {time.monotonic() - began:.0f} s, {failed:,} failed; {pages_done:,} pages; {what}")
+    worlds = "1 seed" if seeds == 1 else f"{seeds:,} seeds"
+    say(f"{worlds} in {time.monotonic() - began:.0f} s, {failed:,} failed; {pages_done:,} pages; {what}")
     import resource
 
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]

@@ -13,6 +13,7 @@ import click
 import msgspec
 
 from gossamer.cli.exits import Exit
+from gossamer.cli.figures import many
 from gossamer.cli.start import run
 from gossamer.cli.terminal import plain, put, say
 from gossamer.clock import SystemClock
@@ -70,9 +71,9 @@ def verify(as_json: bool, job: str, sinks: tuple[str, ...], frontier: str, **opt
     if "/" in wish.job:
         raise ConfigError("--job is a name here, not a folder", hint="--folder DIR says where its folder is made")
     say(
-        f"{wish.sites:,} sites with {wish.pages:,} pages each, {wish.workers} workers, "
+        f"{wish.sites:,} sites with {wish.pages:,} pages each, {many(wish.workers, 'worker')}, "
         f"{masked_address(wish.frontier) or 'embedded'}, {', '.join(map(masked_address, wish.sinks))}; "
-        f"{wish.kills} kills and {wish.stops} stops, seed {wish.seed}"
+        f"{many(wish.kills, 'kill')} and {many(wish.stops, 'stop')}, seed {wish.seed}"
     )
     try:
         proof = run(_prove(wish))

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gossamer.clock import Clock
-from gossamer.member import die_with_parent
+from gossamer.member import dies_with_us
 from gossamer.verify.verdict import Blow
 
 _LOOK_SECONDS = 0.05
@@ -41,7 +41,7 @@ class Processes:
                 cwd=self._folder, env=dict(self._environment), start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                 # Killed ourselves, we leave nobody behind who fetches from a web that is gone.
-                preexec_fn=die_with_parent,
+                preexec_fn=dies_with_us(),
             )  # fmt: skip
         self._deaths = 0
 

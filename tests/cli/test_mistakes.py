@@ -1,0 +1,185 @@
+"""What is wrong in files that a user wrote, or in the place where something is to go, is told as a mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from commands import environment, gossamer, small_site
+
+from gossamer.cli import _cause
+from gossamer.errors import ConfigError
+
+SPIDER = "from gossamer import Spider\nclass One(Spider):\n"
+FAST = ("--allow-private", "--delay", "0.01", "--commit-seconds", "0.01", "--max-seconds", "30")
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[str]:
+    with small_site() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def job(site: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a crawl in crawls/x."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    gossamer("crawl", f"{site}/", "--job", "x", *FAST, cwd=folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x = 1\nraise RuntimeError('boom')\n", "spider.py, line 2: RuntimeError: boom"),
+        ("import no_such_module\n", "is no_such_module installed here?"),
+        ("import sys\nsys.exit(5)\n", "line 2: SystemExit"),
+        ("\0", "spider.py: source code"),
+        (SPIDER + "  start = 'http://x.invalid/'\n", "hint: start = ['http://x.invalid/']"),
+        (SPIDER + "  start = ['http://x.invalid/']\n  def __init__(self): raise ValueError('no')\n", "One() raised"),
+    ],
+)
+def test_a_spider_that_cannot_be_used_is_named_with_its_fault(text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "spider.py").write_text(text)
+    done = gossamer("crawl", "--spider", "spider.py", "--job", "x", cwd=tmp_path)
+    error = done.stderr.decode()
+    assert done.returncode == 2, error
+    assert words in error
+    assert "hint: " in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("gossamer.toml", "dely = 1\n", "gossamer.toml: there is no setting dely"),
+        ("gossamer.toml", "delay = [\n", "gossamer.toml: "),
+        ("pyproject.toml", "tool = 1\n", "pyproject.toml: tool must be a table"),
+        ("pyproject.toml", "[tool]\ngossamer = 1\n", "pyproject.toml: gossamer must be a table"),
+        ("pyproject.toml", "[tool.gossamer]\ndely = 1\n", "hint: did you mean delay?"),
+    ],
+)
+def test_a_settings_file_that_is_wrong_is_named(name: str, text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    done = gossamer("crawl", "http://x.invalid/", cwd=tmp_path)
+    error = done.stderr.decode()
+    assert done.returncode == 2, error
+    assert words in error
+    assert "hint: " in error
+    assert "Traceback" not in error
+
+
+def test_an_option_that_was_refused_is_not_there_the_next_time(site: str, tmp_path: Path) -> None:
+    assert gossamer("crawl", f"{site}/a", "--job", "x", "--resolve", "typo", *FAST, cwd=tmp_path).returncode == 2
+    done = gossamer("crawl", f"{site}/a", "--job", "x", "--max-pages", "1", *FAST, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_seeds_from_a_closed_standard_input_are_none(tmp_path: Path) -> None:
+    script = f"exec {sys.executable} -m gossamer crawl --seeds - <&-"
+    done = subprocess.run(
+        ["sh", "-c", script], cwd=tmp_path, env=environment(), capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert b"nothing to crawl" in done.stderr
+
+
+def test_a_list_of_seeds_may_begin_with_a_byte_order_mark(site: str, tmp_path: Path) -> None:
+    (tmp_path / "seeds.txt").write_bytes(b"\xef\xbb\xbf" + f"{site}/a\r\n".encode())
+    done = gossamer("crawl", "--seeds", "seeds.txt", "--job", "x", "--max-pages", "1", *FAST, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+@pytest.mark.parametrize("command", [("export", "x"), ("report", "x")])
+@pytest.mark.parametrize(("out", "words"), [(".", "is a folder"), ("no/such/file", "there is no folder no/such")])
+def test_a_place_where_no_file_can_be_is_refused(command: tuple[str, str], out: str, words: str, job: Path) -> None:
+    done = gossamer(*command, "--out", out, cwd=job)
+    assert done.returncode == 2
+    assert words in done.stderr.decode()
+    assert "hint: " in done.stderr.decode()
+
+
+@pytest.mark.parametrize("command", [("export", "x", "--format", "urls"), ("report", "x")])
+def test_a_pipe_is_written_to_and_not_replaced(command: tuple[str, ...], job: Path) -> None:
+    pipe = job / f"{command[0]}.pipe"
+    os.mkfifo(pipe)
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    done = gossamer(*command, "--out", pipe.name, cwd=job)
+    assert done.returncode == 0, done.stderr.decode()
+    assert pipe.is_fifo()
+    reader.join(30)
+    assert read[0]
+
+
+def test_numbers_that_json_does_not_have_are_null(job: Path) -> None:
+    done = gossamer("sql", "x", "select 'inf'::double as a, 'nan'::double as b, 1.5::double as c", "--json", cwd=job)
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    assert json.loads(done.stdout, parse_constant=refuse) == {"a": None, "b": None, "c": 1.5}
+
+
+def test_a_crawl_with_its_frontier_in_memory_can_be_looked_at_and_stopped(site: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gossamer", "crawl", f"{site}/", "--job", "x", "--frontier", "memory:"]
+    options = ["--allow-private", "--delay", "60", "--max-seconds", "60"]
+    running = subprocess.Popen([*command, *options], cwd=tmp_path, env=environment(), stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(200):
+            looked = gossamer("status", "x", "--json", cwd=tmp_path)
+            if looked.returncode == 0:
+                break
+        assert json.loads(looked.stdout)["state"] == "running"
+        assert gossamer("stop", "x", cwd=tmp_path).returncode == 0
+        assert running.wait(60) == 0
+    finally:
+        running.kill()
+        running.wait()
+
+
+def test_fields_that_are_asked_for_now_outrank_the_spider_of_a_settings_file(site: str, tmp_path: Path) -> None:
+    (tmp_path / "spider.py").write_text(SPIDER + "  def parse(self, page):\n    return []\n")
+    (tmp_path / "gossamer.toml").write_text('spider = "spider.py"\n')
+    done = gossamer("fetch", f"{site}/", "--allow-private", "--quiet", "--extract", "title=h1::text", cwd=tmp_path)
+    assert json.loads(done.stdout)["title"] == "Home", done.stderr.decode()
+    both = gossamer("fetch", f"{site}/", "--spider", "spider.py", "--extract", "title=h1::text", cwd=tmp_path)
+    assert both.returncode == 2
+    assert b"--spider and --extract" in both.stderr
+
+
+def test_a_crawl_that_only_failed_says_that_it_is_not_tried_again(site: str, tmp_path: Path) -> None:
+    first = gossamer("crawl", f"{site}/gone", "--job", "x", *FAST, cwd=tmp_path)
+    assert first.returncode == 3
+    assert b"what failed is not tried again" in first.stderr
+    second = gossamer("crawl", f"{site}/gone", "--job", "x", *FAST, cwd=tmp_path)
+    assert second.returncode == 3
+    assert b"this job was done before, and what failed is not tried again" in second.stderr
+
+
+def test_ctrl_c_while_it_is_loaded_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("raise KeyboardInterrupt\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "gossamer", "status"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 130
+    assert done.stderr == b""
+
+
+def test_errors_of_tasks_are_told_in_a_line_and_others_are_not_hidden() -> None:
+    inner = ExceptionGroup("inner", [ConfigError("first"), OSError("second")])
+    assert str(_cause(ExceptionGroup("outer", [inner]))) == "first"
+    mixed = ExceptionGroup("outer", [inner, ZeroDivisionError()])
+    assert _cause(mixed) is mixed
