@@ -16,8 +16,9 @@ from served import READ, WRITE, Served, serving
 from gossamer.testing.web import SimWeb
 
 SETTINGS = ("--allow-private", "--delay", "0.3", "--sink", "jsonl", "--sink", "warc")
-# However busy the machine is.
-expect.set_options(timeout=40_000)
+# Milliseconds, however busy the machine is.
+TIMEOUT = 60_000
+expect.set_options(timeout=TIMEOUT)
 EVIL = '<img src=x onerror="window.obeyed=1"><script>window.obeyed=1</script>'
 
 
@@ -34,14 +35,23 @@ def opened(browser: Browser, served: Served, *, token: str = WRITE, **options: o
     """The page in a browser of its own, logged in; at the end nothing was refused by the policy, and nothing raised."""
     context = browser.new_context(**options)  # type: ignore[arg-type]
     page = context.new_page()
+    page.set_default_timeout(TIMEOUT)
     troubles: list[str] = []
     page.on("pageerror", lambda error: troubles.append(str(error)))
     page.on("console", lambda said: troubles.append(said.text) if said.type == "error" else None)
     page.on("request", lambda asked: troubles.append(asked.url) if not asked.url.startswith(served.address) else None)
-    page.goto(served.address)
-    page.get_by_label("Token").fill(token)
-    page.get_by_role("button", name="Log in").click()
-    expect(page.get_by_role("heading", name="Jobs")).to_be_visible()
+    traffic: list[str] = []
+    page.on("response", lambda answer: traffic.append(f"{answer.status} {answer.url}"))
+    page.on("requestfailed", lambda asked: traffic.append(f"{asked.failure} {asked.url}"))
+    page.on("crash", lambda _: traffic.append("the page crashed"))
+    try:
+        page.goto(served.address)
+        page.get_by_label("Token").fill(token)
+        page.get_by_role("button", name="Log in").click()
+        expect(page.get_by_role("heading", name="Jobs")).to_be_visible()
+    except Exception as error:
+        heard = "\n".join((*traffic, *troubles, f"the log: {served.log.read_text()}"))
+        raise AssertionError(f"{error}\nthe browser's side:\n{heard}") from error
     yield page
     context.close()
     # A browser reports every refusal: that a token is needed, and what a job that nobody runs cannot tell.
@@ -74,10 +84,10 @@ def test_a_crawl_is_run_from_the_page(browser: Browser, tmp_path: Path) -> None:
             page.get_by_label("Name of the job").fill("shop")
             page.get_by_role("button", name="Start").click()
             state = page.locator(".state").first
-            expect(state).to_have_text("running", timeout=30_000)
+            expect(state).to_have_text("running")
             pages = page.locator(".facts div", has_text=re.compile("^pages[0-9]")).locator("dd")
-            expect(pages).not_to_have_text(re.compile("^[0–]$"), timeout=30_000)
-            expect(page.get_by_role("img", name="Pages a second")).to_be_visible(timeout=30_000)
+            expect(pages).not_to_have_text(re.compile("^[0–]$"))
+            expect(page.get_by_role("img", name="Pages a second")).to_be_visible()
 
             squares = page.get_by_role("group", name="sites of all regions, by queued").locator("a")
             expect(squares).to_have_count(4)
@@ -106,7 +116,7 @@ def test_a_crawl_is_run_from_the_page(browser: Browser, tmp_path: Path) -> None:
                 expect(state).not_to_have_text(words)
                 page.get_by_role("button", name=action, exact=True).click()
                 page.get_by_role("dialog").get_by_role("button", name=action).click()
-                expect(state).to_have_text(re.compile(f"{words}|finished"), timeout=30_000)
+                expect(state).to_have_text(re.compile(f"{words}|finished"))
             for key, heading in (("3", "Errors"), ("4", "Politeness"), ("5", "Workers"), ("6", "Pages"), ("j", "Jobs")):
                 page.keyboard.press(key)
                 expect(page.get_by_role("heading", name=heading, exact=True).first).to_be_visible()
