@@ -120,7 +120,7 @@ class Slow:
 
 
 def test_large_pages_wait_before_they_fill_the_memory() -> None:
-    """A store that is full must not make the worker collect 512 large bodies, nor send them in one piece."""
+    """A store that is full must not make the worker collect 128 large bodies, nor send them in one piece."""
     body = b"x" * (20 << 20)
 
     async def run() -> None:
@@ -135,8 +135,7 @@ def test_large_pages_wait_before_they_fill_the_memory() -> None:
             for key in range(10)
         ]
         putting = [asyncio.create_task(committer.put(result)) for result in results]
-        for _ in range(50):
-            await asyncio.sleep(0)
+        await _settled()
         assert sum(task.done() for task in putting) == 3
         # One that is given up leaves its room to others.
         putting.pop().cancel()
@@ -149,3 +148,29 @@ def test_large_pages_wait_before_they_fill_the_memory() -> None:
         assert store.largest <= 64 << 20
 
     asyncio.run(run())
+
+
+def test_a_worker_has_few_results_that_are_not_stored() -> None:
+    """What it has of them when it is killed is fetched again: one commit, and as much behind it."""
+
+    async def run() -> None:
+        store = Slow()
+        committer = Committer(store, None, clock=SystemClock(), every=0.0, committed=lambda result: None)  # type: ignore[arg-type]
+        running = asyncio.create_task(committer.run())
+        outcomes = [Outcome(site="s", lane=0, token=1, key=key, status="done") for key in range(1000)]
+        putting = [asyncio.create_task(committer.put(Result(outcome))) for outcome in outcomes]
+        await _settled()
+        assert sum(task.done() for task in putting) <= 2 * 128
+        for _ in outcomes:
+            store.go.release()
+        await asyncio.gather(*putting)
+        await committer.finish()
+        await running
+        assert committer.accepted == 1000
+
+    asyncio.run(run())
+
+
+async def _settled() -> None:
+    for _ in range(50):
+        await asyncio.sleep(0)

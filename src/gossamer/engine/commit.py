@@ -18,7 +18,8 @@ from gossamer.model import Lease, Request, SiteNote
 from gossamer.sink.trail import Trail
 
 log = logging.getLogger("gossamer.engine")
-_MOST = 512
+_MOST = 128
+"""Results in one commit, and results that may wait behind it: what a killed worker had of them is fetched again."""
 _MOST_BYTES = 64 * 1024 * 1024
 _RETRY_MAX_SECONDS = 15.0
 _RETURN_SECONDS = 2.0
@@ -63,7 +64,7 @@ class Committer:
     async def put(self, entry: Entry) -> None:
         """Hand over a result, a note, or a lease; what a lease left undone goes back once all before it is stored."""
         if size := _body_bytes(entry):
-            # Sinks that keep pages whole: 512 large ones would be more than memory holds, or a frame of the wire.
+            # Sinks that keep pages whole: 128 large ones would be more than memory holds, or a frame of the wire.
             async with self._room:
                 await self._room.wait_for(lambda: not self._held_bytes or self._held_bytes + size <= _MOST_BYTES)
                 self._held_bytes += size
