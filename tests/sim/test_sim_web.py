@@ -34,7 +34,7 @@ class Reader:
     def fetch(self, url: str) -> tuple[int, dict[str, str], bytes]:
         authority = urls.host_port(url)
         host = "127.0.0.1" if self.web.plan.names else urls.host(authority)
-        connection = http.client.HTTPConnection(host, self.web.plan.port, timeout=0.5)
+        connection = http.client.HTTPConnection(host, self.web.plan.port, timeout=0.5 if self._hangs(url) else 30)
         headers = {"Host": authority, "User-Agent": "Gossamer/1", "Accept-Encoding": "gzip, br, zstd"}
         try:
             connection.request("GET", urls.path_query(url), headers=headers)
@@ -46,6 +46,12 @@ class Reader:
             return 0, {}, b""
         finally:
             connection.close()
+
+    def _hangs(self, url: str) -> bool:
+        """Whether no answer will come: only there is it not waited for, however slow a busy machine is."""
+        site = self.web.plan.site_of(urls.host(urls.host_port(url)))
+        is_rules = urls.path_query(url) == "/robots.txt"
+        return "/hangs/" in url or (is_rules and site is not None and "robots-hang" in self.web.plan.features(site))
 
     def robots(self, origin: str) -> list[tuple[str, str]]:
         url = f"{origin}/robots.txt"
