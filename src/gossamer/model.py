@@ -259,7 +259,9 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
     news: int = 0
     """To be given to `idle`, so that nothing that happens in between is slept through."""
     run: int = 0
-    """Another number when the store was started again, or replaced: it may have lost what it had acknowledged."""
+    """The life of the store that answered: another number once it may have forgotten what it had acknowledged."""
+    outbox: int = 0
+    """Parcels of links that wait until another server has them for good."""
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
@@ -268,6 +270,10 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     accepted: int = 0
     stale: int = 0
     repeated: int = 0
+    run: int = 0
+    """The life of the store that took them, as in `Grant.run`."""
+    outbox: int = 0
+    """As in `Grant.outbox`."""
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
@@ -291,6 +297,8 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     sites: int = 0
     ready_sites: int = 0
     held_sites: int = 0
+    outbox: int = 0
+    """Parcels of links that wait until another server has them for good: see `frontier/outbox.py`."""
     active_sites: int = 0
     """Sites that a worker has leased."""
     job: JobState = "running"

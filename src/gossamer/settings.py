@@ -243,6 +243,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     lease_seconds: Annotated[
         float, Meta(gt=0, description="How long a worker may be silent before its sites go to others.")
     ] = 60.0
+    forget_seconds: Annotated[
+        float,
+        Meta(ge=5, description="Seconds of acknowledged work that a server of the frontier may lose when it fails."),
+    ] = 10.0
     batch: Annotated[int, Meta(ge=1, description="Requests in one lease of a site.")] = 32
     drain_seconds: Annotated[
         float, Meta(ge=0, description="Time that fetches under way get when a crawl is stopped; storing gets as much.")

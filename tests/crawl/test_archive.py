@@ -125,7 +125,7 @@ def test_large_pages_wait_before_they_fill_the_memory() -> None:
 
     async def run() -> None:
         store = Slow()
-        committer = Committer(store, None, clock=SystemClock(), every=0.0, committed=lambda result: None)  # type: ignore[arg-type]
+        committer = Committer(store, None, clock=SystemClock(), every=0.0, committed=lambda results, run: None)  # type: ignore[arg-type]
         running = asyncio.create_task(committer.run())
         results = [
             Result(
@@ -155,7 +155,7 @@ def test_a_worker_has_few_results_that_are_not_stored() -> None:
 
     async def run() -> None:
         store = Slow()
-        committer = Committer(store, None, clock=SystemClock(), every=0.0, committed=lambda result: None)  # type: ignore[arg-type]
+        committer = Committer(store, None, clock=SystemClock(), every=0.0, committed=lambda results, run: None)  # type: ignore[arg-type]
         running = asyncio.create_task(committer.run())
         outcomes = [Outcome(site="s", lane=0, token=1, key=key, status="done") for key in range(1000)]
         putting = [asyncio.create_task(committer.put(Result(outcome))) for outcome in outcomes]

@@ -269,7 +269,7 @@ def test_what_a_sitemap_lists_is_kept_before_the_sitemap_is_settled() -> None:
 
     async def put() -> list[str]:
         recorder: Any = Recorder()
-        committer = Committer(recorder, recorder, clock=SystemClock(), every=0.0, committed=lambda result: None)
+        committer = Committer(recorder, recorder, clock=SystemClock(), every=0.0, committed=lambda results, run: None)
         outcome = Outcome(site="a.test", lane=0, token=1, key=1, status="skipped")
         await committer.put(Listed([Request("http://a.test/2", 2, "a.test")]))
         await committer.put(Result(outcome))

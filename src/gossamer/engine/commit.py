@@ -45,7 +45,7 @@ class Committer:
         *,
         clock: Clock,
         every: float,
-        committed: Callable[[Result], None],
+        committed: Callable[[Sequence[Result], int], None],
         trail: Trail | None = None,
     ) -> None:
         self._store = store
@@ -117,9 +117,7 @@ class Committer:
             await self._let_in(sum(map(_body_bytes, results)))
             self.accepted += receipt.accepted
             self.stale += receipt.stale
-            if receipt.accepted == len(results):
-                for result in results:
-                    self._committed(result)
+            self._committed(results if receipt.accepted == len(results) else (), receipt.run)
         if leases:
             await self._release(leases)
 

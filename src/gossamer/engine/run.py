@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from gossamer.clock import Clock
@@ -68,7 +68,7 @@ class Engine:
         self._stop = asyncio.Event()
         self._slots = Slots(settings.concurrency)
         self._committer = Committer(
-            store, frontier, clock=clock, every=settings.commit_seconds, committed=self._acknowledged, trail=trail
+            store, frontier, clock=clock, every=settings.commit_seconds, committed=self._committed, trail=trail
         )
         self._context = Context(
             settings=settings,
@@ -176,10 +176,7 @@ class Engine:
                 self._forget()
                 await self._unless_stopped(self._clock.sleep(1.0))
                 continue
-            if grant.run != self._run_of_store:
-                # What led to known links may be fetched again, and must find them anew.
-                self._run_of_store = grant.run
-                self._forget()
+            self._heard(grant.run)
             for lease in grant.leases:
                 visit = self._visits[lease.token] = self._new_visit(lease, self._context, sent_at=sent_at)
                 self._tasks[lease.token] = tasks.create_task(self._run_visit(visit))
@@ -250,14 +247,24 @@ class Engine:
                 else:
                     visit.lost = True
 
+    def _heard(self, run: int) -> None:
+        """Links are sent once to one run of the store: another one may not have them, and the pages that led to them
+        are fetched again then."""
+        if run != self._run_of_store:
+            self._run_of_store = run
+            self._forget()
+
     def _forget(self) -> None:
         """Nobody knows what the frontier still has."""
         self._recent.clear()
         for visit in self._visits.values():
             visit.told.clear()
 
-    def _acknowledged(self, result: Result) -> None:
-        self._recent.update(link.key for link in result.outcome.links)
+    def _committed(self, results: Sequence[Result], run: int) -> None:
+        """All of these results were accepted, with their links, by this run of the store."""
+        self._heard(run)
+        for result in results:
+            self._recent.update(link.key for link in result.outcome.links)
 
 
 def _first(group: BaseExceptionGroup[GossamerError]) -> GossamerError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -13,16 +14,60 @@ from gossamer import urls
 from gossamer.errors import Unavailable
 from gossamer.frontier.base import Fleet
 from gossamer.frontier.freshness import mean
+from gossamer.frontier.outbox import Box, Parcel, grouped, pack_links, unpack_links
 from gossamer.frontier.placement import shard_of
 from gossamer.model import Counts, Grant, JobState, Lease, Outcome, Pulse, Receipt, Request, ShardView, SiteNote
 from gossamer.settings import Settings
 
+log = logging.getLogger("gossamer.frontier")
 _LOOK_AGAIN_SECONDS = 2.0
 _MOST_RESERVED = 1024
+_SWEEP_SECONDS = 1.0
+_MOST_PARCELS = 64
 
 
 class Shard(Fleet, Protocol):
-    """One shard of a fleet's frontier, with its part of what the whole job may store."""
+    """One shard of a fleet's frontier, with its part of what the whole job may store, and its outbox."""
+
+    @property
+    def server(self) -> str:
+        """The name of the server that has the shard, as far as is known: its shards forget together."""
+        ...
+
+    async def run(self) -> str:
+        """The run of that server: another text after every moment at which it may have forgotten something.
+
+        The same text for all its shards, and for all workers. It has no white space."""
+        ...
+
+    async def deliver(self, requests: Sequence[Request]) -> tuple[int, str]:
+        """As `add`, with the run of the server that acknowledged it."""
+        ...
+
+    async def complete(
+        self,
+        outcomes: Sequence[Outcome],
+        *,
+        notes: Sequence[SiteNote] = (),
+        marks: Mapping[str, int] | None = None,
+        parcels: Sequence[Parcel] = (),
+    ) -> Receipt:
+        """As every frontier does; the parcels are put into the outbox in the same atomic step, in any case."""
+        ...
+
+    async def sweep(self, runs: Mapping[str, str], *, seconds: float) -> list[Box]:
+        """Let the boxes of these servers' present runs age by the rule of `outbox.Aging`; all boxes that are left."""
+        ...
+
+    async def parcels(self, box: Box, limit: int) -> list[bytes]:
+        """The links of up to `limit` parcels of a box, oldest first."""
+        ...
+
+    async def replace(self, box: Box, count: int, parcels: Sequence[Parcel]) -> None:
+        """Take the first parcels out of a box and put others into theirs, in one atomic step.
+
+        Nothing happens if the box does not begin at `box.first` any more: another worker has done it."""
+        ...
 
     async def limit(self, pages: int | None, *, reserved: int | None = None) -> int: ...
 
@@ -57,8 +102,9 @@ class Sharded:
     """All shards of a job, of which this worker leases from a `part`.
 
     Links go to their shards before the outcome does that brought them: a crash in between repeats a page, and loses
-    none. The job is finished when two looks at all shards find them idle, and nothing has changed in between: a page
-    that was on its way from one shard to another has changed the second."""
+    none. Those for other servers stay in an outbox until these cannot forget them any more: see `outbox`. The job is
+    finished when two looks at all shards find them idle, with empty outboxes, and nothing has changed in between: a
+    page that was on its way from one shard to another has changed the second."""
 
     quiet_seconds = 1.0
     """A shard that had nothing is not asked again for this long, unless there is news of it."""
@@ -74,6 +120,13 @@ class Sharded:
         self._sources: dict[tuple[str, int], dict[int, str]] = {}
         """Site and token -> key -> URL of what is leased here: links for other shards name it."""
         self._gave_back = False
+        self._runs: dict[int, int] = {}
+        """Shard -> the life of its store that answered last, as in `Grant.run`."""
+        self._lives = 0
+        """How often any of these was another than before."""
+        self._outboxes: set[int] = set()
+        """Shards whose outbox was not empty when they answered last."""
+        self._swept_at = 0.0
         self._handed = 0
         self._suspects: dict[tuple[str, int], float] = {}
         self.secret = shards[0].secret
@@ -93,12 +146,100 @@ class Sharded:
         return shard_of(site, len(self._shards))
 
     async def add(self, requests: Sequence[Request]) -> int:
-        by_shard: dict[int, list[Request]] = {}
-        for request in requests:
-            by_shard.setdefault(self._of(request.site), []).append(request)
-        return sum(await _all(self._shards[shard].add(some) for shard, some in by_shard.items()))
+        groups = grouped(requests, self._of)
+        if len({shard.server for shard in self._shards}) == 1:
+            return sum(await _all(self._shards[shard].add(some) for shard, some in groups.items()))
+        # No page comes again that brings these, so each server's are kept on another one.
+        added, parcels = await self._deliver({(self._elsewhere(shard), shard): some for shard, some in groups.items()})
+        homes = list(parcels)
+        for home, receipt in zip(
+            homes, await _all(self._shards[home].complete([], parcels=parcels[home]) for home in homes)
+        ):
+            self._heard(home, receipt)
+        return added
+
+    def _elsewhere(self, shard: int) -> int:
+        """A shard on another server than this one."""
+        server, count = self._shards[shard].server, len(self._shards)
+        return next(
+            other % count
+            for other in range(shard + 1, shard + count + 1)
+            if self._shards[other % count].server != server
+        )
+
+    async def _deliver(
+        self, groups: Mapping[tuple[int, int], Sequence[Request]]
+    ) -> tuple[int, dict[int, list[Parcel]]]:
+        """Bring links to their shards: by home (the shard that has the page) and target.
+
+        How many were new, and for each home the parcels that stay there, since another server has their links."""
+        by_target: dict[int, list[Request]] = {}
+        for (_, target), links in groups.items():
+            by_target.setdefault(target, []).extend(links)
+        answers = await _all(self._shards[target].deliver(links) for target, links in by_target.items())
+        runs = {target: run for target, (_, run) in zip(by_target, answers)}
+        boxes: dict[int, dict[tuple[str, str], list[Request]]] = {}
+        for (home, target), links in groups.items():
+            server = self._shards[target].server
+            if server != self._shards[home].server:
+                boxes.setdefault(home, {}).setdefault((server, runs[target]), []).extend(links)
+        parcels = {
+            home: [Parcel(server, run, pack_links(links)) for (server, run), links in some.items()]
+            for home, some in boxes.items()
+        }
+        return sum(added for added, _ in answers), parcels
+
+    async def _sweep_outboxes(self) -> None:
+        """Let go of links that their servers cannot forget any more; deliver again what one may have forgotten."""
+        now = asyncio.get_running_loop().time()
+        if not self._outboxes or now < self._swept_at + _SWEEP_SECONDS:
+            return
+        self._swept_at = now
+        # Any shard can tell the run of the server that it is on.
+        shard_on = {shard.server: shard for shard in self._shards}
+        answers = await asyncio.gather(*(shard.run() for shard in shard_on.values()), return_exceptions=True)
+        runs: dict[str, str] = {}
+        for server, answer in zip(shard_on, answers):
+            if isinstance(answer, str):
+                runs[server] = answer
+            elif not isinstance(answer, Unavailable):
+                raise answer
+        for number in list(self._outboxes):
+            try:
+                await self._sweep_outbox(number, runs)
+            except Unavailable as error:
+                log.debug("the outbox of shard %d is swept later: %s", number, error)
+
+    async def _sweep_outbox(self, number: int, runs: Mapping[str, str]) -> None:
+        home = self._shards[number]
+        boxes = await home.sweep(runs, seconds=self.settings.forget_seconds)
+        if not boxes:
+            self._outboxes.discard(number)
+        servers = {shard.server for shard in self._shards}
+        for box in boxes:
+            if box.server not in servers or runs.get(box.server, box.run) != box.run:
+                await self._deliver_again(number, box)
+
+    async def _deliver_again(self, number: int, box: Box) -> None:
+        """Another run of a server, or another server, gets what an earlier one may have forgotten."""
+        home, left = self._shards[number], box
+        while left.size and (packed := await home.parcels(left, _MOST_PARCELS)):
+            links = [link for one in packed for link in unpack_links(one)]
+            groups = {(number, shard): some for shard, some in grouped(links, self._of).items()}
+            _, parcels = await self._deliver(groups)
+            await home.replace(left, len(packed), parcels.get(number, ()))
+            left = left._replace(first=left.first + len(packed), size=left.size - len(packed))
+        log.info("delivered the links again that %s may have forgotten: %d parcels", box.server, box.size)
+
+    def _heard(self, shard: int, answer: Grant | Receipt) -> None:
+        """Take note of whether a store may have forgotten something since it was last heard, and of its outbox."""
+        self._lives += self._runs.get(shard, answer.run) != answer.run
+        self._runs[shard] = answer.run
+        if answer.outbox:
+            self._outboxes.add(shard)
 
     async def lease(self, limit: int, *, batch: int, seconds: float) -> Grant:
+        await self._sweep_outboxes()
         now = asyncio.get_running_loop().time()
         asked = [shard for shard in self._part if shard not in self._last or self._last[shard][0] <= now]
         grants: dict[int, Grant] = {}
@@ -191,17 +332,21 @@ class Sharded:
         if state == "finished" and (len(known) < len(self._part) or not await self._is_finished()):
             state = "running"
         waits = [grant.wait for grant in known.values() if grant.wait is not None]
-        # That other shards are done is no news of these.
-        wait = min([*waits, _LOOK_AGAIN_SECONDS] if not waits or len(self._part) < len(self._shards) else waits)
-        news, run = (sum(getattr(grant, name) for grant in known.values()) for name in ("news", "run"))
-        return Grant(leases=leases, wait=wait, job=state, news=news, run=run)
+        if not waits or len(self._part) < len(self._shards):
+            # That other shards are done is no news of these.
+            waits.append(_LOOK_AGAIN_SECONDS)
+        if self._outboxes:
+            waits.append(_SWEEP_SECONDS)
+        news = sum(grant.news for grant in known.values())
+        outbox = sum(grant.outbox for grant in known.values())
+        return Grant(leases=leases, wait=min(waits), job=state, news=news, run=self._lives, outbox=outbox)
 
     async def _ask(
         self, number: int, limit: int, batch: int, seconds: float, *, calm: bool = True, spare: bool = False
     ) -> Grant:
         shard, total = self._shards[number], self.settings.max_pages
         shard.calm, shard.spare = calm, spare
-        grant = await self._lease(shard, limit, batch=batch, seconds=seconds)
+        grant = await self._lease(number, limit, batch=batch, seconds=seconds)
         if total is None or grant.leases or shard.passed or grant.job not in ("running", "finished"):
             return grant
         ledger, counts = self._shards[0], await shard.counts()
@@ -215,16 +360,19 @@ class Sharded:
             taken, _ = await ledger.reserve(min(limit * batch, _MOST_RESERVED), limit=total)
             if taken > 0:
                 await shard.allow(taken)
-                return await self._lease(shard, limit, batch=batch, seconds=seconds)
+                return await self._lease(number, limit, batch=batch, seconds=seconds)
         return grant
 
-    async def _lease(self, shard: Shard, limit: int, *, batch: int, seconds: float) -> Grant:
+    async def _lease(self, number: int, limit: int, *, batch: int, seconds: float) -> Grant:
+        shard = self._shards[number]
         before = shard.handed
         shard.elsewhere = self._handed - before
         try:
-            return await shard.lease(limit, batch=batch, seconds=seconds)
+            grant = await shard.lease(limit, batch=batch, seconds=seconds)
         finally:
             self._handed += shard.handed - before
+        self._heard(number, grant)
+        return grant
 
     async def _is_finished(self) -> bool:
         first = await self._look()
@@ -263,19 +411,26 @@ class Sharded:
         self, outcomes: Sequence[Outcome], *, notes: Sequence[SiteNote] = (), marks: Mapping[str, int] | None = None
     ) -> Receipt:
         own: dict[int, tuple[list[Outcome], list[SiteNote]]] = {}
-        foreign: list[Request] = []
+        foreign: dict[tuple[int, int], list[Request]] = {}
         for outcome in outcomes:
             shard = self._of(outcome.site)
-            links = tuple(link for link in outcome.links if self._of(link.site) == shard)
-            if len(links) < len(outcome.links):
-                foreign += self._with_source(outcome, shard)
+            groups = grouped(outcome.links, self._of)
+            links = tuple(groups.pop(shard, ()))
+            if groups:
+                page = self._sources.get((outcome.site, outcome.token), {}).get(outcome.key, "")
+                for target, some in groups.items():
+                    foreign.setdefault((shard, target), []).extend(_found_on(page, some))
                 outcome = msgspec.structs.replace(outcome, links=links)
             own.setdefault(shard, ([], []))[0].append(outcome)
         for note in notes:
             own.setdefault(self._of(note.site), ([], []))[1].append(note)
-        if foreign:
-            await self.add(foreign)
-        receipts = await _all(self._shards[shard].complete(some, notes=about) for shard, (some, about) in own.items())
+        _, parcels = await self._deliver(foreign)
+        receipts = await _all(
+            self._shards[shard].complete(some, notes=about, parcels=parcels.get(shard, ()))
+            for shard, (some, about) in own.items()
+        )
+        for shard, receipt in zip(own, receipts):
+            self._heard(shard, receipt)
         for outcome in outcomes:
             pages = self._sources.get((outcome.site, outcome.token), {})
             pages.pop(outcome.key, None)
@@ -285,16 +440,9 @@ class Sharded:
             accepted=sum(receipt.accepted for receipt in receipts),
             stale=sum(receipt.stale for receipt in receipts),
             repeated=sum(receipt.repeated for receipt in receipts),
+            run=self._lives,
+            outbox=sum(receipt.outbox for receipt in receipts),
         )
-
-    def _with_source(self, outcome: Outcome, shard: int) -> list[Request]:
-        """The links that belong to other shards, with the page that they are on."""
-        page = self._sources.get((outcome.site, outcome.token), {}).get(outcome.key, "")
-        return [
-            link if link.referrer or not page else msgspec.structs.replace(link, referrer=page)
-            for link in outcome.links
-            if self._of(link.site) != shard
-        ]
 
     async def release(self, leases: Sequence[Lease]) -> None:
         for lease in leases:
@@ -372,6 +520,11 @@ class Sharded:
 
     async def aclose(self) -> None:
         await self._close()
+
+
+def _found_on(page: str, links: Sequence[Request]) -> list[Request]:
+    """The links with the page that they are on."""
+    return [link if link.referrer or not page else msgspec.structs.replace(link, referrer=page) for link in links]
 
 
 def _shares(limit: int, shards: Sequence[int]) -> dict[int, int]:
