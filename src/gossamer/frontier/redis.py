@@ -15,6 +15,7 @@ from gossamer.errors import FrontierError, Unavailable
 from gossamer.frontier import policy
 from gossamer.frontier.entries import as_text, pack, pack_state, squeeze
 from gossamer.frontier.freshness import share_of
+from gossamer.frontier.outbox import MOST_STEP_SECONDS, Box, Parcel
 from gossamer.frontier.portions import MOST_LINKS, portions
 from gossamer.frontier.redis_fold import fold_lists, unfold_blocks
 from gossamer.frontier.redis_hints import hasten
@@ -92,18 +93,34 @@ class RedisFrontier:
         self._pages: dict[int, dict[int, str]] = {}
         """Token -> key -> URL of what is leased here: the links found there name it."""
 
+    @property
+    def server(self) -> str:
+        """The name of the server that has the shard; of a cluster, of its node."""
+        return self._links.name_of(self._server, self._key)
+
+    async def run(self) -> str:
+        """The run of that server: another text once it may have forgotten something."""
+        return str(text(await self._call("run")))
+
     async def add(self, requests: Sequence[Request]) -> int:
-        added = 0
+        added, _ = await self.deliver(requests)
+        return added
+
+    async def deliver(self, requests: Sequence[Request]) -> tuple[int, str]:
+        """As `add`, with the run of the server that acknowledged it."""
+        added, runs = 0, set()
         for first in range(0, len(requests), MOST_LINKS):
             some = requests[first : first + MOST_LINKS]
             load = Load(await self._unknown(some))
             links = self._put(some, load)
-            new, to_fold = await self._call("add", load.entries, links=links, **load.said(), own=self._sites(load))
+            new, to_fold, run = await self._call("add", load.entries, links=links, **load.said(), own=self._sites(load))
             added += int(new)
+            runs.add(text(run))
             self._learn(int(new), len(some))
             await fold_lists(self._call, to_fold, self.secret)
             await hasten(self._call, some, self.settings, self.secret)
-        return added
+        # Taken by more than one run, they are in the box of none that is still there: they are delivered again.
+        return added, runs.pop() if len(runs) == 1 else "several"
 
     async def _unknown(self, requests: Sequence[Request]) -> set[int] | None:
         """The keys of those that may be new; None, which is all, while most are new and asking would not pay."""
@@ -121,7 +138,18 @@ class RedisFrontier:
 
     async def lease(self, limit: int, *, batch: int, seconds: float) -> Grant:
         for _ in range(_MOST_UNFOLDED):
-            granted, wait, state, news, to_unfold, self.lapsed, self.handed, self.passed, run = await self._call(
+            (
+                granted,
+                wait,
+                state,
+                news,
+                to_unfold,
+                self.lapsed,
+                self.handed,
+                self.passed,
+                run,
+                outbox,
+            ) = await self._call(
                 "lease",
                 limit=limit,
                 batch=batch,
@@ -157,6 +185,7 @@ class RedisFrontier:
             job=text(state),
             news=int(news),
             run=crc32(run),
+            outbox=int(outbox),
         )
 
     async def extend(self, leases: Sequence[Lease], *, seconds: float) -> list[Lease]:
@@ -172,9 +201,14 @@ class RedisFrontier:
         return [msgspec.structs.replace(lease, ttl=seconds) for lease in leases if lease.token in ours]
 
     async def complete(
-        self, outcomes: Sequence[Outcome], *, notes: Sequence[SiteNote] = (), marks: Mapping[str, int] | None = None
+        self,
+        outcomes: Sequence[Outcome],
+        *,
+        notes: Sequence[SiteNote] = (),
+        marks: Mapping[str, int] | None = None,
+        parcels: Sequence[Parcel] = (),
     ) -> Receipt:
-        accepted = stale = repeated = 0
+        accepted = stale = repeated = outbox = run = 0
         to_fold: list[Any] = []
         for some in portions(outcomes):
             links = [link for outcome in some for link in outcome.links]
@@ -185,13 +219,15 @@ class RedisFrontier:
                 load.entries,
                 outcomes=packed,
                 notes=[packed_note(note) for note in notes],
+                **({"parcels": _packed(parcels)} if parcels else {}),
                 **load.said(),
                 own=self._sites(load),
             )
             accepted, stale, repeated = accepted + int(found[0]), stale + int(found[1]), repeated + int(found[2])
             self._learn(int(found[3]), len(links))
             to_fold += found[4]
-            notes = ()
+            run, outbox = crc32(found[5]), int(found[6])
+            notes, parcels = (), ()
             for outcome in some:
                 pages = self._pages.get(outcome.token, {})
                 pages.pop(outcome.key, None)
@@ -199,7 +235,23 @@ class RedisFrontier:
                     self._pages.pop(outcome.token, None)
         await fold_lists(self._call, to_fold, self.secret)
         await hasten(self._call, [link for one in outcomes for link in one.links], self.settings, self.secret)
-        return Receipt(accepted=accepted, stale=stale, repeated=repeated)
+        return Receipt(accepted=accepted, stale=stale, repeated=repeated, run=run, outbox=outbox)
+
+    async def sweep(self, runs: Mapping[str, str], *, seconds: float) -> list[Box]:
+        """Let the boxes of these servers' present runs age; all boxes that are left."""
+        found = await self._call("sweep", runs=runs, seconds=seconds, step=MOST_STEP_SECONDS)
+        return [Box(text(server), text(run), int(first), int(size)) for server, run, first, size in found]
+
+    async def parcels(self, box: Box, limit: int) -> list[bytes]:
+        """The links of up to `limit` parcels of a box, oldest first."""
+        found: list[bytes] = await self._call("parcels", box=f"{box.run} {box.server}", first=box.first, limit=limit)
+        return found
+
+    async def replace(self, box: Box, count: int, parcels: Sequence[Parcel]) -> None:
+        """Take the first parcels out of a box, if it still begins where it did, and put others into theirs."""
+        await self._call(
+            "replace", box=f"{box.run} {box.server}", first=box.first, count=count, parcels=_packed(parcels)
+        )
 
     def _outcome(self, outcome: Outcome, load: Load) -> list[Any]:
         comes_again = outcome.again_in is not None or outcome.status == "retry"
@@ -394,3 +446,8 @@ class RedisFrontier:
                     raise await explain(error, redis, self._job, self._key) from error
                 self._server = server
         raise Unavailable(f"Redis: shard {self.shard} moves too often")
+
+
+def _packed(parcels: Sequence[Parcel]) -> list[Any]:
+    """Parcels as the script takes them: to it, links are text like any other."""
+    return [(parcel.server, parcel.run, as_text(parcel.links)) for parcel in parcels]

@@ -33,6 +33,11 @@ class Cluster:
             raise faults.ClusterDownError(f"no node of the cluster has slot {slot}")
         return self._node(self._slots[slot])
 
+    def name_of(self, key: str) -> str:
+        """The address of that node, as far as is known; empty where nothing is."""
+        host, port = self._slots.get(key_slot(key.encode()), ("", 0))
+        return f"{host}:{port}" if host else ""
+
     async def any(self) -> client.Redis:
         """A node that answers."""
         if not self._slots:

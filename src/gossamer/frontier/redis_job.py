@@ -44,6 +44,7 @@ KINDS = {
     "job": "hash", "seen": "set", "site": "hash", "robots": "hash", "memo": "hash", "ranks": "zset", "queue": "list",
     "front": "list", "suspects": "list", "later": "zset", "batch": "hash", "held": "hash", "ready": "zset",
     "holds": "zset", "lapses": "hash", "regions": "set", "dues": "zset", "workers": "hash", "beats": "zset",
+    "boxes": "hash", "outbox": "list",
 }  # fmt: skip
 """The types of the keys, by the first word after the job's prefix."""
 

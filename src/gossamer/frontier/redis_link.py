@@ -32,7 +32,8 @@ _OWN = {
     "unknown": ("seen",),
     "lease": ("lease",),
     "extend": ("lease",),
-    **dict.fromkeys(("complete", "park", "release", "abandon"), ("seen", "complete")),
+    **dict.fromkeys(("complete", "park", "release", "abandon"), ("seen", "outbox", "complete")),
+    **dict.fromkeys(("sweep", "parcels", "replace"), ("outbox",)),
     **dict.fromkeys(("fold", "unfold"), ("folds",)),
     **dict.fromkeys(("waiting", "slot", "hasten"), ("hints",)),
 }
@@ -81,6 +82,10 @@ class Link:
     async def at(self, key: str) -> Any:
         """The server, or the node of the cluster, that has this key."""
         return self.redis if self._cluster is None else await self._cluster.at(key)
+
+    def node_of(self, key: str) -> str:
+        """The name of the node of a cluster that has this key, as far as is known; empty where there is no cluster."""
+        return "" if self._cluster is None else self._cluster.name_of(key)
 
     async def nodes(self) -> list[Any]:
         """The server, or all nodes of the cluster that have keys."""
@@ -193,6 +198,10 @@ class Links:
                 raise
             self._open[name] = Link(redis)
         return self._open[name]
+
+    def name_of(self, server: str, key: str) -> str:
+        """The name of the server, or of the node of the cluster, that has this key, as far as is known."""
+        return next(iter(self._open.values())).node_of(key) if self.is_cluster else server
 
     async def aclose(self) -> None:
         """Close them all."""

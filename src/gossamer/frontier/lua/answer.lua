@@ -1,6 +1,6 @@
 local answer = operations[operation]()
 enter_ready()
-local reads = { counts = true, unknown = true, workers = true, waiting = true, slot = true }
+local reads = { counts = true, unknown = true, workers = true, waiting = true, slot = true, parcels = true }
 if not reads[operation] then
     if admitted > 0 then count('news', 1) end
     for name, by in pairs(counted) do

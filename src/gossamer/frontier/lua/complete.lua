@@ -75,7 +75,7 @@ end
 
 function operations.complete()
     local accepted, stale, repeated, touched, batches = 0, 0, 0, {}, {}
-    if #entries > 0 then needs_memory() else needs_no_memory() end
+    if #entries > 0 or given.parcels then needs_memory() else needs_no_memory() end
     local noted = 0
     for _, note in ipairs(given.notes) do noted = noted + apply_note(note) end
     for _, outcome in ipairs(given.outcomes) do
@@ -109,7 +109,8 @@ function operations.complete()
     for token in pairs(touched) do finish_lane(held_lane(token)) end
     count('stale', stale)
     if accepted + noted > 0 then count('news', 1) end
-    return { accepted, stale, repeated, admitted, to_fold }
+    post(given.parcels)
+    return { accepted, stale, repeated, admitted, to_fold, job.run or '', total('outbox') }
 end
 
 -- Entries that no client can read.

@@ -38,14 +38,14 @@ end
 local function check_ready_sets()
     local names = { prefix .. 'held' }
     for _, region in ipairs(all_regions()) do names[#names + 1] = prefix .. 'ready:' .. region end
-    if call('EXISTS', unpack(names)) == 0 and not is_over() then
+    if total('outbox') == 0 and call('EXISTS', unpack(names)) == 0 and not is_over() then
         damaged(names[#names], 'is gone: ' .. whole(total('queued') + total('delayed')) .. ' requests wait')
     end
 end
 
 function operations.lease()
     if job.state ~= 'running' or is_over() then
-        return { {}, false, state(), total('news'), {}, total('lapsed'), total('handed'), 0, job.run or '' }
+        return { {}, false, state(), total('news'), {}, total('lapsed'), total('handed'), 0, job.run or '', total('outbox') }
     end
     needs_memory()
     if given.seconds > number('longest') then call('HSET', job_key, 'longest', given.seconds) end
@@ -106,7 +106,7 @@ function operations.lease()
     if #leases == 0 then check_ready_sets() end
     return {
         leases, first and text(math.max(0, first - now)) or false, state(), total('news'), to_unfold, total('lapsed'),
-        total('handed'), given.spare and 0 or #over, job.run or '',
+        total('handed'), given.spare and 0 or #over, job.run or '', total('outbox'),
     }
 end
 

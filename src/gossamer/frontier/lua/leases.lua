@@ -68,7 +68,7 @@ local function is_over()
     if total('leased') > 0 then return false end
     local limit = max_pages()
     if limit and total('stored') >= limit then return true end
-    if total('queued') + total('delayed') > total('revisits') then return false end
+    if total('queued') + total('delayed') > total('revisits') or total('outbox') > 0 then return false end
     if total('revisits') > 0 then
         if job.recrawl == '1' then return false end
         local first = call('ZRANGE', prefix .. 'dues', 0, 0, 'WITHSCORES')

@@ -1,3 +1,9 @@
+-- The same for all shards of the server. A user who may not ask for it is never heard of a restart.
+function operations.run()
+    needs_no_memory()
+    return job.run or 'unknown'
+end
+
 function operations.steer()
     needs_no_memory()
     job.state = given.state
@@ -8,7 +14,7 @@ end
 function operations.counts()
     local counts = {}
     for _, name in ipairs({
-        'queued', 'delayed', 'leased', 'done', 'failed', 'skipped', 'parked', 'stale', 'stored', 'revisits', 'known', 'sites',
+        'queued', 'delayed', 'leased', 'done', 'failed', 'skipped', 'parked', 'stale', 'stored', 'revisits', 'known', 'sites', 'outbox',
     }) do
         counts[#counts + 1] = name
         counts[#counts + 1] = total(name)

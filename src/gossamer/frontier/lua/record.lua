@@ -23,6 +23,8 @@
 --   dues           zset    site -> when the first of later:S is due, for the sites that have any
 --   lapses         hash    key -> lost deliveries
 --   workers        hash    name -> the last pulse        beats  zset  name -> when it came
+--   boxes          hash    "run server" -> first, marked, lived, at: the boxes of the outbox (outbox.py)
+--   outbox:RUN SERVER  list  its parcels, oldest first
 --
 -- An entry is a key (8 bytes) and a msgpack array; what is in it is the client's but for the fields named here.
 local TRIES, STATE, AGAIN = 6, 8, 9
@@ -43,7 +45,7 @@ local FIELDS = {
     'token', 'news', 'shard', 'shards', 'allowance', 'reserved', 'moving', 'moved', 'run', 'recrawl',
     'share_most', 'share_half', 'handed', 'max_pages',
     'seen_level', 'seen_split', 'known', 'sites', 'queued', 'delayed', 'leased', 'stored', 'done', 'failed', 'skipped',
-    'parked', 'stale', 'revisits', 'pages', 'fresh', 'lapsed', 'restarts', 'rest_until', 'longest', 'fold',
+    'parked', 'stale', 'revisits', 'pages', 'fresh', 'lapsed', 'restarts', 'rest_until', 'longest', 'fold', 'outbox', 'posted',
 }
 local job = {}
 for index, value in ipairs(call('HMGET', job_key, unpack(FIELDS))) do job[FIELDS[index]] = value or nil end
@@ -91,10 +93,16 @@ local function fields_of(entry)
 end
 local function with_fields(entry, fields) return key_of(entry) .. cmsgpack.pack(fields) end
 
--- A server that was started again, or took over from another, is told by its run id.
+-- The run of this server: another after a start, which changes its run id, and after a promotion, which changes the id of its
+-- replication, also where it is promoted for the second time in one life.
+local function run_now()
+    local about = redis.pcall('INFO', 'server', 'replication')
+    if type(about) ~= 'string' then return nil end
+    local life, replication = string.match(about, 'run_id:(%x+)'), string.match(about, 'master_replid:(%x+)')
+    return life and replication and life .. '-' .. replication
+end
 local function notice_restart()
-    local about = redis.pcall('INFO', 'server')
-    local run = type(about) == 'string' and string.match(about, 'run_id:(%x+)')
+    local run = run_now()
     -- A user who may not ask must not be taken for a restart by those who may.
     if not run or job.run == run then return end
     if job.run then

@@ -78,6 +78,6 @@ function operations.add()
     needs_memory()
     admit(given.links)
     enqueue_gathered()
-    return { admitted, to_fold }
+    return { admitted, to_fold, job.run or 'unknown' }
 end
 
