@@ -885,3 +885,24 @@ def test_a_jump_of_the_servers_clock_kills_nobody(tmp_path: Path) -> None:
         assert max(standing.number for standing in two.owner.claims.newest.values()) <= 3, "nothing has changed hands"
 
     play(run, tmp_path)
+
+
+def test_a_shard_that_is_leaving_is_given_when_its_leases_have_expired(tmp_path: Path) -> None:
+    """All workers were stopped past their leases: what a lost visit had in hand is never completed nor returned."""
+
+    async def run(fleet: Fleet) -> None:
+        one = await fleet.hire("one")
+        for shard in range(SHARDS):
+            await one.add(pages(*range(shard * 100, shard * 100 + 30), site=site_in(shard)))
+        assert len(await lease(one, batch=5)) == SHARDS
+        two = await fleet.hire("two")
+        await lease(two)
+        await fleet.rounds(two, one, count=1)
+        leaving = {number for number, shard in one.owner.shards.items() if shard.leaving}
+        assert leaving
+        fleet.clock.advance(1.5 * LEASE)
+        await fleet.rounds(one, two, count=8)
+        assert leaving & two.owner.shards.keys()
+        assert not any(shard.leaving for shard in one.owner.shards.values())
+
+    play(run, tmp_path)

@@ -244,6 +244,9 @@ class Owner:
         return max(1, view.counts.queued + view.counts.delayed + view.counts.leased) if view.busy else 0
 
     async def _balance(self) -> None:
+        for shard in self.shards.values():
+            # A shard that is leaving hands out no more leases, which would take back those that have expired.
+            shard.lapse_lost(self.clock.monotonic())
         scenes = self.scenes()
         # As they stand now: what others claim from here on is theirs.
         seen = {number: standing.number for number, standing in self.claims.newest.items()}
