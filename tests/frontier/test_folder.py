@@ -169,11 +169,9 @@ def test_p9_a_dead_workers_shards_are_taken_over_within_lease_and_delay(tmp_path
         await dead.complete([outcome(old, 1)])
         other = await fleet.hire("other")
         assert await lease(other) == []
-        fleet.clock.advance(LEASE - 1.0)
-        await other.owner.tend()
+        await fleet.rounds(other, count=7)
         assert owners(other) == [0], "its claim stands until its time is over"
-        fleet.clock.advance(1.1)
-        await other.owner.tend()
+        await fleet.rounds(other, count=2)
         assert owners(other) == [SHARDS]
         fleet.clock.advance(2.0)
         (new,) = await lease(other)
@@ -207,7 +205,7 @@ def test_p4_a_late_worker_changes_nothing(tmp_path: Path) -> None:
         (old,) = await lease(late)
         other = await fleet.hire("other")
         await lease(other)
-        fleet.clock.advance(LEASE + 0.1)
+        await fleet.rounds(other, count=9)
         (new,) = await lease(other)
         receipt = await late.complete(outcomes(old, links=(page(9), page(10, "b.example"))), notes=[note(old, hold=99)])
         assert (receipt.accepted, receipt.stale) == (0, 3)
@@ -253,8 +251,7 @@ def test_p4_what_a_late_owner_writes_after_the_take_over_is_never_read(tmp_path:
 
         async def take_over() -> None:
             other = await fleet.hire("other")
-            fleet.clock.advance(3.0)
-            await other.owner.tend()
+            await fleet.rounds(other, count=2)
             taken.append(other)
 
         loop = asyncio.get_running_loop()

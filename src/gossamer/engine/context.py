@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from gossamer.clock import Clock
 from gossamer.download.base import Remembers
@@ -22,6 +23,9 @@ from gossamer.middleware.cookies import CookieJar
 from gossamer.settings import Settings
 from gossamer.sink import keeps_pages
 from gossamer.sink.trail import Trail
+
+if TYPE_CHECKING:
+    from gossamer.engine.visit import Visit
 
 
 @dataclass(slots=True)
@@ -49,6 +53,8 @@ class Context:
     """Given where the downloader knows the addresses of hosts."""
     loads: LoadGate | None = None
     """Given where pages are shown in a browser, and robots.txt is obeyed."""
+    visits: dict[tuple[str, int], Visit] = field(default_factory=dict)
+    """The newest visit of each site and lane."""
     paused: bool = False
     """Visits end after the request in hand, as for a stop, but the engine stays."""
     revisits: Revisits = field(init=False)

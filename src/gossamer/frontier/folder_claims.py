@@ -148,15 +148,24 @@ def _name(shard: int, number: int) -> str:
 class Peers:
     """The workers of a job, as one of them, or a visitor, sees them."""
 
-    def __init__(self, share: Share, *, lease_seconds: float) -> None:
+    def __init__(self, share: Share, *, lease_seconds: float, every_seconds: float) -> None:
         self._share = share
         self._lease_seconds = lease_seconds
+        self._every_seconds = every_seconds
         self._seen: dict[str, tuple[int, float]] = {}
+        """Session -> the number of its last heartbeat, and for how long it was watched since then."""
+        self._looked_at = -1e18
         self.beats: dict[str, Beat] = {}
         self.live: frozenset[str] = frozenset()
 
     def look(self, *, monotonic: float, epoch: float) -> None:
-        """Read all heartbeats, and tell the living from the dead."""
+        """Read all heartbeats, and tell the living from the dead.
+
+        A worker that has looked away for long, since it was stopped itself, cannot tell: the others may have been
+        stopped with it, and get the time to send a heartbeat first."""
+        gap, self._looked_at = monotonic - self._looked_at, monotonic
+        if gap > 2 * self._every_seconds:
+            gap = self._every_seconds / 2
         beats: dict[str, Beat] = {}
         live = set()
         for name in self._share.names(WORKERS):
@@ -165,12 +174,10 @@ class Peers:
             except (FileNotFoundError, msgspec.DecodeError):
                 continue
             beats[name] = beat
-            number, since = self._seen.get(name, (-1, 0.0))
-            if number != beat.number:
-                since = monotonic
-            self._seen[name] = (beat.number, since)
+            number, watched = self._seen.get(name, (-1, 0.0))
+            watched = watched + gap if number == beat.number else 0.0
+            self._seen[name] = (beat.number, watched)
             silent = epoch - beat.at
-            watched = monotonic - since
             looks = min(_LOOKS_SECONDS, self._lease_seconds / 4)
             if silent <= self._lease_seconds or watched < looks:
                 live.add(name)
