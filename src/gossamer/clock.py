@@ -20,7 +20,7 @@ class Clock(Protocol):
     async def sleep(self, seconds: float) -> None: ...
 
 
-def _monotonic() -> Callable[[], float]:
+def _sleepless() -> Callable[[], float]:
     """A clock that goes on while the machine sleeps: a lease expires meanwhile, and its holder must know it."""
     for name in ("CLOCK_BOOTTIME", "CLOCK_MONOTONIC") if sys.platform in ("linux", "darwin") else ():
         if (number := getattr(time, name, None)) is not None:
@@ -28,11 +28,14 @@ def _monotonic() -> Callable[[], float]:
     return time.monotonic
 
 
+_monotonic = _sleepless()
+
+
 class SystemClock:
     """The machine's clock."""
 
-    def __init__(self) -> None:
-        self.monotonic = _monotonic()
+    def monotonic(self) -> float:
+        return _monotonic()
 
     def epoch(self) -> float:
         return time.time()

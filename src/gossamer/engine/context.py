@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from gossamer.clock import Clock
 from gossamer.download.base import Remembers
@@ -18,14 +17,12 @@ from gossamer.engine.region import Places
 from gossamer.engine.revisit import Revisits
 from gossamer.engine.sitemaps import Sitemaps
 from gossamer.engine.slots import Slots
+from gossamer.engine.turns import Turns
 from gossamer.middleware.base import Fetch
 from gossamer.middleware.cookies import CookieJar
 from gossamer.settings import Settings
 from gossamer.sink import keeps_pages
 from gossamer.sink.trail import Trail
-
-if TYPE_CHECKING:
-    from gossamer.engine.visit import Visit
 
 
 @dataclass(slots=True)
@@ -53,13 +50,12 @@ class Context:
     """Given where the downloader knows the addresses of hosts."""
     loads: LoadGate | None = None
     """Given where pages are shown in a browser, and robots.txt is obeyed."""
-    visits: dict[tuple[str, int], Visit] = field(default_factory=dict)
-    """The newest visit of each site and lane."""
     paused: bool = False
     """Visits end after the request in hand, as for a stop, but the engine stays."""
     revisits: Revisits = field(init=False)
     breaker: Breaker = field(init=False)
     sitemaps: Sitemaps = field(init=False)
+    turns: Turns = field(default_factory=Turns)
 
     keeps_pages: bool = False
     """Whether a sink wants bodies and links, which others have no use for."""

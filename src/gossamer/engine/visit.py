@@ -49,7 +49,6 @@ class Visit:
         self.lost = False
         self.sleeping = False
         self._unsent = False
-        self._ended = asyncio.Event()
         self._settings = context.settings
         self._clock = context.clock
         self._gate = Gate(lease.robots, context.settings, context.clock, rulebook=context.rules)
@@ -74,29 +73,10 @@ class Visit:
     async def run(self) -> None:
         """Work through the batch; what is left undone goes back to the frontier."""
         check_before_sending.set(self._check)
-        visits, place = self._context.visits, (self.lease.site, self.lease.lane)
-        earlier = visits.get(place)
-        visits[place] = self
-        try:
+        async with self._context.turns.take(self) as earlier:
             if earlier is not None:
-                await self._follow(earlier)
+                self._pace.follow(earlier._pace)
             await self._work()
-        finally:
-            self._ended.set()
-            if visits.get(place) is self:
-                del visits[place]
-
-    async def _follow(self, earlier: Visit) -> None:
-        """Let an earlier visit of this lane end first.
-
-        Its lease expired while this process was stopped, but a request that had passed all checks is sent when the
-        process goes on: the delay of the site counts from the answer to that one."""
-        earlier.lost = True
-        self.sleeping = True
-        self._context.went_to_sleep()
-        await earlier._ended.wait()
-        self.sleeping = False
-        self._pace.follow(earlier._pace)
 
     def _check(self) -> None:
         """Refuse to send a request after the end of the lease."""

@@ -85,6 +85,8 @@ class Claims:
     def __init__(self, share: Share, shards: int) -> None:
         self._share = share
         self._unreadable: Counter[str] = Counter()
+        self._views: dict[int, View] = {}
+        """What the last owner said of shards that we have claimed and not opened yet."""
         self.newest: dict[int, Standing] = dict.fromkeys(range(shards), _NOBODY)
 
     def look(self, *, fresh: bool = False) -> None:
@@ -114,6 +116,9 @@ class Claims:
         """Follow a claim with one of ours, or of nobody; its number, or 0 if somebody was faster."""
         claim = Claim(nonce=secrets.token_hex(8), session=session, term=term, view=view)
         number = after + 1
+        before = self.newest[shard]
+        if session and before.number == after and before.claim.view is not None:
+            self._views[shard] = before.claim.view
         if not self._share.claim(_name(shard, number), _encode(claim)):
             self.look(fresh=True)
             # Ours, from a time when the folder failed us before we had looked.
@@ -126,6 +131,15 @@ class Claims:
         for old in range(max(1, number - 2 * _KEPT), number - _KEPT):
             self._share.remove(_name(shard, old))
         return number
+
+    def opened(self, shard: int) -> None:
+        """From now on only its owner knows what is in a shard."""
+        self._views.pop(shard, None)
+
+    def return_unopened(self, shard: int, claim: int) -> None:
+        """Give up a claim of ours to a shard that was not opened: what its last owner said of it is still true."""
+        view = self._views.pop(shard, None)
+        self.take(shard, claim, "", 0, view and msgspec.structs.replace(view, claim=claim + 1))
 
     def _is(self, shard: int, number: int, session: str) -> bool:
         newest = self.newest[shard]

@@ -316,7 +316,7 @@ class Owner:
             except Unavailable as error:
                 # A claim without a shard is only in the way.
                 log.warning("shard %d could not be opened: %s", number, error)
-                await self.run(self.claims.take, number, claim, "", 0)
+                await self.run(self.claims.return_unopened, number, claim)
                 continue
             got.append(number)
         if got:
@@ -337,6 +337,7 @@ class Owner:
             return Shard(journal, past, number, claim, settings=settings, clock=self.clock, common=self._common)
 
         self.shards[number] = await self.run(opened)
+        self.claims.opened(number)
         if self.settings is not settings:
             await self.shards[number].limit(self.settings)
 
@@ -373,7 +374,7 @@ class Owner:
         await self.run(lambda: self.claims.look(fresh=True))
         for number, standing in list(self.claims.newest.items()):
             if standing.claim.session == self.session and number not in self.shards:
-                await self.run(self.claims.take, number, standing.number, "", 0)
+                await self.run(self.claims.return_unopened, number, standing.number)
 
     def abort(self) -> None:
         """Let go as a killed process does: the folder stays as it is."""
