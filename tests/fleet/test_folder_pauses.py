@@ -46,6 +46,7 @@ class Fleet:
             batch=8,
             commit_seconds=0.05,
             backoff_seconds=0.3,
+            resolve=("*.sim=127.0.0.1",),
         )
         asyncio.run(submit(self.url, JOB, settings, self.web.seeds))
 
@@ -92,7 +93,7 @@ class Fleet:
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    with SimWeb(sites=12, pages_per_site=25, page_bytes=2000, links_per_page=8, latency_seconds=0.01) as web:
+    with SimWeb(sites=200, pages_per_site=4, page_bytes=2000, latency_seconds=0.02, names=True) as web:
         fleet = Fleet(tmp_path, web)
         fleet.submit()
         fleet.start()
@@ -119,7 +120,7 @@ def too_close(log: list[Entry]) -> list[str]:
 def test_a_fleet_that_was_paused_past_its_leases_finishes_politely(fleet: Fleet, seed: int) -> None:
     chance = random.Random(seed)
     for number in range(1, 6):
-        fleet.until(number * 45)
+        fleet.until(number * 120)
         time.sleep(chance.random() * DELAY)
         fleet.signal(signal.SIGSTOP)
         time.sleep(1.5 * LEASE)
