@@ -1,4 +1,4 @@
-"""Workers that leave a shared folder on which each claim takes long, as on a busy machine: nothing of them stays there."""
+"""Workers that leave a shared folder on which each claim takes long, as on a busy machine, leave nothing there."""
 
 from __future__ import annotations
 
