@@ -15,7 +15,7 @@ from gossamer.errors import FrontierError, Unavailable
 from gossamer.frontier import policy
 from gossamer.frontier.entries import as_text, pack, pack_state, squeeze
 from gossamer.frontier.freshness import share_of
-from gossamer.frontier.outbox import MOST_STEP_SECONDS, Box, Parcel
+from gossamer.frontier.outbox import MOST_STEP_SECONDS, SEVERAL_RUNS, Box, Parcel
 from gossamer.frontier.portions import MOST_LINKS, portions
 from gossamer.frontier.redis_fold import fold_lists, unfold_blocks
 from gossamer.frontier.redis_hints import hasten
@@ -120,7 +120,7 @@ class RedisFrontier:
             await fold_lists(self._call, to_fold, self.secret)
             await hasten(self._call, some, self.settings, self.secret)
         # Taken by more than one run, they are in the box of none that is still there: they are delivered again.
-        return added, runs.pop() if len(runs) == 1 else "several"
+        return added, runs.pop() if len(runs) == 1 else SEVERAL_RUNS
 
     async def _unknown(self, requests: Sequence[Request]) -> set[int] | None:
         """The keys of those that may be new; None, which is all, while most are new and asking would not pay."""
@@ -207,8 +207,9 @@ class RedisFrontier:
         notes: Sequence[SiteNote] = (),
         marks: Mapping[str, int] | None = None,
         parcels: Sequence[Parcel] = (),
+        run: str = "",
     ) -> Receipt:
-        accepted = stale = repeated = outbox = run = 0
+        accepted = stale = repeated = outbox = life = 0
         to_fold: list[Any] = []
         for some in portions(outcomes):
             links = [link for outcome in some for link in outcome.links]
@@ -220,13 +221,14 @@ class RedisFrontier:
                 outcomes=packed,
                 notes=[packed_note(note) for note in notes],
                 **({"parcels": _packed(parcels)} if parcels else {}),
+                **({"run": run} if run else {}),
                 **load.said(),
                 own=self._sites(load),
             )
             accepted, stale, repeated = accepted + int(found[0]), stale + int(found[1]), repeated + int(found[2])
             self._learn(int(found[3]), len(links))
             to_fold += found[4]
-            run, outbox = crc32(found[5]), int(found[6])
+            life, outbox = crc32(found[5]), int(found[6])
             notes, parcels = (), ()
             for outcome in some:
                 pages = self._pages.get(outcome.token, {})
@@ -235,7 +237,7 @@ class RedisFrontier:
                     self._pages.pop(outcome.token, None)
         await fold_lists(self._call, to_fold, self.secret)
         await hasten(self._call, [link for one in outcomes for link in one.links], self.settings, self.secret)
-        return Receipt(accepted=accepted, stale=stale, repeated=repeated, run=run, outbox=outbox)
+        return Receipt(accepted=accepted, stale=stale, repeated=repeated, run=life, outbox=outbox)
 
     async def sweep(self, runs: Mapping[str, str], *, seconds: float) -> list[Box]:
         """Let the boxes of these servers' present runs age; all boxes that are left."""

@@ -101,8 +101,10 @@ local function run_now()
     local life, replication = string.match(about, 'run_id:(%x+)'), string.match(about, 'master_replid:(%x+)')
     return life and replication and life .. '-' .. replication
 end
+local present_run
 local function notice_restart()
     local run = run_now()
+    present_run = run
     -- A user who may not ask must not be taken for a restart by those who may.
     if not run or job.run == run then return end
     if job.run then
