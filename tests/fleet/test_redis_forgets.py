@@ -18,6 +18,7 @@ from powercut import addresses, choices, cut_power, forget, is_whole, logged_ser
 from processes import kill_tree, start
 
 pytestmark = [
+    pytest.mark.timeout(400),
     pytest.mark.long,
     pytest.mark.skipif(
         not RedisServer.is_there() and os.environ.get("CI") != "true", reason="redis-server is not installed"
