@@ -22,15 +22,15 @@ The record at the target decides who has the shard. What a crash does:
 |---|---|---|
 | mover dies | before `leave` | calls go on at the source; the copy is never opened, and the next mover replaces it |
 | mover dies | after `leave` | the shard is at the target; the next mover buries the source |
-| source forgets | before `leave` | this attempt fails; clients find no open copy at the target, and confirm the source |
+| source forgets | before `leave` | this attempt fails; clients find no open copy at the target and confirm the source |
 | source forgets | `leave` | clients find the copy open, and follow it; or closed: they kill it and confirm the source |
 | target forgets | before `leave` | another run: `land` and `arrive` are refused, and the mover begins again |
 | target forgets | the shard | clients find it kept at the source, under `moved` = target, and reclaim it |
 | both forget | the move | no open copy at the target: the source is confirmed, as if nobody had moved it |
 
 Lanes rest for one lease where the source is confirmed or reclaimed, as after every restart. Links that a forgotten copy
-had acknowledged are in outboxes under its run, and are delivered again. Without the right to ask INFO no run is known:
-then a source that forgets is not noticed, and `spread` refuses to begin."""
+had acknowledged are in outboxes under its run, and are delivered again. Without the right to ask INFO no run is known,
+and a source that forgets is not noticed: `spread` then refuses to begin."""
 
 from __future__ import annotations
 
@@ -65,6 +65,7 @@ _STEP_BYTES = 8_000_000
 _MOVING_SECONDS = 15
 """A source whose mover has not renewed its claim for this long goes on by itself."""
 _RENEW_SECONDS = 3.0
+_RETRY_SECONDS = 0.5
 _PATIENCE_SECONDS = 60.0
 """How long servers that do not answer are asked again."""
 _Answer = TypeVar("_Answer")
@@ -123,22 +124,28 @@ class _Mover:
 
     async def settle(self, shard: int, wanted: str) -> Move:
         """Have a shard on the server that it belongs to."""
-        start, keys = "", 0
-        for _ in range(20):
+        start, keys, clock = "", 0, asyncio.get_running_loop().time
+        end = clock() + _PATIENCE_SECONDS
+        while True:
             place = await self._find(shard)
             start = start or place
             if place == wanted:
                 return Move(shard, start, wanted, keys)
-            there = await self._links.link(wanted)
-            await write_root(there.redis, self._job, self._root.settings, self._root.placement, self._root.secret)
-            # Somebody else may have moved it here since the announcement was made.
-            here = await look(self._links, place, self._job, shard)
-            if here is None or here.leaving != wanted:
-                await self._patiently(lambda: self._call(shard, "announce", target=wanted))
-                await self._outlive({place: None})
+            try:
+                there = await self._links.link(wanted)
+                await write_root(there.redis, self._job, self._root.settings, self._root.placement, self._root.secret)
+                here = await look(self._links, place, self._job, shard)
+                if here is None or here.leaving != wanted:
+                    # Somebody else has moved it since the announcement was made.
+                    await self._call(shard, "announce", target=wanted)
+                    await self._outlive({place: None})
+                    end = clock() + _PATIENCE_SECONDS
+                keys += await self._move(place, wanted, shard)
                 continue
-            keys += await self._patiently(lambda place=place: self._move(place, wanted, shard))  # type: ignore[misc]
-        raise Unavailable(f"Redis: shard {shard} moves too often")
+            except (faults.RedisError, FrontierError) as error:
+                # What was begun is given up; after a restart of the source it has to be confirmed first.
+                self._check_patience(error, end)
+            await asyncio.sleep(_RETRY_SECONDS)
 
     async def finish(self, places: list[str]) -> None:
         """Wait until no target can forget a shard, then delete what the sources have kept."""
@@ -170,8 +177,16 @@ class _Mover:
 
     async def _kept(self, shard: int) -> list[tuple[int, Copy]]:
         """The copies of a shard on servers that it has left."""
-        copies = [await look(self._links, name, self._job, shard) for name in await all_servers(self._links, self._job)]
-        return [(shard, copy) for copy in copies if copy is not None and copy.is_kept and copy.moved]
+        place, found = await self._find(shard), []
+        for name in await all_servers(self._links, self._job):
+            copy = await look(self._links, name, self._job, shard)
+            if copy is not None and copy.is_live and name != place:
+                # It has forgotten that it was left, and nobody has called it since.
+                await find_shard(self._links, name, self._job, shard)
+                copy = await look(self._links, name, self._job, shard)
+            if copy is not None and copy.is_kept and copy.moved:
+                found.append((shard, copy))
+        return found
 
     async def _call(self, shard: int, operation: str, **given: Any) -> Any:
         place = self._root.placement[shard]
@@ -205,11 +220,15 @@ class _Mover:
             try:
                 return await call()
             except (faults.RedisError, FrontierError) as error:
-                told = translate(error, self._job) if isinstance(error, faults.RedisError) else error
-                if not isinstance(told, Unavailable) or clock() > end:
-                    raise told from error
-                log.debug("the move waits: %s", told)
-            await asyncio.sleep(0.5)
+                self._check_patience(error, end)
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    def _check_patience(self, error: faults.RedisError | FrontierError, end: float) -> None:
+        """Raise what does not pass by itself, or has not in time."""
+        told = translate(error, self._job) if isinstance(error, faults.RedisError) else error
+        if not isinstance(told, Unavailable) or asyncio.get_running_loop().time() > end:
+            raise told from error
+        log.debug("the move waits: %s", told)
 
     async def _move(self, source: str, target: str, shard: int) -> int:
         """One attempt; how many keys it has brought there, or 0 if it has to be made again."""
