@@ -9,9 +9,8 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 import msgspec
 
 from gossamer.errors import ConfigError, JobMissing
-from gossamer.frontier.sql.database import Database, Dialect
+from gossamer.frontier.sql.database import Database, Dialect, digest
 from gossamer.frontier.sql.job import dialect_of, make_job, understood
-from gossamer.frontier.sql.steering import digest
 from gossamer.settings import Settings
 
 _KINDS = {"postgres": "postgresql", "mariadb": "mysql"}
