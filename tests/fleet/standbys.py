@@ -114,6 +114,7 @@ class Switch:
 class Pair:
     """A primary and its asynchronous standby; workers come by `url`, which leads to whichever is the primary."""
 
+    server: type[PostgresServer] | type[MariaServer]
     primary: SqlServer
     standby: SqlServer
 
@@ -148,18 +149,27 @@ class Pair:
         """Have the standby take writes."""
         raise NotImplementedError
 
-    def fail_over(self, seconds: float) -> None:
-        """kill -9 of the primary; a standby that lacks its last seconds takes its place."""
+    def fail_over(self, seconds: float, *, at_once: bool = False) -> None:
+        """A standby that lacks the last seconds takes the place of the primary, which is killed.
+
+        `at_once`, so that workers find a server whenever they look; else there is none for a while."""
         self.fall_behind()
         time.sleep(seconds)
-        self.primary.kill()
-        self.switch.cut("refuse")
-        self.promote()
-        self.switch.lead(self.standby.port)
+        if at_once:
+            self.promote()
+            self.switch.lead(self.standby.port)
+            self.primary.kill()
+        else:
+            self.primary.kill()
+            self.switch.cut("refuse")
+            self.promote()
+            self.switch.lead(self.standby.port)
 
 
 class PostgresPair(Pair):
     """PostgreSQL with a physical standby."""
+
+    server = PostgresServer
 
     def _start(self) -> None:
         self.primary = PostgresServer(
@@ -203,6 +213,8 @@ class _Copy(PostgresServer):
 
 class MariaPair(Pair):
     """MariaDB with an asynchronous replica."""
+
+    server = MariaServer
 
     def _start(self) -> None:
         options = {"log_bin": "binlog", "binlog_format": "ROW"}

@@ -5,15 +5,19 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from gossamer.testing.sqlservers import MariaServer, PostgresServer, SqlServer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
 sys.path.insert(0, str(Path(__file__).parent))
 from chainweb import ChainWeb, chain_web
 from processes import command, environment, kill_tree, stored, until
-from standbys import MariaPair, Pair, PostgresPair
+from standbys import MariaPair, Pair, PostgresPair, Rewound
 
 DELAY = 0.3
 LEASE = 4.0
@@ -22,13 +26,10 @@ SEEDS = range(10)
 
 @pytest.fixture(params=[PostgresPair, MariaPair], ids=["PostgreSQL", "MariaDB"])
 def pair(request: pytest.FixtureRequest) -> Pair:
-    found: Pair = request.param()
-    kind = {"PostgresPair": "PostgreSQL", "MariaPair": "MariaDB"}[type(found).__name__]
-    from gossamer.testing.sqlservers import MariaServer, PostgresServer
-
-    if not {"PostgreSQL": PostgresServer, "MariaDB": MariaServer}[kind].is_there():
-        pytest.skip(f"{kind} is not installed")
-    return found
+    kind: type[Pair] = request.param
+    if not kind.server.is_there():
+        pytest.skip(f"{kind.server.__doc__} is not installed")
+    return kind()
 
 
 def start(folder: Path, web: ChainWeb, url: str, *options: str) -> subprocess.Popen[str]:
@@ -68,5 +69,40 @@ def test_a_fail_over_that_forgets_a_second_loses_nothing(pair: Pair, seed: int, 
         crawl = start(folder, web, pair.url)
         when = chance.randrange(200, 2400)
         until(lambda: len(web.log()) > when or crawl.poll() is not None, 120)
-        pair.fail_over(chance.uniform(0.6, 1.6))
+        pair.fail_over(chance.uniform(0.6, 1.6), at_once=seed % 2 == 0)
         judge(web, folder, crawl, f"fail-over, seed {seed}")
+
+
+@pytest.fixture(params=[PostgresServer, MariaServer], ids=["PostgreSQL", "MariaDB"])
+def two(request: pytest.FixtureRequest) -> Iterator[tuple[SqlServer, SqlServer]]:
+    kind: type[PostgresServer] | type[MariaServer] = request.param
+    if not kind.is_there():
+        pytest.skip(f"{kind.__doc__} is not installed")
+    with kind(in_memory=True) as one, kind(in_memory=True) as two:
+        yield one, two
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("survivors", ["workers live", "workers die"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_of_two_databases_one_forgets_a_second(
+    two: tuple[SqlServer, SqlServer], survivors: str, seed: int, tmp_path: Path
+) -> None:
+    """Its data are those of a second before. Links that the other one's pages had brought it come from the outbox."""
+    chance = random.Random(seed)
+    with chain_web(seed=seed) as web:
+        folder, url = tmp_path / "job", f"{two[0].url},{two[1].url}"
+        options = ("--shards", "8", "--forget-seconds", "5")
+        crawl = start(folder, web, url, *options)
+        victim = Rewound(two[seed % 2])
+        when = chance.randrange(200, 2400)
+        until(lambda: len(web.log()) > when or crawl.poll() is not None, 120)
+        victim.keep()
+        time.sleep(chance.uniform(0.6, 1.6))
+        if survivors == "workers die":
+            kill_tree(crawl)
+        victim.forget()
+        if survivors == "workers die":
+            crawl = start(folder, web, url, *options)
+        judge(web, folder, crawl, f"two databases, {survivors}, seed {seed}")

@@ -33,7 +33,7 @@ _SESSION = (
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
 )
 PACKET = 4_000_000
-_ANSWER_SECONDS = 30.0
+_CONNECT_SECONDS, _ANSWER_SECONDS = 15.0, 30.0
 # From here on rows are cheaper in a packet of their own.
 _MANY = 64
 _QUESTIONS = ("SELECT", "(SELECT", "SHOW")
@@ -82,7 +82,7 @@ class Session:
         try:
             connection = await asyncio.wait_for(
                 asyncmy.connect(**self._address, charset="utf8mb4", connect_timeout=10, client_flag=MULTI_STATEMENTS),
-                15.0,
+                _CONNECT_SECONDS,
             )
         except HUNG_UP as error:
             # The driver is confused where the server hangs up before it has said who it is.

@@ -65,7 +65,7 @@ _LINEAGE = (
 )
 _OLDEST = 120000
 _WARY = 32
-_ANSWER_SECONDS = 30.0
+_CONNECT_SECONDS, _ANSWER_SECONDS = 10.0, 30.0
 _LONGEST_WAIT_MICRO = 16_000_000
 # Classes of SQLSTATE: connection, resources (full, too many), intervention by an operator, the system's own errors.
 _PASSING = ("08", "53", "57", "58", "25006", "55P03", "XX000")
@@ -130,7 +130,10 @@ class PostgreSQL:
         self._prepared.clear()
         self._forget()
         connection = await asyncpg.connect(
-            **self._address, timeout=10.0, command_timeout=_ANSWER_SECONDS, statement_cache_size=200
+            **self._address,
+            timeout=_CONNECT_SECONDS,
+            command_timeout=_ANSWER_SECONDS,
+            statement_cache_size=200,
         )
         self._connection = connection
         self.connections += 1
