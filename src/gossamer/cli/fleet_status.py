@@ -82,6 +82,8 @@ def warnings(counts: Counts, live: Sequence[Pulse], shards: Sequence[ShardView],
             return []
         return ["no worker is there: start some with gossamer worker FRONTIER --job NAME"]
     found = []
+    if counts.outbox and not counts.queued and not counts.leased and not counts.delayed:
+        found.append("all pages are done: waiting until the servers cannot lose the last links (forget_seconds)")
     manned = {pulse.region for pulse in live}
     for name, view in sorted(merged(shards).items()):
         lanes = view.ready + view.later
