@@ -19,7 +19,7 @@ from gossamer.testing.harness import outcome, outcomes, page
 from gossamer.testing.sqlservers import PostgresServer, SqlServer
 
 FREE = Settings(delay=0.0, robots=False)
-SLOW = Settings(delay=1.0, robots=False)
+SLOW = Settings(delay=1.0, robots=False, lease_seconds=5.0)
 SECONDS = 5.0
 
 

@@ -67,6 +67,10 @@ async def open_shard(
     row = await database.run(lambda db: _read(db, job, shard))
     kept, key, revision = understood(row[1:], job)
     own = await seat(database, int(row[0]))
+    if settings is not None:
+        # Known before there are any: a server that forgets the first leases has its lanes rest for as long.
+        longest = round(settings.lease_seconds * 1e6)
+        await own.run(lambda db: db.fetch("set_longest", longest))
     return SqlFrontier(
         own,
         job,
