@@ -135,3 +135,32 @@ DELETE FROM gossamer_shards WHERE shard = $1
 
 -- name: remove_job
 DELETE FROM gossamer_jobs WHERE $1 >= 0 AND digest = $2
+
+-- name: count_parcels
+SELECT COALESCE(SUM(added - taken), 0) FROM gossamer_boxes WHERE shard = $1
+
+-- name: lock_boxes
+SELECT box, stripe, server, run, taken, added, marked, lived, swept_at FROM gossamer_boxes WHERE shard = $1
+ORDER BY box, stripe FOR UPDATE
+
+-- name: lock_box
+SELECT box, stripe, server, run, taken, added, marked, lived, swept_at FROM gossamer_boxes
+WHERE shard = $1 AND box = $2 AND stripe = $3 FOR UPDATE
+
+-- name: box_end
+SELECT added FROM gossamer_boxes WHERE shard = $1 AND box = $2 AND stripe = $3
+
+-- name: save_box
+UPDATE gossamer_boxes SET taken = $4, marked = $5, lived = $6, swept_at = $7 WHERE shard = $1 AND box = $2 AND stripe = $3
+
+-- name: drop_box
+DELETE FROM gossamer_boxes WHERE shard = $1 AND box = $2 AND stripe = $3 AND taken = added
+
+-- name: put_parcel
+INSERT INTO gossamer_parcels (shard, box, stripe, number, links) VALUES ($1, $2, $3, $4, $5)
+
+-- name: read_parcels
+SELECT links FROM gossamer_parcels WHERE shard = $1 AND box = $2 AND stripe = $3 ORDER BY number LIMIT $4
+
+-- name: drop_parcels
+DELETE FROM gossamer_parcels WHERE shard = $1 AND box = $2 AND stripe = $3 AND number < $4
