@@ -154,10 +154,10 @@ def counts_visits(settings: Settings, counts: Counts) -> bool:
     return bool(settings.recrawl or counts.revisits or counts.freshness is not None)
 
 
-async def compare(fleet: Watched, folder: Path) -> Comparison:
-    """Compare the frontier with the segments in a folder; reads all of them."""
+async def compare(fleet: Watched, folder: Path, *, but: str = "") -> Comparison:
+    """Compare the frontier with the segments in a folder; reads all of them. `but` is a worker that does not count."""
     # In this order: a record is there before its outcome is.
-    live = any(map(is_live, await fleet.workers()))
+    live = any(is_live(pulse) for pulse in await fleet.workers() if pulse.worker != but)
     counts = await fleet.counts()
     visits = counts_visits(fleet.settings, counts)
     found = await asyncio.to_thread(count_records, folder, visits=visits)

@@ -21,6 +21,7 @@ from gossamer.frontier.redis_hints import hasten
 from gossamer.frontier.redis_job import explain, faults, job_key, moved_to, read_root, root_key, translate
 from gossamer.frontier.redis_link import Links
 from gossamer.frontier.redis_look import every_site, inspect, lookup, sites
+from gossamer.frontier.redis_repair import RedisRepair
 from gossamer.frontier.redis_wire import Load, first_values, packed_note, read_lease, text, told_keys
 from gossamer.model import (
     Counts,
@@ -45,7 +46,7 @@ _MOST_UNFOLDED = 64
 _MOST_DELAYS = 500
 
 
-class RedisFrontier:
+class RedisFrontier(RedisRepair):
     """One shard of a job in Redis; any number of these, in any number of processes, share it."""
 
     def __init__(

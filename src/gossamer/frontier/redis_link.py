@@ -34,6 +34,7 @@ _OWN = {
     "extend": ("lease",),
     **dict.fromkeys(("complete", "park", "release", "abandon"), ("seen", "complete")),
     **dict.fromkeys(("fold", "unfold"), ("folds",)),
+    **dict.fromkeys(("requeue", "forget", "write_off"), ("seen", "repair")),
     **dict.fromkeys(("waiting", "slot", "hasten"), ("hints",)),
 }
 _MOST_AT_ONCE = 32
