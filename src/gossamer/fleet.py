@@ -102,17 +102,23 @@ def results_folder(url: str, job: str, settings: Settings, folder: Path) -> Path
 async def claim_results(url: str, job: str, settings: Settings, folder: Path, *, parents: bool = True) -> Settings:
     """Mark the results folder of a job that is about to be made; the settings with the id of the marker.
 
-    A job that is there keeps the id that it has. A new one gets an id also where the folder cannot be marked from this
-    machine: its workers then refuse to start until somebody marks it. A new job must not begin where another has
-    written: what it gathers would have the pages of both."""
+    A job that is there keeps the id that it has; one of an older version gets none, unless nothing was stored yet. A
+    new job gets an id also where the folder cannot be marked from this machine: its workers then refuse to start until
+    somebody marks it. A new job must not begin where another has written: what it gathers would have the pages of
+    both. Of two machines that make one job at the same time, each with a folder of its own, the one that writes the
+    settings last has the marked folder, and the other is refused."""
     try:
         fleet = await open_fleet(url, job)
     except JobMissing:
         return await asyncio.to_thread(_marked, job, settings, folder, parents=parents)
     try:
-        return msgspec.structs.replace(settings, results_id=fleet.settings.results_id)
+        known = fleet.settings.results_id
+        is_new = not known and not (await fleet.counts()).stored
     finally:
         await fleet.aclose()
+    if is_new and not await asyncio.to_thread(has_records, folder):
+        return await asyncio.to_thread(_marked, job, settings, folder, parents=parents)
+    return msgspec.structs.replace(settings, results_id=known)
 
 
 def _marked(job: str, settings: Settings, folder: Path, *, parents: bool) -> Settings:
@@ -313,7 +319,11 @@ class FleetCrawl:
 
     async def _compare(self, frontier: Fleet) -> None:
         """Fail where pages that count as stored have no record in what was gathered."""
-        found = await compare(frontier, self.folder)
+        try:
+            found = await compare(frontier, self.folder)
+        except FrontierError as error:
+            log.warning("the records in %s were not compared with the frontier: %s", self.folder, error)
+            return
         if not found.missing:
             return
         what = f"{found.missing:,} of {found.stored:,} stored pages have no record in {self.folder}"

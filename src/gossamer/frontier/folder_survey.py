@@ -14,6 +14,8 @@ from gossamer.frontier.folder_claims import View
 from gossamer.frontier.folder_journal import site_of, sites_of, story
 from gossamer.frontier.folder_told import MOST_SITES, brief, longest, read_told
 from gossamer.frontier.freshness import mean
+from gossamer.frontier.restore import restore
+from gossamer.frontier.state import State
 from gossamer.model import Counts, JobState, Pulse, ShardView
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ class Survey:
         self._owner = owner
         self._rested: dict[int, tuple[int, list[dict[str, Any]]]] = {}
         """Of shards that nobody has: their claim, and their sites with the most queued."""
+        self._left: dict[int, View] = {}
+        """Of shards whose owner died, as its log has them."""
 
     def _views(self, *, exact: bool = False) -> dict[int, View | None]:
         """What is known of each shard; None where its owner has not said, or is dead."""
@@ -100,7 +104,7 @@ class Survey:
         owner = self._owner
         if len(owner.shards) < owner.layout.count:
             await owner.look()
-        views = self._views(exact=True)
+        views = await self._of_the_dead(self._views(exact=True))
         letters = await owner.run(owner.post.waiting)
         every = [(view or self._last_said(number)).counts for number, view in views.items()]
         totals = {name: sum(getattr(counts, name) for counts in every) for name in _SUMMED}
@@ -110,6 +114,28 @@ class Survey:
         job: JobState = "finished" if over and owner.job == "running" else owner.job
         changes = totals["known"] + totals["stored"] + totals["skipped"] + len(letters)
         return Counts(**totals, job=job, finished=over, changes=changes, freshness=mean(every))
+
+    async def _of_the_dead(self, views: dict[int, View | None]) -> dict[int, View | None]:
+        """The views, with those of dead owners from their logs where no worker is left who would take their shards.
+
+        Otherwise a job whose last worker was killed after its last page would never be over for those who look."""
+        owner = self._owner
+        if any(owner.peers.beats[session].worker for session in owner.peers.live):
+            return views
+        for number in [number for number, view in views.items() if view is None]:
+            claim = owner.claims.newest[number].number
+            if number not in self._left or self._left[number].claim != claim:
+                self._left[number] = await owner.read(self._in_log, number, claim)
+            views[number] = self._left[number]
+        return views
+
+    def _in_log(self, number: int, claim: int) -> View:
+        owner = self._owner
+        past = ShardPast(read_chain(owner.share, number))
+        state = State(msgspec.structs.replace(owner.settings, max_pages=None), owner.clock)
+        restore(state, past)
+        counts = msgspec.structs.replace(state.counts(), stored=state.stored + past.stored)
+        return View(claim=claim, busy=bool(past.unsent) or not state.is_over(), counts=counts)
 
     async def lookup(self, key: int, site: str) -> dict[str, Any] | None:
         """What was written down of a URL in another worker's shard. Whether it is in hand, only that one knows."""
