@@ -23,6 +23,7 @@ from gossamer.results import (
     Marker,
     RecordedKeys,
     compare,
+    counts_visits,
     is_results,
     mark,
     read_marker,
@@ -74,7 +75,10 @@ async def repair(
         if all(isinstance(shard, FindsLost) for shard in shards):
             found = await _requeue_found(fleet, shards, recorded, place, before)
         else:
-            found = await _requeue_named(shards, settings, fleet.secret, recorded, place, before, seeds, walk=walk)
+            by_visit = counts_visits(settings, await fleet.counts())
+            found = await _requeue_named(
+                shards, settings, fleet.secret, recorded, place, before, seeds, walk=walk, is_by_visit=by_visit
+            )
         if (found.requeued.queued or found.walked) and (await fleet.counts()).job == "stopping":
             await fleet.steer("running")
         return found
@@ -137,9 +141,14 @@ async def _requeue_named(
     seeds: Sequence[str],
     *,
     walk: bool,
+    is_by_visit: bool,
 ) -> Repaired:
     """Queue the pages whose URLs are known from elsewhere, and with `walk` those that may link to the others."""
     left, queued, walked = before.missing, 0, 0
+    if not is_by_visit:
+        # A killed worker left records of pages that are queued: they stand for none of those that count as stored.
+        waiting = sum([await shard.waiting(recorded.__contains__) for shard in shards])
+        left = max(0, before.stored - (len(recorded) - waiting))
     named = await asyncio.to_thread(_named, place, settings, secret, recorded, tuple(seeds))
     for number, requests in _by_shard(named, len(shards)).items():
         settled = await shards[number].settled(requests)

@@ -56,6 +56,10 @@ class RedisRepair:
             await fold_lists(self._call, to_fold, self.secret)
         return queued
 
+    async def waiting(self, has_record: HasRecord) -> int:
+        """How many requests with such keys are queued or leased: their records are no pages that count as stored."""
+        return sum([sum(map(has_record, await self._waiting_on(site))) for site in await self._site_names()])
+
     async def forget_all_but(self, keep: HasRecord) -> int:
         """Forget the keys of all pages that are settled, except for these: they are new when they are found again."""
         waiting: set[int] = set()

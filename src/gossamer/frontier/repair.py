@@ -56,6 +56,10 @@ class TakesUrls(Protocol):
         """Queue these again, though they are known; the first `stored` of them count as stored no longer."""
         ...
 
+    async def waiting(self, has_record: HasRecord) -> int:
+        """How many requests with such keys are queued or leased: their records are no pages that count as stored."""
+        ...
+
     async def forget_all_but(self, keep: HasRecord) -> int:
         """Forget the keys of all pages that are settled, except for these: they are new when they are found again."""
         ...
