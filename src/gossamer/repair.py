@@ -149,6 +149,8 @@ async def _requeue_named(
         # A killed worker left records of pages that are queued: they stand for none of those that count as stored.
         waiting = sum([await shard.waiting(recorded.__contains__) for shard in shards])
         left = max(0, before.stored - (len(recorded) - waiting))
+    if not left:
+        return Repaired(place, before)
     named = await asyncio.to_thread(_named, place, settings, secret, recorded, tuple(seeds))
     for number, requests in _by_shard(named, len(shards)).items():
         settled = await shards[number].settled(requests)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -15,6 +17,10 @@ import pytest
 
 from gossamer.sim.log import fetched
 from gossamer.testing.web import SimWeb
+from gossamer.verify.fleet import children
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
+from processes import until
 
 SERVERS = {"redis": "redis_server", "postgresql": "postgres_server", "mariadb": "maria_server"}
 OPTIONS = ("--allow-private", "--delay", "0", "--commit-seconds", "0.02", "--lease-seconds", "5")
@@ -200,6 +206,34 @@ def test_lost_segments_are_reported_and_their_pages_fetched_again(frontier: str,
         found = machine.status(job)
         assert (found["state"], found["results"]["missing"]) == ("finished", 0)  # type: ignore[index]
         assert Counter(machine.urls(job)) == before, "every page exactly once"
+
+
+def test_a_healthy_job_raises_no_alarm_whatever_its_pages_come_to(frontier: str, job: str, tmp_path: Path) -> None:
+    """Redirects, robots, sitemaps, failures, resets, sites that stay dark, and workers that are killed on the way."""
+    machine = Machine(frontier, tmp_path / "home")
+    kinds = ("plain", "redirects", "loops", "errors", "flaky", "resets", "robots-part", "robots-sitemap", "robots-500")
+    options = ("--sitemaps", "--backoff-seconds", "0.05", "--site-failures", "1", "--max-depth", "6", "--workers", "2")
+    with SimWeb(sites=9, pages_per_site=25, page_bytes=2000, kinds=kinds) as web:
+        words = ("crawl", *web.seeds, "--job", job, "--quiet", "--json", *options, *OPTIONS)
+        crawl = machine.start(*words)
+        for most in (20, 60):
+            until(lambda most=most: len(web.log()) > most or crawl.poll() is not None, 60)  # type: ignore[misc]
+            for pid in children(crawl.pid)[:1]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        out, said = crawl.communicate(timeout=120)
+        # Some pages failed; a record that is missing would be an error.
+        assert crawl.returncode == 3, said
+        counts = json.loads(out)["counts"]
+        assert counts["failed"]
+        assert counts["skipped"]
+    found = machine.status(job)
+    assert (found["state"], found["results"]["missing"]) == ("finished", 0)  # type: ignore[index]
+    assert len(machine.urls(job)) >= counts["stored"]
+    repaired = json.loads(machine.run("repair", job, "--json").stdout)
+    assert (repaired["missing"], repaired["queued"], repaired["written_off"]) == (0, 0, 0)
+    after = machine.status(job)
+    assert (after["state"], after["counts"]["stored"]) == ("finished", counts["stored"])  # type: ignore[index]
 
 
 def test_on_redis_lost_pages_that_nothing_names_are_found_by_a_walk(

@@ -13,6 +13,7 @@ import msgspec
 from gossamer.cli.figures import brief, many, rate, size, span
 from gossamer.cli.terminal import plain
 from gossamer.engine.pulse import is_live
+from gossamer.errors import SinkError
 from gossamer.frontier.base import Fleet
 from gossamer.frontier.regions import parse_part
 from gossamer.model import Counts, JobState, Pulse, RegionView, ShardView
@@ -74,7 +75,10 @@ async def results(fleet: Fleet, job: str, frontier: str, folder: Path, *, check:
     elif not check and not is_cheap(folder):
         found["warning"] = f"the records in {folder} were not counted: {size(segment_bytes(folder))}; --check does"
     else:
-        compared = await compare(fleet, folder)
+        try:
+            compared = await compare(fleet, folder)
+        except SinkError as error:
+            return {**found, "warning": f"the records in {folder} cannot be counted: {error}"}
         found |= {"recorded": compared.recorded, "missing": compared.missing}
         if compared.missing:
             what = f"{compared.missing:,} of {compared.stored:,} stored pages have no record in {folder}"

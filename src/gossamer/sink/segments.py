@@ -55,6 +55,7 @@ class SegmentSink:
         self._place.mkdir(parents=True, exist_ok=True)
         self._file: int | None = None
         self._size = 0
+        self._is_linked = True
         self._open()
 
     def _open(self) -> int:
@@ -66,6 +67,8 @@ class SegmentSink:
                 self._path = self._place / f"{self._worker}-{number}{SUFFIX}"
                 self._file = os.open(self._path, flags, 0o644)
                 self._size = 0
+                # Some file systems know of no links at all.
+                self._is_linked = os.fstat(self._file).st_nlink > 0
             except FileExistsError:
                 number += 1
         return self._file
@@ -81,7 +84,7 @@ class SegmentSink:
 
     def _store(self, lines: bytes) -> None:
         try:
-            if self._file is not None and not os.fstat(self._file).st_nlink:
+            if self._file is not None and self._is_linked and not os.fstat(self._file).st_nlink:
                 # Somebody has deleted the file: what is written to it would be gone.
                 self._let_go()
             if self._file is None and self._is_there is not None and not self._is_there():
