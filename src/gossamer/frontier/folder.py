@@ -25,6 +25,7 @@ from gossamer.frontier.folder_job import (
 )
 from gossamer.frontier.folder_owner import Lost, Owner
 from gossamer.frontier.folder_quota import Quota
+from gossamer.frontier.folder_repair import FolderRepair
 from gossamer.frontier.folder_shard import FETCHED_BEFORE, Shard
 from gossamer.frontier.folder_share import Share, ShareClock, explained
 from gossamer.frontier.folder_survey import Survey
@@ -70,7 +71,7 @@ async def open_folder(
     return frontier
 
 
-class FolderFrontier:
+class FolderFrontier(FolderRepair):
     """One worker's view of a job in a shared folder. It leases from the shards that it owns."""
 
     def __init__(self, owner: Owner, secret: bytes) -> None:

@@ -59,9 +59,11 @@ class Survey:
     async def _completed(self, views: dict[int, View | None]) -> dict[int, View | None]:
         """The same, with what the logs say of shards whose owner cannot be asked.
 
-        Reading a log takes a while: unless its last owner has left no word at all, it is read only to find out whether
-        the job is over, which the first shard with work in it answers."""
+        Reading a log takes a while: as long as there are workers, who would take those shards, a log is read only where
+        its last owner has left no word at all, or to find out whether the job is over, which the first shard with work
+        in it answers."""
         owner, found = self._owner, dict(views)
+        is_manned = any(owner.peers.beats[session].worker for session in owner.peers.live)
         unknown = [number for number, view in views.items() if view is None]
         # The likeliest to have work come first.
         unknown.sort(key=lambda number: -self._last_said(number).counts.queued)
@@ -69,7 +71,7 @@ class Survey:
         for number in unknown:
             standing = owner.claims.newest[number]
             beat = owner.peers.beats.get(standing.claim.session)
-            if open_ended and beat is not None and number in beat.shards:
+            if is_manned and open_ended and beat is not None and number in beat.shards:
                 continue
             view = self._read.get(number)
             if view is None or view.claim != standing.number:

@@ -20,6 +20,7 @@ from gossamer.frontier.sql.inbox import drain
 from gossamer.frontier.sql.leasing import Leasing, lull
 from gossamer.frontier.sql.ledger import SqlLedger
 from gossamer.frontier.sql.outbox import put
+from gossamer.frontier.sql.repair import SqlRepair
 from gossamer.frontier.sql.rows import PARKED, Row, request_of
 from gossamer.frontier.sql.settling import Admission, Link, Settling
 from gossamer.frontier.sql.steering import SqlSteering
@@ -45,7 +46,7 @@ class Settled(NamedTuple):
     parcels: int
 
 
-class SqlFrontier(SqlSteering, SqlLedger):
+class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
     """The frontier of one shard of a job; any number of these, in any number of processes, share it."""
 
     def __init__(
