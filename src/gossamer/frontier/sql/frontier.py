@@ -254,29 +254,32 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
         notes: Sequence[SiteNote] = (),
         marks: Mapping[str, int] | None = None,
         parcels: Sequence[Parcel] = (),
+        run: str = "",
     ) -> Receipt:
-        accepted = stale = repeated = outbox = run = 0
+        accepted = stale = repeated = outbox = life = 0
         for some in portions(outcomes):
-            found = await self._settle(some, notes, parcels)
+            found = await self._settle(some, notes, parcels, run)
             accepted, stale = accepted + found.accepted, stale + found.stale
             repeated, outbox = repeated + found.repeated, outbox + found.parcels
             # A later run may lack what the first acknowledged.
-            run = run or found.run
+            life = life or found.run
             notes, parcels = (), ()
             for outcome in some:
                 pages = self._pages.get(outcome.token, {})
                 pages.pop(outcome.key, None)
                 if not pages:
                     self._pages.pop(outcome.token, None)
-        return Receipt(accepted=accepted, stale=stale, repeated=repeated, run=run, outbox=outbox)
+        return Receipt(accepted=accepted, stale=stale, repeated=repeated, run=life, outbox=outbox)
 
     async def _settle(
-        self, outcomes: Sequence[Outcome], notes: Sequence[SiteNote], parcels: Sequence[Parcel]
+        self, outcomes: Sequence[Outcome], notes: Sequence[SiteNote], parcels: Sequence[Parcel], run: str
     ) -> Settled:
         closes = any(note.close is not None for note in notes)
         lock = "whole" if closes else "share" if any(outcome.links for outcome in outcomes) else ""
 
         async def work(call: Call) -> Settled:
+            if run and run != call.db.server_run:
+                raise Unavailable(f"{call.db.server} was started again since it took the links of these pages")
             settling = Settling(call, self._admission, whole=lock == "whole")
             await settling.settle(outcomes, notes, self._pages)
             await put(call, parcels)
