@@ -154,8 +154,7 @@ def goes_on(server: RedisServer, folder: Path, how: str, seconds: float) -> None
                 away(proxy, how)
                 time.sleep(seconds)
                 back(proxy)
-                requests = len(web.log())
-                until(lambda requests=requests: len(web.log()) > requests)  # type: ignore[misc]
+                # They may have fetched all that they held meanwhile.
                 assert sorted(children(process.pid)) == sorted(workers), "they were started again"
             assert process.wait(90) == 0, process.stderr.read() if process.stderr else ""
             said = process.stderr.read() if process.stderr else ""
