@@ -23,6 +23,7 @@ from gossamer.frontier.redis_job import faults, job_key, read_root, root_key, tr
 from gossamer.frontier.redis_link import Link, Links
 from gossamer.frontier.redis_look import every_site, inspect, lookup, sites
 from gossamer.frontier.redis_places import call_shard
+from gossamer.frontier.redis_repair import RedisRepair
 from gossamer.frontier.redis_wire import Load, first_values, packed_note, read_lease, text, told_keys
 from gossamer.model import (
     Counts,
@@ -47,7 +48,7 @@ _MOST_UNFOLDED = 64
 _MOST_DELAYS = 500
 
 
-class RedisFrontier:
+class RedisFrontier(RedisRepair):
     """One shard of a job in Redis; any number of these, in any number of processes, share it."""
 
     def __init__(

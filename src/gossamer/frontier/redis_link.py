@@ -39,6 +39,7 @@ _OWN = {
     **dict.fromkeys(("complete", "park", "release", "abandon"), ("seen", "outbox", "complete")),
     **dict.fromkeys(("sweep", "parcels", "replace"), ("outbox",)),
     **dict.fromkeys(("fold", "unfold"), ("folds",)),
+    **dict.fromkeys(("requeue", "forget", "write_off"), ("seen", "repair")),
     **dict.fromkeys(("waiting", "slot", "hasten"), ("hints",)),
     **dict.fromkeys(_MOVES, ("move",)),
 }

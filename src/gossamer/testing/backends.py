@@ -137,12 +137,26 @@ class SqliteHarness(MemoryHarness):
     async def reopen(self, settings: Settings | None = None) -> None:
         # A closed SQLite file is tidied up, a killed one is not. So the files are taken as they are at this moment,
         # which is what `kill -9` leaves, and the old frontier is closed beside them.
-        old, self._lives = self.path, self._lives + 1
-        self.path = old.parent.parent / f"life-{self._lives}" / old.name
-        self.path.parent.mkdir()
+        await self._reopen(self._copied(), settings)
+
+    async def remember(self) -> None:
+        self._remembered = self._copied()
+
+    async def forget(self) -> None:
+        await self._reopen(self._remembered)
+
+    def _copied(self) -> Path:
+        """The files as they are at this moment, in a folder of their own."""
+        self._lives += 1
+        path = self.path.parent.parent / f"life-{self._lives}" / self.path.name
+        path.parent.mkdir()
         for suffix in ("", "-wal"):
-            if Path(f"{old}{suffix}").exists():
-                shutil.copyfile(f"{old}{suffix}", f"{self.path}{suffix}")
+            if Path(f"{self.path}{suffix}").exists():
+                shutil.copyfile(f"{self.path}{suffix}", f"{path}{suffix}")
+        return path
+
+    async def _reopen(self, path: Path, settings: Settings | None = None) -> None:
+        self.path = path
         await self.end()
         self.clock.restart()
         self.settings = settings or self.settings
@@ -302,6 +316,24 @@ class RedisHarness(Harness):
     async def _records(self) -> list[tuple[Any, str]]:
         keys = [job_key(_JOB, shard) for shard in range(parse_part(self._shards).of)]
         return [(server, key) for server in self._servers for key in keys if await server.exists(key)]
+
+    async def remember(self) -> None:
+        self._kept = []
+        for server in self._servers:
+            keys = await server.keys("*")
+            self._kept.append({key: cast(bytes, await server.dump(key)) for key in keys})
+
+    async def forget(self) -> None:
+        clocks = [float(await server.hget(key, "clock")) for server, key in await self._records()]
+        for server, kept in zip(self._servers, self._kept):
+            await server.flushall()
+            for key, data in kept.items():
+                await server.restore(key, 0, data)
+            # As after a fail-over: whoever is promoted begins a replication of its own.
+            await server.replicaof("127.0.0.1", "1")
+            await server.replicaof("NO", "ONE")
+        for (server, key), clock in zip(await self._records(), clocks):
+            await server.hset(key, "clock", clock)
 
     async def set_back(self, seconds: float) -> None:
         await self.advance(-seconds)

@@ -41,6 +41,16 @@ class Harness:
         """Kill every process as `kill -9` would, and open the same frontier anew, perhaps with other settings."""
         raise SkipTest("this backend cannot be killed and opened again")
 
+    async def remember(self) -> None:
+        """Note the state that `forget` falls back to."""
+        raise SkipTest("this backend cannot be made to forget")
+
+    async def forget(self) -> None:
+        """Have the store lose all that it has acknowledged since `remember`, as a power cut or a fail-over does.
+
+        The clock goes on; clients meet a store in its next life, or have to be opened anew, where it dies with them."""
+        raise SkipTest("this backend cannot be made to forget")
+
     async def set_back(self, seconds: float) -> None:
         """Set the wall clock back; the time that leases and delays are measured in goes on."""
         raise SkipTest("the clock of this backend cannot be set")
