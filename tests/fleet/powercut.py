@@ -55,7 +55,20 @@ def is_whole(web: ChainWeb, folder: Path, *, delay: float) -> None:
     assert not missing, f"{len(missing)} of {len(web.all)} pages are not in the export"
     assert set(found) == web.all
     assert set(found.values()) == {1}
-    assert not web.impolite(delay), f"gaps below {delay}: {web.impolite(delay)}"
+    assert not web.impolite(delay), f"less than {delay} apart: {too_close(web, delay)}"
+
+
+def too_close(web: ChainWeb, delay: float) -> list[str]:
+    """Requests to the same host within its delay, with their times since the first of all, and their connections."""
+    log = sorted(web.log(), key=lambda entry: entry.arrived_at)
+    last, found, began = {}, [], log[0].arrived_at
+    for entry in log:
+        before = last.get(entry.origin)
+        if before is not None and entry.arrived_at - before.headers_at < delay:
+            times = " ".join(f"{one.arrived_at - began:.2f} ({one.port} {one.target})" for one in (before, entry))
+            found.append(times)
+        last[entry.origin] = entry
+    return found
 
 
 def progress(web: ChainWeb, share: float) -> None:
