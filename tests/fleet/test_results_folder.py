@@ -15,7 +15,9 @@ from uuid import uuid4
 
 import pytest
 
+from gossamer.results import count_records
 from gossamer.sim.log import fetched
+from gossamer.sink.segments import has_records
 from gossamer.testing.web import SimWeb
 from gossamer.verify.fleet import children
 
@@ -141,6 +143,19 @@ def test_a_second_machine_with_a_folder_of_its_own_is_refused_unless_told_otherw
     for path in (there.home / "crawls" / job / "segments").iterdir():
         shutil.copy(path, here.home / "crawls" / job / "segments")
     assert len(set(here.urls(job))) == 60
+
+
+def test_of_two_machines_that_make_a_job_at_once_one_is_refused(redis_server: object, job: str, tmp_path: Path) -> None:
+    """Each has marked a folder of its own; the settings name one of them."""
+    machines = [Machine(str(redis_server.url), tmp_path / name) for name in ("here", "there")]  # type: ignore[attr-defined]
+    with SimWeb(sites=2, pages_per_site=10, page_bytes=2000) as web:
+        crawls = [one.start("crawl", *web.seeds, "--job", job, "--quiet", *OPTIONS) for one in machines]
+        said = [crawl.communicate(timeout=120)[1] for crawl in crawls]
+        kept = [one.home / "crawls" / job for one in machines if has_records(one.home / "crawls" / job)]
+        assert len(kept) == 1, said
+        assert sorted(crawl.returncode for crawl in crawls)[0] == 0, said
+        assert any("results.id" in words for words in said)
+        assert count_records(kept[0]) == 20
 
 
 def test_a_job_of_an_older_version_goes_on_without_a_marker(redis_server: object, job: str, tmp_path: Path) -> None:
