@@ -168,6 +168,8 @@ def test_a_job_of_an_older_version_goes_on_without_a_marker(redis_server: object
         machine.run("worker", "--job", job)
         assert not (shared / "results.id").exists()
         assert len(machine.urls(job)) == 12
+        # Another folder would have every page fetched again: somebody has to say that it is this one.
+        assert "--adopt-folder" in machine.run("repair", job, code=2).stderr
         # With the marker that `repair` gives it, it is checked from then on.
         machine.run("repair", job, "--adopt-folder")
         assert (shared / "results.id").exists()
