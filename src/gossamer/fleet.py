@@ -6,8 +6,6 @@ import asyncio
 import logging
 import os
 import secrets
-import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -30,6 +28,7 @@ from gossamer.errors import ConfigError, FrontierError, JobMissing, SinkError, U
 from gossamer.frontier.advice import Advice, advise
 from gossamer.frontier.base import Fleet
 from gossamer.frontier.regions import check_region, parse_part
+from gossamer.gathered import export
 from gossamer.job import Summary
 from gossamer.masks import masked_address
 from gossamer.member import leave_on_signals
@@ -37,14 +36,11 @@ from gossamer.model import Counts, JobState, Pulse
 from gossamer.results import check_results, compare, is_results, mark, repair_command
 from gossamer.settings import Settings
 from gossamer.sink import Sink, finish_archives, fleet_sinks, shared_folder, wants_segments
-from gossamer.sink.jsonl import JsonlSink
-from gossamer.sink.segments import FOLDER, SegmentSink, gather, has_records
+from gossamer.sink.segments import SegmentSink, has_records
 from gossamer.sink.trail import Trail
 from gossamer.takeover import begin
 
 log = logging.getLogger("gossamer.fleet")
-_GATHERED = f"{FOLDER}-gathered-"
-_LITTER_SECONDS = 86_400.0
 _AS_IN = "as in --frontier redis://host:6379/0"
 SQL_SCHEMES = ("postgresql://", "postgres://", "mysql://", "mariadb://")
 SCHEMES = ("redis://", "rediss://", "redis+sentinel://", "rediss+sentinel://", "unix://", "folder:/", *SQL_SCHEMES)
@@ -378,37 +374,3 @@ class FleetCrawl:
             if timer is not None:
                 timer.cancel()
             await frontier.aclose()
-
-
-async def export(folder: Path) -> int:
-    """Make pages.jsonl and items.jsonl of the segments in a folder, one record per page; how many."""
-    folder.mkdir(parents=True, exist_ok=True)
-    _sweep(folder)
-    # Two machines may do this at the same time.
-    target = Path(tempfile.mkdtemp(prefix=_GATHERED, dir=folder))
-    target.chmod(0o755)
-    sink = JsonlSink(target, {})
-    count = 0
-    try:
-        some = []
-        for record in gather(folder):
-            some.append(record)
-            count += 1
-            if len(some) >= 1000:
-                await sink.write(some)
-                some = []
-        await sink.write(some)
-    finally:
-        await sink.aclose()
-    for path in target.iterdir():
-        path.replace(folder / path.name)
-    target.rmdir()
-    return count
-
-
-def _sweep(folder: Path) -> None:
-    """Take away what those left who were killed while they gathered."""
-    for path in folder.glob(f"{_GATHERED}*"):
-        with suppress(FileNotFoundError):
-            if path.stat().st_mtime < SystemClock().epoch() - _LITTER_SECONDS:
-                shutil.rmtree(path, ignore_errors=True)

@@ -101,7 +101,10 @@ async def _mark(url: str, job: str, folder: Path, *, adopt: bool) -> None:
     if settings.results_id and is_results(place, settings):
         return
     if not adopt and not settings.results_id:
-        return
+        raise ConfigError(
+            f"job {job!r} has no results id, so nothing shows that {place} is its results folder",
+            hint="an older version made it. If that folder has the segments of all its workers: --adopt-folder",
+        )
     if not adopt:
         marker = read_marker(place)
         what = f"has no {MARKER}" if marker is None else f"is that of job {marker.job!r}"

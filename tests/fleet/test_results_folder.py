@@ -15,7 +15,9 @@ from uuid import uuid4
 
 import pytest
 
+from gossamer.results import count_records
 from gossamer.sim.log import fetched
+from gossamer.sink.segments import has_records
 from gossamer.testing.web import SimWeb
 from gossamer.verify.fleet import children
 
@@ -143,6 +145,19 @@ def test_a_second_machine_with_a_folder_of_its_own_is_refused_unless_told_otherw
     assert len(set(here.urls(job))) == 60
 
 
+def test_of_two_machines_that_make_a_job_at_once_one_is_refused(redis_server: object, job: str, tmp_path: Path) -> None:
+    """Each has marked a folder of its own; the settings name one of them."""
+    machines = [Machine(str(redis_server.url), tmp_path / name) for name in ("here", "there")]  # type: ignore[attr-defined]
+    with SimWeb(sites=2, pages_per_site=10, page_bytes=2000) as web:
+        crawls = [one.start("crawl", *web.seeds, "--job", job, "--quiet", *OPTIONS) for one in machines]
+        said = [crawl.communicate(timeout=120)[1] for crawl in crawls]
+        kept = [one.home / "crawls" / job for one in machines if has_records(one.home / "crawls" / job)]
+        assert len(kept) == 1, said
+        assert sorted(crawl.returncode for crawl in crawls)[0] == 0, said
+        assert any("results.id" in words for words in said)
+        assert count_records(kept[0]) == 20
+
+
 def test_a_job_of_an_older_version_goes_on_without_a_marker(redis_server: object, job: str, tmp_path: Path) -> None:
     frontier = str(redis_server.url)  # type: ignore[attr-defined]
     machine, shared = Machine(frontier, tmp_path / "home"), tmp_path / "shared"
@@ -153,6 +168,8 @@ def test_a_job_of_an_older_version_goes_on_without_a_marker(redis_server: object
         machine.run("worker", "--job", job)
         assert not (shared / "results.id").exists()
         assert len(machine.urls(job)) == 12
+        # Another folder would have every page fetched again: somebody has to say that it is this one.
+        assert "--adopt-folder" in machine.run("repair", job, code=2).stderr
         # With the marker that `repair` gives it, it is checked from then on.
         machine.run("repair", job, "--adopt-folder")
         assert (shared / "results.id").exists()
@@ -190,6 +207,7 @@ def test_lost_segments_are_reported_and_their_pages_fetched_again(frontier: str,
         assert f"{lost} of {sum(before.values())} stored pages" in failed.stderr
         assert not failed.stdout
         assert f"hint: gossamer repair {job}" in failed.stderr
+        machine.run("export", str(shared), "--format", "urls", code=1)
         assert len(machine.urls(job, "--incomplete")) == sum(before.values()) - lost
 
         repaired = json.loads(machine.run("repair", job, "--json").stdout)
