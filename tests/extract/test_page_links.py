@@ -325,7 +325,7 @@ def test_elements_that_close_themselves_hide_nothing_in_xhtml(kind: str) -> None
     [
         ('<svg><a xlink:href="/x">t</a></svg>', "http://a.example/x"),
         ('<svg><a xlink:href="/x" href="/y"></svg>', "http://a.example/y"),
-        ('<svg><a xlink:href></svg>', URL),
+        ("<svg><a xlink:href></svg>", URL),
         ('<math><a xlink:href="/m"></math>', "http://a.example/m"),
         ('<svg><link rel=next xlink:href="/n"></svg>', "http://a.example/n"),
     ],

@@ -1,4 +1,4 @@
-"""Microdata by the HTML standard: the items that a page marks with itemscope, itemtype, itemid, itemprop and itemref."""
+"""Microdata by the HTML standard: what a page marks with itemscope, itemtype, itemid, itemprop and itemref."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _TOKEN = re.compile(
     re.IGNORECASE,
 )
 _SUBSET_END = re.compile(rb"\]\s*>")
-_ATTRIBUTE = re.compile(rb"([\w.\-:]{1,64})\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'>]{1,4096}))")
+_ATTRIBUTE = re.compile(rb"(?<![\w.\-:])([\w.\-:]{1,64}+)\s*+=\s*+(?:\"([^\"]*+)\"|'([^']*+)'|([^\s\"'>]{1,4096}))")
 _REFERENCE = re.compile(r"&(?:#(\d{1,8})|#[xX]([0-9a-fA-F]{1,7})|([A-Za-z][A-Za-z0-9]{0,31}));")
 _ROOTS = {b"urlset": "urlset", b"sitemapindex": "index", b"rss": "rss", b"rdf": "rss", b"feed": "atom"}
 _ENTRIES = {b"url": "urlset", b"sitemap": "index", b"item": "rss", b"entry": "atom"}
