@@ -44,12 +44,24 @@ def test_lines_end_in_any_way(end: str) -> None:
         b"\xff\xff\x80\nUser-agent: *\nDisallow: /a\n\xc3\x28",
         b"<html>\nUser-agent: *  # all\n\t Disallow :\t/a # not this\n</html>",
         b"user-agent *\ndisallow /a",
+        # Byte order marks in part, twice, and where none belongs.
+        b"\xefUser-agent: *\nDisallow: /a",
+        b"\xef\xbbUser-agent: *\nDisallow: /a",
+        b"\xef\xbb\xbf\xef\xbb\xbfUser-agent: *\nDisallow: /a",
+        b"\n \xef\xbb\xbf User-agent: *\n\xef\xbb\xbfDisallow: /a",
+        b"User-agent\xef\xbb\xbf: \xef\xbb\xbf*\nDisallow: \xef\xbb\xbf/a",
+        b"\xef\xbb\xbfUser-agent *\nDisallow /a",
     ],
 )
 def test_odd_files_are_read(body: bytes) -> None:
     """H45: UTF-16, NUL, HTML."""
     assert not allowed(body, "/a")
     assert allowed(body, "/b")
+
+
+def test_the_end_of_a_rule_is_no_byte_order_mark() -> None:
+    body = "User-agent: *\nDisallow: /a\u00bb\nDisallow: /\ufeff".encode()
+    assert parse(body, AGENT).text == "-/a%C2%BB\n-/%EF%BB%BF"
 
 
 def test_own_group_replaces_the_common_one() -> None:

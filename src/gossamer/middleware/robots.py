@@ -30,6 +30,8 @@ _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _LETTERS = re.compile(r"[a-z_-]+")
 _EVERYONE = re.compile(r"\*(?:\s|$)")
 _SPACE = " \t\v\f\n"
+_BEFORE = _SPACE + "\xef\xbb\xbf\xff\xfe"
+"""What a line or a value never begins with: the bytes of byte order marks, whole or in part, among them."""
 
 
 NOTHING_ALLOWED = Rules.of([("/", False)])
@@ -186,19 +188,18 @@ def _lines(body: bytes) -> Iterable[str]:
     if len(body) > MAX_BYTES:
         body = body[: max(body.rfind(b"\n", 0, MAX_BYTES), body.rfind(b"\r", 0, MAX_BYTES)) + 1]
     # Without its NUL bytes, a file in UTF-16 reads as ASCII.
-    body = body.removeprefix(b"\xef\xbb\xbf").removeprefix(b"\xff\xfe").removeprefix(b"\xfe\xff").replace(b"\0", b"")
-    return StringIO(body.replace(b"\r", b"\n").decode("latin-1"))
+    return StringIO(body.replace(b"\0", b"").replace(b"\r", b"\n").decode("latin-1"))
 
 
 def _key_value(line: str) -> tuple[str, str]:
-    line = line.partition("#")[0].strip(_SPACE)
+    line = line.partition("#")[0].lstrip(_BEFORE).rstrip(_SPACE)
     key, colon, value = line.partition(":")
     if not colon:
         words = line.split(None, 2)
         if len(words) != 2:
             return "", ""
         key, value = words
-    return key.strip(_SPACE).lower(), value.strip(_SPACE)
+    return key.rstrip(_BEFORE).lower(), value.lstrip(_BEFORE).rstrip(_SPACE)
 
 
 def _delay(value: str) -> tuple[float | None, str]:
