@@ -238,6 +238,7 @@ def test_crawl_delay_is_for_those_named_since_the_last_one() -> None:
 def test_sitemaps_count_wherever_they_stand() -> None:
     text = "Sitemap: https://x.org/ä.xml\nUser-agent: x\nSITEMAP: http://x.org/b.xml\nSitemap: file:///etc\nSitemap: http://x.org/b.xml"
     assert parse(text.encode(), AGENT).sitemaps == ("https://x.org/ä.xml", "http://x.org/b.xml")
+    assert parse(b"Site-map: /s.xml", AGENT).sitemaps == ("/s.xml",)
     assert parse(b"Sitemap: /s.xml\nSitemap: s.xml\nSitemap:\nSitemap: data:,/", AGENT).sitemaps == ("/s.xml",)
 
 

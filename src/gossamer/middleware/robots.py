@@ -26,6 +26,7 @@ LAST_RETRY_SECONDS = 3600.0
 _CLOCK_SLACK_SECONDS = 5.0
 _DISALLOW = frozenset({"disallow", "dissallow", "dissalow", "disalow", "diasllow", "disallaw"})
 _AGENT = frozenset({"user-agent", "useragent", "user agent"})
+_SITEMAP = frozenset({"sitemap", "site-map"})
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _LETTERS = re.compile(r"[a-z_-]+")
 _EVERYONE = re.compile(r"\*(?:\s|$)")
@@ -160,7 +161,7 @@ def parse(body: bytes, agent: str) -> Rules:
             if seconds is not None:
                 for mine in slowed:
                     delays[mine] = max(seconds, delays.get(mine, 0.0))
-        elif key == "sitemap" and len(sitemaps) < MAX_SITEMAPS:
+        elif key in _SITEMAP and len(sitemaps) < MAX_SITEMAPS:
             url = value.encode("latin-1").decode("utf-8", "replace")
             if url[:8].lower().startswith(("/", "http://", "https://")) and len(url) <= 4096:
                 sitemaps[url] = None
