@@ -39,7 +39,7 @@ _SIGNS = {"good": ("ok  ", "green"), "weak": ("weak", "yellow"), "bad": ("bad ",
 @click.option("--frontier", default="", envvar="GOSSAMER_FRONTIER", help="Look at this fleet's store, too.")
 @click.option("--host", default="example.com", help="The name to look up.  [default: example.com]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
-@some_settings("concurrency", "nameservers", "resolve")
+@some_settings("concurrency", "nameservers", "resolve", "forget_seconds")
 def doctor(job: str, frontier: str, host: str, as_json: bool, **options: Any) -> int:
     """Check Python, extras, limits, disk, names and a fleet's store, and say how to mend what is not well.
 
@@ -79,5 +79,5 @@ async def _findings(job: str, frontier: str, host: str, settings: Settings) -> A
         yield found
     yield await checkup.names(host, settings, clock=clock)
     if frontier:
-        async for found in condition(frontier, clock=clock):
+        async for found in condition(frontier, clock=clock, forget_seconds=settings.forget_seconds):
             yield found

@@ -17,9 +17,10 @@ from gossamer.cli.options import given, settings_options, shards_option
 from gossamer.cli.start import check_seeds, read_lines, read_settings, run
 from gossamer.cli.terminal import plain, say
 from gossamer.errors import ConfigError
-from gossamer.fleet import SCHEMES, claim_results, open_fleet, results_folder
+from gossamer.fleet import SCHEMES, SQL_SCHEMES, claim_results, open_fleet, results_folder
 from gossamer.frontier.regions import parse_part
 from gossamer.masks import masked_address
+from gossamer.model import Finding
 from gossamer.results import MARKER, is_results, repair_command
 from gossamer.settings import Settings
 from gossamer.sink import is_shared, shared_folder, wants_segments
@@ -64,8 +65,21 @@ def submit(urls: tuple[str, ...], seeds: Any, name: str, frontier: str, shards: 
     job = name or jobs.folder_of("", first_urls).name
     count = run(_submit(frontier, job, settings, first_urls, shards=str(parse_part(shards).of) if shards else ""))
     say(f"{plain(job)}: {many(count, 'URL')} added, {len(first_urls) - count:,} known already")
+    for weakness in run(_weaknesses(frontier, settings)):
+        say(f"weak: {plain(weakness.says)}")
+        say(f"hint: {plain(weakness.mend)}")
     say(f"next, on any machine: gossamer worker {quote(masked_address(frontier))} --job {quote(plain(job))}")
     return Exit.OK
+
+
+async def _weaknesses(frontier: str, settings: Settings) -> list[Finding]:
+    """Why the store of a job may lose pages; what cannot be found out now is not said."""
+    if frontier.startswith(("folder:/", *SQL_SCHEMES)):
+        return []
+    from gossamer.frontier.redis_condition import durability
+
+    found = [one async for one in durability(frontier, forget_seconds=settings.forget_seconds)]
+    return [one for one in found if one.state != "good"]
 
 
 async def _submit(frontier: str, job: str, settings: Settings, seeds: Sequence[str], *, shards: str) -> int:
