@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import random
+import re
+import string
 import subprocess
 import sys
 from pathlib import Path
@@ -99,10 +101,36 @@ def test_a_fingerprint_depends_on_the_jobs_secret() -> None:
     every = [f"http://example.com/{number}" for number in range(2000)]
     ours = {urls.fingerprint(SECRET, url) for url in every}
     others = {urls.fingerprint(b"another secret.!", url) for url in every}
-    assert set(urls.fingerprints(SECRET, every)) == ours
+    assert set(urls.keys_of(SECRET, every)) == ours
     assert len(ours) == len(others) == 2000
     assert not ours & others
     assert all(0 <= key < 2**63 for key in ours | others)
+
+
+@pytest.mark.parametrize(
+    ("url", "same"),
+    [
+        ("http://a.example/caf%c3%a9", "http://a.example/caf%C3%A9"),
+        ("http://a.example/%7Eu?q=%7eb", "http://a.example/~u?q=~b"),
+        ("http://a.example/%41%62%39%2D%2e%5f", "http://a.example/Ab9-._"),
+        ("http://a.example/a%2fb?x=%3d%26", "http://a.example/a%2Fb?x=%3D%26"),
+        ("http://a.example/%2541%25%34%31%zz%4", "http://a.example/%2541%2541%zz%4"),
+    ],
+)
+def test_escapes_that_mean_the_same_have_one_key(url: str, same: str) -> None:
+    assert urls.equivalent(url) == same
+    assert urls.key_of(SECRET, url) == urls.key_of(SECRET, same) == urls.fingerprint(SECRET, same)
+    assert urls.keys_of(SECRET, [url, same]) == [urls.key_of(SECRET, same)] * 2
+    assert urls.key_of(SECRET, url, "POST", b"%7e") == urls.key_of(SECRET, same, "POST", b"%7e")
+
+
+@given(st.text("%2D7eE3aAcCfF/?.~x", max_size=20))
+def test_a_url_without_such_escapes_keeps_its_key(text: str) -> None:
+    url = f"http://a.example/{text}"
+    unreserved = string.ascii_letters + string.digits + "-._~"
+    odd = [e for e in re.findall("%[0-9A-Fa-f]{2}", url) if e != e.upper() or chr(int(e[1:], 16)) in unreserved]
+    assert (urls.equivalent(url) == url) == (not odd)
+    assert odd or urls.key_of(SECRET, url) == urls.fingerprint(SECRET, url)
 
 
 def test_a_fingerprint_tells_method_and_body_apart() -> None:

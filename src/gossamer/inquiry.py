@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gossamer import job as jobs
 from gossamer import settings as configuration
+from gossamer import urls
 from gossamer.clock import SystemClock
 from gossamer.engine import wire
 from gossamer.engine.pulse import is_live
@@ -88,10 +89,12 @@ async def inquire(job: str, frontier: str = "") -> AsyncIterator[Inquiry]:
 
 
 async def look_up(lookup: LookUp, settings: Settings, url: str, page: str = "") -> Known | None:
-    """What a frontier knows of a URL. Jobs of Scrapy projects name requests by Scrapy's fingerprints: what is not found
-    by its own name is looked for by that, and then says `by`, and `times`, if it was asked for more than once. One that
-    is not filtered (`dont_filter`) is named after the `page` that led to it."""
-    found = await lookup(url)
+    """What a frontier knows of a URL, by its key, or letter by letter, as earlier versions named pages.
+
+    Jobs of Scrapy projects name requests by Scrapy's fingerprints: what is not found by its own name is looked for by
+    that, and then says `by`, and `times`, if it was asked for more than once. One that is not filtered (`dont_filter`)
+    is named after the `page` that led to it."""
+    found = await lookup(url, urls.key_of) or (await lookup(url) if urls.equivalent(url) != url else None)
     if found is not None or settings.robots or settings.scope != "any":
         return found
     names = await asyncio.to_thread(_scrapys_names)

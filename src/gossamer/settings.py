@@ -19,6 +19,10 @@ VERSION = "0.1.0"
 MIB = 1024 * 1024
 WEEK_SECONDS = 7 * 86_400.0
 
+_OF_COMMANDS = frozenset(
+    ["frontier", "region", "shards", "read_token", "write_token", "log_format", "log_file", "log_level", "own_results"]
+)
+"""Options of commands that the environment may set: where a job is, which part of it a worker takes, tokens, logs."""
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 NotNegative = Annotated[float, Meta(ge=0)]
@@ -68,6 +72,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         tuple[str, ...],
         Meta(description="Where pages go: jsonl, csv, sqlite, warc, parquet, mysql://..., s3://...; may be repeated."),
     ] = ("jsonl",)
+    results_id: Annotated[
+        str, Meta(description="Id in results.id of the folder that a fleet's workers write to; set when a job is made.")
+    ] = ""
     archive_bytes: Annotated[int, Meta(ge=1, description="Size at which the sink warc begins the next file.")] = (
         1_000_000_000
     )
@@ -356,8 +363,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> dict[str, A
         if not variable.startswith("GOSSAMER_"):
             continue
         name = variable.removeprefix("GOSSAMER_").lower()
-        if name in ("frontier", "region", "shards", "read_token", "write_token", "log_format", "log_file", "log_level"):
-            # Options of commands: where a job is, which part of it a worker takes, who may use the service, logs.
+        if name in _OF_COMMANDS:
             continue
         if name not in FIELDS:
             raise ConfigError(f"{variable}: no such setting", hint=_nearest({name: text}))

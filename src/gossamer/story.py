@@ -37,7 +37,7 @@ async def tell(asked: Inquiry, url: str, *, page: str = "", now: float) -> dict[
     name = urls.site(url, by=settings.site_by)
     site = await asked.site(name)
     visits, last = await asyncio.to_thread(_visits, asked, url, name)
-    rows = await asyncio.to_thread(stored, asked.folder, url) if known is not None else []
+    rows = await asyncio.to_thread(_rows, asked, url, visits) if known is not None else []
     found: dict[str, Any] = {
         "url": url,
         "asked_for": looked_for,
@@ -68,16 +68,23 @@ async def tell(asked: Inquiry, url: str, *, page: str = "", now: float) -> dict[
 
 
 def _visits(asked: Inquiry, url: str, site: str) -> tuple[list[Sent], Sent | None]:
-    """The steps of the URL, and the last request to its site that met a fault."""
+    """The steps of the URL, however it was spelled, and the last request to its site that met a fault."""
     found: list[Sent] = []
+    same = urls.equivalent(url)
     last: Sent | None = None
     for one in walked(asked.folder, site, asked.settings):
-        if one.step.url == url:
+        if one.step.url == url or urls.equivalent(one.step.url) == same:
             found.append(one)
         failed = one.step.error or one.step.status in policy.RETRY_STATUSES
         if failed and (last is None or one.step.at > last.step.at):
             last = one
     return sorted(found, key=lambda one: one.step.at), last
+
+
+def _rows(asked: Inquiry, url: str, visits: list[Sent]) -> list[PageRow]:
+    """The stored rows of the URL, or of another spelling that was visited in its place."""
+    spellings = dict.fromkeys([url, *(one.step.url for one in visits)])
+    return next((rows for each in spellings if (rows := stored(asked.folder, each))), [])
 
 
 def _state(known: Known | None, site: Known | None, visits: list[Sent]) -> str:

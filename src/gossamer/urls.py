@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from urllib.parse import unquote
@@ -16,6 +17,10 @@ _TRACKING = """
     utm_medium utm_campaign utm_term utm_content utm_id utm_name utm_reader sessionid phpsessid jsessionid
 """
 TRACKING_PARAMETERS = frozenset(_TRACKING.split())
+_ODD_ESCAPE = re.compile(
+    r"%(?:[0-9A-Fa-f][a-f]|[a-f][0-9A-F]|2[DE]|3[0-9]|4[1-9A-F]|5[0-9AF]|6[1-9A-F]|7[0-9AE])",
+)
+_UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 
 
 def normal(url: str) -> str | None:
@@ -79,16 +84,35 @@ KeyOf = Callable[[bytes, str], int]
 """Makes the key of a URL, of a job's secret and that URL."""
 
 
+def key_of(secret: bytes, url: str, method: str = "GET", body: bytes = b"") -> int:
+    """The key of a request: the fingerprint of its URL with equivalent escapes, so that `/%7eu` and `/~u` are one."""
+    return fingerprint(secret, equivalent(url), method, body)
+
+
+def keys_of(secret: bytes, found: Iterable[str]) -> list[int]:
+    """The keys of plain requests for many URLs: a page has a hundred of them, and the calls would cost more."""
+    return [siphash(secret, equivalent(url) if "%" in url else url) >> 1 for url in found]
+
+
+def equivalent(url: str) -> str:
+    """The URL with its escapes as RFC 3986 normalizes them: in upper case, and none for letters, digits and `-._~`.
+
+    It names a page and is never requested: a few servers tell the spellings apart, so a page is asked for as it was
+    found."""
+    return _ODD_ESCAPE.sub(_normal_escape, url) if "%" in url else url
+
+
+def _normal_escape(found: re.Match[str]) -> str:
+    letter = chr(int(found[0][1:], 16))
+    return letter if letter in _UNRESERVED else found[0].upper()
+
+
 def fingerprint(secret: bytes, url: str, method: str = "GET", body: bytes = b"") -> int:
-    """A 63-bit key of a request; `secret` belongs to the job, so that no page can be built to collide."""
+    """63 bits that stand for a request, letter by letter; `secret` belongs to the job, so that no page can be built to
+    collide. What names a request in a job is `key_of`."""
     if method == "GET" and not body:
         return int(siphash(secret, url)) >> 1
     return int(siphash(secret, b"\0".join((method.encode(), url.encode(), body)))) >> 1
-
-
-def fingerprints(secret: bytes, found: Iterable[str]) -> list[int]:
-    """The keys of plain requests for many URLs: a page has a hundred of them, and the calls would cost more."""
-    return [siphash(secret, url) >> 1 for url in found]
 
 
 def host_port(url: str) -> str:

@@ -59,7 +59,7 @@ def test_bash_completes_commands_options_values_and_jobs(folder: Path) -> None:
         ["bash", "--norc", "-c", script], input="\n".join((*LINES, "")),
         cwd=folder, env=at_home(folder), capture_output=True, text=True, timeout=110, check=False,
     )  # fmt: skip
-    assert done.stdout.splitlines() == ["resume report replay", "shoes shop", "body text"], done.stderr
+    assert done.stdout.splitlines() == ["resume report replay repair", "shoes shop", "body text"], done.stderr
 
 
 def test_fish_completes_commands_with_what_they_do_values_and_jobs(folder: Path) -> None:
@@ -73,7 +73,7 @@ def test_fish_completes_commands_with_what_they_do_values_and_jobs(folder: Path)
         cwd=folder, env=at_home(folder), capture_output=True, text=True, timeout=110, check=False,
     )  # fmt: skip
     commands, jobs, values, _ = done.stdout.split("====\n") if done.stdout.count("====\n") == 3 else [done.stderr] * 4
-    assert [line.partition("\t")[0] for line in commands.splitlines()] == ["replay", "report", "resume"]
+    assert [line.partition("\t")[0] for line in commands.splitlines()] == ["repair", "replay", "report", "resume"]
     assert "stored pages" in commands
     assert (jobs.split(), values.split()) == (["shoes", "shop"], ["body", "text"])
 

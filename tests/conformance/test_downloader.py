@@ -35,7 +35,7 @@ from gossamer.errors import (
     TlsRefused,
     TooLarge,
 )
-from gossamer.model import Request, Response
+from gossamer.model import ROBOTS, ROBOTS_BYTES, Request, Response
 from gossamer.settings import build
 
 PAGE = b"<html>" + b"text " * 5000 + b"</html>"
@@ -124,14 +124,14 @@ def run(
     asyncio.run(main())
 
 
-def ends(kind: str, replies: dict[str, Reply], **settings: Any) -> dict[str, FetchError | Response]:
+def ends(kind: str, replies: dict[str, Reply], *, label: str = "", **settings: Any) -> dict[str, FetchError | Response]:
     """What became of a fetch of each path, all at once."""
     found: dict[str, FetchError | Response] = {}
 
     async def test(downloader: Downloader) -> None:
         async def one(path: str) -> None:
             try:
-                found[path] = await downloader.fetch(Request(url=server.url(path)))
+                found[path] = await downloader.fetch(Request(url=server.url(path), label=label))
             except FetchError as error:
                 found[path] = error
 
@@ -412,6 +412,35 @@ def test_a_closed_port_is_a_failed_connection(kind: str) -> None:
             await downloader.fetch(Request(url=server.url()))
 
     run(kind, test)
+
+
+def test_of_a_robots_txt_that_never_ends_the_beginning_counts(kind: str) -> None:
+    """RFC 9309: at least its first 500 KiB are parsed."""
+
+    async def endless(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + b"User-agent: *\nDisallow: /x\n")
+        while True:
+            writer.write(b"# never\n" * 8192)
+            await writer.drain()
+
+    text = b"User-agent: *\nDisallow: /x\n" + b"# long\n" * 1_000_000
+    packed = {name: pack(text) for name, pack in (("gzip", gzip.compress), ("br", brotli.compress))}
+    found = ends(
+        kind,
+        {
+            "/endless": endless,
+            "/long": ok(text),
+            **{f"/{name}": ok(body, b"Content-Encoding: %b\r\n" % name.encode()) for name, body in packed.items()},
+        },
+        label=ROBOTS,
+        max_body_bytes=100_000,
+        max_decoded_bytes=100_000,
+    )
+    assert len(found) == 4
+    for path, answer in found.items():
+        assert isinstance(answer, Response), (path, answer)
+        assert answer.body.startswith(b"User-agent: *\nDisallow: /x\n")
+        assert len(answer.body) == ROBOTS_BYTES
 
 
 def test_sizes_are_limited_while_reading(kind: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 from gossamer.clock import ManualClock
 from gossamer.engine.breaker import Breaker
 from gossamer.engine.gate import Gate
+from gossamer.engine.judge import asks_again
 from gossamer.errors import (
     ConnectFailed,
     FetchError,
@@ -320,3 +321,22 @@ def test_f53_a_broken_answer_shows_that_the_network_is_there() -> None:
     assert not breaker.takes("0.test", ProtocolBroken("odd"), was_there=True)
     assert breaker.wait() == 0
     assert not breaker.takes("1.test", TimedOut("late"), was_there=True)
+
+
+@pytest.mark.parametrize("headers", [(), (("location", ""),), (("location", "http://["),), (("set-cookie", "a=b"),)])
+def test_a_redirect_of_a_robots_txt_that_leads_nowhere_is_asked_for_once(headers: tuple[tuple[str, str], ...]) -> None:
+    asked: list[str] = []
+
+    async def fetch(request: Request) -> Response:
+        asked.append(request.url)
+        return Response(url=request.url, status=302, headers=headers, body=b"")
+
+    gate = Gate({}, Settings(), ManualClock())
+    asyncio.run(gate.refresh("http://a.test/", fetch))
+    assert len(asked) == 1
+    assert gate.allows("http://a.test/x")
+
+
+def test_a_redirect_without_a_location_does_not_lead_to_itself() -> None:
+    answer = Response(url="http://a.test/", status=302, headers=(("set-cookie", "a=b"),), body=b"")
+    assert not asks_again(Request("http://a.test/"), answer)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import ssl
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -501,3 +502,57 @@ def test_a_page_is_not_followed_off_its_site(tmp_path: Path) -> None:
         # With a wider scope the same redirect is followed.
         done = run(tmp_path / "wide", [web.url()], "--scope", "any")
         assert other.targets() == ["/"]
+
+
+def test_a_page_is_fetched_once_however_its_escapes_are_spelled(tmp_path: Path) -> None:
+    with RawWeb() as web:
+        web.answers["/"] = page(
+            "/caf%c3%a9", "/caf%C3%A9", "/caf\u00e9", "/%7Eu", "/~u", "/a?b=%7e", "/a?b=~", "/x%2Fy", "/x/y"
+        )
+        for path in ("/caf%c3%a9", "/%7Eu", "/a?b=%7e", "/x%2Fy", "/x/y"):
+            web.answers[path] = page(path.replace("%7E", "~").replace("%7e", "~"))
+        done = run(tmp_path / "job", [web.url()])
+        assert done.returncode == 0, done.stderr
+        # As they were found first.
+        assert sorted(web.targets()) == sorted(["/", "/caf%c3%a9", "/%7Eu", "/a?b=%7e", "/x%2Fy", "/x/y"])
+        assert set(by_path(tmp_path / "job")) == set(web.targets())
+
+
+def test_a_redirect_to_another_spelling_leads_there(tmp_path: Path) -> None:
+    with RawWeb() as web:
+        web.answers["/"] = page("/%7e1", "/%7e2", "/~3", "/%7E4")
+        web.answers["/%7e1"] = redirect("/~1")
+        web.answers["/~1"] = page(title="one")
+        # In two steps, and one that leads on.
+        web.answers["/%7e2"] = redirect("/%7E2")
+        web.answers["/%7E2"] = redirect("/~2")
+        web.answers["/~2"] = page(title="two")
+        web.answers["/~3"] = redirect("/%7E3")
+        web.answers["/%7E3"] = page("/~3", title="three")
+        # A loop is still one.
+        web.answers["/%7E4"] = redirect("/~4")
+        web.answers["/~4"] = redirect("/%7E4")
+        done = run(tmp_path / "job", [web.url()])
+        found = by_path(tmp_path / "job")
+        titles = {path: row["title"] for path, row in found.items() if row.get("title")}
+        assert titles == {"/~1": "one", "/~2": "two", "/%7E3": "three"}, done.stderr
+        assert len(web.targets()) == len(set(web.targets())) == 10
+
+
+@pytest.mark.parametrize("asked", ["/%7eu", "/~u", "/%7Eu"])
+def test_why_knows_a_page_by_any_spelling(tmp_path: Path, asked: str) -> None:
+    with RawWeb() as web:
+        web.answers["/"] = page("/%7Eu")
+        web.answers["/%7Eu"] = page(title="found")
+        assert run(tmp_path / "job", [web.url()]).returncode == 0
+        said = subprocess.run(
+            [sys.executable, "-m", "gossamer", "why", web.url(asked), "--job", str(tmp_path / "job"), "--json"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+            env=environment(),
+        )
+    story = json.loads(said.stdout)
+    assert (story["state"], story["seen"], story["depth"]) == ("done", True, 1)
+    assert len(story["attempts"]) == 1

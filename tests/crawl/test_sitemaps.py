@@ -101,9 +101,27 @@ def test_where_robots_names_none_the_usual_place_is_tried_and_may_be_empty(web: 
     web.answers = {"/": page(), "/one": page()}
     web.answers[f"b.test:{web.port}/sitemap.xml"] = reply(urlset(f"http://b.test:{web.port}/one"))
     summary = go(web, "a.test", "b.test", folder=tmp_path / "job")
-    assert sorted(asked(web)) == ["a.test/", "a.test/sitemap.xml", "b.test/", "b.test/one", "b.test/sitemap.xml"]
+    other = "a.test/sitemap_index.xml"
+    assert sorted(asked(web)) == ["a.test/", "a.test/sitemap.xml", other, "b.test/", "b.test/one", "b.test/sitemap.xml"]
     assert (summary.stats.failures, summary.counts.failed) == (0, 0), "a sitemap that is not there is no failure"
     assert (summary.stats.sitemaps, summary.refused, dict(summary.stats.by_status["skipped"])) == (1, {}, {})
+
+
+@pytest.mark.parametrize("usual", [None, reply("<!doctype html><p>no such page"), redirect("/nowhere")])
+def test_an_index_is_looked_for_where_the_usual_sitemap_is_not(web: RawWeb, usual: bytes | None) -> None:
+    web.answers = {"/": page(), "/one": page()}
+    if usual:
+        web.answers["/sitemap.xml"] = usual
+    web.answers["/sitemap_index.xml"] = reply(index(f"http://a.test:{web.port}/s.xml"))
+    web.answers["/s.xml"] = reply(urlset(f"http://a.test:{web.port}/one"))
+    summary = go(web)
+    assert {"a.test/one", "a.test/sitemap_index.xml"} <= set(asked(web))
+    assert len(asked(web)) == len(set(asked(web)))
+    assert (summary.stats.sitemaps, summary.refused, summary.counts.failed) == (
+        2 + (usual == redirect("/nowhere")),
+        {},
+        0,
+    )
 
 
 def test_without_the_option_no_sitemap_is_asked_for(web: RawWeb) -> None:

@@ -176,3 +176,20 @@ def test_a_bomb_of_ten_gibibytes_holds_less_than_twice_the_limit() -> None:
     done = subprocess.run([sys.executable, "-c", BOMBS], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 40
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_of_a_body_that_may_be_cut_its_beginning_is_decoded(name: str) -> None:
+    packed = ENCODERS[name](TEXT)
+    assert decode(packed, (name,), 1000, may_be_cut=True) == TEXT[:1000]
+    assert decode(packed, (name,), LIMIT, may_be_cut=True) == TEXT
+    start = decode(packed[: len(packed) // 2], (name,), LIMIT, may_be_cut=True)
+    assert TEXT.startswith(start)
+    twice = decode(ENCODERS[name](packed), (name, name), 1000, may_be_cut=True)
+    assert TEXT.startswith(twice)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("text", [b"# long\n" * 1_000_000, bytes(5_000_000), TEXT * 100])
+def test_megabytes_behind_a_few_bytes_are_whole(name: str, text: bytes) -> None:
+    assert decode(ENCODERS[name](text), (name,), len(text)) == text

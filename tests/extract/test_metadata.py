@@ -117,3 +117,78 @@ def _grams(text: str) -> Counter[tuple[str, ...]]:
 
 def _f1(one: Counter[tuple[str, ...]], other: Counter[tuple[str, ...]]) -> float:
     return 2 * (one & other).total() / max(one.total() + other.total(), 1)
+
+
+def block(text: str) -> list[dict[str, object]]:
+    return page(f'<script type="application/ld+json">{text}</script>').metadata.json_ld
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"@type": "A", "b": [1, 2]}',
+        '\ufeff{"@type": "A", "b": [1, 2]};',
+        '<!-- {"@type": "A", "b": [1, 2]} -->',
+        '//<![CDATA[\n{"@type": "A", "b": [1, 2]}\n//]]>',
+        '// <![CDATA[ {"@type": "A", "b": [1, 2]} // ]]>;',
+        '/*<![CDATA[*/ {"@type": "A", "b": [1, 2]} /*]]>*/',
+        '{"@type": "A", "b": [1, 2, ], }',
+        '{"@type": "A", // the type, or so\n "b": [1, 2 /* ], */ ,\n]\n,}',
+    ],
+)
+def test_json_ld_is_read_as_it_is_written_on_the_web(text: str) -> None:
+    assert block(text) == [{"@type": "A", "b": [1, 2]}]
+
+
+def test_strings_in_json_ld_are_no_comments_and_keep_their_commas() -> None:
+    assert block('{"url": "http://x.example//a/*b*/", "say": "\\",]", "x": 1,}') == [
+        {"url": "http://x.example//a/*b*/", "say": '",]', "x": 1}
+    ]
+    for broken in ("{/*", '{"a', "//", "<!--", "-->", ";", '{"a": 1,,}', "[1]", '"x"'):
+        assert block(broken) == []
+
+
+def test_microdata_is_put_together_as_the_standard_says() -> None:
+    """The examples of the standard: itemref, several types, global identifiers, items beyond any small number."""
+    html = """<dl itemscope itemtype="http://vocab.example/book http://vocab.example/thing" itemid="urn:isbn:1">
+     <dt>T<dd itemprop="title">The Reality</dl>
+    <div itemscope id="amanda" itemref="a b missing a"></div>
+    <p id="a">Name: <span itemprop="name">Amanda</span></p>
+    <div id="b" itemprop="band" itemscope itemref="c"></div>
+    <div id="c"><p itemprop="name nick name">Jazz</p><p itemprop="size">12</p></div>
+    <p itemprop="alone">of nobody</p>"""
+    book, amanda = page(html).metadata.microdata
+    assert book == {
+        "type": ["http://vocab.example/book", "http://vocab.example/thing"],
+        "id": "urn:isbn:1",
+        "title": "The Reality",
+    }
+    band = {"type": "", "name": "Jazz", "nick": "Jazz", "size": "12"}
+    assert amanda == {"type": "", "name": "Amanda", "band": band}
+    many = "<div itemscope><i itemprop=n>1</i></div>" * 1000
+    assert page(many).metadata.microdata == [{"type": "", "n": "1"}] * 1000
+
+
+def test_properties_come_in_the_order_of_the_document() -> None:
+    html = '<p id=z><i itemprop=n>1</i></p><div itemscope itemref="y z"><i itemprop=n>2</i></div><p id=y itemprop=n>3'
+    assert page(html).metadata.microdata == [{"type": "", "n": ["1", "2", "3"]}]
+
+
+def test_an_item_inside_of_itself_ends() -> None:
+    html = (
+        "<div itemscope itemref=b></div><p id=b itemprop=to itemscope itemref='c b'></p>"
+        "<p id=c itemprop=back itemscope itemref=b></p>"
+    )
+    again = {"type": "", "to": {"type": "", "back": {"type": "", "to": "ERROR"}}}
+    assert page(html).metadata.microdata == [again]
+    # Each item stands twice in the one before: written out, they would fill any memory.
+    chain = "".join(
+        f'<div id=a{n} itemprop=x itemscope itemref="b{n}"></div><p id=b{n}>'
+        f'<i itemprop="x y" itemscope itemref=b{n + 1}></i></p>'
+        for n in range(40)
+    )
+    said = page(f"<div itemscope itemref=b0></div>{chain}").metadata.microdata
+    assert len(json.dumps(said)) < 5_000_000
+    names = " ".join(f"n{number}" for number in range(200_000))
+    said = page(f'<div itemscope><p itemprop="{names}">{"x" * 5000}</p></div>').metadata.microdata
+    assert len(json.dumps(said)) < 20_000_000

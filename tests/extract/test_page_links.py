@@ -318,3 +318,31 @@ def test_elements_that_close_themselves_hide_nothing_in_xhtml(kind: str) -> None
     assert (found.title, found.css("body > a").xpath("@name").getall()) == ("T", ["t"])
     as_html = Page(Response(url=URL, status=200, headers=(("content-type", "text/html"),), body=body), Request(URL))
     assert as_html.links() == []
+
+
+@pytest.mark.parametrize(
+    ("html", "found"),
+    [
+        ('<svg><a xlink:href="/x">t</a></svg>', "http://a.example/x"),
+        ('<svg><a xlink:href="/x" href="/y"></svg>', "http://a.example/y"),
+        ("<svg><a xlink:href></svg>", URL),
+        ('<math><a xlink:href="/m"></math>', "http://a.example/m"),
+        ('<svg><link rel=next xlink:href="/n"></svg>', "http://a.example/n"),
+    ],
+)
+def test_a_link_in_a_picture_may_be_an_xlink(html: str, found: str) -> None:
+    assert page(f"{html}<p><a href=/last>").links() == [found, "http://a.example/last"]
+
+
+def test_only_a_base_of_html_is_the_base_of_a_page() -> None:
+    html = "<svg><base xlink:href=http://x.example/><base href=http://y.example/></svg><p><base href=/z/><a href=1>"
+    assert page(html).links() == ["http://a.example/z/1"]
+    assert page(html).base == "http://a.example/z/"
+    inside = "<svg><foreignObject><base href=/f/></foreignObject></svg><a href=1>"
+    assert page(inside).links() == ["http://a.example/f/1"]
+
+
+def test_an_xlink_is_followed_where_an_element_is_named() -> None:
+    one = page("<svg><a class=k rel=next xlink:href=/x></a></svg>")
+    assert one.follow(one.css("a.k")).url == "http://a.example/x"
+    assert one.next == "http://a.example/x"

@@ -116,6 +116,26 @@ def test_an_item_of_a_feed_has_its_own_link_and_any_of_the_usual_times() -> None
     assert [entry.lastmod for entry in found.pages] == [w3c_time("2003-12-31T10:14:55Z"), w3c_time("2001-01-01"), None]
 
 
+def test_a_guid_is_a_link_unless_it_says_otherwise() -> None:
+    rss = """<rss version="2.0"><channel>
+        <item><guid isPermaLink="false">http://x.test/no</guid></item>
+        <item><guid isPermaLink='False'>http://x.test/no</guid><link>http://x.test/1</link></item>
+        <item><guid isPermaLink="true">http://x.test/2</guid></item><item><guid>http://x.test/3</guid></item>
+        <item><guid>http://x.test/no</guid><link>http://x.test/4</link></item></channel></rss>"""
+    found = parse(rss.encode(), URL)
+    assert (pages(found), found.problems) == (["1", "2", "3", "4"], {"no-url": 1})
+
+
+def test_each_loc_of_an_entry_is_a_page() -> None:
+    text = """<urlset><url><loc>http://x.test/1</loc><loc>http://x.test/2</loc><lastmod>2020-01-01</lastmod>
+        <loc>http://x.test/1</loc></url><url><loc></loc><loc>http://x.test/3</loc></url></urlset>"""
+    found = parse(text.encode(), URL)
+    assert pages(found) == ["1", "2", "3"]
+    assert [entry.lastmod for entry in found.pages] == [w3c_time("2020-01-01")] * 2 + [None]
+    two = "<sitemapindex><sitemap><loc>http://x.test/a</loc><loc>http://x.test/b</loc></sitemap></sitemapindex>"
+    assert [entry.url for entry in parse(two.encode(), URL).sitemaps] == ["http://x.test/a", "http://x.test/b"]
+
+
 def test_text_is_one_url_a_line() -> None:
     found = parse(
         b"\xef\xbb\xbfhttp://x.test/1\r\n\r\n  HTTP://X.TEST/2 \r# no\nhttp://x.test/\xc3\xa4\nftp://x.test/", URL

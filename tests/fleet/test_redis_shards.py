@@ -110,16 +110,18 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "gossamer", *words]
 
 
+@pytest.mark.long
 def test_a_server_that_is_added_in_the_middle_takes_its_shards(servers: list[RedisServer], tmp_path: Path) -> None:
     """The command that moves them is killed twice, and run again; workers that knew three servers find the fourth."""
     folder = tmp_path / "job"
     with SimWeb(sites=16, pages_per_site=60, page_bytes=2000, latency_seconds=0.01) as web:
         crawl = start(
-            folder, web, "--frontier", several(servers[:3]), "--delay", "0.15", "--workers", "2", "--shards", "12"
-        )
+            folder, web, "--frontier", several(servers[:3]), "--delay", "0.7", "--workers", "2", "--shards", "12",
+            "--forget-seconds", "5",
+        )  # fmt: skip
         until(lambda: len(web.log()) > 100)
         spreading = command("spread", str(folder), "--frontier", several(servers))
-        for seconds in (0.35, 0.45):
+        for seconds in (0.5, 7.0):
             killed = subprocess.Popen(
                 spreading, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment()
             )

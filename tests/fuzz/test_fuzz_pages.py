@@ -67,6 +67,24 @@ HTML = (
         "&#0;",
     ),
     *(
+        "<svg>",
+        "</svg>",
+        "<math><mtext>",
+        "<foreignObject>",
+        "<a xlink:href=7>",
+        "<link rel=next xlink:href=8>",
+        "<base xlink:href=9>",
+        "<frame xlink:src=/1>",
+        "<form><form>",
+        "<template shadowrootmode=open>",
+        "</template>",
+        "<noframes>",
+        " :href=/x @click=y xml:lang=z xmlns:a=b xlink:rel=next rel href",
+        "<meta xlink:content=0 name http-equiv=refresh>",
+        "<script type=application/ld+json>[{,}]",
+        "<div itemscope itemref=a id=a itemprop=b>",
+    ),
+    *(
         "javascript:x",
         "data:,x",
         "mailto:x",
@@ -177,6 +195,10 @@ def test_a_page_gives_normal_links_and_plain_text(body: bytes, content_type: str
         assert all(line and line == " ".join(line.split()) for line in text.split("\n") if text)
     assert safe_length(body) == len(body)
     assert isinstance(one.xpath("//a/@href").getall(), list)
+    assert isinstance(one.metadata.microdata, list)
+    assert isinstance(one.relations, tuple)
+    assert len(one.follow_all("a, link, base, meta, svg *")) <= body.count(b"<")
+    assert (one.prev, one.alternates, one.base) == (one.prev, one.alternates, one.base)
     following = one.next_page("a")
     assert following is None or urls.normal(following.url) == following.url
 

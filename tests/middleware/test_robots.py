@@ -44,12 +44,24 @@ def test_lines_end_in_any_way(end: str) -> None:
         b"\xff\xff\x80\nUser-agent: *\nDisallow: /a\n\xc3\x28",
         b"<html>\nUser-agent: *  # all\n\t Disallow :\t/a # not this\n</html>",
         b"user-agent *\ndisallow /a",
+        # Byte order marks in part, twice, and where none belongs.
+        b"\xefUser-agent: *\nDisallow: /a",
+        b"\xef\xbbUser-agent: *\nDisallow: /a",
+        b"\xef\xbb\xbf\xef\xbb\xbfUser-agent: *\nDisallow: /a",
+        b"\n \xef\xbb\xbf User-agent: *\n\xef\xbb\xbfDisallow: /a",
+        b"User-agent\xef\xbb\xbf: \xef\xbb\xbf*\nDisallow: \xef\xbb\xbf/a",
+        b"\xef\xbb\xbfUser-agent *\nDisallow /a",
     ],
 )
 def test_odd_files_are_read(body: bytes) -> None:
     """H45: UTF-16, NUL, HTML."""
     assert not allowed(body, "/a")
     assert allowed(body, "/b")
+
+
+def test_the_end_of_a_rule_is_no_byte_order_mark() -> None:
+    body = "User-agent: *\nDisallow: /a\u00bb\nDisallow: /\ufeff".encode()
+    assert parse(body, AGENT).text == "-/a%C2%BB\n-/%EF%BB%BF"
 
 
 def test_own_group_replaces_the_common_one() -> None:
@@ -226,6 +238,7 @@ def test_crawl_delay_is_for_those_named_since_the_last_one() -> None:
 def test_sitemaps_count_wherever_they_stand() -> None:
     text = "Sitemap: https://x.org/ä.xml\nUser-agent: x\nSITEMAP: http://x.org/b.xml\nSitemap: file:///etc\nSitemap: http://x.org/b.xml"
     assert parse(text.encode(), AGENT).sitemaps == ("https://x.org/ä.xml", "http://x.org/b.xml")
+    assert parse(b"Site-map: /s.xml", AGENT).sitemaps == ("/s.xml",)
     assert parse(b"Sitemap: /s.xml\nSitemap: s.xml\nSitemap:\nSitemap: data:,/", AGENT).sitemaps == ("/s.xml",)
 
 

@@ -14,6 +14,7 @@ from pyreqwest.client import Client, ClientBuilder
 from pyreqwest.http import HeaderMap, Url
 
 from gossamer.clock import Clock
+from gossamer.download.base import check_before_sending
 from gossamer.download.certificates import read_identity
 from gossamer.download.decoding import decode, encodings
 from gossamer.download.dns import Names, Resolver
@@ -51,7 +52,7 @@ _REPEATABLE = ("GET", "HEAD")
 """Nothing that changes anything is sent twice."""
 FILE = "file"
 """The label of requests for files, which may be longer than pages."""
-_LEAST_BYTES = {SITEMAP: SITEMAP_BYTES, ROBOTS: ROBOTS_BYTES}
+_LEAST_BYTES = {SITEMAP: SITEMAP_BYTES}
 
 
 class Call(NamedTuple):
@@ -64,6 +65,8 @@ class Call(NamedTuple):
     max_bytes: int
     """How long the body may be on the wire."""
     seconds: float | None = None
+    may_be_cut: bool = False
+    """Whether the first `max_bytes` of a longer body are an answer."""
 
 
 class Reply(NamedTuple):
@@ -149,6 +152,7 @@ class HttpDownloader:
             self._outgoing.for_request(request),
             self._outgoing.body(request),
             self._limit(request, self._settings.max_body_bytes),
+            may_be_cut=request.label == ROBOTS,
         )
         try:
             if self._proxies and (chosen := self._proxies.choose(request.site or host_port(request.url), request.via)):
@@ -175,6 +179,7 @@ class HttpDownloader:
                 call = call._replace(seconds=max(0.01, self._settings.fetch_seconds + began - sent_at))
             if route.closes_from <= sent_at:
                 call = call._replace(headers=closing(call.headers))
+            check_before_sending.get()()
             try:
                 reply = await self._exchange_on(route, generation.client, call, target.port)
             except BetterAddress as better:
@@ -231,6 +236,7 @@ class HttpDownloader:
         for proxy in proxies:
             client = await self._proxy_client(proxy)
             fetched_at, sent_at = self._clock.epoch(), self._clock.monotonic()
+            check_before_sending.get()()
             try:
                 reply = await self._exchange(client, call)
             except Exception as error:  # a page's fate is decided here, whatever the client raises
@@ -312,9 +318,9 @@ class HttpDownloader:
             codings = encodings(values)
             limit_bytes = self._limit(request, self._settings.max_decoded_bytes)
             if len(body) <= DECODE_INLINE_BYTES:
-                body = decode(body, codings, limit_bytes)
+                body = decode(body, codings, limit_bytes, may_be_cut=call.may_be_cut)
             else:
-                body = await asyncio.to_thread(decode, body, codings, limit_bytes)
+                body = await asyncio.to_thread(decode, body, codings, limit_bytes, may_be_cut=call.may_be_cut)
         return Response(
             url=request.url,
             status=reply.status,
@@ -334,6 +340,8 @@ class HttpDownloader:
     def _limit(self, request: Request, limit_bytes: int) -> int:
         if request.label == FILE:
             return self._settings.max_file_bytes
+        if request.label == ROBOTS:
+            return ROBOTS_BYTES
         return max(limit_bytes, _LEAST_BYTES.get(request.label, 0))
 
     # The rest is what the blocking downloader does otherwise.
@@ -370,14 +378,18 @@ class HttpDownloader:
             headers_at = self._clock.monotonic()
             status = response.status
             headers, odd = readable(response.headers)
-            length = body_bytes(call.method, status, headers, call.max_bytes)
+            length = body_bytes(call.method, status, headers, call.max_bytes, may_be_cut=call.may_be_cut)
             if length is not None and length <= READ_BYTES:
                 body = (await response.bytes()).to_bytes()
             else:
                 whole = BytesIO()
                 while (piece := await response.body_reader.read(READ_BYTES)) is not None:
-                    if whole.tell() + len(piece) > call.max_bytes:
-                        raise too_large(call.max_bytes)
+                    room = call.max_bytes - whole.tell()
+                    if len(piece) > room:
+                        if not call.may_be_cut:
+                            raise too_large(call.max_bytes)
+                        whole.write(memoryview(piece)[:room])
+                        break
                     whole.write(piece)
                 body = whole.getvalue()
             return Reply(status, response.version, headers, odd, body, headers_at)

@@ -31,13 +31,26 @@ def encodings(values: list[str]) -> tuple[str, ...]:
     return found
 
 
-def decode(body: bytes, codings: tuple[str, ...], limit_bytes: int) -> bytes:
-    """The body behind the codings; TooLarge past the limit, BadEncoding if it is broken, ProtocolBroken if cut off."""
+class _Enough(Exception):
+    """As much is decoded as the limit lets, of a body that may be cut."""
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__()
+        self.body = body
+
+
+def decode(body: bytes, codings: tuple[str, ...], limit_bytes: int, *, may_be_cut: bool = False) -> bytes:
+    """The body behind the codings; TooLarge past the limit, BadEncoding if it is broken, ProtocolBroken if cut off.
+
+    Of one that `may_be_cut`, what there is of it within the limit."""
     for name in reversed(codings):
         if not body:
             break
+        output = _Output(name, limit_bytes, may_be_cut=may_be_cut)
         try:
-            body = _DECODERS[name](body, limit_bytes)
+            body = _DECODERS[name](body, output)
+        except _Enough as enough:
+            body = enough.body
         except (zlib.error, brotli.error, zstandard.ZstdError) as error:
             raise BadEncoding(f"{name}: {error}") from None
     return body
@@ -46,8 +59,8 @@ def decode(body: bytes, codings: tuple[str, ...], limit_bytes: int) -> bytes:
 class _Output:
     """Decoded bytes up to a limit, and how much more to ask for in one step."""
 
-    def __init__(self, name: str, limit_bytes: int) -> None:
-        self._name, self._limit_bytes = name, limit_bytes
+    def __init__(self, name: str, limit_bytes: int, *, may_be_cut: bool) -> None:
+        self._name, self._limit_bytes, self._may_be_cut = name, limit_bytes, may_be_cut
         # It grows in place and hands out what it holds: pieces that are joined would be in memory twice.
         self._whole = BytesIO()
         self._members = 0
@@ -55,6 +68,9 @@ class _Output:
 
     def add(self, piece: bytes) -> None:
         self._room -= len(piece)
+        if self._room < 0 and self._may_be_cut:
+            self._whole.write(piece[: self._room])
+            raise _Enough(self._whole.getvalue())
         if self._room < 0:
             raise TooLarge(f"{self._name} body of more than {self._limit_bytes} bytes after decoding")
         self._whole.write(piece)
@@ -64,13 +80,17 @@ class _Output:
         # One byte more than there is room for, so that the limit is noticed.
         return min(self._room + 1, _STEP_BYTES)
 
+    def again(self) -> _Output:
+        """An empty one with the same limit."""
+        return _Output(self._name, self._limit_bytes, may_be_cut=self._may_be_cut)
+
     def count_member(self) -> None:
         self._members += 1
         if self._members > MAX_MEMBERS:
             raise BadEncoding(f"{self._name} body of more than {MAX_MEMBERS} members")
 
     def finish(self, whole: bool) -> bytes:
-        if not whole:
+        if not whole and not self._may_be_cut:
             raise ProtocolBroken(f"{self._name} body was cut off")
         return self._whole.getvalue()
 
@@ -91,8 +111,7 @@ def _inflate(body: bytes | memoryview, window_bits: int, output: _Output) -> tup
     return stream.eof, position - len(stream.unused_data)
 
 
-def _gzip(body: bytes, limit_bytes: int) -> bytes:
-    output = _Output("gzip", limit_bytes)
+def _gzip(body: bytes, output: _Output) -> bytes:
     whole, position = _inflate(body, 31, output)
     # Members may follow one another; anything else after a member is padding.
     while whole and body.startswith(b"\x1f\x8b", position):
@@ -102,33 +121,32 @@ def _gzip(body: bytes, limit_bytes: int) -> bytes:
     return output.finish(whole)
 
 
-def _deflate(body: bytes, limit_bytes: int) -> bytes:
+def _deflate(body: bytes, output: _Output) -> bytes:
     # The standard says zlib, but some servers send the raw stream.
     if len(body) > 1 and body[0] & 15 == 8 and (body[0] << 8 | body[1]) % 31 == 0:
-        output = _Output("deflate", limit_bytes)
         try:
             return output.finish(_inflate(body, 15, output)[0])
         except zlib.error:
-            pass
-    output = _Output("deflate", limit_bytes)
+            output = output.again()
     return output.finish(_inflate(body, -15, output)[0])
 
 
-def _brotli(body: bytes, limit_bytes: int) -> bytes:
-    output = _Output("br", limit_bytes)
+def _brotli(body: bytes, output: _Output) -> bytes:
     stream = brotli.Decompressor()
     view = memoryview(body)
     for start in range(0, len(body), _SLICE_BYTES):
         if stream.is_finished():
             break
-        output.add(stream.process(bytes(view[start : start + _SLICE_BYTES]), output_buffer_limit=output.step))
-        while not stream.can_accept_more_data() and not stream.is_finished():
-            output.add(stream.process(b"", output_buffer_limit=output.step))
+        piece = stream.process(bytes(view[start : start + _SLICE_BYTES]), output_buffer_limit=output.step)
+        output.add(piece)
+        # It may say that it takes more though it holds some back still.
+        while not stream.is_finished() and (piece or not stream.can_accept_more_data()):
+            piece = stream.process(b"", output_buffer_limit=output.step)
+            output.add(piece)
     return output.finish(stream.is_finished())
 
 
-def _zstd(body: bytes, limit_bytes: int) -> bytes:
-    output = _Output("zstd", limit_bytes)
+def _zstd(body: bytes, output: _Output) -> bytes:
     decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
     view = memoryview(body)
     stream = decompressor.decompressobj()
@@ -143,7 +161,7 @@ def _zstd(body: bytes, limit_bytes: int) -> bytes:
     return output.finish(stream.eof)
 
 
-_DECODERS: dict[str, Callable[[bytes, int], bytes]] = {
+_DECODERS: dict[str, Callable[[bytes, _Output], bytes]] = {
     "gzip": _gzip,
     "x-gzip": _gzip,
     "deflate": _deflate,

@@ -7,8 +7,8 @@ from gossamer.errors import TooLarge
 from gossamer.model import Headers
 
 
-def body_bytes(method: str, status: int, headers: Headers, max_bytes: int) -> int | None:
-    """How long the body will be, if that is certain; TooLarge if that is over the limit."""
+def body_bytes(method: str, status: int, headers: Headers, max_bytes: int, *, may_be_cut: bool = False) -> int | None:
+    """How long the body will be, if that is certain; TooLarge if that is over the limit, unless it `may_be_cut`."""
     check_head(headers)
     if method == "HEAD" or status in (204, 304):
         return 0
@@ -19,6 +19,8 @@ def body_bytes(method: str, status: int, headers: Headers, max_bytes: int) -> in
         if name == "content-length":
             length = int(value) if value.isdecimal() else None
     if length is not None and length > max_bytes:
+        if may_be_cut:
+            return None
         raise too_large(max_bytes)
     return length
 

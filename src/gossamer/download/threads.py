@@ -61,14 +61,18 @@ class ThreadDownloader(HttpDownloader):
             headers_at = self._clock.monotonic()
             status = response.status
             headers, odd = readable(response.headers)
-            length = body_bytes(call.method, status, headers, call.max_bytes)
+            length = body_bytes(call.method, status, headers, call.max_bytes, may_be_cut=call.may_be_cut)
             if length is not None and length <= READ_BYTES:
                 body = response.bytes().to_bytes()
             else:
                 whole = BytesIO()
                 while (piece := response.body_reader.read(READ_BYTES)) is not None:
-                    if whole.tell() + len(piece) > call.max_bytes:
-                        raise too_large(call.max_bytes)
+                    room = call.max_bytes - whole.tell()
+                    if len(piece) > room:
+                        if not call.may_be_cut:
+                            raise too_large(call.max_bytes)
+                        whole.write(memoryview(piece)[:room])
+                        break
                     whole.write(piece)
                 body = whole.getvalue()
             return Reply(status, response.version, headers, odd, body, headers_at)

@@ -185,7 +185,9 @@ class Coordinator:
         if call.what == "workers":
             return self.workers
         if call.what == "lookup":
-            return await self._frontier.lookup(call.text)
+            found = await self._frontier.lookup(call.text, urls.key_of)
+            # As earlier versions named it.
+            return found or await self._frontier.lookup(call.text)
         if call.what == "site":
             return await self._frontier.site(call.text)
         if call.what in _STEERING:

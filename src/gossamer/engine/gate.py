@@ -133,8 +133,10 @@ class Gate:
                 return None, b"", ""
             if response.status not in REDIRECTS:
                 return response.status, response.body, response.header("retry-after")
-            target = urls.join(url, response.header("location"))
+            location = response.header("location")
+            target = urls.join(url, location) if location else None
             if target is None:
+                # It leads nowhere: there is none.
                 return 404, b"", ""
             url = target
         return 404, b"", ""

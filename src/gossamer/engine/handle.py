@@ -70,7 +70,7 @@ class Linker:
         depth, secret, refuse, source = page.depth + 1, self._secret, self._scope.refuse, page.url
         if self._settings.clean_query:
             found = tuple(map(urls.clean_query, found))
-        keys = urls.fingerprints(secret, found)
+        keys = urls.keys_of(secret, found)
         unknown = self._recent.unknown(keys)
         requests: list[Request] = []
         if not unknown:
@@ -109,7 +109,7 @@ class Linker:
         """Requests that the spider made, with what only the engine knows filled in."""
         requests = []
         for request in made:
-            key = urls.fingerprint(self._secret, request.url, request.method, request.body)
+            key = urls.key_of(self._secret, request.url, request.method, request.body)
             if not self._recent.unknown((key,)):
                 continue
             refusal = self._scope.refuse(request.url, page.url, page.depth + 1, is_file=request.label == "file")
@@ -130,7 +130,7 @@ class Linker:
         In a continuous crawl a time of its last change travels though the page be known: it may be due sooner."""
         if self._settings.clean_query:
             url = urls.clean_query(url)
-        key = urls.fingerprint(self._secret, url)
+        key = urls.key_of(self._secret, url)
         if not self._recent.unknown((key,)) and (lastmod is None or not self._settings.recrawl):
             return None
         reason = self._scope.refuse(url, source, 1)
@@ -144,7 +144,7 @@ class Linker:
         """The request for a sitemap that the robots.txt of `origin`, or an index that it names, speaks of.
 
         It has a key of its own: a page may have the same URL, and other hosts may name the same sitemap."""
-        key = urls.fingerprint(self._secret, url, SITEMAP, urls.host_port(f"{origin}/").encode())
+        key = urls.key_of(self._secret, url, SITEMAP, urls.host_port(f"{origin}/").encode())
         meta = {"for": origin, "level": level}
         return Request(
             url, key, self.site(url), int(not level), int(level > 0), referrer=referrer, label=SITEMAP, meta=meta
@@ -152,7 +152,7 @@ class Linker:
 
     def seed(self, url: str) -> Request:
         """The request for a seed, which is a normal URL."""
-        return Request(url, urls.fingerprint(self._secret, url), self.site(url))
+        return Request(url, urls.key_of(self._secret, url), self.site(url))
 
     def hop(self, page: Request, target: str, answer: Response) -> tuple[Request, ...]:
         """The next hop of a redirect, at the same depth. A seed may lead anywhere, other pages stay in scope.
@@ -172,8 +172,8 @@ class Linker:
         headers = page.headers if is_home else None
         if headers and not resent:
             headers = {name: value for name, value in headers.items() if name.lower() != "content-type"} or None
-        again = b"again" if hops.times_met(page, target) else b""
-        key = urls.fingerprint(self._secret, target, method, body + again)
+        again = hops.apart(page, target)
+        key = urls.key_of(self._secret, target, method, body + again)
         return (
             msgspec.structs.replace(
                 page,

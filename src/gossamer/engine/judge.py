@@ -50,7 +50,8 @@ def asks_again(request: Request, response: Response) -> bool:
     """Whether a redirect leads to its own URL and sets a cookie: asked with that, the next answer may be the page."""
     if response.status not in REDIRECTS or request.method not in ("GET", "HEAD"):
         return False
-    to_itself = urls.join(request.url, response.header("location")) == request.url
+    location = response.header("location")
+    to_itself = bool(location) and urls.join(request.url, location) == request.url
     return to_itself and bool(response.header("set-cookie"))
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gossamer.clock import Clock
-from gossamer.engine.hops import times_met
+from gossamer.engine.hops import is_alike
 from gossamer.engine.judge import Verdict
 from gossamer.frontier import freshness, recrawl
 from gossamer.frontier.recrawl import Visited
@@ -84,8 +84,9 @@ class Revisits:
     ) -> Plan:
         """When the page is visited again, and what is remembered of it until then."""
         rule, settings = self._rule, self._settings
-        if not rule.kind or verdict.status == "retry" or times_met(request, request.url):
-            # Behind a wall of cookies the page comes again under the key that it had before.
+        if not rule.kind or verdict.status == "retry" or is_alike(request, request.url):
+            # Behind a wall of cookies, or a redirect to another spelling, the page comes again under the key that it
+            # had before.
             return Plan(verdict.again_in)
         before = recrawl.read(request.state)
         if verdict.status == "done" and answer is not None:

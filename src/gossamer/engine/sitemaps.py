@@ -28,6 +28,8 @@ MAX_LEVEL = 3
 READ, NONE, FAILED = "sitemap", "no-sitemap", "sitemap-failed"
 """Reasons of the outcomes of sitemaps; that one is not where they usually are is no failure."""
 FUTURE_SECONDS = 86_400.0
+USUAL, OTHER = "/sitemap.xml", "/sitemap_index.xml"
+"""Where a sitemap is looked for that no robots.txt names; the second where there is none at the first."""
 _MARK = "sitemaps"
 _INLINE_BYTES = 65_536
 _SLICE = 1000
@@ -78,7 +80,7 @@ class Sitemaps:
         referrer = f"{origin}/robots.txt" if named else ""
         requests = [
             self._linker.sitemap(sitemap, origin=origin, level=0, referrer=referrer)
-            for sitemap in dict.fromkeys(named or [f"{origin}/sitemap.xml"])
+            for sitemap in dict.fromkeys(named or [f"{origin}{USUAL}"])
         ]
         return Discovery(requests, {_mark(url): robots.fetched_at})
 
@@ -90,7 +92,8 @@ class Sitemaps:
         if verdict.status != "done" or response is None:
             if request.referrer:
                 log.warning("sitemap %s: %s", request.url, verdict.reason)
-            return self._again(FAILED if request.referrer else NONE, before, {}, same=True)
+                return self._again(FAILED, before, {}, same=True)
+            return self._again(NONE, before, {}, same=True, requests=self._elsewhere(request))
         if verdict.target:
             moved = self._linker.sitemap(verdict.target, **_standing(request), referrer=request.referrer)
             moved = msgspec.structs.replace(moved, hops=request.hops + 1)
@@ -104,7 +107,7 @@ class Sitemaps:
         else:
             found = parse(response.body, request.url, kind)
         if not found.kind and not request.referrer:
-            return self._again(NONE, before, {"digest": digest}, same=True)
+            return self._again(NONE, before, {"digest": digest}, same=True, requests=self._elsewhere(request))
         self._report(request, found)
         children, counted = self._children(request, found, int(before.get("children", 0)), memo)
         pages = await self._pages(request, found, memo)
@@ -116,6 +119,12 @@ class Sitemaps:
             "children": len(children),
         }
         return self._again(READ, before, state, same=False, requests=[*children, *pages], memo=counted)
+
+    def _elsewhere(self, request: Request) -> list[Request]:
+        """The other usual place, of a sitemap that nobody named and that is not there."""
+        standing = _standing(request)
+        url = f"{standing['origin']}{OTHER}"
+        return [self._linker.sitemap(url, **standing, referrer="")] if request.url != url else []
 
     def _again(
         self,

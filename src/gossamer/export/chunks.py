@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-_HEADING = re.compile(r"^ {0,3}(#{1,6})[ \t]+(.*?)(?:[ \t]+#+)?[ \t]*$")
+_HEADING = re.compile(r" {0,3}(#{1,6})[ \t]++(.*)")
 _FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|(?<=[。！？｡])\s*")
 # Scripts that put no spaces between words: Thai, Lao, Burmese, Khmer, kana, Bopomofo, Han.
@@ -35,15 +35,22 @@ def chunks(markdown: str, most_words: int) -> Iterator[Chunk]:
     path: list[tuple[int, str]] = []
     held: list[str] = []
     for block in _blocks(markdown):
-        heading = _HEADING.match(block)
+        heading = _HEADING.fullmatch(block)
         if heading is not None:
             yield from _joined(path, held, most_words)
             held = []
             level = len(heading[1])
-            path = [*(one for one in path if one[0] < level), (level, heading[2].strip())]
+            path = [*(one for one in path if one[0] < level), (level, _without_signs(heading[2]))]
         else:
             held.append(block)
     yield from _joined(path, held, most_words)
+
+
+def _without_signs(heading: str) -> str:
+    """The text of a heading without the signs that may close it."""
+    text = heading.strip()
+    bare = text.rstrip("#")
+    return bare.rstrip() if not bare or bare[-1] in " \t" else text
 
 
 def count_words(text: str) -> int:
@@ -66,7 +73,7 @@ def _blocks(markdown: str) -> Iterator[str]:
                 yield "\n".join(lines)
                 lines, fence = [], ""
             continue
-        if mark is not None or _HEADING.match(line) or not line.strip():
+        if mark is not None or _HEADING.fullmatch(line) or not line.strip():
             if lines:
                 yield "\n".join(lines)
             lines = []

@@ -159,10 +159,10 @@ def _hides_its_end(body: bytes) -> bool:
 def _is_quoted(body: bytes, end: int) -> bool:
     """Whether a `>` may be inside of an attribute's value: the last quote before it, of either kind, has begun one."""
     for quote in (b'"', b"'"):
-        before = body.rfind(quote, 0, end) - 1
-        while before > 0 and body[before] in b"\t\n\f\r ":
-            before -= 1
-        if before > 0 and body[before] == 0x3D:
+        # One that stands behind kilobytes of white space is looked at closer.
+        place = max(0, body.rfind(quote, 0, end))
+        before = body[max(0, place - SMALL_BYTES) : place].rstrip(b"\t\n\f\r ")
+        if before.endswith(b"=") or (not before and place > SMALL_BYTES):
             return True
     return False
 

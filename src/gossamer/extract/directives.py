@@ -95,11 +95,13 @@ def _content_parts(content: str) -> list[tuple[str, str]]:
 def _pieces(text: str) -> list[str]:
     """The text cut at its commas, but not inside of a date: `unavailable_after: Sunday, 06-Nov-94 08:49:37 GMT`."""
     found: list[str] = []
+    is_dated = False
     for piece in _SEPARATOR.split(text):
-        if found and "unavailable_after" in found[-1].lower() and _DATE_LIKE.match(piece):
+        if is_dated and _DATE_LIKE.match(piece):
             found[-1] += "," + piece
         else:
             found.append(piece)
+            is_dated = "unavailable_after" in piece.lower()
     return found
 
 

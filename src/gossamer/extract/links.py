@@ -12,6 +12,7 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode, SelectolaxError
 from gossamer import urls
 from gossamer.errors import ExtractError
 from gossamer.extract.encoding import encode
+from gossamer.extract.text import in_picture
 
 SPACES = "\t\n\f\r "
 MAX_CHARACTERS = 10 * 1024 * 1024
@@ -221,7 +222,7 @@ def _short_way(origin: str, folder: str, reference: str) -> str:
 
 def base_url(tree: LexborHTMLParser, url: str) -> str:
     """The URL that the page's links are relative to: the first `<base href>` if it is usable, else the page's own."""
-    hrefs = (node.attributes["href"] for node in tree.css("base[href]")[:1])
+    hrefs = (node.attributes["href"] for node in tree.css("base[href]") if _is_base(node, node.attributes))
     return effective_base(url, next(hrefs, None))
 
 
@@ -263,12 +264,12 @@ def _references(
         if tag in {"a", "area"}:
             rel = attributes.get("rel")
             if not (rel and nofollow) or _NOFOLLOW.isdisjoint(rel.lower().split()):
-                found.append(attributes["href"] or "")
+                found.append(_href(attributes))
         elif tag == "link":
             if is_followed((attributes.get("rel") or "").lower().split(), attributes):
-                found.append(attributes["href"] or "")
+                found.append(_href(attributes))
         elif tag == "base":
-            if base is not None:
+            if base is not None and not base and _is_base(node, attributes):
                 base.append(attributes["href"] or "")
         elif tag in {"iframe", "frame"}:
             if "src" in attributes:
@@ -282,6 +283,15 @@ def _references(
             if refresh is not None and refresh[1] is not None:
                 besides.append(refresh[1])
     return found + besides
+
+
+def _href(attributes: Mapping[str, str | None]) -> str:
+    """The link of an element that `[href]` finds: in SVG and MathML it may be an `xlink:href`."""
+    return (attributes["href"] if "href" in attributes else attributes.get("xlink:href")) or ""
+
+
+def _is_base(node: LexborNode, attributes: Mapping[str, str | None]) -> bool:
+    return "href" in attributes and not in_picture(node)
 
 
 def effective_base(url: str, href: str | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,13 +9,13 @@ from typing import Any
 import msgspec
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
+from gossamer.extract import json_ld
 from gossamer.extract.microdata import microdata
 
 _MOST_BLOCKS, _BLOCK_CHARS, _MOST_THINGS = 32, 1_000_000, 256
 _MOST_METAS, _LONGEST = 256, 5000
 _OPEN = ("og:", "article:", "twitter:", "book:", "profile:")
 _ARTICLES = re.compile(r"article|posting|page|report|product|recipe|event|book|video", re.IGNORECASE)
-_CDATA = re.compile(r"^\s*(?:<!--|<!\[CDATA\[|//\s*<!\[CDATA\[)|(?:-->|\]\]>|//\s*\]\]>)\s*;?\s*$")
 _DATE = re.compile(r"\d{4}-\d{2}(?:-\d{2})?(?:[T ]\d{2}:\d{2}\S*)?")
 
 
@@ -42,7 +41,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     json_ld: list[dict[str, Any]] = []
     """The objects of all JSON-LD blocks, graphs taken apart."""
     microdata: list[dict[str, Any]] = []
-    """The top items, each with `type` and the values of its properties."""
+    """The top items, each with `type`, `id` if it has one, and the values of its properties."""
 
 
 def metadata(tree: LexborHTMLParser, *, title: str = "", language: str = "") -> Metadata:
@@ -99,14 +98,8 @@ def _metas(tree: LexborHTMLParser) -> dict[str, str]:
 def _json_ld(tree: LexborHTMLParser) -> Iterator[dict[str, Any]]:
     left = _MOST_THINGS
     for node in tree.css('script[type="application/ld+json" i]')[:_MOST_BLOCKS]:
-        text = _CDATA.sub("", node.text() or "").strip()
-        if not text or len(text) > _BLOCK_CHARS:
-            continue
-        try:
-            # Line breaks inside strings are wrong, and everywhere.
-            found = json.loads(text, strict=False)
-        except (ValueError, RecursionError):
-            continue
+        text = node.text() or ""
+        found = json_ld.parse(text) if len(text) <= _BLOCK_CHARS else None
         for one in found if isinstance(found, list) else [found]:
             parts = one.get("@graph", [one]) if isinstance(one, dict) else []
             for part in parts if isinstance(parts, list) else [parts]:

@@ -1,4 +1,4 @@
-"""Microdata: the items that a page marks with itemscope, itemtype and itemprop."""
+"""Microdata by the HTML standard: what a page marks with itemscope, itemtype, itemid, itemprop and itemref."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from typing import Any
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
-_MOST_ITEMS, _MOST_PROPERTIES, _DEEPEST = 64, 512, 8
+MOST_VISITS = 50_000
+"""Elements that are looked at: with itemref, a few may stand for very many."""
+_MOST_TEXT = 8 * 1024 * 1024
+_MOST_MARKED, _DEEPEST, _FARTHEST = 50_000, 32, 512
 _LONGEST = 5000
 _SOURCES = {
     "meta": "content", "a": "href", "area": "href", "link": "href", "img": "src", "audio": "src", "video": "src",
@@ -16,35 +19,113 @@ _SOURCES = {
 
 
 def microdata(tree: LexborHTMLParser) -> list[dict[str, Any]]:
-    """The top items: `type`, and a value for each property; a list where it is repeated, a mapping for an item."""
-    items: list[tuple[LexborNode, dict[str, Any]]] = []
-    found: list[dict[str, Any]] = []
-    left = _MOST_PROPERTIES
-    # Nodes come in the order of the document: an item is met before what is in it.
-    last = 0
-    for node in tree.css("[itemscope], [itemprop]"):
-        if node.mem_id == last:
-            # It is found once for each of the two.
-            continue
-        last = node.mem_id
-        attributes = node.attributes
-        while items and not _is_inside(node, items[-1][0]):
-            items.pop()
-        is_item = "itemscope" in attributes
-        value: Any = {"type": (attributes.get("itemtype") or "").split(" ")[0]} if is_item else None
-        names = (attributes.get("itemprop") or "").split()
-        if names and items:
-            if not left:
+    """The top items: `type`, `id` if they have one, and a value for each property.
+
+    A property that is repeated is a list, and so is the type of an item of several; an item is a mapping. One that is
+    inside of itself is "ERROR", as the standard has it."""
+    marked = tree.css("[itemscope], [itemprop]")
+    return _Reader(tree, marked[:_MOST_MARKED]).read() if marked else []
+
+
+class _Marked:
+    """An element that says something of items, and those below it."""
+
+    __slots__ = ("attributes", "below", "node", "order")
+
+    def __init__(self, node: LexborNode, order: int) -> None:
+        self.node, self.order = node, order
+        self.attributes = node.attributes
+        self.below: list[_Marked] = []
+
+
+class _Reader:
+    """One page."""
+
+    def __init__(self, tree: LexborHTMLParser, nodes: list[LexborNode]) -> None:
+        self._left, self._text_left = MOST_VISITS, _MOST_TEXT
+        self._ids: dict[str, int] = {}
+        wanted = {name for node in nodes for name in (node.attributes.get("itemref") or "").split()}
+        if wanted:
+            named: list[LexborNode] = []
+            for node in tree.css("[itemscope], [itemprop], [id]"):
+                name = node.attributes.get("id") or ""
+                if name in wanted and name not in self._ids:
+                    self._ids[name] = node.mem_id
+                    named.append(node)
+            known = {node.mem_id for node in (*nodes, *named)}
+            # Once more, for the order of the document.
+            nodes = [node for node in tree.css("[itemscope], [itemprop], [id]") if node.mem_id in known]
+        # An element that matches two selectors is found twice.
+        self._marked = {node.mem_id: _Marked(node, order) for order, node in enumerate(nodes)}
+        for one in self._marked.values():
+            above = self._above(one.node)
+            if above is not None:
+                above.below.append(one)
+
+    def read(self) -> list[dict[str, Any]]:
+        found = []
+        for one in self._marked.values():
+            if not self._has_room:
                 break
-            left -= 1
-            value = value if is_item else _value(node)
-            for name in names:
-                _add(items[-1][1], name, value)
-        elif is_item and len(found) < _MOST_ITEMS:
-            found.append(value)
-        if is_item and len(items) < _DEEPEST:
-            items.append((node, value))
-    return found
+            if "itemscope" in one.attributes and "itemprop" not in one.attributes:
+                found.append(self._item(one, ()))
+        return found
+
+    def _above(self, node: LexborNode) -> _Marked | None:
+        above = node.parent
+        for _ in range(_FARTHEST):
+            if above is None:
+                return None
+            found = self._marked.get(above.mem_id)
+            if found is not None:
+                return found
+            above = above.parent
+        return None
+
+    def _item(self, one: _Marked, around: tuple[_Marked, ...]) -> dict[str, Any]:
+        types = (one.attributes.get("itemtype") or "").split()
+        item: dict[str, Any] = {"type": types if len(types) > 1 else "".join(types)}
+        if identity := (one.attributes.get("itemid") or "").strip():
+            item["id"] = identity[:_LONGEST]
+        around = (*around, one)
+        for each in self._properties(one):
+            for name in dict.fromkeys((each.attributes.get("itemprop") or "").split()):
+                if not self._has_room:
+                    return item
+                self._left -= 1
+                # Made anew for each name: what is written twice takes its room twice.
+                _add(item, name, self._value(each, around))
+        return item
+
+    @property
+    def _has_room(self) -> bool:
+        return self._left > 0 and self._text_left > 0
+
+    def _value(self, one: _Marked, around: tuple[_Marked, ...]) -> str | dict[str, Any]:
+        if "itemscope" in one.attributes:
+            return "ERROR" if one in around or len(around) >= _DEEPEST else self._item(one, around)
+        attribute = _SOURCES.get(one.node.tag or "")
+        given = one.attributes.get(attribute) if attribute else None
+        text = given if given is not None else one.node.text() or ""
+        self._text_left -= len(text)
+        return " ".join(text.split())[:_LONGEST]
+
+    def _properties(self, item: _Marked) -> list[_Marked]:
+        """The elements that are properties of an item: below it, or below what its itemref names."""
+        refs = dict.fromkeys((item.attributes.get("itemref") or "").split())
+        pending = [*item.below, *(self._marked[self._ids[name]] for name in refs if name in self._ids)]
+        met, found = {item.node.mem_id}, []
+        while pending and self._left > 0:
+            one = pending.pop()
+            if one.node.mem_id in met:
+                continue
+            met.add(one.node.mem_id)
+            self._left -= 1
+            if "itemscope" not in one.attributes:
+                pending += one.below
+            if "itemprop" in one.attributes:
+                found.append(one)
+        return sorted(found, key=lambda one: one.order)
 
 
 def _add(item: dict[str, Any], name: str, value: Any) -> None:
@@ -54,20 +135,3 @@ def _add(item: dict[str, Any], name: str, value: Any) -> None:
         item[name].append(value)
     else:
         item[name] = [item[name], value]
-
-
-def _value(node: LexborNode) -> str:
-    attribute = _SOURCES.get(node.tag or "")
-    given = node.attributes.get(attribute) if attribute else None
-    return " ".join((given if given is not None else node.text() or "").split())[:_LONGEST]
-
-
-def _is_inside(node: LexborNode, other: LexborNode) -> bool:
-    above = node.parent
-    for _ in range(512):
-        if above is None:
-            return False
-        if above.mem_id == other.mem_id:
-            return True
-        above = above.parent
-    return False

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 WITHOUT_EVENTS = int(LexborDocumentOptions.WO_EVENTS)
 Target = str | Selection
+_HREFS = ("href", "xlink:href", "src")
 
 
 class Page(Answer):
@@ -374,7 +375,7 @@ def _href(target: Target) -> str:
     if not target:
         raise ExtractError("nothing to follow: the selection is empty")
     attributes = target.attrib
-    found = attributes.get("href") or attributes.get("src") or ("" if target.tag else target.get(""))
+    found = next((attributes[name] for name in _HREFS if attributes.get(name)), "" if target.tag else target.get(""))
     if not found:
         raise ExtractError(f"nothing to follow: {target!r} has no href")
     return found

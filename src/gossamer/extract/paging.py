@@ -11,8 +11,9 @@ from selectolax.lexbor import LexborHTMLParser
 def href_of(tree: LexborHTMLParser, rel: str) -> str:
     """The href of the first link in the text of a page with this `rel`; empty if there is none."""
     for node in tree.css("a[rel][href], area[rel][href], link[rel][href]"):
-        if rel in (node.attributes.get("rel") or "").lower().split():
-            return node.attributes.get("href") or ""
+        attributes = node.attributes
+        if rel in (attributes.get("rel") or "").lower().split():
+            return attributes.get("href") or attributes.get("xlink:href") or ""
     return ""
 
 

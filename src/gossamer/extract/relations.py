@@ -47,8 +47,9 @@ def element_relations(tree: LexborHTMLParser, base: str, *, encoding: str = "utf
     Their queries are written in the encoding of the page."""
     for node in tree.css("head link[rel][href]")[:MAX_RELATIONS]:
         attributes = {name: value or "" for name, value in node.attributes.items()}
-        rels = frozenset(attributes.pop("rel").lower().split())
-        found = urls.join(base, encode_query(attributes.pop("href"), encoding)) if rels else None
+        rels = frozenset(attributes.pop("rel", "").lower().split())
+        href = attributes.pop("href", None)
+        found = urls.join(base, encode_query(href, encoding)) if rels and href is not None else None
         if found is not None:
             yield Relation(found, rels, attributes)
 

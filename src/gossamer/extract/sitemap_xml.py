@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html.entities import html5
 from typing import Literal
 
@@ -33,7 +33,7 @@ _TOKEN = re.compile(
     re.IGNORECASE,
 )
 _SUBSET_END = re.compile(rb"\]\s*>")
-_ATTRIBUTE = re.compile(rb"([\w.\-:]{1,64})\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'>]{1,4096}))")
+_ATTRIBUTE = re.compile(rb"(?<![\w.\-:])([\w.\-:]{1,64}+)\s*+=\s*+(?:\"([^\"]*+)\"|'([^']*+)'|([^\s\"'>]{1,4096}))")
 _REFERENCE = re.compile(r"&(?:#(\d{1,8})|#[xX]([0-9a-fA-F]{1,7})|([A-Za-z][A-Za-z0-9]{0,31}));")
 _ROOTS = {b"urlset": "urlset", b"sitemapindex": "index", b"rss": "rss", b"rdf": "rss", b"feed": "atom"}
 _ENTRIES = {b"url": "urlset", b"sitemap": "index", b"item": "rss", b"entry": "atom"}
@@ -64,6 +64,8 @@ class Found:
     changefreq: str = ""
     priority: str = ""
     title: str = ""
+    others: list[str] = field(default_factory=list)
+    """More URLs of the same entry."""
     alternates: list[str] = field(default_factory=list)
     images: list[str] = field(default_factory=list)
     videos: list[str] = field(default_factory=list)
@@ -225,12 +227,15 @@ class _Reader:
             return
         if self._refused:
             self._count("entity")
-            entry.url = ""
+            entry.url, entry.others = "", []
         elif not entry.url:
             entry.url = next((text for text in (self._loose, self._identity) if text[:4].lower() == "http"), "")
             if not entry.url:
                 self._count("no-url")
+        others, entry.others = entry.others, []
         yield entry
+        for url in others:
+            yield replace(entry, url=url, alternates=[], images=[], videos=[])
 
     def _child(self, meaning: bytes, name: bytes, start: int, end: int) -> Iterator[Found]:
         if self._kind in ("urlset", "index", ""):
@@ -248,7 +253,10 @@ class _Reader:
                 yield Found(kind=self._kind, url="" if self._refused else url, is_sitemap=self._kind == "index")
         elif meaning == b"":
             if name == b"loc":
-                entry.url = entry.url or self._text()
+                url = self._text()
+                if entry.url and url and url != entry.url:
+                    self._extra(entry.others, url)
+                entry.url = entry.url or url
             elif name == b"lastmod":
                 entry.lastmod = entry.lastmod or self._text()
             elif name == b"changefreq":
@@ -282,7 +290,9 @@ class _Reader:
                 self._linked = self._text()
                 entry.url = self._linked or entry.url
         elif name == b"guid" and self._kind == "rss":
-            self._identity = self._text()
+            # It is a link unless it says otherwise.
+            is_link = self._attributes(start, end).get(b"ispermalink", "").lower() != "false"
+            self._identity = self._text() if is_link else self._identity
         elif self._kind == "atom" and name in _OTHERS_INSIDE and meaning == b"":
             # What is inside has links and times of its own.
             self._inside = name

@@ -21,6 +21,8 @@ _HIDDEN = frozenset(_HIDDEN_TAGS.split())
 _AROUND = _HIDDEN | {"nav", "aside", "footer", "form"}
 _BLOCKS = frozenset(_BLOCK_TAGS.split())
 _CELLS = frozenset({"td", "th", "button"})
+_HTML_INSIDE = frozenset({"foreignObject", "desc", "annotation-xml", "mi", "mo", "mn", "ms", "mtext"})
+"""What is inside of these is HTML again."""
 MAX_TITLE = 4096
 _SLICE = 65_536
 
@@ -32,7 +34,7 @@ def title_of(tree: LexborHTMLParser) -> str:
     while node is not None and node.tag != "title":
         node = node.next
     if node is None:
-        node = next((found for found in tree.css("title")[:8] if not _in_picture(found)), None)
+        node = next((found for found in tree.css("title")[:8] if not in_picture(found)), None)
     return " ".join(node.text()[:_SLICE].split())[:MAX_TITLE].rstrip() if node is not None else ""
 
 
@@ -148,12 +150,14 @@ def text_beside_links(tree: LexborHTMLParser) -> str:
     return visible_text(tree, hidden=_AROUND | {"a"})
 
 
-def _in_picture(node: LexborNode) -> bool:
+def in_picture(node: LexborNode) -> bool:
+    """Whether an element belongs to SVG or MathML: then it is not the HTML element of its name."""
     above = node.parent
     for _ in range(64):
-        if above is None:
+        tag = above.tag if above is not None else None
+        if above is None or tag in _HTML_INSIDE:
             return False
-        if above.tag in {"svg", "math"}:
+        if tag in {"svg", "math"}:
             return True
         above = above.parent
     return False

@@ -83,7 +83,7 @@ class PageMaker:
         callback = fields.get("callback") or ""
         return Request(
             url,
-            urls.fingerprint(self._secret, url, found.method, found.body),
+            urls.key_of(self._secret, url, found.method, found.body),
             self._linker.site(url),
             max(-1000, min(1000, found.priority)),
             _depth(meta.pop("depth", 0)),

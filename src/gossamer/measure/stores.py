@@ -156,7 +156,7 @@ def _request(secret: bytes, number: int, known: int) -> Request:
     chance = random.Random(number)
     word = "".join(chance.choices("abcdefghiklmnoprstu", k=12))
     url = f"https://www.site-{site:04d}.example/articles/{chance.randrange(10**7):07d}/{word}"
-    return Request(url, urls.fingerprint(secret, url), f"www.site-{site:04d}.example", depth=1)
+    return Request(url, urls.key_of(secret, url), f"www.site-{site:04d}.example", depth=1)
 
 
 def _outcome(lease: Lease, key: int, links: tuple[Request, ...] = (), *, again_in: float | None = None) -> Outcome:

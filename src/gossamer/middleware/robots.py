@@ -26,10 +26,13 @@ LAST_RETRY_SECONDS = 3600.0
 _CLOCK_SLACK_SECONDS = 5.0
 _DISALLOW = frozenset({"disallow", "dissallow", "dissalow", "disalow", "diasllow", "disallaw"})
 _AGENT = frozenset({"user-agent", "useragent", "user agent"})
+_SITEMAP = frozenset({"sitemap", "site-map"})
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _LETTERS = re.compile(r"[a-z_-]+")
 _EVERYONE = re.compile(r"\*(?:\s|$)")
 _SPACE = " \t\v\f\n"
+_BEFORE = _SPACE + "\xef\xbb\xbf\xff\xfe"
+"""What a line or a value never begins with: the bytes of byte order marks, whole or in part, among them."""
 
 
 NOTHING_ALLOWED = Rules.of([("/", False)])
@@ -158,7 +161,7 @@ def parse(body: bytes, agent: str) -> Rules:
             if seconds is not None:
                 for mine in slowed:
                     delays[mine] = max(seconds, delays.get(mine, 0.0))
-        elif key == "sitemap" and len(sitemaps) < MAX_SITEMAPS:
+        elif key in _SITEMAP and len(sitemaps) < MAX_SITEMAPS:
             url = value.encode("latin-1").decode("utf-8", "replace")
             if url[:8].lower().startswith(("/", "http://", "https://")) and len(url) <= 4096:
                 sitemaps[url] = None
@@ -186,19 +189,18 @@ def _lines(body: bytes) -> Iterable[str]:
     if len(body) > MAX_BYTES:
         body = body[: max(body.rfind(b"\n", 0, MAX_BYTES), body.rfind(b"\r", 0, MAX_BYTES)) + 1]
     # Without its NUL bytes, a file in UTF-16 reads as ASCII.
-    body = body.removeprefix(b"\xef\xbb\xbf").removeprefix(b"\xff\xfe").removeprefix(b"\xfe\xff").replace(b"\0", b"")
-    return StringIO(body.replace(b"\r", b"\n").decode("latin-1"))
+    return StringIO(body.replace(b"\0", b"").replace(b"\r", b"\n").decode("latin-1"))
 
 
 def _key_value(line: str) -> tuple[str, str]:
-    line = line.partition("#")[0].strip(_SPACE)
+    line = line.partition("#")[0].lstrip(_BEFORE).rstrip(_SPACE)
     key, colon, value = line.partition(":")
     if not colon:
         words = line.split(None, 2)
         if len(words) != 2:
             return "", ""
         key, value = words
-    return key.strip(_SPACE).lower(), value.strip(_SPACE)
+    return key.rstrip(_BEFORE).lower(), value.lstrip(_BEFORE).rstrip(_SPACE)
 
 
 def _delay(value: str) -> tuple[float | None, str]:

@@ -344,6 +344,117 @@ class FaultyProxy:
             await link.client.drain()
 
 
+class AwayProxy:
+    """A TCP proxy before a server that is away in a `way`, or answers each command with an `error`.
+
+    `refused`: nobody listens; `reset` and `closed`: connections are taken and ended at once; `silent`: they are taken
+    and stay open, and nothing is answered. An error is the answer to all but what a client says to begin with. Set one
+    or the other, then call `heed`."""
+
+    GREETINGS = (b"HELLO", b"AUTH", b"CLIENT", b"SELECT", b"PING")
+
+    def __init__(self, port: int) -> None:
+        self.way: Literal["", "refused", "reset", "closed", "silent"] = ""
+        self.error = ""
+        self.port = 0
+        self.server_port = port
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._started = threading.Event()
+        self._open: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.Server | None = None
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._started.wait()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    def heed(self) -> None:
+        """Have what is set hold from now on; connections that are open are ended, but where it is silent."""
+        asyncio.run_coroutine_threadsafe(self._heed(), self._loop).result()
+
+    async def _heed(self) -> None:
+        if self.way == "refused" and self._server is not None:
+            self._server.close()
+            self._server = None
+        elif self.way != "refused" and self._server is None:
+            self._server = await asyncio.start_server(self._accept, _HOST, self.port)
+        if self.way != "silent":
+            self._abort()
+
+    def _abort(self) -> None:
+        for writer in self._open:
+            writer.transport.abort()
+
+    def _run(self) -> None:
+        self._loop.run_until_complete(self._serve())
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        self._stop = asyncio.Event()
+        self._server = await asyncio.start_server(self._accept, _HOST, 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        self._started.set()
+        await self._stop.wait()
+        if self._server is not None:
+            self._server.close()
+        self._abort()
+        while self._open:
+            await asyncio.sleep(0.01)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.way == "reset":
+            writer.transport.abort()
+            return
+        if self.way == "closed":
+            writer.close()
+            return
+        try:
+            answers, server = await asyncio.open_connection(_HOST, self.server_port)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._open |= {writer, server}
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._forward(reader, writer, server))
+                tasks.create_task(self._answer(answers, writer))
+        except* (OSError, EOFError):
+            pass
+        finally:
+            writer.transport.abort()
+            server.transport.abort()
+            self._open -= {writer, server}
+
+    async def _forward(
+        self, reader: asyncio.StreamReader, client: asyncio.StreamWriter, server: asyncio.StreamWriter
+    ) -> None:
+        while True:
+            command = await _read_command(reader)
+            if self.way == "silent":
+                continue
+            if self.error and command.split(b"\r\n", 3)[2].upper() not in self.GREETINGS:
+                client.write(f"-{self.error}\r\n".encode())
+                continue
+            server.write(command)
+            await server.drain()
+
+    async def _answer(self, answers: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+        while True:
+            data = await answers.read(1 << 16)
+            if not data:
+                raise EOFError
+            if self.way != "silent":
+                client.write(data)
+                await client.drain()
+
+
 class _Link:
     """One client's connection and ours to the server."""
 

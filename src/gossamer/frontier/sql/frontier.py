@@ -21,6 +21,7 @@ from gossamer.frontier.sql.inbox import drain
 from gossamer.frontier.sql.leasing import Leasing, lull
 from gossamer.frontier.sql.ledger import SqlLedger
 from gossamer.frontier.sql.outbox import put
+from gossamer.frontier.sql.repair import SqlRepair
 from gossamer.frontier.sql.rows import PARKED, Row, request_of
 from gossamer.frontier.sql.settling import Admission, Link, Settling
 from gossamer.frontier.sql.steering import SqlSteering
@@ -46,7 +47,7 @@ class Settled(NamedTuple):
     parcels: int
 
 
-class SqlFrontier(SqlSteering, SqlLedger):
+class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
     """The frontier of one shard of a job; any number of these, in any number of processes, share it."""
 
     def __init__(
@@ -258,29 +259,32 @@ class SqlFrontier(SqlSteering, SqlLedger):
         notes: Sequence[SiteNote] = (),
         marks: Mapping[str, int] | None = None,
         parcels: Sequence[Parcel] = (),
+        run: str = "",
     ) -> Receipt:
-        accepted = stale = repeated = outbox = run = 0
+        accepted = stale = repeated = outbox = life = 0
         for some in portions(outcomes):
-            found = await self._settle(some, notes, parcels)
+            found = await self._settle(some, notes, parcels, run)
             accepted, stale = accepted + found.accepted, stale + found.stale
             repeated, outbox = repeated + found.repeated, outbox + found.parcels
             # A later run may lack what the first acknowledged.
-            run = run or found.run
+            life = life or found.run
             notes, parcels = (), ()
             for outcome in some:
                 pages = self._pages.get(outcome.token, {})
                 pages.pop(outcome.key, None)
                 if not pages:
                     self._pages.pop(outcome.token, None)
-        return Receipt(accepted=accepted, stale=stale, repeated=repeated, run=run, outbox=outbox)
+        return Receipt(accepted=accepted, stale=stale, repeated=repeated, run=life, outbox=outbox)
 
     async def _settle(
-        self, outcomes: Sequence[Outcome], notes: Sequence[SiteNote], parcels: Sequence[Parcel]
+        self, outcomes: Sequence[Outcome], notes: Sequence[SiteNote], parcels: Sequence[Parcel], run: str
     ) -> Settled:
         closes = any(note.close is not None for note in notes)
         lock = "whole" if closes else "share" if any(outcome.links for outcome in outcomes) else ""
 
         async def work(call: Call) -> Settled:
+            if run and run != call.db.server_run:
+                raise Unavailable(f"{call.db.server} was started again since it took the links of these pages")
             settling = Settling(call, self._admission, whole=lock == "whole")
             await settling.settle(outcomes, notes, self._pages)
             await put(call, parcels)

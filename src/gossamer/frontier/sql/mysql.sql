@@ -265,6 +265,9 @@ SELECT id FROM gossamer_done WHERE shard = $1 AND finished_at < $2 AND id > $3 O
 -- name: drop_done
 DELETE FROM gossamer_done WHERE shard = $1 AND id IN $2
 
+-- name: drop_seen
+DELETE FROM gossamer_seen WHERE shard = $1 AND id IN $2
+
 -- name: make_job
 INSERT INTO gossamer_jobs (digest, name, format, revision, settings, secret, state)
 SELECT $2, $3, $4, 0, $5, $6, 'running' FROM (SELECT 1) one WHERE $1 >= 0 ON DUPLICATE KEY UPDATE digest = gossamer_jobs.digest

@@ -299,6 +299,12 @@ DELETE FROM gossamer_done WHERE shard = $1 AND id IN (
     SELECT id FROM gossamer_done WHERE shard = $1 AND finished_at < $2 AND id > $3 ORDER BY id LIMIT $4)
 RETURNING id
 
+-- name: drop_done
+DELETE FROM gossamer_done WHERE shard = $1 AND id = ANY($2::text::bigint[])
+
+-- name: drop_seen
+DELETE FROM gossamer_seen WHERE shard = $1 AND id = ANY($2::text::bigint[])
+
 -- name: make_job
 INSERT INTO gossamer_jobs (digest, name, format, revision, settings, secret, state)
 SELECT $2, $3, $4, 0, $5, $6, 'running' WHERE $1 >= 0 ON CONFLICT DO NOTHING

@@ -1,0 +1,200 @@
+"""Workers wait through every way in which a Redis server can be away, and go on by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import redis
+
+from gossamer.errors import Unavailable
+from gossamer.fleet import open_fleet
+from gossamer.model import Lease, Outcome, Pulse
+from gossamer.settings import Settings
+from gossamer.sim.log import gaps
+from gossamer.testing.harness import pages
+from gossamer.testing.servers import AwayProxy, RedisServer
+from gossamer.testing.web import SimWeb
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
+from processes import children, kill_tree, start, stored, until
+
+DELAY = 0.05
+pytestmark = pytest.mark.skipif(
+    not RedisServer.is_there() and os.environ.get("CI") != "true", reason="redis-server is not installed"
+)
+Way = Literal["refused", "reset", "closed", "silent"]
+WAYS: list[Way] = ["refused", "reset", "closed", "silent"]
+ERRORS = {
+    "loading": "LOADING Redis is loading the dataset in memory",
+    "read only": "READONLY You can't write against a read only replica.",
+    "in a script": "READONLY You can't write against a read only replica. script: 5a, on @user_script:201.",
+    "no primary": "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+    "no cluster": "CLUSTERDOWN The cluster is down",
+    "no slot": "CLUSTERDOWN Hash slot not served",
+    "disk full": "MISCONF Errors writing to the AOF file: No space left on device",
+    "snapshot fails": "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist.",
+    "no replicas": "NOREPLICAS Not enough good replicas to write.",
+    "memory full": "OOM command not allowed when used memory > 'maxmemory'.",
+    "busy": "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
+    "too many": "ERR max number of clients reached",
+}
+
+
+@contextmanager
+def before(server: RedisServer) -> Iterator[AwayProxy]:
+    with AwayProxy(server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def server(redis_server: RedisServer) -> RedisServer:
+    with redis.Redis.from_url(redis_server.url) as store:
+        store.flushall()
+    return redis_server
+
+
+def away(proxy: AwayProxy, how: str) -> None:
+    if how in WAYS:
+        proxy.way = how  # type: ignore[assignment]
+    else:
+        proxy.error = ERRORS[how]
+    proxy.heed()
+
+
+def back(proxy: AwayProxy) -> None:
+    proxy.way, proxy.error = "", ""
+    proxy.heed()
+
+
+@pytest.mark.parametrize("how", [*(way for way in WAYS if way != "silent"), *ERRORS])
+def test_every_call_says_that_the_server_is_away_and_passes_when_it_is_back(server: RedisServer, how: str) -> None:
+    async def run(proxy: AwayProxy) -> None:
+        url = server.url_at(proxy.port)
+        frontier = await open_fleet(url, "j", Settings(delay=0.0, robots=False), worker_name="w")
+        try:
+            await frontier.add(pages(*range(8)))
+            lease = (await frontier.lease(1, batch=4, seconds=600)).leases[0]
+            calls = {
+                "add": lambda: frontier.add(pages(20, 21)),
+                "lease": lambda: frontier.lease(1, batch=1, seconds=600),
+                "extend": lambda: frontier.extend([lease], seconds=600),
+                "complete": lambda: frontier.complete(_done(lease)),
+                "release": lambda: frontier.release([lease]),
+                "abandon": lambda: frontier.abandon("nobody"),
+                "counts": frontier.counts,
+                "shards": frontier.shards,
+                "beat": lambda: frontier.beat(Pulse(worker="w")),
+                "workers": frontier.workers,
+                "refresh": frontier.refresh,
+                "steer": lambda: frontier.steer("running"),
+                "sites": lambda: frontier.sites(10),
+                "every_site": lambda: frontier.every_site("", 10),
+                "lookup": lambda: frontier.lookup("http://a.example/1"),
+                "site": lambda: frontier.site("a.example"),
+                "join": lambda: _join(url),
+            }
+            away(proxy, how)
+            for name, call in calls.items():
+                assert await _is_unavailable(call), name
+            grant = await _lease_when_back(frontier, proxy)
+            assert grant is not None
+            for call in calls.values():
+                await call()
+        finally:
+            await frontier.aclose()
+
+    with before(server) as proxy:
+        asyncio.run(run(proxy))
+
+
+async def _is_unavailable(call: Callable[[], Awaitable[object]]) -> bool:
+    try:
+        await call()
+    except Unavailable:
+        return True
+    return False
+
+
+async def _join(url: str) -> None:
+    await (await open_fleet(url, "j", worker_name="x")).aclose()
+
+
+def _done(lease: Lease) -> list[Outcome]:
+    first = lease.requests[0]
+    return [Outcome(site=lease.site, lane=lease.lane, token=lease.token, key=first.key, status="done")]
+
+
+async def _lease_when_back(frontier: object, proxy: AwayProxy) -> object:
+    back(proxy)
+    for _ in range(100):
+        try:
+            return await frontier.lease(1, batch=1, seconds=600)  # type: ignore[attr-defined]
+        except Unavailable:
+            await asyncio.sleep(0.05)
+    return None
+
+
+def goes_on(server: RedisServer, folder: Path, how: str, seconds: float) -> None:
+    """Two workers, the same ones to the end, crawl all of a web whose Redis is away for a while, twice."""
+    with before(server) as proxy, SimWeb(sites=8, pages_per_site=40, page_bytes=2000, latency_seconds=0.01) as web:
+        words = ("--delay", str(DELAY), "--workers", "2", "--lease-seconds", "5", "--shards", "3")
+        process = start(folder, web, "--frontier", server.url_at(proxy.port), *words)
+        try:
+            for share in (0.15, 0.5):
+                until(lambda share=share: len(web.log()) > share * 320)  # type: ignore[misc]
+                workers = children(process.pid)
+                away(proxy, how)
+                time.sleep(seconds)
+                back(proxy)
+                # They may have fetched all that they held meanwhile.
+                assert sorted(children(process.pid)) == sorted(workers), "they were started again"
+            assert process.wait(90) == 0, process.stderr.read() if process.stderr else ""
+            said = process.stderr.read() if process.stderr else ""
+        finally:
+            kill_tree(process)
+        assert len(workers) >= 2
+        assert "Traceback" not in said
+        assert set(stored(folder)) == web.plan.reachable()
+        assert set(stored(folder).values()) == {1}
+        assert min(gaps(web.log()).values()) >= DELAY
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", [*WAYS, *ERRORS])
+def test_two_workers_wait_and_go_on(server: RedisServer, tmp_path: Path, how: str) -> None:
+    goes_on(server, tmp_path / "job", how, 12.0 if how == "silent" else 3.0)
+
+
+def test_two_workers_wait_for_a_server_that_is_reset_and_loading(server: RedisServer, tmp_path: Path) -> None:
+    goes_on(server, tmp_path / "job", "loading", 1.5)
+
+
+@pytest.mark.long
+def test_two_workers_wait_while_their_server_is_a_replica_of_nobody(server: RedisServer, tmp_path: Path) -> None:
+    """It takes no writes, as a primary does that comes back behind its successor; then it is the primary again."""
+    folder = tmp_path / "job"
+    with (
+        redis.Redis.from_url(server.url) as store,
+        SimWeb(sites=8, pages_per_site=40, page_bytes=2000, latency_seconds=0.01) as web,
+    ):
+        words = ("--delay", str(DELAY), "--workers", "2", "--lease-seconds", "5", "--shards", "3")
+        process = start(folder, web, "--frontier", server.url, *words)
+        try:
+            until(lambda: len(web.log()) > 60)
+            store.replicaof("127.0.0.1", "1")
+            time.sleep(3.0)
+            store.replicaof("NO", "ONE")
+            assert process.wait(90) == 0, process.stderr.read() if process.stderr else ""
+        finally:
+            kill_tree(process)
+            store.replicaof("NO", "ONE")
+        assert set(stored(folder)) == web.plan.reachable()
+        assert min(gaps(web.log()).values()) >= DELAY
