@@ -56,7 +56,18 @@ def test_a_database_that_is_added_in_the_middle_takes_its_shards(places: list[st
     folder = tmp_path / "job"
     with SimWeb(sites=10, pages_per_site=40, page_bytes=2000, latency_seconds=0.01) as web:
         crawl = start(
-            folder, web, "--frontier", ",".join(places[:2]), "--delay", str(DELAY), "--workers", "2", "--shards", "6"
+            folder,
+            web,
+            "--frontier",
+            ",".join(places[:2]),
+            "--delay",
+            str(DELAY),
+            "--workers",
+            "2",
+            "--shards",
+            "6",
+            "--forget-seconds",
+            "5",
         )
         until(lambda: len(web.log()) > 50)
         words = ("spread", str(folder), "--frontier", ",".join(places))

@@ -106,3 +106,36 @@ def test_of_two_databases_one_forgets_a_second(
         if survivors == "workers die":
             crawl = start(folder, web, url, *options)
         judge(web, folder, crawl, f"two databases, {survivors}, seed {seed}")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("side", ["source", "target"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_side_forgets_a_second_while_shards_move(
+    two: tuple[SqlServer, SqlServer], side: str, seed: int, tmp_path: Path
+) -> None:
+    """At any moment of `gossamer spread`, which is run again where it fails; workers find each shard in one place."""
+    chance = random.Random(seed)
+    with chain_web(seed=seed) as web:
+        folder = tmp_path / "job"
+        crawl = start(folder, web, two[0].url, "--shards", "4", "--forget-seconds", "5")
+        victim = Rewound(two[side == "target"])
+        until(lambda: len(web.log()) > 300 or crawl.poll() is not None, 120)
+        url = f"{two[0].url},{two[1].url}"
+        spread = spreading(folder, url)
+        time.sleep(chance.uniform(2.0, 12.0))
+        victim.keep()
+        time.sleep(chance.uniform(0.6, 1.6))
+        victim.forget()
+        for _ in range(10):
+            if spread.wait(200) == 0:
+                break
+            spread = spreading(folder, url)
+        assert spread.returncode == 0
+        judge(web, folder, crawl, f"spread, the {side} forgets, seed {seed}")
+
+
+def spreading(folder: Path, url: str) -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-m", "gossamer", "spread", str(folder), "--frontier", url]
+    return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())

@@ -14,6 +14,7 @@ from gossamer.errors import ConfigError, JobMissing, Unavailable
 from gossamer.frontier.base import Fleet
 from gossamer.frontier.sql import open_databases, open_sql, spread_sql
 from gossamer.frontier.sql.database import CARGO, Database
+from gossamer.frontier.sql.handover import Where
 from gossamer.frontier.sql.move import _freeze
 from gossamer.frontier.sql.places import like
 from gossamer.model import Request
@@ -166,7 +167,7 @@ def test_shards_move_to_a_further_database_and_back(places: list[str]) -> None:
             held = (await fleet.lease(8, batch=2, seconds=60)).leases
             fetched = Counter(one.key for lease in held for one in lease.requests)
             before = await fleet.counts()
-            moves = [move async for move in spread_sql(",".join(places[:2]), "job")]
+            moves = [move async for move in spread_sql(",".join(places[:2]), "job", forget_seconds=0.0)]
             assert [move.shard for move in moves] == list(range(6))
             assert [move.rows > 0 for move in moves] == [move.source != move.target for move in moves]
             assert await fleet.counts() == before
@@ -175,7 +176,7 @@ def test_shards_move_to_a_further_database_and_back(places: list[str]) -> None:
             await fleet.release(held[4:])
             fetched.subtract(one.key for lease in held[4:] for one in lease.requests)
             assert {view.server for view in await fleet.shards()} == {move.target for move in moves}
-            left = {move.target async for move in spread_sql(places[1], "job")}
+            left = {move.target async for move in spread_sql(places[1], "job", forget_seconds=0.0)}
             assert {view.server for view in await fleet.shards()} == left
             assert len(left) == 1
             assert not any(rows for table, rows in (await counted(places[0])).items() if table != "counters")
@@ -209,7 +210,7 @@ async def killed_after(count: int, monkeypatch: pytest.MonkeyPatch, url: str) ->
     with monkeypatch.context() as patched:
         patched.setattr(Database, "run", dying)
         try:
-            async for _ in spread_sql(url, "job"):
+            async for _ in spread_sql(url, "job", forget_seconds=0.0):
                 pass
         except Killed:
             return False
@@ -225,10 +226,11 @@ def test_a_move_that_is_killed_anywhere_is_finished_by_the_next(
         try:
             await fleet.add(seeds(8))
             fetched: Counter[int] = Counter()
-            for url in (",".join(places[:2]), ",".join(places[1:]), places[2]):
-                kills = 3
+            for first, url in enumerate((",".join(places[:2]), ",".join(places[1:]), places[2]), 3):
+                # Every third place, and others in each round.
+                kills = first
                 while not await killed_after(kills, monkeypatch, url):
-                    kills += 1
+                    kills += 3
                     try:
                         for lease in (await fleet.lease(1, batch=1, seconds=60)).leases:
                             await fleet.complete(outcomes(lease))
@@ -250,7 +252,7 @@ def test_a_move_that_is_killed_anywhere_is_finished_by_the_next(
 
 def test_two_who_spread_at_once_do_no_harm(places: list[str]) -> None:
     async def spread(url: str) -> None:
-        async for _ in spread_sql(url, "job"):
+        async for _ in spread_sql(url, "job", forget_seconds=0.0):
             pass
 
     async def patient(fleet: Fleet) -> Counter[int]:
@@ -300,7 +302,7 @@ def test_one_who_spreads_and_sleeps_in_between_changes_nothing_afterwards(
 
     async def spread(job: str) -> None:
         for url in (",".join(places[:2]), places[1]):
-            async for _ in spread_sql(url, job):
+            async for _ in spread_sql(url, job, forget_seconds=0.0):
                 pass
 
     async def check(sleeps_after: int) -> None:
@@ -351,8 +353,8 @@ def test_a_lease_ends_when_it_would_have_whatever_the_clock_of_the_new_server_sa
             request = good(fleet, "http://a.example/")
             await fleet.add([request])
             (lease,) = (await fleet.lease(1, batch=1, seconds=600)).leases
-            assert [move.target async for move in spread_sql(f"{places[0]},{places[1]}", "job")]
-            assert [move.rows async for move in spread_sql(places[1], "job")] != []
+            assert [move.target async for move in spread_sql(f"{places[0]},{places[1]}", "job", forget_seconds=0.0)]
+            assert [move.rows async for move in spread_sql(places[1], "job", forget_seconds=0.0)] != []
             found = await fleet.lookup(request.url)
             assert found is not None
             assert 500 < found["lease_ends_in"] <= 600
@@ -375,7 +377,7 @@ def test_a_late_transaction_cannot_write_to_a_shard_that_leaves(places: list[str
 
             async def late(call: Any) -> None:
                 await frontier._admission.admit(call, [(page(1), "", 0)])
-                await mover._database.run(lambda db: _freeze(db, "elsewhere"))
+                await mover._database.run(lambda db: _freeze(db, Where(0, "elsewhere", "", "ticket")))
                 await call.flush()
 
             with pytest.raises(Unavailable, match="on its way"):

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gossamer.errors import FrontierError, JobMissing, Unavailable
-from gossamer.frontier.sql.database import UNDER_WAY, Dialect, connection_run
+from gossamer.errors import FrontierError, JobMissing
+from gossamer.frontier.sql.database import Dialect, connection_run
+from gossamer.frontier.sql.handover import ANNOUNCED, Moved, Where
 from gossamer.frontier.sql.rows import FAILED, PARKED, RETRY, REVISITS, SKIPPED, SUSPECT, TIMED, WORDS, Row
 from gossamer.frontier.sql.site import MICRO, NEVER, Lane, Site
 from gossamer.settings import Settings
@@ -20,8 +21,6 @@ COUNTERS = (
 STRIPES = 32
 TURNS = 1024
 """Microseconds within which the order of sites that are ready is that of their last leases."""
-HERE, LEAVING, ARRIVING, GONE = range(4)
-"""Phases of a shard."""
 _STEP_BACK_MICRO = MICRO
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(list[tuple[int, int, int, int]]).decode
@@ -33,10 +32,6 @@ class NeedsWhole(Exception):
 
 class Changed(Exception):
     """The job has other settings by now: to be read before the call is tried again."""
-
-
-class Moved(Exception):
-    """The shard is in another database by now; where."""
 
 
 class Held(NamedTuple):
@@ -117,12 +112,10 @@ class Call:
         self.ready = {ask[1]: await self.db.fetch(*ask) for ask in asks}
         row = found[0]
         state, revision, clock, skew, self.restarts, self.rest_until, self.longest, allowance, phase, place, *rest = row
-        if phase == GONE:
-            raise Moved(place)
         if phase:
-            raise Unavailable(
-                f"a shard of job {self._job!r} is on its way to {place or self.db.server}", hint=UNDER_WAY
-            )
+            where = Where.read(place)
+            if phase != ANNOUNCED or where.run != self.db.server_run:
+                raise Moved(int(phase), where)
         if revision != self._revision:
             raise Changed
         if totals:

@@ -111,6 +111,9 @@ UPDATE gossamer_shards SET phase = $2, place = $3 WHERE shard = $1
 -- name: freeze
 UPDATE gossamer_counters SET frozen = 4611686018427387904 WHERE shard = $1
 
+-- name: unfreeze
+UPDATE gossamer_counters SET frozen = 0 WHERE shard = $1
+
 -- name: tell
 UPDATE gossamer_counters SET news = news + 1 WHERE shard = $1 AND stripe = 0
 
@@ -119,7 +122,7 @@ SELECT restarts, rest_until, longest, allowance, reserved FROM gossamer_shards W
 
 -- name: set_shard_times
 UPDATE gossamer_shards SET restarts = $2, rest_until = $3, longest = $4, allowance = $5, reserved = $6, skew = $7,
-    server = '', phase = 0, place = '' WHERE shard = $1
+    server = $8, phase = 0, place = $9 WHERE shard = $1
 
 -- name: drop_counters
 DELETE FROM gossamer_counters WHERE shard = $1

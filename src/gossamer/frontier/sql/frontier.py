@@ -11,11 +11,12 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from gossamer import settings as configuration
-from gossamer.errors import FrontierError, Unavailable
+from gossamer.errors import FrontierError, JobMissing, Unavailable
 from gossamer.frontier.outbox import Parcel
 from gossamer.frontier.portions import MOST_LINKS, portions
-from gossamer.frontier.sql.call import STRIPES, Call, Changed, Moved, NeedsWhole
+from gossamer.frontier.sql.call import STRIPES, Call, Changed, NeedsWhole
 from gossamer.frontier.sql.database import Database, Dialect
+from gossamer.frontier.sql.handover import ANNOUNCED, ARRIVING, GONE, LEAVING, Moved, decide, is_abandoned
 from gossamer.frontier.sql.inbox import drain
 from gossamer.frontier.sql.leasing import Leasing, lull
 from gossamer.frontier.sql.ledger import SqlLedger
@@ -74,8 +75,12 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
         self.forward: Callable[[Sequence[Link]], Awaitable[tuple[set[int], set[int]]]] | None = None
         """Brings those links of the inbox that belong to other shards to them: the keys that are ours, and theirs that
         they have now; the others stay."""
+        self.reach: Callable[[str], Database] | None = None
+        """The connection to another database, by its name."""
         self.follow: Callable[[str], Awaitable[Database]] | None = None
         """Opens the database to which the shard has gone."""
+        self._left: Database | None = None
+        """The database from which the shard came here, while that may be forgotten."""
         self.closing: Callable[[], Awaitable[None]] | None = None
         """Closes all connections, where there are more than this one."""
         self.calm = False
@@ -391,13 +396,36 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
             except Changed:
                 await self._reload()
             except Moved as moved:
-                place = str(moved)
-                if self.follow is None:
-                    raise FrontierError(
-                        f"shard {self.shard} of job {self._job!r} has gone to {place}", hint="give that address"
-                    ) from None
-                self._database = await self.follow(place)
+                await self._pursue(moved)
                 await self._reload()
+            except JobMissing:
+                if self._left is None:
+                    raise
+                # This server has forgotten that the shard came; where it was before it may still be.
+                self._database, self._left = self._left, None
+
+    async def _pursue(self, moved: Moved) -> None:
+        """Find the shard, where its row says that it may be elsewhere."""
+        here, phase, place = self._database, moved.phase, moved.where.target
+        if phase == ARRIVING and self._left is not None:
+            self._database, self._left = self._left, None
+            return
+        if phase == ARRIVING or (phase == LEAVING and not await is_abandoned(here)):
+            raise moved.waits(self._job, self.server)
+        if self.follow is None or self.reach is None:
+            if phase in (LEAVING, ANNOUNCED):
+                raise moved.waits(self._job, self.server)
+            raise FrontierError(
+                f"shard {self.shard} of job {self._job!r} has gone to {place}", hint="give that address"
+            )
+        if phase == GONE or await decide(here, self.reach(place), self._job, self.shard, moved):
+            try:
+                self._database, self._left = await self.follow(place), here
+            except JobMissing:
+                # It may have forgotten that between two questions.
+                if phase == GONE:
+                    raise
+                raise moved.waits(self._job, self.server) from None
 
     async def refresh(self) -> None:
         await self._reload()

@@ -11,9 +11,10 @@ import msgspec
 
 from gossamer import settings as configuration
 from gossamer.errors import ConfigError, FrontierError, JobMissing, SchemaMismatch, Unavailable
-from gossamer.frontier.sql.call import HERE, STRIPES
+from gossamer.frontier.sql.call import STRIPES
 from gossamer.frontier.sql.database import Database, Dialect, digest
 from gossamer.frontier.sql.frontier import SqlFrontier
+from gossamer.frontier.sql.handover import HERE
 from gossamer.settings import Settings
 
 FORMAT = 3

@@ -14,7 +14,7 @@ CREATE TABLE IF NOT EXISTS gossamer_jobs (
     clock    BIGINT
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
--- phase 0: here; 1: leaves for `place`; 2: arrives; 3: gone to `place`. lulls: how often sites were put to sleep or closed.
+-- phase and `place`: see handover.py. lulls: how often sites were put to sleep or closed.
 CREATE TABLE IF NOT EXISTS gossamer_shards (
     shard      INT NOT NULL AUTO_INCREMENT PRIMARY KEY,
     job        INT NOT NULL,

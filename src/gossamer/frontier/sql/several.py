@@ -74,7 +74,7 @@ async def _open(
         database = databases.at(name)
         frontier = await open_shard(database, job, shard, settings, worker=worker, region=region, alone=count == 1)
         frontier.region_of = lambda site: region_of(own[0].settings.regions, site)
-        frontier.follow = _follower(databases, job, shard)
+        frontier.follow, frontier.reach = _follower(databases, job, shard), databases.at
         frontier.forward = _forwarder(own, shard) if count > 1 else None
         frontier.closing = databases.aclose
         own.append(frontier)
