@@ -181,7 +181,7 @@ def let(server: RedisServer, *rules: str) -> str:
 ALL = (KEYS, CHANNELS, *(f"+{name}" for name in COMMANDS))
 
 
-HARNESS = ("+flushall", "+hincrbyfloat")
+HARNESS = ("+flushall", "+hincrbyfloat", "+keys", "+dump", "+restore")
 """What the suite itself does to the server."""
 
 
