@@ -16,8 +16,10 @@ from gossamer.cli.guide import Sectioned
 from gossamer.cli.options import given, settings_options, shards_option
 from gossamer.cli.start import check_seeds, read_lines, read_settings, run
 from gossamer.cli.terminal import plain, say
+from gossamer.clock import SystemClock
 from gossamer.errors import ConfigError
-from gossamer.fleet import SCHEMES, claim_results, open_fleet, results_folder
+from gossamer.fleet import SCHEMES, SQL_SCHEMES, claim_results, open_fleet, results_folder
+from gossamer.frontier.condition import condition
 from gossamer.frontier.regions import parse_part
 from gossamer.masks import masked_address
 from gossamer.results import MARKER, is_results, repair_command
@@ -62,10 +64,20 @@ def submit(urls: tuple[str, ...], seeds: Any, name: str, frontier: str, shards: 
             hint="name a folder that all of them have, --sink jsonl:/mnt/shared/crawl, or a server: --sink mysql://...",
         )
     job = name or jobs.folder_of("", first_urls).name
+    if frontier.startswith(SQL_SCHEMES):
+        run(_warn_of_settings(frontier))
     count = run(_submit(frontier, job, settings, first_urls, shards=str(parse_part(shards).of) if shards else ""))
     say(f"{plain(job)}: {many(count, 'URL')} added, {len(first_urls) - count:,} known already")
     say(f"next, on any machine: gossamer worker {quote(masked_address(frontier))} --job {quote(plain(job))}")
     return Exit.OK
+
+
+async def _warn_of_settings(frontier: str) -> None:
+    """Name the settings of the databases with which they may lose what they acknowledge."""
+    async for found in condition(frontier, clock=SystemClock()):
+        if found.subject == "durability" and found.state == "weak":
+            say(f"weak: {found.says}")
+            say(f"hint: {found.mend}")
 
 
 async def _submit(frontier: str, job: str, settings: Settings, seeds: Sequence[str], *, shards: str) -> int:
