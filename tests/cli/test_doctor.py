@@ -14,7 +14,7 @@ from gossamer.frontier.condition import condition
 from gossamer.model import Finding
 from gossamer.settings import Settings
 from gossamer.testing.servers import RedisServer, free_port
-from gossamer.testing.sqlservers import SqlServer
+from gossamer.testing.sqlservers import PostgresServer, SqlServer
 
 
 class Ahead(SystemClock):
@@ -57,6 +57,26 @@ def test_a_database_is_looked_at_without_a_job(postgres_server: SqlServer, maria
         assert (seen["frontier"].state, seen["clock"].state) == ("good", "good")
         assert seen["durability"].state in ("good", "weak")
         assert found(server.url, Ahead())["clock"].state == "weak"
+
+
+def test_settings_with_which_a_database_forgets_are_named(maria_server: SqlServer, tmp_path: Path) -> None:
+    """Also by `submit`, and for each of several databases."""
+    with PostgresServer(fsync="off", full_page_writes="off") as postgres:
+        weak = found(postgres.url)["durability"]
+        assert (weak.state, weak.mend) == ("weak", "set full_page_writes = on")
+        assert found(f"{postgres.url},{postgres.url.removesuffix('gossamer')}postgres")["durability"].says.startswith(
+            "postgresql://127.0.0.1"
+        )
+        words = ("submit", "http://a.test/", "--job", "weak", "--frontier", postgres.url)
+        told = gossamer(*words, "--sink", f"jsonl:{tmp_path}/results", cwd=tmp_path)
+        assert b"weak: a power cut may lose what was acknowledged" in told.stderr
+        assert b"hint: set fsync = on" in told.stderr
+    try:
+        maria_server.ask("SET GLOBAL innodb_flush_log_at_trx_commit = 2")
+        weak = found(maria_server.url)["durability"]
+        assert (weak.state, weak.mend) == ("weak", "SET GLOBAL innodb_flush_log_at_trx_commit = 1")
+    finally:
+        maria_server.ask("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
 
 
 def test_bad_things_are_named_with_their_mending_and_no_password(tmp_path: Path) -> None:

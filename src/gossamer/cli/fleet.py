@@ -16,8 +16,10 @@ from gossamer.cli.guide import Sectioned
 from gossamer.cli.options import given, settings_options, shards_option
 from gossamer.cli.start import check_seeds, read_lines, read_settings, run
 from gossamer.cli.terminal import plain, say
+from gossamer.clock import SystemClock
 from gossamer.errors import ConfigError
-from gossamer.fleet import SCHEMES, SQL_SCHEMES, claim_results, open_fleet, results_folder
+from gossamer.fleet import SCHEMES, claim_results, open_fleet, results_folder
+from gossamer.frontier.condition import condition
 from gossamer.frontier.regions import parse_part
 from gossamer.masks import masked_address
 from gossamer.model import Finding
@@ -74,12 +76,10 @@ def submit(urls: tuple[str, ...], seeds: Any, name: str, frontier: str, shards: 
 
 async def _weaknesses(frontier: str, settings: Settings) -> list[Finding]:
     """Why the store of a job may lose pages; what cannot be found out now is not said."""
-    if frontier.startswith(("folder:/", *SQL_SCHEMES)):
+    if frontier.startswith("folder:/"):
         return []
-    from gossamer.frontier.redis_condition import durability
-
-    found = [one async for one in durability(frontier, forget_seconds=settings.forget_seconds)]
-    return [one for one in found if one.state != "good"]
+    found = condition(frontier, clock=SystemClock(), forget_seconds=settings.forget_seconds)
+    return [one async for one in found if one.subject == "durability" and one.state != "good"]
 
 
 async def _submit(frontier: str, job: str, settings: Settings, seeds: Sequence[str], *, shards: str) -> int:

@@ -24,8 +24,9 @@ async def condition(
     elif url.startswith(("postgresql://", "postgres://", "mysql://", "mariadb://")):
         from gossamer.frontier.sql.places import addresses as databases
 
-        for one in databases(url):
-            async for found in _database(one, clock):
+        several = databases(url)
+        for one in several:
+            async for found in _database(one, clock, named=len(several) > 1):
                 yield found
     else:
         from gossamer.frontier.redis_condition import condition as of_redis
@@ -34,7 +35,7 @@ async def condition(
             yield found
 
 
-async def _database(url: str, clock: Clock) -> AsyncIterator[Finding]:
+async def _database(url: str, clock: Clock, *, named: bool) -> AsyncIterator[Finding]:
     from gossamer.frontier.sql.job import dialect_of
 
     try:
@@ -56,11 +57,12 @@ async def _database(url: str, clock: Clock) -> AsyncIterator[Finding]:
             return float((await database.ask(f"SELECT {now}"))[0][0])
 
         yield await skew(clock, time)
+        whose = f"{database.server}: " if named else ""
         weaknesses = await database.weaknesses()
         for what, mend in weaknesses:
-            yield Finding("durability", "weak", what, mend)
+            yield Finding("durability", "weak", whose + what, mend)
         if not weaknesses:
-            yield Finding("durability", "good", "what was acknowledged survives a kill and a power cut")
+            yield Finding("durability", "good", f"{whose}what was acknowledged survives a kill and a power cut")
     except GossamerError as error:
         yield Finding("frontier", "bad", str(error), error.hint)
     finally:
