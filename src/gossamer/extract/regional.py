@@ -79,7 +79,7 @@ def _faults(text: str, name: str, longest: int) -> int | None:
         return None
     if name in _DOUBLE:
         # Half of a pair is never alone; what is in another Japanese encoding reads as half-width katakana.
-        return sum("\uff61" <= letter <= "\uff9f" for run in runs for letter in run)
+        return sum(1 for run in runs for letter in run if "\uff61" <= letter <= "\uff9f")
     script = _SCRIPTS.get(name)
     if script is not None:
         odd = sum(len(re.sub(f"[{script}{_SIGNS}]", "", run)) for run in runs)
