@@ -17,7 +17,7 @@ SITEMAP_BYTES = 50 * 1024 * 1024
 ROBOTS = ":robots"
 """The label of requests for a robots.txt, which only the engine makes."""
 ROBOTS_BYTES = 2 * 1024 * 1024
-"""How much of a robots.txt is fetched; the rest of a longer one is left."""
+"""How long a robots.txt may be, likewise."""
 REDIRECTS = frozenset((301, 302, 303, 307, 308))
 """Answers that lead elsewhere, if they say where."""
 SECRET = re.compile(r"\$\{secret:([A-Za-z_][A-Za-z0-9_]*)\}")

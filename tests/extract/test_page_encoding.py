@@ -203,3 +203,42 @@ def test_detecting_never_raises_and_names_an_encoding(body: bytes, content_type:
 )
 def test_prescan_ends_on_any_markup(parts: list[bytes]) -> None:
     assert declared(b"".join(parts)) in {None, "utf-8"}
+
+
+@pytest.mark.parametrize(
+    ("host", "encoding", "text"),
+    [
+        ("x.com", "windows-1252", "<title>John\u2019s page</title>"),
+        ("x.com", "windows-1252", "<p>It\u2019s \u201cgood\u201d \u2013 isn\u2019t it\u2026</p>"),
+        ("x.com", "windows-1252", "\xa9 2020 Acme\xae, 20\xb0C, \xa35"),
+        ("127.0.0.1", "windows-1252", "caf\xe9 au lait"),
+        ("x.fr", "windows-1252", "d\xe9j\xe0 vu \xe0 l\u2019\xe9cole"),
+        ("x.is", "windows-1252", "\xcdsland \xfea\xf0"),
+        ("x.pl", "iso-8859-2", "Za\u017c\xf3\u0142\u0107 \u017b\xf3\u0142w"),
+        ("x.cz", "windows-1250", "\u010cesk\xfd k\u016f\u0148"),
+        ("x.tr", "windows-1254", "G\xfcne\u015f \u0131\u015f\u0131\u011f\u0131"),
+        ("x.ee", "windows-1257", "\xd5htu s\xf5ber"),
+        ("x.ru", "windows-1251", "\u041f\u0440\u0438\u0432\u0435\u0442"),
+        ("x.ru", "koi8-r", "\u041f\u0440\u0438\u0432\u0435\u0442"),
+        ("x.gr", "iso-8859-7", "\u039a\u03b1\u03bb\u03b7\u03bc\u03ad\u03c1\u03b1"),
+        ("x.il", "windows-1255", "\u05e9\u05dc\u05d5\u05dd"),
+        ("x.eg", "windows-1256", "\u0645\u0631\u062d\u0628\u0627"),
+        ("x.th", "windows-874", "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35"),
+        ("x.jp", "shift_jis", "\u65e5\u672c\u8a9e"),
+        ("x.jp", "shift_jis", "\u30a2\u30a4\u30c6\u30e0"),
+        ("x.jp", "euc-jp", "\u3053\u3093\u306b\u3061\u306f"),
+        ("x.cn", "gbk", "\u9996\u9875"),
+        ("x.tw", "big5", "\u4f60\u597d"),
+        ("x.kr", "euc-kr", "\uc548\ub155"),
+    ],
+)
+def test_a_short_page_that_declares_nothing_is_read_as_its_country_writes(host: str, encoding: str, text: str) -> None:
+    body = text.encode(codec(encoding))
+    assert decode(body, detect(body, host=host)) == text
+
+
+def test_what_a_page_declares_counts_whatever_its_host_is() -> None:
+    assert detect(b"<meta charset=koi8-r>\xe9", host="x.fr") == "koi8-r"
+    assert detect("caf\xe9".encode(), host="x.ru") == "utf-8"
+    long = "Новости дня сегодня в Москве и области, погода и спорт".encode("cp1251")
+    assert detect(long, host="x.fr") == "windows-1251"

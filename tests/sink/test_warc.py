@@ -22,7 +22,7 @@ from gossamer.settings import Settings
 from gossamer.sink import disk, finish_archives
 from gossamer.sink.base import Opening
 from gossamer.sink.warc import Placed, WarcSink, finish_left, open_warc
-from gossamer.sink.warc_index import scan, surt
+from gossamer.sink.warc_index import keys, scan, surt
 from gossamer.sink.warc_records import digest_of_hex, payload_digest
 from gossamer.testing.sinks import visit
 
@@ -297,6 +297,57 @@ def test_a_file_that_a_living_worker_writes_is_not_finished_by_another(tmp_path:
 )
 def test_index_keys_are_those_that_other_tools_look_up(url: str, key: str) -> None:
     assert surt(url) == key
+
+
+SESSION, TOKEN = "0a" * 16, "a1" * 12
+
+
+@pytest.mark.parametrize(
+    ("query", "sorted_query"),
+    [
+        ("c1=2&c2=6&c15=", "c1=2&c15=&c2=6"),
+        ("x=1&a2a&a=2", "a=2&a2a&x=1"),
+        ("a10&A=1&%7E", "a=1&a10&~"),
+        ("&=&&+", "&&=&+"),
+        ("b=2&b=10&b", "b&b=10&b=2"),
+        (f"b&sid={SESSION.upper()[:32]}&a", "a&b"),
+        (f"jsessionid={SESSION}&jsessionid={SESSION}", f"&jsessionid={SESSION}"),
+        (f"jsessionid={SESSION}x&a", f"a&jsessionid={SESSION}x"),
+        ("cfid=1&cftoken=2&a", "a"),
+        ("cfid=1&cfid=2&cftoken=3", "&cfid=1"),
+        ("cfid=1&cftoken=2cfid=3&cftoken=4", "cfid=1&cftoken=2"),
+        ("cfid=&cftoken=2", "cfid=&cftoken=2"),
+        ("q=%2525&r=%2541&s=%25zz", "q=%25&r=a&s=%25zz"),
+    ],
+)
+def test_parameters_are_sorted_by_name_then_value_as_pywb_looks_for_them(query: str, sorted_query: str) -> None:
+    """What the library surt, by which pywb finds captures, was seen to give."""
+    assert surt(f"http://a.example/p?{query}") == f"example,a)/p?{sorted_query}".rstrip("?")
+
+
+def test_pages_are_found_in_indexes_of_earlier_versions_too() -> None:
+    assert keys("http://a.example/p?c1=2&c2=6&c15=") == ["example,a)/p?c1=2&c15=&c2=6", "example,a)/p?c15=&c1=2&c2=6"]
+    assert keys("http://a.example/p?a=1") == ["example,a)/p?a=1"]
+
+
+@pytest.mark.parametrize(
+    ("path", "key"),
+    [
+        (f"/(S({TOKEN}))/x.aspx", "/x.aspx"),
+        (f"/a/({TOKEN.upper()})/b/x.ASPX", "/a/b/x.aspx"),
+        (f"/(S({TOKEN}))/x.html", f"/(s({TOKEN}))/x.html"),
+        (f"/p;jsessionid={SESSION}", f"/p;jsessionid={SESSION}"),
+    ],
+)
+def test_sessions_of_asp_net_are_no_part_of_a_path(path: str, key: str) -> None:
+    assert surt(f"http://a.example{path}") == f"example,a){key}"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("part", ["cfid=", "%25", "25", "cfid=1&", "&cftoken=", "jsessionid=", "/../", f"({TOKEN})/"])
+def test_a_key_takes_linear_work(part: str) -> None:
+    for url in (f"http://a.example/%{part * 100_000}.aspx", f"http://a.example/?%{part * 100_000}"):
+        assert surt(url).startswith("example,a)/")
 
 
 def test_the_files_of_others_are_read_up_to_where_they_break(shared: Path) -> None:

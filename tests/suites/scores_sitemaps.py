@@ -12,6 +12,9 @@ from gossamer.extract.sitemap import parse
 
 READS = ("sitemaps-crawler-commons", "html-links-scrapy")
 SUITE = Path(__file__).parents[2].parent / "shared" / "suites" / "sitemaps-crawler-commons"
+DEVIATIONS = {
+    "testRSSFormat rss/feed.rss": "it follows a guid that says isPermaLink=false, which by RSS 2.0 is no URL",
+}
 CANARY = "do-not-visit.txt"
 VISIT = "http://www.example.com/visit-here"
 
@@ -47,6 +50,8 @@ def scores() -> list[Score]:
     bomb = SUITE.parent / "html-links-scrapy" / "xml_attacks" / "billion_laughs.xml"
     found = parse(bomb.read_bytes(), "http://www.example.com/sitemap.xml", "text/xml")
     return [
-        tally("sitemaps-crawler-commons", {f"{case['test']} {case['file']}": passes(case) for case in cases}),
+        tally(
+            "sitemaps-crawler-commons", {f"{case['test']} {case['file']}": passes(case) for case in cases}, DEVIATIONS
+        ),
         tally("xml-attacks", {bomb.name: not found.pages and not found.sitemaps}),
     ]

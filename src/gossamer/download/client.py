@@ -52,7 +52,6 @@ _REPEATABLE = ("GET", "HEAD")
 """Nothing that changes anything is sent twice."""
 FILE = "file"
 """The label of requests for files, which may be longer than pages."""
-_LEAST_BYTES = {SITEMAP: SITEMAP_BYTES}
 
 
 class Call(NamedTuple):
@@ -338,11 +337,9 @@ class HttpDownloader:
         )
 
     def _limit(self, request: Request, limit_bytes: int) -> int:
-        if request.label == FILE:
-            return self._settings.max_file_bytes
-        if request.label == ROBOTS:
-            return ROBOTS_BYTES
-        return max(limit_bytes, _LEAST_BYTES.get(request.label, 0))
+        if request.label == SITEMAP:
+            return max(limit_bytes, SITEMAP_BYTES)
+        return {FILE: self._settings.max_file_bytes, ROBOTS: ROBOTS_BYTES}.get(request.label, limit_bytes)
 
     # The rest is what the blocking downloader does otherwise.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from gossamer import urls
 from gossamer.errors import ExtractError
 from gossamer.extract import sniff
 from gossamer.extract.encoding import decode, detect
@@ -92,7 +93,9 @@ class Answer:
     def encoding(self) -> str:
         """The name of the encoding that the body is in, as a browser finds it."""
         if self._encoding is None:
-            self._encoding = detect(self.body, ", ".join(self._all("content-type")))
+            self._encoding = detect(
+                self.body, ", ".join(self._all("content-type")), host=urls.host(urls.host_port(self.url))
+            )
         return self._encoding
 
     @property

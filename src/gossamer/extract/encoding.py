@@ -10,7 +10,7 @@ from io import BytesIO
 
 import cchardet
 
-from gossamer.extract import legacy, mime
+from gossamer.extract import legacy, mime, regional
 
 PRESCAN_BYTES = 1024
 LATE_BYTES = 65_536
@@ -131,9 +131,9 @@ _XML_ENCODING = re.compile(
 )
 
 
-def detect(body: bytes, content_type: str = "") -> str:
+def detect(body: bytes, content_type: str = "", *, host: str = "") -> str:
     """The name, in lower case, of the encoding that a browser would read the body in; never empty."""
-    return declared(body, content_type) or guessed(body)
+    return declared(body, content_type) or guessed(body, host)
 
 
 def declared(body: bytes, content_type: str = "", *, within: int = PRESCAN_BYTES) -> str | None:
@@ -150,8 +150,10 @@ def declared(body: bytes, content_type: str = "", *, within: int = PRESCAN_BYTES
     return _prescan(body[:within])
 
 
-def guessed(body: bytes) -> str:
-    """The encoding of a body that declares none: UTF-8 if it is valid, a late `<meta>`, or the detector's word."""
+def guessed(body: bytes, host: str = "") -> str:
+    """The encoding of a body that declares none: UTF-8 if it is valid, a late `<meta>`, or the detector's word.
+
+    With few foreign letters, where the host is from says more."""
     start = _first_fault(body, "utf-8")
     if start is None:
         return "iso-2022-jp" if b"\x1b$" in body and body.isascii() else "utf-8"
@@ -161,7 +163,9 @@ def guessed(body: bytes) -> str:
     # Markup, and a long head of scripts, would only drown the few bytes that tell.
     sample = body[max(0, start - DETECT_BYTES // 4) :][:DETECT_BYTES]
     foreign = b" ".join(run for run in _RUNS.split(sample) if not run.isascii())
-    return _likeliest(foreign if len(foreign) >= DETECT_LEAST_BYTES else foreign * 8)
+    found = _likeliest(foreign if len(foreign) >= DETECT_LEAST_BYTES else foreign * 8)
+    tld = host.rpartition(".")[2].lower()
+    return regional.likeliest(foreign, "" if tld.isdecimal() else tld, found, decode)
 
 
 def _first_fault(body: bytes, name: str) -> int | None:

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import quote_from_bytes, unquote_to_bytes
+from urllib.parse import quote_from_bytes
 
 import msgspec
 
@@ -20,10 +20,19 @@ _PLAIN = re.compile(r"[!-\"$&-~]*")
 _HOST_END, _PORT, _NO_DIGIT = re.compile(r"[/?]"), re.compile(r":(\d*)$"), re.compile(r"\D")
 _WWW = re.compile(r"^www\d*\.")
 _STATUS = re.compile(rb"HTTP\S*[ \t]+(\d{1,3})(?!\S)")
+_HEX = frozenset(b"0123456789abcdefABCDEF")
 _SLASHES = re.compile(rb"/{2,}")
-_SESSION = re.compile(
-    r"(?:(?:jsessionid|phpsessid|sid)=[0-9a-z]{32}|aspsessionid[a-z]{8}=[a-z]{24}|cfid=[^&]+&cftoken=[^&]+)(?:&|$)"
+_SESSIONS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"jsessionid=[0-9a-z]{32}(?:&|$)",
+        r"phpsessid=[0-9a-z]{32}(?:&|$)",
+        r"sid=[0-9a-z]{32}(?:&|$)",
+        r"aspsessionid[a-z]{8}=[a-z]{24}(?:&|$)",
+    )
 )
+"""What is left out of a query, the last of each kind, one kind after the other."""
+_ASPX = re.compile(r"/\((?:[0-9a-z]{24}|(?:[a-z]\([0-9a-z]{24}\))+)\)(?=/)")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -75,9 +84,17 @@ def surt(url: str) -> str:
     labels = [host.strip("[]")] if host.startswith("[") else _WWW.sub("", host.rstrip(".")).split(".")
     name = ",".join(reversed(labels))
     path, mark, query = path_query.partition("?")
-    query = _SESSION.sub("", _escaped(query).lower()) if mark else ""
-    query = "&".join(sorted(query.split("&")))
+    query = _without_sessions(_escaped(query).lower()) if mark else ""
+    # By name, then by value: `c1=2` comes before `c15=`, though `=` comes after `5`.
+    query = "&".join(sorted(query.split("&"), key=lambda part: part.split("=", 1)))
     return f"{name}{port}){_path(path)}{'?' + query if query else ''}"
+
+
+def keys(url: str) -> list[str]:
+    """The keys under which an index may have a URL: earlier versions sorted parameters letter by letter."""
+    key = surt(url)
+    base, mark, query = key.partition("?")
+    return list(dict.fromkeys([key, f"{base}?{'&'.join(sorted(query.split('&')))}" if mark else key]))
 
 
 def scan(path: Path, start: int = 0) -> Iterator[Member]:
@@ -159,6 +176,30 @@ def line_of_member(member: Member, name: str) -> bytes | None:
     )
 
 
+def _without_sessions(query: str) -> str:
+    for session in _SESSIONS:
+        last = max(session.finditer(query), key=re.Match.start, default=None)
+        if last is not None:
+            query = query[: last.start()] + query[last.end() :]
+    if "&cftoken=" not in query:
+        return query
+    parts = query.split("&")
+    for number in range(len(parts) - 2, -1, -1):
+        part, token = parts[number : number + 2]
+        start = part.rfind("cfid=", 0, len(part) - 1)
+        if start >= 0 and token.startswith("cftoken=") and len(token) > 8:
+            return "&".join([*parts[:number], part[:start]]) + "&".join(parts[number + 2 :])
+    return query
+
+
+def _without_aspx_session(path: str) -> str:
+    """The path of a page of ASP.NET without the last folder that stands for a session, in lower case."""
+    page, last = path.rfind(".aspx"), None
+    for found in _ASPX.finditer(path, 0, page) if page >= 0 else ():
+        last = found if found.end() + 1 < page else last
+    return path if last is None else path[: last.start()] + path[last.end() :]
+
+
 def _escaped(text: str) -> str:
     if _PLAIN.fullmatch(text):
         return text
@@ -166,16 +207,22 @@ def _escaped(text: str) -> str:
 
 
 def _unescaped(text: str) -> bytes:
-    plain = unquote_to_bytes(text)
-    while b"%" in plain and (again := unquote_to_bytes(plain)) != plain:
-        plain = again
-    return plain
+    """Without escapes, nor those that come out of them, in one pass: `%2525...` may be of any length."""
+    plain = text.encode("utf-8", "surrogatepass")
+    if b"%" not in plain:
+        return plain
+    found = bytearray()
+    for byte in plain:
+        found.append(byte)
+        while len(found) > 2 and found[-3] == 0x25 and found[-1] in _HEX and found[-2] in _HEX:
+            found[-3:] = bytes((int(found[-2:], 16),))
+    return bytes(found)
 
 
 def _path(path: str) -> str:
     if path.startswith("/") and "//" not in path and "/." not in path and _PLAIN.fullmatch(path):
         # What nearly all paths are like.
-        return path.lower().rstrip("/") or "/"
+        return _without_aspx_session(path.lower()).rstrip("/") or "/"
     parts: list[bytes] = []
     for part in _SLASHES.sub(b"/", _unescaped(path)).split(b"/")[1:]:
         if part == b"..":
@@ -183,4 +230,4 @@ def _path(path: str) -> str:
         elif part != b".":
             parts.append(part)
     joined = quote_from_bytes(b"/" + b"/".join(parts), safe=_ESCAPED_ALIKE).lower()
-    return joined.rstrip("/") or "/"
+    return _without_aspx_session(joined).rstrip("/") or "/"

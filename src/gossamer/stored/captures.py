@@ -107,20 +107,15 @@ class Captures:
 
     def versions(self, url: str) -> Iterator[Version]:
         """The captures of a URL, as it is written in the index."""
-        key = f"{warc_index.surt(url)} ".encode()
         with self.index.open("rb") as file:
             if not os.fstat(file.fileno()).st_size:
                 return
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
-                position = _first(view, key)
-                while view[position : position + len(key)] == key:
-                    end = view.find(b"\n", position)
-                    end = end if end >= 0 else len(view)
-                    line = view[position:end]
-                    position = end + 1
-                    version = self.version(line)
-                    if version.url == url or target_uri(urls.normal(version.url) or "") == url:
-                        yield version
+                for key in warc_index.keys(url):
+                    for line in _lines_of(view, f"{key} ".encode()):
+                        version = self.version(line)
+                        if version.url == url or target_uri(urls.normal(version.url) or "") == url:
+                            yield version
 
     def version(self, line: bytes) -> Version:
         """A line as a version."""
@@ -147,6 +142,15 @@ class Captures:
                 f"{self.index}: {line[:80]!r} is no line of an index ({error})",
                 hint="without the file, the index is made anew",
             ) from None
+
+
+def _lines_of(view: mmap.mmap, key: bytes) -> Iterator[bytes]:
+    position = _first(view, key)
+    while view[position : position + len(key)] == key:
+        end = view.find(b"\n", position)
+        end = end if end >= 0 else len(view)
+        yield view[position:end]
+        position = end + 1
 
 
 def _first(view: mmap.mmap, key: bytes) -> int:
