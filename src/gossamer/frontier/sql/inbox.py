@@ -36,7 +36,7 @@ def read(text: str, priority: int, *, secret: bytes, settings: Settings) -> Requ
         raise ValueError(f"longer than {settings.max_url_length} characters")
     if settings.clean_query:
         url = urls.clean_query(url)
-    key = urls.fingerprint(secret, url)
+    key = urls.key_of(secret, url)
     return Request(url, key, site_of(url, settings), max(-_HIGHEST, min(_HIGHEST, priority)))
 
 
