@@ -46,12 +46,11 @@ class Moving:
     async def to(self, number: int) -> list[Move]:
         """All of it, to this server."""
         ours, both = self.names[number], ",".join(server.url for server in self.servers)
-        before = redis_move.placement
         redis_move.placement = lambda count, _: [ours] * count  # type: ignore[assignment]
         try:
             return [move async for move in spread(both, "j", forget_seconds=0.05)]
         finally:
-            redis_move.placement = before
+            redis_move.placement = placement
 
     async def until(self, stopped: str, number: int = 1) -> None:
         """As far as the mover comes that dies before this step."""
@@ -145,13 +144,12 @@ def test_a_source_keeps_its_data_until_the_target_has_outlived_them(servers: lis
     async def test(moving: Moving) -> None:
         held = await lease(moving)
         both = ",".join(server.url for server in servers)
-        before = redis_move.placement
         redis_move.placement = lambda *_: [moving.names[1]]  # type: ignore[assignment]
         try:
             mover = spread(both, "j", forget_seconds=0.05)
             assert (await anext(mover)).target == moving.names[1]
         finally:
-            redis_move.placement = before
+            redis_move.placement = placement
         assert moving.keys(0) == moving.keys(1) > 0
         assert await moving.place() == 1
         assert [move async for move in mover] == []
