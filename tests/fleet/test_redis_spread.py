@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -46,12 +47,11 @@ class Moving:
     async def to(self, number: int) -> list[Move]:
         """All of it, to this server."""
         ours, both = self.names[number], ",".join(server.url for server in self.servers)
-        before = redis_move.placement
         redis_move.placement = lambda count, _: [ours] * count  # type: ignore[assignment]
         try:
             return [move async for move in spread(both, "j", forget_seconds=0.05)]
         finally:
-            redis_move.placement = before
+            redis_move.placement = placement
 
     async def until(self, stopped: str, number: int = 1) -> None:
         """As far as the mover comes that dies before this step."""
@@ -145,16 +145,17 @@ def test_a_source_keeps_its_data_until_the_target_has_outlived_them(servers: lis
     async def test(moving: Moving) -> None:
         held = await lease(moving)
         both = ",".join(server.url for server in servers)
-        before = redis_move.placement
         redis_move.placement = lambda *_: [moving.names[1]]  # type: ignore[assignment]
         try:
-            mover = spread(both, "j", forget_seconds=0.05)
+            mover = spread(both, "j", forget_seconds=1.5)
             assert (await anext(mover)).target == moving.names[1]
         finally:
-            redis_move.placement = before
+            redis_move.placement = placement
         assert moving.keys(0) == moving.keys(1) > 0
         assert await moving.place() == 1
+        began = time.monotonic()
         assert [move async for move in mover] == []
+        assert time.monotonic() - began >= 1.5
         assert moving.keys(0) == 0
         assert (await moving.frontier.complete(outcomes(held))).accepted == 10
         source, target = await moving.copy(0), await moving.copy(1)
