@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from processes import crawl, kill_tree, rows, start, stored, until
 from rawweb import Asked, RawWeb, page, redirect, reply
@@ -297,6 +298,38 @@ def test_what_a_sitemap_lists_is_kept_before_the_sitemap_is_settled() -> None:
         return found
 
     assert asyncio.run(put()) == ["add 1", "commit"]
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_what_a_store_may_have_forgotten_of_a_sitemap_is_added_again(forgets: bool) -> None:
+    """It is added before the sitemap is settled, so a store can forget the one and keep the other."""
+
+    class InAnotherLife(Recorder):
+        async def commit(self, results: Sequence[Result], notes: Sequence[SiteNote]) -> Receipt:
+            receipt = await super().commit(results, notes)
+            return msgspec.structs.replace(receipt, run=2 if forgets else 1)
+
+    async def put() -> list[str]:
+        recorder: Any = InAnotherLife()
+        committer = Committer(recorder, recorder, clock=SystemClock(), every=0.0, committed=lambda results, run: None)
+        committer.run_of_store = 1
+        other, outcome = (
+            Outcome(site="a.test", lane=0, token=token, key=key, status="skipped") for token, key in ((9, 9), (1, 1))
+        )
+        running = asyncio.create_task(committer.run())
+        # In the meantime others commit, and prove nothing.
+        listed = Listed([Request("http://a.test/2", 2, "a.test")], 1, 1)
+        for number, entry in enumerate((listed, Result(other), Result(outcome)), 1):
+            await committer.put(entry)
+            while len(recorder.calls) < number:
+                await asyncio.sleep(0)
+        await committer.finish()
+        await running
+        found: list[str] = recorder.calls
+        return found
+
+    again = ["add 1"] if forgets else []
+    assert asyncio.run(put()) == ["add 1", "commit", "commit", *again]
 
 
 class Listing(ChangingWeb):

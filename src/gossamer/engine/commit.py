@@ -26,9 +26,16 @@ _RETURN_SECONDS = 2.0
 
 
 class Listed(NamedTuple):
-    """Requests that were found otherwise than as the links of one outcome; they count before all that is put later."""
+    """Requests that were found otherwise than as the links of one outcome; they count before all that is put later.
+
+    A store may forget them and not what follows from them, since it is committed a little later. So they are added once
+    more if the store is in another life by the time that this is committed."""
 
     requests: Sequence[Request]
+    token: int = 0
+    """The lease under which they were found."""
+    key: int = 0
+    """The request whose outcome follows from them; 0: what follows is a note of that lease."""
 
 
 Entry = Result | SiteNote | Lease | Listed
@@ -55,6 +62,10 @@ class Committer:
         self._committed = committed
         self._trail = trail
         self._queue: asyncio.Queue[Entry | None] = asyncio.Queue(_MOST)
+        self._listed: list[tuple[Listed, int]] = []
+        """What has been added, with the life of the store as it was known then, until what follows is committed."""
+        self.run_of_store = 0
+        """The life of the store that was heard of last."""
         self._held_bytes = 0
         self._room = asyncio.Condition()
         self._patience = Patience()
@@ -107,9 +118,12 @@ class Committer:
         try:
             for entry in entries:
                 if isinstance(entry, Listed):
-                    await self._keep_trying(partial(self._frontier.add, entry.requests), len(entry.requests))
+                    self._listed.append((entry, self.run_of_store))
+                    await self._add(entry)
             if results or notes:
                 receipt = await self._keep_trying(partial(self._store.commit, results, notes), len(results))
+                if self._listed:
+                    await self._add_forgotten(results, notes, receipt.run)
         except _GaveUp as end:
             await self._leave(leases)
             raise end.fault from None
@@ -120,6 +134,22 @@ class Committer:
             self._committed(results if receipt.accepted == len(results) else (), receipt.run)
         if leases:
             await self._release(leases)
+
+    async def _add(self, listed: Listed) -> None:
+        await self._keep_trying(partial(self._frontier.add, listed.requests), len(listed.requests))
+
+    async def _add_forgotten(self, results: Sequence[Result], notes: Sequence[SiteNote], run: int) -> None:
+        """What follows from some lists is committed now, by this life of the store: it has to have these lists too."""
+        follows = {(result.outcome.token, result.outcome.key) for result in results}
+        follows |= {(note.token, 0) for note in notes}
+        waiting, self._listed = self._listed, []
+        for listed, before in waiting:
+            if (listed.token, listed.key) not in follows:
+                self._listed.append((listed, before))
+            elif before != run:
+                await self._add(listed)
+        # Nothing follows from those of leases that were lost: they are dropped in their turn.
+        del self._listed[:-_MOST]
 
     async def _let_in(self, size: int) -> None:
         if size:

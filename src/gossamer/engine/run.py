@@ -251,7 +251,7 @@ class Engine:
         """Links are sent once to one run of the store: another one may not have them, and the pages that led to them
         are fetched again then."""
         if run != self._run_of_store:
-            self._run_of_store = run
+            self._run_of_store = self._committer.run_of_store = run
             self._forget()
 
     def _forget(self) -> None:

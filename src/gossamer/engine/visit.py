@@ -175,7 +175,7 @@ class Visit:
             except FetchError:
                 return
         if (found := sitemaps.discover(url, self._gate.state(url), self._memo)) is not None:
-            await committer.put(Listed(found.requests))
+            await committer.put(Listed(found.requests, self.lease.token))
             self._memo.update(found.memo)
             await committer.put(self._note(memo=found.memo))
 
@@ -334,7 +334,8 @@ class Visit:
             return
         reading = await self._context.sitemaps.read(request, response, verdict, self._memo)
         for first in range(0, len(reading.requests), CHUNK):
-            await self._context.committer.put(Listed(reading.requests[first : first + CHUNK]))
+            some = reading.requests[first : first + CHUNK]
+            await self._context.committer.put(Listed(some, self.lease.token, request.key))
         verdict = verdict._replace(
             status="skipped", reason=reading.reason, memo={**(verdict.memo or {}), **(reading.memo or {})}
         )
