@@ -45,16 +45,17 @@ def gossamer(*words: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "gossamer", *words],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         env=environment(),
         check=False,
     )
 
 
+@pytest.mark.timeout(240)
 def test_a_database_that_is_added_in_the_middle_takes_its_shards(places: list[str], tmp_path: Path) -> None:
     """The command that moves them is killed twice, and run again; workers that knew two databases find the third."""
     folder = tmp_path / "job"
-    with SimWeb(sites=10, pages_per_site=40, page_bytes=2000, latency_seconds=0.01) as web:
+    with SimWeb(sites=10, pages_per_site=140, page_bytes=2000, latency_seconds=0.01) as web:
         crawl = start(
             folder,
             web,
@@ -91,7 +92,7 @@ def test_a_database_that_is_added_in_the_middle_takes_its_shards(places: list[st
         views = json.loads(shown.stdout)["shards"]
         assert len(views) == 6
         assert all(view["server"] for view in views)
-        assert crawl.wait(90) == 0, crawl.stderr.read() if crawl.stderr else ""
+        assert crawl.wait(150) == 0, crawl.stderr.read() if crawl.stderr else ""
         kill_tree(crawl)
         log = web.log()
         assert not web.judge().missed
