@@ -1,0 +1,124 @@
+"""Simulated servers: each has shards, and forgets together what they wrote last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from itertools import count
+
+from gossamer.settings import Settings
+from gossamer.simulation.life import Life, LifeClock, SimulatedLoop
+from gossamer.simulation.link import Server
+from gossamer.simulation.shards import Header, OpenShard, Run
+from gossamer.simulation.stores import Faults, Journals, KeptJournal
+from gossamer.testing.virtual import START_EPOCH
+
+
+class Machine:
+    """A server over all its lives, and what its disk keeps of them."""
+
+    def __init__(self, name: str, servers: Servers, made: Container[int]) -> None:
+        self.name = name
+        self.servers = servers
+        self._lived_before = 0.0
+        self.journals = {
+            number: KeptJournal(
+                servers.faults, forgets=True, now=lambda: self.lived, header=Header() if number in made else None
+            )
+            for number in servers.numbers
+        }
+        self.shards: dict[int, OpenShard] = {}
+        self.run = Run("", 0)
+        self.life: Life
+        self.start(rests=False)
+
+    @property
+    def lived(self) -> float:
+        """Seconds in which it was up: only in these something becomes durable."""
+        return self._lived_before + self.life.lived
+
+    def start(self, *, rests: bool) -> None:
+        """Begin a new run with what the disk has kept."""
+        servers, number = self.servers, next(self.servers.runs)
+        if self.run.number:
+            self._lived_before = self.lived
+        self.life, self.run = servers.new_life(f"{self.name}-{number}"), Run(f"{self.name}:{number}", number)
+        for shard in servers.numbers:
+            self.open(shard, rests=rests)
+
+    def open(self, number: int, *, rests: bool) -> OpenShard:
+        """Read a shard into memory, if it is here."""
+        servers = self.servers
+        shard = self.shards[number] = OpenShard(
+            self.journals[number],
+            epoch=next(servers.epochs),
+            run=self.run,
+            rests=rests,
+            secret=servers.secret,
+            settings=servers.settings,
+            clock=servers.clock,
+        )
+        return shard
+
+    def fall(self, seconds: float) -> None:
+        """Die, and lose what was written in the last so many seconds of its life."""
+        self.life.kill()
+        for journal in self.journals.values():
+            journal.forget(seconds)
+
+    def server(self, number: int) -> Server:
+        """A shard here, as others reach it: also if it is not here."""
+        return Server(self.shards[number], None, self.life)
+
+
+class Servers:
+    """All servers of a job."""
+
+    def __init__(
+        self,
+        machines: int,
+        shards: int,
+        *,
+        faults: Faults,
+        secret: bytes,
+        settings: Settings,
+        loop: SimulatedLoop,
+        new_life: Callable[[str], Life],
+    ) -> None:
+        self.numbers = range(shards)
+        self.faults = faults
+        self.secret = secret
+        self.settings = settings
+        self.clock = LifeClock(loop, epoch=START_EPOCH)
+        self.new_life = new_life
+        self.runs = count(1)
+        self.epochs = count(1)
+        """As the clock of real stores: tokens of a later life are larger, whatever was forgotten."""
+        places = [f"m{number % machines}" for number in self.numbers]
+        self.places = places
+        """Where each shard was made."""
+        self.machines = {
+            name: Machine(name, self, [number for number in self.numbers if places[number] == name])
+            for name in (f"m{number}" for number in range(machines))
+        }
+
+    def owner(self, number: int) -> Machine | None:
+        """The server that has a shard; of two that do, the later owner."""
+        found = [
+            machine
+            for machine in self.machines.values()
+            if (header := machine.journals[number].header) is not None and header.state == "here"
+        ]
+        return max(found, key=lambda machine: machine.journals[number].header.generation, default=None)
+
+    def journal(self) -> Journals:
+        """What is written down of the whole job; of a shard that nobody has, nothing is."""
+        owners = [(self.owner(number), number) for number in self.numbers]
+        kept = [owner.journals[number] if owner else KeptJournal(self.faults) for owner, number in owners]
+        return Journals(kept, lost_outcomes=self.lost_outcomes)
+
+    @property
+    def lost_outcomes(self) -> int:
+        """What came of URLs, and was forgotten."""
+        return sum(
+            journal.lost_outcomes for machine in self.machines.values() for journal in machine.journals.values()
+        )
