@@ -64,9 +64,11 @@ class Link:
 
     async def lease(self, limit: int, *, batch: int, seconds: float) -> Grant:
         async def lease(server: Server) -> Grant:
-            ready = await self._witness.ready_sites(server.frontier)
+            ready, asked_at = await self._witness.ready_sites(server.frontier), asyncio.get_running_loop().time()
             grant = await server.frontier.lease(limit, batch=batch, seconds=seconds, worker=self._life.name, **self._manner())
-            self._witness.granted(grant, ready)
+            # A server that stood still meanwhile hands out what has expired, and what others may have by now.
+            is_late = asyncio.get_running_loop().time() >= asked_at + seconds
+            self._witness.granted(grant, ready, is_late=is_late)
             # From now on, not from when the worker hears of it: what befalls it in between makes it late.
             on_the_way.update({lease.token: len(lease.requests) for lease in grant.leases})
             if is_awaited:
@@ -193,9 +195,9 @@ class Link:
 class ShardLink(Link):
     """One shard as a worker of a fleet sees it: as much of the protocol `Shard` as an engine asks for."""
 
-    calm = True
+    calm = False
     lapsed = 0
-    spare = False
+    spare = True
     passed = 0
     handed = 0
     elsewhere = 0
