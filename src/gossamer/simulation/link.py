@@ -127,6 +127,10 @@ class Link:
     async def aclose(self) -> None:
         pass
 
+    async def ask(self, call: Callable[[OpenShard], Coroutine[Any, Any, T]]) -> T:
+        """What a shard answers to those who move it."""
+        return await self._call(lambda server: call(_shard(server)))
+
     async def _settle(self, outcomes: Sequence[Outcome], call: Callable[[Server], Awaitable[Receipt]]) -> Receipt:
         async def settle(server: Server) -> Receipt:
             late = self._witness.superseded(outcomes)

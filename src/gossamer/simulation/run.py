@@ -8,11 +8,11 @@ import hashlib
 import logging
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 from gossamer.assemble import worker
 from gossamer.engine.handle import Linker
@@ -25,6 +25,7 @@ from gossamer.extract.spider import Spider
 from gossamer.frontier.base import Frontier
 from gossamer.frontier.local import LocalFrontier
 from gossamer.frontier.sharded import Shard, Sharded
+from gossamer.model import Counts
 from gossamer.simulation.check import Evidence, violations
 from gossamer.simulation.life import Life, LifeClock, SimulatedLoop
 from gossamer.simulation.link import Link, Server, ShardLink
@@ -41,10 +42,10 @@ _LONGEST_SECONDS = 86_400.0
 
 
 _SEEDS_AT_ONCE = 10_000
+_LOOKS = 30
 _FAILURES = ("restart", "restart", "takeover", "stall", "everything")
 
 Fate = Callable[[Life], None]
-T = TypeVar("T")
 
 
 class Report(NamedTuple):
@@ -111,12 +112,16 @@ class World:
         self._has_forgotten: set[str] = set()
         """Servers that have."""
         self._sinks: dict[str, KeptSink] = {}
+        self._on_the_way: set[int] = set()
+        """Shards that somebody moves."""
+        self._reached = 0
         self._up = asyncio.Event()
         self._up.set()
         self._trace = hashlib.sha256()
         self._befell: Counter[str] = Counter()
         self._server: Server
         self._servers: Servers | None = None
+        self._moving: list[asyncio.Task[None]] = []
 
     def _note(self, *what: object) -> None:
         self._trace.update(f"{self._loop.time():.9f} {what}\n".encode())
@@ -145,7 +150,9 @@ class World:
                 settings=scenario.settings,
                 loop=self._loop,
                 new_life=self._machine_life,
+                reach=self._reach,
             )
+            self._moving = [self._loop.create_task(self._move(self._servers)) for _ in range(scenario.moves)]
         else:
             self._server = self._serve(0)
         await self._add_seeds()
@@ -155,7 +162,7 @@ class World:
         if self._servers is None:
             evidence.counts = await self._server.frontier.counts()
         elif not found:
-            evidence.counts = await self._patiently(lambda: self._outside().counts())
+            evidence.counts = await self._counts()
         if self._servers is not None:
             evidence.journal = self._servers.journal()
         found.extend(violations(evidence))
@@ -183,12 +190,16 @@ class World:
                 return [] if is_due else [f"P9: the crawl does not end within {_LONGEST_SECONDS / 3600:g} hours"]
             if error := crawl.exception():
                 return [f"P8: a worker came to a bad end: {error!r}"]
+            if self._moving:
+                await asyncio.wait(self._moving, timeout=_LONGEST_SECONDS)
+            if not all(moving.done() for moving in self._moving):
+                return ["P9: a shard is on its way for ever"]
             if self._servers is None or not await self._is_resumed(self._servers):
                 return []
 
     async def _is_resumed(self, servers: Servers) -> bool:
         """Whether somebody starts workers again: a server has forgotten what had been finished, or results are lost."""
-        is_finished = (await self._patiently(lambda: self._outside().counts())).finished
+        is_finished = (await self._counts()).finished
         if is_finished and self._scenario.disks:
             found = repair(servers, [sink.records for sink in self._files])
             self._evidence.repaired |= found
@@ -231,13 +242,16 @@ class World:
         shards = cast("list[Shard]", links)
         return shards[0] if len(shards) == 1 else Sharded(shards, part=servers.numbers, close=links[0].aclose)
 
-    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        """The answer, once it can be had."""
-        while True:
+    async def _counts(self) -> Counts:
+        """What the frontier says once nothing is on its way to it any more."""
+        tries, counts = 0, Counts()
+        while not counts.finished and tries < _LOOKS:
             try:
-                return await call()
+                counts, tries = await self._outside().counts(), tries + 1
             except Unavailable:
-                await asyncio.sleep(1.0)
+                pass
+            await asyncio.sleep(1.0)
+        return counts
 
     def _serve(self, number: int) -> Server:
         """The process with the frontier; after a restart with what its journal kept."""
@@ -272,11 +286,56 @@ class World:
         self._witness.restarted(forgot=self._scenario.forgets_seconds > 0)
         self._server = self._serve(len(self._lives))
         for sink in self._files:
-            await sink.rewind(self._server.frontier.marks)
+            await sink.rewind(cast(LocalFrontier, self._server.frontier).marks)
         if self._scenario.forgets_seconds:
             # Whoever gives the same command again gives the same seeds.
             await self._add_seeds()
         self._up.set()
+
+    def _reach(self, life: Life, name: str, number: int) -> Link:
+        servers, scenario = self._servers, self._scenario
+
+        def server() -> Server:
+            assert servers is not None
+            return servers.machines[name].server(number)
+
+        self._reached += 1
+        return Link(
+            life,
+            server,
+            self._witness,
+            seed=scenario.seed,
+            loss=scenario.loss,
+            troubled=self._lost_a_call,
+            name=f"/{name}/{number}/{self._reached}",
+        )
+
+    async def _move(self, servers: Servers) -> None:
+        """A shard is brought to another server; whoever does that may be killed, and either server may fail."""
+        await asyncio.sleep(self._chance.uniform(0.0, 60.0))
+        number, target = self._chance.choice(servers.numbers), self._chance.choice(list(servers.machines))
+        if number in self._on_the_way:
+            return
+        self._on_the_way.add(number)
+        self._happens("move")
+        is_there = False
+        while not is_there:
+            fates: dict[int, Fate] = {}
+            if self._left["forget"]:
+                self._left["forget"] -= 1
+                machine = self._chance.choice(list(servers.machines.values()))
+                fates[self._chance.randint(1, 200)] = lambda _, machine=machine: self._fail(  # type: ignore[misc]
+                    machine.life, self._chance.choice(_FAILURES)
+                )
+            if self._chance.random() < 0.3:
+                fates[self._chance.randint(1, 200)] = Life.kill
+            life = Life(f"mover-{number}-{len(self._lives)}", self._loop, fates)
+            self._lives.append(life)
+            task = life.start(servers.mover(life, number, target).run())
+            task.add_done_callback(lambda _, life=life: life.end(), context=Context())  # type: ignore[misc]
+            is_there = not await life.ended and task.result()
+            await asyncio.sleep(1.0)
+        self._on_the_way.discard(number)
 
     def _machine_life(self, name: str) -> Life:
         fates: dict[int, Fate] = {}

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Container
+from contextlib import suppress
 from itertools import count
 
+from gossamer.errors import Unavailable
 from gossamer.settings import Settings
 from gossamer.simulation.life import Life, LifeClock, SimulatedLoop
-from gossamer.simulation.link import Server
+from gossamer.simulation.link import Link, Server
+from gossamer.simulation.move import Bar, Mover
 from gossamer.simulation.shards import Header, OpenShard, Run
 from gossamer.simulation.stores import Faults, Journals, KeptJournal
 from gossamer.testing.virtual import START_EPOCH
+
+_AGAIN_SECONDS = 1.0
 
 
 class Machine:
@@ -57,7 +63,16 @@ class Machine:
             settings=servers.settings,
             clock=servers.clock,
         )
+        if shard.refusal:
+            bar, epoch = servers.bar(self.life, number), next(servers.epochs)
+            self.life.start(self._reclaim(shard, bar, epoch))
         return shard
+
+    async def _reclaim(self, shard: OpenShard, bar: Bar, epoch: int) -> None:
+        while shard.refusal:
+            with suppress(Unavailable):
+                await shard.reclaim(bar, epoch)
+            await asyncio.sleep(_AGAIN_SECONDS)
 
     def fall(self, seconds: float) -> None:
         """Die, and lose what was written in the last so many seconds of its life."""
@@ -83,6 +98,7 @@ class Servers:
         settings: Settings,
         loop: SimulatedLoop,
         new_life: Callable[[str], Life],
+        reach: Callable[[Life, str, int], Link],
     ) -> None:
         self.numbers = range(shards)
         self.faults = faults
@@ -90,6 +106,8 @@ class Servers:
         self.settings = settings
         self.clock = LifeClock(loop, epoch=START_EPOCH)
         self.new_life = new_life
+        self.reach = reach
+        """How one process reaches a shard on a server."""
         self.runs = count(1)
         self.epochs = count(1)
         """As the clock of real stores: tokens of a later life are larger, whatever was forgotten."""
@@ -100,6 +118,21 @@ class Servers:
             name: Machine(name, self, [number for number in self.numbers if places[number] == name])
             for name in (f"m{number}" for number in range(machines))
         }
+
+    def bar(self, life: Life, number: int) -> Bar:
+        """How this process asks another server whether it has a shard."""
+
+        async def bar(name: str, generation: int) -> bool:
+            return await self.reach(life, name, number).ask(lambda shard: shard.bar(generation))
+
+        return bar
+
+    def mover(self, life: Life, number: int, target: str) -> Mover:
+        """Somebody who brings a shard to a server."""
+        links = {name: self.reach(life, name, number) for name in self.machines}
+        seconds = self.settings.forget_seconds
+        # Whoever reclaims is the source, and asks by itself.
+        return Mover(links, target, epoch=lambda: next(self.epochs), bar=self.bar(life, number), seconds=seconds)
 
     def owner(self, number: int) -> Machine | None:
         """The server that has a shard; of two that do, the later owner."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from gossamer.clock import Clock
 from gossamer.errors import Unavailable
+from gossamer.frontier.journal import Change
 from gossamer.frontier.local import LocalFrontier
 from gossamer.frontier.outbox import Aging, Box, Parcel
 from gossamer.model import Counts, Grant, JobState, Lease, Outcome, Receipt, Request, SiteNote
@@ -78,6 +79,8 @@ class Header(NamedTuple):
     """Grows each time that the shard gets another owner."""
     server: str = ""
     """Where it is going to while it is here, and where it has gone once it has moved."""
+    is_empty: bool = False
+    """Whether it has moved for good."""
 
 
 class Elsewhere(Unavailable):
@@ -96,6 +99,27 @@ class Run(NamedTuple):
     number: int
 
 
+class View(NamedTuple):
+    """What a server shows of a shard to those who move it."""
+
+    run: str
+    header: Header | None
+
+    @property
+    def has(self) -> bool:
+        """Whether the shard is here."""
+        return self.header is not None and self.header.state == "here"
+
+    @property
+    def generation(self) -> int:
+        """0 where nothing is known of the shard."""
+        return self.header.generation if self.header is not None else 0
+
+    def is_leaving(self, target: str) -> bool:
+        """Whether it is here, and on its way there."""
+        return self.header is not None and self.has and self.header.server == target
+
+
 class OpenShard:
     """A shard as one life of its server has it, if it does: what is in memory dies with that life."""
 
@@ -106,15 +130,25 @@ class OpenShard:
         self.run = run
         self.refusal = ""
         """Why no calls are taken for now."""
+        self._secret = secret
+        self._settings = settings
         self._clock = clock
         self._local: LocalFrontier | None = None
         self._rests_until = 0.0
-        if journal.header is not None and journal.header.state == "here":
-            self._local = LocalFrontier(journal, journal.past(secret, epoch), settings=settings, clock=clock)
-            if rests:
-                # As real stores do: leases that it has forgotten end first, and one delay passes.
-                delay = max(journal.longest_delay, settings.delay or 0.0)
-                self._rests_until = clock.monotonic() + settings.lease_seconds + delay
+        journal.is_sealed = False
+        if self.look_now().has:
+            self._open(epoch, rests=rests)
+            if journal.header.server:
+                self.refusal = "it was leaving: another server may have it"
+
+    def _open(self, epoch: int, *, rests: bool) -> None:
+        journal, settings = self.journal, self._settings
+        past = journal.past(self._secret, epoch)
+        self._local = LocalFrontier(journal, past, settings=settings, clock=self._clock)
+        if rests:
+            # As real stores do: leases that it has forgotten end first, and one delay passes.
+            delay = max(journal.longest_delay, settings.delay or 0.0)
+            self._rests_until = self._clock.monotonic() + settings.lease_seconds + delay
 
     def local(self) -> LocalFrontier:
         """The frontier, if the shard is here and takes calls."""
@@ -153,14 +187,15 @@ class OpenShard:
         parcels: Sequence[Parcel] = (),
     ) -> Receipt:
         now = self._clock.monotonic()
-        receipt = await self._change(lambda outbox: outbox.post(parcels, now), outcomes, notes)
+        receipt = await self._change(_outbox(lambda outbox: outbox.post(parcels, now)), outcomes, notes)
         return msgspec.structs.replace(receipt, run=self.run.number, outbox=self.journal.header.outbox.size)
 
     async def sweep(self, runs: Mapping[str, str], *, seconds: float) -> list[Box]:
         """Let boxes age, as `Shard.sweep` does."""
         now = self._clock.monotonic()
-        await self._change(lambda outbox: outbox.sweep(runs, now, seconds))
-        return self.journal.header.outbox.listed()
+        await self._change(_outbox(lambda outbox: outbox.sweep(runs, now, seconds)))
+        outbox: Outbox = self.journal.header.outbox
+        return outbox.listed()
 
     async def parcels(self, box: Box, limit: int) -> list[bytes]:
         """The links of a box, as `Shard.parcels` does."""
@@ -171,18 +206,17 @@ class OpenShard:
     async def replace(self, box: Box, count: int, parcels: Sequence[Parcel]) -> None:
         """Exchange parcels, as `Shard.replace` does."""
         now = self._clock.monotonic()
-        await self._change(lambda outbox: outbox.replace(box, count, parcels, now))
+        await self._change(_outbox(lambda outbox: outbox.replace(box, count, parcels, now)))
 
     async def _change(
         self,
-        change: Callable[[Outbox], Outbox],
+        change: Callable[[Header], Header],
         outcomes: Sequence[Outcome] = (),
         notes: Sequence[SiteNote] = (),
     ) -> Receipt:
-        """Write outcomes, links and the outbox down in one step, so that they are forgotten together too."""
+        """Write outcomes, links and the header down in one step, so that they are forgotten together too."""
         async with self.local().settling(outcomes, notes=notes) as settlement:
-            header = self.journal.header
-            self.journal.draft = header._replace(outbox=change(header.outbox))
+            self.journal.draft = change(self.journal.header)
             try:
                 return await settlement.commit()
             finally:
@@ -215,3 +249,94 @@ class OpenShard:
 
     async def site(self, name: str) -> Mapping[str, Any] | None:
         return await self.local().site(name)
+
+    # What those call who move shards: see `move`.
+
+    def look_now(self) -> View:
+        """What is known of the shard here."""
+        return View(self.run.name, self.journal.header)
+
+    async def look(self) -> View:
+        """As `look_now`, from afar."""
+        return self.look_now()
+
+    async def leave(self, target: str) -> View:
+        """Write down where the shard is going to, if it is here."""
+        if self.look_now().has and not self.refusal and not self.journal.header.server:
+            await self._change(lambda header: header._replace(server=target))
+        return self.look_now()
+
+    async def refuse(self, run: str, generation: int) -> bool:
+        """Take no calls any more, if this is still the run; whether that is so."""
+        if not self._is(run, generation) or not self.journal.header.server:
+            return False
+        if not self.refusal:
+            async with self.local().settling([]):
+                self.refusal, self.journal.is_sealed = "it is on its way to another server", True
+        return True
+
+    def _is(self, run: str, generation: int) -> bool:
+        view = self.look_now()
+        return view.run == run and view.has and view.generation == generation
+
+    async def copy(self) -> tuple[list[Change | None], Outbox] | None:
+        """All that another server needs; None if calls are taken, so that it would not stay all."""
+        return (self.journal.copy(), self.journal.header.outbox) if self.refusal and self.look_now().has else None
+
+    async def take(self, copied: Sequence[Change | None], run: str, generation: int) -> bool:
+        """Write down a copy, which does not count yet; whether that was done, by this run and none before it."""
+        view = self.look_now()
+        if view.run != run or view.has or view.generation > generation:
+            return False
+        self.journal.take(copied)
+        return True
+
+    async def own(self, outbox: Outbox, run: str, generation: int, epoch: int) -> None:
+        """Have the shard from now on, if its copy is still the one that this run wrote down."""
+        view = self.look_now()
+        if view.run == run and view.generation < generation:
+            self.journal.note(Change(), Header(outbox, "here", generation))
+            self._open(epoch, rests=True)
+
+    async def bar(self, generation: int) -> bool:
+        """Never take a copy of this generation; or say that the shard is here, and it is too late for that."""
+        view = self.look_now()
+        if not view.has and view.generation < generation:
+            self.journal.note(Change(), Header(state="barred", generation=generation))
+        return view.has and view.generation >= generation
+
+    async def bury(self, run: str, generation: int, target: str) -> None:
+        """Write down that the shard has moved, if it has been refusing all calls since; what it had is kept."""
+        if self._is(run, generation) and self.refusal:
+            self._bury(target)
+
+    def _bury(self, target: str) -> None:
+        self.journal.note(Change(), self.journal.header._replace(state="moved", server=target))
+        self._local, self.refusal = None, ""
+
+    async def empty(self, generation: int) -> None:
+        """Give up what was kept: the target has it for good."""
+        view = self.look_now()
+        if not view.has and view.generation == generation and not self.journal.header.is_empty:
+            self.journal.wipe()
+            self.journal.note(Change(), self.journal.header._replace(outbox=Outbox(), is_empty=True))
+
+    async def reclaim(self, bar: Callable[[str, int], Awaitable[bool]], epoch: int) -> None:
+        """Ask where the shard is going to, or has gone; have it again if it is not there, and never will be."""
+        view = self.look_now()
+        if view.header is None or view.header.is_empty or not view.header.server or not (self.refusal or not view.has):
+            return
+        is_there = await bar(view.header.server, view.generation + 1)
+        if self.look_now().header != view.header:
+            return
+        if is_there:
+            if view.has:
+                self._bury(view.header.server)
+            return
+        self.journal.note(Change(), view.header._replace(state="here", generation=view.generation + 2, server=""))
+        self.journal.is_sealed, self.refusal = False, ""
+        self._open(epoch, rests=True)
+
+
+def _outbox(change: Callable[[Outbox], Outbox]) -> Callable[[Header], Header]:
+    return lambda header: header._replace(outbox=change(header.outbox))

@@ -58,13 +58,15 @@ class KeptJournal(MemoryJournal):
         """The next `header`: written in the same step as the next change."""
         self.changes = 0
         """Writes so far; it grows when some are forgotten, too."""
+        self.is_sealed = False
+        """Whether nothing may be written any more by those who wait for their turn."""
         self._copied = 0
         self.lost_outcomes = 0
         """What came of URLs, and was forgotten."""
 
     async def write(self, change: Change) -> Sequence[int]:
         await self._faults.wait()
-        if self._faults.refuse():
+        if self.is_sealed or self._faults.refuse():
             raise Unavailable("the journal's disk does not answer")
         rows = self.note(change, self.header if self.draft is None else self.draft)
         await self._faults.wait()
@@ -121,10 +123,14 @@ class KeptJournal(MemoryJournal):
         self._written.append((self._now(), None, self.header))
         self._copied = 0
 
-    def take(self, other: KeptJournal) -> None:
+    def copy(self) -> list[Change | None]:
+        """All that `take` needs."""
+        return [change for _, change, _ in self._written]
+
+    def take(self, copied: Sequence[Change | None]) -> None:
         """Write down all URLs of another journal, in place of those that were here."""
         self.wipe()
-        for _, change, _ in other._written:
+        for change in copied:
             if change is None:
                 self.wipe()
             else:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from gossamer.frontier.local import LocalFrontier
 from gossamer.model import Grant, Outcome, Receipt
 from gossamer.simulation.scenario import Scenario
+from gossamer.simulation.shards import OpenShard
 
 RUNAWAY = 3_000
 """Leases asked for that no run needs, with 200 more for each worker and site: one in which more are is stopped."""
@@ -36,7 +37,7 @@ class Witness:
         """Sites with a page that was handed out more than once: if its workers died, not every worker may have it."""
         self._last: deque[str] = deque(maxlen=settings.share_window // 2)
 
-    async def ready_sites(self, frontier: LocalFrontier) -> set[str]:
+    async def ready_sites(self, frontier: LocalFrontier | OpenShard) -> set[str]:
         """The sites that wait to be served and are within their share; looked for only where shares are small."""
         found: set[str] = set()
         for view in await frontier.sites() if self._looks_at_shares else ():
