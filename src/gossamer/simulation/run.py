@@ -121,6 +121,7 @@ class World:
         self._befell: Counter[str] = Counter()
         self._server: Server
         self._servers: Servers | None = None
+        self._frontier_outside: Frontier | None = None
         self._moving: list[asyncio.Task[None]] = []
 
     def _note(self, *what: object) -> None:
@@ -151,6 +152,7 @@ class World:
                 loop=self._loop,
                 new_life=self._machine_life,
                 reach=self._reach,
+                arrived=self._shard_arrived,
             )
             self._moving = [self._loop.create_task(self._move(self._servers)) for _ in range(scenario.moves)]
         else:
@@ -199,6 +201,10 @@ class World:
 
     async def _is_resumed(self, servers: Servers) -> bool:
         """Whether somebody starts workers again: a server has forgotten what had been finished, or results are lost."""
+        if self._left["forget"] and self._chance.random() < 0.5:
+            # What is finished is so for good, whatever is forgotten afterwards.
+            self._left["forget"] -= 1
+            self._fail(self._chance.choice(list(servers.machines.values())).life, "takeover")
         is_finished = (await self._counts()).finished
         if is_finished and self._scenario.disks:
             found = repair(servers, [sink.records for sink in self._files])
@@ -225,7 +231,9 @@ class World:
 
     def _outside(self) -> Frontier:
         """The frontier for somebody who is no worker, and whose calls all arrive."""
-        return self._frontier(Life("outside", self._loop), loss=0.0)
+        if self._frontier_outside is None:
+            self._frontier_outside = self._frontier(Life("outside", self._loop), loss=0.0)
+        return self._frontier_outside
 
     def _frontier(self, life: Life, *, loss: float) -> Link | Frontier:
         """The frontier as a worker reaches it."""
@@ -337,6 +345,18 @@ class World:
             await asyncio.sleep(1.0)
         self._on_the_way.discard(number)
 
+    def _shard_arrived(self, number: int) -> None:
+        """What workers have in hand of it is void; and before long either server may fail."""
+        for hurt in self._working.values():
+            self._hurts(hurt)
+        assert self._servers is not None
+        if self._left["forget"] and self._chance.random() < 0.5:
+            self._left["forget"] -= 1
+            machine = self._chance.choice(list(self._servers.machines.values()))
+            soon = self._scenario.settings.forget_seconds * self._chance.uniform(0.0, 1.5)
+            how = self._chance.choice(_FAILURES)
+            self._loop.call_later(soon, lambda: self._fail(machine.life, how), context=Context())
+
     def _machine_life(self, name: str) -> Life:
         fates: dict[int, Fate] = {}
         if self._left["forget"] and self._chance.random() < 0.7:
@@ -382,6 +402,9 @@ class World:
     async def _return(self, machine: Machine, seconds: float) -> None:
         await asyncio.sleep(seconds)
         machine.start(rests=True)
+        for hurt in self._working.values():
+            # What it had fetched meanwhile waited for longer than its leases.
+            self._hurts(hurt)
         if len(machine.servers.machines) == 1:
             # Nobody else knows the seeds: whoever gives the same command again gives them again.
             await self._add_seeds()

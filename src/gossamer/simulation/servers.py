@@ -62,6 +62,7 @@ class Machine:
             secret=servers.secret,
             settings=servers.settings,
             clock=servers.clock,
+            arrived=lambda: servers.arrived(number),
         )
         if shard.refusal:
             bar, epoch = servers.bar(self.life, number), next(servers.epochs)
@@ -99,6 +100,7 @@ class Servers:
         loop: SimulatedLoop,
         new_life: Callable[[str], Life],
         reach: Callable[[Life, str, int], Link],
+        arrived: Callable[[int], None],
     ) -> None:
         self.numbers = range(shards)
         self.faults = faults
@@ -106,6 +108,7 @@ class Servers:
         self.settings = settings
         self.clock = LifeClock(loop, epoch=START_EPOCH)
         self.new_life = new_life
+        self.arrived = arrived
         self.reach = reach
         """How one process reaches a shard on a server."""
         self.runs = count(1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -124,18 +126,28 @@ class OpenShard:
     """A shard as one life of its server has it, if it does: what is in memory dies with that life."""
 
     def __init__(
-        self, journal: KeptJournal, *, epoch: int, run: Run, rests: bool, secret: bytes, settings: Settings, clock: Clock
+        self,
+        journal: KeptJournal,
+        *,
+        epoch: int,
+        run: Run,
+        rests: bool,
+        secret: bytes,
+        settings: Settings,
+        clock: Clock,
+        arrived: Callable[[], None],
     ) -> None:
         self.journal = journal
         self.run = run
         self.refusal = ""
         """Why no calls are taken for now."""
+        self._arrived = arrived
+        """Called when the shard is here that was elsewhere."""
         self._secret = secret
         self._settings = settings
         self._clock = clock
         self._local: LocalFrontier | None = None
         self._rests_until = 0.0
-        journal.is_sealed = False
         if self.look_now().has:
             self._open(epoch, rests=rests)
             if journal.header.server:
@@ -143,6 +155,7 @@ class OpenShard:
 
     def _open(self, epoch: int, *, rests: bool) -> None:
         journal, settings = self.journal, self._settings
+        journal.is_sealed, self.refusal = False, ""
         past = journal.past(self._secret, epoch)
         self._local = LocalFrontier(journal, past, settings=settings, clock=self._clock)
         if rests:
@@ -234,7 +247,9 @@ class OpenShard:
         if rest > 0:
             await self._clock.sleep(rest)
         else:
-            await self.local().idle(grant)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grant.wait):
+                    await self.local().idle(grant)
 
     async def counts(self) -> Counts:
         counts, outbox = await self.local().counts(), self.journal.header.outbox.size
@@ -297,6 +312,7 @@ class OpenShard:
         if view.run == run and view.generation < generation:
             self.journal.note(Change(), Header(outbox, "here", generation))
             self._open(epoch, rests=True)
+            self._arrived()
 
     async def bar(self, generation: int) -> bool:
         """Never take a copy of this generation; or say that the shard is here, and it is too late for that."""
@@ -334,8 +350,8 @@ class OpenShard:
                 self._bury(view.header.server)
             return
         self.journal.note(Change(), view.header._replace(state="here", generation=view.generation + 2, server=""))
-        self.journal.is_sealed, self.refusal = False, ""
         self._open(epoch, rests=True)
+        self._arrived()
 
 
 def _outbox(change: Callable[[Outbox], Outbox]) -> Callable[[Header], Header]:
