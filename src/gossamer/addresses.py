@@ -9,32 +9,55 @@ from gossamer.errors import ConfigError
 
 
 def postgresql(url: str, *, of: str = "the frontier") -> tuple[dict[str, Any], str]:
-    """What asyncpg takes, and the server's name without a password."""
+    """What asyncpg takes, and the server's name without a password. Several hosts are one server, wherever it is."""
     try:
         parts = urlsplit(url)
         options = dict(parse_qsl(parts.query))
-        host: str | None = options.pop("host", "") or unquote(parts.hostname or "") or None
-        port = int(options.pop("port", 0)) or parts.port
-        sslmode = options.pop("sslmode", "")
+        hosts, ports = hosts_of(parts.netloc.rpartition("@")[2])
+        hosts = [host for host in options.pop("host", "").split(",") if host] or hosts
+        ports = [int(port) for port in options.pop("port", "").split(",") if port] or ports
+        sslmode, wanted = options.pop("sslmode", ""), options.pop("target_session_attrs", "")
+        # Workers write, so of several hosts they need the one that lets them.
+        wanted = wanted or ("read-write" if len(hosts) > 1 else "any")
+        if (len(ports) not in (0, 1, len(hosts)) and hosts) or wanted not in ("any", "read-write", "primary"):
+            raise ValueError
     except ValueError:
         # Said without its words: they may hold a piece of the password.
         raise ConfigError(
             f"{of}'s address is not one that PostgreSQL has",
             hint="write postgresql://user:password@host:port/database, with %2F for a / in the password",
         ) from None
-    _refuse(options, "host, port and sslmode are", of)
+    _refuse(options, "host, port, sslmode and target_session_attrs are", of)
     found: dict[str, Any] = {"database": unquote(parts.path.lstrip("/")) or None}
-    if host:
-        found["host"] = host
-    if port:
-        found["port"] = port
+    if hosts:
+        found["host"] = hosts if len(hosts) > 1 else hosts[0]
+    if ports:
+        found["port"] = ports if len(ports) > 1 else ports[0]
     if parts.username:
         found["user"] = unquote(parts.username)
     if parts.password:
         found["password"] = unquote(parts.password)
     if sslmode:
         found["ssl"] = sslmode
-    return found, f"postgresql://{host or 'localhost'}{f':{port}' if port else ''}/{found['database'] or ''}"
+    if wanted != "any":
+        found["target_session_attrs"] = wanted
+    names = hosts or ["localhost"]
+    each = ports * len(names) if len(ports) == 1 else ports
+    if each:
+        names = [f"{host}:{port}" for host, port in zip(names, each)]
+    return found, f"postgresql://{','.join(names)}/{found['database'] or ''}"
+
+
+def hosts_of(text: str) -> tuple[list[str], list[int]]:
+    """The hosts of an address without its user, and their ports if any is given."""
+    hosts, ports = [], []
+    for place in text.split(","):
+        host, colon, port = place.rpartition(":")
+        if not colon or place.endswith("]"):
+            host, port = place, ""
+        hosts.append(unquote(host) if host.startswith("/") else unquote(host.strip("[]").lower()))
+        ports.append(int(port) if port else 0)
+    return [host for host in hosts if host], [port or 5432 for port in ports] if any(ports) else []
 
 
 def mysql(url: str, *, of: str = "the frontier") -> tuple[dict[str, Any], str]:

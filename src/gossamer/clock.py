@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 
@@ -17,11 +20,22 @@ class Clock(Protocol):
     async def sleep(self, seconds: float) -> None: ...
 
 
+def _sleepless() -> Callable[[], float]:
+    """A clock that goes on while the machine sleeps: a lease expires meanwhile, and its holder must know it."""
+    for name in ("CLOCK_BOOTTIME", "CLOCK_MONOTONIC") if sys.platform in ("linux", "darwin") else ():
+        if (number := getattr(time, name, None)) is not None:
+            return partial(time.clock_gettime, number)
+    return time.monotonic
+
+
+_monotonic = _sleepless()
+
+
 class SystemClock:
     """The machine's clock."""
 
     def monotonic(self) -> float:
-        return time.monotonic()
+        return _monotonic()
 
     def epoch(self) -> float:
         return time.time()

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+
+import msgspec
 
 from gossamer.assemble import worker
 from gossamer.clock import Clock, SystemClock
@@ -22,7 +26,7 @@ from gossamer.engine.region import Places
 from gossamer.engine.stats import Stats
 from gossamer.engine.store import FleetStore
 from gossamer.engine.supervisor import Supervisor
-from gossamer.errors import ConfigError, FrontierError, JobMissing, Unavailable
+from gossamer.errors import ConfigError, FrontierError, JobMissing, SinkError, Unavailable
 from gossamer.frontier.advice import Advice, advise
 from gossamer.frontier.base import Fleet
 from gossamer.frontier.regions import check_region, parse_part
@@ -30,6 +34,7 @@ from gossamer.job import Summary
 from gossamer.masks import masked_address
 from gossamer.member import leave_on_signals
 from gossamer.model import Counts, JobState, Pulse
+from gossamer.results import check_results, compare, is_results, mark, repair_command
 from gossamer.settings import Settings
 from gossamer.sink import Sink, finish_archives, fleet_sinks, shared_folder, wants_segments
 from gossamer.sink.jsonl import JsonlSink
@@ -94,16 +99,42 @@ def results_folder(url: str, job: str, settings: Settings, folder: Path) -> Path
     return named or folder
 
 
-async def refuse_strangers(url: str, job: str, settings: Settings, folder: Path) -> None:
-    """A new job must not begin where another has written: what it gathers would have the pages of both."""
-    if not wants_segments(settings.sink) or not await asyncio.to_thread(has_records, folder):
-        return
+async def claim_results(url: str, job: str, settings: Settings, folder: Path, *, parents: bool = True) -> Settings:
+    """Mark the results folder of a job that is about to be made; the settings with the id of the marker.
+
+    A job that is there keeps the id that it has; one of an older version gets none, unless nothing was stored yet. A
+    new job gets an id also where the folder cannot be marked from this machine: its workers then refuse to start until
+    somebody marks it. A new job must not begin where another has written: what it gathers would have the pages of
+    both. Of two machines that make one job at the same time, each with a folder of its own, the one that writes the
+    settings last has the marked folder, and the other is refused."""
     try:
-        await (await open_fleet(url, job)).aclose()
+        fleet = await open_fleet(url, job)
     except JobMissing:
+        return await asyncio.to_thread(_marked, job, settings, folder, parents=parents)
+    try:
+        known = fleet.settings.results_id
+        is_new = not known and not (await fleet.counts()).stored
+    finally:
+        await fleet.aclose()
+    if is_new and not await asyncio.to_thread(has_records, folder):
+        return await asyncio.to_thread(_marked, job, settings, folder, parents=parents)
+    return msgspec.structs.replace(settings, results_id=known)
+
+
+def _marked(job: str, settings: Settings, folder: Path, *, parents: bool) -> Settings:
+    if not wants_segments(settings.sink):
+        return settings
+    if has_records(folder):
         raise ConfigError(
             f"{folder} has pages of another job", hint="choose another name with --job, or move that folder away"
-        ) from None
+        )
+    try:
+        return msgspec.structs.replace(settings, results_id=mark(folder, job, parents=parents))
+    except OSError as error:
+        if parents:
+            raise
+        log.warning("%s cannot be marked as the results folder of %s: %s", folder, job, error.strerror)
+        return msgspec.structs.replace(settings, results_id=secrets.token_hex(16))
 
 
 async def join_fleet(
@@ -115,9 +146,12 @@ async def join_fleet(
     region: str = "",
     shards: str = "",
     supervised: int = 0,
+    own_results: bool = False,
     signals: Callable[[Callable[[], None]], None] | None = None,
 ) -> JobState:
     """Work for the job at this address until it is over; the pages go to segments in its results folder.
+
+    A worker that does not see that folder is refused, unless it may have `own_results`, which somebody gathers.
 
     It may be one of `supervised` workers of a supervisor, whose is Ctrl-C. `signals` is told what stops the worker,
     and has it called when a signal comes; else the worker sees to that."""
@@ -126,10 +160,14 @@ async def join_fleet(
     # It is memory that is written to, which a shared folder that fails turns into a deadly signal.
     marker_path = (folder if url.startswith("folder:/") else results) / "handling" / name
     try:
+        if not own_results:
+            await asyncio.to_thread(check_results, results, job, frontier.settings, url)
         # A worker of this name that died held leases, and perhaps a page that killed it.
         key = left_behind(marker_path)
         await frontier.abandon(name, blamed=(key,) if key else ())
-        sinks: list[Sink] = [SegmentSink(results, name)] if wants_segments(frontier.settings.sink) else []
+        is_there = None if own_results else partial(is_results, results, frontier.settings)
+        segments = SegmentSink(results, name, is_there=is_there) if wants_segments(frontier.settings.sink) else None
+        sinks: list[Sink] = [segments] if segments is not None else []
         sinks += fleet_sinks(frontier.settings, results, name, job=job, types=item_columns(frontier.settings))
         store = FleetStore(frontier, sinks)
         clock = SystemClock()
@@ -211,8 +249,10 @@ class FleetCrawl:
         *,
         region: str = "",
         shards: str = "",
+        own_results: bool = False,
     ) -> None:
         self._url = url
+        self._own_results = own_results
         self._region = region
         self._shards = shards
         self._job = job
@@ -277,9 +317,29 @@ class FleetCrawl:
             with suppress(FrontierError):
                 await frontier.refresh()
 
+    async def _compare(self, frontier: Fleet) -> None:
+        """Fail where pages that count as stored have no record in what was gathered."""
+        try:
+            found = await compare(frontier, self.folder)
+        except FrontierError as error:
+            log.warning("the records in %s were not compared with the frontier: %s", self.folder, error)
+            return
+        if not found.missing:
+            return
+        what = f"{found.missing:,} of {found.stored:,} stored pages have no record in {self.folder}"
+        if self._own_results or not self.settings.results_id:
+            log.warning("%s: other machines may have them", what)
+        elif found.is_live:
+            log.warning("%s yet: other workers are at work", what)
+        else:
+            hint = f"{repair_command(self._job, self._url)} queues them again"
+            raise SinkError(f"job {self._job!r}: {what}", hint=hint)
+
     async def run(self) -> Summary:
         """Run to the end, then gather what was stored: here by this machine's workers, in a shared place by all."""
-        await refuse_strangers(self._url, self._job, self.settings, self.folder)
+        self.settings = await claim_results(self._url, self._job, self.settings, self.folder)
+        if not self._own_results:
+            await asyncio.to_thread(check_results, self.folder, self._job, self.settings, self._url)
         frontier = self._frontier = await open_fleet(
             self._url, self._job, self.settings, region=self._region, shards=self._shards
         )
@@ -298,6 +358,7 @@ class FleetCrawl:
                     "GOSSAMER_FRONTIER": self._url,
                     "GOSSAMER_REGION": self._region,
                     "GOSSAMER_SHARDS": self._shards,
+                    "GOSSAMER_OWN_RESULTS": "1" if self._own_results else "",
                 },
                 names=f"{os.uname().nodename}-{os.getpid()}",
             )
@@ -308,6 +369,8 @@ class FleetCrawl:
             if wants_segments(self.settings.sink):
                 await export(self.folder)
             await _finish_archives(frontier, self.settings, self.folder)
+            if wants_segments(self.settings.sink):
+                await self._compare(frontier)
             counts = await self._last_counts()
             state: JobState = counts.job
             return Summary(state, counts, self.stats, {}, self._stop_wanted)

@@ -68,6 +68,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         tuple[str, ...],
         Meta(description="Where pages go: jsonl, csv, sqlite, warc, parquet, mysql://..., s3://...; may be repeated."),
     ] = ("jsonl",)
+    results_id: Annotated[
+        str,
+        Meta(description="Id in results.id of the folder that a fleet's workers write to; set when a job is made."),
+    ] = ""
     archive_bytes: Annotated[int, Meta(ge=1, description="Size at which the sink warc begins the next file.")] = (
         1_000_000_000
     )
@@ -356,7 +360,17 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> dict[str, A
         if not variable.startswith("GOSSAMER_"):
             continue
         name = variable.removeprefix("GOSSAMER_").lower()
-        if name in ("frontier", "region", "shards", "read_token", "write_token", "log_format", "log_file", "log_level"):
+        if name in (
+            "frontier",
+            "region",
+            "shards",
+            "read_token",
+            "write_token",
+            "log_format",
+            "log_file",
+            "log_level",
+            "own_results",
+        ):
             # Options of commands: where a job is, which part of it a worker takes, who may use the service, logs.
             continue
         if name not in FIELDS:

@@ -67,9 +67,19 @@ class Standby:
     """A worker of a fleet that outlives its job, as those of a cluster do: one that ended would be started again."""
 
     def __init__(
-        self, url: str, job: str, folder: Path, *, name: str, region: str = "", shards: str = "", health: HealthFile
+        self,
+        url: str,
+        job: str,
+        folder: Path,
+        *,
+        name: str,
+        region: str = "",
+        shards: str = "",
+        own_results: bool = False,
+        health: HealthFile,
     ) -> None:
         self._url = url
+        self._own_results = own_results
         self._job = job
         self._folder = folder
         self._name = name
@@ -104,6 +114,7 @@ class Standby:
                 name=self._name,
                 region=self._region,
                 shards=self._shards,
+                own_results=self._own_results,
                 signals=self._follow,
             )
         except Unavailable as error:

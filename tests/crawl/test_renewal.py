@@ -8,13 +8,15 @@ import msgspec
 
 from gossamer.assemble import worker
 from gossamer.clock import ManualClock
+from gossamer.download.client import HttpDownloader, Reply
+from gossamer.download.dns import Answer
 from gossamer.engine.store import FleetStore
 from gossamer.engine.visit import Visit
 from gossamer.frontier.base import Frontier
 from gossamer.frontier.local import LocalFrontier, open_memory
-from gossamer.model import Lease
+from gossamer.model import Lease, Request, Response
 from gossamer.settings import Settings
-from gossamer.testing.harness import pages
+from gossamer.testing.harness import keys, pages
 
 SETTINGS = Settings(lease_seconds=60.0, connect_seconds=3.0)
 
@@ -49,5 +51,91 @@ def test_a_renewed_lease_is_ours_for_as_long_as_the_frontier_says() -> None:
             renewing.cancel()
             await asyncio.gather(renewing, return_exceptions=True)
             assert visit.deadline == asked_at + 21.0 - 3.0
+
+    asyncio.run(run())
+
+
+class Web:
+    """Answers when the test says so, and notes when it was asked."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+        self.asked_at: list[float] = []
+        self.answers = asyncio.Event()
+        self.asked = asyncio.Event()
+
+    async def fetch(self, request: Request) -> Response:
+        self.asked_at.append(self._clock.monotonic())
+        self.asked.set()
+        await self.answers.wait()
+        return Response(url=request.url, status=404, headers_at=self._clock.monotonic())
+
+
+def test_a_visit_rests_after_the_request_of_an_earlier_one_whose_lease_expired() -> None:
+    """The process was stopped between the last check of the lease and the request, for longer than the lease."""
+
+    async def run() -> None:
+        clock = ManualClock()
+        web = Web(clock)
+        settings = msgspec.structs.replace(SETTINGS, delay=5.0, robots=False, sitemaps=False)
+        memory = open_memory(settings, clock=clock, secret=b"s" * 16)
+        await memory.add(pages(1))
+        async with worker(memory, FleetStore(memory, []), settings=settings, secret=b"s" * 16, clock=clock) as engine:
+            context = engine._context
+            context.fetch = web.fetch
+            (lease,) = (await memory.lease(1, batch=1, seconds=60.0)).leases
+            earlier = asyncio.create_task(Visit(lease, context, sent_at=clock.monotonic()).run())
+            await web.asked.wait()
+            clock.advance(70.0)
+            (lease,) = (await memory.lease(1, batch=1, seconds=60.0)).leases
+            visit = Visit(lease, context, sent_at=clock.monotonic())
+            later = asyncio.create_task(visit.run())
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert len(web.asked_at) == 1, "the later visit waits for the answer to the request that is under way"
+            clock.advance(2.0)
+            resting = asyncio.Event()
+            context.went_to_sleep = resting.set
+            web.answers.set()
+            await earlier
+            await resting.wait()
+            assert (len(web.asked_at), visit._pace.wait()) == (1, 5.0), "and the delay counts from there"
+            later.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_request_is_not_sent_when_the_lease_expired_on_its_way_to_the_wire() -> None:
+    """While a name was resolved, or a client was built: the downloader asks once more before it sends."""
+
+    async def run() -> None:
+        clock = ManualClock()
+        web = Web(clock)
+        settings = msgspec.structs.replace(SETTINGS, robots=False, sitemaps=False, resolve=("a.example=127.0.0.1",))
+        settings = msgspec.structs.replace(settings, allow_private=True)
+        memory = open_memory(settings, clock=clock, secret=b"s" * 16)
+        await memory.add(pages(1))
+        downloader = HttpDownloader(settings, clock)
+
+        async def resolve(host: str) -> Answer:
+            clock.advance(70.0)
+            return Answer(("127.0.0.1",), clock.monotonic() + 60.0)
+
+        async def exchange(client: object, call: object) -> Reply:
+            web.asked_at.append(clock.monotonic())
+            raise AssertionError("it was sent")
+
+        downloader._resolver.resolve = resolve  # type: ignore[method-assign]
+        downloader._exchange = exchange  # type: ignore[method-assign, assignment]
+        async with worker(memory, FleetStore(memory, []), settings=settings, secret=b"s" * 16, clock=clock) as engine:
+            engine._context.fetch = downloader.fetch
+            (lease,) = (await memory.lease(1, batch=1, seconds=60.0)).leases
+            visit = Visit(lease, engine._context, sent_at=clock.monotonic())
+            await visit.run()
+            assert visit.lost
+            assert web.asked_at == []
+            (again,) = (await memory.lease(1, batch=1, seconds=60.0)).leases
+            assert keys(again) == [1], "it comes back, without a fault of its own"
+        await downloader.aclose()
 
     asyncio.run(run())

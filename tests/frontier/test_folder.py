@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 from gossamer.errors import ConfigError, Held, JobMissing, SchemaMismatch
 from gossamer.frontier.folder import FolderFrontier, open_folder
 from gossamer.frontier.folder_balance import Scene, to_give, to_take
-from gossamer.frontier.folder_claims import Claims
+from gossamer.frontier.folder_claims import Beat, Claims
 from gossamer.frontier.folder_layout import Layout
 from gossamer.frontier.folder_life import _look_up, is_running, this_process
 from gossamer.frontier.folder_share import Share
@@ -169,11 +170,9 @@ def test_p9_a_dead_workers_shards_are_taken_over_within_lease_and_delay(tmp_path
         await dead.complete([outcome(old, 1)])
         other = await fleet.hire("other")
         assert await lease(other) == []
-        fleet.clock.advance(LEASE - 1.0)
-        await other.owner.tend()
+        await fleet.rounds(other, count=7)
         assert owners(other) == [0], "its claim stands until its time is over"
-        fleet.clock.advance(1.1)
-        await other.owner.tend()
+        await fleet.rounds(other, count=2)
         assert owners(other) == [SHARDS]
         fleet.clock.advance(2.0)
         (new,) = await lease(other)
@@ -207,7 +206,7 @@ def test_p4_a_late_worker_changes_nothing(tmp_path: Path) -> None:
         (old,) = await lease(late)
         other = await fleet.hire("other")
         await lease(other)
-        fleet.clock.advance(LEASE + 0.1)
+        await fleet.rounds(other, count=9)
         (new,) = await lease(other)
         receipt = await late.complete(outcomes(old, links=(page(9), page(10, "b.example"))), notes=[note(old, hold=99)])
         assert (receipt.accepted, receipt.stale) == (0, 3)
@@ -253,8 +252,7 @@ def test_p4_what_a_late_owner_writes_after_the_take_over_is_never_read(tmp_path:
 
         async def take_over() -> None:
             other = await fleet.hire("other")
-            fleet.clock.advance(3.0)
-            await other.owner.tend()
+            await fleet.rounds(other, count=2)
             taken.append(other)
 
         loop = asyncio.get_running_loop()
@@ -883,5 +881,157 @@ def test_a_jump_of_the_servers_clock_kills_nobody(tmp_path: Path) -> None:
         await fleet.rounds(one, two)
         assert owners(one, two) == before
         assert max(standing.number for standing in two.owner.claims.newest.values()) <= 3, "nothing has changed hands"
+
+    play(run, tmp_path)
+
+
+def test_a_shard_that_is_leaving_is_given_when_its_leases_have_expired(tmp_path: Path) -> None:
+    """All workers were stopped past their leases: what a lost visit had in hand is never completed nor returned."""
+
+    async def run(fleet: Fleet) -> None:
+        one = await fleet.hire("one")
+        for shard in range(SHARDS):
+            await one.add(pages(*range(shard * 100, shard * 100 + 30), site=site_in(shard)))
+        assert len(await lease(one, batch=5)) == SHARDS
+        two = await fleet.hire("two")
+        await lease(two)
+        await fleet.rounds(two, one, count=1)
+        leaving = {number for number, shard in one.owner.shards.items() if shard.leaving}
+        assert leaving
+        fleet.clock.advance(1.5 * LEASE)
+        await fleet.rounds(one, two, count=8)
+        assert leaving & two.owner.shards.keys()
+        assert not any(shard.leaving for shard in one.owner.shards.values())
+
+    play(run, tmp_path)
+
+
+def test_workers_that_were_stopped_together_take_nothing_from_one_another(tmp_path: Path) -> None:
+    """All clocks went on meanwhile: the one that wakes up first must not hold the others for dead."""
+
+    async def run(fleet: Fleet) -> None:
+        one, two, _, _ = await _two_halves(fleet)
+        before = sorted(two.owner.shards)
+        for _ in range(5):
+            fleet.clock.advance(1.5 * LEASE)
+            await fleet.rounds(two, one, count=1)
+            assert sorted(two.owner.shards) == before
+
+    play(run, tmp_path)
+
+
+def test_what_was_fetched_before_all_workers_were_stopped_is_completed(tmp_path: Path) -> None:
+    async def run(fleet: Fleet) -> None:
+        one, two, here, _ = await _two_halves(fleet)
+        await one.add(pages(1, 2, site=here))
+        (held,) = await lease(one)
+        await two.owner.look()
+        fleet.clock.advance(1.5 * LEASE)
+        await fleet.rounds(two, one, count=1)
+        assert (await one.complete([outcome(held, 1)])).accepted == 1
+        await fleet.rounds(two, one, count=4)
+        assert keys(*await lease(one)) == [2]
+
+    play(run, tmp_path)
+
+
+def test_no_page_is_parked_because_its_worker_was_stopped(tmp_path: Path) -> None:
+    async def run(fleet: Fleet) -> None:
+        worker = await fleet.hire("one")
+        await worker.add(pages(1))
+        for _ in range(10):
+            (held,) = await lease(worker)
+            assert not held.suspect
+            fleet.clock.advance(1.5 * LEASE)
+            await fleet.rounds(worker)
+        assert await drain(worker) == [1]
+        assert (await worker.counts()).parked == 0
+
+    play(run, tmp_path)
+
+
+def test_a_worker_that_was_stopped_in_the_middle_of_a_heartbeat_does_not_lag_behind(tmp_path: Path) -> None:
+    """It was stopped between the server's answer and its own look at the clock: what it read is no longer the time."""
+
+    async def run(fleet: Fleet) -> None:
+        one = await fleet.hire("one")
+        tell = one.owner.peers.tell
+
+        def stopped(beat: Beat) -> float:
+            server_time = tell(beat)
+            fleet.clock.advance(1.5 * LEASE)
+            return server_time
+
+        one.owner.peers.tell = stopped  # type: ignore[method-assign]
+        await one.owner.renew()
+        assert one.owner.clock.epoch() == fleet.clock.epoch()
+
+    play(run, tmp_path)
+
+
+def test_a_worker_that_leaves_in_the_middle_of_a_round_keeps_no_shard(tmp_path: Path) -> None:
+    """The other has just given up its shards, and this one was about to take them."""
+
+    async def run(fleet: Fleet) -> None:
+        one, two, _, _ = await _two_halves(fleet)
+        await two.aclose()
+        fleet.clock.advance(10.0)
+        claimed, go_on = threading.Event(), threading.Event()
+        claim = one.owner.share.claim
+
+        def slow(name: str, data: bytes, **options: Any) -> bool:
+            made = claim(name, data, **options)
+            if name.startswith("claims/"):
+                claimed.set()
+                assert go_on.wait(20)
+            return made
+
+        one.owner.share.claim = slow  # type: ignore[method-assign]
+        one.owner.every_seconds = 0.0
+        one.start()
+        while not claimed.is_set():
+            await asyncio.sleep(0.001)
+        leaving = asyncio.create_task(one.aclose())
+        await asyncio.sleep(0)
+        go_on.set()
+        await leaving
+        visitor = await fleet.hire("")
+        assert {number: found.claim.session for number, found in visitor.owner.claims.newest.items()} == dict.fromkeys(
+            range(SHARDS), ""
+        )
+        assert (await visitor.counts()).finished
+
+    play(run, tmp_path)
+
+
+@pytest.mark.parametrize("with_heartbeat", [True, False])
+def test_a_job_that_is_over_is_over_also_if_its_workers_did_not_leave_in_good_order(
+    tmp_path: Path, with_heartbeat: bool
+) -> None:
+    async def run(fleet: Fleet) -> None:
+        worker = await fleet.hire("one")
+        await worker.add(pages(1, 2))
+        assert sorted(await drain(worker)) == [1, 2]
+        await worker.add(pages(3))
+        worker.owner.abort()
+        visitor = await fleet.hire("")
+        if not with_heartbeat:
+            visitor.owner.peers.forget(worker.owner.session)
+        fleet.clock.advance(5 * LEASE)
+        for _ in range(10):
+            fleet.clock.advance(1.0)
+            counts = await visitor.counts()
+        assert (counts.done, counts.queued, counts.finished) == (2, 1, False), "never while work is left"
+        heir = await fleet.hire("heir")
+        await heir.abandon("one")
+        assert await drain(heir) == [3]
+        heir.owner.abort()
+        if not with_heartbeat:
+            visitor.owner.peers.forget(heir.owner.session)
+        fleet.clock.advance(5 * LEASE)
+        for _ in range(10):
+            fleet.clock.advance(1.0)
+            counts = await visitor.counts()
+        assert (counts.done, counts.queued, counts.job, counts.finished) == (3, 0, "finished", True)
 
     play(run, tmp_path)

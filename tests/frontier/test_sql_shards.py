@@ -395,6 +395,7 @@ def test_a_server_is_reached_by_its_name() -> None:
         "postgresql://u:p@/y?sslmode=require&host=b&port=2"
     )
     assert like("postgresql://u@a/x", "postgresql:///run/pg:5433/y") == "postgresql://u@/y?host=%2Frun%2Fpg&port=5433"
+    assert like("postgresql://u:p@a,b/x", "postgresql://c:1,d:2/y") == "postgresql://u:p@/y?host=c%2Cd&port=1%2C2"
     assert like("mysql://u:p@a/x", "mysql://b:3307/y") == "mysql://u:p@b:3307/y"
     assert like("mariadb://u@/x?socket=/a", "mysql:///run/b/y") == "mysql://u@/y?socket=%2Frun%2Fb"
     with pytest.raises(ConfigError):

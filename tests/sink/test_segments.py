@@ -3,12 +3,15 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from gossamer.errors import SinkError, SinkFull
 from gossamer.model import PageRow, Record
+from gossamer.results import is_results, mark
+from gossamer.settings import Settings
 from gossamer.sink import disk
 from gossamer.sink.segments import SegmentSink, gather
 
@@ -164,6 +167,50 @@ def test_f49_segments_are_not_begun_where_their_folder_is_not_mounted(tmp_path: 
 
     asyncio.run(run())
     assert [each.key for each in gather(tmp_path / "mount")] == [1]
+
+
+def test_segments_are_not_begun_in_an_empty_mount_point_that_looks_like_the_folder(tmp_path: Path) -> None:
+    """The marker tells it from the job's folder, also where it has a folder of segments."""
+    settings = Settings(results_id=mark(tmp_path / "mount", "shop"))
+
+    async def run() -> None:
+        mount = tmp_path / "mount"
+        sink = SegmentSink(mount, "one", is_there=lambda: is_results(mount, settings))
+        await sink.write([record(1, 10)])
+        sink._let_go()
+        mount.rename(tmp_path / "away")
+        (mount / "segments").mkdir(parents=True)
+        with pytest.raises(SinkFull, match="not the job's results folder any more"):
+            await sink.write([record(2, 11)])
+        assert not list((mount / "segments").iterdir())
+        (mount / "segments").rmdir()
+        mount.rmdir()
+        (tmp_path / "away").rename(mount)
+        await sink.write([record(2, 11)])
+        await sink.aclose()
+
+    asyncio.run(run())
+    assert [each.key for each in gather(tmp_path / "mount")] == [1, 2]
+
+
+def test_nothing_is_written_to_a_file_that_was_deleted(tmp_path: Path) -> None:
+    async def run() -> None:
+        sink = SegmentSink(tmp_path, "one")
+        await sink.write([record(1, 10)])
+        (tmp_path / "segments" / "one-0.jsonl").unlink()
+        await sink.write([record(2, 11)])
+        await sink.aclose()
+
+    asyncio.run(run())
+    assert [each.key for each in gather(tmp_path)] == [2]
+
+
+def test_one_marker_wins_and_is_kept(tmp_path: Path) -> None:
+    """Two machines that mark one folder at the same time have the same id."""
+    with ThreadPoolExecutor(8) as threads:
+        found = set(threads.map(lambda _: mark(tmp_path / "shared", "shop"), range(32)))
+    assert len(found) == 1
+    assert [path.name for path in (tmp_path / "shared").iterdir()] == ["results.id"]
 
 
 def test_a_line_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ CONTENTS = {
         "submit": Entry("cli.fleet:submit", "Put a job into a fleet's frontier."),
         "worker": Entry("cli.crawl:worker", "Join a running crawl, here or of a fleet."),
         "scale": Entry("cli.scale:scale", "Print how many workers a fleet's job can feed."),
+        "repair": Entry("cli.repair:repair", "Fetch stored pages again whose records are lost."),
         "spread": Entry("cli.spread:spread", "Move a job's shards to other servers while it is crawled."),
         "compact": Entry("cli.compact:compact", "Delete the rows of finished URLs of a job in SQL."),
     },

@@ -21,7 +21,14 @@ from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
 from gossamer.cli.figures import many
 from gossamer.cli.guide import Sectioned
-from gossamer.cli.options import given, notice_options, region_option, settings_options, shards_option
+from gossamer.cli.options import (
+    given,
+    notice_options,
+    own_results_option,
+    region_option,
+    settings_options,
+    shards_option,
+)
 from gossamer.cli.start import check_seeds, read_lines, read_settings, refuse_windows
 from gossamer.cli.start import run as run_loop
 from gossamer.cli.terminal import plain, put, say
@@ -61,6 +68,7 @@ from gossamer.standby import HealthFile, Standby
 @notice_options
 @region_option
 @shards_option("Shards of a fleet's job: all N, of which these workers take A to B.")
+@own_results_option
 @settings_options
 def crawl(
     urls: tuple[str, ...],
@@ -71,6 +79,7 @@ def crawl(
     as_json: bool,
     region: str,
     shards: str,
+    own_results: bool,
     notify: tuple[str, ...],
     stalled_after: float,
     errors_above: float,
@@ -108,9 +117,11 @@ def crawl(
     job = ""
     if on_fleet:
         job = name or folder.name
-        run = FleetCrawl(frontier, job, folder, settings, first_urls, region=region, shards=shards)
+        run = FleetCrawl(
+            frontier, job, folder, settings, first_urls, region=region, shards=shards, own_results=own_results
+        )
     else:
-        _refuse_fleet_options("region", "shards")
+        _refuse_fleet_options("region", "shards", "own_results")
         if not first_urls and not (folder / jobs.FRONTIER).exists():
             raise JobMissing(f"there is no job in {folder}", hint="give a URL to start one")
         run = Crawl(folder, settings, first_urls, in_memory=frontier == "memory:")
@@ -143,7 +154,9 @@ def _refuse_fleet_options(*names: str) -> None:
     context = click.get_current_context()
     for name in names:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise ConfigError(f"--{name} is for fleets", hint="name their frontier: --frontier redis://host:6379/0")
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is for fleets", hint="name their frontier: --frontier redis://host:6379/0"
+            )
 
 
 async def _told(run: Crawl | FleetCrawl, quiet: bool, notifier: Notifier, judge: Judge, job: str) -> Summary:
@@ -228,6 +241,7 @@ def _as_json(summary: Summary, folder: Path | None) -> dict[str, Any]:
 @click.option("--out", default="", help="Folder for what a worker of a fleet stores.  [default: crawls/JOB]")
 @region_option
 @shards_option("Part of the fleet's sites that this worker takes: shards A to B of N.")
+@own_results_option
 @click.option("--wait", is_flag=True, help="Wait for the job of a fleet, and for its next run; leave on a signal only.")
 @click.option("--health-file", type=click.Path(path_type=Path, dir_okay=False),
               help="With --wait: a file to touch while alive; its word says whether it is ready.")  # fmt: skip
@@ -240,6 +254,7 @@ def worker(
     out: str,
     region: str,
     shards: str,
+    own_results: bool,
     wait: bool,
     health_file: Path | None,
     supervision: tuple[int, int],
@@ -269,21 +284,30 @@ def worker(
             raise ConfigError("which job?", hint="name it: gossamer worker FRONTIER --job NAME")
         folder = Path(out) if out else jobs.folder_of(name, ())
         if wait:
-            run_loop(_stand_by(place, name, folder, own_name, region, shards, health_file))
+            standby = Standby(
+                place, name, folder, name=own_name, region=region, shards=shards, own_results=own_results,
+                health=HealthFile(health_file),
+            )  # fmt: skip
+            run_loop(standby.run())
             return Exit.OK
         try:
             run_loop(
-                join_fleet(place, name, folder, name=own_name, region=region, shards=shards, supervised=supervised)
-            )
+                join_fleet(
+                    place, name, folder, name=own_name, region=region, shards=shards, supervised=supervised,
+                    own_results=own_results,
+                )
+            )  # fmt: skip
         except (JobMissing, SchemaMismatch, ConfigError) as error:
             if not supervised:
                 raise
             say(f"error: {error}")
+            if error.hint:
+                say(f"hint: {error.hint}")
             return FATAL
         return Exit.OK
     if not place:
         raise ConfigError("which crawl?", hint="gossamer worker DIR, or gossamer worker FRONTIER --job NAME")
-    _refuse_fleet_options("region", "shards", "wait")
+    _refuse_fleet_options("region", "shards", "own_results", "wait")
     try:
         run_loop(join(jobs.folder_of(place, ()), name=own_name, supervised=supervised))
     except JobMissing:
@@ -294,10 +318,3 @@ def worker(
             return Exit.ERROR
         say(str(gone))
     return Exit.OK
-
-
-async def _stand_by(
-    url: str, job: str, folder: Path, name: str, region: str, shards: str, health_file: Path | None
-) -> None:
-    health = HealthFile(health_file)
-    await Standby(url, job, folder, name=name, region=region, shards=shards, health=health).run()

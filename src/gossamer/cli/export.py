@@ -12,9 +12,15 @@ from gossamer.cli.exits import Exit
 from gossamer.cli.figures import many
 from gossamer.cli.start import check_out, run
 from gossamer.cli.terminal import say
+from gossamer.errors import FrontierError, JobMissing, SinkError
 from gossamer.export import FORMATS, Export, write
 from gossamer.export.stored import place_of
 from gossamer.export.where import Where
+from gossamer.fleet import is_fleet, open_fleet
+from gossamer.results import MARKER, compare, is_results, read_marker, repair_command
+from gossamer.sink import wants_segments
+from gossamer.sink.segments import has_segments
+from gossamer.stored.places import Place
 
 
 @click.command()
@@ -45,10 +51,20 @@ from gossamer.export.where import Where
 )
 @click.option("--all-visits", is_flag=True, help="Every visit of a page, not only the last.")
 @click.option("--frontier", default="", metavar="URL", envvar="GOSSAMER_FRONTIER", help="The fleet that the job is of.")
+@click.option("--incomplete", is_flag=True, help="Export what is there although records of stored pages are missing.")
 def export(
-    name: str, kind: str, conditions: tuple[str, ...], out: Path | None, all_visits: bool, frontier: str, **options: Any
+    name: str,
+    kind: str,
+    conditions: tuple[str, ...],
+    out: Path | None,
+    all_visits: bool,
+    frontier: str,
+    incomplete: bool,
+    **options: Any,
 ) -> int:
     """Write what a job has stored, one record per page, in another form.
+
+    With --frontier it fails (exit code 1) if pages that the frontier counts as stored have no record.
 
     \b
     gossamer export shop --format items --out items.jsonl
@@ -59,8 +75,49 @@ def export(
     if out is not None and not FORMATS[kind].is_folder:
         check_out(out)
     place = run(place_of(name, frontier))
+    if is_fleet(frontier):
+        run(_compare(name, frontier, place, incomplete=incomplete))
     wanted = Export(folder=place.folder, place=place, where=where, out=out, all_visits=all_visits, options=options)
     count = write(kind, wanted)
     if out is not None:
         say(f"{out}: {many(count, 'item' if kind in ('items', 'rejected') else 'page')}")
     return Exit.OK
+
+
+async def _compare(name: str, frontier: str, place: Place, *, incomplete: bool) -> None:
+    """Refuse to export a part of a job as if it were all of it."""
+    marker = read_marker(place.folder)
+    if "/" in name and marker is None:
+        return
+    job = marker.job if marker is not None and "/" in name else name
+    try:
+        fleet = await open_fleet(frontier, job)
+    except JobMissing:
+        # The address is that of other jobs.
+        return
+    except FrontierError as error:
+        say(f"warning: not compared with the frontier: {error}")
+        return
+    try:
+        if not has_segments(place.folder) and not (fleet.settings.results_id and wants_segments(fleet.settings.sink)):
+            return
+        if not is_results(place.folder, fleet.settings):
+            what = f"{place.folder} is not the results folder of job {job!r}: {MARKER} is missing, or of another job"
+            hint = "is the folder mounted on this machine?"
+        else:
+            found = await compare(fleet, place.folder)
+            if not found.missing:
+                return
+            what = f"{found.missing:,} of {found.stored:,} stored pages of job {job!r} have no record in {place.folder}"
+            if found.is_live:
+                say(f"warning: {what} yet: workers are at work")
+                return
+            hint = f"{repair_command(job, frontier)} queues them again"
+    except FrontierError as error:
+        say(f"warning: not compared with the frontier: {error}")
+        return
+    finally:
+        await fleet.aclose()
+    if not incomplete:
+        raise SinkError(what, hint=f"{hint}; --incomplete exports what is there")
+    say(f"warning: {what}")

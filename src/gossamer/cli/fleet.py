@@ -17,11 +17,12 @@ from gossamer.cli.options import given, settings_options, shards_option
 from gossamer.cli.start import check_seeds, read_lines, read_settings, run
 from gossamer.cli.terminal import plain, say
 from gossamer.errors import ConfigError
-from gossamer.fleet import SCHEMES, open_fleet, refuse_strangers, results_folder
+from gossamer.fleet import SCHEMES, claim_results, open_fleet, results_folder
 from gossamer.frontier.regions import parse_part
 from gossamer.masks import masked_address
+from gossamer.results import MARKER, is_results, repair_command
 from gossamer.settings import Settings
-from gossamer.sink import is_shared, shared_folder
+from gossamer.sink import is_shared, shared_folder, wants_segments
 from gossamer.takeover import begin
 
 
@@ -68,7 +69,12 @@ def submit(urls: tuple[str, ...], seeds: Any, name: str, frontier: str, shards: 
 
 
 async def _submit(frontier: str, job: str, settings: Settings, seeds: Sequence[str], *, shards: str) -> int:
-    await refuse_strangers(frontier, job, settings, results_folder(frontier, job, settings, jobs.folder_of(job, ())))
+    folder = results_folder(frontier, job, settings, jobs.folder_of(job, ()))
+    # A shared folder whose parent is not here is not mounted here: made anew, it would be another one.
+    settings = await claim_results(frontier, job, settings, folder, parents=frontier.startswith("folder:/"))
+    if wants_segments(settings.sink) and not is_results(folder, settings):
+        say(f"warning: {folder} has no {MARKER} of this job on this machine, and workers refuse to start without it")
+        say(f"hint: on a machine that has the folder: {repair_command(job, frontier)} --adopt-folder")
     fleet = await open_fleet(frontier, job, settings, shards=shards)
     try:
         return await begin(fleet, settings, seeds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,9 +13,13 @@ import msgspec
 from gossamer.cli.figures import brief, many, rate, size, span
 from gossamer.cli.terminal import plain
 from gossamer.engine.pulse import is_live
+from gossamer.errors import SinkError
 from gossamer.frontier.base import Fleet
 from gossamer.frontier.regions import parse_part
 from gossamer.model import Counts, JobState, Pulse, RegionView, ShardView
+from gossamer.results import compare, is_cheap, is_results, repair_command
+from gossamer.sink import wants_segments
+from gossamer.sink.segments import has_segments, segment_bytes
 
 _MOST_WORKERS, _MOST_ROWS = 20, 10
 _MANY_SHARDS, _WIDE_NUMBERS = 12, 24
@@ -34,8 +39,10 @@ async def look(fleet: Fleet) -> dict[str, Any]:
     counts, pulses, shards = await fleet.counts(), await fleet.workers(), await fleet.shards()
     live = [pulse for pulse in pulses if is_live(pulse)]
     regions = merged(shards)
+    # Nobody works on it, though something is left: said in the same word as of a job of one machine.
+    state = "resting" if counts.job == "running" and not live and not counts.finished else counts.job
     return {
-        "state": counts.job,
+        "state": state,
         "counts": msgspec.to_builtins(counts),
         "rate": round(sum(pulse.rate for pulse in live), 2),
         "workers": [{**_plain_values(pulse), "live": is_live(pulse)} for pulse in pulses],
@@ -51,6 +58,33 @@ async def look(fleet: Fleet) -> dict[str, Any]:
         "shards": msgspec.to_builtins(shards),
         "warnings": warnings(counts, live, shards, is_auto=fleet.settings.region_by == "auto"),
     }
+
+
+async def results(fleet: Fleet, job: str, frontier: str, folder: Path, *, check: bool) -> dict[str, Any] | None:
+    """What `status` says of the job's results folder; None if nothing can be said from this machine.
+
+    Records are counted only if that takes a moment, or with `check`."""
+    marked = bool(fleet.settings.results_id)
+    if not wants_segments(fleet.settings.sink) or not (marked or has_segments(folder)):
+        return None
+    found: dict[str, Any] = {"folder": str(folder), "recorded": None, "missing": None, "warning": ""}
+    if not is_results(folder, fleet.settings):
+        if not check:
+            return None
+        found["warning"] = f"{folder} is not the job's results folder: has this machine mounted it?"
+    elif not check and not is_cheap(folder):
+        found["warning"] = f"the records in {folder} were not counted: {size(segment_bytes(folder))}; --check does"
+    else:
+        try:
+            compared = await compare(fleet, folder)
+        except SinkError as error:
+            return {**found, "warning": f"the records in {folder} cannot be counted: {error}"}
+        found |= {"recorded": compared.recorded, "missing": compared.missing}
+        if compared.missing:
+            what = f"{compared.missing:,} of {compared.stored:,} stored pages have no record in {folder}"
+            more = " yet" if compared.is_live else f": {repair_command(job, frontier)} queues them again"
+            found["warning"] = what + more
+    return found
 
 
 def _plain_values(pulse: Pulse) -> dict[str, Any]:
@@ -111,6 +145,9 @@ def lines(name: str, found: Mapping[str, Any]) -> list[str]:
     text = [click.style(head, bold=True)]
     text += [click.style(f"warning: {plain(warning)}", fg="yellow") for warning in found["warnings"]]
     text += ["", *_counts(found["counts"])]
+    about = found.get("results") or {}
+    if about.get("recorded") is not None:
+        text.append(f"  {'recorded':<12} {about['recorded']:>12,}    {'missing':<12} {about['missing']:>12,}")
     text += _workers(workers)
     regions = found["regions"]
     if any(regions):

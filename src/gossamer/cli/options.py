@@ -14,7 +14,7 @@ from gossamer.frontier.regions import check_region, parse_part
 from gossamer.settings import FIELDS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-_FILE_ONLY = frozenset(("sites", "header_sets"))
+_FILE_ONLY = frozenset(("sites", "header_sets", "results_id"))
 _PAIRS = {"extract": "NAME=SELECTOR", "headers": "NAME=VALUE", "regions": "NAME=PATTERN,..."}
 _FLAGS = {
     "headers": "--header", "robots": "--robots/--no-robots", "nofollow": "--nofollow/--no-nofollow",
@@ -49,6 +49,17 @@ def region_option(command: Command) -> Command:
         envvar="GOSSAMER_REGION",
         callback=lambda _context, _option, value: check_region(value) if value else "",
         help="Region of this machine's workers: they take only its sites, and those of no region.",
+    )
+    return option(command)
+
+
+def own_results_option(command: Command) -> Command:
+    """Let a machine store in a folder of its own: of the machine, and no setting of the job."""
+    option = click.option(
+        "--own-results",
+        is_flag=True,
+        envvar="GOSSAMER_OWN_RESULTS",
+        help="Store in this machine's own folder if the job's is not here; gather its segments yourself.",
     )
     return option(command)
 

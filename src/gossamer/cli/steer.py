@@ -27,7 +27,7 @@ from gossamer.engine.handle import Linker
 from gossamer.engine.recent import Recent
 from gossamer.engine.remote import Connection, connect
 from gossamer.errors import JobMissing
-from gossamer.fleet import is_fleet, open_fleet
+from gossamer.fleet import is_fleet, open_fleet, results_folder
 from gossamer.frontier.base import Fleet
 from gossamer.frontier.sqlite import open_sqlite
 from gossamer.frontier.sqlite_survey import survey
@@ -43,7 +43,7 @@ _STATES = {"pause": "paused", "resume": "running", "stop": "stopping"}
 class Control(Protocol):
     """A job within reach."""
 
-    async def status(self) -> dict[str, Any]: ...
+    async def status(self, *, check: bool) -> dict[str, Any]: ...
 
     async def steer(self, verb: str) -> None: ...
 
@@ -56,7 +56,7 @@ class OwnerControl:
     def __init__(self, connection: Connection) -> None:
         self._call = connection.call
 
-    async def status(self) -> dict[str, Any]:
+    async def status(self, *, check: bool) -> dict[str, Any]:
         counts = await self._call(wire.Ask("counts"))
         sites, workers = await self._call(wire.Ask("sites")), await self._call(wire.Ask("workers"))
         return {"state": counts["job"], "counts": counts, "sites": sites, "workers": workers}
@@ -71,11 +71,19 @@ class OwnerControl:
 class FleetControl:
     """A job on a fleet's frontier."""
 
-    def __init__(self, frontier: Fleet) -> None:
+    def __init__(self, frontier: Fleet, job: str, url: str) -> None:
         self._frontier = frontier
+        self._job = job
+        self._url = url
 
-    async def status(self) -> dict[str, Any]:
-        return await fleet_status.look(self._frontier)
+    async def status(self, *, check: bool) -> dict[str, Any]:
+        fleet = self._frontier
+        found = await fleet_status.look(fleet)
+        folder = results_folder(self._url, self._job, fleet.settings, jobs.folder_of(self._job, ()))
+        results = await fleet_status.results(fleet, self._job, self._url, folder, check=check)
+        if results is not None and results["warning"]:
+            found["warnings"].append(results["warning"])
+        return {**found, "results": results}
 
     async def steer(self, verb: str) -> None:
         await self._frontier.steer(_STATES[verb])  # type: ignore[arg-type]
@@ -91,7 +99,7 @@ async def reach(name: str, frontier: str) -> AsyncIterator[Control]:
     if is_fleet(frontier):
         fleet = await open_fleet(frontier, name)
         try:
-            yield FleetControl(fleet)
+            yield FleetControl(fleet, name, frontier)
         finally:
             await fleet.aclose()
         return
@@ -122,23 +130,26 @@ def on_a_job(command: Command, *, is_named: bool = True) -> Command:
 @click.command()
 @partial(on_a_job, is_named=False)
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-def status(name: str | None, frontier: str, as_json: bool) -> int:
+@click.option("--check", is_flag=True, help="Of a fleet's job: count its records, however many; exit 1 if some miss.")
+def status(name: str | None, frontier: str, as_json: bool, check: bool) -> int:
     """Show how far a job is, running or not.
 
     Without a name it lists the jobs in this folder, or on the frontier.
     """
     if name is None:
         return _list(frontier, as_json=as_json)
-    found = run(_status(name, frontier))
+    found = run(_status(name, frontier, check=check))
     if not is_fleet(frontier):
         found["rejected"] = count_rejected(jobs.folder_of(name, ()))
+    results = found.get("results") or {}
+    code = Exit.ERROR if check and (results.get("missing") or results.get("recorded", 0) is None) else Exit.OK
     if as_json:
         click.echo(json.dumps(found))
-        return Exit.OK
+        return code
     if "regions" in found:
         for line in fleet_status.lines(name, found):
             click.echo(line)
-        return Exit.OK
+        return code
     counts = found["counts"]
     click.echo(f"{name}: {found['state']}")
     for word in ("stored", "queued", "delayed", "leased", "done", "failed", "skipped", "parked", "known", "sites"):
@@ -173,10 +184,10 @@ def _list(frontier: str, *, as_json: bool) -> int:
     return Exit.OK
 
 
-async def _status(name: str, frontier: str) -> dict[str, Any]:
+async def _status(name: str, frontier: str, *, check: bool) -> dict[str, Any]:
     try:
         async with reach(name, frontier) as control:
-            return await control.status()
+            return await control.status(check=check)
     except JobMissing:
         if is_fleet(frontier):
             raise

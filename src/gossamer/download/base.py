@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from typing import Any, Protocol, runtime_checkable
 
 from gossamer.model import Request, Response
+
+
+def _allow() -> None:
+    pass
+
+
+check_before_sending: ContextVar[Callable[[], None]] = ContextVar("check_before_sending", default=_allow)
+"""Called by a downloader right before it sends a request, when the name is resolved and the client is built.
+
+It raises a FetchError if the request must not be sent any more: the process may have been stopped on the way here."""
 
 
 class Downloader(Protocol):

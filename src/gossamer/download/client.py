@@ -14,6 +14,7 @@ from pyreqwest.client import Client, ClientBuilder
 from pyreqwest.http import HeaderMap, Url
 
 from gossamer.clock import Clock
+from gossamer.download.base import check_before_sending
 from gossamer.download.certificates import read_identity
 from gossamer.download.decoding import decode, encodings
 from gossamer.download.dns import Names, Resolver
@@ -175,6 +176,7 @@ class HttpDownloader:
                 call = call._replace(seconds=max(0.01, self._settings.fetch_seconds + began - sent_at))
             if route.closes_from <= sent_at:
                 call = call._replace(headers=closing(call.headers))
+            check_before_sending.get()()
             try:
                 reply = await self._exchange_on(route, generation.client, call, target.port)
             except BetterAddress as better:
@@ -231,6 +233,7 @@ class HttpDownloader:
         for proxy in proxies:
             client = await self._proxy_client(proxy)
             fetched_at, sent_at = self._clock.epoch(), self._clock.monotonic()
+            check_before_sending.get()()
             try:
                 reply = await self._exchange(client, call)
             except Exception as error:  # a page's fate is decided here, whatever the client raises

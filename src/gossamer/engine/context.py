@@ -17,6 +17,7 @@ from gossamer.engine.region import Places
 from gossamer.engine.revisit import Revisits
 from gossamer.engine.sitemaps import Sitemaps
 from gossamer.engine.slots import Slots
+from gossamer.engine.turns import Turns
 from gossamer.middleware.base import Fetch
 from gossamer.middleware.cookies import CookieJar
 from gossamer.settings import Settings
@@ -54,6 +55,7 @@ class Context:
     revisits: Revisits = field(init=False)
     breaker: Breaker = field(init=False)
     sitemaps: Sitemaps = field(init=False)
+    turns: Turns = field(default_factory=Turns)
 
     keeps_pages: bool = False
     """Whether a sink wants bodies and links, which others have no use for."""

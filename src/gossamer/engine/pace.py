@@ -32,6 +32,13 @@ class Pace:
         """The answer's headers came, or a failure did."""
         self._answered_at, self._next_at = at, at + self.rest_seconds
 
+    def follow(self, earlier: Pace) -> None:
+        """Rest after the last answer of an earlier visit of the same lane."""
+        if earlier._answered_at is not None:
+            rest = max(self.rest_seconds, earlier.rest_seconds)
+            self._answered_at = earlier._answered_at
+            self._next_at = max(self._next_at, earlier._answered_at + rest)
+
     def heed(self, crawl_delay: float) -> float | None:
         """Take up the Crawl-delay that the site's rules ask for; what the frontier must know of it, if anything.
 

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from gossamer import urls
+from gossamer.download.base import check_before_sending
 from gossamer.engine import allocator
 from gossamer.engine.commit import Listed
 from gossamer.engine.context import Context
@@ -47,6 +48,7 @@ class Visit:
         self.renewed(sent_at, lease.ttl)
         self.lost = False
         self.sleeping = False
+        self._unsent = False
         self._settings = context.settings
         self._clock = context.clock
         self._gate = Gate(lease.robots, context.settings, context.clock, rulebook=context.rules)
@@ -70,6 +72,19 @@ class Visit:
 
     async def run(self) -> None:
         """Work through the batch; what is left undone goes back to the frontier."""
+        check_before_sending.set(self._check)
+        async with self._context.turns.take(self) as earlier:
+            if earlier is not None:
+                self._pace.follow(earlier._pace)
+            await self._work()
+
+    def _check(self) -> None:
+        """Refuse to send a request after the end of the lease."""
+        if self.lost or self._clock.monotonic() >= self.deadline:
+            self.lost = self._unsent = True
+            raise ConnectFailed("the lease expired before the request was sent")
+
+    async def _work(self) -> None:
         undone = len(self.lease.requests)
         for request in self.lease.requests:
             if self._over() or not await self._visit(request):
@@ -184,6 +199,8 @@ class Visit:
                     self._trace(request, sent_at, rest, error="cancelled", latency=self._clock.monotonic() - began)
                     raise
                 except FetchError as error:
+                    if self._unsent:
+                        raise _LeaseLost from None
                     ended = self._clock.monotonic()
                     self._trace(request, sent_at, rest, error=error.kind, latency=ended - began)
                     if not isinstance(error, Forbidden):

@@ -124,14 +124,10 @@ async def _database(url: str, clock: Clock) -> AsyncIterator[Finding]:
             return float((await database.ask(f"SELECT {now}"))[0][0])
 
         yield await _skew(clock, time)
-        _, _, forgets = await database.last_start()
-        name = "fsync or full_page_writes" if is_postgresql else "innodb_flush_log_at_trx_commit"
-        if forgets:
-            yield Finding(
-                "durability", "weak", f"what was acknowledged may be lost ({name})", "set fsync = on" if is_postgresql
-                else "SET GLOBAL innodb_flush_log_at_trx_commit = 1",
-            )  # fmt: skip
-        else:
+        weaknesses = await database.weaknesses()
+        for what, mend in weaknesses:
+            yield Finding("durability", "weak", what, mend)
+        if not weaknesses:
             yield Finding("durability", "good", "what was acknowledged survives a kill and a power cut")
     except GossamerError as error:
         yield Finding("frontier", "bad", str(error), error.hint)

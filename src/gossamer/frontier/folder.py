@@ -7,6 +7,7 @@ import heapq
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -24,6 +25,7 @@ from gossamer.frontier.folder_job import (
 )
 from gossamer.frontier.folder_owner import Lost, Owner
 from gossamer.frontier.folder_quota import Quota
+from gossamer.frontier.folder_repair import FolderRepair
 from gossamer.frontier.folder_shard import FETCHED_BEFORE, Shard
 from gossamer.frontier.folder_share import Share, ShareClock, explained
 from gossamer.frontier.folder_survey import Survey
@@ -49,13 +51,14 @@ async def open_folder(
     """Join a job in this folder; with settings, make it if it is not there. Without a name one only looks and adds."""
     root, shards = place_of(url, job)
     share = share or Share(root)
+    share_clock = ShareClock(clock or SystemClock())
     try:
         record, found = await asyncio.to_thread(open_job, share, job, settings, shards=shards)
+        asked_at = share_clock.monotonic()
         server_time = await asyncio.to_thread(share.time)
     except OSError as error:
         raise explained(error, root) from error
-    share_clock = ShareClock(clock or SystemClock())
-    share_clock.set(server_time)
+    share_clock.set(server_time, asked_at=asked_at)
     owner = Owner(share, found, layout=record.layout, worker=worker, region=region, clock=share_clock)
     frontier = FolderFrontier(owner, record.secret)
     try:
@@ -68,7 +71,7 @@ async def open_folder(
     return frontier
 
 
-class FolderFrontier:
+class FolderFrontier(FolderRepair):
     """One worker's view of a job in a shared folder. It leases from the shards that it owns."""
 
     def __init__(self, owner: Owner, secret: bytes) -> None:
@@ -85,6 +88,7 @@ class FolderFrontier:
         self._event = asyncio.Event()
         self._stale = 0
         self._tending: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
         owner.changed = self._tell
 
     def start(self) -> None:
@@ -94,7 +98,11 @@ class FolderFrontier:
 
     async def _tend(self) -> None:
         while True:
-            await asyncio.sleep(self.owner.every_seconds)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.owner.every_seconds):
+                    await self._closing.wait()
+            if self._closing.is_set():
+                return
             try:
                 await self.owner.tend()
             except Unavailable as error:
@@ -370,8 +378,10 @@ class FolderFrontier:
         return await self._survey.shards()
 
     async def aclose(self) -> None:
+        self.owner.leaving = True
+        self._closing.set()
         if self._tending is not None:
-            self._tending.cancel()
+            # Not cancelled: a thread goes on, and a claim that it makes for a round that was cut short stays behind.
             await asyncio.gather(self._tending, return_exceptions=True)
         try:
             if self.owner.is_member:

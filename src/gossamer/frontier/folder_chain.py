@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import NamedTuple
 
 from gossamer.errors import SchemaMismatch
@@ -155,9 +155,19 @@ def begin_log(share: Share, chain: Chain, *, shard: int, claim: int, session: st
     return chain
 
 
-def put_past(share: Share, chain: Chain, name: str, *, shard: int, session: str, first: int = 0) -> Chain:
+def put_past(
+    share: Share,
+    chain: Chain,
+    name: str,
+    *,
+    shard: int,
+    session: str,
+    first: int = 0,
+    unvisited: Set[int] = frozenset(),
+    written_off: int = 0,
+) -> Chain:
     """Write all that matters of a chain to a file; the chain that has it alone. Nothing refers to the file yet."""
-    data = shortened(chain, session, shard)
+    data = shortened(chain, session, shard, unvisited=unvisited, written_off=written_off)
     share.put(name, data)
     made = Chain(first)
     made.take(name, data, len(data))
@@ -182,13 +192,19 @@ def sweep_logs(share: Share, chain: Chain, shard: int) -> None:
             share.remove(path)
 
 
-def shortened(chain: Chain, session: str, shard: int) -> bytes:
-    """The same past without what came to nothing: of each URL its last visit, and the tries since then."""
+def shortened(
+    chain: Chain, session: str, shard: int, *, unvisited: Set[int] = frozenset(), written_off: int = 0
+) -> bytes:
+    """The same past without what came to nothing: of each URL its last visit, and the tries since then.
+
+    URLs with these numbers are as if they were `unvisited`: queued. So many stored visits are `written_off`."""
     rows: dict[int, list[tuple[Row, bytes]]] = {}
     past = ShardPast(chain)
     dropped = Counter(past.dropped)
     for piece in chain.pieces:
         for row, state in _with_states(piece):
+            if row[0] in unvisited:
+                continue
             before = rows.setdefault(row[0], [])
             if row[1] != kept.RETRY:
                 if stored := sum(old[1] in (kept.DONE, kept.FAILED) for old, _ in before):
@@ -201,8 +217,8 @@ def shortened(chain: Chain, session: str, shard: int) -> bytes:
         notes=past.notes,
         lapses=dict(past.lapses),
         out=past.unsent,
-        stored=past.stored,
-        dropped=dict(dropped),
+        stored=past.stored - written_off,
+        dropped={number: count for number, count in dropped.items() if number not in unvisited},
     )
     written = [opening(session, shard, []), framed(encode(first))]
     for piece in chain.pieces:
@@ -216,8 +232,9 @@ def shortened(chain: Chain, session: str, shard: int) -> bytes:
     for start in range(0, len(left), _URLS_PER_FRAME):
         some = left[start : start + _URLS_PER_FRAME]
         written.append(framed(encode(Frame(outcomes=[row for row, _ in some])), b"".join(state for _, state in some)))
-    if past.hastened:
-        written.append(framed(encode(Frame(hastened=dict(past.hastened)))))
+    hastened = {number: hint for number, hint in past.hastened.items() if number not in unvisited}
+    if hastened:
+        written.append(framed(encode(Frame(hastened=hastened))))
     return b"".join(written)
 
 

@@ -85,6 +85,8 @@ class Claims:
     def __init__(self, share: Share, shards: int) -> None:
         self._share = share
         self._unreadable: Counter[str] = Counter()
+        self._views: dict[int, View] = {}
+        """What the last owner said of shards that we have claimed and not opened yet."""
         self.newest: dict[int, Standing] = dict.fromkeys(range(shards), _NOBODY)
 
     def look(self, *, fresh: bool = False) -> None:
@@ -114,6 +116,9 @@ class Claims:
         """Follow a claim with one of ours, or of nobody; its number, or 0 if somebody was faster."""
         claim = Claim(nonce=secrets.token_hex(8), session=session, term=term, view=view)
         number = after + 1
+        before = self.newest[shard]
+        if session and before.number == after and before.claim.view is not None:
+            self._views[shard] = before.claim.view
         if not self._share.claim(_name(shard, number), _encode(claim)):
             self.look(fresh=True)
             # Ours, from a time when the folder failed us before we had looked.
@@ -126,6 +131,15 @@ class Claims:
         for old in range(max(1, number - 2 * _KEPT), number - _KEPT):
             self._share.remove(_name(shard, old))
         return number
+
+    def opened(self, shard: int) -> None:
+        """From now on only its owner knows what is in a shard."""
+        self._views.pop(shard, None)
+
+    def return_unopened(self, shard: int, claim: int) -> None:
+        """Give up a claim of ours to a shard that was not opened: what its last owner said of it is still true."""
+        view = self._views.pop(shard, None)
+        self.take(shard, claim, "", 0, view and msgspec.structs.replace(view, claim=claim + 1))
 
     def _is(self, shard: int, number: int, session: str) -> bool:
         newest = self.newest[shard]
@@ -148,15 +162,24 @@ def _name(shard: int, number: int) -> str:
 class Peers:
     """The workers of a job, as one of them, or a visitor, sees them."""
 
-    def __init__(self, share: Share, *, lease_seconds: float) -> None:
+    def __init__(self, share: Share, *, lease_seconds: float, every_seconds: float) -> None:
         self._share = share
         self._lease_seconds = lease_seconds
+        self._every_seconds = every_seconds
         self._seen: dict[str, tuple[int, float]] = {}
+        """Session -> the number of its last heartbeat, and for how long it was watched since then."""
+        self._looked_at = -1e18
         self.beats: dict[str, Beat] = {}
         self.live: frozenset[str] = frozenset()
 
     def look(self, *, monotonic: float, epoch: float) -> None:
-        """Read all heartbeats, and tell the living from the dead."""
+        """Read all heartbeats, and tell the living from the dead.
+
+        A worker that has looked away for long, since it was stopped itself, cannot tell: the others may have been
+        stopped with it, and get the time to send a heartbeat first."""
+        gap, self._looked_at = monotonic - self._looked_at, monotonic
+        if gap > 2 * self._every_seconds:
+            gap = self._every_seconds / 2
         beats: dict[str, Beat] = {}
         live = set()
         for name in self._share.names(WORKERS):
@@ -165,12 +188,10 @@ class Peers:
             except (FileNotFoundError, msgspec.DecodeError):
                 continue
             beats[name] = beat
-            number, since = self._seen.get(name, (-1, 0.0))
-            if number != beat.number:
-                since = monotonic
-            self._seen[name] = (beat.number, since)
+            number, watched = self._seen.get(name, (-1, 0.0))
+            watched = watched + gap if number == beat.number else 0.0
+            self._seen[name] = (beat.number, watched)
             silent = epoch - beat.at
-            watched = monotonic - since
             looks = min(_LOOKS_SECONDS, self._lease_seconds / 4)
             if silent <= self._lease_seconds or watched < looks:
                 live.add(name)

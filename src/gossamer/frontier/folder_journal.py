@@ -7,7 +7,7 @@ import errno
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -158,12 +158,32 @@ class FolderJournal:
         except Unavailable as error:
             log.debug("old logs of shard %d are left to its next owner: %s", self._shard, error)
 
-    def _write_past(self) -> _Next:
+    async def forget_visits(self, unvisited: Set[int], *, written_off: int = 0) -> None:
+        """Go on in a new log in which URLs with these numbers were never visited, and so are queued. What is in memory
+        does not know: the shard has to be opened anew."""
+
+        def rewrite() -> None:
+            name, session, first = self._next_name("past"), self._owner.session, len(self._names)
+            made = put_past(
+                self._share, self._whole(), name, shard=self._shard, session=session, first=first,
+                unvisited=unvisited, written_off=written_off,
+            )  # fmt: skip
+            self._write_log(made)
+
+        await self._owner.run(rewrite)
+        await self._owner.confirm(self._shard)
+
+    def _whole(self) -> Chain:
+        """All that was written down, read again."""
         chain = Chain()
         for name, length in [*self._older, (self._names[-1], self._end)]:
             chain.take(name, self._share.read(name), length)
             if chain.files[-1][1] != length:
                 raise OSError(errno.EIO, f"{name} cannot be read to its end")
+        return chain
+
+    def _write_past(self) -> _Next:
+        chain = self._whole()
         name, session, first = self._next_name("past"), self._owner.session, len(self._names)
         made = put_past(self._share, chain, name, shard=self._shard, session=session, first=first)
         return _Next(made, Index(made), ShardPast(made).last_visits)

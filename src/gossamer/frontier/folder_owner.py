@@ -22,6 +22,7 @@ from gossamer.frontier.folder_links import Links
 from gossamer.frontier.folder_post import Post
 from gossamer.frontier.folder_shard import Common, Shard
 from gossamer.frontier.folder_share import Share, ShareClock, explained
+from gossamer.frontier.journal import to_the_end
 from gossamer.model import JobState, Pulse
 from gossamer.settings import Settings
 
@@ -31,6 +32,8 @@ _THREADS, _READERS = 8, 2
 _SAFE = 0.9
 """Of its lease an owner trusts this part; after that it makes sure with a new claim before it says that all is well."""
 _ROUNDS = 4
+_GRACE = 2
+"""Rounds for which leases stand after their worker was stopped."""
 _LITTER_SECONDS = 3600.0
 _SILENT_SECONDS = 600.0
 
@@ -56,14 +59,16 @@ class Owner:
         """Sessions of former processes with this worker's name."""
         self.clock = clock
         self.claims = Claims(share, layout.count)
-        self.peers = Peers(share, lease_seconds=settings.lease_seconds)
+        self.every_seconds = min(1.0, settings.lease_seconds / 8)
+        self.peers = Peers(share, lease_seconds=settings.lease_seconds, every_seconds=self.every_seconds)
         self.post = Post(share)
         self.links = Links(self)
         self.shards: dict[int, Shard] = {}
         self.job: JobState = "running"
         self.hungry = False
         self.pulse: Pulse | None = None
-        self.every_seconds = min(1.0, settings.lease_seconds / 8)
+        self.leaving = False
+        """Whether this worker takes no more shards."""
         self.writing = asyncio.Lock()
         """Held by whoever changes what is in the shards: calls that span several of them must not cross."""
         self.stored = 0
@@ -135,7 +140,8 @@ class Owner:
         """Beat. An owner that was silent for too long claims its shards anew: those of which it still has the last
         claim it keeps, since nobody can have been there in between."""
         async with self._renewing:
-            await self._renew()
+            # Not half of it: claims that were made and not noted would stay behind.
+            await to_the_end(self._renew())
 
     async def _renew(self) -> None:
         sent_at, was_late = self.clock.monotonic(), self.is_late
@@ -154,12 +160,14 @@ class Owner:
         )
         server_time = await self.run(self.peers.tell, beat)
         self.told_busy = any(view.busy for view in beat.shards.values())
-        self.clock.set(server_time)
+        self.clock.set(server_time, asked_at=sent_at)
         if was_late:
             for number, shard in list(self.shards.items()):
                 claim = await self.run(self.claims.take, number, shard.claim, self.session, 0)
                 if claim:
                     shard.claim = claim
+                    # What was fetched before the worker was stopped can still be completed.
+                    shard.keep_leases(self.worker, until=self.clock.monotonic() + _GRACE * self.every_seconds)
                 else:
                     self.drop(number)
         self._deadline = max(self._deadline, sent_at + self.settings.lease_seconds)
@@ -201,7 +209,8 @@ class Owner:
         job = await self.run(read_wish, self.share)
         await self.run(self._look, fresh)
         if not self.is_member:
-            self.clock.set(await self.run(self.share.time))
+            asked_at = self.clock.monotonic()
+            self.clock.set(await self.run(self.share.time), asked_at=asked_at)
         for number, shard in list(self.shards.items()):
             newest = self.claims.newest[number]
             if newest.number > shard.claim and newest.claim.session != self.session:
@@ -244,6 +253,9 @@ class Owner:
         return max(1, view.counts.queued + view.counts.delayed + view.counts.leased) if view.busy else 0
 
     async def _balance(self) -> None:
+        for shard in list(self.shards.values()):
+            # A shard that is leaving hands out no more leases, which would take back those that have expired.
+            await shard.take_back()
         scenes = self.scenes()
         # As they stand now: what others claim from here on is theirs.
         seen = {number: standing.number for number, standing in self.claims.newest.items()}
@@ -256,7 +268,7 @@ class Owner:
         # What we have just given is for others, who may not have looked yet.
         self._given = {number: at for number, at in self._given.items() if at > now - _ROUNDS * self.every_seconds}
         kept = self._given.keys() | self.shards.keys()
-        wanted = [number for scene in scenes for number in to_take(scene) if number not in kept]
+        wanted = [number for scene in scenes for number in to_take(scene) if number not in kept and not self.leaving]
         if wanted:
             await self.take({number: seen[number] for number in wanted})
         epoch = self.clock.epoch()
@@ -292,6 +304,8 @@ class Owner:
         term = await self.run(self.claims.next_term)
         got = []
         for number, void in after.items():
+            if self.leaving:
+                break
             if self.remaining < self.settings.lease_seconds / 2:
                 await self.renew()
             claim = await self.run(self.claims.take, number, void, self.session, term)
@@ -302,7 +316,7 @@ class Owner:
             except Unavailable as error:
                 # A claim without a shard is only in the way.
                 log.warning("shard %d could not be opened: %s", number, error)
-                await self.run(self.claims.take, number, claim, "", 0)
+                await self.run(self.claims.return_unopened, number, claim)
                 continue
             got.append(number)
         if got:
@@ -323,6 +337,7 @@ class Owner:
             return Shard(journal, past, number, claim, settings=settings, clock=self.clock, common=self._common)
 
         self.shards[number] = await self.run(opened)
+        self.claims.opened(number)
         if self.settings is not settings:
             await self.shards[number].limit(self.settings)
 
@@ -342,14 +357,24 @@ class Owner:
     async def aclose(self) -> None:
         """Give everything up, and be forgotten."""
         try:
-            for number in list(self.shards):
-                await self.give(number)
-            if self.is_member:
-                await self.run(self.peers.forget, self.session)
+            self.leaving = True
+            async with self._tending:
+                for number in list(self.shards):
+                    await self.give(number)
+                if self.is_member:
+                    await self._disown()
+                    await self.run(self.peers.forget, self.session)
         except Unavailable as error:
             log.warning("shards were not given back, and are taken over when the lease ends: %s", error)
         finally:
             self.abort()
+
+    async def _disown(self) -> None:
+        """Give up claims of ours without a shard, which calls that were cut short have left behind."""
+        await self.run(lambda: self.claims.look(fresh=True))
+        for number, standing in list(self.claims.newest.items()):
+            if standing.claim.session == self.session and number not in self.shards:
+                await self.run(self.claims.return_unopened, number, standing.number)
 
     def abort(self) -> None:
         """Let go as a killed process does: the folder stays as it is."""

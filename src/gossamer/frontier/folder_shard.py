@@ -168,6 +168,19 @@ class Shard(LocalFrontier):
         """Take back what has run out."""
         self._state.lapse_lost(now)
 
+    async def take_back(self) -> None:
+        """Take back what has run out, and write down what that says of its requests."""
+        self._state.lapse_lost(self._clock.monotonic())
+        if self._state.new_lapses:
+            await self._keep_lost()
+
+    def keep_leases(self, worker: str, *, until: float) -> None:
+        """Extend what a worker holds a little: it was stopped, and comes back while the shard is still ours."""
+        for lane in self._state.held.values():
+            if lane.worker == worker:
+                lane.expires_at = max(lane.expires_at, until)
+                lane.excused = True
+
     def has_suspect(self, worker: str, now: float) -> bool:
         """Whether the worker holds a suspect of this shard."""
         return self._state.has_suspect(worker, now)

@@ -149,9 +149,13 @@ class ShareClock:
         self._clock = clock
         self._offset = clock.epoch() - clock.monotonic()
 
-    def set(self, server_time: float) -> None:
-        """It is this time on the server now."""
-        self._offset = server_time - self._clock.monotonic()
+    def set(self, server_time: float, *, asked_at: float) -> None:
+        """It was this time on the server at some moment since `asked_at`, by `monotonic`.
+
+        What agrees with that stays as it is: this process may have been stopped since the server answered, and an old
+        time taken for the present would make its heartbeats look old to others."""
+        earliest, latest = server_time - self._clock.monotonic(), server_time - asked_at
+        self._offset = min(max(self._offset, earliest), latest)
 
     def monotonic(self) -> float:
         return self._clock.monotonic()

@@ -14,6 +14,8 @@ from gossamer.frontier.folder_claims import View
 from gossamer.frontier.folder_journal import site_of, sites_of, story
 from gossamer.frontier.folder_told import MOST_SITES, brief, longest, read_told
 from gossamer.frontier.freshness import mean
+from gossamer.frontier.restore import restore
+from gossamer.frontier.state import State
 from gossamer.model import Counts, JobState, Pulse, ShardView
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ class Survey:
         self._owner = owner
         self._rested: dict[int, tuple[int, list[dict[str, Any]]]] = {}
         """Of shards that nobody has: their claim, and their sites with the most queued."""
+        self._read: dict[int, View] = {}
+        """Of shards whose owner left without a word, or is dead: what their logs say."""
 
     def _views(self, *, exact: bool = False) -> dict[int, View | None]:
         """What is known of each shard; None where its owner has not said, or is dead."""
@@ -51,6 +55,45 @@ class Survey:
                 view = beat.shards.get(number) if beat is not None else None
                 found[number] = view if session in owner.peers.live else None
         return found
+
+    async def _completed(self, views: dict[int, View | None]) -> dict[int, View | None]:
+        """The same, with what the logs say of shards whose owner cannot be asked.
+
+        Reading a log takes a while: as long as there are workers, who would take those shards, a log is read only where
+        its last owner has left no word at all, or to find out whether the job is over, which the first shard with work
+        in it answers."""
+        owner, found = self._owner, dict(views)
+        is_manned = any(owner.peers.beats[session].worker for session in owner.peers.live)
+        unknown = [number for number, view in views.items() if view is None]
+        # The likeliest to have work come first.
+        unknown.sort(key=lambda number: -self._last_said(number).counts.queued)
+        open_ended = any(view is not None and view.busy for view in views.values())
+        for number in unknown:
+            standing = owner.claims.newest[number]
+            beat = owner.peers.beats.get(standing.claim.session)
+            if is_manned and open_ended and beat is not None and number in beat.shards:
+                continue
+            view = self._read.get(number)
+            if view is None or view.claim != standing.number:
+                try:
+                    view = await owner.read(self._view_of_log, number, standing.number)
+                except Unavailable:
+                    # Somebody has just taken it.
+                    open_ended = True
+                    continue
+                self._read[number] = view
+            found[number] = view
+            open_ended = open_ended or view.busy
+        return found
+
+    def _view_of_log(self, number: int, claim: int) -> View:
+        owner = self._owner
+        past = ShardPast(read_chain(owner.share, number))
+        state = State(msgspec.structs.replace(owner.settings, max_pages=None), owner.clock)
+        restore(state, past)
+        state.stored += past.stored
+        busy = not state.is_over() or bool(past.unsent)
+        return View(claim=claim, busy=busy, counts=state.counts(), lanes=state.schedule.lanes(owner.clock.monotonic()))
 
     def _last_said(self, number: int) -> View:
         """What the last owner of a shard said of it, dead or not."""
@@ -100,7 +143,7 @@ class Survey:
         owner = self._owner
         if len(owner.shards) < owner.layout.count:
             await owner.look()
-        views = self._views(exact=True)
+        views = await self._completed(self._views(exact=True))
         letters = await owner.run(owner.post.waiting)
         every = [(view or self._last_said(number)).counts for number, view in views.items()]
         totals = {name: sum(getattr(counts, name) for counts in every) for name in _SUMMED}

@@ -170,7 +170,7 @@ class LocalFrontier:
     def _lease(self, lane: Lane, batch: int, seconds: float, now: float, worker: str, *, suspect: bool) -> Lease | None:
         state, site, schedule = self._state, lane.site, self._state.schedule
         if lane.token:
-            state.lapse(lane, now, blamed=frozenset(lane.batch.values()))
+            state.expire(lane, now)
             return None
         if site.room() <= 0:
             state.spend(site)

@@ -28,6 +28,8 @@ from gossamer.model import Request
 
 MOST_STEP_SECONDS = 2.0
 """What one sweep adds to the age of a box at most."""
+SEVERAL_RUNS = "several"
+"""In the place of a run where several acknowledged parts of the same links: it is never the present one."""
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Request]).decode
 

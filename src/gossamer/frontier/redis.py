@@ -11,17 +11,19 @@ from zlib import crc32
 import msgspec
 
 from gossamer import urls
-from gossamer.errors import FrontierError, Unavailable
+from gossamer.errors import FrontierError
 from gossamer.frontier import policy
 from gossamer.frontier.entries import as_text, pack, pack_state, squeeze
 from gossamer.frontier.freshness import share_of
-from gossamer.frontier.outbox import MOST_STEP_SECONDS, Box, Parcel
+from gossamer.frontier.outbox import MOST_STEP_SECONDS, SEVERAL_RUNS, Box, Parcel
 from gossamer.frontier.portions import MOST_LINKS, portions
 from gossamer.frontier.redis_fold import fold_lists, unfold_blocks
 from gossamer.frontier.redis_hints import hasten
-from gossamer.frontier.redis_job import explain, faults, job_key, moved_to, read_root, root_key, translate
-from gossamer.frontier.redis_link import Links
+from gossamer.frontier.redis_job import faults, job_key, read_root, root_key, translate
+from gossamer.frontier.redis_link import Link, Links
 from gossamer.frontier.redis_look import every_site, inspect, lookup, sites
+from gossamer.frontier.redis_places import call_shard
+from gossamer.frontier.redis_repair import RedisRepair
 from gossamer.frontier.redis_wire import Load, first_values, packed_note, read_lease, text, told_keys
 from gossamer.model import (
     Counts,
@@ -46,7 +48,7 @@ _MOST_UNFOLDED = 64
 _MOST_DELAYS = 500
 
 
-class RedisFrontier:
+class RedisFrontier(RedisRepair):
     """One shard of a job in Redis; any number of these, in any number of processes, share it."""
 
     def __init__(
@@ -120,7 +122,7 @@ class RedisFrontier:
             await fold_lists(self._call, to_fold, self.secret)
             await hasten(self._call, some, self.settings, self.secret)
         # Taken by more than one run, they are in the box of none that is still there: they are delivered again.
-        return added, runs.pop() if len(runs) == 1 else "several"
+        return added, runs.pop() if len(runs) == 1 else SEVERAL_RUNS
 
     async def _unknown(self, requests: Sequence[Request]) -> set[int] | None:
         """The keys of those that may be new; None, which is all, while most are new and asking would not pay."""
@@ -207,8 +209,9 @@ class RedisFrontier:
         notes: Sequence[SiteNote] = (),
         marks: Mapping[str, int] | None = None,
         parcels: Sequence[Parcel] = (),
+        run: str = "",
     ) -> Receipt:
-        accepted = stale = repeated = outbox = run = 0
+        accepted = stale = repeated = outbox = life = 0
         to_fold: list[Any] = []
         for some in portions(outcomes):
             links = [link for outcome in some for link in outcome.links]
@@ -220,13 +223,14 @@ class RedisFrontier:
                 outcomes=packed,
                 notes=[packed_note(note) for note in notes],
                 **({"parcels": _packed(parcels)} if parcels else {}),
+                **({"run": run} if run else {}),
                 **load.said(),
                 own=self._sites(load),
             )
             accepted, stale, repeated = accepted + int(found[0]), stale + int(found[1]), repeated + int(found[2])
             self._learn(int(found[3]), len(links))
             to_fold += found[4]
-            run, outbox = crc32(found[5]), int(found[6])
+            life, outbox = crc32(found[5]), int(found[6])
             notes, parcels = (), ()
             for outcome in some:
                 pages = self._pages.get(outcome.token, {})
@@ -235,7 +239,7 @@ class RedisFrontier:
                     self._pages.pop(outcome.token, None)
         await fold_lists(self._call, to_fold, self.secret)
         await hasten(self._call, [link for one in outcomes for link in one.links], self.settings, self.secret)
-        return Receipt(accepted=accepted, stale=stale, repeated=repeated, run=run, outbox=outbox)
+        return Receipt(accepted=accepted, stale=stale, repeated=repeated, run=life, outbox=outbox)
 
     async def sweep(self, runs: Mapping[str, str], *, seconds: float) -> list[Box]:
         """Let the boxes of these servers' present runs age; all boxes that are left."""
@@ -414,38 +418,35 @@ class RedisFrontier:
         return [msgspec.structs.replace(pulse, silent=silent) for pulse, silent in pulses]
 
     async def sites(self, limit: int = 100) -> list[Mapping[str, Any]]:
-        link = await self._links.link(self._server)
+        link = await self._found()
         return await sites(await link.at(self._key), self._key, limit)
 
     async def every_site(self, cursor: str = "", limit: int = 100) -> tuple[list[Mapping[str, Any]], str]:
-        link = await self._links.link(self._server)
+        link = await self._found()
         return await every_site(await link.at(self._key), self._key, cursor, limit)
 
     async def lookup(self, url: str, key_of: urls.KeyOf = urls.fingerprint) -> Mapping[str, Any] | None:
-        link = await self._links.link(self._server)
+        link = await self._found()
         number = key_of(self.secret, url)
         return await lookup(await link.at(self._key), self._key, url, number, self.secret, self.settings)
 
     async def site(self, name: str) -> Mapping[str, Any] | None:
-        link = await self._links.link(self._server)
+        link = await self._found()
         return await inspect(await link.at(self._key), self._key, name)
+
+    async def _found(self) -> Link:
+        """The server of the shard: what another has kept of it, or forgotten, is not to be read."""
+        await self._call("where")
+        return await self._links.link(self._server)
 
     async def aclose(self) -> None:
         await self._links.aclose()
 
     async def _call(self, operation: str, entries: Sequence[bytes] = (), /, **given: Any) -> Any:
-        for _ in range(3):
-            redis: Any = None
-            try:
-                link = await self._links.link(self._server)
-                redis = await link.at(self._key)
-                return await link.run(self._key, operation, given, entries)
-            except faults.RedisError as error:
-                server = moved_to(error)
-                if server is None:
-                    raise await explain(error, redis, self._job, self._key) from error
-                self._server = server
-        raise Unavailable(f"Redis: shard {self.shard} moves too often")
+        self._server, answer = await call_shard(
+            self._links, self._server, self._job, self.shard, operation, given, *entries
+        )
+        return answer
 
 
 def _packed(parcels: Sequence[Parcel]) -> list[Any]:

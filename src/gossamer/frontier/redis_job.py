@@ -32,6 +32,8 @@ __all__ = ["client", "faults"]
 
 log = logging.getLogger("gossamer.frontier")
 FORMAT = 2
+UNKNOWN_RUN = "unknown"
+"""The run of every server to a user who may not ask."""
 _OLDEST = 7
 _REFUSED = (faults.AuthenticationError, faults.NoPermissionError)
 _PASSING = (
@@ -120,6 +122,15 @@ async def check_server(connection: client.Redis) -> str:
     return str(server.get("redis_mode", ""))
 
 
+async def server_run(connection: client.Redis) -> str:
+    """The run of a server, in the words of the script: another one once it may have forgotten something."""
+    try:
+        server, replication = await connection.info("server"), await connection.info("replication")
+    except faults.NoPermissionError:
+        return UNKNOWN_RUN
+    return f"{server['run_id']}-{replication['master_replid']}"
+
+
 class Root(msgspec.Struct, frozen=True):
     """What a job is, as every server of it knows."""
 
@@ -198,12 +209,6 @@ def other_version(job: str) -> SchemaMismatch:
     return SchemaMismatch(
         f"job {job!r} was written by another version of Gossamer", hint="use the version that made it"
     )
-
-
-def moved_to(error: Exception) -> str | None:
-    """The name of the server that a shard has moved to, if that is what the error says."""
-    _, found, name = str(error).partition("SHARDMOVED ")
-    return name.split(" ", 1)[0] if found else None
 
 
 def translate(error: Exception, job: str) -> FrontierError:

@@ -27,6 +27,10 @@ from gossamer.frontier.redis_job import (
 from gossamer.frontier.redis_refusals import PROBED, check_rights
 
 _CORE = ("record", "sites", "queues", "leases")
+_MOVES = (
+    "announce", "depart", "renew", "stay", "leave", "follow", "confirm", "reclaim", "bury", "clear", "prepare", "land",
+    "arrive", "settle", "kill",
+)  # fmt: skip
 _OWN = {
     "add": ("seen",),
     "unknown": ("seen",),
@@ -35,7 +39,9 @@ _OWN = {
     **dict.fromkeys(("complete", "park", "release", "abandon"), ("seen", "outbox", "complete")),
     **dict.fromkeys(("sweep", "parcels", "replace"), ("outbox",)),
     **dict.fromkeys(("fold", "unfold"), ("folds",)),
+    **dict.fromkeys(("requeue", "forget", "write_off"), ("seen", "repair")),
     **dict.fromkeys(("waiting", "slot", "hasten"), ("hints",)),
+    **dict.fromkeys(_MOVES, ("move",)),
 }
 _MOST_AT_ONCE = 32
 """Calls of one worker that are under way, each on a connection: a job may have hundreds of shards."""

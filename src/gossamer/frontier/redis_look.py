@@ -192,14 +192,15 @@ async def _whereabouts(
     for name, state in lists.items():
         for first in range(0, await redis.llen(name), _STEP):
             for element in await redis.lrange(name, first, first + _STEP - 1):
-                for entry in _entries(element, site, secret):
+                for entry in entries_in(element, site, secret):
                     if entry.startswith(key):
                         return {**_request(entry, site), **state}
     # Of what has come to an end, no more is kept than that it did.
     return {"state": "known"}
 
 
-def _entries(element: bytes, site: str, secret: bytes) -> list[bytes]:
+def entries_in(element: bytes, site: str, secret: bytes) -> list[bytes]:
+    """The entries in an element of a queue: itself, or those of a block; none if it cannot be read."""
     try:
         return unfold(element, site, secret)
     except ValueError:

@@ -1,18 +1,74 @@
-"""Moving shards between Redis servers: one at a time, while the others are crawled; it may be killed and run again."""
+"""Moving shards between Redis servers while the job is crawled; it may be killed at any point and run again.
+
+A server may come back from a failure without what it acknowledged in its last `forget_seconds`. So for a while two
+servers have all data of a shard, and each may have forgotten what was agreed with the other. These rules keep one of
+them, and never two, in use, and lose neither the shard nor a link:
+
+1. Announce. The source notes `leaving` = target, and goes on. The next step waits until the source has lived for
+   `forget_seconds` on one run: from then on it cannot forget that it may have moved. A source that was started again
+   since (its run is another one) serves nothing before somebody has asked the target: SHARDLEFT.
+2. Copy. `depart` stops the calls at the source for as long as the mover renews it (`moving`, TRYAGAIN); if the mover
+   dies, they go on there after some seconds. All data go to the target, which keeps them closed (`arriving`,
+   SHARDARRIVING), and the record comes last, with the `generation` one higher. Then `leave` writes `moved` at the
+   source. It passes only if this attempt, named by its `nonce`, has stopped the calls all the time, and the source was
+   not started again. Then `settle` opens the copy at the target; if the mover is dead, the first client does it, once
+   it has seen `moved` at the source. The source keeps everything.
+3. Wait until the target has lived for `forget_seconds` on one run since, and has a record of that generation.
+4. Bury. Only then the source deletes the data; the record that stays names the target.
+
+The record at the target decides who has the shard. What a crash does:
+
+| who | when | what follows |
+|---|---|---|
+| mover dies | before `leave` | calls go on at the source; the copy is never opened, and the next mover replaces it |
+| mover dies | after `leave` | the shard is at the target; the next mover buries the source |
+| source forgets | before `leave` | this attempt fails; clients find no open copy at the target and confirm the source |
+| source forgets | `leave` | clients find the copy open, and follow it; or closed: they kill it and confirm the source |
+| target forgets | before `leave` | another run: `land` and `arrive` are refused, and the mover begins again |
+| target forgets | the shard | clients find it kept at the source, under `moved` = target, and reclaim it |
+| both forget | the move | no open copy at the target: the source is confirmed, as if nobody had moved it |
+
+Lanes rest for one lease where the source is confirmed or reclaimed, as after every restart. Links that a forgotten copy
+had acknowledged are in outboxes under its run, and are delivered again. Without the right to ask INFO no run is known,
+and a source that forgets is not noticed: `spread` then refuses to begin."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Any, NamedTuple
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from gossamer.errors import ConfigError, JobMissing
+from gossamer.errors import ConfigError, FrontierError, Unavailable
+from gossamer.frontier.durability import outlive
 from gossamer.frontier.placement import placement
-from gossamer.frontier.redis_job import Root, faults, job_key, no_pattern, root_key, translate, write_root
+from gossamer.frontier.redis_job import (
+    UNKNOWN_RUN,
+    Root,
+    faults,
+    job_key,
+    no_pattern,
+    root_key,
+    server_run,
+    translate,
+    write_root,
+)
 from gossamer.frontier.redis_link import Link, Links, addresses, find_root
+from gossamer.frontier.redis_places import Copy, all_servers, call_shard, find_shard, gone, look, step
 
+log = logging.getLogger("gossamer.frontier")
 _STEP = 500
+_STEP_BYTES = 8_000_000
+_MOVING_SECONDS = 15
+"""A source whose mover has not renewed its claim for this long goes on by itself."""
+_RENEW_SECONDS = 3.0
+_RETRY_SECONDS = 0.5
+_PATIENCE_SECONDS = 60.0
+"""How long servers that do not answer are asked again."""
+_Answer = TypeVar("_Answer")
 
 
 class Move(NamedTuple):
@@ -24,95 +80,259 @@ class Move(NamedTuple):
     keys: int
 
 
-async def spread(url: str, job: str) -> AsyncIterator[Move]:
+async def spread(url: str, job: str, *, forget_seconds: float | None = None) -> AsyncIterator[Move]:
     """Bring every shard of a job to its server among these, and say where each is.
 
-    A shard that is on its way refuses all calls, and workers wait for it; then its old place says where it has gone.
-    What was interrupted is finished first."""
+    It ends when no server can forget any more that they have moved. What was interrupted is finished first."""
     links = Links(addresses(url))
     try:
         root = await find_root(links, job)
         if links.is_cluster:
             raise ConfigError("a Redis Cluster moves its slots by itself", hint="use redis-cli --cluster rebalance")
+        mover = _Mover(links, root, job, root.settings.forget_seconds if forget_seconds is None else forget_seconds)
         places = placement(len(root.placement), links.names)
+        await mover.announce(places)
         for shard, wanted in enumerate(places):
-            yield await _settle(links, root, job, shard, wanted)
-        await _announce(links, job, root, places)
+            yield await mover.settle(shard, wanted)
+        await mover.finish(places)
     except faults.RedisError as error:
         raise translate(error, job) from error
     finally:
         await links.aclose()
 
 
-async def _settle(links: Links, root: Root, job: str, shard: int, wanted: str) -> Move:
-    """Have a shard on the server that it belongs to."""
-    keys = 0
-    start = ""
-    while True:
-        place, moving = await _find(links, root, job, shard)
-        start = start or place
-        if place == wanted and not moving:
-            return Move(shard, start, wanted, keys)
-        target = moving or wanted
-        there = await links.link(target)
-        await write_root(there.redis, job, root.settings, root.placement, root.secret)
-        keys += await _move(await links.link(place), there, target, job, shard)
+class _Mover:
+    def __init__(self, links: Links, root: Root, job: str, forget_seconds: float) -> None:
+        self._links = links
+        self._root = root
+        self._job = job
+        self._forget_seconds = forget_seconds
+
+    async def announce(self, places: list[str]) -> None:
+        """Have every source know that its shards may leave, for good."""
+        sources: dict[str, None] = {}
+        for shard, wanted in enumerate(places):
+            found = await self._find(shard)
+            here = await look(self._links, found, self._job, shard)
+            target = wanted if wanted != found else ""
+            if target:
+                sources[found] = None
+                await self._links.link(target)
+            if here is not None and here.leaving != target:
+                await self._patiently(lambda s=shard, t=target: self._call(s, "announce", target=t))  # type: ignore[misc]
+        await self._outlive(sources)
+
+    async def settle(self, shard: int, wanted: str) -> Move:
+        """Have a shard on the server that it belongs to."""
+        start, keys, clock = "", 0, asyncio.get_running_loop().time
+        end = clock() + _PATIENCE_SECONDS
+        while True:
+            place = await self._find(shard)
+            start = start or place
+            if place == wanted:
+                return Move(shard, start, wanted, keys)
+            try:
+                there = await self._links.link(wanted)
+                await write_root(there.redis, self._job, self._root.settings, self._root.placement, self._root.secret)
+                here = await look(self._links, place, self._job, shard)
+                if here is None or here.leaving != wanted:
+                    # Somebody else has moved it since the announcement was made.
+                    await self._call(shard, "announce", target=wanted)
+                    await self._outlive({place: None})
+                    end = clock() + _PATIENCE_SECONDS
+                keys += await self._move(place, wanted, shard)
+                continue
+            except (faults.RedisError, FrontierError) as error:
+                # What was begun is given up; after a restart of the source it has to be confirmed first.
+                self._check_patience(error, end)
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    async def finish(self, places: list[str]) -> None:
+        """Wait until no target can forget a shard, then delete what the sources have kept."""
+        while True:
+            kept = [copy for shard in range(len(places)) for copy in await self._kept(shard)]
+            await self._outlive(dict.fromkeys(copy.moved for _, copy in kept))
+            for shard, copy in kept:
+                there = await look(self._links, copy.moved, self._job, shard)
+                if there is not None and there.generation > copy.generation:
+                    await self._bury(shard, copy)
+            again = [shard for shard in range(len(places)) if await self._find(shard) != places[shard]]
+            for shard in again:
+                log.warning("%s has forgotten shard %d: it is moved again", places[shard], shard)
+                await self.settle(shard, places[shard])
+            if not again and not [None for shard in range(len(places)) for _ in await self._kept(shard)]:
+                break
+        await self._announce_places(places)
+
+    async def _find(self, shard: int) -> str:
+        place = self._root.placement[shard] or self._links.names[0]
+        if await self._patiently(lambda: look(self._links, place, self._job, shard)) is None:
+            for name in await all_servers(self._links, self._job):
+                if await look(self._links, name, self._job, shard) is not None:
+                    place = name
+                    break
+            else:
+                raise gone(self._job, shard, place)
+        return await self._patiently(lambda: find_shard(self._links, place, self._job, shard))
+
+    async def _kept(self, shard: int) -> list[tuple[int, Copy]]:
+        """The copies of a shard on servers that it has left."""
+        place, found = await self._find(shard), []
+        for name in await all_servers(self._links, self._job):
+            copy = await look(self._links, name, self._job, shard)
+            if copy is not None and copy.is_live and name != place:
+                # It has forgotten that it was left, and nobody has called it since.
+                await find_shard(self._links, name, self._job, shard)
+                copy = await look(self._links, name, self._job, shard)
+            if copy is not None and copy.is_kept and copy.moved:
+                found.append((shard, copy))
+        return found
+
+    async def _call(self, shard: int, operation: str, **given: Any) -> Any:
+        place = self._root.placement[shard]
+        return (await call_shard(self._links, place, self._job, shard, operation, given))[1]
+
+    async def _outlive(self, servers: dict[str, None]) -> None:
+        if servers:
+            log.info("waiting until %s cannot forget it: %.0f s", ", ".join(servers), self._forget_seconds)
+        await asyncio.gather(*(outlive(self._run_of(server), self._forget_seconds) for server in servers))
+
+    def _run_of(self, server: str) -> Callable[[], Awaitable[str]]:
+        async def run() -> str:
+            try:
+                found = await server_run((await self._links.link(server)).redis)
+            except faults.RedisError as error:
+                raise translate(error, self._job) from error
+            if found == UNKNOWN_RUN:
+                raise ConfigError(
+                    f"this user may not ask {server} for INFO: nobody would notice that it has forgotten a move",
+                    hint="ACL SETUSER name +info",
+                )
+            return found
+
+        return run
+
+    async def _patiently(self, call: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        """Call again while a server is away, or another mover is at work."""
+        clock = asyncio.get_running_loop().time
+        end = clock() + _PATIENCE_SECONDS
+        while True:
+            try:
+                return await call()
+            except (faults.RedisError, FrontierError) as error:
+                self._check_patience(error, end)
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    def _check_patience(self, error: faults.RedisError | FrontierError, end: float) -> None:
+        """Raise what does not pass by itself, or has not in time."""
+        told = translate(error, self._job) if isinstance(error, faults.RedisError) else error
+        if not isinstance(told, Unavailable) or asyncio.get_running_loop().time() > end:
+            raise told from error
+        log.debug("the move waits: %s", told)
+
+    async def _move(self, source: str, target: str, shard: int) -> int:
+        """One attempt; how many keys it has brought there, or 0 if it has to be made again."""
+        nonce = secrets.token_hex(8)
+        claim = {"target": target, "nonce": nonce, "seconds": _MOVING_SECONDS}
+        departed = await self._at(source, shard, "depart", **claim)
+        if not departed:
+            raise Unavailable(f"Redis: shard {shard} is moved by somebody else, or its server was started again")
+        source_run, generation = departed[0].decode(), int(departed[1])
+        renewing = asyncio.create_task(self._renew(source, shard, claim))
+        left = False
+        try:
+            copied = await self._copy(source, target, shard, nonce, generation + 1)
+            left = bool(copied and await self._at(source, shard, "leave", **claim, run=source_run))
+        finally:
+            renewing.cancel()
+            await asyncio.wait((renewing,))
+            if not left:
+                await self._give_up(source, target, shard, claim)
+        if not left:
+            raise Unavailable(f"Redis: a server was started again while shard {shard} was copied")
+        await self._at(target, shard, "settle", nonce=nonce)
+        return copied
+
+    async def _renew(self, source: str, shard: int, claim: dict[str, Any]) -> None:
+        while True:
+            await asyncio.sleep(_RENEW_SECONDS)
+            try:
+                await self._at(source, shard, "renew", **claim)
+            except (faults.RedisError, FrontierError) as error:
+                log.debug("the claim on shard %d was not renewed: %s", shard, error)
+
+    async def _give_up(self, source: str, target: str, shard: int, claim: dict[str, Any]) -> None:
+        for server, operation in ((target, "kill"), (source, "stay")):
+            try:
+                await self._at(server, shard, operation, **claim)
+            except (faults.RedisError, FrontierError) as error:
+                log.debug("shard %d goes on at %s by itself: %s", shard, source, error)
+
+    async def _copy(self, source: str, target: str, shard: int, nonce: str, generation: int) -> int:
+        """Bring all keys to the target, which does not serve them yet; how many, or 0 if it was started again."""
+        key = job_key(self._job, shard)
+        prefix = key.removesuffix("job")
+        here, there = await self._links.link(source), await self._links.link(target)
+        run = await self._at(target, shard, "prepare", source=source, nonce=nonce, generation=generation)
+        if run is None:
+            raise Unavailable(f"Redis: {target} has shard {shard} already")
+        attempt = {"nonce": nonce, "run": run.decode()}
+        async for some in _batches(there, prefix, key):
+            if not await there.run(key, "clear", {**attempt, "names": _texts(some)}):
+                return 0
+        copied = 0
+        async for some in _batches(here, prefix, key):
+            reading = here.redis.pipeline(transaction=False)
+            for name in some:
+                reading.dump(name)
+            dumped = [(name, data) for name, data in zip(some, await reading.execute()) if data is not None]
+            for names, entries in _portions(dumped):
+                ends = [sum(map(len, entries[: at + 1])) for at in range(len(entries))]
+                if not await there.run(key, "land", {**attempt, "names": names, "ends": ends}, entries):
+                    return 0
+            copied += len(dumped)
+        record = await here.redis.dump(key)
+        if record is None or not await there.run(key, "arrive", attempt, [record]):
+            return 0
+        return copied + 1
+
+    async def _bury(self, shard: int, copy: Copy) -> None:
+        given = {"target": copy.moved, "nonce": copy.nonce}
+        if not await self._at(copy.server, shard, "bury", **given):
+            return
+        key = job_key(self._job, shard)
+        link = await self._links.link(copy.server)
+        async for some in _batches(link, key.removesuffix("job"), key):
+            await link.run(key, "clear", {**given, "names": _texts(some)})
+
+    async def _at(self, server: str, shard: int, operation: str, **given: Any) -> Any:
+        return await step(self._links, server, self._job, shard, operation, **given)
+
+    async def _announce_places(self, places: list[str]) -> None:
+        """Tell all servers where the shards are: those that join later need not ask around."""
+        values = {"placement": msgspec.json.encode(places), "made": 1}
+        for server in await all_servers(self._links, self._job):
+            link = await self._links.link(server)
+            await write_root(link.redis, self._job, self._root.settings, places, self._root.secret)
+            await link.redis.hset(root_key(self._job), mapping=values)
 
 
-async def _find(links: Links, root: Root, job: str, shard: int) -> tuple[str, str]:
-    """The server that has a shard, and the one that it is on its way to, if it is."""
-    found = []
-    for server in dict.fromkeys([*links.names, *filter(None, root.placement)]):
-        link = await links.link(server)
-        format_, moving, moved = await link.redis.hmget(job_key(job, shard), "format", "moving", "moved")
-        if format_ is not None and moved is None:
-            found.append((server, (moving or b"").decode()))
-    # Where both have it, the old place was not told yet.
-    for server, moving in sorted(found, key=lambda place: not place[1]):
-        return server, moving
-    raise JobMissing(f"shard {shard} of job {job!r} is on none of these servers", hint="give the addresses of all")
+def _texts(names: list[bytes]) -> list[str]:
+    return [name.decode("utf-8", "surrogateescape") for name in names]
 
 
-async def _move(source: Link, target: Link, name: str, job: str, shard: int) -> int:
-    key = job_key(job, shard)
-    prefix = key.removesuffix("job")
-    copied = 0
-    # The record goes last: as long as it is not there, nobody uses what is.
-    format_, moved = await target.redis.hmget(key, "format", "moved")
-    if format_ is None or moved is not None:
-        await source.redis.hset(key, "moving", name)
-        async for some in _batches(target, prefix, key):
-            await target.redis.unlink(*some)
-        async for some in _batches(source, prefix, key):
-            await _copy(source.redis, target.redis, some)
-            copied += len(some)
-        record = await source.redis.hgetall(key)
-        # It has not been restarted: it knows all its leases.
-        kept = {field: value for field, value in record.items() if field not in (b"moving", b"run")}
-        pipeline = target.redis.pipeline(transaction=True)
-        pipeline.delete(key)
-        pipeline.hset(key, mapping=kept)
-        await pipeline.execute()
-    record = await source.redis.hgetall(key)
-    pipeline = source.redis.pipeline(transaction=True)
-    pipeline.delete(key)
-    pipeline.hset(key, mapping={"format": record[b"format"], "moved": name})
-    # Wakes those who sleep here.
-    pipeline.publish(f"{prefix}news", int(record.get(b"news", 0)) + 1)
-    await pipeline.execute()
-    async for some in _batches(source, prefix, key):
-        await source.redis.unlink(*some)
-    return copied
-
-
-async def _copy(source: Any, target: Any, keys: list[bytes]) -> None:
-    reading = source.pipeline(transaction=False)
-    for key in keys:
-        reading.dump(key)
-    writing = target.pipeline(transaction=False)
-    for key, data in zip(keys, await reading.execute()):
-        writing.restore(key, 0, data, replace=True)
-    await writing.execute()
+def _portions(dumped: list[tuple[bytes, bytes]]) -> list[tuple[list[str], list[bytes]]]:
+    """Keys with their data in parts that one script takes at once."""
+    found: list[tuple[list[str], list[bytes]]] = []
+    size = _STEP_BYTES
+    for name, data in dumped:
+        if size + len(data) > _STEP_BYTES:
+            found.append(([], []))
+            size = 0
+        found[-1][0].append(_texts([name])[0])
+        found[-1][1].append(data)
+        size += len(data)
+    return found
 
 
 async def _batches(link: Link, prefix: str, record: str) -> AsyncIterator[list[bytes]]:
@@ -126,12 +346,3 @@ async def _batches(link: Link, prefix: str, record: str) -> AsyncIterator[list[b
             some = []
     if some:
         yield some
-
-
-async def _announce(links: Links, job: str, root: Root, placement: list[str]) -> None:
-    """Tell all servers where the shards are: those that join later need not ask around."""
-    values = {"placement": msgspec.json.encode(placement), "made": 1}
-    for server in dict.fromkeys([*links.names, *filter(None, root.placement)]):
-        link = await links.link(server)
-        await write_root(link.redis, job, root.settings, placement, root.secret)
-        await link.redis.hset(root_key(job), mapping=values)

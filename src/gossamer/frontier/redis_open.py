@@ -11,6 +11,7 @@ from gossamer.frontier.placement import placement
 from gossamer.frontier.redis import RedisFrontier
 from gossamer.frontier.redis_job import Root, faults, job_key, root_key, translate, write_root, write_shard
 from gossamer.frontier.redis_link import Links, addresses, find_root
+from gossamer.frontier.redis_places import call_shard, gone, look
 from gossamer.frontier.regions import Part, parse_part
 from gossamer.frontier.sharded import Sharded, divide
 from gossamer.settings import Settings
@@ -91,16 +92,11 @@ async def _begin(links: Links, job: str, settings: Settings, part: Part | None) 
 
 async def _make_shard(links: Links, root: Root, job: str, shard: int, settings: Settings) -> None:
     server = root.placement[shard]
-    for _ in range(8):
-        link = await links.link(server)
-        redis = await link.at(job_key(job, shard))
-        moved, format_ = await redis.hmget(job_key(job, shard), "moved", "format")
-        if moved is None:
-            break
-        server = moved.decode()
-    if root.is_made and format_ is None:
-        raise JobMissing(
-            f"shard {shard} of job {job!r} is not on {server} any more",
-            hint="was this Redis emptied, or restarted without its data? Begin anew under another name",
-        )
+    if root.is_made or await look(links, server, job, shard) is not None:
+        try:
+            server, _ = await call_shard(links, server, job, shard, "where", {})
+        except JobMissing:
+            if root.is_made:
+                raise gone(job, shard, server) from None
+    redis = await (await links.link(server)).at(job_key(job, shard))
     await write_shard(redis, job, shard, len(root.placement), settings)

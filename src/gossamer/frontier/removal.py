@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from typing import Any
 
 from gossamer.errors import JobMissing
 
@@ -31,9 +32,8 @@ def _from_folder(url: str, job: str) -> bool:
 
 
 async def _from_databases(url: str, job: str) -> bool:
-    from gossamer.frontier.sql.database import CARGO
+    from gossamer.frontier.sql.database import CARGO, OUTBOX, digest
     from gossamer.frontier.sql.places import Databases
-    from gossamer.frontier.sql.steering import digest
 
     databases, was_there = Databases(url), False
     try:
@@ -47,7 +47,8 @@ async def _from_databases(url: str, job: str) -> bool:
                 continue
             for (shard,) in shards:
                 own = database.at(int(shard))
-                for table in CARGO:
+                has_outbox = await own.run(_has_outbox)
+                for table in (*CARGO, *(OUTBOX if has_outbox else ())):
                     while await own.run(lambda db, table=table: db.page(table, (), 1)):  # type: ignore[misc]
                         await own.run(lambda db, table=table: db.drop(table, _STEP))  # type: ignore[misc]
                 await own.run(lambda db: db.fetch("remove_workers"))
@@ -57,6 +58,10 @@ async def _from_databases(url: str, job: str) -> bool:
     finally:
         await databases.aclose()
     return was_there
+
+
+async def _has_outbox(dialect: Any) -> bool:
+    return bool(dialect.has_outbox)
 
 
 async def _from_redis(url: str, job: str) -> bool:

@@ -33,6 +33,7 @@ class Lane:
 
     __slots__ = (
         "batch",
+        "excused",
         "expires_at",
         "heap_at",
         "last_token",
@@ -58,6 +59,8 @@ class Lane:
         self.settling = 0
         self.over_share = False
         self.suspect = False
+        self.excused = False
+        """Whether its holder is known to be alive, though the lease may expire: no request is to blame for that."""
         self.worker = ""
 
 
@@ -320,6 +323,7 @@ class Schedule:
         lane.token = token
         lane.batch = batch
         lane.expires_at = expires_at
+        lane.excused = False
         lane.worker = worker
         lane.site.leased += len(batch)
         self.leased += len(batch)

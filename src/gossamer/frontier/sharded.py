@@ -14,7 +14,7 @@ from gossamer import urls
 from gossamer.errors import Unavailable
 from gossamer.frontier.base import Fleet
 from gossamer.frontier.freshness import mean
-from gossamer.frontier.outbox import Box, Parcel, grouped, pack_links, unpack_links
+from gossamer.frontier.outbox import SEVERAL_RUNS, Box, Parcel, grouped, pack_links, unpack_links
 from gossamer.frontier.placement import shard_of
 from gossamer.model import Counts, Grant, JobState, Lease, Outcome, Pulse, Receipt, Request, ShardView, SiteNote
 from gossamer.settings import Settings
@@ -51,8 +51,12 @@ class Shard(Fleet, Protocol):
         notes: Sequence[SiteNote] = (),
         marks: Mapping[str, int] | None = None,
         parcels: Sequence[Parcel] = (),
+        run: str = "",
     ) -> Receipt:
-        """As every frontier does; the parcels are put into the outbox in the same atomic step, in any case."""
+        """As every frontier does; the parcels are put into the outbox in the same atomic step, in any case.
+
+        Where a `run` is given, another one refuses all of it with Unavailable: links of these outcomes were delivered
+        to another shard of the same server in that run, and may have been forgotten since."""
         ...
 
     async def sweep(self, runs: Mapping[str, str], *, seconds: float) -> list[Box]:
@@ -150,7 +154,8 @@ class Sharded:
         if len({shard.server for shard in self._shards}) == 1:
             return sum(await _all(self._shards[shard].add(some) for shard, some in groups.items()))
         # No page comes again that brings these, so each server's are kept on another one.
-        added, parcels = await self._deliver({(self._elsewhere(shard), shard): some for shard, some in groups.items()})
+        groups_by_home = {(self._elsewhere(shard), shard): some for shard, some in groups.items()}
+        added, parcels, _ = await self._deliver(groups_by_home)
         homes = list(parcels)
         for home, receipt in zip(
             homes, await _all(self._shards[home].complete([], parcels=parcels[home]) for home in homes)
@@ -168,26 +173,32 @@ class Sharded:
         )
 
     async def _deliver(
-        self, groups: Mapping[tuple[int, int], Sequence[Request]]
-    ) -> tuple[int, dict[int, list[Parcel]]]:
+        self, groups: Mapping[tuple[int, int], Sequence[Request]], *, again: bool = False
+    ) -> tuple[int, dict[int, list[Parcel]], dict[int, str]]:
         """Bring links to their shards: by home (the shard that has the page) and target.
 
-        How many were new, and for each home the parcels that stay there, since another server has their links."""
+        How many were new; for each home the parcels that stay there, since another server has their links; and for
+        each home the run of its own server that took some for other shards there, or SEVERAL_RUNS."""
         by_target: dict[int, list[Request]] = {}
         for (_, target), links in groups.items():
             by_target.setdefault(target, []).extend(links)
         answers = await _all(self._shards[target].deliver(links) for target, links in by_target.items())
         runs = {target: run for target, (_, run) in zip(by_target, answers)}
         boxes: dict[int, dict[tuple[str, str], list[Request]]] = {}
+        own: dict[int, set[str]] = {}
         for (home, target), links in groups.items():
             server = self._shards[target].server
-            if server != self._shards[home].server:
+            # What is delivered again is not made to depend on a run: its page was completed long ago.
+            if again or server != self._shards[home].server:
                 boxes.setdefault(home, {}).setdefault((server, runs[target]), []).extend(links)
+            elif home != target:
+                own.setdefault(home, set()).add(runs[target])
         parcels = {
             home: [Parcel(server, run, pack_links(links)) for (server, run), links in some.items()]
             for home, some in boxes.items()
         }
-        return sum(added for added, _ in answers), parcels
+        ours = {home: found.pop() if len(found) == 1 else SEVERAL_RUNS for home, found in own.items()}
+        return sum(added for added, _ in answers), parcels, ours
 
     async def _sweep_outboxes(self) -> None:
         """Let go of links that their servers cannot forget any more; deliver again what one may have forgotten."""
@@ -226,7 +237,7 @@ class Sharded:
         while left.size and (packed := await home.parcels(left, _MOST_PARCELS)):
             links = [link for one in packed for link in unpack_links(one)]
             groups = {(number, shard): some for shard, some in grouped(links, self._of).items()}
-            _, parcels = await self._deliver(groups)
+            _, parcels, _ = await self._deliver(groups, again=True)
             await home.replace(left, len(packed), parcels.get(number, ()))
             left = left._replace(first=left.first + len(packed), size=left.size - len(packed))
         log.info("delivered the links again that %s may have forgotten: %d parcels", box.server, box.size)
@@ -424,9 +435,9 @@ class Sharded:
             own.setdefault(shard, ([], []))[0].append(outcome)
         for note in notes:
             own.setdefault(self._of(note.site), ([], []))[1].append(note)
-        _, parcels = await self._deliver(foreign)
+        _, parcels, runs = await self._deliver(foreign)
         receipts = await _all(
-            self._shards[shard].complete(some, notes=about, parcels=parcels.get(shard, ()))
+            self._shards[shard].complete(some, notes=about, parcels=parcels.get(shard, ()), run=runs.get(shard, ""))
             for shard, (some, about) in own.items()
         )
         for shard, receipt in zip(own, receipts):

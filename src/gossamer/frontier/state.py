@@ -126,7 +126,11 @@ class State:
         """Take back all lanes whose lease has run out, where waiting for them to come up would be too late."""
         for lane in list(self.held.values()):
             if self.is_lost(lane, now):
-                self.lapse(lane, now, blamed=frozenset(lane.batch.values()))
+                self.expire(lane, now)
+
+    def expire(self, lane: Lane, now: float) -> None:
+        """Take back a lane whose lease has expired. It counts against its requests, unless the holder is excused."""
+        self.lapse(lane, now, blamed=frozenset() if lane.excused else frozenset(lane.batch.values()))
 
     def blame(self, number: int, site: Site) -> None:
         """Count a lost delivery against a queued request."""

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
+import secrets
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from gossamer import job as jobs
 from gossamer.clock import Clock
 from gossamer.engine.extractor import make_spider
 from gossamer.errors import JobMissing
-from gossamer.fleet import open_fleet
+from gossamer.fleet import open_fleet, results_folder
 from gossamer.frontier.listing import list_jobs
+from gossamer.results import mark
 from gossamer.service.launch import Launcher, make_folder
 from gossamer.service.reach import OnFleet, Reached, Resting, Running
 from gossamer.service.routing import Refused
 from gossamer.service.shapes import JOB_NAME
 from gossamer.settings import Settings
-from gossamer.sink import is_shared, shared_folder
+from gossamer.sink import is_shared, shared_folder, wants_segments
 from gossamer.takeover import begin
 
+log = logging.getLogger("gossamer.service")
 MOST_JOBS = 1000
 _MOST_OPEN = 64
 _LIST_SECONDS = 10.0
@@ -246,6 +252,10 @@ class OnFrontier:
             raise Refused(409, f"there is a job {name!r} already", hint="choose another name, or resume it")
         # A spider that cannot be loaded is found out before anything is kept.
         await asyncio.to_thread(make_spider, settings)
+        folder = results_folder(self._url, name, settings, self._root / name)
+        settings = await asyncio.to_thread(
+            _with_results_id, settings, folder, name, parents=self._url.startswith("folder:/")
+        )
         fleet = await open_fleet(self._url, name, settings)
         try:
             added = await begin(fleet, settings, urls)
@@ -260,6 +270,17 @@ class OnFrontier:
 
     async def aclose(self) -> None:
         await self._open.aclose()
+
+
+def _with_results_id(settings: Settings, folder: Path, name: str, *, parents: bool) -> Settings:
+    """The settings with the id of the results folder, which is marked; several jobs of a service may share one."""
+    if not wants_segments(settings.sink):
+        return settings
+    try:
+        return msgspec.structs.replace(settings, results_id=mark(folder, name, parents=parents))
+    except OSError as error:
+        log.warning("%s cannot be marked as the results folder of %s: %s", folder, name, error.strerror)
+        return msgspec.structs.replace(settings, results_id=secrets.token_hex(16))
 
 
 def _checked(name: str) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
 import msgspec
 
-from gossamer.errors import SinkError
+from gossamer.errors import SinkError, SinkFull
 from gossamer.model import Record
 from gossamer.sink import disk
 from gossamer.sink.base import without_page
@@ -46,12 +46,16 @@ class SegmentSink:
     """Files of this worker's own: a record a line, each with its key and token. One is begun with every start, and when
     the last cannot be trusted any more: its folder was away, or read-only."""
 
-    def __init__(self, folder: Path, worker: str) -> None:
+    def __init__(self, folder: Path, worker: str, *, is_there: Callable[[], bool] | None = None) -> None:
+        """`is_there` checks, before a new file is begun, that the folder is still the job's: an empty mount point is
+        a folder too."""
         self._place = folder / FOLDER
+        self._is_there = is_there
         self._worker = quote(worker, safe="")
         self._place.mkdir(parents=True, exist_ok=True)
         self._file: int | None = None
         self._size = 0
+        self._is_linked = True
         self._open()
 
     def _open(self) -> int:
@@ -63,6 +67,8 @@ class SegmentSink:
                 self._path = self._place / f"{self._worker}-{number}{SUFFIX}"
                 self._file = os.open(self._path, flags, 0o644)
                 self._size = 0
+                # Some file systems know of no links at all.
+                self._is_linked = os.fstat(self._file).st_nlink > 0
             except FileExistsError:
                 number += 1
         return self._file
@@ -78,6 +84,14 @@ class SegmentSink:
 
     def _store(self, lines: bytes) -> None:
         try:
+            if self._file is not None and self._is_linked and not os.fstat(self._file).st_nlink:
+                # Somebody has deleted the file: what is written to it would be gone.
+                self._let_go()
+            if self._file is None and self._is_there is not None and not self._is_there():
+                raise SinkFull(
+                    f"{self._place.parent} is not the job's results folder any more",
+                    hint="is it mounted? The worker waits for it, and stores nothing elsewhere",
+                )
             file = self._open()
             disk.write_at(file, lines, self._size)
             os.fsync(file)
@@ -113,6 +127,30 @@ class SegmentSink:
 
     async def aclose(self) -> None:
         self._let_go()
+
+
+def has_segments(folder: Path) -> bool:
+    """Whether a folder is one that workers write segments to."""
+    return (folder / FOLDER).is_dir()
+
+
+def segment_bytes(folder: Path) -> int:
+    """The size of all segments together."""
+    return sum(path.stat().st_size for path in (folder / FOLDER).glob(f"*{SUFFIX}"))
+
+
+def stamps(folder: Path) -> Iterator[Stamp]:
+    """Key and token of every record in the segments of a folder."""
+    for path in sorted((folder / FOLDER).glob(f"*{SUFFIX}")):
+        for stamp, _ in _lines(path, path.stat().st_size):
+            yield stamp
+
+
+def every_record(folder: Path) -> Iterator[Record]:
+    """Every record in the segments of a folder, also those that are not the last of their page."""
+    for path in sorted((folder / FOLDER).glob(f"*{SUFFIX}")):
+        for _, line in _lines(path, path.stat().st_size):
+            yield _decode(line)
 
 
 def has_records(folder: Path) -> bool:

@@ -6,14 +6,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import cast
 
+import msgspec
+
 from gossamer.frontier.base import Fleet, Frontier
 from gossamer.frontier.sharded import Sharded
-from gossamer.frontier.sql import open_databases
-from gossamer.frontier.sql.database import Database
+from gossamer.frontier.sql import SqlFrontier, open_databases
+from gossamer.frontier.sql.database import Database, Dialect
 from gossamer.frontier.sql.job import dialect_of
 from gossamer.model import JobState
 from gossamer.settings import Settings
-from gossamer.testing.harness import Harness
+from gossamer.testing.harness import LEASE, Harness
 from gossamer.testing.sqlservers import TABLES
 
 _JOB = "job"
@@ -26,7 +28,8 @@ class SqlHarness(Harness):
 
     def __init__(self, url: str, settings: Settings, shards: str) -> None:
         self.url = url
-        self.settings = settings
+        # As long as the suites lease: after a fail-over sites rest for it, whether or not such a lease is known.
+        self.settings = msgspec.structs.replace(settings, lease_seconds=LEASE)
         self._shards = shards
         self.one_store = shards == "1"
         self._frontiers: dict[int, tuple[Fleet, str]] = {}
@@ -54,6 +57,27 @@ class SqlHarness(Harness):
     async def advance(self, seconds: float) -> None:
         await self.ask(f"UPDATE gossamer_jobs SET clock = clock + {round(seconds * 1e6)}")  # noqa: S608
 
+    async def remember(self) -> None:
+        for table in TABLES:
+            await self.ask(f"DROP TABLE IF EXISTS kept_{table}")
+            await self.ask(f"CREATE TABLE kept_{table} AS SELECT * FROM gossamer_{table}")  # noqa: S608
+        # Whoever connects next finds the server in another run than the shards know.
+        await self.ask("UPDATE kept_shards SET server = 'forgotten'")
+
+    async def forget(self) -> None:
+        async def work(db: Dialect) -> None:
+            ((clock,),) = await db.ask("SELECT MAX(clock) FROM gossamer_jobs")
+            for table in reversed(TABLES):
+                await db.ask(f"DELETE FROM gossamer_{table}")  # noqa: S608
+            for table in TABLES:
+                await db.ask(f"INSERT INTO gossamer_{table} SELECT * FROM kept_{table}")  # noqa: S608
+            await db.ask(f"UPDATE gossamer_jobs SET clock = {int(clock)}")  # noqa: S608
+
+        await self._database.run(work)
+        for frontier, _ in self._frontiers.values():
+            for shard in frontier._shards if isinstance(frontier, Sharded) else [frontier]:
+                cast(SqlFrontier, shard)._database.dialect.abort()
+
     async def set_back(self, seconds: float) -> None:
         await self.advance(-seconds)
 
@@ -73,7 +97,7 @@ class SqlHarness(Harness):
 
     async def reopen(self, settings: Settings | None = None) -> None:
         """All workers die; the server lives on."""
-        self.settings = settings or self.settings
+        self.settings = msgspec.structs.replace(settings or self.settings, lease_seconds=LEASE)
         self._hired += 1
         gone = list(self._frontiers.values())
         self._frontiers.clear()

@@ -24,7 +24,10 @@ _HOST = "127.0.0.1"
 _START_SECONDS = 60.0
 _ROOMY_BYTES = 4 * 2**30
 _USER = "nobody"
-TABLES = ("jobs", "shards", "counters", "sites", "notes", "leases", "seen", "queue", "done", "workers", "inbox")
+TABLES = (
+    "jobs", "shards", "counters", "sites", "notes", "leases", "seen", "queue", "done", "workers", "inbox", "boxes",
+    "parcels",
+)  # fmt: skip
 
 
 class SqlServer:

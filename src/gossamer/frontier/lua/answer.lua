@@ -1,7 +1,7 @@
 local answer = operations[operation]()
 enter_ready()
-local reads = { counts = true, unknown = true, workers = true, waiting = true, slot = true, parcels = true }
-if not reads[operation] then
+local reads = { counts = true, unknown = true, workers = true, waiting = true, slot = true, parcels = true, where = true }
+if not reads[operation] and not MOVES[operation] then
     if admitted > 0 then count('news', 1) end
     for name, by in pairs(counted) do
         local value = call('HINCRBY', job_key, name, by)

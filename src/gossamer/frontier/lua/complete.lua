@@ -76,6 +76,10 @@ end
 function operations.complete()
     local accepted, stale, repeated, touched, batches = 0, 0, 0, {}, {}
     if #entries > 0 or given.parcels then needs_memory() else needs_no_memory() end
+    -- Who may not ask for the run is refused nothing.
+    if given.run and present_run and given.run ~= 'unknown' and given.run ~= present_run then
+        error({ err = 'TRYAGAIN this server was started again since it took the links' })
+    end
     local noted = 0
     for _, note in ipairs(given.notes) do noted = noted + apply_note(note) end
     for _, outcome in ipairs(given.outcomes) do

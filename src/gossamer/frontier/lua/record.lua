@@ -42,17 +42,48 @@ local entries = ARGV[3] or ''
 
 local FIELDS = {
     'format', 'state', 'strategy', 'delay', 'robots', 'lanes', 'budget', 'max_deliveries', 'now', 'skew', 'clock',
-    'token', 'news', 'shard', 'shards', 'allowance', 'reserved', 'moving', 'moved', 'run', 'recrawl',
+    'token', 'news', 'shard', 'shards', 'allowance', 'reserved', 'run', 'recrawl',
+    'moved', 'moving', 'leaving', 'arriving', 'nonce', 'moving_until', 'generation',
     'share_most', 'share_half', 'handed', 'max_pages',
     'seen_level', 'seen_split', 'known', 'sites', 'queued', 'delayed', 'leased', 'stored', 'done', 'failed', 'skipped',
     'parked', 'stale', 'revisits', 'pages', 'fresh', 'lapsed', 'restarts', 'rest_until', 'longest', 'fold', 'outbox', 'posted',
 }
 local job = {}
 for index, value in ipairs(call('HMGET', job_key, unpack(FIELDS))) do job[FIELDS[index]] = value or nil end
-if not job.format then return redis.error_reply('JOBMISSING there is no such job') end
-if job.format ~= FORMAT then return redis.error_reply('OTHERFORMAT ' .. job.format) end
-if job.moved then return redis.error_reply('SHARDMOVED ' .. job.moved) end
-if job.moving then return redis.error_reply('TRYAGAIN this shard is on its way to ' .. job.moving) end
+if not job.format and operation ~= 'prepare' then return redis.error_reply('JOBMISSING there is no such job') end
+if job.format and job.format ~= FORMAT then return redis.error_reply('OTHERFORMAT ' .. job.format) end
+
+-- The run of this server: another after a start, which changes its run id, and after a promotion, which changes the id of its
+-- replication, also where it is promoted for the second time in one life.
+local function run_now()
+    local about = redis.pcall('INFO', 'server', 'replication')
+    if type(about) ~= 'string' then return nil end
+    local life, replication = string.match(about, 'run_id:(%x+)'), string.match(about, 'master_replid:(%x+)')
+    return life and replication and life .. '-' .. replication
+end
+
+-- Whether this copy of the shard may be used: redis_move.py has the protocol. The operations of a move itself look for themselves.
+local MOVES = {
+    depart = true, renew = true, leave = true, follow = true, confirm = true, reclaim = true, bury = true, clear = true,
+    stay = true, prepare = true, land = true, arrive = true, settle = true, kill = true,
+}
+if not MOVES[operation] then
+    if job.moved then return redis.error_reply('SHARDMOVED ' .. job.moved) end
+    if job.arriving then return redis.error_reply('SHARDARRIVING ' .. job.arriving .. ' ' .. (job.nonce or '')) end
+    if job.moving then
+        if tonumber(call('TIME')[1]) < tonumber(job.moving_until or '0') then
+            return redis.error_reply('TRYAGAIN this shard is on its way to ' .. job.moving)
+        end
+        -- Nobody moves it any more.
+        call('HDEL', job_key, 'moving', 'moving_until')
+        job.moving = nil
+    end
+    if job.leaving and job.run then
+        local run = run_now()
+        -- It may have forgotten that it has moved.
+        if run and run ~= job.run then return redis.error_reply('SHARDLEFT ' .. job.leaving .. ' ' .. run) end
+    end
+end
 
 local counted = {}
 local function number(name) return tonumber(job[name] or '0') end
@@ -93,22 +124,17 @@ local function fields_of(entry)
 end
 local function with_fields(entry, fields) return key_of(entry) .. cmsgpack.pack(fields) end
 
--- The run of this server: another after a start, which changes its run id, and after a promotion, which changes the id of its
--- replication, also where it is promoted for the second time in one life.
-local function run_now()
-    local about = redis.pcall('INFO', 'server', 'replication')
-    if type(about) ~= 'string' then return nil end
-    local life, replication = string.match(about, 'run_id:(%x+)'), string.match(about, 'master_replid:(%x+)')
-    return life and replication and life .. '-' .. replication
+local present_run
+local function count_restart()
+    job.restarts, job.rest_until = whole(number('restarts') + 1), text(now + number('longest'))
+    call('HSET', job_key, 'restarts', job.restarts, 'rest_until', job.rest_until)
 end
 local function notice_restart()
     local run = run_now()
+    present_run = run
     -- A user who may not ask must not be taken for a restart by those who may.
     if not run or job.run == run then return end
-    if job.run then
-        job.restarts, job.rest_until = whole(number('restarts') + 1), text(now + number('longest'))
-        call('HSET', job_key, 'restarts', job.restarts, 'rest_until', job.rest_until)
-    end
+    if job.run then count_restart() end
     job.run = run
     call('HSET', job_key, 'run', run)
 end

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gossamer.errors import FrontierError, JobMissing, Unavailable
-from gossamer.frontier.sql.database import UNDER_WAY, Dialect
+from gossamer.frontier.sql.database import UNDER_WAY, Dialect, connection_run
 from gossamer.frontier.sql.rows import FAILED, PARKED, RETRY, REVISITS, SKIPPED, SUSPECT, TIMED, WORDS, Row
 from gossamer.frontier.sql.site import MICRO, NEVER, Lane, Site
 from gossamer.settings import Settings
@@ -97,6 +97,8 @@ class Call:
         self.dropped: list[tuple[int, ...]] = []
         self.asleep: dict[int, int | None] = {}
         self.given: list[tuple[Any, ...]] = []
+        self.parcels = 0
+        """How many were put into the outbox."""
 
     async def open(
         self, *, totals: bool = False, writes: bool = True, regions: Sequence[str] = (), most: int = 0
@@ -137,6 +139,11 @@ class Call:
             if writes:
                 await self.db.fetch("set_skew", skew)
         self.now = max(clock + skew, latest)
+
+    @property
+    def run(self) -> int:
+        """The life of the store that this call is answered by."""
+        return connection_run(self.db)
 
     @property
     def room(self) -> int:
@@ -298,7 +305,7 @@ class Call:
         changed = [
             (held.token, held.until_at, batch_text(held)) for held in map(self.held.get, sorted(self.changed)) if held
         ]
-        if sites or changed or self.ended or self.given or any(self.tally.values()):
+        if sites or changed or self.ended or self.given or self.parcels or any(self.tally.values()):
             if any(self.fresh):
                 await self.db.fetch("count_fresh", self.stripe, *self.fresh)
             counters = (self.stripe, *self.tally.values(), self.token, self.now)

@@ -135,3 +135,46 @@ DELETE FROM gossamer_shards WHERE shard = $1
 
 -- name: remove_job
 DELETE FROM gossamer_jobs WHERE $1 >= 0 AND digest = $2
+
+-- name: count_parcels
+SELECT COALESCE(SUM(added - taken), 0) FROM gossamer_boxes WHERE shard = $1
+
+-- name: lock_boxes
+SELECT box, stripe, server, run, taken, added, marked, lived, swept_at FROM gossamer_boxes WHERE shard = $1
+ORDER BY box, stripe FOR UPDATE
+
+-- name: lock_box
+SELECT box, stripe, server, run, taken, added, marked, lived, swept_at FROM gossamer_boxes
+WHERE shard = $1 AND box = $2 AND stripe = $3 FOR UPDATE
+
+-- name: box_end
+SELECT added FROM gossamer_boxes WHERE shard = $1 AND box = $2 AND stripe = $3
+
+-- name: save_box
+UPDATE gossamer_boxes SET taken = $4, marked = $5, lived = $6, swept_at = $7 WHERE shard = $1 AND box = $2 AND stripe = $3
+
+-- name: drop_box
+DELETE FROM gossamer_boxes WHERE shard = $1 AND box = $2 AND stripe = $3 AND taken = added
+
+-- name: put_parcel
+INSERT INTO gossamer_parcels (shard, box, stripe, number, links) VALUES ($1, $2, $3, $4, $5)
+
+-- name: read_parcels
+SELECT links FROM gossamer_parcels WHERE shard = $1 AND box = $2 AND stripe = $3 ORDER BY number LIMIT $4
+
+-- name: drop_parcels
+DELETE FROM gossamer_parcels WHERE shard = $1 AND box = $2 AND stripe = $3 AND number < $4
+
+-- name: stored_rows
+-- Finished URLs that have a record: a URL that was given up with its site, which was never fetched, has no code.
+SELECT d.id, s.name, d.url, d.depth, d.priority, d.status
+FROM gossamer_done d JOIN gossamer_sites s ON s.shard = d.shard AND s.site = d.site
+WHERE d.shard = $1 AND d.id > $2 AND (d.status = 1 OR (d.status = 2 AND (d.code <> 0 OR s.closed IN ('', 'budget'))))
+ORDER BY d.id LIMIT $3
+
+-- name: site_numbers
+SELECT site FROM gossamer_sites WHERE shard = $1 AND site > $2 ORDER BY site LIMIT $3
+
+-- name: revisit_rows
+SELECT site, place, standing, age, id, url, depth, priority, tries, lapses, again, extra
+FROM gossamer_queue WHERE shard = $1 AND site = $2 AND place = 1 AND again IN (1, 2)

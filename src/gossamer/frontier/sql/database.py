@@ -6,8 +6,10 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from hashlib import blake2b
 from importlib import resources
 from typing import Any, Protocol, TypeVar
+from zlib import crc32
 
 from gossamer.errors import FrontierError, Unavailable
 
@@ -30,6 +32,12 @@ CARGO = {
     )),
 }  # fmt: skip
 """Table -> how many of its columns are the key, and its columns without the shard."""
+OUTBOX = {
+    "boxes": (2, ("box", "stripe", "server", "run", "taken", "added", "marked", "lived", "swept_at")),
+    "parcels": (3, ("box", "stripe", "number", "links")),
+}
+"""The same of the outbox, which a job made by an earlier version may lack."""
+ROWS = CARGO | OUTBOX
 
 CROWDED = "raise max_connections of the server, or use fewer workers: each has one connection to a database"
 UNDER_WAY = "it takes a moment; if gossamer spread was ended on the way, run it again"
@@ -47,21 +55,39 @@ class Dialect(Protocol):
     server: str
     """The server's address, without a password."""
 
-    start_slack_seconds: float
-    """How much two answers of `last_start` may differ without a start in between."""
-
     always_whole: bool
     """Whether a statement alone needs a transaction around it too."""
 
     connections: int
     """How often it has connected."""
 
-    async def connect(self) -> None: ...
+    server_run: str
+    """The run of the server at the other end: another text after every start, promotion or fail-over.
+
+    The same text for all clients; it has no white space."""
+
+    forgets: bool
+    """Whether the server's settings let it lose commits that it has acknowledged."""
+
+    has_outbox: bool
+    """Whether the tables of the outbox are there."""
+
+    async def connect(self) -> None:
+        """Connect to a server that takes writes, and learn which run of it this is."""
+        ...
+
+    async def learn(self) -> None:
+        """Ask the server again for `server_run`, `forgets` and `has_outbox`."""
+        ...
 
     async def make_tables(self) -> None: ...
 
-    async def last_start(self) -> tuple[str, float, bool]:
-        """Which server this is, when it was started, and whether it may lose what it has acknowledged."""
+    async def make_outbox(self) -> None:
+        """Make the tables of the outbox, if they are not there."""
+        ...
+
+    async def weaknesses(self) -> list[tuple[str, str]]:
+        """Settings with which acknowledged work may be lost: what may be lost, and what to change."""
         ...
 
     async def begin(self, lock: str = "", stripe: int = 0) -> None:
@@ -159,7 +185,7 @@ class Dialect(Protocol):
         ...
 
     async def page(self, table: str, after: Sequence[Any], most: int, *, last: bool = False) -> list[Sequence[Any]]:
-        """The shard's rows of a table of `CARGO` that come after this key, in order, or the `last` ones first."""
+        """The shard's rows of a table of `ROWS` that come after this key, in order, or the `last` ones first."""
         ...
 
     async def put(self, table: str, rows: Sequence[Sequence[Any]]) -> None:
@@ -179,7 +205,11 @@ class Dialect(Protocol):
         ...
 
     def is_loss(self, error: BaseException) -> bool:
-        """Whether the connection is gone."""
+        """Whether the connection is gone, or of no use: its server takes no writes any more."""
+        ...
+
+    def is_forbidden(self, error: BaseException) -> bool:
+        """Whether the user may not do this."""
         ...
 
 
@@ -224,12 +254,7 @@ class Database:
 
         async def once() -> T:
             if not self.dialect.is_open:
-                await self.dialect.connect()
-                for shard, greeting in list(self._greetings.items()):
-                    self.dialect.shard = shard
-                    await self.dialect.begin()
-                    await greeting(self.dialect)
-                    await self.dialect.commit()
+                await self._connect()
             self.dialect.shard = self.shard
             try:
                 if whole:
@@ -246,6 +271,25 @@ class Database:
         self._tasks.add(task)
         task.add_done_callback(self._forget)
         return await asyncio.shield(task)
+
+    async def _connect(self) -> None:
+        await self.dialect.connect()
+        try:
+            for shard, greeting in list(self._greetings.items()):
+                self.dialect.shard = shard
+                await self.dialect.begin()
+                try:
+                    await greeting(self.dialect)
+                    await self.dialect.commit()
+                except Exception as error:
+                    if not self.dialect.is_forbidden(error):
+                        raise
+                    # Who may only look leases nothing.
+                    await self.dialect.rollback()
+        except BaseException:
+            # Nobody may use a connection whose server was not looked at.
+            self.dialect.abort()
+            raise
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
@@ -292,6 +336,16 @@ class Database:
             await asyncio.wait_for(self.dialect.close(), 2.0)
         except Exception:
             self.dialect.abort()
+
+
+def digest(text: str) -> int:
+    """A number that stands for a name: databases differ in which names they take for equal."""
+    return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big") >> 1
+
+
+def connection_run(dialect: Dialect) -> int:
+    """The life of the store as `Grant.run` has it: another number for every connection and every run of the server."""
+    return crc32(f"{dialect.server_run} {dialect.connections}".encode())
 
 
 def statements(name: str) -> dict[str, str]:

@@ -6,18 +6,21 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from gossamer import settings as configuration
 from gossamer.errors import FrontierError, Unavailable
+from gossamer.frontier.outbox import Parcel
 from gossamer.frontier.portions import MOST_LINKS, portions
 from gossamer.frontier.sql.call import STRIPES, Call, Changed, Moved, NeedsWhole
 from gossamer.frontier.sql.database import Database, Dialect
 from gossamer.frontier.sql.inbox import drain
 from gossamer.frontier.sql.leasing import Leasing, lull
 from gossamer.frontier.sql.ledger import SqlLedger
+from gossamer.frontier.sql.outbox import put
+from gossamer.frontier.sql.repair import SqlRepair
 from gossamer.frontier.sql.rows import PARKED, Row, request_of
 from gossamer.frontier.sql.settling import Admission, Link, Settling
 from gossamer.frontier.sql.steering import SqlSteering
@@ -33,7 +36,17 @@ _decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
 T = TypeVar("T")
 
 
-class SqlFrontier(SqlSteering, SqlLedger):
+class Settled(NamedTuple):
+    """What became of one `complete`, by which life of the store."""
+
+    accepted: int
+    stale: int
+    repeated: int
+    run: int
+    parcels: int
+
+
+class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
     """The frontier of one shard of a job; any number of these, in any number of processes, share it."""
 
     def __init__(
@@ -96,17 +109,22 @@ class SqlFrontier(SqlSteering, SqlLedger):
 
     async def admit(self, links: Sequence[Link]) -> int:
         """Queue what is not known yet, each with its referrer and its time; how many those were."""
-        added = 0
+        return (await self._admit(links))[0]
+
+    async def _admit(self, links: Sequence[Link]) -> tuple[int, str]:
+        """How many were new, and the first run of the server that has some of them."""
+        added, run = 0, ""
         for first in range(0, len(links), MOST_LINKS):
             some = links[first : first + MOST_LINKS]
 
-            async def work(call: Call, some: Any = some) -> int:
+            async def work(call: Call, some: Any = some) -> tuple[int, str]:
                 found = await self._admission.admit(call, some)
                 await call.flush()
-                return found
+                return found, call.db.server_run
 
-            added += await self._call(work, lock="share", rings=True)
-        return added
+            found, now = await self._call(work, lock="share", rings=True)
+            added, run = added + found, run or now
+        return added, run
 
     async def lease(self, limit: int, *, batch: int, seconds: float) -> Grant:
         while True:
@@ -133,7 +151,8 @@ class SqlFrontier(SqlSteering, SqlLedger):
             news = call.totals["news"]
             state = await self._state(call)
             if state != "running":
-                return Grant(job=state, news=news), set(), call.has_inbox  # type: ignore[arg-type]
+                outbox = await self._waiting(call)
+                return Grant(job=state, news=news, run=call.run, outbox=outbox), set(), call.has_inbox  # type: ignore[arg-type]
             if seconds * 1e6 > call.longest:
                 await call.db.fetch("set_longest", round(seconds * 1e6))
             leasing = Leasing(call, worker=self.worker, regions=regions, batch=batch, seconds=seconds, calm=self.calm)
@@ -145,8 +164,9 @@ class SqlFrontier(SqlSteering, SqlLedger):
             if wait is None and not leasing.leases and not leasing.empty:
                 await call.must_be_whole()
             leases = await self._leases(call, leasing, seconds)
-            state = await self._state(call)
-            return Grant(leases=leases, wait=wait, job=state, news=news), leasing.empty, call.has_inbox  # type: ignore[arg-type]
+            state, outbox = await self._state(call), await self._waiting(call)
+            grant = Grant(leases=leases, wait=wait, job=state, news=news, run=call.run, outbox=outbox)  # type: ignore[arg-type]
+            return grant, leasing.empty, call.has_inbox
 
         lock = "stripe" if self.settings.max_pages is None else "shard"
         grant, empty, has_inbox = await self._call(work, opens=False, lock=lock)
@@ -228,29 +248,40 @@ class SqlFrontier(SqlSteering, SqlLedger):
         return [msgspec.structs.replace(lease, ttl=seconds) for lease in leases if lease.token in ours]
 
     async def complete(
-        self, outcomes: Sequence[Outcome], *, notes: Sequence[SiteNote] = (), marks: Mapping[str, int] | None = None
+        self,
+        outcomes: Sequence[Outcome],
+        *,
+        notes: Sequence[SiteNote] = (),
+        marks: Mapping[str, int] | None = None,
+        parcels: Sequence[Parcel] = (),
     ) -> Receipt:
-        accepted = stale = repeated = 0
+        accepted = stale = repeated = outbox = run = 0
         for some in portions(outcomes):
-            found = await self._settle(some, notes)
+            found = await self._settle(some, notes, parcels)
             accepted, stale = accepted + found.accepted, stale + found.stale
-            repeated += found.repeated
-            notes = ()
+            repeated, outbox = repeated + found.repeated, outbox + found.parcels
+            # A later run may lack what the first acknowledged.
+            run = run or found.run
+            notes, parcels = (), ()
             for outcome in some:
                 pages = self._pages.get(outcome.token, {})
                 pages.pop(outcome.key, None)
                 if not pages:
                     self._pages.pop(outcome.token, None)
-        return Receipt(accepted=accepted, stale=stale, repeated=repeated)
+        return Receipt(accepted=accepted, stale=stale, repeated=repeated, run=run, outbox=outbox)
 
-    async def _settle(self, outcomes: Sequence[Outcome], notes: Sequence[SiteNote]) -> Settling:
+    async def _settle(
+        self, outcomes: Sequence[Outcome], notes: Sequence[SiteNote], parcels: Sequence[Parcel]
+    ) -> Settled:
         closes = any(note.close is not None for note in notes)
         lock = "whole" if closes else "share" if any(outcome.links for outcome in outcomes) else ""
 
-        async def work(call: Call) -> Settling:
+        async def work(call: Call) -> Settled:
             settling = Settling(call, self._admission, whole=lock == "whole")
             await settling.settle(outcomes, notes, self._pages)
-            return settling
+            await put(call, parcels)
+            await call.flush()
+            return Settled(settling.accepted, settling.stale, settling.repeated, call.run, call.parcels)
 
         spoken: list[Outcome | SiteNote] = [*outcomes, *notes]
         ahead = [
@@ -272,8 +303,6 @@ class SqlFrontier(SqlSteering, SqlLedger):
         async def work(call: Call) -> None:
             await call.lock({self._admission.site_id(lease.site) for lease in leases})
             for held in await call.load("leases_by_token", sorted(lease.token for lease in leases)):
-                _, lane = call.lane_of(held)
-                lane.restart = call.restarts
                 call.end(held, rests_from=call.now)
             await call.flush()
 
@@ -314,6 +343,8 @@ class SqlFrontier(SqlSteering, SqlLedger):
             return False
         if call.most is not None and call.total("kept") >= call.most:
             return True
+        if await self._waiting(call):
+            return False
         if call.has_inbox or call.total("queued") + call.total("delayed") > call.total("revisits"):
             return False
         if call.total("revisits") > 0:

@@ -10,11 +10,10 @@ from typing import Any
 import msgspec
 
 from gossamer import settings as configuration
-from gossamer.errors import ConfigError, JobMissing, SchemaMismatch
+from gossamer.errors import ConfigError, FrontierError, JobMissing, SchemaMismatch, Unavailable
 from gossamer.frontier.sql.call import HERE, STRIPES
-from gossamer.frontier.sql.database import Database, Dialect
+from gossamer.frontier.sql.database import Database, Dialect, digest
 from gossamer.frontier.sql.frontier import SqlFrontier
-from gossamer.frontier.sql.steering import digest
 from gossamer.settings import Settings
 
 FORMAT = 3
@@ -68,6 +67,10 @@ async def open_shard(
     row = await database.run(lambda db: _read(db, job, shard))
     kept, key, revision = understood(row[1:], job)
     own = await seat(database, int(row[0]))
+    if settings is not None:
+        # Known before there are any: a server that forgets the first leases has its lanes rest for as long.
+        longest = round(settings.lease_seconds * 1e6)
+        await own.run(lambda db: db.fetch("set_longest", longest))
     return SqlFrontier(
         own,
         job,
@@ -84,8 +87,8 @@ async def open_shard(
 async def seat(database: Database, row: int) -> Database:
     """The connection for one shard, by the number of its row."""
     own = database.at(row)
-    await own.run(_notice_restart)
-    own.greet(_notice_restart)
+    await own.run(_notice_run)
+    own.greet(_notice_run)
     return own
 
 
@@ -104,6 +107,8 @@ async def make_job(database: Database, job: str, settings: Settings, secret: byt
         await db.fetch("renew_job", digest(job), FORMAT, text)
 
     await database.run(work)
+    # A job on one database works without it.
+    await ensure_outbox(database)
 
 
 async def make_shard(database: Database, job: str, shard: int, *, phase: int = HERE) -> int:
@@ -114,6 +119,8 @@ async def make_shard(database: Database, job: str, shard: int, *, phase: int = H
         (row,) = await db.fetch("find_shard", digest(job), shard)
         db.shard = int(row[0])
         await db.fetch("make_stripes", list(range(STRIPES)))
+        # From here on a server that forgets is noticed.
+        await db.fetch("restarted", db.server_run, "")
         if phase != HERE:
             await db.fetch("set_phase", phase, "")
         return int(row[0])
@@ -146,13 +153,34 @@ def understood(row: Sequence[Any], job: str) -> tuple[Settings, bytes, int]:
         ) from None
 
 
-async def _notice_restart(db: Dialect) -> None:
-    """A server that may have lost its last second when it was started again: its lanes rest before they are leased."""
-    host, started, lossy = await db.last_start()
-    if not lossy:
-        return
+async def _notice_run(db: Dialect) -> None:
+    """Another run of the server may lack leases that were granted before: all lanes rest until these have ended.
+
+    A server whose settings let it forget may do so with no sign of it but a lost connection."""
+    suspicious = db.forgets and db.connections > 1
     for (known,) in await db.fetch("last_server"):
-        before, _, at = known.rpartition(" ")
-        if before != host[:40] or abs(float(at or 0.0) - started) > db.start_slack_seconds:
-            await db.fetch("restarted", f"{host[:40]} {started:.3f}")
-            log.warning("%s may lose what it has acknowledged when it crashes: see its settings", db.server)
+        if known != db.server_run or suspicious:
+            await db.fetch("restarted", db.server_run, known)
+            if known:
+                log.warning(
+                    "%s was started again, or replaced: no site is leased until all earlier leases have ended",
+                    db.server,
+                )
+
+
+async def ensure_outbox(database: Database) -> bool:
+    """See that a database has the tables of the outbox, which jobs of earlier versions lack; whether it has them."""
+
+    async def look(db: Dialect) -> bool:
+        return db.has_outbox
+
+    if await database.run(look, whole=False):
+        return True
+    try:
+        await database.run(lambda db: db.make_outbox())
+    except Unavailable:
+        raise
+    except FrontierError as error:
+        log.debug("%s has no outbox: %s", database.dialect.server, error)
+        return False
+    return True

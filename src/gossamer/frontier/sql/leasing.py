@@ -107,7 +107,7 @@ class Leasing:
         for lane in site.lanes:
             rest = call.rest_until + site.rest
             if not lane.token and rest > call.now and lane.restart != call.restarts:
-                # A store that may have lost its last second may have lost a lease in it: its holder goes on.
+                # Another run of the store may lack leases that were granted before: their holders go on.
                 lane.restart, lane.next_at = call.restarts, max(lane.next_at, rest)
                 call.touched.add(site.id)
             if not lane.token and site.ready(lane) <= call.now + _SOON_MICRO:
@@ -180,7 +180,7 @@ class Leasing:
             token, site.id, site.lanes.index(lane), call.now + round(self._seconds * MICRO), alone, self._worker,
             {row.id: (row.place, row.standing, row.age) for row in rows},
         )  # fmt: skip
-        lane.token, lane.until_at = token, held.until_at
+        lane.token, lane.until_at, lane.restart = token, held.until_at, call.restarts
         site.kept.leased += len(rows)
         self._left -= len(rows)
         call.held[token] = held

@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 from gossamer.errors import ConfigError, JobMissing
 from gossamer.frontier.placement import placement
 from gossamer.frontier.sql.call import ARRIVING, GONE, HERE, LEAVING
-from gossamer.frontier.sql.database import CARGO, Database, Dialect
+from gossamer.frontier.sql.database import ROWS, Database, Dialect, digest
 from gossamer.frontier.sql.job import make_shard
 from gossamer.frontier.sql.places import Databases, Root
-from gossamer.frontier.sql.steering import digest
 
 _STEP = 1000
 _LOOKS = 50
-_TABLES = [table for table in CARGO if table != "counters"]
+_TABLES = [table for table in ROWS if table != "counters"]
 
 
 class Move(NamedTuple):
@@ -155,7 +154,7 @@ async def _prepare(database: Database, job: str, shard: int) -> tuple[Database, 
 
 async def _copy(source: Database, target: Database, table: str) -> int:
     """Bring the rows in the order of their keys; what is there from an earlier try is not brought again."""
-    width, _ = CARGO[table]
+    width, _ = ROWS[table]
     done = await target.run(lambda db: db.page(table, (), 1, last=True))
     after: Sequence[Any] = tuple(done[0][:width]) if done else ()
     copied = 0

@@ -9,8 +9,17 @@ from operator import itemgetter
 from typing import Any
 
 from gossamer.errors import FrontierError
-from gossamer.frontier.sql.database import CARGO, schema
-from gossamer.frontier.sql.mysql_session import LOCKS, PACKET, Session, explain, faults, is_conflict, is_loss
+from gossamer.frontier.sql.database import ROWS, schema
+from gossamer.frontier.sql.mysql_session import (
+    LOCKS,
+    PACKET,
+    Session,
+    explain,
+    faults,
+    is_conflict,
+    is_forbidden,
+    is_loss,
+)
 from gossamer.frontier.sql.mysql_text import PARTS, beyond, literal, moment, new_rows, stretch, whole_rows, written
 from gossamer.frontier.sql.rows import is_changed
 
@@ -25,6 +34,10 @@ _FEW = 8
 _AGAIN = 1020
 _MOMENTS = ("moment", "brief_moment")
 _YOUNG_MICRO = 10_000_000
+_WEAK_VARIABLES = (
+    "SHOW GLOBAL VARIABLES WHERE variable_name IN"
+    " ('innodb_flush_log_at_trx_commit', 'innodb_doublewrite', 'log_bin', 'sync_binlog')"
+)
 
 
 class MySQL(Session):
@@ -32,7 +45,6 @@ class MySQL(Session):
 
     kind = "MySQL"
     always_whole = True
-    start_slack_seconds = 1.5
 
     async def make_tables(self) -> None:
         """Make the tables, if they are not there. Two who do so at once would trip over each other."""
@@ -49,20 +61,47 @@ class MySQL(Session):
                 return
             # Tables of an attempt that was refused half-way are no news.
             await self._run("SET SESSION sql_notes = 0")
-            for statement in schema("mysql_schema.sql").split(";\n"):
-                if statement.strip():
-                    await self._run(statement)
+            await self._make("mysql_outbox.sql")
+            self.has_outbox = True
+            await self._make("mysql_schema.sql")
             for short in {"tasks", "inbox"} - there:
                 await self._run(f"CREATE VIEW {short} AS SELECT * FROM gossamer_{short}")  # noqa: S608
         finally:
             await self._run("SET SESSION sql_notes = 1")
             await self._run("SELECT RELEASE_LOCK('gossamer')")
 
-    async def last_start(self) -> tuple[str, float, bool]:
-        rows = await self._run("SELECT @@innodb_flush_log_at_trx_commit, @@hostname, UNIX_TIMESTAMP()")
-        flush, host, now = rows[0]
-        ((_, uptime),) = await self._run("SHOW GLOBAL STATUS LIKE 'Uptime'")
-        return str(host), float(now) - float(uptime), int(flush) != 1
+    async def make_outbox(self) -> None:
+        await self._run("SET SESSION sql_notes = 0")
+        try:
+            await self._make("mysql_outbox.sql")
+        finally:
+            await self._run("SET SESSION sql_notes = 1")
+        self.has_outbox = True
+
+    async def _make(self, name: str) -> None:
+        for statement in schema(name).split(";\n"):
+            if statement.strip():
+                await self._run(statement)
+
+    async def weaknesses(self) -> list[tuple[str, str]]:
+        found = []
+        rows = await self._run(_WEAK_VARIABLES)
+        values = {str(name).lower(): str(value) for name, value in rows}
+        if values.get("innodb_flush_log_at_trx_commit", "1") != "1":
+            found.append((
+                "a crash may lose the last seconds of what was acknowledged (innodb_flush_log_at_trx_commit is not 1)",
+                "SET GLOBAL innodb_flush_log_at_trx_commit = 1",
+            ))  # fmt: skip
+        if values.get("innodb_doublewrite", "ON").upper() in ("OFF", "0", "DETECT_ONLY"):
+            found.append(
+                ("a power cut may damage the database (innodb_doublewrite is off)", "turn innodb_doublewrite on")
+            )
+        if values.get("log_bin", "OFF").upper() in ("ON", "1") and values.get("sync_binlog", "1") == "0":
+            found.append((
+                "after a power cut a replica may lack what was acknowledged (sync_binlog is 0)",
+                "SET GLOBAL sync_binlog = 1",
+            ))  # fmt: skip
+        return found
 
     async def begin(self, lock: str = "", stripe: int = 0) -> None:
         # A transaction begins by itself with the first statement after the last one.
@@ -227,7 +266,7 @@ class MySQL(Session):
         return found
 
     async def page(self, table: str, after: Sequence[Any], most: int, *, last: bool = False) -> list[Sequence[Any]]:
-        width, columns = CARGO[table]
+        width, columns = ROWS[table]
         key, way = columns[:width], " DESC" if last else ""
         where = f" AND {beyond(key, after)}" if after else ""
         return list(
@@ -238,7 +277,7 @@ class MySQL(Session):
         )
 
     async def put(self, table: str, rows: Sequence[Sequence[Any]]) -> None:
-        _, columns = CARGO[table]
+        _, columns = ROWS[table]
         head = f"INSERT INTO gossamer_{table} (shard, {', '.join(columns)}) VALUES "  # noqa: S608
         tail = f" ON DUPLICATE KEY UPDATE shard = gossamer_{table}.shard"
         part: list[str] = []
@@ -265,6 +304,9 @@ class MySQL(Session):
 
     def is_conflict(self, error: BaseException) -> bool:
         return is_conflict(error)
+
+    def is_forbidden(self, error: BaseException) -> bool:
+        return is_forbidden(error)
 
     def is_loss(self, error: BaseException) -> bool:
         return is_loss(error)

@@ -265,6 +265,9 @@ SELECT id FROM gossamer_done WHERE shard = $1 AND finished_at < $2 AND id > $3 O
 -- name: drop_done
 DELETE FROM gossamer_done WHERE shard = $1 AND id IN $2
 
+-- name: drop_seen
+DELETE FROM gossamer_seen WHERE shard = $1 AND id IN $2
+
 -- name: make_job
 INSERT INTO gossamer_jobs (digest, name, format, revision, settings, secret, state)
 SELECT $2, $3, $4, 0, $5, $6, 'running' FROM (SELECT 1) one WHERE $1 >= 0 ON DUPLICATE KEY UPDATE digest = gossamer_jobs.digest
@@ -280,8 +283,17 @@ ON DUPLICATE KEY UPDATE shard = gossamer_counters.shard
 
 -- name: restarted
 UPDATE gossamer_shards SET restarts = restarts + CASE server WHEN '' THEN 0 ELSE 1 END,
-    rest_until = CASE server WHEN '' THEN 0 ELSE skew + longest + COALESCE(
-        (SELECT j.clock FROM gossamer_jobs j WHERE j.job = gossamer_shards.job),
-        CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)) END,
+    rest_until = CASE server WHEN '' THEN rest_until ELSE longest + GREATEST(
+        COALESCE((SELECT MAX(latest_at) FROM gossamer_counters c WHERE c.shard = $1), 0),
+        skew + COALESCE((SELECT j.clock FROM gossamer_jobs j WHERE j.job = gossamer_shards.job),
+            CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED))) END,
     server = $2
-WHERE shard = $1
+WHERE shard = $1 AND server = $3
+
+-- name: is_outbox
+SELECT COUNT(*) FROM information_schema.tables
+WHERE $1 >= 0 AND table_schema = DATABASE() AND table_name = 'gossamer_parcels'
+
+-- name: put_box
+INSERT INTO gossamer_boxes (shard, box, stripe, server, run, taken, added) VALUES ($1, $2, $3, $4, $5, $6, $7)
+ON DUPLICATE KEY UPDATE added = gossamer_boxes.added + $8

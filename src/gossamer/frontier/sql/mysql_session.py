@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Any
 
 from gossamer import addresses
@@ -17,13 +18,13 @@ try:
     from asyncmy.constants.CLIENT import MULTI_STATEMENTS
 
     from gossamer.frontier.sql.mysql_bulk import Bulk, size
-    from gossamer.frontier.sql.mysql_faults import explain, is_conflict, is_loss
+    from gossamer.frontier.sql.mysql_faults import HUNG_UP, explain, is_conflict, is_forbidden, is_loss
 except ImportError as missing:
     raise ConfigError(
         "the frontier in MariaDB or MySQL needs the asyncmy package", hint="pip install 'gossamer[mysql]'"
     ) from missing
 
-__all__ = ["LOCKS", "PACKET", "Session", "explain", "faults", "is_conflict", "is_loss"]
+__all__ = ["LOCKS", "PACKET", "Session", "explain", "faults", "is_conflict", "is_forbidden", "is_loss"]
 LOCKS = {"": "", "share": " LOCK IN SHARE MODE", "whole": " FOR UPDATE"}
 _SESSION = (
     "SET NAMES utf8mb4 COLLATE utf8mb4_bin",
@@ -32,10 +33,20 @@ _SESSION = (
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
 )
 PACKET = 4_000_000
-_ANSWER_SECONDS = 30.0
+_CONNECT_SECONDS, _ANSWER_SECONDS = 15.0, 30.0
 # From here on rows are cheaper in a packet of their own.
 _MANY = 64
 _QUESTIONS = ("SELECT", "(SELECT", "SHOW")
+_READ_ONLY = 1290
+# In one statement, so that both are of the same second. Only one of the two tables is there.
+_STARTED = (
+    "SELECT CAST(UNIX_TIMESTAMP() - variable_value AS SIGNED) FROM {}.global_status WHERE variable_name = 'Uptime'"
+)
+_IDENTITY = (
+    "SHOW GLOBAL VARIABLES WHERE variable_name IN ('server_uid', 'server_uuid', 'hostname', 'port', 'read_only',"
+    " 'super_read_only', 'innodb_read_only', 'innodb_flush_log_at_trx_commit')"
+)
+_OFF = ("OFF", "0", "")
 
 
 class Session:
@@ -59,6 +70,8 @@ class Session:
         self._many_known = False
         """Whether most keys were known when last some were put: then it is cheaper to ask first."""
         self.connections = 0
+        self.server_run = ""
+        self.forgets = self.has_outbox = False
 
     @property
     def is_open(self) -> bool:
@@ -66,9 +79,14 @@ class Session:
 
     async def connect(self) -> None:
         """Connect, and refuse a server that lacks what the statements need."""
-        connection = await asyncio.wait_for(
-            asyncmy.connect(**self._address, charset="utf8mb4", connect_timeout=10, client_flag=MULTI_STATEMENTS), 15.0
-        )
+        try:
+            connection = await asyncio.wait_for(
+                asyncmy.connect(**self._address, charset="utf8mb4", connect_timeout=10, client_flag=MULTI_STATEMENTS),
+                _CONNECT_SECONDS,
+            )
+        except HUNG_UP as error:
+            # The driver is confused where the server hangs up before it has said who it is.
+            raise faults.OperationalError(2013, f"the server hung up: {error}") from error
         self._connection = connection
         self.connections += 1
         self._bulk.forget()
@@ -85,9 +103,27 @@ class Session:
                 await self._run("SET SESSION in_predicate_conversion_threshold = 0")
             else:
                 await self._run("SET SESSION range_optimizer_max_mem_size = 0")
+            await self.learn()
         except BaseException:
             self.abort()
             raise
+
+    async def learn(self) -> None:
+        """Ask which run of which server this is, and refuse one that only reads."""
+        values = {str(name).lower(): str(value) for name, value in await self._run(_IDENTITY)}
+        if any(values.get(name, "OFF") not in _OFF for name in ("read_only", "super_read_only", "innodb_read_only")):
+            # When it becomes the primary, this connection stays, and nobody would notice what it lacks.
+            raise faults.OperationalError(_READ_ONLY, "the server is read-only")
+        place = " ".join(values.get(name, "") for name in ("server_uid", "server_uuid", "hostname", "port"))
+        status = "information_schema" if self._has_blocks else "performance_schema"
+        ((started,),) = await self._run(_STARTED.format(status))
+        self.server_run = f"{blake2b(place.encode(), digest_size=8).hexdigest()}.{int(started)}"
+        self.forgets = values.get("innodb_flush_log_at_trx_commit", "1") != "1"
+        ((parcels,),) = await self._run(
+            "SELECT COUNT(*) FROM information_schema.tables"
+            " WHERE table_schema = DATABASE() AND table_name = 'gossamer_parcels'"
+        )
+        self.has_outbox = bool(parcels)
 
     def _forget(self) -> None:
         self._lock = ""

@@ -8,10 +8,10 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import msgspec
 
+from gossamer.addresses import hosts_of
 from gossamer.errors import ConfigError, JobMissing
-from gossamer.frontier.sql.database import Database, Dialect
+from gossamer.frontier.sql.database import Database, Dialect, digest
 from gossamer.frontier.sql.job import dialect_of, make_job, understood
-from gossamer.frontier.sql.steering import digest
 from gossamer.settings import Settings
 
 _KINDS = {"postgres": "postgresql", "mariadb": "mysql"}
@@ -116,7 +116,8 @@ def like(url: str, name: str) -> str:
         options.pop(option, None)
     host, _, port = place.rpartition(":")
     if scheme == "postgresql":
-        options |= {"host": host, "port": port} if port.isdigit() else {"host": place}
+        hosts, ports = hosts_of(place)
+        options |= {"host": ",".join(hosts)} | ({"port": ",".join(map(str, ports))} if ports else {})
         place = ""
     elif place.startswith("/"):
         options["socket"] = place

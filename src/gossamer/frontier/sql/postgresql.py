@@ -9,11 +9,11 @@ from typing import Any
 from gossamer import addresses
 from gossamer.errors import UNREACHED, ConfigError, FrontierError, JobMissing, SchemaMismatch, Unavailable
 from gossamer.frontier.sql.database import (
-    CARGO,
     CROWDED,
     FORBIDDEN,
     FULL,
     MISSING,
+    ROWS,
     UNDER_WAY,
     UNKNOWN,
     schema,
@@ -53,12 +53,23 @@ _QUEUE: tuple[str, ...] = (
     "shard", "site", "place", "standing", "age", "id", "url", "depth", "priority", "tries", "lapses", "again", "extra",
 )  # fmt: skip
 _NEW = (*_QUEUE[:8], "extra")
+_LEARN = """
+SELECT pg_is_in_recovery(), (EXTRACT(EPOCH FROM pg_postmaster_start_time()) * 1000000)::bigint,
+    current_setting('fsync') = 'off' OR current_setting('full_page_writes') = 'off',
+    to_regclass('gossamer_parcels') IS NOT NULL, current_setting('server_version_num')::int
+"""
+# Whose data these are, and how often a standby took over: any user may ask, but not every hoster lets them.
+_LINEAGE = (
+    "SELECT system_identifier::text FROM pg_control_system()",
+    "SELECT ltrim(left(pg_walfile_name(pg_current_wal_lsn()), 8), '0')",
+)
 _OLDEST = 120000
 _WARY = 32
-_ANSWER_SECONDS = 30.0
+_CONNECT_SECONDS, _ANSWER_SECONDS = 10.0, 30.0
 _LONGEST_WAIT_MICRO = 16_000_000
 # Classes of SQLSTATE: connection, resources (full, too many), intervention by an operator, the system's own errors.
 _PASSING = ("08", "53", "57", "58", "25006", "55P03", "XX000")
+_READ_ONLY = "25006"
 _CONFLICT = ("40001", "40P01", "23505")
 _REFUSED = ("28", "3D", "42501")
 _HINTS = (
@@ -71,6 +82,10 @@ _HINTS = (
 )
 # Counters that were frozen overflow.
 _OUT_OF_RANGE = "22003"
+_WEAK = (
+    ("fsync", "a power cut may lose what was acknowledged, or the whole database (fsync is off)", "set fsync = on"),
+    ("full_page_writes", "a power cut may damage the database (full_page_writes is off)", "set full_page_writes = on"),
+)
 
 
 class PostgreSQL:
@@ -78,7 +93,6 @@ class PostgreSQL:
 
     kind = "PostgreSQL"
     always_whole = False
-    start_slack_seconds = 0.01
 
     def __init__(self, url: str) -> None:
         self.shard = 0
@@ -89,6 +103,9 @@ class PostgreSQL:
         """What rings for a shard that this connection listens for."""
         self._listens: set[str] = set()
         self.connections = 0
+        self.server_run = ""
+        self.forgets = self.has_outbox = False
+        self._lineage = ""
         self._prepared: set[str] = set()
         self._pending: list[str] = []
         self._also: Sequence[tuple[Any, ...]] = ()
@@ -113,35 +130,62 @@ class PostgreSQL:
         self._prepared.clear()
         self._forget()
         connection = await asyncpg.connect(
-            **self._address, timeout=10.0, command_timeout=_ANSWER_SECONDS, statement_cache_size=200
+            **self._address,
+            timeout=_CONNECT_SECONDS,
+            command_timeout=_ANSWER_SECONDS,
+            statement_cache_size=200,
         )
-        try:
-            await connection.execute(_SESSION)
-            version = int(await connection.fetchval("SHOW server_version_num"))
-            if version < _OLDEST:
-                raise FrontierError(f"PostgreSQL {version // 10000} is too old", hint="use PostgreSQL 12 or newer")
-        except BaseException:
-            connection.terminate()
-            raise
         self._connection = connection
         self.connections += 1
+        try:
+            await connection.execute(_SESSION)
+            await self.learn()
+        except BaseException:
+            self.abort()
+            raise
+
+    async def learn(self) -> None:
+        (row,) = await self._open.fetch(_LEARN)
+        is_standby, started, self.forgets, self.has_outbox, version = row
+        if version < _OLDEST:
+            raise FrontierError(f"PostgreSQL {version // 10000} is too old", hint="use PostgreSQL 12 or newer")
+        if is_standby:
+            # Its promotion would not end this connection, and nobody would notice what it lacks.
+            raise faults.ReadOnlySQLTransactionError("the server is a standby")
+        lineage = []
+        for text in _LINEAGE:
+            try:
+                lineage.append(str(await self._open.fetchval(text)))
+            except faults.PostgresError as error:
+                if self.is_loss(error):
+                    raise
+                lineage.append("")
+        self.server_run = ".".join((*lineage, str(started)))
 
     async def make_tables(self) -> None:
         """Make the tables, if they are not there. Two who do so at once would trip over each other."""
         await self._open.execute("SELECT pg_advisory_xact_lock(1735357299, 0)")
         if await self._open.fetchval("SELECT to_regclass('gossamer_tasks')") is not None:
             return
+        await self._open.execute(schema("postgresql_outbox.sql"))
+        self.has_outbox = True
         await self._open.execute(schema("postgresql_schema.sql"))
         for short in ("tasks", "inbox"):
             if await self._open.fetchval("SELECT to_regclass($1)", short) is None:
                 await self._open.execute(f"CREATE VIEW {short} AS SELECT * FROM gossamer_{short}")  # noqa: S608
 
-    async def last_start(self) -> tuple[str, float, bool]:
-        rows = await self._open.fetch(
-            "SELECT COALESCE(inet_server_addr()::text, ''), EXTRACT(EPOCH FROM pg_postmaster_start_time())::float8,"
-            " current_setting('fsync') = 'off' OR current_setting('full_page_writes') = 'off'"
-        )
-        return str(rows[0][0]), float(rows[0][1]), bool(rows[0][2])
+    async def make_outbox(self) -> None:
+        await self._open.execute("SELECT pg_advisory_xact_lock(1735357299, 0)")
+        if await self._open.fetchval("SELECT to_regclass('gossamer_parcels')") is None:
+            await self._open.execute(schema("postgresql_outbox.sql"))
+        self.has_outbox = True
+
+    async def weaknesses(self) -> list[tuple[str, str]]:
+        return [
+            (what, mend)
+            for setting, what, mend in _WEAK
+            if await self._open.fetchval("SELECT current_setting($1, true)", setting) == "off"
+        ]
 
     async def begin(self, lock: str = "", stripe: int = 0) -> None:
         # In one go: what the first statement answers, nobody needs.
@@ -302,7 +346,7 @@ class PostgreSQL:
         return [row[0] for row in await self.fetch("compact", before, last, most)]
 
     async def page(self, table: str, after: Sequence[Any], most: int, *, last: bool = False) -> list[Sequence[Any]]:
-        width, columns = CARGO[table]
+        width, columns = ROWS[table]
         key, way = columns[:width], " DESC" if last else ""
         marks = ", ".join(f"${number + 2}" for number in range(len(after)))
         where = f" AND ({', '.join(key)}) > ({marks})" if after else ""
@@ -314,7 +358,7 @@ class PostgreSQL:
         )
 
     async def put(self, table: str, rows: Sequence[Sequence[Any]]) -> None:
-        _, columns = CARGO[table]
+        _, columns = ROWS[table]
         marks = ", ".join(f"${number + 2}" for number in range(len(columns)))
         await self._open.executemany(
             f"INSERT INTO gossamer_{table} (shard, {', '.join(columns)}) VALUES ($1, {marks})"  # noqa: S608
@@ -351,9 +395,13 @@ class PostgreSQL:
     def is_conflict(self, error: BaseException) -> bool:
         return isinstance(error, faults.PostgresError) and str(error.sqlstate) in _CONFLICT
 
+    def is_forbidden(self, error: BaseException) -> bool:
+        return isinstance(error, faults.InsufficientPrivilegeError)
+
     def is_loss(self, error: BaseException) -> bool:
         if isinstance(error, faults.PostgresError):
-            return str(error.sqlstate)[:2] in ("08", "57") and not self._survives(error)
+            state = str(error.sqlstate)
+            return (state[:2] in ("08", "57") or state == _READ_ONLY) and not self._survives(error)
         # The driver is confused where the server hung up in the moment before a statement was sent.
         return isinstance(error, (OSError, faults.InterfaceError, faults.InternalClientError, TimeoutError))
 

@@ -299,6 +299,12 @@ DELETE FROM gossamer_done WHERE shard = $1 AND id IN (
     SELECT id FROM gossamer_done WHERE shard = $1 AND finished_at < $2 AND id > $3 ORDER BY id LIMIT $4)
 RETURNING id
 
+-- name: drop_done
+DELETE FROM gossamer_done WHERE shard = $1 AND id = ANY($2::text::bigint[])
+
+-- name: drop_seen
+DELETE FROM gossamer_seen WHERE shard = $1 AND id = ANY($2::text::bigint[])
+
 -- name: make_job
 INSERT INTO gossamer_jobs (digest, name, format, revision, settings, secret, state)
 SELECT $2, $3, $4, 0, $5, $6, 'running' WHERE $1 >= 0 ON CONFLICT DO NOTHING
@@ -312,7 +318,15 @@ INSERT INTO gossamer_counters (shard, stripe) SELECT $1, unnest($2::text::int[])
 
 -- name: restarted
 UPDATE gossamer_shards SET server = $2, restarts = restarts + CASE server WHEN '' THEN 0 ELSE 1 END,
-    rest_until = CASE server WHEN '' THEN 0 ELSE skew + longest + COALESCE(
-        (SELECT j.clock FROM gossamer_jobs j WHERE j.job = gossamer_shards.job),
-        (EXTRACT(EPOCH FROM clock_timestamp()) * 1000000)::bigint) END
-WHERE shard = $1
+    rest_until = CASE server WHEN '' THEN rest_until ELSE longest + GREATEST(
+        (SELECT MAX(latest_at) FROM gossamer_counters c WHERE c.shard = $1),
+        skew + COALESCE((SELECT j.clock FROM gossamer_jobs j WHERE j.job = gossamer_shards.job),
+            (EXTRACT(EPOCH FROM clock_timestamp()) * 1000000)::bigint)) END
+WHERE shard = $1 AND server = $3
+
+-- name: is_outbox
+SELECT to_regclass('gossamer_parcels') IS NOT NULL WHERE $1 >= 0
+
+-- name: put_box
+INSERT INTO gossamer_boxes (shard, box, stripe, server, run, taken, added) VALUES ($1, $2, $3, $4, $5, $6, $7)
+ON CONFLICT (shard, box, stripe) DO UPDATE SET added = gossamer_boxes.added + $8

@@ -188,7 +188,7 @@ class Settling:
     async def settle(
         self, outcomes: Sequence[Outcome], notes: Sequence[SiteNote], pages: Mapping[int, Mapping[int, str]]
     ) -> None:
-        """Apply notes, then outcomes, then their links."""
+        """Apply notes, then outcomes, then their links. The caller flushes."""
         call, site_id = self.call, self._admission.site_id
         spoken: list[Outcome | SiteNote] = [*outcomes, *notes]
         await call.lock({site_id(given.site) for given in spoken})
@@ -214,7 +214,6 @@ class Settling:
             await self._close()
         if links:
             await self._admission.admit(call, links)
-        await call.flush()
 
     def _is_held(self, token: int, site: str) -> bool:
         held = self.call.held.get(token)
@@ -281,7 +280,7 @@ class Settling:
         """Everything of a lease is settled."""
         call = self.call
         site, lane = call.lane_of(held)
-        lane.settled, lane.restart = held.token, call.restarts
+        lane.settled = held.token
         call.end(held, rests_from=call.now)
         if site.is_spent:
             self._closing.setdefault(site.id, "budget")

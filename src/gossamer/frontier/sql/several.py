@@ -6,17 +6,16 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 
-from gossamer.errors import ConfigError, JobMissing, Unavailable
+from gossamer.errors import ConfigError, FrontierError, JobMissing, Unavailable
 from gossamer.frontier.base import Fleet
 from gossamer.frontier.placement import placement, shard_of
 from gossamer.frontier.regions import Part, parse_part, region_of
 from gossamer.frontier.sharded import Sharded, divide
-from gossamer.frontier.sql.database import Database, Dialect
+from gossamer.frontier.sql.database import Database, Dialect, digest
 from gossamer.frontier.sql.frontier import SqlFrontier
-from gossamer.frontier.sql.job import make_shard, open_shard, seat
+from gossamer.frontier.sql.job import ensure_outbox, make_shard, open_shard, seat
 from gossamer.frontier.sql.places import Databases, Root
 from gossamer.frontier.sql.settling import Link
-from gossamer.frontier.sql.steering import digest
 from gossamer.settings import Settings
 
 
@@ -68,6 +67,8 @@ async def _open(
             f"job {job!r} has {count} shards, not {part.of}",
             hint=f"write --shards 0-{count - 1}/{count}, or a part of that",
         )
+    if count > 1:
+        await _make_outboxes(databases, root, worker)
     own: list[SqlFrontier] = []
     for shard, name in enumerate(root.placement):
         database = databases.at(name)
@@ -78,6 +79,17 @@ async def _open(
         frontier.closing = databases.aclose
         own.append(frontier)
     return own
+
+
+async def _make_outboxes(databases: Databases, root: Root, worker: str) -> None:
+    names = list(dict.fromkeys(root.placement))
+    for name in names:
+        # Who only looks needs none, and in one database no link is for another server.
+        if not await ensure_outbox(databases.at(name)) and worker and len(names) > 1:
+            raise FrontierError(
+                f"{name} lacks the tables of the outbox, which a job in several databases needs",
+                hint="let this user CREATE there for the first worker of this version",
+            )
 
 
 async def _make(databases: Databases, job: str, settings: Settings, part: Part | None, found: Root | None) -> Root:

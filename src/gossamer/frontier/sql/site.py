@@ -20,7 +20,7 @@ class Lane(msgspec.Struct, array_like=True, gc=False):
     next_at: int = 0
     settled: int = 0
     restart: int = 0
-    """The restart of the store after which its clock is known to be right."""
+    """The last run of the store in which the lane was leased, or has rested."""
 
 
 class _Kept(msgspec.Struct, array_like=True, gc=False):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from hashlib import blake2b
 from typing import Any
 
 import msgspec
@@ -11,8 +10,9 @@ import msgspec
 from gossamer import urls
 from gossamer.frontier.freshness import share_of
 from gossamer.frontier.sql.call import Call
-from gossamer.frontier.sql.database import Database, Dialect
+from gossamer.frontier.sql.database import Database, Dialect, digest
 from gossamer.frontier.sql.inbox import site_of
+from gossamer.frontier.sql.outbox import SqlOutbox
 from gossamer.frontier.sql.rows import SUSPECT, WORDS, Row, request_of
 from gossamer.frontier.sql.settling import Admission
 from gossamer.frontier.sql.site import MICRO, Site
@@ -26,15 +26,10 @@ _decode_robots = msgspec.msgpack.Decoder(dict[str, bytes]).decode
 _WAITING = {1: "done", 2: "failed", 3: "skipped"}
 
 
-def digest(text: str) -> int:
-    """A number that stands for a name: databases differ in which names they take for equal."""
-    return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big") >> 1
-
-
 _LOWEST = -(1 << 63)
 
 
-class SqlSteering:
+class SqlSteering(SqlOutbox):
     """The part of a frontier that is not on the way of a page."""
 
     settings: Settings
@@ -79,6 +74,7 @@ class SqlSteering:
                 job=state,  # type: ignore[arg-type]
                 finished=over,
                 changes=totals["news"],
+                outbox=await self._waiting(call),
             )
 
         found: Counts = await self._call(work, opens=False)

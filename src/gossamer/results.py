@@ -1,0 +1,208 @@
+"""The results folder of a fleet's job: a marker shows that a worker sees it, and its records are counted.
+
+A job that `submit` or `crawl` makes has a random id in its settings (`results_id`), and its results folder has the same
+id in the file `results.id`. A worker that finds no marker, or that of another job, has another folder than the rest of
+the fleet: a mount is missing, or the folder was never shared. It refuses to start, because what it stored there would
+be missing from every export. A job without an id, which an older version made, is not checked.
+
+A record is on disk before its outcome is committed. So the frontier never counts a stored page that has no record, and
+fewer records than stored pages mean that records are lost. There may be more: a worker that was killed in between
+leaves records that no outcome stands for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from array import array
+from bisect import bisect_left
+from contextlib import suppress
+from pathlib import Path
+from shlex import quote
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from gossamer.engine.pulse import is_live
+from gossamer.errors import ConfigError
+from gossamer.masks import masked_address
+from gossamer.model import Counts, Pulse
+from gossamer.settings import Settings
+from gossamer.sink import wants_segments
+from gossamer.sink.latest import LastWords
+from gossamer.sink.segments import has_segments, segment_bytes, stamps, visit_of
+
+MARKER = "results.id"
+CHEAP_BYTES = 64 * 1024 * 1024
+"""Segments up to this size are counted whenever somebody looks at a job; that takes less than a second."""
+_BUCKET_BITS = 8
+_KEY_BITS = 63
+
+
+class Marker(msgspec.Struct, frozen=True):
+    """What `results.id` holds."""
+
+    job: str
+    """The job that the folder was marked for; for people, and for `export DIR --frontier URL`."""
+    id: str
+
+
+def read_marker(folder: Path) -> Marker | None:
+    """The marker of a folder; None if there is none that can be read."""
+    try:
+        return msgspec.json.decode((folder / MARKER).read_bytes(), type=Marker)
+    except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError):
+        return None
+
+
+def mark(folder: Path, job: str, *, parents: bool = True) -> str:
+    """Give a folder a marker, unless it has one; the id in it. OSError if that cannot be done."""
+    return put_marker(folder, Marker(job, secrets.token_hex(16)), parents=parents).id
+
+
+def put_marker(folder: Path, marker: Marker, *, parents: bool = True) -> Marker:
+    """Write this marker, unless there is one; the one that is there then.
+
+    Two machines may do this at the same time: the file gets its name when it is whole, and one of them wins."""
+    folder.mkdir(parents=parents, exist_ok=True)
+    draft = folder / f".{MARKER}.{secrets.token_hex(4)}"
+    try:
+        with draft.open("wb") as file:
+            file.write(msgspec.json.encode(marker) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(draft, folder / MARKER)
+        except FileExistsError:
+            pass
+        except OSError:
+            # Some shared folders have no hard links.
+            if not (folder / MARKER).exists():
+                draft.replace(folder / MARKER)
+    finally:
+        draft.unlink(missing_ok=True)
+    return read_marker(folder) or replace_marker(folder, marker)
+
+
+def replace_marker(folder: Path, marker: Marker) -> Marker:
+    """Write this marker in the place of any other."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = folder / f".{MARKER}.{secrets.token_hex(4)}"
+    draft.write_bytes(msgspec.json.encode(marker) + b"\n")
+    draft.replace(folder / MARKER)
+    return marker
+
+
+def is_results(folder: Path, settings: Settings) -> bool:
+    """Whether this folder is the job's results folder, as far as one can tell: a job without an id has any."""
+    if not settings.results_id:
+        return True
+    marker = read_marker(folder)
+    return marker is not None and marker.id == settings.results_id
+
+
+def check_results(folder: Path, job: str, settings: Settings, frontier: str) -> None:
+    """Refuse to work for a job whose results folder is not the one that this machine sees."""
+    if not wants_segments(settings.sink) or is_results(folder, settings):
+        return
+    marker = read_marker(folder)
+    if marker is not None:
+        what = f"{folder} is the results folder of another job (its {MARKER} names {marker.job!r})"
+    elif (folder / MARKER).exists():
+        what = f"{folder / MARKER} is damaged"
+    else:
+        what = f"{folder} is not the results folder of job {job!r}: it has no {MARKER}"
+    raise ConfigError(
+        f"{what}; what this worker stored there would be missing from every export",
+        hint="mount the folder that the other machines share, or name a shared sink when you submit the job"
+        " (--sink jsonl:/mnt/shared/NAME, --sink s3://...). If this is the right folder, and only its marker is lost:"
+        f" {repair_command(job, frontier)} --adopt-folder. To store here anyway: --own-results",
+    )
+
+
+def repair_command(job: str, frontier: str) -> str:
+    """The command that queues lost pages again."""
+    return f"gossamer repair {quote(job)} --frontier {quote(masked_address(frontier))}"
+
+
+class Watched(Protocol):
+    """What a comparison needs of a fleet's frontier."""
+
+    settings: Settings
+
+    async def counts(self) -> Counts: ...
+
+    async def workers(self) -> list[Pulse]: ...
+
+
+class Comparison(NamedTuple):
+    """Pages that the frontier counts as stored, and those that have a record."""
+
+    stored: int
+    recorded: int
+    is_live: bool
+    """Whether workers are at work: then records of this moment may not be visible here yet."""
+
+    @property
+    def missing(self) -> int:
+        """Pages, or visits of pages that are fetched again, that have no record."""
+        return max(0, self.stored - self.recorded)
+
+
+def counts_visits(settings: Settings, counts: Counts) -> bool:
+    """Whether `stored` counts visits of which a page may have several."""
+    return bool(settings.recrawl or counts.revisits or counts.freshness is not None)
+
+
+async def compare(fleet: Watched, folder: Path, *, but: str = "") -> Comparison:
+    """Compare the frontier with the segments in a folder; reads all of them. `but` is a worker that does not count."""
+    # In this order: a record is there before its outcome is.
+    live = any(is_live(pulse) for pulse in await fleet.workers() if pulse.worker != but)
+    counts = await fleet.counts()
+    visits = counts_visits(fleet.settings, counts)
+    found = await asyncio.to_thread(count_records, folder, visits=visits)
+    if found < counts.stored:
+        # A network file system may not show yet what another machine has written.
+        await asyncio.to_thread(_look_afresh, folder)
+        found = await asyncio.to_thread(count_records, folder, visits=visits)
+    return Comparison(counts.stored, found, live)
+
+
+def is_cheap(folder: Path) -> bool:
+    """Whether the records of a folder are counted in a moment."""
+    return segment_bytes(folder) <= CHEAP_BYTES
+
+
+def count_records(folder: Path, *, visits: bool = False) -> int:
+    """How many pages have a record in the segments of a folder, or how many visits; in bounded memory."""
+    words = LastWords()
+    for stamp in stamps(folder):
+        words.add(visit_of(stamp.key, stamp.token) if visits else stamp.key, 0)
+    return sum(words.settled())
+
+
+def _look_afresh(folder: Path) -> None:
+    """Have a network file system forget what it remembers of the folder of segments: a change of ours does that."""
+    if has_segments(folder):
+        draft = folder / "segments" / f".look-{secrets.token_hex(4)}"
+        with suppress(OSError):
+            draft.touch()
+            draft.unlink()
+
+
+class RecordedKeys:
+    """The keys of all pages that have a record in a folder's segments: 8 bytes each."""
+
+    def __init__(self, folder: Path) -> None:
+        self._buckets = [array("Q") for _ in range(1 << _BUCKET_BITS)]
+        for stamp in stamps(folder):
+            self._buckets[stamp.key >> (_KEY_BITS - _BUCKET_BITS)].append(stamp.key)
+        self._buckets = [array("Q", sorted(set(bucket))) for bucket in self._buckets]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._buckets))
+
+    def __contains__(self, key: int) -> bool:
+        bucket = self._buckets[key >> (_KEY_BITS - _BUCKET_BITS)]
+        place = bisect_left(bucket, key)
+        return place < len(bucket) and bucket[place] == key

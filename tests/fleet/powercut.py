@@ -1,0 +1,79 @@
+"""Power cuts for real Redis servers: what one has acknowledged and not synced is gone when it comes back."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import redis
+
+from gossamer.testing.servers import RedisServer
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
+from chainweb import ChainWeb
+from processes import stored, until
+
+LOGGED = {"appendonly": "yes", "appendfsync": "everysec", "auto_aof_rewrite_percentage": "0"}
+"""A server whose append-only file only grows, so that a copy of it is what was on the disk at that moment."""
+
+
+@contextmanager
+def logged_servers(count: int, **options: str) -> Iterator[list[RedisServer]]:
+    """Servers with an append-only file."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(RedisServer(**{**LOGGED, **options})) for _ in range(count)]
+
+
+def cut_power(server: RedisServer, *, lost_seconds: float, down_seconds: float = 0.0) -> None:
+    """kill -9 of a server that then comes back without what it acknowledged in its last seconds."""
+    forget(server, lambda: time.sleep(lost_seconds))
+    time.sleep(down_seconds)
+    server.start()
+
+
+def forget(server: RedisServer, meanwhile: Callable[[], None]) -> None:
+    """kill -9 of a server after something else has happened, all of which it forgets."""
+    files, kept = server.folder / "appendonlydir", server.folder / "kept"
+    shutil.rmtree(kept, ignore_errors=True)
+    # Redis writes the file before it answers, and cuts off half a command when it reads it.
+    shutil.copytree(files, kept)
+    meanwhile()
+    server.kill()
+    shutil.rmtree(files)
+    kept.rename(files)
+
+
+def is_whole(web: ChainWeb, folder: Path, *, delay: float) -> None:
+    """Every page of the web is in the export once, and no host had two requests within its delay."""
+    found = stored(folder)
+    missing = web.all - set(found)
+    assert not missing, f"{len(missing)} of {len(web.all)} pages are not in the export"
+    assert set(found) == web.all
+    assert set(found.values()) == {1}
+    assert not web.impolite(delay), f"gaps below {delay}: {web.impolite(delay)}"
+
+
+def progress(web: ChainWeb, share: float) -> None:
+    """Wait until this share of the pages has been requested."""
+    until(lambda: len(web.fetched()) >= share * web.chain.pages, 120)
+
+
+def choices(seed: int) -> random.Random:
+    """What is left to chance in a test."""
+    return random.Random(f"power cut {seed}")
+
+
+def addresses(servers: Sequence[RedisServer]) -> str:
+    """Servers as a frontier takes them."""
+    return ",".join(server.url for server in servers)
+
+
+def run_id(server: RedisServer) -> str:
+    """Another after each start."""
+    with redis.Redis.from_url(server.url) as store:
+        return str(store.info("server")["run_id"])

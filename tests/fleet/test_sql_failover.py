@@ -1,0 +1,108 @@
+"""A database server that fails over to one that lacks its last second: nothing is lost, and no site is hurried."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gossamer.testing.sqlservers import MariaServer, PostgresServer, SqlServer
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
+sys.path.insert(0, str(Path(__file__).parent))
+from chainweb import ChainWeb, chain_web
+from processes import command, environment, kill_tree, stored, until
+from standbys import MariaPair, Pair, PostgresPair, Rewound
+
+DELAY = 0.3
+LEASE = 4.0
+SEEDS = range(10)
+
+
+@pytest.fixture(params=[PostgresPair, MariaPair], ids=["PostgreSQL", "MariaDB"])
+def pair(request: pytest.FixtureRequest) -> Pair:
+    kind: type[Pair] = request.param
+    if not kind.server.is_there():
+        pytest.skip(f"{kind.server.__doc__} is not installed")
+    return kind()
+
+
+def start(folder: Path, web: ChainWeb, url: str, *options: str) -> subprocess.Popen[str]:
+    words = command(folder, web.seeds, *web.options, "--frontier", url, "--delay", str(DELAY), *options)
+    words += ["--lease-seconds", str(LEASE), "--workers", "4"]
+    return subprocess.Popen(
+        words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True, env=environment()
+    )
+
+
+def judge(web: ChainWeb, folder: Path, crawl: subprocess.Popen[str], name: str) -> None:
+    """Every page is exported once, and no site was requested within its delay."""
+    try:
+        said = crawl.communicate(timeout=240)[1]
+    finally:
+        kill_tree(crawl)
+    pages, fetched = stored(folder), web.fetched()
+    lost, impolite = web.all - set(pages), web.impolite(DELAY)
+    print(
+        f"{name}: {len(lost)} of {len(web.all)} pages lost, {len(impolite)} gaps {[round(gap, 2) for gap in impolite]},"
+        f" {sum(fetched.values()) - len(fetched)} repeated"
+    )
+    assert crawl.returncode == 0, said[-3000:]
+    assert not lost
+    assert set(pages) == web.all
+    assert set(pages.values()) == {1}
+    assert not impolite
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_fail_over_that_forgets_a_second_loses_nothing(pair: Pair, seed: int, tmp_path: Path) -> None:
+    chance = random.Random(seed)
+    with chain_web(seed=seed) as web, pair:
+        folder = tmp_path / "job"
+        crawl = start(folder, web, pair.url)
+        when = chance.randrange(200, 2400)
+        until(lambda: len(web.log()) > when or crawl.poll() is not None, 120)
+        pair.fail_over(chance.uniform(0.6, 1.6), at_once=seed % 2 == 0)
+        judge(web, folder, crawl, f"fail-over, seed {seed}")
+
+
+@pytest.fixture(params=[PostgresServer, MariaServer], ids=["PostgreSQL", "MariaDB"])
+def two(request: pytest.FixtureRequest) -> Iterator[tuple[SqlServer, SqlServer]]:
+    kind: type[PostgresServer] | type[MariaServer] = request.param
+    if not kind.is_there():
+        pytest.skip(f"{kind.__doc__} is not installed")
+    with kind(in_memory=True) as one, kind(in_memory=True) as two:
+        yield one, two
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("survivors", ["workers live", "workers die"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_of_two_databases_one_forgets_a_second(
+    two: tuple[SqlServer, SqlServer], survivors: str, seed: int, tmp_path: Path
+) -> None:
+    """Its data are those of a second before. Links that the other one's pages had brought it come from the outbox."""
+    chance = random.Random(seed)
+    with chain_web(seed=seed) as web:
+        folder, url = tmp_path / "job", f"{two[0].url},{two[1].url}"
+        options = ("--shards", "8", "--forget-seconds", "5")
+        crawl = start(folder, web, url, *options)
+        victim = Rewound(two[seed % 2])
+        when = chance.randrange(200, 2400)
+        until(lambda: len(web.log()) > when or crawl.poll() is not None, 120)
+        victim.keep()
+        time.sleep(chance.uniform(0.6, 1.6))
+        if survivors == "workers die":
+            kill_tree(crawl)
+        victim.forget()
+        if survivors == "workers die":
+            crawl = start(folder, web, url, *options)
+        judge(web, folder, crawl, f"two databases, {survivors}, seed {seed}")

@@ -1,0 +1,38 @@
+"""A job on a shared folder is over for those who look, also if its last worker was killed after the last page."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gossamer.settings import Settings
+from gossamer.testing.folder import folder
+from gossamer.testing.harness import outcomes, pages
+
+
+@pytest.mark.parametrize("left", [0, 2])
+def test_a_job_whose_last_worker_was_killed_is_as_its_log_says(left: int) -> None:
+    settings = Settings(delay=0.0, robots=False, lease_seconds=60.0)
+
+    async def scenario() -> None:
+        async with folder(settings) as harness:
+            worker = harness.folder
+            await worker.add(pages(*range(1, 6)))
+            (lease,) = (await worker.lease(1, batch=5 - left, seconds=60.0)).leases
+            await worker.complete(outcomes(lease))
+            worker.owner.abort()
+            harness.clock.advance(1000.0)
+            looking = await harness.open("")
+            try:
+                # Its last heartbeat is looked at more than once, since clocks may jump.
+                await looking.counts()
+                harness.clock.advance(60.0)
+                counts = await looking.counts()
+                assert (counts.finished, counts.stored, counts.queued) == (not left, 5 - left, left)
+                assert counts.job == ("running" if left else "finished")
+            finally:
+                await looking.aclose()
+                await harness.reopen()
+
+    asyncio.run(scenario())
