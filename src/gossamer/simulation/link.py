@@ -242,9 +242,10 @@ class ShardLink(Link):
         notes: Sequence[SiteNote] = (),
         marks: Mapping[str, int] | None = None,
         parcels: Sequence[Parcel] = (),
+        run: str = "",
     ) -> Receipt:
         return await self._settle(
-            outcomes, lambda server: _shard(server).complete(outcomes, notes=notes, parcels=parcels)
+            outcomes, lambda server: _shard(server).complete(outcomes, notes=notes, parcels=parcels, run=run)
         )
 
     async def sweep(self, runs: Mapping[str, str], *, seconds: float) -> list[Box]:

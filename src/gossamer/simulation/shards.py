@@ -198,7 +198,10 @@ class OpenShard:
         notes: Sequence[SiteNote] = (),
         marks: Mapping[str, int] | None = None,
         parcels: Sequence[Parcel] = (),
+        run: str = "",
     ) -> Receipt:
+        if run not in ("", self.run.name):
+            raise Unavailable("links of these outcomes may have been forgotten since")
         now = self._clock.monotonic()
         receipt = await self._change(_outbox(lambda outbox: outbox.post(parcels, now)), outcomes, notes)
         return msgspec.structs.replace(receipt, run=self.run.number, outbox=self.journal.header.outbox.size)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from gossamer import urls
 from gossamer.clock import Clock
+from gossamer.download.base import check_before_sending
 from gossamer.errors import ConnectFailed, FetchError, NameUnknown, ProtocolBroken, TimedOut
 from gossamer.middleware.base import Fetch
 from gossamer.model import Request, Response
@@ -106,6 +107,10 @@ class SimulatedWeb:
         if spec.temper == "dead":
             await asyncio.sleep(self._scenario.settings.connect_seconds)
             raise ConnectFailed(f"no answer from {spec.host}")
+        if self._scenario.servers:
+            # To connect takes a while, in which the worker may be stopped: the real downloader looks again, too.
+            await asyncio.sleep(spec.trip_seconds)
+            check_before_sending.get()()
         loop = asyncio.get_running_loop()
         reply: asyncio.Future[Answer] = loop.create_future()
         # What is on the wire arrives, though its sender be dead.
