@@ -151,7 +151,15 @@ def test_the_simulation_has_no_lease_logic_of_its_own(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.ClassDef):
             bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
-            assert bases <= {"NamedTuple", "MemoryJournal", "Past", "VirtualLoop", "Exception", "Unavailable", "Link"}, node.name
+            assert bases <= {
+                "NamedTuple",
+                "MemoryJournal",
+                "Past",
+                "VirtualLoop",
+                "Exception",
+                "Unavailable",
+                "Link",
+            }, node.name
         if isinstance(node, ast.Attribute):
             is_of_the_journal = path.name == "stores.py" and node.attr == "lapses"
             assert node.attr not in LEASE_WORDS or is_of_the_journal, f"{path.name}:{node.lineno} has {node.attr}"

@@ -21,7 +21,9 @@ _HELD_UP_SECONDS = 60.0
 class Evidence:
     """What is left of a run."""
 
-    def __init__(self, scenario: Scenario, web: SimulatedWeb, witness: Witness, journal: KeptJournal | Journals) -> None:
+    def __init__(
+        self, scenario: Scenario, web: SimulatedWeb, witness: Witness, journal: KeptJournal | Journals
+    ) -> None:
         self.scenario = scenario
         self.web = web
         self.witness = witness

@@ -65,7 +65,9 @@ class Link:
     async def lease(self, limit: int, *, batch: int, seconds: float) -> Grant:
         async def lease(server: Server) -> Grant:
             ready, asked_at = await self._witness.ready_sites(server.frontier), asyncio.get_running_loop().time()
-            grant = await server.frontier.lease(limit, batch=batch, seconds=seconds, worker=self._life.name, **self._manner())
+            grant = await server.frontier.lease(
+                limit, batch=batch, seconds=seconds, worker=self._life.name, **self._manner()
+            )
             # A server that stood still meanwhile hands out what has expired, and what others may have by now.
             is_late = asyncio.get_running_loop().time() >= asked_at + seconds
             self._witness.granted(grant, ready, is_late=is_late)

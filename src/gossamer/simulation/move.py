@@ -31,7 +31,9 @@ _LOOK_SECONDS = 1.0
 class Mover:
     """One try to bring a shard to a server; whoever does not answer is waited for. It may be killed and made anew."""
 
-    def __init__(self, links: Mapping[str, Link], target: str, *, epoch: Callable[[], int], bar: Bar, seconds: float) -> None:
+    def __init__(
+        self, links: Mapping[str, Link], target: str, *, epoch: Callable[[], int], bar: Bar, seconds: float
+    ) -> None:
         self._links = links
         self._target = target
         self._epoch = epoch

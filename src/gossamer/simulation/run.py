@@ -241,9 +241,7 @@ class World:
         if servers is None:
             return Link(life, lambda: self._server, self._witness, seed=seed, loss=loss, troubled=self._lost_a_call)
         links = [
-            ShardLink(
-                number, servers, life, self._witness, seed=seed, loss=loss, troubled=self._lost_a_call, left=left
-            )
+            ShardLink(number, servers, life, self._witness, seed=seed, loss=loss, troubled=self._lost_a_call, left=left)
             for number in servers.numbers
         ]
         # They answer what an engine asks for.
@@ -369,6 +367,10 @@ class World:
     def _fail(self, life: Life, how: str) -> None:
         """A server dies, at once or after it has stood still, and comes back, or another takes over from it."""
         if how == "stall":
+            self._happens(how)
+            for hurt in self._working.values():
+                # Leases end meanwhile that nobody can renew.
+                self._hurts(hurt)
             seconds = self._chance.uniform(5.0, 60.0)
             life.pause(seconds)
             soon = seconds + self._chance.uniform(0.0, 4.0)

@@ -52,9 +52,7 @@ class SiteSpec:
 class Sites(Sequence[SiteSpec]):
     """The sites of a seed, each made when it is looked at: a million of them take no memory."""
 
-    def __init__(
-        self, seed: int, count: int, *, pages: int = 0, closing: bool = False, crossed: bool = False
-    ) -> None:
+    def __init__(self, seed: int, count: int, *, pages: int = 0, closing: bool = False, crossed: bool = False) -> None:
         self._seed, self._count, self._pages, self._closing = seed, count, pages, closing
         self._crossed = crossed
         self._made = lru_cache(maxsize=4096)(self._make)

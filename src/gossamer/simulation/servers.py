@@ -155,6 +155,4 @@ class Servers:
     @property
     def lost_outcomes(self) -> int:
         """What came of URLs, and was forgotten."""
-        return sum(
-            journal.lost_outcomes for machine in self.machines.values() for journal in machine.journals.values()
-        )
+        return sum(journal.lost_outcomes for machine in self.machines.values() for journal in machine.journals.values())

@@ -258,9 +258,7 @@ class OpenShard:
         counts, outbox = await self.local().counts(), self.journal.header.outbox.size
         job: JobState = "running" if counts.job == "finished" and outbox else counts.job
         finished = counts.finished and not outbox
-        return msgspec.structs.replace(
-            counts, job=job, finished=finished, outbox=outbox, changes=self.journal.changes
-        )
+        return msgspec.structs.replace(counts, job=job, finished=finished, outbox=outbox, changes=self.journal.changes)
 
     async def sites(self) -> list[Mapping[str, Any]]:
         return await self.local().sites()
