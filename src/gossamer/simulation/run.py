@@ -115,6 +115,7 @@ class World:
         self._on_the_way: set[int] = set()
         """Shards that somebody moves."""
         self._reached = 0
+        self._has_ended = False
         self._up = asyncio.Event()
         self._up.set()
         self._trace = hashlib.sha256()
@@ -212,7 +213,8 @@ class World:
             is_finished = not found
         self._witness.is_finished = self._witness.is_finished and is_finished
         # Otherwise it was said too early.
-        return not is_finished and not self._witness.is_finished
+        self._has_ended = is_finished or self._witness.is_finished
+        return not self._has_ended
 
     async def _add_seeds(self) -> None:
         linker, seeds = Linker(self._scenario.settings, self._secret, Recent(2)), self._web.seeds()
@@ -251,11 +253,13 @@ class World:
     async def _counts(self) -> Counts:
         """What the frontier says once nothing is on its way to it any more."""
         tries, counts = 0, Counts()
-        while not counts.finished and tries < _LOOKS:
+        while tries < _LOOKS:
             try:
                 counts, tries = await self._outside().counts(), tries + 1
             except Unavailable:
                 pass
+            if counts.finished:
+                break
             await asyncio.sleep(1.0)
         return counts
 
@@ -378,7 +382,7 @@ class World:
             return
         assert self._servers is not None
         machine = self._servers.machines[life.name.partition("-")[0]]
-        if life.dead or machine.life is not life:
+        if life.dead or machine.life is not life or self._has_ended:
             return
         most = self._scenario.settings.forget_seconds
         seconds = self._chance.choice((0.0, 1.0, most / 2, most, most))
