@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from gossamer.frontier import local, schedule, settlement
 from gossamer.frontier import state as frontier_state
 from gossamer.simulation import command, run
 from gossamer.simulation.run import Report, simulate
-from gossamer.simulation.scenario import draw
+from gossamer.simulation.scenario import FAULTS, draw
 
 SOURCE = Path(run.__file__).parent
 LEASE_WORDS = {"expires_at", "deadline", "lapse", "lapses", "next_at", "hold_until", "last_token", "settling", "ttl"}
@@ -35,6 +36,36 @@ def test_every_promise_holds_in_fifty_worlds(first: int) -> None:
 def test_every_promise_holds_in_further_worlds() -> None:
     broken = {seed: found for seed in range(1000, 5000) if (found := simulate(draw(seed)).violations)}
     assert not broken
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fleet_loses_nothing(fault: str) -> None:
+    """Servers forget, all sleep, disks are lost, shards move: `gossamer simulate --fault NAME --seed N` repeats one."""
+    assert not _broken(fault, range(25))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(0, 1000, 125))
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fleet_loses_nothing_in_a_thousand_worlds(fault: str, first: int) -> None:
+    assert not _broken(fault, range(first, first + 125))
+
+
+def _broken(fault: str, seeds: range) -> dict[int, tuple[str, ...]]:
+    return {seed: found for seed in seeds if (found := simulate(draw(seed, fault=fault)).violations)}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_befalls_its_fleets(fault: str) -> None:
+    """In most worlds, and with links that cross from server to server."""
+    befell = sum((simulate(draw(seed, fault=fault)).befell for seed in range(6)), Counter[str]())
+    named = {"forget": ("restart", "takeover", "everything")}.get(fault, (fault,))
+    assert sum(befell[name] for name in named) >= 3
+
+
+def test_a_fleet_with_a_fault_replays_exactly() -> None:
+    for fault in FAULTS:
+        assert simulate(draw(3, fault=fault)) == simulate(draw(3, fault=fault))
 
 
 def test_a_seed_replays_exactly_in_another_process() -> None:
@@ -102,7 +133,11 @@ def test_the_simulation_runs_what_users_run() -> None:
     for path in SOURCE.glob("*.py"):
         for made in (node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.ClassDef)):
             methods = {node.name: node for node in made.body if isinstance(node, ast.AsyncFunctionDef)}
-            assert made.name == "Link" or not carries & methods.keys(), f"{path.name}: {made.name} is a frontier"
+            carrier = made.name in ("Link", "ShardLink", "OpenShard")
+            assert carrier or not carries & methods.keys(), f"{path.name}: {made.name} is a frontier"
+            if made.name == "OpenShard":
+                for name in carries - {"complete"}:
+                    assert f".{name}(" in ast.unparse(methods[name]), f"{name} is not the embedded frontier's"
             if made.name == "Link":
                 assert carries <= methods.keys()
                 for name in carries:
@@ -116,7 +151,15 @@ def test_the_simulation_has_no_lease_logic_of_its_own(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.ClassDef):
             bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
-            assert bases <= {"NamedTuple", "MemoryJournal", "Past", "VirtualLoop", "Exception"}, node.name
+            assert bases <= {
+                "NamedTuple",
+                "MemoryJournal",
+                "Past",
+                "VirtualLoop",
+                "Exception",
+                "Unavailable",
+                "Link",
+            }, node.name
         if isinstance(node, ast.Attribute):
             is_of_the_journal = path.name == "stores.py" and node.attr == "lapses"
             assert node.attr not in LEASE_WORDS or is_of_the_journal, f"{path.name}:{node.lineno} has {node.attr}"

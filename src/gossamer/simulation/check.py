@@ -9,7 +9,7 @@ from itertools import pairwise
 from gossamer.frontier.journal import DONE, FAILED, RETRY, SKIPPED
 from gossamer.model import Counts, Record
 from gossamer.simulation.scenario import Scenario, SiteSpec
-from gossamer.simulation.stores import KeptJournal
+from gossamer.simulation.stores import Journals, KeptJournal
 from gossamer.simulation.web import Hit, SimulatedWeb
 from gossamer.simulation.witness import Witness
 
@@ -21,7 +21,9 @@ _HELD_UP_SECONDS = 60.0
 class Evidence:
     """What is left of a run."""
 
-    def __init__(self, scenario: Scenario, web: SimulatedWeb, witness: Witness, journal: KeptJournal) -> None:
+    def __init__(
+        self, scenario: Scenario, web: SimulatedWeb, witness: Witness, journal: KeptJournal | Journals
+    ) -> None:
         self.scenario = scenario
         self.web = web
         self.witness = witness
@@ -31,6 +33,8 @@ class Evidence:
         """Of each file."""
         self.in_flight = 0
         """Requests in the hands of workers, summed over all that befell these."""
+        self.repaired: set[int] = set()
+        """Keys of pages whose records were lost, and which were queued again."""
         self.unhurt: dict[str, bool] = {}
         """Worker -> whether nothing ever befell it."""
 
@@ -87,21 +91,18 @@ def _complete(evidence: Evidence) -> Iterator[str]:
     parked = 0
     for spec in scenario.sites:
         is_cut_short = evidence.is_cut_short(spec, stored)
-        missing: set[str] = set()
         for url, parent in evidence.web.expected(spec):
             number = numbers.get(url)
             status = last.get(number, 0) if number is not None else 0
             if number is None:
-                if parent not in missing:
+                if not parent or last.get(numbers.get(parent, 0)) == DONE:
                     yield f"I1: {url} was never found"
                     if parent:
                         yield f"P3: {parent} is done, and its link to {url} is not known"
-                missing.add(url)
             elif status == DONE:
                 if url not in answered:
                     yield f"I1: {url} is done and was never answered"
             else:
-                missing.add(url)
                 parked += journal.losses(number) >= most
                 is_closed = status == SKIPPED and spec.closes_at > 0 and "/late" in url
                 if not is_closed and not is_cut_short and journal.losses(number) < most:
@@ -116,7 +117,7 @@ def _complete(evidence: Evidence) -> Iterator[str]:
             yield f"P10: {scenario.poison} kills its workers and is not parked"
 
 
-def stored_by_host(journal: KeptJournal) -> Counter[str]:
+def stored_by_host(journal: KeptJournal | Journals) -> Counter[str]:
     """How many visits were stored of each site."""
     requests = journal.requests()
     return Counter(requests[row.number].site for row in journal.outcomes() if row.status in (DONE, FAILED))
@@ -140,7 +141,8 @@ def _repeats(evidence: Evidence) -> Iterator[str]:
         if request.key in keys:
             yield f"P1: {request.url} was queued twice"
         keys.add(request.key)
-        if any(after - before < settings.revisit_seconds for before, after in pairwise(visits)):
+        is_early = any(after - before < settings.revisit_seconds for before, after in pairwise(visits))
+        if is_early and request.key not in evidence.repaired:
             yield f"P1: {request.url} was settled {len(visits)} times"
         # In a crawl without an end, one more visit is under way.
         if retried[number] > (settings.tries - 1) * max(1, len(visits) + bool(settings.recrawl)):

@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from typing import Any
 
 import click
 
 from gossamer.cli.exits import Exit
 from gossamer.cli.terminal import put, say
 from gossamer.simulation.run import Report, simulate
-from gossamer.simulation.scenario import draw
+from gossamer.simulation.scenario import FAULTS, draw
 
 _FEW = 5
 
@@ -36,16 +37,21 @@ def integer(text: str) -> int:
 @click.option("--workers", type=integer, default=0, help="Workers in each run.  [default: 1 to 4]")
 @click.option("--sites", type=integer, default=0, help="Sites in each run.  [default: 2 to 6]")
 @click.option("--pages", type=integer, default=0, help="Pages of each site.  [default: 1 to 9]")
+@click.option("--fault", type=click.Choice(FAULTS), default=None, help="What befalls a whole fleet on several servers.")
 @click.option("--processes", type=click.IntRange(min=1), default=1, show_default=True, help="Processes to use.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each seed.")
-def command(seeds: int, seed: int, workers: int, sites: int, pages: int, processes: int, as_json: bool) -> int:
+def command(
+    seeds: int, seed: int, workers: int, sites: int, pages: int, fault: str | None, processes: int, as_json: bool
+) -> int:
     """Crawl simulated webs with the real engine in virtual time, under faults that follow from a seed.
 
     Workers are killed, frozen and cut off, calls and writes get lost, clocks are wrong, hosts are slow, dead or flaky.
+    With --fault, workers share a frontier on one to three servers, and servers forget their last seconds (forget), all
+    workers sleep at once (sleep), results are lost and repaired (disk), or shards move between servers (move).
     After each run the promises are checked. A seed that breaks one is printed with the command that repeats it.
     """
     began, befell, pages_done, failed = time.monotonic(), Counter[str](), 0, 0
-    sizes = {"workers": workers, "sites": sites, "pages": pages}
+    sizes: dict[str, Any] = {"workers": workers, "sites": sites, "pages": pages, "fault": fault or ""}
     for report in _reports(range(seed, seed + seeds), processes, sizes):
         befell.update(report.befell)
         pages_done += report.pages
@@ -73,7 +79,7 @@ def command(seeds: int, seed: int, workers: int, sites: int, pages: int, process
     return Exit.ERROR if failed else Exit.OK
 
 
-def _reports(seeds: range, processes: int, sizes: dict[str, int]) -> Iterator[Report]:
+def _reports(seeds: range, processes: int, sizes: dict[str, Any]) -> Iterator[Report]:
     one = partial(_one, sizes=sizes)
     if processes == 1:
         yield from map(one, seeds)
@@ -82,5 +88,5 @@ def _reports(seeds: range, processes: int, sizes: dict[str, int]) -> Iterator[Re
         yield from pool.map(one, seeds, chunksize=4)
 
 
-def _one(seed: int, *, sizes: dict[str, int]) -> Report:
+def _one(seed: int, *, sizes: dict[str, Any]) -> Report:
     return simulate(draw(seed, **sizes))

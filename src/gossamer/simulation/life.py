@@ -33,7 +33,13 @@ class Life:
         self._fates = fates or {}
         self._steps = 0
         self._frozen = False
+        self._frozen_at = self._began_at = loop.time()
         self._kept: list[Step] = []
+
+    @property
+    def lived(self) -> float:
+        """Seconds in which it was neither frozen nor dead."""
+        return (self._frozen_at if self._frozen else self._loop.time()) - self._began_at
 
     @property
     def dead(self) -> bool:
@@ -62,7 +68,7 @@ class Life:
 
     def kill(self) -> None:
         """Nothing of it happens any more."""
-        self._frozen = True
+        self._freeze()
         if not self.ended.done():
             self.ended.set_result(True)
 
@@ -73,8 +79,12 @@ class Life:
 
     def pause(self, seconds: float) -> None:
         """Stand still for so long."""
-        self._frozen = True
+        self._freeze()
         self._loop.call_later(seconds, self._resume, context=Context())
+
+    def _freeze(self) -> None:
+        if not self._frozen:
+            self._frozen, self._frozen_at = True, self._loop.time()
 
     def _resume(self) -> None:
         if not self.dead:
@@ -82,7 +92,9 @@ class Life:
 
     def thaw(self) -> None:
         """Make the steps that were kept."""
-        self._frozen = False
+        if self._frozen:
+            self._frozen = False
+            self._began_at += self._loop.time() - self._frozen_at
         kept, self._kept = self._kept, []
         for handle, call, args, on in kept:
             if not handle[0].cancelled():

@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gossamer.engine.store import Result, Store
 from gossamer.errors import GossamerError, Unavailable
 from gossamer.frontier.local import LocalFrontier
+from gossamer.frontier.outbox import Box, Parcel
 from gossamer.model import Counts, Grant, Lease, Outcome, Receipt, Request, SiteNote
 from gossamer.simulation.life import Life, give_up
+from gossamer.simulation.shards import Elsewhere, OpenShard
 from gossamer.simulation.witness import Witness
+
+if TYPE_CHECKING:
+    from gossamer.simulation.servers import Servers
 
 T = TypeVar("T")
 _PATIENCE_SECONDS = 3.0
@@ -23,7 +28,7 @@ _LOOK_SECONDS = 120.0
 class Server:
     """The process that has the frontier, as others reach it."""
 
-    def __init__(self, frontier: LocalFrontier, store: Store | None, life: Life) -> None:
+    def __init__(self, frontier: LocalFrontier | OpenShard, store: Store | None, life: Life) -> None:
         self.frontier = frontier
         self.store = store
         self.life = life
@@ -41,14 +46,17 @@ class Link:
         seed: int,
         loss: float,
         troubled: Callable[[Life], None],
+        left: dict[int, int] | None = None,
+        name: str = "",
     ) -> None:
         self._life = life
         self._server = server
         self._witness = witness
-        self._chance = random.Random(f"link/{seed}/{life.name}")
+        self._chance = random.Random(f"link/{seed}/{life.name}{name}")
         self._loss = loss
         self._troubled = troubled
-        self._left: dict[int, int] = {}
+        self._left = {} if left is None else left
+        """Token -> how many requests are left of its lease; of all links of a worker."""
         life.in_hand = lambda: sum(self._left.values())
 
     async def add(self, requests: Sequence[Request]) -> int:
@@ -56,9 +64,13 @@ class Link:
 
     async def lease(self, limit: int, *, batch: int, seconds: float) -> Grant:
         async def lease(server: Server) -> Grant:
-            ready = await self._witness.ready_sites(server.frontier)
-            grant = await server.frontier.lease(limit, batch=batch, seconds=seconds, worker=self._life.name)
-            self._witness.granted(grant, ready)
+            ready, asked_at = await self._witness.ready_sites(server.frontier), asyncio.get_running_loop().time()
+            grant = await server.frontier.lease(
+                limit, batch=batch, seconds=seconds, worker=self._life.name, **self._manner()
+            )
+            # A server that stood still meanwhile hands out what has expired, and what others may have by now.
+            is_late = asyncio.get_running_loop().time() >= asked_at + seconds
+            self._witness.granted(grant, ready, is_late=is_late)
             # From now on, not from when the worker hears of it: what befalls it in between makes it late.
             on_the_way.update({lease.token: len(lease.requests) for lease in grant.leases})
             if is_awaited:
@@ -75,6 +87,10 @@ class Link:
                 self._left.pop(token, None)
             raise
 
+    def _manner(self) -> dict[str, Any]:
+        """How else a lease is asked for."""
+        return {}
+
     async def extend(self, leases: Sequence[Lease], *, seconds: float) -> list[Lease]:
         ours = await self._call(lambda server: server.frontier.extend(leases, seconds=seconds))
         for token in {lease.token for lease in leases} - {lease.token for lease in ours}:
@@ -85,6 +101,9 @@ class Link:
         self, outcomes: Sequence[Outcome], *, notes: Sequence[SiteNote] = (), marks: Mapping[str, int] | None = None
     ) -> Receipt:
         return await self._settle(outcomes, lambda server: server.frontier.complete(outcomes, notes=notes, marks=marks))
+
+    async def abandon(self, worker: str, *, blamed: Sequence[int] = ()) -> int:
+        return await self._call(lambda server: server.frontier.abandon(worker, blamed=blamed))
 
     async def commit(self, results: Sequence[Result], notes: Sequence[SiteNote]) -> Receipt:
         def commit(server: Server) -> Awaitable[Receipt]:
@@ -109,6 +128,10 @@ class Link:
 
     async def aclose(self) -> None:
         pass
+
+    async def ask(self, call: Callable[[OpenShard], Coroutine[Any, Any, T]]) -> T:
+        """What a shard answers to those who move it."""
+        return await self._call(lambda server: call(_shard(server)))
 
     async def _settle(self, outcomes: Sequence[Outcome], call: Callable[[Server], Awaitable[Receipt]]) -> Receipt:
         async def settle(server: Server) -> Receipt:
@@ -173,3 +196,84 @@ class Link:
             patient.cancel()
             if rings_off:
                 under_way.cancel()
+
+
+class ShardLink(Link):
+    """One shard as a worker of a fleet sees it: as much of the protocol `Shard` as an engine asks for."""
+
+    calm = False
+    lapsed = 0
+    spare = True
+    passed = 0
+    handed = 0
+    elsewhere = 0
+    also: frozenset[str] = frozenset()
+
+    def __init__(self, number: int, servers: Servers, life: Life, witness: Witness, **how: Any) -> None:
+        super().__init__(life, self._reach, witness, name=f"/{number}", **how)
+        self._number = number
+        self._servers = servers
+        self.server = servers.places[number]
+        self.secret = servers.secret
+        self.settings = servers.settings
+
+    def _reach(self) -> Server:
+        return self._servers.machines[self.server].server(self._number)
+
+    def _manner(self) -> dict[str, Any]:
+        return {"suspect": not self.calm, "over_share": self.spare}
+
+    async def lease(self, limit: int, *, batch: int, seconds: float) -> Grant:
+        grant = await super().lease(limit, batch=batch, seconds=seconds)
+        self.lapsed = self._servers.machines[self.server].journals[self._number].has_losses
+        return grant
+
+    async def run(self) -> str:
+        async def run(server: Server) -> str:
+            return _shard(server).run.name
+
+        return await self._call(run)
+
+    async def deliver(self, requests: Sequence[Request]) -> tuple[int, str]:
+        return await self._call(lambda server: _shard(server).deliver(requests))
+
+    async def complete(
+        self,
+        outcomes: Sequence[Outcome],
+        *,
+        notes: Sequence[SiteNote] = (),
+        marks: Mapping[str, int] | None = None,
+        parcels: Sequence[Parcel] = (),
+        run: str = "",
+    ) -> Receipt:
+        return await self._settle(
+            outcomes, lambda server: _shard(server).complete(outcomes, notes=notes, parcels=parcels, run=run)
+        )
+
+    async def sweep(self, runs: Mapping[str, str], *, seconds: float) -> list[Box]:
+        return await self._call(lambda server: _shard(server).sweep(runs, seconds=seconds))
+
+    async def parcels(self, box: Box, limit: int) -> list[bytes]:
+        return await self._call(lambda server: _shard(server).parcels(box, limit))
+
+    async def replace(self, box: Box, count: int, parcels: Sequence[Parcel]) -> None:
+        await self._call(lambda server: _shard(server).replace(box, count, parcels))
+
+    async def refresh(self) -> None:
+        pass
+
+    async def _call(self, call: Callable[[Server], Coroutine[Any, Any, T]], **how: Any) -> T:
+        """As any call; whoever learns that the shard is elsewhere looks for it there the next time."""
+        asked = self.server
+        try:
+            return await super()._call(call, **how)
+        except Elsewhere as error:
+            if self.server == asked:
+                names = list(self._servers.machines)
+                self.server = error.server or names[(names.index(asked) + 1) % len(names)]
+            raise
+
+
+def _shard(server: Server) -> OpenShard:
+    assert isinstance(server.frontier, OpenShard)
+    return server.frontier

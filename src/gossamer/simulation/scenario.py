@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, overload
+
+import msgspec
 
 from gossamer.settings import Settings
 
 Temper = Literal["fine", "slow", "flaky", "broken", "dead", "gone"]
 TEMPERS: tuple[Temper, ...] = ("fine", "fine", "fine", "fine", "slow", "flaky", "broken", "dead", "gone")
+Fault = Literal["forget", "sleep", "disk", "move"]
+FAULTS: tuple[Fault, ...] = ("forget", "sleep", "disk", "move")
+"""What a whole fleet may have to survive."""
 _MANY_WORKERS = 50
 ROBOTS_SECONDS = 40.0
 """How long a robots.txt is good for where one changes."""
@@ -47,8 +52,9 @@ class SiteSpec:
 class Sites(Sequence[SiteSpec]):
     """The sites of a seed, each made when it is looked at: a million of them take no memory."""
 
-    def __init__(self, seed: int, count: int, *, pages: int = 0, closing: bool = False) -> None:
+    def __init__(self, seed: int, count: int, *, pages: int = 0, closing: bool = False, crossed: bool = False) -> None:
         self._seed, self._count, self._pages, self._closing = seed, count, pages, closing
+        self._crossed = crossed
         self._made = lru_cache(maxsize=4096)(self._make)
 
     def __len__(self) -> int:
@@ -68,6 +74,25 @@ class Sites(Sequence[SiteSpec]):
     def of(self, host: str) -> SiteSpec:
         """The site with this name."""
         return self[int(host.partition(".")[0][1:])]
+
+    def parent(self, host: str, page: int) -> str:
+        """The site of the one page that links to this one: page `(page - 1) // 2` there.
+
+        Where sites are crossed it is mostly another one, so that a link that is lost is a page that is lost."""
+        number = int(host.partition(".")[0][1:])
+        other = self[(number + page) % self._count] if self._crossed else self[number]
+        return other.host if other.answers and (page - 1) // 2 < other.pages else host
+
+    def children(self, spec: SiteSpec, page: int) -> list[tuple[SiteSpec, int]]:
+        """The pages to which this one alone links."""
+        wanted = (2 * page + 1, 2 * page + 2)
+        sites = self[:] if self._crossed else [spec]
+        return [
+            (site, child)
+            for child in wanted
+            for site in sites
+            if child < site.pages and self.parent(site.host, child) == spec.host
+        ]
 
     def _make(self, number: int) -> SiteSpec:
         chance = random.Random(f"site/{self._seed}/{number}")
@@ -94,8 +119,9 @@ class Scenario:
     """All that is chosen before a run; whatever else is drawn in it follows from the same seed."""
 
     seed: int
-    stores: Literal["owner", "fleet"]
-    """Results go to the files of the frontier's owner, or to each worker's own and then to the shared frontier."""
+    stores: Literal["owner", "fleet", "shards"]
+    """Results go to the files of the frontier's owner, or to each worker's own and then to the shared frontier: of one
+    process that never fails, or of shards on servers that may."""
     sites: Sites
     workers: int
     kills: int
@@ -117,10 +143,22 @@ class Scenario:
     seconds: float
     """A crawl that never ends is looked at after this time; 0: it ends by itself."""
     settings: Settings
+    servers: int = 0
+    shards: int = 0
+    forgets: int = 0
+    """Times that a server dies, or another one takes over from it, and what it wrote last is lost."""
+    sleeps: int = 0
+    """Times that all workers stand still at once, past their leases."""
+    disks: int = 0
+    """Times that the results of a worker are lost."""
+    moves: int = 0
+    """Times that a shard moves to another server."""
 
 
-def draw(seed: int, *, workers: int = 0, sites: int = 0, pages: int = 0) -> Scenario:
-    """The scenario of a seed; what is given is taken as it is, the rest is drawn."""
+def draw(seed: int, *, fault: str = "", workers: int = 0, sites: int = 0, pages: int = 0) -> Scenario:
+    """The scenario of a seed, under this fault of a whole fleet; what is given is taken as it is, the rest is drawn."""
+    if fault:
+        return _draw_fleet(seed, fault, workers=workers, sites=sites, pages=pages)
     chance = random.Random(f"scenario/{seed}")
     number = workers or chance.randint(1, 4)
     is_large = number > _MANY_WORKERS
@@ -165,6 +203,43 @@ def draw(seed: int, *, workers: int = 0, sites: int = 0, pages: int = 0) -> Scen
             trail=False,
             alike_pages=0,
             **limits,
+        ),
+    )
+
+
+def _draw_fleet(seed: int, fault: str, *, workers: int, sites: int, pages: int) -> Scenario:
+    """A fleet whose frontier is on servers: calmer than other worlds, but for the fault that is asked for."""
+    chance = random.Random(f"scenario/{fault}/{seed}")
+    number = workers or chance.randint(1, 4)
+    base = draw(seed, workers=number, sites=sites or chance.randint(2, 6), pages=pages)
+    servers = chance.choice((2, 2, 3)) if fault == "move" else chance.choice((1, 2, 2, 3))
+    limits: dict[str, Any] = {
+        name: getattr(Settings(), name)
+        for name in ("max_pages", "site_budget", "site_share", "share_window", "recrawl", "robots_seconds")
+    }
+    return replace(
+        base,
+        stores="shards",
+        sites=Sites(seed, len(base.sites), pages=pages, crossed=True),
+        servers=servers,
+        shards=servers * chance.choice((1, 2)),
+        forgets=chance.choice((0, 1, 3)) if fault == "move" else chance.choice((1, 2, 4)) if fault == "forget" else 0,
+        sleeps=chance.choice((1, 2, 5)) if fault == "sleep" else 0,
+        disks=chance.choice((1, 2)) if fault == "disk" else 0,
+        moves=chance.choice((1, 2, 4)) if fault == "move" else 0,
+        kills=chance.choice((0, 0, number)),
+        pauses=chance.choice((0, 0, number)),
+        cuts=chance.choice((0, 0, number)),
+        restarts=0,
+        loss=chance.choice((0.0, 0.0, 0.02, 0.1)),
+        store_faults=chance.choice((0.0, 0.0, 0.05)),
+        poison="",
+        seconds=0.0,
+        settings=msgspec.structs.replace(
+            base.settings,
+            **limits,
+            scope="any",
+            forget_seconds=chance.choice((5.0, 10.0)),
         ),
     )
 

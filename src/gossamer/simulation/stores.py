@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from gossamer.errors import SinkFull, Unavailable
 from gossamer.frontier.journal import Change, MemoryJournal, OutcomeRow, Past, SiteRow
@@ -36,31 +38,49 @@ class Faults:
 class KeptJournal(MemoryJournal):
     """What was written to it is there after a crash; what was not has not happened."""
 
-    def __init__(self, faults: Faults, *, forgets: bool = False) -> None:
+    def __init__(
+        self, faults: Faults, *, forgets: bool = False, now: Callable[[], float] | None = None, header: Any = None
+    ) -> None:
         super().__init__()
         self._faults = faults
         self._forgets = forgets
+        self._now = now or _loop_time
         self._sites: dict[int, str] = {}
         self._notes: dict[int, SiteRow] = {}
         self._lapses: dict[int, int] = {}
         self._marks: dict[str, int] = {}
         self._of_site: dict[int, int] = {}
         self._epoch = 0
-        self._written: list[tuple[float, Change]] = []
+        self._written: list[tuple[float, Change | None, Any]] = [(-1.0e9, Change(), header)]
+        self.header: Any = header
+        """What is written down beside the URLs."""
+        self.draft: Any = None
+        """The next `header`: written in the same step as the next change."""
+        self.changes = 0
+        """Writes so far; it grows when some are forgotten, too."""
+        self.is_sealed = False
+        """Whether nothing may be written any more by those who wait for their turn."""
+        self._copied = 0
         self.lost_outcomes = 0
         """What came of URLs, and was forgotten."""
 
     async def write(self, change: Change) -> Sequence[int]:
         await self._faults.wait()
-        if self._faults.refuse():
+        if self.is_sealed or self._faults.refuse():
             raise Unavailable("the journal's disk does not answer")
-        if self._forgets:
-            self._written.append((asyncio.get_running_loop().time(), change))
-        rows = self._keep(change)
+        rows = self.note(change, self.header if self.draft is None else self.draft)
         await self._faults.wait()
         return rows
 
-    def _keep(self, change: Change) -> Sequence[int]:
+    def note(self, change: Change, header: Any) -> Sequence[int]:
+        """Write down a change, with what is to be known beside the URLs from now on."""
+        self.changes += 1
+        if self._forgets:
+            self._written.append((self._now(), change, header))
+        return self._keep(change, header)
+
+    def _keep(self, change: Change, header: Any) -> Sequence[int]:
+        self.header = header
         for number, request, _, parent in change.urls:
             self._requests[number] = request
             if parent:
@@ -76,22 +96,60 @@ class KeptJournal(MemoryJournal):
 
     def forget(self, seconds: float) -> None:
         """Lose what was written last, as a store does that syncs its log once a second."""
-        until, before = asyncio.get_running_loop().time() - seconds, len(self._outcomes)
-        kept = [(at, change) for at, change in self._written if at <= until]
+        until, before = self._now() - seconds, len(self._outcomes)
+        kept = [written for written in self._written if written[0] <= until]
         if not seconds or len(kept) == len(self._written):
             return
+        self._empty()
+        self.header, self._written = None, kept
+        self.changes += 1
+        for _, change, header in kept:
+            if change is None:
+                self._empty()
+            else:
+                self._keep(change, header)
+        # What was copied from another journal is still there.
+        self.lost_outcomes += max(0, before - max(len(self._outcomes), self._copied))
+
+    def _empty(self) -> None:
         for table in (self._requests, self._parents, self._outcomes, self._sites, self._notes, self._lapses):
             table.clear()
         self._marks.clear()
         self._of_site.clear()
-        self._written = kept
-        for _, change in kept:
-            self._keep(change)
-        self.lost_outcomes += before - len(self._outcomes)
+
+    def wipe(self) -> None:
+        """Give up all URLs, but not what is written down beside them."""
+        self._empty()
+        self._written.append((self._now(), None, self.header))
+        self._copied = 0
+
+    def copy(self) -> list[Change | None]:
+        """All that `take` needs."""
+        return [change for _, change, _ in self._written]
+
+    def take(self, copied: Sequence[Change | None]) -> None:
+        """Write down all URLs of another journal, in place of those that were here."""
+        self.wipe()
+        for change in copied:
+            if change is None:
+                self.wipe()
+            else:
+                self.note(change, self.header)
+        self._copied = len(self._outcomes)
 
     def losses(self, number: int) -> int:
         """How often a URL was lost with a worker."""
         return self._lapses.get(number, 0)
+
+    @property
+    def longest_delay(self) -> float:
+        """The longest delay that a site asked for."""
+        return max((row.delay for row in self._notes.values()), default=0.0)
+
+    @property
+    def has_losses(self) -> bool:
+        """Whether any URL was lost with a worker."""
+        return any(self._lapses.values())
 
     def requests(self) -> dict[int, Request]:
         """Every URL, by its number."""
@@ -101,10 +159,45 @@ class KeptJournal(MemoryJournal):
         """All that came of them, in order."""
         return self._outcomes
 
-    def past(self, secret: bytes) -> Past:
-        """What a new process finds."""
+    def past(self, secret: bytes, epoch: int = 0) -> Past:
+        """What a new process finds; the epoch is its number, unless another one is given."""
         self._epoch += 1
-        return _KeptPast(self, secret, self._epoch)
+        return _KeptPast(self, secret, epoch or self._epoch)
+
+
+class Journals:
+    """Several journals, one of each shard, read as one."""
+
+    def __init__(self, journals: Sequence[KeptJournal], *, lost_outcomes: int) -> None:
+        self._journals = journals
+        self.lost_outcomes = lost_outcomes
+
+    def losses(self, number: int) -> int:
+        """How often a URL was lost with a worker."""
+        return self._journals[number % len(self._journals)].losses(number // len(self._journals))
+
+    def requests(self) -> dict[int, Request]:
+        """Every URL, by a number of its own."""
+        return {
+            self._number(number, place): request
+            for place, journal in enumerate(self._journals)
+            for number, request in journal.requests().items()
+        }
+
+    def outcomes(self) -> list[OutcomeRow]:
+        """All that came of them, shard by shard."""
+        return [
+            replace(row, number=self._number(row.number, place))
+            for place, journal in enumerate(self._journals)
+            for row in journal.outcomes()
+        ]
+
+    def _number(self, number: int, place: int) -> int:
+        return number * len(self._journals) + place
+
+
+def _loop_time() -> float:
+    return asyncio.get_running_loop().time()
 
 
 class _KeptPast(Past):

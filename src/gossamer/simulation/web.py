@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from gossamer import urls
 from gossamer.clock import Clock
+from gossamer.download.base import check_before_sending
 from gossamer.errors import ConnectFailed, FetchError, NameUnknown, ProtocolBroken, TimedOut
 from gossamer.middleware.base import Fetch
 from gossamer.model import Request, Response
@@ -63,11 +64,16 @@ class SimulatedWeb:
     def expected(self, spec: SiteSpec) -> Iterator[tuple[str, str]]:
         """Every URL of a site that a crawl has to fetch, with the one that alone leads to it; parents come first."""
         for number in range(spec.pages if spec.answers else 0):
-            parent = f"http://{spec.host}{path(spec, (number - 1) // 2)}" if number else ""
+            parent = self._parent(spec, number) if number else ""
             if is_moved(spec, number):
                 yield (moved := f"http://{spec.host}/moved{number}"), parent
                 parent = moved
             yield f"http://{spec.host}{path(spec, number)}", parent
+
+    def _parent(self, spec: SiteSpec, number: int) -> str:
+        sites = self._scenario.sites
+        parent = sites.of(sites.parent(spec.host, number))
+        return f"http://{parent.host}{path(parent, (number - 1) // 2)}"
 
     def middleware(self, life: Life, clock: Clock) -> Callable[[Fetch], Fetch]:
         """Answers in place of the network, for one worker."""
@@ -101,6 +107,10 @@ class SimulatedWeb:
         if spec.temper == "dead":
             await asyncio.sleep(self._scenario.settings.connect_seconds)
             raise ConnectFailed(f"no answer from {spec.host}")
+        if self._scenario.servers:
+            # To connect takes a while, in which the worker may be stopped: the real downloader looks again, too.
+            await asyncio.sleep(spec.trip_seconds)
+            check_before_sending.get()()
         loop = asyncio.get_running_loop()
         reply: asyncio.Future[Answer] = loop.create_future()
         # What is on the wire arrives, though its sender be dead.
@@ -164,8 +174,11 @@ class SimulatedWeb:
         return 200, f"User-agent: *\nDisallow: /private\n{closed}{slow}".encode(), None
 
     def _page(self, spec: SiteSpec, number: int) -> bytes:
-        children = [child for child in (2 * number + 1, 2 * number + 2) if child < spec.pages]
-        named = [f"/moved{child}" if is_moved(spec, child) else path(spec, child) for child in children]
+        named = [
+            ("" if site.host == spec.host else f"http://{site.host}")
+            + (f"/moved{child}" if is_moved(site, child) else path(site, child))
+            for site, child in self._scenario.sites.children(spec, number)
+        ]
         private = ["/private/1"] if spec.robots != "none" else []
         links = [*named, *private, "/", *(f"http://{host}/" for host in spec.links)]
         return (

@@ -1,0 +1,109 @@
+"""Bugs that are planted into what a fleet does when servers forget: the simulation finds each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gossamer.engine.run import Engine
+from gossamer.frontier import outbox
+from gossamer.frontier.sharded import Sharded
+from gossamer.simulation import servers
+from gossamer.simulation.move import Mover
+from gossamer.simulation.run import simulate
+from gossamer.simulation.scenario import draw
+from gossamer.simulation.shards import OpenShard, Outbox, Run, View
+
+SEEDS = 60
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def acknowledge_before_the_outbox(patch: pytest.MonkeyPatch) -> None:
+    real = Sharded._deliver
+
+    async def deliver(self: Sharded, *args: Any, **named: Any) -> Any:
+        added, _, runs = await real(self, *args, **named)
+        return added, {}, runs
+
+    patch.setattr(Sharded, "_deliver", deliver)
+
+
+def forget_the_run(patch: pytest.MonkeyPatch) -> None:
+    """A server that has forgotten something says that it is in the same run as before."""
+    patch.setattr(servers, "Run", lambda name, number: Run(name and f"{name.partition(':')[0]}:1", min(number, 1)))
+
+
+def keep_the_memory_of_sent_links(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Engine, "_heard", lambda self, run: None)
+    patch.setattr(Engine, "_forget", lambda self: None)
+
+
+def count_time_in_which_the_server_was_away(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(outbox, "MOST_STEP_SECONDS", float("inf"))
+
+
+def let_lanes_rest_for_no_time(patch: pytest.MonkeyPatch) -> None:
+    real = OpenShard._open
+    patch.setattr(OpenShard, "_open", lambda self, epoch, *, rests: real(self, epoch, rests=False))
+
+
+def finish_with_links_in_an_outbox(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Outbox, "size", 0)
+
+
+def drop_what_was_delivered_again(patch: pytest.MonkeyPatch) -> None:
+    real = OpenShard.replace
+
+    async def exchange(self: OpenShard, box: Any, count: int, parcels: Any) -> None:
+        await real(self, box, count, ())
+
+    patch.setattr(OpenShard, "replace", exchange)
+
+
+def take_a_copy_for_good_at_once(patch: pytest.MonkeyPatch) -> None:
+    """The source is emptied before its target has lived long enough."""
+
+    async def lived(self: Mover, name: str, holds: Callable[[View], bool]) -> View:
+        return await self._ask(name, OpenShard.look)
+
+    patch.setattr(Mover, "_lived", lived)
+
+
+def serve_without_asking_the_target(patch: pytest.MonkeyPatch) -> None:
+    real = OpenShard._open
+
+    def open_shard(self: OpenShard, epoch: int, *, rests: bool) -> None:
+        real(self, epoch, rests=rests)
+        self.journal.header = self.journal.header._replace(server="")
+
+    patch.setattr(OpenShard, "_open", open_shard)
+
+
+def repair_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("gossamer.simulation.run.repair", lambda servers, records: set())
+
+
+BUGS: list[tuple[Plant, str, str, int]] = [
+    (acknowledge_before_the_outbox, "I1", "forget", 27),
+    (forget_the_run, "I1", "forget", 0),
+    (keep_the_memory_of_sent_links, "I1", "forget", 105),
+    (count_time_in_which_the_server_was_away, "I1", "forget", 18),
+    (let_lanes_rest_for_no_time, "P5", "forget", 25),
+    (finish_with_links_in_an_outbox, "I1", "forget", 50),
+    (drop_what_was_delivered_again, "I1", "forget", 0),
+    (take_a_copy_for_good_at_once, "I", "move", 0),
+    (serve_without_asking_the_target, "P", "move", 0),
+    (repair_nothing, "I6", "disk", 0),
+]
+"""Bug, the promise that it breaks, the fault under which it shows, and a seed to begin with."""
+
+
+@pytest.mark.parametrize(("plant", "promise", "fault", "first"), BUGS, ids=[bug[0].__name__ for bug in BUGS])
+def test_a_planted_bug_of_a_fleet_is_found(
+    plant: Plant, promise: str, fault: str, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    worlds = (draw(seed, fault=fault) for seed in range(first, first + SEEDS))
+    assert any(line.startswith(promise) for world in worlds for line in simulate(world).violations)
