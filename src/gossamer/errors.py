@@ -184,6 +184,10 @@ class Unavailable(FrontierError):
     """The frontier does not answer for now."""
 
 
+class Leaving(Unavailable):
+    """A shard may move to another server: links for others on its present server have to be in its outbox."""
+
+
 class SchemaMismatch(FrontierError):
     """The frontier was written by another version, or by something else."""
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from gossamer.errors import Unavailable
+from gossamer.errors import Leaving, Unavailable
 from gossamer.frontier.outbox import SEVERAL_RUNS, Box, Parcel, pack_links, unpack_links
 from gossamer.frontier.placement import shard_of
 from gossamer.frontier.redis import RedisFrontier
@@ -328,6 +328,23 @@ def test_links_for_another_shard_of_the_same_server_hang_on_its_run(redis_server
                 assert (await pair.shard(0).counts()).leased == 1
                 receipt = await pair.frontier.complete(done)
                 assert (receipt.accepted, receipt.outbox) == (1, 0)
+
+    asyncio.run(run())
+
+
+def test_a_shard_that_may_move_keeps_links_for_its_neighbors(redis_server: RedisServer) -> None:
+    """Once it is on another server, the one that has the links may forget them, and no page of it comes again."""
+
+    async def run() -> None:
+        async with opened([redis_server], shards="2") as pair:
+            lease = await pair.leased(0, 1)
+            await (await pair.store(0)).hset(job_key("j", 0), "leaving", "127.0.0.1:1/0")
+            done = outcomes(lease, links=(link(10, 1),))
+            with pytest.raises(Leaving):
+                await pair.frontier.complete(done)
+            assert (await pair.shard(0).counts()).leased == 1
+            receipt = await pair.frontier.complete(done)
+            assert (receipt.accepted, receipt.outbox) == (1, 1)
 
     asyncio.run(run())
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import msgspec
 
 from gossamer import settings as configuration
-from gossamer.errors import UNREACHED, ConfigError, FrontierError, JobMissing, SchemaMismatch, Unavailable
+from gossamer.errors import UNREACHED, ConfigError, FrontierError, JobMissing, Leaving, SchemaMismatch, Unavailable
 from gossamer.frontier.entries import as_texts
 from gossamer.frontier.share import Share
 from gossamer.settings import Settings
@@ -224,6 +224,8 @@ def translate(error: Exception, job: str) -> FrontierError:
         return FrontierError(
             f"job {job!r} is damaged: {text.partition('DAMAGED ')[2]}", hint="did something else write to this Redis?"
         )
+    if text.startswith("PARCELS"):
+        return Leaving(f"Redis: {text.partition(' ')[2]}")
     refused = refusal(text)
     if refused is not None:
         return refused

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from gossamer import urls
-from gossamer.errors import Unavailable
+from gossamer.errors import Leaving, Unavailable
 from gossamer.frontier.base import Fleet
 from gossamer.frontier.freshness import mean
 from gossamer.frontier.outbox import SEVERAL_RUNS, Box, Parcel, grouped, pack_links, unpack_links
@@ -56,7 +56,9 @@ class Shard(Fleet, Protocol):
         """As every frontier does; the parcels are put into the outbox in the same atomic step, in any case.
 
         Where a `run` is given, another one refuses all of it with Unavailable: links of these outcomes were delivered
-        to another shard of the same server in that run, and may have been forgotten since."""
+        to another shard of the same server in that run, and may have been forgotten since. A shard that may move to
+        another server refuses it with Leaving: it takes such links as parcels only, or its pages might go and the links
+        be forgotten."""
         ...
 
     async def sweep(self, runs: Mapping[str, str], *, seconds: float) -> list[Box]:
@@ -131,6 +133,8 @@ class Sharded:
         self._outboxes: set[int] = set()
         """Shards whose outbox was not empty when they answered last."""
         self._swept_at = 0.0
+        self._leaving: set[int] = set()
+        """Shards that may move to another server: links for their neighbors are put into their outboxes, too."""
         self._handed = 0
         self._suspects: dict[tuple[str, int], float] = {}
         self.secret = shards[0].secret
@@ -189,7 +193,7 @@ class Sharded:
         for (home, target), links in groups.items():
             server = self._shards[target].server
             # What is delivered again is not made to depend on a run: its page was completed long ago.
-            if again or server != self._shards[home].server:
+            if again or home in self._leaving or server != self._shards[home].server:
                 boxes.setdefault(home, {}).setdefault((server, runs[target]), []).extend(links)
             elif home != target:
                 own.setdefault(home, set()).add(runs[target])
@@ -436,10 +440,15 @@ class Sharded:
         for note in notes:
             own.setdefault(self._of(note.site), ([], []))[1].append(note)
         _, parcels, runs = await self._deliver(foreign)
-        receipts = await _all(
-            self._shards[shard].complete(some, notes=about, parcels=parcels.get(shard, ()), run=runs.get(shard, ""))
-            for shard, (some, about) in own.items()
-        )
+        try:
+            receipts = await _all(
+                self._shards[shard].complete(some, notes=about, parcels=parcels.get(shard, ()), run=runs.get(shard, ""))
+                for shard, (some, about) in own.items()
+            )
+        except Leaving:
+            # Whoever tries again puts those links into an outbox.
+            self._leaving.update(runs)
+            raise
         for shard, receipt in zip(own, receipts):
             self._heard(shard, receipt)
         for outcome in outcomes:

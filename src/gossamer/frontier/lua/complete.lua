@@ -80,6 +80,8 @@ function operations.complete()
     if given.run and present_run and given.run ~= 'unknown' and given.run ~= present_run then
         error({ err = 'TRYAGAIN this server was started again since it took the links' })
     end
+    -- Soon this page may be on another server than these links, which are in no outbox.
+    if given.run and job.leaving then error({ err = 'PARCELS the shard may move to ' .. job.leaving }) end
     local noted = 0
     for _, note in ipairs(given.notes) do noted = noted + apply_note(note) end
     for _, outcome in ipairs(given.outcomes) do

@@ -75,6 +75,8 @@ class Call:
         self.elsewhere = 0
         """Requests that the other shards have handed out."""
         self.has_inbox = False
+        self.is_leaving = False
+        """Whether the shard may move to another server."""
         self.lulls = 0
         """How often sites were put to sleep or closed."""
         self.tally = dict.fromkeys(COUNTERS, 0)
@@ -116,6 +118,7 @@ class Call:
             where = Where.read(place)
             if phase != ANNOUNCED or where.run != self.db.server_run:
                 raise Moved(int(phase), where)
+            self.is_leaving = True
         if revision != self._revision:
             raise Changed
         if totals:

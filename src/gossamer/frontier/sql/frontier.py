@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from gossamer import settings as configuration
-from gossamer.errors import FrontierError, JobMissing, Unavailable
+from gossamer.errors import FrontierError, JobMissing, Leaving, Unavailable
 from gossamer.frontier.outbox import Parcel
 from gossamer.frontier.portions import MOST_LINKS, portions
 from gossamer.frontier.sql.call import STRIPES, Call, Changed, NeedsWhole
@@ -285,6 +285,8 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
         async def work(call: Call) -> Settled:
             if run and run != call.db.server_run:
                 raise Unavailable(f"{call.db.server} was started again since it took the links of these pages")
+            if run and call.is_leaving:
+                raise Leaving(f"shard {self.shard} of job {self._job!r} may move from {call.db.server}")
             settling = Settling(call, self._admission, whole=lock == "whole")
             await settling.settle(outcomes, notes, self._pages)
             await put(call, parcels)
