@@ -24,7 +24,8 @@ from gossamer.settings import Settings
 from gossamer.testing.harness import outcome, page, pages
 from gossamer.testing.sqlservers import MariaServer, PostgresServer, SqlServer
 
-FREE = Settings(delay=0.0, robots=False, max_deliveries=100)
+# After every start of a server lanes rest for a lease.
+FREE = Settings(delay=0.0, robots=False, max_deliveries=100, lease_seconds=2.0)
 SITES, SEEDS, CHILDREN = 5, 20, 3
 TOTAL = SITES * SEEDS * (1 + CHILDREN)
 KINDS: list[type[PostgresServer] | type[MariaServer]] = [PostgresServer, MariaServer]
