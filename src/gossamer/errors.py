@@ -23,6 +23,7 @@ GossamerError
   ExtractError         the spider raised; the original is the cause
   FrontierError        the frontier is not usable
     Unavailable        for now: retried with back-off
+      Leaving          a shard may move; whoever tries again puts its links into an outbox
     SchemaMismatch     written by another version, or not ours at all
     Held               another process owns it
     JobMissing         the job that a worker was told to join is not there
