@@ -84,7 +84,7 @@ BUGS: list[tuple[Plant, str, str, int]] = [
     (count_time_in_which_the_server_was_away, "I1", "forget", 18),
     (let_lanes_rest_for_no_time, "P5", "forget", 25),
     (finish_with_links_in_an_outbox, "I1", "forget", 50),
-    (take_a_copy_for_good_at_once, "I", "move", 1),
+    (take_a_copy_for_good_at_once, "I1", "move", 23),
     (serve_without_asking_the_target, "P4", "move", 50),
     (repair_nothing, "I6", "disk", 0),
 ]
