@@ -1,7 +1,9 @@
 """How a shard moves between simulated servers that may forget: the protocol, for seeds to find holes in it.
 
-1. The source writes down that it is leaving, and where to. Then it lives for `forget_seconds` on one run.
-2. The source refuses all calls. Its URLs and its outbox are copied to the target.
+1. The source writes down that it is leaving, and where to, and refuses all calls. Then it lives for `forget_seconds` on
+   one run: so it cannot forget that it leaves, nor links that other shards on it got from this one. Those are in no
+   outbox, and the pages that led to them are about to be on another server.
+2. Its URLs and its outbox are copied to the target.
 3. The target writes down that the shard is here, of a higher generation: unless it has been started again since the
    move began, or has been barred. From now on it serves.
 4. The source writes down that the shard has moved, unless it has been started again since it refuses. It keeps its
@@ -54,12 +56,11 @@ class Mover:
         return is_settled
 
     async def _copy(self, source: str) -> None:
-        await self._ask(source, lambda shard: shard.leave(self._target))
-        view = await self._lived(source, lambda view: view.is_leaving(self._target))
-        if not view.is_leaving(self._target):
-            return
+        view = await self._ask(source, lambda shard: shard.leave(self._target))
         there, generation = await self._ask(self._target, OpenShard.look), view.generation
         if not await self._ask(source, lambda shard: shard.refuse(view.run, generation)):
+            return
+        if (await self._lived(source, lambda view: view.is_leaving(self._target))).run != view.run:
             return
         if (copied := await self._ask(source, OpenShard.copy)) is None:
             return

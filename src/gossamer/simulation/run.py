@@ -354,7 +354,9 @@ class World:
         assert self._servers is not None
         if self._left["forget"] and self._chance.random() < 0.5:
             self._left["forget"] -= 1
-            machine = self._chance.choice(list(self._servers.machines.values()))
+            machines = list(self._servers.machines.values())
+            sources = [machine for machine in machines if machine.gave(number)]
+            machine = self._chance.choice([*machines, *sources, *sources])
             soon = self._scenario.settings.forget_seconds * self._chance.uniform(0.0, 1.5)
             how = self._chance.choice(_FAILURES)
             self._loop.call_later(soon, lambda: self._fail(machine.life, how), context=Context())

@@ -81,6 +81,11 @@ class Machine:
         for journal in self.journals.values():
             journal.forget(seconds)
 
+    def gave(self, number: int) -> bool:
+        """Whether it gives a shard away, or did so a short while ago."""
+        header = self.journals[number].header
+        return header is not None and bool(header.server) and not header.is_empty
+
     def server(self, number: int) -> Server:
         """A shard here, as others reach it: also if it is not here."""
         return Server(self.shards[number], None, self.life)
