@@ -20,11 +20,14 @@ class Patience:
     def __init__(self) -> None:
         self._ends_at: float | None = None
         self._under_way: set[asyncio.Timeout] = set()
+        self._has_ended = False
 
     @property
     def is_over(self) -> bool:
         """Whether the end has come."""
-        return self._ends_at is not None and asyncio.get_running_loop().time() >= self._ends_at
+        if self._ends_at is None:
+            return False
+        return self._has_ended or asyncio.get_running_loop().time() >= self._ends_at
 
     def end_in(self, seconds: float) -> None:
         """Let it end in so many seconds, unless it ends before."""
@@ -37,9 +40,14 @@ class Patience:
     @asynccontextmanager
     async def limit(self) -> AsyncIterator[None]:
         """Cancel what is inside when the end comes: then TimeoutError, and `is_over`."""
-        async with asyncio.timeout_at(self._ends_at) as timeout:
-            self._under_way.add(timeout)
-            try:
-                yield
-            finally:
-                self._under_way.discard(timeout)
+        timeout = asyncio.timeout_at(self._ends_at)
+        try:
+            async with timeout:
+                self._under_way.add(timeout)
+                try:
+                    yield
+                finally:
+                    self._under_way.discard(timeout)
+        finally:
+            # A loop whose clock counts milliseconds may call a little before the end.
+            self._has_ended = self._has_ended or timeout.expired()
