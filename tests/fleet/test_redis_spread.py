@@ -312,6 +312,30 @@ def test_a_target_that_remembers_an_earlier_stay_alone_gives_the_shard_back(serv
     over(servers, test)
 
 
+@pytest.mark.parametrize("first", ["client", "mover"])
+def test_a_target_with_a_part_of_the_shard_gives_it_back(servers: list[RedisServer], first: str) -> None:
+    """It has come back to a moment at which the copy had begun: its record names the generation, and has no data."""
+
+    async def test(moving: Moving) -> None:
+        await moving.until("bury")
+        source = await moving.copy(0)
+        assert source is not None
+        with redis.Redis.from_url(servers[1].url) as target:
+            record = job_key("j", 0)
+            generation = target.hget(record, "generation")
+            target.flushall()
+            begun = {"arriving": moving.names[0], "nonce": source.nonce, "generation": generation}
+            target.hset(record, mapping={"format": 2, **begun})
+        if first == "client":
+            await moving.whole()
+            assert await moving.place() == 0
+        await moving.to(1)
+        assert await moving.place() == 1
+        await moving.whole()
+
+    over(servers, test)
+
+
 def test_where_both_forget_the_move_it_has_not_been(servers: list[RedisServer]) -> None:
     async def test(moving: Moving) -> None:
         await moving.until("depart")

@@ -25,7 +25,7 @@ The record at the target decides who has the shard. What a crash does:
 | source forgets | before `leave` | this attempt fails; clients find no open copy at the target and confirm the source |
 | source forgets | `leave` | clients find the copy open, and follow it; or closed: they kill it and confirm the source |
 | target forgets | before `leave` | another run: `land` and `arrive` are refused, and the mover begins again |
-| target forgets | the shard | clients find it kept at the source, under `moved` = target, and reclaim it |
+| target forgets | the shard, or a part | clients find it kept at the source, under `moved` = target, and reclaim it |
 | both forget | the move | no open copy at the target: the source is confirmed, as if nobody had moved it |
 
 Lanes rest for one lease where the source is confirmed or reclaimed, as after every restart. Links that a forgotten copy
@@ -154,7 +154,8 @@ class _Mover:
             await self._outlive(dict.fromkeys(copy.moved for _, copy in kept))
             for shard, copy in kept:
                 there = await look(self._links, copy.moved, self._job, shard)
-                if there is not None and there.generation > copy.generation:
+                # A target may have come back with a part of the copy, under a record that says of which generation.
+                if there is not None and there.is_live and there.generation > copy.generation:
                     await self._bury(shard, copy)
             again = [shard for shard in range(len(places)) if await self._find(shard) != places[shard]]
             for shard in again:

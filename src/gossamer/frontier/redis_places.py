@@ -112,12 +112,14 @@ async def _arriving(links: Links, server: str, job: str, shard: int, source: str
     """This server has a copy that was not served yet: it is the shard if its source has said so."""
     there = await look(links, source, job, shard)
     if there is not None and there.moved == server and there.nonce == nonce:
-        await step(links, server, job, shard, "settle", nonce=nonce)
-        return server
+        is_open = await step(links, server, job, shard, "settle", nonce=nonce)
+        # Otherwise this server has come back with a part of the copy, and the source takes the shard back.
+        if is_open or not there.is_kept:
+            return server
     if there is None:
         raise Unavailable(f"Redis: shard {shard} is on its way from {source} to {server}")
     if there.moved == server and there.is_kept:
-        # Another copy came here, and was forgotten.
+        # What came here was forgotten, or a part of it.
         await step(links, source, job, shard, "reclaim", target=server, nonce=there.nonce)
     return source
 
