@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from gossamer.errors import FrontierError, Unavailable
+from gossamer.errors import FrontierError, Leaving, Unavailable
 from gossamer.frontier.outbox import Box, Parcel, pack_links, unpack_links
 from gossamer.frontier.sql import SqlFrontier, open_databases, open_sql
 from gossamer.frontier.sql.database import digest
+from gossamer.frontier.sql.handover import ANNOUNCED, Where
 from gossamer.frontier.sql.job import open_shard
 from gossamer.frontier.sql.places import Databases
 from gossamer.settings import Settings
@@ -102,6 +103,42 @@ def test_parcels_are_put_in_with_the_page_or_not_at_all(places: list[str]) -> No
             await frontier.complete([outcome(lease, 2)], parcels=[parcel(13)])
         assert await ask(frontier, "SELECT COUNT(*) FROM gossamer_parcels") == before
         assert (await frontier.counts()).done == 1
+        await frontier.aclose()
+
+    play(test)
+
+
+def test_a_page_hangs_on_the_run_that_took_its_links(places: list[str]) -> None:
+    """Links that another shard of the same server took are in no outbox: a later run may have forgotten them."""
+
+    async def test() -> None:
+        frontier = await shard(places[0])
+        await frontier.add([page(1), page(2)])
+        (lease,) = (await frontier.lease(1, batch=2, seconds=9)).leases
+        with pytest.raises(Unavailable, match="started again"):
+            await frontier.complete([outcome(lease, 1)], run="another")
+        assert (await frontier.counts()).leased == 2
+        assert (await frontier.complete([outcome(lease, 1)], run=await frontier.run())).accepted == 1
+        await frontier.aclose()
+
+    play(test)
+
+
+def test_a_shard_that_may_move_takes_links_for_its_neighbors_as_parcels_only(places: list[str]) -> None:
+    """Once it is in another database, this one may forget the links, and no page of it comes again."""
+
+    async def test() -> None:
+        frontier = await shard(places[0])
+        await frontier.add([page(1)])
+        (lease,) = (await frontier.lease(1, batch=1, seconds=9)).leases
+        run = await frontier.run()
+        place = Where(generation=1, target=places[1], run=run).text
+        await ask(frontier, f"UPDATE gossamer_shards SET phase = {ANNOUNCED}, place = '{place}'")
+        with pytest.raises(Leaving):
+            await frontier.complete([outcome(lease, 1)], run=run)
+        assert (await frontier.counts()).leased == 1
+        receipt = await frontier.complete([outcome(lease, 1)], parcels=[parcel(11)])
+        assert (receipt.accepted, receipt.outbox) == (1, 1)
         await frontier.aclose()
 
     play(test)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from gossamer.frontier.base import Fleet
+from gossamer.frontier.sharded import Sharded
 from gossamer.model import Request
 
 HasRecord = Callable[[int], bool]
@@ -71,4 +72,4 @@ class TakesUrls(Protocol):
 
 def shards_of(fleet: Fleet) -> list[Any]:
     """The shards of a job, in the order of their numbers; a frontier of one shard is that shard."""
-    return list(getattr(fleet, "_shards", None) or [fleet])
+    return list(fleet.in_order) if isinstance(fleet, Sharded) else [fleet]

@@ -141,6 +141,11 @@ class Sharded:
         self.settings = shards[0].settings
 
     @property
+    def in_order(self) -> Sequence[Shard]:
+        """The shards, in the order of their numbers."""
+        return self._shards
+
+    @property
     def also(self) -> frozenset[str]:
         """Regions beside its own that this worker leases from."""
         return self._shards[0].also
