@@ -81,8 +81,8 @@ def crawl(checkout: Path, store: str, workers: int, plan: WebPlan) -> Run:
 
 
 def seconds(pids: list[int]) -> float:
-    """CPU of processes and of their children so far."""
-    return sum(process_seconds(pid) + sum(map(process_seconds, children(pid))) for pid in pids)
+    """CPU of servers so far, with that of their children: of those that run, and of those that have ended."""
+    return sum(process_seconds(pid, ended=True) + sum(map(process_seconds, children(pid))) for pid in pids)
 
 
 def main() -> None:

@@ -2,113 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
-import threading
 import time
-from typing import Literal, Self
+from typing import Self
 
+from gossamer.testing.faulty_proxy import FaultyProxy
 from gossamer.testing.sqlservers import MariaServer, PostgresServer, SqlServer
 
 _HOST = "127.0.0.1"
-Mode = Literal["", "refuse", "hang up", "silent"]
-
-
-class Switch:
-    """A TCP proxy in a thread of its own: `lead` says where new connections go, `mode` what else becomes of them.
-
-    `refuse`: nobody listens. `hang up`: connections are taken and ended. `silent`: they are taken, and nothing passes,
-    neither on new ones nor on those that are open."""
-
-    def __init__(self, target: int) -> None:
-        self.port = 0
-        self._target = target
-        self._mode: Mode = ""
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._ready = threading.Event()
-        self._open: set[asyncio.StreamWriter] = set()
-        self._clear = asyncio.Event()
-        self._server: asyncio.Server | None = None
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        self._ready.wait()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._do(self._end())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-
-    def lead(self, target: int, mode: Mode = "") -> None:
-        """End all connections; new ones go to another port, or meet another fault."""
-        self._do(self._lead(target, mode))
-
-    def cut(self, mode: Mode) -> None:
-        """Go on to the same port, with another fault. Only `silent` leaves connections open."""
-        self._do(self._lead(self._target, mode))
-
-    def _do(self, work: object) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(10)  # type: ignore[arg-type]
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._listen())
-        self._ready.set()
-        self._loop.run_forever()
-
-    async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._accept, _HOST, self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def _lead(self, target: int, mode: Mode) -> None:
-        was, self._target, self._mode = self._mode, target, mode
-        if mode == "silent":
-            self._clear.clear()
-            return
-        self._clear.set()
-        for writer in list(self._open):
-            writer.transport.abort()
-        if mode == "refuse" and self._server is not None:
-            self._server.close()
-            self._server = None
-        elif was == "refuse" and self._server is None:
-            await self._listen()
-
-    async def _end(self) -> None:
-        await self._lead(self._target, "refuse")
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open.add(writer)
-        server: asyncio.StreamWriter | None = None
-        try:
-            if self._mode == "hang up":
-                return
-            if self._mode == "silent":
-                await self._clear.wait()
-                return
-            answers, server = await asyncio.open_connection(_HOST, self._target)
-            self._open.add(server)
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._pass(reader, server))
-                tasks.create_task(self._pass(answers, writer))
-        except* (OSError, EOFError):
-            pass
-        finally:
-            for one in (writer, server):
-                if one is not None:
-                    one.transport.abort()
-                    self._open.discard(one)
-
-    async def _pass(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        while data := await source.read(65_536):
-            if self._mode == "silent":
-                await self._clear.wait()
-                raise EOFError
-            sink.write(data)
-            await sink.drain()
-        raise EOFError
 
 
 class Pair:
@@ -119,11 +20,11 @@ class Pair:
     standby: SqlServer
 
     def __init__(self) -> None:
-        self._replication: Switch | None = None
+        self._replication: FaultyProxy | None = None
 
     def __enter__(self) -> Self:
         self._start()
-        self.switch = Switch(self.primary.port).__enter__()
+        self.switch = FaultyProxy(self.primary.port).__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -161,7 +62,7 @@ class Pair:
             self.primary.kill()
         else:
             self.primary.kill()
-            self.switch.cut("refuse")
+            self.switch.fail("refuse")
             self.promote()
             self.switch.lead(self.standby.port)
 
@@ -178,13 +79,13 @@ class PostgresPair(Pair):
         rules = self.primary.data / "pg_hba.conf"
         rules.write_text(f"host replication all {_HOST}/32 trust\n" + rules.read_text())
         self.primary.ask("SELECT pg_reload_conf()")
-        self._replication = Switch(self.primary.port).__enter__()
+        self._replication = FaultyProxy(self.primary.port).__enter__()
         self.standby = _Copy(self.primary, self._replication.port).__enter__()
         _until_caught_up(lambda: bool(self.primary.ask("SELECT COUNT(*) FROM pg_stat_replication")[0][0]))
 
     def fall_behind(self) -> None:
         assert self._replication is not None
-        self._replication.cut("refuse")
+        self._replication.fail("refuse")
 
     def promote(self) -> None:
         program = self.standby._program("psql")  # type: ignore[attr-defined]

@@ -24,7 +24,8 @@ from gossamer.errors import Unavailable
 from gossamer.fleet import open_fleet
 from gossamer.model import Counts, Pulse, RegionView, ShardView
 from gossamer.settings import Settings, build
-from gossamer.testing.servers import FaultyProxy, RedisServer
+from gossamer.testing.faulty_proxy import FaultyProxy
+from gossamer.testing.servers import RedisServer
 from gossamer.testing.web import SimWeb
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
@@ -162,14 +163,13 @@ def test_a_pulse_survives_a_frontier_that_is_away(server: RedisServer) -> None:
             async with beating(heart):
                 while not await frontier.workers():
                     await asyncio.sleep(0.02)
-                proxy.fault = "refuse"
-                proxy.cut_all()
+                proxy.fail("reset")
                 with pytest.raises(Unavailable):
                     await frontier.workers()
                 faults = proxy.faults
                 while proxy.faults < faults + 3:
                     await asyncio.sleep(0.02)
-                proxy.fault = ""
+                proxy.fail("")
                 while (await frontier.workers())[0].silent > 0.5:
                     await asyncio.sleep(0.02)
         finally:

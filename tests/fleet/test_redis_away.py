@@ -9,7 +9,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 import pytest
 import redis
@@ -19,8 +18,9 @@ from gossamer.fleet import open_fleet
 from gossamer.model import Lease, Outcome, Pulse
 from gossamer.settings import Settings
 from gossamer.sim.log import gaps
+from gossamer.testing.faulty_proxy import Fault, FaultyRedisProxy
 from gossamer.testing.harness import pages
-from gossamer.testing.servers import AwayProxy, RedisServer
+from gossamer.testing.servers import RedisServer
 from gossamer.testing.web import SimWeb
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
@@ -30,8 +30,7 @@ DELAY = 0.05
 pytestmark = pytest.mark.skipif(
     not RedisServer.is_there() and os.environ.get("CI") != "true", reason="redis-server is not installed"
 )
-Way = Literal["refused", "reset", "closed", "silent"]
-WAYS: list[Way] = ["refused", "reset", "closed", "silent"]
+WAYS: dict[str, Fault] = {"refused": "refuse", "reset": "reset", "closed": "hang up", "silent": "silent"}
 ERRORS = {
     "loading": "LOADING Redis is loading the dataset in memory",
     "read only": "READONLY You can't write against a read only replica.",
@@ -49,8 +48,8 @@ ERRORS = {
 
 
 @contextmanager
-def before(server: RedisServer) -> Iterator[AwayProxy]:
-    with AwayProxy(server.port) as proxy:
+def before(server: RedisServer) -> Iterator[FaultyRedisProxy]:
+    with FaultyRedisProxy(server.port) as proxy:
         yield proxy
 
 
@@ -61,22 +60,21 @@ def server(redis_server: RedisServer) -> RedisServer:
     return redis_server
 
 
-def away(proxy: AwayProxy, how: str) -> None:
+def away(proxy: FaultyRedisProxy, how: str) -> None:
     if how in WAYS:
-        proxy.way = how  # type: ignore[assignment]
+        proxy.fail(WAYS[how])
     else:
         proxy.error = ERRORS[how]
-    proxy.heed()
 
 
-def back(proxy: AwayProxy) -> None:
-    proxy.way, proxy.error = "", ""
-    proxy.heed()
+def back(proxy: FaultyRedisProxy) -> None:
+    proxy.error = ""
+    proxy.fail("")
 
 
 @pytest.mark.parametrize("how", [*(way for way in WAYS if way != "silent"), *ERRORS])
 def test_every_call_says_that_the_server_is_away_and_passes_when_it_is_back(server: RedisServer, how: str) -> None:
-    async def run(proxy: AwayProxy) -> None:
+    async def run(proxy: FaultyRedisProxy) -> None:
         url = server.url_at(proxy.port)
         frontier = await open_fleet(url, "j", Settings(delay=0.0, robots=False), worker_name="w")
         try:
@@ -132,7 +130,7 @@ def _done(lease: Lease) -> list[Outcome]:
     return [Outcome(site=lease.site, lane=lease.lane, token=lease.token, key=first.key, status="done")]
 
 
-async def _lease_when_back(frontier: object, proxy: AwayProxy) -> object:
+async def _lease_when_back(frontier: object, proxy: FaultyRedisProxy) -> object:
     back(proxy)
     for _ in range(100):
         try:

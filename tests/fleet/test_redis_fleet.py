@@ -15,7 +15,8 @@ import redis
 
 from gossamer.frontier.redis_job import job_key
 from gossamer.sim.log import fetched, gaps, max_overlap
-from gossamer.testing.servers import FaultyProxy, RedisServer
+from gossamer.testing.faulty_proxy import FaultyRedisProxy
+from gossamer.testing.servers import RedisServer
 from gossamer.testing.web import SimWeb
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
@@ -32,8 +33,8 @@ def server(redis_server: RedisServer) -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def proxy(server: RedisServer) -> Iterator[FaultyProxy]:
-    with FaultyProxy(server.port) as running:
+def proxy(server: RedisServer) -> Iterator[FaultyRedisProxy]:
+    with FaultyRedisProxy(server.port) as running:
         yield running
 
 
@@ -54,7 +55,7 @@ def is_whole(web: SimWeb, folder: Path, *, delay: float = DELAY) -> None:
 
 @pytest.mark.parametrize(("fault", "every"), [("cut", 20), ("mute", 20)])
 def test_connections_that_break_in_the_middle_of_calls_lose_nothing(
-    server: RedisServer, proxy: FaultyProxy, tmp_path: Path, fault: str, every: int
+    server: RedisServer, proxy: FaultyRedisProxy, tmp_path: Path, fault: str, every: int
 ) -> None:
     """F28, F29. A lease whose answer was lost ends by itself; nobody has fetched from it, so nothing is repeated."""
     folder = tmp_path / "job"
@@ -72,7 +73,7 @@ def test_connections_that_break_in_the_middle_of_calls_lose_nothing(
         assert not web.judge().repeated
 
 
-def test_a_slow_way_to_redis_costs_no_lease(server: RedisServer, proxy: FaultyProxy, tmp_path: Path) -> None:
+def test_a_slow_way_to_redis_costs_no_lease(server: RedisServer, proxy: FaultyRedisProxy, tmp_path: Path) -> None:
     """F30."""
     folder, proxy.latency_seconds = tmp_path / "job", 0.05
     with SimWeb(sites=8, pages_per_site=30, page_bytes=3000, latency_seconds=0.01) as web:
@@ -92,8 +93,8 @@ def test_f31_a_fail_over_to_a_replica_that_is_behind_costs_only_fetches(tmp_path
     with (
         RedisServer(repl_diskless_sync_delay="0") as first,
         RedisServer() as second,
-        FaultyProxy(first.port) as link,
-        FaultyProxy(first.port) as proxy,
+        FaultyRedisProxy(first.port) as link,
+        FaultyRedisProxy(first.port) as proxy,
         redis.Redis.from_url(second.url) as replica,
         SimWeb(sites=8, pages_per_site=60, page_bytes=3000, latency_seconds=0.01) as web,
     ):
@@ -112,7 +113,7 @@ def test_f31_a_fail_over_to_a_replica_that_is_behind_costs_only_fetches(tmp_path
         link.cut_all()
         replica.replicaof("NO", "ONE")
         assert counter(second, folder, "stored") < done, "what the replica has not heard of is lost"
-        proxy.server_port = second.port
+        proxy.lead(second.port)
         assert process.wait(60) == 0, process.stderr.read() if process.stderr else ""
         kill_tree(process)
         is_whole(web, folder)
@@ -132,7 +133,7 @@ def test_a_redis_that_sleeps_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_f52_a_worker_that_is_cut_off_stops_when_its_lease_ends_and_comes_back(
-    server: RedisServer, proxy: FaultyProxy, tmp_path: Path
+    server: RedisServer, proxy: FaultyRedisProxy, tmp_path: Path
 ) -> None:
     folder, lease = tmp_path / "job", 1.5
     with SimWeb(sites=6, pages_per_site=60, page_bytes=3000) as web:
@@ -141,13 +142,12 @@ def test_f52_a_worker_that_is_cut_off_stops_when_its_lease_ends_and_comes_back(
             "--lease-seconds", str(lease),
         )  # fmt: skip
         until(lambda: len(web.log()) > 60)
-        proxy.fault = "refuse"
-        proxy.cut_all()
+        proxy.fail("reset")
         cut_at = time.time()
         time.sleep(3 * lease)
         back_at = time.time()
         assert process.poll() is None, "it waits"
-        proxy.fault = ""
+        proxy.fail("")
         assert process.wait(60) == 0, process.stderr.read() if process.stderr else ""
         kill_tree(process)
         late = [entry for entry in web.log() if cut_at + lease + 0.2 < entry.arrived_at < back_at]

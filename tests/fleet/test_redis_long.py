@@ -19,7 +19,8 @@ import pytest
 from gossamer.fleet import open_fleet
 from gossamer.model import Counts
 from gossamer.sim.log import Entry, fetched, gaps
-from gossamer.testing.servers import FaultyProxy, RedisServer
+from gossamer.testing.faulty_proxy import FaultyProxy
+from gossamer.testing.servers import RedisServer
 from gossamer.testing.web import SimWeb
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
@@ -269,13 +270,12 @@ def test_workers_that_die_while_redis_is_away_are_replaced_when_it_is_back(tmp_p
         options = ("--delay", "0.05", "--workers", "2", "--lease-seconds", "2")
         process = start(folder, web, "--frontier", server.url_at(proxy.port), *options)
         until(lambda: len(web.log()) > 30)
-        proxy.fault = "refuse"
-        proxy.cut_all()
+        proxy.fail("reset")
         for worker in children(process.pid):
             os.kill(worker, signal.SIGKILL)
         tries = proxy.faults
         until(lambda: proxy.faults > tries + 20)
-        proxy.fault = ""
+        proxy.fail("")
         assert process.wait(60) == 0
         said = process.stderr.read() if process.stderr else ""
         kill_tree(process)

@@ -26,9 +26,10 @@ from gossamer.model import Grant, Outcome
 from gossamer.settings import Settings
 from gossamer.sim.log import gaps
 from gossamer.testing import backends
+from gossamer.testing.faulty_proxy import FaultyProxy
 from gossamer.testing.frontier import FrontierSuite, Harness
 from gossamer.testing.harness import pages
-from gossamer.testing.servers import Certificate, FaultyProxy, RedisServer, Sentinel
+from gossamer.testing.servers import Certificate, RedisServer, Sentinel
 from gossamer.testing.web import SimWeb
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
@@ -326,8 +327,7 @@ def test_f31_what_a_replica_never_heard_of_is_refused_after_a_fail_over(pair: tu
             replica.replicaof("NO", "ONE")
             lost = (await frontier.lease(1, batch=3, seconds=1)).leases[0]
             first.kill()
-            proxy.server_port = second.port
-            proxy.cut_all()
+            proxy.lead(second.port)
             outcomes = [
                 Outcome(site=lost.site, lane=0, token=lost.token, key=request.key, status="done")
                 for request in lost.requests
@@ -368,7 +368,7 @@ def test_f31_a_crawl_goes_on_with_a_replica_behind_the_same_address(
         first.kill()
         killed_at = time.time()
         replica.replicaof("NO", "ONE")
-        proxy.server_port = second.port
+        proxy.lead(second.port)
         assert process.wait(60) == 0, process.stderr.read() if process.stderr else ""
         kill_tree(process)
         is_exact(web, folder, killed_at=killed_at)

@@ -20,10 +20,10 @@ from gossamer.testing.harness import outcomes, page
 from gossamer.testing.sqlservers import PostgresServer, SqlServer
 
 sys.path.insert(0, str(Path(__file__).parent))
-from standbys import Mode, Switch
+from gossamer.testing.faulty_proxy import Fault, FaultyProxy
 
 FREE = Settings(delay=0.0, robots=False)
-MODES: tuple[Mode, ...] = ("refuse", "hang up", "silent")
+MODES: tuple[Fault, ...] = ("refuse", "reset", "hang up", "silent")
 
 
 @pytest.fixture(scope="session", params=["postgres_server", "maria_server"])
@@ -38,8 +38,8 @@ def place(running: SqlServer, empty_databases: Callable[..., list[str]]) -> str:
 
 
 @pytest.fixture
-def switch(running: SqlServer) -> Iterator[Switch]:
-    with Switch(running.port) as found:
+def switch(running: SqlServer) -> Iterator[FaultyProxy]:
+    with FaultyProxy(running.port) as found:
         yield found
 
 
@@ -50,7 +50,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "_ANSWER_SECONDS", 0.4)
 
 
-def through(place: str, running: SqlServer, switch: Switch) -> str:
+def through(place: str, running: SqlServer, switch: FaultyProxy) -> str:
     return place.replace(f":{running.port}/", f":{switch.port}/")
 
 
@@ -77,14 +77,16 @@ async def begun(url: str) -> tuple[SqlFrontier, Grant]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_call_waits_for_a_server_that_is_away(running: SqlServer, place: str, switch: Switch, mode: Mode) -> None:
+def test_every_call_waits_for_a_server_that_is_away(
+    running: SqlServer, place: str, switch: FaultyProxy, mode: Fault
+) -> None:
     async def play() -> None:
         url = through(place, running, switch)
         frontier, grant = await begun(url)
         for call in calls(frontier, grant).values():
             if frontier._database.dialect.is_open is False:
                 await frontier.counts()
-            await asyncio.to_thread(switch.cut, mode)
+            await asyncio.to_thread(switch.fail, mode)
             for _ in range(2):
                 # On the connection that was open, then without one.
                 with pytest.raises(Unavailable):
@@ -93,7 +95,7 @@ def test_every_call_waits_for_a_server_that_is_away(running: SqlServer, place: s
                 await frontier.idle(Grant(wait=0.2))
             with pytest.raises(Unavailable):
                 await open_databases(url, "job", worker="another")
-            await asyncio.to_thread(switch.cut, "")
+            await asyncio.to_thread(switch.fail, "")
             await call()
         assert (await frontier.counts()).done == 1
         await frontier.aclose()
@@ -103,7 +105,7 @@ def test_every_call_waits_for_a_server_that_is_away(running: SqlServer, place: s
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_server_that_goes_away_in_the_middle_of_calls_is_waited_for(
-    running: SqlServer, place: str, switch: Switch, mode: Mode
+    running: SqlServer, place: str, switch: FaultyProxy, mode: Fault
 ) -> None:
     """Connections break at moments that nobody chose, also in the middle of a statement."""
 
@@ -123,9 +125,9 @@ def test_a_server_that_goes_away_in_the_middle_of_calls_is_waited_for(
         working = asyncio.create_task(busy(frontier))
         for _ in range(6):
             await asyncio.sleep(0.15)
-            await asyncio.to_thread(switch.cut, mode)
+            await asyncio.to_thread(switch.fail, mode)
             await asyncio.sleep(0.5)
-            await asyncio.to_thread(switch.cut, "")
+            await asyncio.to_thread(switch.fail, "")
         await working
         counts = await frontier.counts()
         assert (counts.known, counts.queued) == (20_000, 20_000)
@@ -134,7 +136,7 @@ def test_a_server_that_goes_away_in_the_middle_of_calls_is_waited_for(
     asyncio.run(play())
 
 
-def test_a_standby_is_no_server_until_it_is_promoted(running: SqlServer, place: str, switch: Switch) -> None:
+def test_a_standby_is_no_server_until_it_is_promoted(running: SqlServer, place: str, switch: FaultyProxy) -> None:
     """Were a worker connected to it, its promotion would not end the connection."""
     if not isinstance(running, PostgresServer):
         pytest.skip("a replica of MariaDB is one that is read-only, which is tested beside the outbox")

@@ -23,8 +23,9 @@ from gossamer.frontier.redis_job import KINDS, job_key, root_key
 from gossamer.frontier.redis_open import open_redis
 from gossamer.model import Grant, Request
 from gossamer.settings import Settings
+from gossamer.testing.faulty_proxy import FaultyRedisProxy
 from gossamer.testing.harness import keys, outcomes, page, pages
-from gossamer.testing.servers import FaultyProxy, RedisServer
+from gossamer.testing.servers import RedisServer
 from gossamer.urls import fingerprint
 
 AT_ONCE = Settings(delay=0.0, robots=False)
@@ -598,7 +599,7 @@ def test_what_redis_says_is_told_apart_by_whether_it_passes(
     """F33: what passes is retried by the engine; what does not is final."""
 
     async def run() -> None:
-        with FaultyProxy(redis_server.port) as proxy:
+        with FaultyRedisProxy(redis_server.port) as proxy:
             async with Opened(redis_server.url_at(proxy.port)) as opened:
                 frontier = await opened()
                 await frontier.add(pages(1))
@@ -678,7 +679,7 @@ def test_a_lost_answer_costs_nothing() -> None:
 
     async def run(server: RedisServer) -> None:
         store = redis.Redis.from_url(server.url)
-        with FaultyProxy(server.port) as proxy:
+        with FaultyRedisProxy(server.port) as proxy:
             async with Opened(server.url_at(proxy.port)) as opened:
                 frontier = await opened(given=Settings(delay=0.0, robots=False, max_deliveries=9))
                 await frontier.add(pages(0))

@@ -16,7 +16,8 @@ from gossamer.errors import ConfigError, SinkError, SinkFull
 from gossamer.settings import Settings
 from gossamer.sink import fleet_sinks
 from gossamer.sink.base import Sink
-from gossamer.testing.servers import FaultyProxy, RedisServer
+from gossamer.testing.faulty_proxy import FaultyRedisProxy
+from gossamer.testing.servers import RedisServer
 from gossamer.testing.sinks import visit
 from gossamer.testing.web import SimWeb
 
@@ -76,7 +77,7 @@ def test_a_consumer_group_gets_every_page_of_a_crawl_once(tmp_path: Path, redis_
 
 def test_a_call_whose_answer_was_lost_adds_nothing_twice(redis_server: RedisServer) -> None:
     async def run() -> None:
-        with FaultyProxy(redis_server.port, fault="mute", every=7) as proxy:
+        with FaultyRedisProxy(redis_server.port, fault="mute", every=7) as proxy:
             sink = opened(redis_server.url_at(proxy.port), "stream=muted")
             for number in range(10):
                 some = [visit(number * 2), visit(number * 2 + 1)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import os
 import shutil
@@ -11,11 +10,9 @@ import socket
 import ssl
 import subprocess
 import tempfile
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from gossamer.errors import ConfigError
 from gossamer.member import dies_with_us
@@ -23,8 +20,6 @@ from gossamer.member import dies_with_us
 PROGRAM = "redis-server"
 _HOST = "127.0.0.1"
 _START_SECONDS = 15.0
-
-Fault = Literal["", "cut", "mute", "refuse"]
 
 
 def free_port() -> int:
@@ -238,237 +233,3 @@ class Sentinel(RedisServer):
             rules.write_text("\n".join(self._rules))
         words = ["--port", str(port), "--bind", _HOST, "--dir", str(self.folder), "--logfile", str(self._log())]
         return [str(rules), "--sentinel", *words]
-
-
-class FaultyProxy:
-    """A TCP proxy that breaks what passes it, in a thread of its own; `port` is where clients connect.
-
-    Every `every`-th command meets the `fault`: `cut` ends the connection before the server sees it, `mute` after
-    the server has run it, without its answer; `refuse` takes no connections at all. Each answer waits for
-    `latency_seconds`. `rewrite` may put other bytes in the place of an answer. All of it may be changed at any time.
-    """
-
-    def __init__(self, port: int, *, fault: Fault = "", every: int = 0, latency_seconds: float = 0.0) -> None:
-        self.fault: Fault = fault
-        self.every = every
-        self.latency_seconds = latency_seconds
-        self.rewrite: Callable[[bytes], bytes] | None = None
-        self.commands = 0
-        self.faults = 0
-        self.port = 0
-        self.server_port = port
-        """Where connections lead; those that are open stay where they are."""
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._started = threading.Event()
-        self._open: set[asyncio.StreamWriter] = set()
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        self._started.wait()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join()
-
-    def cut_all(self) -> None:
-        """End every connection at once."""
-        self._loop.call_soon_threadsafe(self._abort)
-
-    def _abort(self) -> None:
-        for writer in self._open:
-            writer.transport.abort()
-
-    def _run(self) -> None:
-        self._loop.run_until_complete(self._serve())
-        self._loop.close()
-
-    async def _serve(self) -> None:
-        self._stop = asyncio.Event()
-        server = await asyncio.start_server(self._accept, _HOST, 0, limit=1 << 26)
-        self.port = server.sockets[0].getsockname()[1]
-        self._started.set()
-        await self._stop.wait()
-        server.close()
-        self._abort()
-        while self._open:
-            await asyncio.sleep(0.01)
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.fault == "refuse":
-            self.faults += 1
-            writer.transport.abort()
-            return
-        try:
-            answers, server = await asyncio.open_connection(_HOST, self.server_port, limit=1 << 26)
-        except OSError:
-            writer.transport.abort()
-            return
-        self._open |= {writer, server}
-        link = _Link(writer, server)
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._forward(reader, link))
-                tasks.create_task(self._answer(answers, link))
-        except* (OSError, EOFError):
-            pass
-        finally:
-            writer.transport.abort()
-            server.transport.abort()
-            self._open -= {writer, server}
-
-    async def _forward(self, reader: asyncio.StreamReader, link: _Link) -> None:
-        while True:
-            command = await _read_command(reader)
-            self.commands += 1
-            meets = self.fault != "" and self.every > 0 and self.commands % self.every == 0
-            if meets:
-                self.faults += 1
-                if self.fault != "mute":
-                    raise EOFError
-                link.muted = True
-            link.server.write(command)
-            await link.server.drain()
-
-    async def _answer(self, answers: asyncio.StreamReader, link: _Link) -> None:
-        while True:
-            data = await answers.read(1 << 16)
-            if not data or link.muted:
-                raise EOFError
-            if self.latency_seconds:
-                await asyncio.sleep(self.latency_seconds)
-            link.client.write(self.rewrite(data) if self.rewrite is not None else data)
-            await link.client.drain()
-
-
-class AwayProxy:
-    """A TCP proxy before a server that is away in a `way`, or answers each command with an `error`.
-
-    `refused`: nobody listens; `reset` and `closed`: connections are taken and ended at once; `silent`: they are taken
-    and stay open, and nothing is answered. An error is the answer to all but what a client says to begin with. Set one
-    or the other, then call `heed`."""
-
-    GREETINGS = (b"HELLO", b"AUTH", b"CLIENT", b"SELECT", b"PING")
-
-    def __init__(self, port: int) -> None:
-        self.way: Literal["", "refused", "reset", "closed", "silent"] = ""
-        self.error = ""
-        self.port = 0
-        self.server_port = port
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._started = threading.Event()
-        self._open: set[asyncio.StreamWriter] = set()
-        self._server: asyncio.Server | None = None
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        self._started.wait()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join()
-
-    def heed(self) -> None:
-        """Have what is set hold from now on; connections that are open are ended, but where it is silent."""
-        asyncio.run_coroutine_threadsafe(self._heed(), self._loop).result()
-
-    async def _heed(self) -> None:
-        if self.way == "refused" and self._server is not None:
-            self._server.close()
-            self._server = None
-        elif self.way != "refused" and self._server is None:
-            self._server = await asyncio.start_server(self._accept, _HOST, self.port)
-        if self.way != "silent":
-            self._abort()
-
-    def _abort(self) -> None:
-        for writer in self._open:
-            writer.transport.abort()
-
-    def _run(self) -> None:
-        self._loop.run_until_complete(self._serve())
-        self._loop.close()
-
-    async def _serve(self) -> None:
-        self._stop = asyncio.Event()
-        self._server = await asyncio.start_server(self._accept, _HOST, 0)
-        self.port = self._server.sockets[0].getsockname()[1]
-        self._started.set()
-        await self._stop.wait()
-        if self._server is not None:
-            self._server.close()
-        self._abort()
-        while self._open:
-            await asyncio.sleep(0.01)
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.way == "reset":
-            writer.transport.abort()
-            return
-        if self.way == "closed":
-            writer.close()
-            return
-        try:
-            answers, server = await asyncio.open_connection(_HOST, self.server_port)
-        except OSError:
-            writer.transport.abort()
-            return
-        self._open |= {writer, server}
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._forward(reader, writer, server))
-                tasks.create_task(self._answer(answers, writer))
-        except* (OSError, EOFError):
-            pass
-        finally:
-            writer.transport.abort()
-            server.transport.abort()
-            self._open -= {writer, server}
-
-    async def _forward(
-        self, reader: asyncio.StreamReader, client: asyncio.StreamWriter, server: asyncio.StreamWriter
-    ) -> None:
-        while True:
-            command = await _read_command(reader)
-            if self.way == "silent":
-                continue
-            if self.error and command.split(b"\r\n", 3)[2].upper() not in self.GREETINGS:
-                client.write(f"-{self.error}\r\n".encode())
-                continue
-            server.write(command)
-            await server.drain()
-
-    async def _answer(self, answers: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
-        while True:
-            data = await answers.read(1 << 16)
-            if not data:
-                raise EOFError
-            if self.way != "silent":
-                client.write(data)
-                await client.drain()
-
-
-class _Link:
-    """One client's connection and ours to the server."""
-
-    def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
-        self.client = client
-        self.server = server
-        self.muted = False
-
-
-async def _read_command(reader: asyncio.StreamReader) -> bytes:
-    """The bytes of one command: an array of strings."""
-    head = await reader.readuntil(b"\r\n")
-    parts = [head]
-    for _ in range(int(head[1:])):
-        size = await reader.readuntil(b"\r\n")
-        parts += [size, await reader.readexactly(int(size[1:]) + 2)]
-    return b"".join(parts)
