@@ -6,6 +6,7 @@ import asyncio
 import json
 from pathlib import Path
 
+import pytest
 from commands import gossamer
 
 from gossamer import checkup
@@ -13,6 +14,7 @@ from gossamer.clock import SystemClock
 from gossamer.frontier.condition import condition
 from gossamer.model import Finding
 from gossamer.settings import Settings
+from gossamer.testing.faulty_proxy import FaultyProxy
 from gossamer.testing.servers import RedisServer, free_port
 from gossamer.testing.sqlservers import PostgresServer, SqlServer
 
@@ -57,6 +59,18 @@ def test_a_database_is_looked_at_without_a_job(postgres_server: SqlServer, maria
         assert (seen["frontier"].state, seen["clock"].state) == ("good", "good")
         assert seen["durability"].state in ("good", "weak")
         assert found(server.url, Ahead())["clock"].state == "weak"
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "mysql"])
+def test_a_database_that_is_not_there_is_named(scheme: str) -> None:
+    with FaultyProxy(1) as proxy:
+        for fault in ("refuse", "reset", "hang up"):
+            proxy.fail(fault)
+            url = f"{scheme}://user@127.0.0.1:{proxy.port}/name"
+            frontier = found(url)["frontier"]
+            assert frontier.state == "bad"
+            assert f"127.0.0.1:{proxy.port}" in frontier.says
+            assert frontier.mend
 
 
 def test_settings_with_which_a_database_forgets_are_named(maria_server: SqlServer, tmp_path: Path) -> None:

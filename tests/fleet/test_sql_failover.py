@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import subprocess
 import sys
@@ -11,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.clock import SystemClock
+from gossamer.frontier.condition import condition
+from gossamer.model import Finding
 from gossamer.testing.sqlservers import MariaServer, PostgresServer, SqlServer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
@@ -57,6 +61,18 @@ def judge(web: ChainWeb, folder: Path, crawl: subprocess.Popen[str], name: str) 
     assert set(pages) == web.all
     assert set(pages.values()) == {1}
     assert not impolite
+
+
+def test_doctor_says_what_a_fail_over_to_the_standby_would_do(pair: Pair) -> None:
+    async def found(url: str) -> dict[str, Finding]:
+        return {one.subject: one async for one in condition(url, clock=SystemClock())}
+
+    with pair:
+        says = asyncio.run(found(pair.primary.url))["standbys"].says
+        assert "its asynchronous standby repeats the pages that are missing there" in says
+        refused = asyncio.run(found(pair.standby.url))["frontier"]
+        assert refused.state == "bad"
+        assert "standby" in refused.says or "read-only" in refused.says
 
 
 @pytest.mark.long

@@ -26,7 +26,7 @@ async def condition(
 
         several = databases(url)
         for one in several:
-            async for found in _database(one, clock, named=len(several) > 1):
+            async for found in _database(one, clock, several=len(several) > 1, forget_seconds=forget_seconds):
                 yield found
     else:
         from gossamer.frontier.redis_condition import condition as of_redis
@@ -35,19 +35,16 @@ async def condition(
             yield found
 
 
-async def _database(url: str, clock: Clock, *, named: bool) -> AsyncIterator[Finding]:
+async def _database(url: str, clock: Clock, *, several: bool, forget_seconds: float) -> AsyncIterator[Finding]:
     from gossamer.frontier.sql.job import dialect_of
 
     try:
         database = dialect_of(url)
-        await asyncio.wait_for(database.connect(), 15.0)
     except GossamerError as error:
         yield Finding("frontier", "bad", str(error), error.hint)
         return
-    except TimeoutError:
-        yield Finding("frontier", "bad", "the database does not answer", "is it started, and its address right?")
-        return
     try:
+        await asyncio.wait_for(database.connect(), 15.0)
         ((version,),) = await database.ask("SELECT version()")
         yield Finding("frontier", "good", f"{database.server}, {str(version).partition(' (')[0]}")
         is_postgresql = database.server.startswith("postgresql")
@@ -57,14 +54,24 @@ async def _database(url: str, clock: Clock, *, named: bool) -> AsyncIterator[Fin
             return float((await database.ask(f"SELECT {now}"))[0][0])
 
         yield await skew(clock, time)
-        whose = f"{database.server}: " if named else ""
+        whose = f"{database.server}: " if several else ""
         weaknesses = await database.weaknesses()
         for what, mend in weaknesses:
             yield Finding("durability", "weak", whose + what, mend)
         if not weaknesses:
             yield Finding("durability", "good", f"{whose}what was acknowledged survives a kill and a power cut")
-    except GossamerError as error:
-        yield Finding("frontier", "bad", str(error), error.hint)
+        if count := await database.standbys():
+            what = "its asynchronous standby" if count == 1 else f"one of its {count} asynchronous standbys"
+            most = f" if that lacks at most {forget_seconds:g} s (forget_seconds)" if several else ""
+            says = f"{whose}a fail-over to {what} repeats the pages that are missing there, and loses none{most}"
+            yield Finding("standbys", "good", says)
+    except TimeoutError:
+        yield Finding("frontier", "bad", "the database does not answer", "is it started, and its address right?")
+    except Exception as error:
+        explained = error if isinstance(error, GossamerError) else database.explain(error)
+        if explained is None:
+            raise
+        yield Finding("frontier", "bad", str(explained), explained.hint)
     finally:
         await database.close()
 

@@ -90,6 +90,10 @@ class Dialect(Protocol):
         """Settings with which acknowledged work may be lost: what may be lost, and what to change."""
         ...
 
+    async def standbys(self) -> int:
+        """How many asynchronous standbys follow this server, as far as this user may see."""
+        ...
+
     async def begin(self, lock: str = "", stripe: int = 0) -> None:
         """Begin a transaction with a lock: `share` it with all who add, have it `whole` and keep those out, or lock a
         `stripe` of the counters, and with `shard` everybody else who leases."""

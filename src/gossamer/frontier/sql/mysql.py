@@ -38,6 +38,7 @@ _WEAK_VARIABLES = (
     "SHOW GLOBAL VARIABLES WHERE variable_name IN"
     " ('innodb_flush_log_at_trx_commit', 'innodb_doublewrite', 'log_bin', 'sync_binlog')"
 )
+_STANDBY_COUNTS = "SHOW GLOBAL STATUS WHERE variable_name IN ('Slaves_connected', 'Rpl_semi_sync_master_clients')"
 
 
 class MySQL(Session):
@@ -102,6 +103,12 @@ class MySQL(Session):
                 "SET GLOBAL sync_binlog = 1",
             ))  # fmt: skip
         return found
+
+    async def standbys(self) -> int:
+        # MySQL counts only those that are semi-synchronous.
+        rows = await self._run(_STANDBY_COUNTS)
+        counts = {str(name).lower(): int(value) for name, value in rows}
+        return max(0, counts.get("slaves_connected", 0) - counts.get("rpl_semi_sync_master_clients", 0))
 
     async def begin(self, lock: str = "", stripe: int = 0) -> None:
         # A transaction begins by itself with the first statement after the last one.

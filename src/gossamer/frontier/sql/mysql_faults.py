@@ -81,7 +81,7 @@ def explain(error: BaseException, server: str) -> FrontierError | None:
     if number in _UNKNOWN | _MISSING | _FORBIDDEN:
         return FrontierError(f"{server} refused: {text}", hint=hint)
     if number in _PASSING or number in _LOST or number in _CONFLICT or is_loss(error):
-        return Unavailable(f"{server}: {text}", hint=hint)
+        return Unavailable(f"{server}: {text}", hint=hint or (UNREACHED if number in _LOST else ""))
     return FrontierError(f"{server}: {text} ({number})")
 
 

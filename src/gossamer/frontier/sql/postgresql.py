@@ -87,6 +87,12 @@ _WEAK = (
     ("full_page_writes", "a power cut may damage the database (full_page_writes is off)", "set full_page_writes = on"),
 )
 
+# Who may not see the state of a standby sees that it is there.
+_STANDBYS = """
+SELECT count(*) FROM pg_stat_replication
+WHERE COALESCE(sync_state, CASE current_setting('synchronous_standby_names') WHEN '' THEN 'async' END) = 'async'
+"""
+
 
 class PostgreSQL:
     """One connection."""
@@ -186,6 +192,9 @@ class PostgreSQL:
             for setting, what, mend in _WEAK
             if await self._open.fetchval("SELECT current_setting($1, true)", setting) == "off"
         ]
+
+    async def standbys(self) -> int:
+        return int(await self._open.fetchval(_STANDBYS))
 
     async def begin(self, lock: str = "", stripe: int = 0) -> None:
         # In one go: what the first statement answers, nobody needs.
