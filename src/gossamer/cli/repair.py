@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from shlex import quote
 from typing import Any
 
 import click
@@ -15,6 +16,7 @@ from gossamer.cli.start import read_lines, run
 from gossamer.cli.terminal import plain, put, say
 from gossamer.errors import ConfigError
 from gossamer.fleet import SCHEMES
+from gossamer.masks import masked_address
 from gossamer.repair import Repaired
 from gossamer.repair import repair as repaired
 
@@ -52,7 +54,7 @@ def repair(name: str, frontier: str, adopt_folder: bool, walk: bool, seeds: Any,
     found = run(repaired(frontier, name, jobs.folder_of(name, ()), seeds=urls, adopt=adopt_folder, walk=walk))
     if as_json:
         put(f"{json.dumps(_as_json(found))}\n".encode())
-    _tell(plain(name), found)
+    _tell(plain(name), frontier, found)
     return Exit.ERROR if found.lost else Exit.OK
 
 
@@ -71,7 +73,7 @@ def _as_json(found: Repaired) -> dict[str, Any]:
     }
 
 
-def _tell(name: str, found: Repaired) -> None:
+def _tell(name: str, frontier: str, found: Repaired) -> None:
     before = found.before
     say(f"{name}: {before.missing:,} of {before.stored:,} stored pages had no record in {found.folder}")
     say(f"{name}: {many(found.requeued.queued, 'page')} queued again")
@@ -86,4 +88,4 @@ def _tell(name: str, found: Repaired) -> None:
         say(f"{name}: the URLs of {many(found.lost, 'lost page')} are not known")
         say("hint: --seeds FILE names URLs; --walk fetches the recorded pages once more, and follows their links")
     if found.requeued.queued or found.walked:
-        say(f"next: gossamer worker --job {name}, with the frontier's address in GOSSAMER_FRONTIER or before --job")
+        say(f"next, on any machine: gossamer worker {quote(masked_address(frontier))} --job {quote(name)}")
