@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from importlib import metadata, util
 from pathlib import Path
 
 from gossamer.clock import Clock
 from gossamer.download.dns import Resolver
 from gossamer.errors import FetchError
+from gossamer.extras import MODULES, fault, is_missing, unusable
 from gossamer.model import Finding
 from gossamer.settings import VERSION, Settings
 
-_EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
-_NAME = re.compile(r"[A-Za-z0-9._-]+")
 _FILES_A_FETCH = 3
 """A connection, and what connects or is read beside it."""
 _NETWORK_MOUNTS = frozenset(("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "9p", "fuse.s3fs"))
@@ -38,32 +35,16 @@ def python() -> Iterator[Finding]:
 
 def extras() -> Iterator[Finding]:
     """Which extras are installed; one that is not is no fault, unless something asks for it."""
-    try:
-        lines = metadata.requires("gossamer") or []
-    except metadata.PackageNotFoundError:
-        yield Finding("extras", "weak", "Gossamer is not installed as a package", "pip install gossamer")
-        return
-    packages: dict[str, list[str]] = {}
-    for line in lines:
-        wanted_by, name = _EXTRA.search(line), _NAME.match(line)
-        # The extra `all` is nothing but the others.
-        if wanted_by and name and wanted_by[1] != "all":
-            packages.setdefault(wanted_by[1], []).append(name[0])
-    for extra, names in sorted(packages.items()):
-        missing = [name for name in names if not _is_there(name)]
-        if missing:
-            says = f"{extra}: not installed ({', '.join(missing)})"
-            yield Finding("extras", "good", says, f"if you need it: pip install 'gossamer[{extra}]'")
+    for extra in sorted(MODULES):
+        error = fault(extra)
+        if error is None:
+            yield Finding("extras", "good", f"{extra}: can be imported")
+            continue
+        found = unusable(extra, extra, error)
+        if is_missing(extra, error):
+            yield Finding("extras", "good", str(found), f"if you need it: {found.hint}")
         else:
-            yield Finding("extras", "good", f"{extra}: installed")
-
-
-def _is_there(name: str) -> bool:
-    try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return util.find_spec(name.replace("-", "_")) is not None
-    return True
+            yield Finding("extras", "weak", str(found), found.hint)
 
 
 def files(settings: Settings) -> Iterator[Finding]:

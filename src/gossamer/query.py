@@ -14,6 +14,7 @@ import msgspec
 
 from gossamer.errors import ConfigError
 from gossamer.export.stored import lines_name, nothing_in, of_sqlite, parquet_folder, typed_tables
+from gossamer.extras import unusable
 from gossamer.model import PageRow
 from gossamer.sink import csv, jsonl, segments, trail
 from gossamer.sink.trail import Step
@@ -42,7 +43,7 @@ def ask(place: Path | Place, query: str) -> Iterator[Sequence[Any]]:
     try:
         import duckdb
     except ImportError as missing:
-        raise ConfigError("SQL needs the duckdb package", hint="pip install 'gossamer[sql]'") from missing
+        raise unusable("sql", "SQL", missing) from missing
     for tries_left in reversed(range(_TRIES)):
         has_begun = False
         try:

@@ -16,6 +16,7 @@ from gossamer.cli.options import given, notice_options, settings_options
 from gossamer.cli.start import read_settings, run
 from gossamer.cli.terminal import say
 from gossamer.errors import ConfigError
+from gossamer.extras import unusable
 from gossamer.fleet import SCHEMES
 from gossamer.masks import masked_address
 
@@ -70,9 +71,7 @@ def serve(
         from gossamer.service.run import serve as run_service
         from gossamer.service.tokens import VARIABLES, read_tokens
     except ImportError as missing:
-        raise ConfigError(
-            "the service needs the starlette and uvicorn packages", hint="pip install 'gossamer[service]'"
-        ) from missing
+        raise unusable("service", "the service", missing) from missing
     logs.start()
     if frontier and not frontier.startswith(SCHEMES):
         raise ConfigError(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gossamer.errors import ConfigError
+from gossamer.extras import unusable
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, BrowserContext, Playwright
@@ -54,9 +55,8 @@ def find_chromium(path: str = "") -> str:
     """The browser to start; ConfigError if it or the package that drives it is not there."""
     try:
         import playwright.async_api  # noqa: F401
-    except ImportError:
-        hint = "install the extra: gossamer[browser]"
-        raise ConfigError("the browser downloader needs the package playwright", hint=hint) from None
+    except ImportError as missing:
+        raise unusable("browser", "the browser downloader", missing) from missing
     if path:
         found = shutil.which(os.path.expanduser(path))
         if found is None:

@@ -6,8 +6,8 @@ from typing import Any
 
 from selectolax.lexbor import LexborHTMLParser
 
-from gossamer.errors import ConfigError
 from gossamer.extract.text import main_text
+from gossamer.extras import unusable
 
 _MOST_CHARS = 2_000_000
 
@@ -48,9 +48,6 @@ def _library() -> Any:
     try:
         import trafilatura
         import trafilatura.meta
-    except ImportError:
-        raise ConfigError(
-            "the main part of pages is found by trafilatura, which is not installed",
-            hint="pip install 'gossamer[text]'",
-        ) from None
+    except ImportError as missing:
+        raise unusable("text", "the main part of pages", missing) from missing
     return trafilatura

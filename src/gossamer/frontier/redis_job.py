@@ -11,6 +11,7 @@ import msgspec
 
 from gossamer import settings as configuration
 from gossamer.errors import UNREACHED, ConfigError, FrontierError, JobMissing, Leaving, SchemaMismatch, Unavailable
+from gossamer.extras import unusable
 from gossamer.frontier.entries import as_texts
 from gossamer.frontier.share import Share
 from gossamer.settings import Settings
@@ -26,7 +27,7 @@ try:
     from gossamer.frontier.redis_sentinel import SCHEMES as SENTINEL_SCHEMES
     from gossamer.frontier.redis_sentinel import connect_sentinel
 except ImportError as missing:
-    raise ConfigError("the redis frontier needs the redis package", hint="pip install 'gossamer[redis]'") from missing
+    raise unusable("redis", "the frontier in Redis", missing) from missing
 
 __all__ = ["client", "faults"]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.errors import ConfigError, Unavailable
+from gossamer.extras import unusable
 from gossamer.imports.findings import Finding, Found, Seen, Unread
 from gossamer.imports.marshals import read_marshal
 from gossamer.imports.pickles import NotPlain, read_pickle
@@ -109,7 +110,7 @@ def read_scrapy_redis(
     try:
         import redis
     except ImportError as missing:
-        raise ConfigError("Redis needs a package", hint="pip install 'gossamer[redis]'") from missing
+        raise unusable("redis", "Redis", missing) from missing
     names = queue or f"{spider}:requests", start or f"{spider}:start_urls", dupefilter or f"{spider}:dupefilter"
     try:
         with redis.Redis.from_url(url) as store:

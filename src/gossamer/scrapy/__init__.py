@@ -5,11 +5,9 @@ from __future__ import annotations
 try:
     import scrapy as _scrapy  # noqa: F401
 except ImportError as missing:
-    from gossamer.errors import ConfigError
+    from gossamer.extras import unusable
 
-    raise ConfigError(
-        "gossamer.scrapy needs Scrapy, which is not installed", hint="pip install 'gossamer[scrapy]'"
-    ) from missing
+    raise unusable("scrapy", "gossamer.scrapy", missing) from missing
 
 from gossamer.scrapy.fingerprints import ScrapyRedisFingerprinter
 from gossamer.scrapy.scheduler import Scheduler

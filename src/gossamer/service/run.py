@@ -15,6 +15,7 @@ import msgspec
 
 from gossamer.clock import SystemClock
 from gossamer.errors import ConfigError
+from gossamer.extras import unusable
 from gossamer.fleet import SCHEMES
 from gossamer.service.routing import Part
 from gossamer.service.shapes import Role
@@ -91,9 +92,7 @@ async def serve(
         from gossamer.service.tokens import Doorkeeper
         from gossamer.service.watch import Watch
     except ImportError as missing:
-        raise ConfigError(
-            "the service needs the starlette and uvicorn packages", hint="pip install 'gossamer[service]'"
-        ) from missing
+        raise unusable("service", "the service", missing) from missing
     clock, hub = SystemClock(), Hub()
     directory: Directory
     if options.frontier.startswith(SCHEMES):

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gossamer.errors import ConfigError, SinkError, SinkFull
+from gossamer.extras import unusable
 from gossamer.sink import disk
 
 try:
@@ -19,7 +20,7 @@ try:
     from obstore import exceptions as faults
     from obstore.store import from_url
 except ImportError as missing:
-    raise ConfigError("object stores need the obstore package", hint="pip install 'gossamer[objects]'") from missing
+    raise unusable("objects", "the sink in an object store", missing) from missing
 
 _CHUNK_BYTES = 8 << 20
 _AT_ONCE = 4

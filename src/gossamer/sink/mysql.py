@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gossamer import addresses
-from gossamer.errors import ConfigError, SinkError
+from gossamer.errors import SinkError
+from gossamer.extras import unusable
 from gossamer.sink.base import Opening
 from gossamer.sink.tables import (
     COLUMNS,
@@ -28,9 +29,7 @@ try:
     import asyncmy
     from asyncmy import errors as faults
 except ImportError as missing:
-    raise ConfigError(
-        "the sink in MariaDB or MySQL needs the asyncmy package", hint="pip install 'gossamer[mysql]'"
-    ) from missing
+    raise unusable("mysql", "the sink in MariaDB or MySQL", missing) from missing
 
 _TYPES: Mapping[str, str] = {
     "str": "LONGTEXT", "int": "BIGINT", "float": "DOUBLE", "bool": "BOOLEAN", "json": "LONGTEXT",

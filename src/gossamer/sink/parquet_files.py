@@ -14,7 +14,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from gossamer.errors import ConfigError, SinkError
+from gossamer.errors import SinkError
+from gossamer.extras import unusable
 from gossamer.model import PageRow, Record
 from gossamer.sink import disk
 from gossamer.sink.parquet_items import ItemColumns, decoded, known_columns
@@ -23,7 +24,7 @@ try:
     import pyarrow as pa
     import pyarrow.parquet as pq
 except ImportError as missing:
-    raise ConfigError("Parquet needs the pyarrow package", hint="pip install 'gossamer[parquet]'") from missing
+    raise unusable("parquet", "Parquet", missing) from missing
 
 PAGES, ITEMS, SUFFIX, LOG = "pages", "items", ".parquet", ".jsonl"
 ROW_GROUP = 65_536

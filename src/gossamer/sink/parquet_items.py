@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from gossamer.errors import ConfigError
+from gossamer.extras import unusable
 
 try:
     import pyarrow as pa
     import pyarrow.parquet as pq
 except ImportError as missing:
-    raise ConfigError("Parquet needs the pyarrow package", hint="pip install 'gossamer[parquet]'") from missing
+    raise unusable("parquet", "Parquet", missing) from missing
 
 SCHEMA = pa.schema(
     [

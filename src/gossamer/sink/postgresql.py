@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from gossamer import addresses
-from gossamer.errors import ConfigError
+from gossamer.extras import unusable
 from gossamer.sink.base import Opening
 from gossamer.sink.tables import COLUMNS, NAMES, Batch, Names, TableSink, Verdict, address, missing_columns, rows_of
 from gossamer.sink.typed import NUMBER, PAGE, ItemTable, new_columns
@@ -17,9 +17,7 @@ try:
     import asyncpg
     from asyncpg import exceptions as faults
 except ImportError as missing:
-    raise ConfigError(
-        "the sink in PostgreSQL needs the asyncpg package", hint="pip install 'gossamer[postgresql]'"
-    ) from missing
+    raise unusable("postgresql", "the sink in PostgreSQL", missing) from missing
 
 ESCAPE = "\ufdd0"
 """Stands for a NUL, which PostgreSQL does not take, with a ␀ behind it; before another one, for itself."""

@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl, urlencode
 import msgspec
 
 from gossamer.errors import ConfigError, SinkError, SinkFull
+from gossamer.extras import unusable
 from gossamer.masks import masked_address
 from gossamer.model import Record
 from gossamer.settings import expand
@@ -18,7 +19,7 @@ try:
     from redis import asyncio as client
     from redis import exceptions as faults
 except ImportError as missing:
-    raise ConfigError("streams need the redis package", hint="pip install 'gossamer[redis]'") from missing
+    raise unusable("redis", "the sink in a stream", missing) from missing
 
 STREAM = "gossamer"
 RECENT = 100_000

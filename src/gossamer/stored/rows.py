@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from gossamer.errors import ArchiveError, ConfigError
+from gossamer.errors import ArchiveError
+from gossamer.extras import unusable
 from gossamer.sink.warc import OPEN
 
 SUFFIX = ".parquet"
@@ -31,8 +32,8 @@ def _pairs(path: Path) -> Iterator[tuple[str, int]]:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
-    except ImportError:
-        raise ConfigError("Parquet needs the pyarrow package", hint="pip install 'gossamer[parquet]'") from None
+    except ImportError as missing:
+        raise unusable("parquet", "Parquet", missing) from missing
     try:
         with pq.ParquetFile(path) as file:
             if "warc_offset" not in file.schema_arrow.names:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from gossamer.errors import ConfigError
+from gossamer.extras import unusable
 
 if TYPE_CHECKING:
     from gossamer.telemetry.tracing import Tracing
@@ -36,10 +36,10 @@ def begin(environment: Mapping[str, str] = os.environ) -> Tracing | None:
         return None
     try:
         from gossamer.telemetry.provider import open_tracing
-    except ImportError:
-        missing, hint = f"{asked}: traces need the OpenTelemetry packages", "pip install 'gossamer[telemetry]'"
+    except ImportError as missing:
+        error = unusable("telemetry", f"{asked}: tracing", missing)
         if asked == EXPORTER:
-            raise ConfigError(missing, hint=hint) from None
-        log.warning("%s: %s", missing, hint)
+            raise error from missing
+        log.warning("%s: %s", error, error.hint)
         return None
     return open_tracing(environment)

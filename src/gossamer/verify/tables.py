@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from gossamer import addresses
-from gossamer.errors import ConfigError, SinkError
+from gossamer.errors import SinkError
+from gossamer.extras import unusable
 
 
 async def ask(url: str, statement: str) -> list[Any]:
@@ -15,9 +16,8 @@ async def ask(url: str, statement: str) -> list[Any]:
             return await _ask_postgresql(url, statement)
         return await _ask_mysql(url, statement)
     except ImportError as missing:
-        raise ConfigError(
-            "the driver of this database is not installed", hint="pip install 'gossamer[postgresql,mysql]'"
-        ) from missing
+        kind = "postgresql" if url.startswith("postgres") else "mysql"
+        raise unusable(kind, "this database", missing) from missing
 
 
 async def _ask_postgresql(url: str, statement: str) -> list[Any]:

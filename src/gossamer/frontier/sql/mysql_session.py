@@ -8,7 +8,8 @@ from hashlib import blake2b
 from typing import Any
 
 from gossamer import addresses
-from gossamer.errors import ConfigError, FrontierError
+from gossamer.errors import FrontierError
+from gossamer.extras import unusable
 from gossamer.frontier.sql.database import statements
 from gossamer.frontier.sql.mysql_text import PARTS, is_too_old, written
 
@@ -20,9 +21,7 @@ try:
     from gossamer.frontier.sql.mysql_bulk import Bulk, size
     from gossamer.frontier.sql.mysql_faults import HUNG_UP, explain, is_conflict, is_forbidden, is_loss
 except ImportError as missing:
-    raise ConfigError(
-        "the frontier in MariaDB or MySQL needs the asyncmy package", hint="pip install 'gossamer[mysql]'"
-    ) from missing
+    raise unusable("mysql", "the frontier in MariaDB or MySQL", missing) from missing
 
 __all__ = ["LOCKS", "PACKET", "Session", "explain", "faults", "is_conflict", "is_forbidden", "is_loss"]
 LOCKS = {"": "", "share": " LOCK IN SHARE MODE", "whole": " FOR UPDATE"}

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from gossamer import addresses
-from gossamer.errors import UNREACHED, ConfigError, FrontierError, JobMissing, SchemaMismatch, Unavailable
+from gossamer.errors import UNREACHED, FrontierError, JobMissing, SchemaMismatch, Unavailable
+from gossamer.extras import unusable
 from gossamer.frontier.sql.database import (
     CROWDED,
     FORBIDDEN,
@@ -26,9 +27,7 @@ try:
     import asyncpg
     from asyncpg import exceptions as faults
 except ImportError as missing:
-    raise ConfigError(
-        "the frontier in PostgreSQL needs the asyncpg package", hint="pip install 'gossamer[postgresql]'"
-    ) from missing
+    raise unusable("postgresql", "the frontier in PostgreSQL", missing) from missing
 
 _SESSION = """
 SET synchronous_commit = on; SET jit = off; SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off;

@@ -1,0 +1,51 @@
+"""The optional extras: the packages that each needs, and the error where one of them is missing or broken."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from gossamer.errors import ConfigError
+
+MODULES = {
+    "browser": ("playwright.async_api",),
+    "mysql": ("asyncmy",),
+    "objects": ("obstore",),
+    "parquet": ("pyarrow", "pyarrow.parquet"),
+    "postgresql": ("asyncpg",),
+    "redis": ("redis.asyncio",),
+    "scrapy": ("scrapy",),
+    "service": ("starlette.applications", "uvicorn"),
+    "sql": ("duckdb",),
+    "telemetry": ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http"),
+    "text": ("trafilatura",),
+    "warc": ("isal.isal_zlib",),
+}
+"""Extra -> the modules that Gossamer imports of its packages."""
+
+
+def unusable(extra: str, what: str, error: ImportError) -> ConfigError:
+    """The error for a feature whose extra cannot be imported: not installed, or installed and broken."""
+    packages, install = " and ".join(sorted(_packages(extra))), f"pip install 'gossamer[{extra}]'"
+    if is_missing(extra, error):
+        return ConfigError(f"{what} needs {packages}: not installed", hint=install)
+    says = f"{what} needs {packages}, which cannot be imported: {' '.join(str(error).split())}"
+    return ConfigError(says, hint=f"{install} --upgrade --force-reinstall")
+
+
+def is_missing(extra: str, error: ImportError) -> bool:
+    """Whether a package of the extra is not installed, rather than broken or without something that it needs itself."""
+    return isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _packages(extra)
+
+
+def fault(extra: str) -> ImportError | None:
+    """Why this extra cannot be imported; None if it can."""
+    try:
+        for module in MODULES[extra]:
+            import_module(module)
+    except ImportError as error:
+        return error
+    return None
+
+
+def _packages(extra: str) -> set[str]:
+    return {module.partition(".")[0] for module in MODULES[extra]}
