@@ -210,6 +210,6 @@ def test_it_says_which_package_is_missing(tmp_path: Path, monkeypatch: pytest.Mo
     for name in [name for name in sys.modules if name.startswith("gossamer.scrapy")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "scrapy", None)
-    with pytest.raises(ConfigError, match="needs Scrapy") as missing:
+    with pytest.raises(ConfigError, match="needs scrapy") as missing:
         __import__("gossamer.scrapy")
     assert missing.value.hint == "pip install 'gossamer[scrapy]'"
