@@ -195,7 +195,12 @@ print(sum(name.startswith("opentelemetry") and sys.modules[name] is not None for
     [
         ("", {}, 0, ""),
         ("sys.modules['opentelemetry'] = None", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}, 0, "telemetry]"),
-        ("sys.modules['opentelemetry'] = None", {"OTEL_TRACES_EXPORTER": "otlp"}, 1, "needs opentelemetry: not installed"),
+        (
+            "sys.modules['opentelemetry'] = None",
+            {"OTEL_TRACES_EXPORTER": "otlp"},
+            1,
+            "needs opentelemetry: not installed",
+        ),
     ],
     ids=["off", "an endpoint for others", "asked for"],
 )
