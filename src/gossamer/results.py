@@ -150,15 +150,20 @@ class Comparison(NamedTuple):
 
     @property
     def forgotten(self) -> int:
-        """Pages that have a record and count as stored no longer; a finished job has none, unless a server has lost
-        more than it may."""
+        """Pages that have a record and do not count as stored."""
         return max(0, self.recorded - self.stored)
 
 
 def forgotten_words(found: Comparison, counts: Counts, settings: Settings, job: str) -> str:
     """What a finished job's records show of a frontier that has forgotten pages for good; empty if nothing."""
-    # Under a limit other pages take the place of those that were forgotten, and these keep their records.
-    if not found.forgotten or found.is_live or not counts.finished or settings.max_pages is not None:
+    # Under a limit other pages take the place of forgotten ones, and these keep their records. So does a page
+    # whose worker was killed before its outcome was committed, and that came to nothing when it was fetched again.
+    if (
+        found.forgotten <= counts.skipped + counts.parked
+        or found.is_live
+        or not counts.finished
+        or settings.max_pages is not None
+    ):
         return ""
     return (
         f"{found.forgotten:,} recorded pages are not known to the frontier any more: a server has lost more than"

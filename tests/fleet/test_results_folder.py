@@ -278,6 +278,7 @@ def test_a_healthy_job_raises_no_alarm_whatever_its_pages_come_to(frontier: str,
     assert (repaired["missing"], repaired["queued"], repaired["written_off"]) == (0, 0, 0)
     after = machine.status(job)
     assert (after["state"], after["counts"]["stored"]) == ("finished", counts["stored"])  # type: ignore[index]
+    assert not any("not known to the frontier" in warning for warning in after["warnings"])  # type: ignore[attr-defined]
 
 
 def test_on_redis_lost_pages_that_nothing_names_are_found_by_a_walk(
