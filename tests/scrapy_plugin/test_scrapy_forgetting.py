@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 import time
@@ -22,10 +23,13 @@ from gossamer.settings import Settings
 from gossamer.testing.servers import RedisServer
 from gossamer.testing.sqlservers import PostgresServer
 
+sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "fleet"))
-from powercut import LOGGED, forget
+from chainweb import chain_web
+from powercut import LOGGED, addresses, choices, cut_power, forget, logged_servers, progress, too_close
 from processes import until
+from scrapers import scrapy
 from standbys import PostgresPair
 
 pytestmark = pytest.mark.timeout(120)
@@ -130,3 +134,36 @@ def test_a_fail_over_that_no_call_notices_empties_the_memory_of_what_was_sent() 
         sender.want(1)
         until(lambda: told.away_after == [2])
         until(lambda: counts(pair.url).known == 8)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(
+    not RedisServer.is_there() and os.environ.get("CI") != "true", reason="redis-server is not installed"
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_scrapy_processes_on_servers_that_forget_lose_no_page(tmp_path: Path, seed: int) -> None:
+    choose, delay = choices(seed), 0.2
+    with chain_web(500, hosts=50, seed=seed) as web, logged_servers(1 + seed % 2) as servers:
+        options = []
+        for name, value in {
+            "DNS_RESOLVER": "fleet.loopback.Loopback", "ROBOTSTXT_OBEY": "False", "DOWNLOAD_DELAY": str(delay),
+            "GOSSAMER_SETTINGS": json.dumps({"lease_seconds": 5, "commit_seconds": 0.05, "forget_seconds": 5}),
+        }.items():  # fmt: skip
+            options += ["-s", f"{name}={value}"]
+        running = [
+            scrapy("walk", addresses(servers), *options, log=tmp_path / f"log{number}", SEEDS=web.seeds[0])
+            for number in range(2)
+        ]
+        try:
+            for share in (0.002, 0.2, 0.5):
+                progress(web, share)
+                cut_power(choose.choice(servers), lost_seconds=choose.uniform(0.5, 3.0))
+            for process in running:
+                assert process.wait(200) == 0
+        finally:
+            for process in running:
+                process.kill()
+                process.wait()
+        assert set(web.fetched()) == web.all
+        assert not web.impolite(delay), too_close(web, delay)
