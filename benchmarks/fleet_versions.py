@@ -1,11 +1,15 @@
 """One fleet crawl by this checkout and by another, in turn: CPU a page and pages a second, on each store.
 
     python benchmarks/fleet_versions.py ../before [--stores redis redis2 postgresql mariadb] [--workers 8] [--runs 5]
+                                                  [--together]
 
 `../before` is another checkout of Gossamer, such as `git worktree add ../before TAG`. Both crawl the same web with the
 same workers, in another order each time, each on fresh servers. CPU is of all processes and of the store's servers;
 the web server is not counted. A crawl of one page a host is measured beside each, and its CPU is taken off: what it
 takes to start, and to wait at the end for what a store could forget. The ratio of paired runs counts, by its median.
+
+On a machine that others use, `--together` has both versions crawl at the same moment: they share what the others do to
+caches and clock rates, which changes CPU a page by more than the versions differ.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -80,6 +86,18 @@ def crawl(checkout: Path, store: str, workers: int, plan: WebPlan) -> Run:
         )
 
 
+def each(checkouts: Sequence[Path], store: str, workers: int, plan: WebPlan, *, together: bool) -> dict[Path, Run]:
+    """One crawl by each version, each measured in a process of its own."""
+    with ExitStack() as stack:
+        pools = [stack.enter_context(ProcessPoolExecutor(1)) for _ in checkouts]
+        found = {}
+        for pool, checkout in zip(pools, checkouts):
+            found[checkout] = pool.submit(crawl, checkout, store, workers, plan)
+            if not together:
+                found[checkout].result()
+        return {checkout: run.result() for checkout, run in found.items()}
+
+
 def seconds(pids: list[int]) -> float:
     """CPU of servers so far, with that of their children: of those that run, and of those that have ended."""
     return sum(process_seconds(pid, ended=True) + sum(map(process_seconds, children(pid))) for pid in pids)
@@ -93,6 +111,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--pages", type=int, default=20_000)
     parser.add_argument("--hosts", type=int, default=80)
+    parser.add_argument("--together", action="store_true", help="both versions at the same moment")
     choice = parser.parse_args()
     whole = WebPlan(
         sites=choice.hosts, pages_per_site=choice.pages // choice.hosts, page_bytes=40_000, links_per_page=100
@@ -103,11 +122,11 @@ def main() -> None:
         ratios, whole_ratios, speeds = [], [], []
         for number in range(choice.runs):
             costs: dict[Path, tuple[float, float, float]] = {}
-            for checkout in (choice.other.resolve(), OURS)[:: 1 if number % 2 else -1]:
-                idle, found = (
-                    crawl(checkout, store, choice.workers, start),
-                    crawl(checkout, store, choice.workers, whole),
-                )
+            both = (choice.other.resolve(), OURS)[:: 1 if number % 2 else -1]
+            idles = each(both, store, choice.workers, start, together=choice.together)
+            wholes = each(both, store, choice.workers, whole, together=choice.together)
+            for checkout in both:
+                idle, found = idles[checkout], wholes[checkout]
                 total = (found.workers + found.store) / found.pages * 1000
                 net = total - (idle.workers + idle.store) / found.pages * 1000
                 costs[checkout] = (net, total, found.rate)
