@@ -37,7 +37,7 @@ from gossamer.results import check_results, compare, is_results, mark, repair_co
 from gossamer.settings import Settings
 from gossamer.sink import Sink, finish_archives, fleet_sinks, shared_folder, wants_segments
 from gossamer.sink.segments import SegmentSink, has_records
-from gossamer.sink.trail import Trail
+from gossamer.sink.trail import Trail, cut_of
 from gossamer.takeover import begin
 
 log = logging.getLogger("gossamer.fleet")
@@ -339,7 +339,7 @@ class FleetCrawl:
         frontier = self._frontier = await open_fleet(
             self._url, self._job, self.settings, region=self._region, shards=self._shards
         )
-        timer = None
+        timer, began_at = None, SystemClock().epoch()
         try:
             before = await frontier.counts()
             self.known_before, self._stored_before = before.known, before.stored
@@ -367,6 +367,7 @@ class FleetCrawl:
             await _finish_archives(frontier, self.settings, self.folder)
             if wants_segments(self.settings.sink):
                 await self._compare(frontier)
+            self.stats.cut = await asyncio.to_thread(cut_of, self.folder, since=began_at)
             counts = await self._last_counts()
             state: JobState = counts.job
             return Summary(state, counts, self.stats, {}, self._stop_wanted)

@@ -83,6 +83,8 @@ def _figures(summary: Summary) -> list[tuple[str, str]]:
         rows.append(("dropped", f"{figures.many(stats.dropped, 'item')} by pipelines"))
     if stats.copies:
         rows.append(("copies", f"{figures.many(stats.copies, 'near-duplicate')} of pages that were kept"))
+    if stats.cut.pages:
+        rows.append(("cut", f"{figures.many(stats.cut.pages, 'page')}: {stats.cut.words()}"))
     if stats.sitemaps:
         rows.append(("sitemaps", f"{stats.sitemaps:,} read, with {figures.many(stats.listed, 'page')} in them"))
     if counts.freshness is not None:
