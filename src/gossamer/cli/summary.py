@@ -30,6 +30,8 @@ REFUSED = {
     "segments": "path too deep",
     "repeats": "path repeats itself",
     "calendar": "dates far away",
+    "asleep": "in parts of sites that are asleep",
+    "prefix-budget": "over --prefix-budget",
     "score": "without a score, which raised",
     "sitemap-host": "in a sitemap of another host",
     "sitemap-depth": "in too many sitemap indexes",

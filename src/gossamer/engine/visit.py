@@ -329,7 +329,7 @@ class Visit:
             paths = self._paths.saw(request, likeness, handled.links, beside=page.beside)
             verdict = verdict._replace(memo={**(verdict.memo or {}), **paths})
             self._memo.update(paths)
-            links = self._lent(self._paths.open(self.told.new(handled.links)))
+            links = self._lent(self._paths.open(self.told.new(handled.links), self._context.handler.linker.refused))
             await self._settle(
                 request,
                 verdict,
