@@ -14,12 +14,14 @@ UNITS: Mapping[str, str] = {
     "max_decoded_bytes": "byte",
     "max_file_bytes": "byte",
     "content_length": "byte",
+    "disconnect": "byte",
+    "fetch_seconds": "byte",
     "headers": "header line",
 }
 """What a reason's number counts. Of reasons that are not listed nobody knows how much they cost a page."""
 SETTINGS: Mapping[str, str] = {
     "links_length": "max_links",
-    **{name: name for name in ("max_links", "max_body_bytes", "max_decoded_bytes", "max_file_bytes")},
+    **{name: name for name in ("max_links", "max_body_bytes", "max_decoded_bytes", "max_file_bytes", "fetch_seconds")},
 }
 """The setting that keeps more of a page, by reason."""
 
@@ -47,7 +49,7 @@ CUT = "cut."
 """Keys of a site's memo that count its pages that were cut, by reason: one for each lane, which has one writer."""
 MOST_REASONS = 32
 OTHER = "other"
-REASONS = frozenset((*UNITS, *SETTINGS, "disconnect", "encoding", "tree_depth"))
+REASONS = frozenset((*UNITS, *SETTINGS, "encoding", "transfer_encoding", "tree_depth"))
 """Those that this version gives; records of other versions may have more."""
 
 

@@ -17,6 +17,7 @@ from gossamer.stored.places import Place
 
 SINKS = ("jsonl", "csv", "sqlite", "parquet", "warc")
 CUT = "max_links:20"
+COMMAND = (sys.executable, "-m", "gossamer")
 
 
 def gossamer(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -103,3 +104,29 @@ def test_a_replayed_page_stays_cut(tmp_path: Path) -> None:
     assert [line["cut"] for line in lines if line.get("cut")] == [CUT]
     with open_stored(tmp_path / "job") as stored:
         assert sorted(one.response.cut for one in stored.pages()) == [""] * 10 + [CUT]
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_fleet_tells_of_its_cut_pages(tmp_path: Path, workers: str) -> None:
+    frontier, job = f"folder:{tmp_path}/share?shards=2", "links"
+    with RawWeb() as web:
+        web.answers = {"/": links(30), **{f"/{number}": page() for number in range(30)}}
+        at = f"http://127.0.0.1:{web.port}/"
+        options = ["--delay", "0", "--allow-private", "--max-links", "10", "--workers", workers]
+        done = subprocess.run(
+            [*COMMAND, "crawl", at, "--job", job, "--frontier", frontier, *options],
+            capture_output=True, text=True, check=True, timeout=60, cwd=tmp_path,
+        )  # fmt: skip
+        told = subprocess.run(
+            [*COMMAND, "status", job, "--frontier", frontier, "--json"],
+            capture_output=True, text=True, check=True, timeout=60, cwd=tmp_path,
+        )  # fmt: skip
+        why = subprocess.run(
+            [*COMMAND, "why", f"{at}25", "--job", job, "--frontier", frontier],
+            capture_output=True, text=True, check=True, timeout=60, cwd=tmp_path,
+        )  # fmt: skip
+    assert "1 page: max_links dropped 20 links on 1 page (raise --max-links)" in done.stderr
+    assert json.loads(told.stdout)["cut"]["reasons"]["max_links"]["lost"] == 20
+    assert "1 page had more links than max_links" in " ".join(why.stdout.split())
+    exported = [json.loads(line) for path in tmp_path.rglob("pages.jsonl") for line in path.open()]
+    assert [line["cut"] for line in exported if line.get("cut")] == [CUT]
