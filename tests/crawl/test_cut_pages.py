@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from rawweb import RawWeb, page
@@ -106,13 +107,16 @@ def test_a_replayed_page_stays_cut(tmp_path: Path) -> None:
         assert sorted(one.response.cut for one in stored.pages()) == [""] * 10 + [CUT]
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_fleet_tells_of_its_cut_pages(tmp_path: Path, workers: str) -> None:
-    frontier, job = f"folder:{tmp_path}/share?shards=2", "links"
+@pytest.mark.parametrize("place", ["folder", "redis"])
+def test_a_fleet_tells_of_its_cut_pages(tmp_path: Path, place: str, request: pytest.FixtureRequest) -> None:
+    frontier, job = f"folder:{tmp_path}/share?shards=2", f"links-{uuid4().hex[:8]}"
+    if place == "redis":
+        frontier = request.getfixturevalue("redis_server").url
     with RawWeb() as web:
-        web.answers = {"/": links(30), **{f"/{number}": page() for number in range(30)}}
+        elsewhere = page("http://elsewhere.example/")
+        web.answers = {"/": links(30), **{f"/{number}": elsewhere for number in range(30)}}
         at = f"http://127.0.0.1:{web.port}/"
-        options = ["--delay", "0", "--allow-private", "--max-links", "10", "--workers", workers]
+        options = ["--delay", "0", "--allow-private", "--max-links", "10", "--workers", "2"]
         done = subprocess.run(
             [*COMMAND, "crawl", at, "--job", job, "--frontier", frontier, *options],
             capture_output=True, text=True, check=True, timeout=60, cwd=tmp_path,
@@ -126,6 +130,9 @@ def test_a_fleet_tells_of_its_cut_pages(tmp_path: Path, workers: str) -> None:
             capture_output=True, text=True, check=True, timeout=60, cwd=tmp_path,
         )  # fmt: skip
     assert "1 page: max_links dropped 20 links on 1 page (raise --max-links)" in done.stderr
+    if place == "redis":
+        # On a folder nothing stays of a worker that has left.
+        assert "not followed: 10 on another site" in done.stderr
     assert json.loads(told.stdout)["cut"]["reasons"]["max_links"]["lost"] == 20
     assert "1 page had more links than max_links" in " ".join(why.stdout.split())
     exported = [json.loads(line) for path in tmp_path.rglob("pages.jsonl") for line in path.open()]
