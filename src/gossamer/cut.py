@@ -25,6 +25,8 @@ SETTINGS: Mapping[str, str] = {
 }
 """The setting that keeps more of a page, by reason."""
 
+_MOST_DIGITS = 18
+
 
 def format_cut(parts: Mapping[str, int | None]) -> str:
     """One text for what was lost, by reason: `reason:lost`, separated by spaces and sorted; empty for a whole page.
@@ -40,7 +42,8 @@ def parse_cut(text: str) -> dict[str, int | None]:
     parts: dict[str, int | None] = {}
     for part in text.split():
         reason, _, lost = part.partition(":")
-        parts[reason] = int(lost) if lost.isascii() and lost.isdecimal() else None
+        is_number = lost.isascii() and lost.isdecimal() and len(lost) <= _MOST_DIGITS
+        parts[reason] = int(lost) if is_number else None
     return parts
 
 
