@@ -52,7 +52,7 @@ CUT = "cut."
 """Keys of a site's memo that count its pages that were cut, by reason: one for each lane, which has one writer."""
 MOST_REASONS = 32
 OTHER = "other"
-REASONS = frozenset((*UNITS, *SETTINGS, "encoding", "transfer_encoding", "tree_depth"))
+REASONS = frozenset((*UNITS, *SETTINGS, "encoding", "transfer_encoding", "tree_depth", "truncated"))
 """Those that this version gives; records of other versions may have more."""
 
 
