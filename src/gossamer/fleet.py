@@ -34,7 +34,7 @@ from gossamer.job import Summary
 from gossamer.masks import masked_address
 from gossamer.member import leave_on_signals
 from gossamer.model import Counts, JobState, Pulse
-from gossamer.results import check_results, compare, is_results, mark, repair_command
+from gossamer.results import check_results, compare, forgotten_words, is_results, mark, repair_command
 from gossamer.settings import Settings
 from gossamer.sink import Sink, finish_archives, fleet_sinks, shared_folder, wants_segments
 from gossamer.sink.segments import SegmentSink, has_records
@@ -334,6 +334,8 @@ class FleetCrawl:
         except FrontierError as error:
             log.warning("the records in %s were not compared with the frontier: %s", self.folder, error)
             return
+        if warning := forgotten_words(found, await frontier.counts(), frontier.settings, self._job):
+            log.warning("%s", warning)
         if not found.missing:
             return
         what = f"{found.missing:,} of {found.stored:,} stored pages have no record in {self.folder}"

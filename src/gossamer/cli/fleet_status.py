@@ -17,7 +17,7 @@ from gossamer.errors import SinkError
 from gossamer.frontier.base import Fleet
 from gossamer.frontier.regions import parse_part
 from gossamer.model import Counts, JobState, Pulse, RegionView, ShardView
-from gossamer.results import compare, is_cheap, is_results, repair_command
+from gossamer.results import compare, forgotten_words, is_cheap, is_results, repair_command
 from gossamer.sink import wants_segments
 from gossamer.sink.segments import has_segments, segment_bytes
 from gossamer.sink.trail import cut_of, has_trail, trail_bytes
@@ -86,6 +86,8 @@ async def results(fleet: Fleet, job: str, frontier: str, folder: Path, *, check:
             what = f"{compared.missing:,} of {compared.stored:,} stored pages have no record in {folder}"
             more = " yet" if compared.is_live else f": {repair_command(job, frontier)} queues them again"
             found["warning"] = what + more
+        elif compared.forgotten:
+            found["warning"] = forgotten_words(compared, await fleet.counts(), fleet.settings, job)
     return found
 
 
