@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from selectolax.lexbor import LexborHTMLParser
+from turbohtml import Document
 
 from gossamer.extract.text import main_text
 from gossamer.extras import unusable
@@ -12,7 +12,7 @@ from gossamer.extras import unusable
 _MOST_CHARS = 2_000_000
 
 
-def main_part(tree: LexborHTMLParser, *, form: str = "markdown") -> str:
+def main_part(tree: Document, *, form: str = "markdown") -> str:
     """What the page is about, as `markdown` or `txt`.
 
     A page on which no main part is found, or that is too large to look for it, gives its text without menus, forms
@@ -20,7 +20,7 @@ def main_part(tree: LexborHTMLParser, *, form: str = "markdown") -> str:
     library = _library()
     found = None
     # Written out from our own tree: the library's parser goes wrong where tags are left out, as HTML allows.
-    markup = tree.html or ""
+    markup = tree.html
     if len(markup) <= _MOST_CHARS:
         try:
             found = library.extract(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
-from selectolax.lexbor import LexborHTMLParser, LexborNode
+from turbohtml import Document
 
 from gossamer.extract import json_ld
 from gossamer.extract.microdata import microdata
@@ -44,7 +44,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The top items, each with `type`, `id` if it has one, and the values of its properties."""
 
 
-def metadata(tree: LexborHTMLParser, *, title: str = "", language: str = "") -> Metadata:
+def metadata(tree: Document, *, title: str = "", language: str = "") -> Metadata:
     """Read it all; `title` and `language` are what is known otherwise, and count where the page is silent."""
     named = _metas(tree)
     graph = {name: value for name, value in named.items() if name.startswith(_OPEN)}
@@ -84,21 +84,20 @@ def metadata(tree: LexborHTMLParser, *, title: str = "", language: str = "") -> 
     )
 
 
-def _metas(tree: LexborHTMLParser) -> dict[str, str]:
+def _metas(tree: Document) -> dict[str, str]:
     found: dict[str, str] = {}
-    for node in tree.css("meta[content]")[:_MOST_METAS]:
-        attributes = node.attributes
-        name = attributes.get("property") or attributes.get("name") or attributes.get("http-equiv") or ""
-        value = " ".join((attributes.get("content") or "").split())
+    for node in tree.select("meta[content]")[:_MOST_METAS]:
+        name = node.attr("property") or node.attr("name") or node.attr("http-equiv") or ""
+        value = " ".join((node.attr("content") or "").split())
         if name and value:
             found.setdefault(name.strip().lower()[:100], value[:_LONGEST])
     return found
 
 
-def _json_ld(tree: LexborHTMLParser) -> Iterator[dict[str, Any]]:
+def _json_ld(tree: Document) -> Iterator[dict[str, Any]]:
     left = _MOST_THINGS
-    for node in tree.css('script[type="application/ld+json" i]')[:_MOST_BLOCKS]:
-        text = node.text() or ""
+    for node in tree.select('script[type="application/ld+json" i]')[:_MOST_BLOCKS]:
+        text = node.text
         found = json_ld.parse(text) if len(text) <= _BLOCK_CHARS else None
         for one in found if isinstance(found, list) else [found]:
             parts = one.get("@graph", [one]) if isinstance(one, dict) else []
@@ -108,16 +107,14 @@ def _json_ld(tree: LexborHTMLParser) -> Iterator[dict[str, Any]]:
                     yield part
 
 
-def _author(
-    article: Mapping[str, Any], marked: Mapping[str, Any], named: Mapping[str, str], tree: LexborHTMLParser
-) -> str:
+def _author(article: Mapping[str, Any], marked: Mapping[str, Any], named: Mapping[str, str], tree: Document) -> str:
     for given in (article.get("author"), named.get("author"), marked.get("author"), named.get("article:author")):
         names = [_text(one) for one in (given if isinstance(given, list) else [given])]
         names = list(dict.fromkeys(name for name in names if name and "://" not in name))
         if names:
             return ", ".join(names[:20])
-    node = tree.css_first("a[rel~=author]")
-    return " ".join(node.text().split())[:200] if node is not None else ""
+    node = tree.select_one("a[rel~=author]")
+    return " ".join(node.text.split())[:200] if node is not None else ""
 
 
 def _text(value: Any) -> str:
@@ -152,6 +149,6 @@ def _language(*values: str | None) -> str:
     return ""
 
 
-def _attribute(tree: LexborHTMLParser, query: str, name: str) -> str:
-    node: LexborNode | None = tree.css_first(query)
-    return (node.attributes.get(name) or "").strip()[:2048] if node is not None else ""
+def _attribute(tree: Document, query: str, name: str) -> str:
+    node = tree.select_one(query)
+    return (node.attr(name) or "").strip()[:2048] if node is not None else ""
