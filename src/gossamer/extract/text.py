@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from turbohtml import CData, Document, Element, Namespace, Text
+from turbohtml import CData, Document, Element, Namespace, Node, Text
 
 _HIDDEN_TAGS = """
     script style template noscript noembed noframes iframe head title textarea select datalist object svg math
@@ -23,20 +23,22 @@ _SLICE = 65_536
 
 def title_of(tree: Document) -> str:
     """The text of the document's `<title>`, up to 4096 characters; one inside a picture is not it."""
-    head = _part_of(tree, "head")
+    head = part_of(tree, "head")
     node = _child_of(head, "title") if head is not None else None
     if node is None:
         node = next((found for found in tree.find_all("title", limit=8) if found.namespace is Namespace.HTML), None)
     return " ".join(node.text[:_SLICE].split())[:MAX_TITLE].rstrip() if node is not None else ""
 
 
-def visible_text(tree: Document | Element, *, hidden: frozenset[str] = HIDDEN) -> str:
+def visible_text(
+    tree: Document | Element, *, hidden: frozenset[str] = HIDDEN, without: frozenset[Node] = frozenset()
+) -> str:
     """The text outside scripts, styles and the like: a line per block, no white space but single spaces.
 
-    Of a document that is not HTML, all text, a line per element."""
+    `without` are elements whose text is left out. Of a document that is not HTML, all text, a line per element."""
     top: Element | None
     if isinstance(tree, Document):
-        top = _part_of(tree, "body")
+        top = part_of(tree, "body")
         if tree.root is not None and tree.root.tag != "html":
             return "\n".join(filter(None, (" ".join(text.split()) for text in tree.root.strings)))
     else:
@@ -60,7 +62,7 @@ def visible_text(tree: Document | Element, *, hidden: frozenset[str] = HIDDEN) -
                     elif pieces:
                         lines.append("".join(pieces))
                         pieces.clear()
-                if tag not in hidden:
+                if tag not in hidden and not (without and node in without):
                     inside.append((iter(node), tag))
                     break
         else:
@@ -85,7 +87,7 @@ def text_beside_links(tree: Document) -> str:
     return visible_text(tree, hidden=_AROUND | {"a"})
 
 
-def _part_of(tree: Document, tag: str) -> Element | None:
+def part_of(tree: Document, tag: str) -> Element | None:
     """The `<head>` or the `<body>`; a frameset has no body."""
     return _child_of(tree.root, tag) if tree.root is not None else None
 
