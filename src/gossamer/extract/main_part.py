@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from turbohtml import Document, Element, Node, Text
 
-from gossamer.extract.text import BLOCKS, HIDDEN, part_of
+from gossamer.extract.text import BLOCKS, HIDDEN, part_of, visible_text
 
 _HIDDEN = HIDDEN | {"button"}
 _FRAME_TAGS = frozenset({"nav", "aside", "footer", "form", "dialog", "menu"})
@@ -29,6 +29,8 @@ _MOST_LINKS, _MOST_LINKS_IN_FRAME = 0.4, 0.25
 _LEAST_PROSE, _MOST_PROSE_IN_FRAME = 0.25, 0.5
 _NEARLY_ALL, _NEARLY_ALL_OF_HINT = 0.9, 0.8
 _SMALL, _SPARSE = 0.04, 0.3
+LEAST_SHARE = 0.6
+"""Of a page whose main part is less of the visible text, the rest may be missed: that deserves a notice."""
 
 
 def _words(names: str, end: str = "") -> re.Pattern[str]:
@@ -61,6 +63,11 @@ class MainPart(NamedTuple):
     element: Element | None
     without: frozenset[Node]
     share: float
+
+    @property
+    def text(self) -> str:
+        """Its visible text."""
+        return visible_text(self.element, hidden=_HIDDEN, without=self.without) if self.element is not None else ""
 
 
 def main_part(tree: Document) -> MainPart:
@@ -97,11 +104,11 @@ class _Block:
         if text - linked >= _SHORTEST_PROSE and linked * 2 < text:
             self.prose += text - linked
 
-    def adopt(self, block: _Block, sign: int = 1) -> None:
-        """Count what a block below has, or with a sign of -1 no longer."""
-        self.text += sign * block.text
-        self.linked += sign * block.linked
-        self.prose += sign * block.prose
+    def drop(self, text: int, linked: int, prose: int) -> None:
+        """Count no longer what was taken away below."""
+        self.text -= text
+        self.linked -= linked
+        self.prose -= prose
 
     @property
     def names(self) -> str:
@@ -152,7 +159,9 @@ def _measured(body: Element) -> _Block:
                     block.add(text, linked)
                     text = linked = 0
                 if above is not None:
-                    above.adopt(block)
+                    above.text += block.text
+                    above.linked += block.linked
+                    above.prose += block.prose
                     block = above
             else:
                 links -= around == "a"
@@ -177,24 +186,23 @@ class _Search:
 
     def prune(self) -> None:
         """Take away what surrounds the prose."""
-        pending = [(self._top, iter(self._top.below), _Block(self._top.element, ""))]
+        pending = [(self._top, iter(self._top.below), 0, 0, 0)]
         while pending:
-            block, rest, gone = pending[-1]
+            block, rest, text, linked, prose = pending[-1]
             for below in rest:
                 if not below.text:
                     continue
                 names = below.names
                 if self._is_frame(below, names):
                     self.without.add(below.element)
-                    gone.adopt(below)
-                elif below.prose >= 0.5 * below.text or not _CONTENTS.search(names):
-                    pending.append((below, iter(below.below), _Block(below.element, "")))
+                    block.drop(below.text, below.linked, below.prose)
+                elif below.below and (below.prose >= 0.5 * below.text or not _CONTENTS.search(names)):
+                    pending.append((below, iter(below.below), below.text, below.linked, below.prose))
                     break
             else:
                 pending.pop()
-                block.adopt(gone, -1)
                 if pending:
-                    pending[-1][2].adopt(gone)
+                    pending[-1][0].drop(text - block.text, linked - block.linked, prose - block.prose)
 
     def descend(self) -> _Block:
         """The smallest block that holds nearly all that is left."""
