@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser
+import turbohtml
+from turbohtml import Document
 
 from gossamer.errors import ExtractError
-from gossamer.extract import bounds, directives, forms, links, paging, selectors
+from gossamer.extract import directives, forms, links, paging, selectors
 from gossamer.extract.answer import Answer
 from gossamer.extract.directives import Directives
-from gossamer.extract.encoding import decode, recoded
 from gossamer.extract.links import LinkMemo
-from gossamer.extract.markdown import main_part
+from gossamer.extract.main_part import MainPart, main_part
+from gossamer.extract.markdown import to_markdown
 from gossamer.extract.metadata import Metadata, metadata
 from gossamer.extract.relations import Relation, element_relations, header_relations
 from gossamer.extract.selectors import Selection
@@ -21,11 +22,9 @@ from gossamer.extract.text import title_of, visible_text
 from gossamer.extract.xhtml import spelled_out
 from gossamer.model import Request, Response, Secret
 
-if TYPE_CHECKING:
-    from lxml import etree
-
-WITHOUT_EVENTS = int(LexborDocumentOptions.WO_EVENTS)
 Target = str | Selection
+# Far more than pages have, and cheap to ask; then the depth from which on a parser nests no deeper.
+_DEEP, _DEEPEST = turbohtml.XPath("/*" * 40), turbohtml.XPath("/*" * 513)
 _HREFS = ("href", "xlink:href", "src")
 
 
@@ -34,7 +33,7 @@ class Page(Answer):
 
     __slots__ = (
         "_base",
-        "_document",
+        "_main",
         "_markdown",
         "_memo",
         "_metadata",
@@ -68,10 +67,10 @@ class Page(Answer):
         self._nofollow = nofollow
         self._relations: tuple[Relation, ...] | None = None
         self._robots: Directives | None = None
-        self._tree: LexborHTMLParser | None = None
-        self._document: etree._Element | None = None
+        self._tree: Document | None = None
         self._title: str | None = None
         self._text: str | None = None
+        self._main: MainPart | None = None
         self._markdown: str | None = None
         self._metadata: Metadata | None = None
         self._base: str | None = None
@@ -80,10 +79,17 @@ class Page(Answer):
         return f"<Page {self.status} {self.url}>"
 
     @property
-    def tree(self) -> LexborHTMLParser:
+    def tree(self) -> Document:
         """The tree of the page; an empty one where the body is not HTML."""
         if self._tree is None:
-            self._tree = LexborHTMLParser(self._markup(), options=WITHOUT_EVENTS)
+            # Declarative shadow roots stay templates, so that selectors see what is in them.
+            self._tree = tree = turbohtml.parse(
+                self._markup(), encoding="utf-8", positions=False, allow_declarative_shadow_roots=False
+            )
+            if not self.is_html and tree.root is not None:
+                tree.root.extract()
+            elif _DEEP(tree) and _DEEPEST(tree):
+                self.cut = True
         return self._tree
 
     @property
@@ -95,22 +101,32 @@ class Page(Answer):
 
     @property
     def text(self) -> str:
-        """The text that a reader sees, white space made single, one line per block; of a book, its first 8 MiB."""
+        """The text that a reader sees, white space made single, one line per block."""
         if self._text is None:
-            self._text = visible_text(self.tree, room_bytes=bounds.room_for_text(len(self.body)))
+            self._text = visible_text(self.tree)
         return self._text
 
     @property
     def markdown(self) -> str:
-        """The main part of the page as Markdown, without menus and the like; needs the extra `text`."""
+        """The main part of the page as Markdown, without menus and the like; its links are absolute."""
         if self._markdown is None:
-            self._markdown = main_part(self.tree)
+            self._markdown = self.to_markdown()
         return self._markdown
+
+    def to_markdown(self, *, main: bool = True) -> str:
+        """The page as Markdown: its main part, or with `main=False` all that a reader sees."""
+        part = self._main_part if main else None
+        return to_markdown(self.tree, self.base, main=part, encoding=self.encoding)
 
     @property
     def main_text(self) -> str:
-        """The main part of the page as plain text; needs the extra `text`."""
-        return main_part(self.tree, form="txt")
+        """The main part of the page as plain text, a line per block."""
+        return self._main_part.text
+
+    @property
+    def main_share(self) -> float:
+        """How much of the visible text is in the main part, from 0 to 1; 1 where there is none."""
+        return self._main_part.share
 
     @property
     def metadata(self) -> Metadata:
@@ -168,15 +184,13 @@ class Page(Answer):
 
     def css(self, query: str) -> Selection:
         """What a CSS selector finds; `::text` and `::attr(name)` give strings."""
-        return selectors.css(self.tree.root, query)
+        return selectors.css(self.tree, query)
 
-    def xpath(self, query: str) -> Selection:
-        """What an XPath expression finds."""
-        if self._document is None and self.is_html:
-            from gossamer.extract import trees
-
-            self._document = trees.document(decode(self._markup(), "utf-8"))
-        return selectors.xpath(self._document, query)
+    def xpath(
+        self, query: str, *, namespaces: Mapping[str, str] | None = None, **variables: selectors.Variable
+    ) -> Selection:
+        """What an XPath expression finds; `$name` in it is a variable, as in `page.xpath("//a[@id=$id]", id="x")`."""
+        return selectors.xpath(self.tree.root, query, namespaces, variables)
 
     def links(self, region: str = "", *, nofollow: bool | None = None, max_links: int = 5000) -> list[str]:
         """The http(s) URLs that the page links to, each once: those of its headers, then its own in their order.
@@ -324,6 +338,12 @@ class Page(Answer):
         target = f"{address}?{forms.urlencoded(found.fields, found.charset)}"
         return self.follow(target, label=label, meta=meta, priority=priority)
 
+    @property
+    def _main_part(self) -> MainPart:
+        if self._main is None:
+            self._main = main_part(self.tree)
+        return self._main
+
     def _directives(self, metas: list[tuple[str, str]]) -> Directives:
         headers = self._all("x-robots-tag")
         if not metas and not headers:
@@ -336,7 +356,7 @@ class Page(Answer):
         for name, value in self.response.headers:
             if name == "link":
                 related = header_relations((value,), self.url)
-                found += [each.url for each in related if links.is_followed(each.rels, each.attributes)]
+                found += [each.url for each in related if links.is_followed(each.rels, each.attributes.get("hreflang"))]
             elif name == "refresh" and (refresh := links.parse_refresh(value)) is not None and refresh[1]:
                 found += [url for url in (links.resolve(self.url, refresh[1]),) if url is not None]
         return found
@@ -348,25 +368,12 @@ class Page(Answer):
         href = paging.href_of(self.tree, rel) if self.is_html else ""
         return links.resolve(self.base, links.encode_query(href, self.encoding)) if href else None
 
-    def _markup(self) -> bytes:
-        """The body in UTF-8, as far as it is safe to parse."""
+    def _markup(self) -> bytes | str:
+        """What the parser reads: UTF-8 as it is, all else decoded."""
         if not self.is_html:
             return b""
-        body, held_bytes = self.body, 0
-        if self.encoding != "utf-8":
-            held_bytes = len(body)
-            body, is_whole = recoded(body, self.encoding, bounds.room_for(held_bytes) // 2)
-            self.cut = self.cut or not is_whole
-        elif body.startswith(b"\xef\xbb\xbf"):
-            body = body[3:]
-        if self.mime_type != "text/html":
-            held_bytes = len(self.body)
-            body = spelled_out(body)
-        length = bounds.safe_length(body, held_bytes=held_bytes)
-        if length < len(body):
-            self.cut = True
-            body = body[:length]
-        return body
+        markup: bytes | str = self.body if self.encoding == "utf-8" else self.html
+        return markup if self.mime_type == "text/html" else spelled_out(self.html)
 
 
 def _href(target: Target) -> str:
