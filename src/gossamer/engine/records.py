@@ -60,4 +60,5 @@ def answer_row(
         referrer=request.referrer,
         location=location,
         tls_fault=response.tls_fault or msgspec.UNSET,
+        cut=response.cut or msgspec.UNSET,
     )

@@ -8,6 +8,7 @@ from typing import Any
 import turbohtml
 from turbohtml import Document
 
+from gossamer.cut import parse_cut
 from gossamer.errors import ExtractError
 from gossamer.extract import directives, forms, links, paging, selectors
 from gossamer.extract.answer import Answer
@@ -35,6 +36,7 @@ class Page(Answer):
         "_base",
         "_main",
         "_markdown",
+        "_max_links",
         "_memo",
         "_metadata",
         "_nofollow",
@@ -56,15 +58,18 @@ class Page(Answer):
         memo: LinkMemo | None = None,
         robot: str = "",
         nofollow: bool = True,
+        max_links: int = links.MAX_LINKS,
     ) -> None:
         super().__init__(response, request)
         self.items: list[Any] = []
         """What the spider yielded here, for those who iterate over a crawl."""
-        self.cut = False
-        """Whether the tree, or the list of links, is only a part: the rest was beyond a limit."""
+        self.cut: dict[str, int | None] = parse_cut(response.cut)
+        """What is missing of the body, the tree or the list of links, by the limit that dropped it; empty if nothing
+        is. The number is how much was lost, None where nobody knows."""
         self._memo = memo
         self._robot = robot
         self._nofollow = nofollow
+        self._max_links = max_links
         self._relations: tuple[Relation, ...] | None = None
         self._robots: Directives | None = None
         self._tree: Document | None = None
@@ -89,7 +94,7 @@ class Page(Answer):
             if not self.is_html and tree.root is not None:
                 tree.root.extract()
             elif _DEEP(tree) and _DEEPEST(tree):
-                self.cut = True
+                self.cut["tree_depth"] = None
         return self._tree
 
     @property
@@ -192,11 +197,12 @@ class Page(Answer):
         """What an XPath expression finds; `$name` in it is a variable, as in `page.xpath("//a[@id=$id]", id="x")`."""
         return selectors.xpath(self.tree.root, query, namespaces, variables)
 
-    def links(self, region: str = "", *, nofollow: bool | None = None, max_links: int = 5000) -> list[str]:
+    def links(self, region: str = "", *, nofollow: bool | None = None, max_links: int | None = None) -> list[str]:
         """The http(s) URLs that the page links to, each once: those of its headers, then its own in their order.
 
         `region` takes only those inside what a CSS selector finds. `nofollow` obeys the page's wish not to follow all,
-        or some, of its links; without it, the job's setting counts."""
+        or some, of its links. Without it, or without `max_links`, the job's setting counts; `cut` has what that limit,
+        in the last call, left out."""
         if not self.is_html:
             return []
         nofollow = self._nofollow if nofollow is None else nofollow
@@ -214,10 +220,12 @@ class Page(Answer):
             region=region,
             nofollow=nofollow,
             also=() if region else self._header_links(),
-            max_links=max_links,
+            max_links=self._max_links if max_links is None else max_links,
             memo=self._memo,
         )
-        self.cut = self.cut or listed.cut
+        for reason in links.LOST:
+            self.cut.pop(reason, None)
+        self.cut.update(listed.cut)
         return listed.urls
 
     def follow(
