@@ -10,7 +10,7 @@ from turbohtml import Document
 
 from gossamer.cut import parse_cut
 from gossamer.errors import ExtractError
-from gossamer.extract import directives, forms, links, paging, selectors
+from gossamer.extract import directives, formatting, forms, links, paging, selectors
 from gossamer.extract.answer import Answer
 from gossamer.extract.directives import Directives
 from gossamer.extract.links import LinkMemo
@@ -380,8 +380,15 @@ class Page(Answer):
         """What the parser reads: UTF-8 as it is, all else decoded."""
         if not self.is_html:
             return b""
-        markup: bytes | str = self.body if self.encoding == "utf-8" else self.html
-        return markup if self.mime_type == "text/html" else spelled_out(self.html)
+        is_plain = self.encoding == "utf-8" and self.mime_type == "text/html"
+        markup: bytes | str = self.body if is_plain else self.html
+        if self.mime_type != "text/html":
+            markup = spelled_out(self.html)
+        if formatting.is_suspicious(markup if isinstance(markup, bytes) else markup.encode("utf-8", "replace")):
+            markup, dropped = formatting.without_excess(self.html if isinstance(markup, bytes) else markup)
+            if dropped:
+                self.cut["formatting"] = dropped
+        return markup
 
 
 def _href(target: Target) -> str:

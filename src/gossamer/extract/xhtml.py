@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-_VOID = frozenset(
-    ["area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr"]
-)
+_VOID_NAMES = "area base br col embed hr img input link meta param source track wbr"
+_VOID = frozenset(_VOID_NAMES.split())
 # No part of it takes a `<`, so that the way from each tag to its end is walked once.
 _EMPTY = re.compile(r"<([a-zA-Z][^\t\n\r <>/\"'=]*+)((?:[^<>/\"']++|\"[^\"<]*+\"|'[^'<]*+'|/(?!>))*+)/>")
 
