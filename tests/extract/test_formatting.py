@@ -60,5 +60,5 @@ def test_formatting_in_other_forms_of_a_page_does_not_multiply(content_type: str
 def test_formatting_of_an_honest_page_stays(body: bytes) -> None:
     assert formatting.is_suspicious(body)
     one = page(body)
-    assert len(one.css("b, i, font, em")) > 10_000
+    assert len(one.css("b, i, font, em")) >= 300
     assert not one.cut

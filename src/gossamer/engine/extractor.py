@@ -132,7 +132,7 @@ class Extractor:
                     else:
                         items.append(taken.item)
                         types.append(taken.type)
-            links = self._links(page) if known is None and page.is_html else ()
+            links = self._links(page) if known is None and (page.is_html or page.is_xml) else ()
             robots = (known.robots or "") if known is not None else str(page.robots)
         except Exception as failure:  # a page's fate is decided here: whatever it makes the spider or the parser raise
             error = _describe(failure)

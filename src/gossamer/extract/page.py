@@ -10,10 +10,10 @@ from turbohtml import Document
 
 from gossamer.cut import parse_cut
 from gossamer.errors import ExtractError
-from gossamer.extract import directives, formatting, forms, links, paging, selectors
+from gossamer.extract import directives, formatting, forms, links, paging, selectors, sitemap, xml
 from gossamer.extract.answer import Answer
 from gossamer.extract.directives import Directives
-from gossamer.extract.links import LinkMemo
+from gossamer.extract.links import LinkMemo, Links
 from gossamer.extract.main_part import MainPart, main_part
 from gossamer.extract.markdown import to_markdown
 from gossamer.extract.metadata import Metadata, metadata
@@ -85,15 +85,16 @@ class Page(Answer):
 
     @property
     def tree(self) -> Document:
-        """The tree of the page; an empty one where the body is not HTML."""
+        """The tree of the page, of HTML or XML; one without a root where the body is neither."""
         if self._tree is None:
+            if not self.is_html:
+                self._tree = xml.parse(self.html) if self.is_xml else xml.empty()
+                return self._tree
             # Declarative shadow roots stay templates, so that selectors see what is in them.
             self._tree = tree = turbohtml.parse(
                 self._markup(), encoding="utf-8", positions=False, allow_declarative_shadow_roots=False
             )
-            if not self.is_html and tree.root is not None:
-                tree.root.extract()
-            elif _DEEP(tree) and _DEEPEST(tree):
+            if _DEEP(tree) and _DEEPEST(tree):
                 self.cut["tree_depth"] = None
         return self._tree
 
@@ -189,13 +190,13 @@ class Page(Answer):
 
     def css(self, query: str) -> Selection:
         """What a CSS selector finds; `::text` and `::attr(name)` give strings."""
-        return selectors.css(self.tree, query)
+        return selectors.css(self.tree, query, is_xml=self.is_xml)
 
     def xpath(
         self, query: str, *, namespaces: Mapping[str, str] | None = None, **variables: selectors.Variable
     ) -> Selection:
         """What an XPath expression finds; `$name` in it is a variable, as in `page.xpath("//a[@id=$id]", id="x")`."""
-        return selectors.xpath(self.tree.root, query, namespaces, variables)
+        return selectors.xpath(self.tree, query, namespaces, variables, is_xml=self.is_xml)
 
     def links(self, region: str = "", *, nofollow: bool | None = None, max_links: int | None = None) -> list[str]:
         """The http(s) URLs that the page links to, each once: those of its headers, then its own in their order.
@@ -203,9 +204,10 @@ class Page(Answer):
         `region` takes only those inside what a CSS selector finds. `nofollow` obeys the page's wish not to follow all,
         or some, of its links. Without it, or without `max_links`, the job's setting counts; `cut` has what that limit,
         in the last call, left out."""
-        if not self.is_html:
-            return []
         nofollow = self._nofollow if nofollow is None else nofollow
+        max_links = self._max_links if max_links is None else max_links
+        if not self.is_html:
+            return self._xml_links(nofollow, max_links) if self.is_xml else []
         found = links.find(self.tree, nofollow=nofollow)
         self._base = links.effective_base(self.url, found.base)
         if self._robots is None:
@@ -220,13 +222,10 @@ class Page(Answer):
             region=region,
             nofollow=nofollow,
             also=() if region else self._header_links(),
-            max_links=self._max_links if max_links is None else max_links,
+            max_links=max_links,
             memo=self._memo,
         )
-        for reason in links.LOST:
-            self.cut.pop(reason, None)
-        self.cut.update(listed.cut)
-        return listed.urls
+        return self._taken(listed)
 
     def follow(
         self,
@@ -352,6 +351,23 @@ class Page(Answer):
             self._main = main_part(self.tree)
         return self._main
 
+    def _xml_links(self, nofollow: bool, max_links: int) -> list[str]:
+        """The pages that a feed lists; of other documents, their links."""
+        if nofollow and self.robots.nofollow:
+            return []
+        feed = sitemap.parse(self.body, self.url, self.header("content-type"))
+        found = [entry.url for entry in feed.pages] if feed.kind in ("rss", "atom") else xml.links(self.tree)
+        nothing = links.Found(None, found, [])
+        return self._taken(
+            links.links(self.tree, nothing, self.url, also=self._header_links(), max_links=max_links, memo=self._memo)
+        )
+
+    def _taken(self, listed: Links) -> list[str]:
+        for reason in links.LOST:
+            self.cut.pop(reason, None)
+        self.cut.update(listed.cut)
+        return listed.urls
+
     def _directives(self, metas: list[tuple[str, str]]) -> Directives:
         headers = self._all("x-robots-tag")
         if not metas and not headers:
@@ -378,8 +394,6 @@ class Page(Answer):
 
     def _markup(self) -> bytes | str:
         """What the parser reads: UTF-8 as it is, all else decoded."""
-        if not self.is_html:
-            return b""
         is_plain = self.encoding == "utf-8" and self.mime_type == "text/html"
         markup: bytes | str = self.body if is_plain else self.html
         if self.mime_type != "text/html":

@@ -12,6 +12,7 @@ from turbohtml import CData, Document, Element, Node, SelectorSyntaxError, Text,
 from turbohtml.convert import css_to_xpath
 
 from gossamer.errors import ExtractError
+from gossamer.extract import xml
 
 Match = Node | str
 Default = TypeVar("Default")
@@ -58,21 +59,27 @@ class Selection(Sequence["Selection"]):
 
     `get` and `getall` give strings: the value, or an element's HTML."""
 
-    __slots__ = ("_found",)
+    __slots__ = ("_found", "_is_xml")
 
-    def __init__(self, found: Sequence[Match] = ()) -> None:
+    def __init__(self, found: Sequence[Match] = (), *, is_xml: bool = False) -> None:
         self._found = list(found)
+        self._is_xml = is_xml
 
     def css(self, query: str) -> Selection:
         """What a CSS selector finds in the elements of this selection, themselves included."""
-        return Selection(_unique(hit for found in self._found if isinstance(found, Node) for hit in _css(found, query)))
+        query = xml.css_of(query) if self._is_xml else query
+        return self._with(
+            _unique(hit for found in self._found if isinstance(found, Node) for hit in _css(found, query))
+        )
 
     def xpath(self, query: str, *, namespaces: Mapping[str, str] | None = None, **variables: Variable) -> Selection:
         """What an XPath expression finds from each element of this selection.
 
         `$name` in it is a variable: `row.xpath("//a[@id=$id]", id=wanted)` needs no quotes around what is `wanted`."""
         nodes = [found for found in self._found if isinstance(found, Node)]
-        return Selection([hit for node in nodes for hit in _xpath(node, query, namespaces, variables)])
+        if self._is_xml and nodes:
+            query = xml.xpath_of(query, nodes[0], namespaces)
+        return self._with([hit for node in nodes for hit in _xpath(node, query, namespaces, variables)])
 
     @overload
     def get(self) -> str | None: ...
@@ -122,10 +129,10 @@ class Selection(Sequence["Selection"]):
     @overload
     def __getitem__(self, index: slice) -> Selection: ...
     def __getitem__(self, index: int | slice) -> Selection:
-        return Selection(self._found[index] if isinstance(index, slice) else [self._found[index]])
+        return self._with(self._found[index] if isinstance(index, slice) else [self._found[index]])
 
     def __iter__(self) -> Iterator[Selection]:
-        return (Selection([found]) for found in self._found)
+        return (self._with([found]) for found in self._found)
 
     def __len__(self) -> int:
         return len(self._found)
@@ -133,21 +140,30 @@ class Selection(Sequence["Selection"]):
     def __bool__(self) -> bool:
         return bool(self._found)
 
+    def _with(self, found: Sequence[Match]) -> Selection:
+        return Selection(found, is_xml=self._is_xml)
+
     def __repr__(self) -> str:
         shown = ", ".join(f"{_string(found)[:40]!r}" for found in self._found[:3])
         return f"<Selection of {len(self._found)}: {shown}{', ...' if len(self._found) > 3 else ''}>"
 
 
-def css(node: Node, query: str) -> Selection:
-    """What a CSS selector finds below, and at, a node; an ExtractError names a bad selector."""
-    return Selection(_css(node, query))
+def css(document: Document, query: str, *, is_xml: bool = False) -> Selection:
+    """What a CSS selector finds in a document; an ExtractError names a bad selector."""
+    return Selection(_css(document, xml.css_of(query) if is_xml else query), is_xml=is_xml)
 
 
 def xpath(
-    node: Node | None, query: str, namespaces: Mapping[str, str] | None, variables: Mapping[str, Variable]
+    document: Document,
+    query: str,
+    namespaces: Mapping[str, str] | None,
+    variables: Mapping[str, Variable],
+    *,
+    is_xml: bool = False,
 ) -> Selection:
-    """What an XPath expression finds from a node."""
-    return Selection(_xpath(node, query, namespaces, variables) if node is not None else [])
+    """What an XPath expression finds from the root element of a document."""
+    root = document.root
+    return Selection([root] if root is not None else [], is_xml=is_xml).xpath(query, namespaces=namespaces, **variables)
 
 
 def check(query: str) -> str:
