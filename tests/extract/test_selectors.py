@@ -166,6 +166,16 @@ def test_languages_and_words_are_found() -> None:
     found = page("<div lang=en-GB><p>colour</p></div><p lang=de>Farbe</p>")
     assert found.css("p:lang(en)::text").getall() == ["colour"]
     assert found.css("p:contains('Far')").css("::text").getall() == ["Farbe"]
+    assert found.css("body").css('div p:contains("lou")::text, p:not(:contains(lou))::text').getall() == ["colour", "Farbe"]
+
+
+def test_an_element_with_blanks_is_not_empty() -> None:
+    found = page("<p></p><p> </p><p><!-- c --></p><p>x</p><i title=':empty'>y</i>")
+    assert found.css("p:empty").getall() == ["<p></p>", "<p><!-- c --></p>"]
+    assert found.css("body").css("p:not(:empty)").getall() == ["<p> </p>", "<p>x</p>"]
+    assert found.css('i[title=":empty"]:not(p:empty)::text').get() == "y"
+    with pytest.raises(ExtractError, match="bad CSS selector"):
+        found.css("p[:empty")
 
 
 @pytest.mark.parametrize("tag", ["html", "body", "p", "td"])

@@ -25,8 +25,9 @@ _COMBINATORS = (">", "+", "~")
 _SPACES = " \t\n\f\r"
 _IN_SCOPE = ":is(:scope, :scope *)"
 _STRING = r"""(?:"[^"]*"|'[^']*')"""
-_CONTAINS = re.compile(rf":contains\(\s*({_STRING}|[\w-]+)\s*\)", re.IGNORECASE)
+_OWN = re.compile(rf"{_STRING}|:contains\(\s*({_STRING}|[\w-]+)\s*\)|:(empty)(?![\w-])", re.IGNORECASE)
 _WORDS = re.compile(rf"attribute::\*\[name\(\) = '--contains'\] = ({_STRING}|concat\((?:{_STRING}|,)*\))")
+_EMPTY = "attribute::*[name() = '--empty']"
 EXAMPLE = "as in 'div.price > span::text'"
 NAMESPACES = {
     "re": "http://exslt.org/regular-expressions",
@@ -48,6 +49,8 @@ class Part(NamedTuple):
     """Empty for the context itself."""
     inner: str
     """The same as it is asked of an element: its leftmost part is that element or inside of it."""
+    path: str = ""
+    """The XPath to ask in its place, where CSS is not enough."""
     text: bool = False
     attribute: str = ""
     deep: bool = False
@@ -188,9 +191,9 @@ def _css(node: Node, query: str) -> list[Match]:
 def _elements(node: Node, part: Part, query: str) -> list[Element]:
     """What a selector finds: in a whole document, or at and below one of its elements."""
     try:
-        if _CONTAINS.search(part.query):
-            by_words = node.xpath(_by_words(part.query))
-            return [hit for hit in by_words if isinstance(hit, Element)] if isinstance(by_words, list) else []
+        if part.path:
+            hits = node.xpath(part.path)
+            return [hit for hit in hits if isinstance(hit, Element)] if isinstance(hits, list) else []
         if isinstance(node, Document):
             return node.select(part.query) if part.query else [node.root] if node.root is not None else []
         if not isinstance(node, Element):
@@ -203,10 +206,25 @@ def _elements(node: Node, part: Part, query: str) -> list[Element]:
         raise ExtractError(f"bad CSS selector {query!r}: {_reason(error, part)}", hint=EXAMPLE) from error
 
 
-def _by_words(query: str) -> str:
-    """The XPath of a selector with `:contains("words")`, which CSS lacks: it goes through as a test of an attribute."""
-    path = css_to_xpath(_CONTAINS.sub(r"[\\--contains=\1]", query))
-    return _WORDS.sub(r"contains(., \1)", path)
+def _path(query: str) -> str:
+    """The XPath of a selector with `:contains("words")`, which CSS lacks, or `:empty`, in which browsers count blanks.
+
+    They go through the translation as tests of attributes. Empty for other selectors."""
+    marked = _OWN.sub(_mark, query)
+    if marked == query:
+        return ""
+    try:
+        path = css_to_xpath(marked)
+    except SelectorSyntaxError:
+        # It is named as it was written, once it is asked.
+        return ""
+    return _WORDS.sub(r"contains(., \1)", path).replace(_EMPTY, "(not(*) and not(text()))")
+
+
+def _mark(found: re.Match[str]) -> str:
+    if found[1]:
+        return rf"[\--contains={found[1]}]"
+    return r"[\--empty]" if found[2] else found[0]
 
 
 def _reason(error: SelectorSyntaxError, part: Part) -> str:
@@ -269,8 +287,9 @@ def _parts(query: str) -> tuple[Part, ...]:
 
 def _part(queries: list[str], key: tuple[bool, str, bool]) -> Part:
     if "" in queries:
-        return Part("", "", *key)
-    return Part(", ".join(queries), ", ".join(map(_scoped, queries)), *key)
+        return Part("", "", "", *key)
+    query = ", ".join(queries)
+    return Part(query, ", ".join(map(_scoped, queries)), _path(query), *key)
 
 
 def _scoped(query: str) -> str:
