@@ -166,7 +166,10 @@ def test_languages_and_words_are_found() -> None:
     found = page("<div lang=en-GB><p>colour</p></div><p lang=de>Farbe</p>")
     assert found.css("p:lang(en)::text").getall() == ["colour"]
     assert found.css("p:contains('Far')").css("::text").getall() == ["Farbe"]
-    assert found.css("body").css('div p:contains("lou")::text, p:not(:contains(lou))::text').getall() == ["colour", "Farbe"]
+    assert found.css("body").css('div p:contains("lou")::text, p:not(:contains(lou))::text').getall() == [
+        "colour",
+        "Farbe",
+    ]
 
 
 def test_an_element_with_blanks_is_not_empty() -> None:
