@@ -1,4 +1,4 @@
-"""What a page says of itself: author, dates, language, Open Graph, JSON-LD and microdata."""
+"""What a page says of itself: author, dates, language, and structured data of all the usual kinds."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from turbohtml import Document
 
 from gossamer.extract import json_ld
 from gossamer.extract.microdata import microdata
+from gossamer.extract.microformats import microformats
+from gossamer.extract.rdfa import rdfa
 
 _MOST_BLOCKS, _BLOCK_CHARS, _MOST_THINGS = 32, 1_000_000, 256
 _MOST_METAS, _LONGEST = 256, 5000
 _OPEN = ("og:", "article:", "twitter:", "book:", "profile:")
+_DUBLIN_CORE = ("dc.", "dcterms.")
 _ARTICLES = re.compile(r"article|posting|page|report|product|recipe|event|book|video", re.IGNORECASE)
 _DATE = re.compile(r"\d{4}-\d{2}(?:-\d{2})?(?:[T ]\d{2}:\d{2}\S*)?")
 
@@ -42,10 +45,18 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The objects of all JSON-LD blocks, graphs taken apart."""
     microdata: list[dict[str, Any]] = []
     """The top items, each with `type`, `id` if it has one, and the values of its properties."""
+    dublin_core: dict[str, str] = {}
+    """The `<meta>` elements whose names begin with `dc.` or `dcterms.`, of repeated ones the first."""
+    rdfa: list[dict[str, Any]] = []
+    """The subjects of RDFa, as expanded JSON-LD: `@id`, `@type`, and a list of values for each property."""
+    microformats: list[dict[str, Any]] = []
+    """The top items of microformats, old and new: `type`, `properties`, and `children` if there are any."""
 
 
-def metadata(tree: Document, *, title: str = "", language: str = "") -> Metadata:
-    """Read it all; `title` and `language` are what is known otherwise, and count where the page is silent."""
+def metadata(tree: Document, *, title: str = "", language: str = "", base: str = "") -> Metadata:
+    """Read it all; `title` and `language` are what is known otherwise, and count where the page is silent.
+
+    `base` is what URLs in RDFa and microformats are relative to; elsewhere they stay as they are written."""
     named = _metas(tree)
     graph = {name: value for name, value in named.items() if name.startswith(_OPEN)}
     things = list(_json_ld(tree))
@@ -81,6 +92,9 @@ def metadata(tree: Document, *, title: str = "", language: str = "") -> Metadata
         open_graph=graph,
         json_ld=things,
         microdata=items,
+        dublin_core={name: value for name, value in named.items() if name.startswith(_DUBLIN_CORE)},
+        rdfa=rdfa(tree, base),
+        microformats=microformats(tree, base),
     )
 
 

@@ -136,9 +136,11 @@ class Page(Answer):
 
     @property
     def metadata(self) -> Metadata:
-        """What the page says of itself: author, dates, language, Open Graph, JSON-LD, microdata."""
+        """What the page says of itself: author, dates, language, and the structured data in it."""
         if self._metadata is None:
-            self._metadata = metadata(self.tree, title=self.title, language=self.header("content-language"))
+            self._metadata = metadata(
+                self.tree, title=self.title, language=self.header("content-language"), base=self.base
+            )
         return self._metadata
 
     @property
