@@ -78,7 +78,8 @@ def test_reading_a_hostile_page_takes_linear_time_and_never_raises(name: str) ->
 @pytest.mark.parametrize("name", ["div", "list", "formatting", "svg", "end tags only"])
 def test_a_page_that_is_too_deep_is_flattened_and_it_shows(name: str) -> None:
     one = page(NESTED[name] + b"<p>end")
-    assert one.css("p::text").getall()[-1] == "end"
+    assert len(one.css("p")) >= 1
+    assert one.text.endswith("end")
     assert one.cut
 
 

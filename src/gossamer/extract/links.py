@@ -105,6 +105,9 @@ class LinkMemo:
                 elif first.isalnum() and ":" not in reference:
                     found.append(folder + reference)
                     continue
+                elif first == "h" and (end := reference.find("/", 8)) > 0 and _is_origin(reference[:end]):
+                    found.append(reference)
+                    continue
             # The part of the base that the answer depends on: pages that share it share the answer.
             if first == "/":
                 part = origin or base
@@ -353,6 +356,12 @@ def _split(base: str) -> tuple[str, str]:
     if not base.startswith(("http://", "https://")) or len(parts) < 4 or "@" in parts[2]:
         return "", base
     return "/".join(parts[:3]), path[: path.rfind("/") + 1]
+
+
+@lru_cache(maxsize=16_384)
+def _is_origin(text: str) -> bool:
+    """Whether a text is scheme and authority as they stand in a normal URL."""
+    return text.startswith(("http://", "https://")) and "?" not in text and _is_normal(text)
 
 
 @lru_cache(maxsize=4096)
