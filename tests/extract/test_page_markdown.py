@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
+from gossamer.extract.fingerprint import simhash, text_digest
 from gossamer.extract.page import Page
+from gossamer.extract.text import main_text
 from gossamer.model import Request, Response
 
 BOOKS = {
@@ -168,3 +170,29 @@ def test_no_row_of_a_long_table_is_lost() -> None:
     rows = "".join(f"<tr><td>{number}<td>value" for number in range(30_000))
     found = page(f"<table><tr><th>n<th>v{rows}<tfoot><tr><td>the<td>end</table>").markdown.split("\n")
     assert (len(found), found[-1]) == (30_003, "| the | end |")
+
+
+@pytest.mark.parametrize(
+    ("html", "text", "digest", "likeness"),
+    [
+        (
+            "<title>t</title><nav>menu one</nav><main><h1>The heading</h1><p>Some words <b>of</b> a page, which<br>goes on"
+            "<script>x()</script> for 2026 times &amp; more.</p><ul><li>one<li>two</ul><table><tr><td>cell<td>other"
+            "</table></main><footer>end</footer><form>f</form>",
+            "The heading\nSome words of a page, which\ngoes on for 2026 times & more.\none\ntwo\ncell other",
+            "72f1005da5b6b79a",
+            0xEF434DA4576A9A0C,
+        ),
+        (
+            "<p>Ein kurzer Text über Äpfel<noscript>no</noscript> und <svg><title>pic</title></svg>Birnen, <template>t"
+            "</template>fünf Sätze lang.<textarea>z</textarea>",
+            "Ein kurzer Text über Äpfel und Birnen, fünf Sätze lang.",
+            "008d44c952779f61",
+            0x425F67CF2D037B0C,
+        ),
+    ],
+)
+def test_fingerprints_of_older_jobs_stay_comparable(html: str, text: str, digest: str, likeness: int) -> None:
+    """Text, digest and SimHash as they were stored when lexbor parsed the pages."""
+    found = main_text(page(html).tree)
+    assert (found, text_digest(found), simhash(found)) == (text, digest, likeness)

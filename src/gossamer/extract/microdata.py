@@ -10,7 +10,7 @@ MOST_VISITS = 50_000
 """Elements that are looked at: with itemref, a few may stand for very many."""
 _MOST_TEXT = 8 * 1024 * 1024
 _MOST_MARKED, _DEEPEST, _FARTHEST = 50_000, 32, 512
-_LONGEST = 5000
+_LONGEST = 100_000
 _SOURCES = {
     "meta": "content", "a": "href", "area": "href", "link": "href", "img": "src", "audio": "src", "video": "src",
     "source": "src", "iframe": "src", "embed": "src", "track": "src", "object": "data", "data": "value",

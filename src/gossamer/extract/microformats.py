@@ -15,6 +15,8 @@ _ROOT = re.compile(r"h-(?:[a-z0-9]+-)?[a-z]+(?:-[a-z]+)*")
 _PROPERTY = re.compile(r"(p|u|dt|e)-((?:[a-z0-9]+-)?[a-z]+(?:-[a-z]+)*)")
 _PROPERTIES = '[class*="p-"], [class*="u-"], [class*="dt-"], [class*="e-"]'
 _DEEPEST, _MOST_MARKED, _MOST_TEXT, _LONGEST = 32, 20_000, 8 * 1024 * 1024, 50_000
+_A_NODE = 32
+"""What looking at a node takes of the budget for text: elements within one another are looked at many times."""
 _UNSEEN = frozenset({"script", "style", "template"})
 
 _PERSON = """
@@ -218,7 +220,7 @@ class _Reader:
             return self._parsed_url(node)
         if prefix == "dt":
             return self._moment(node) or self._named_or_text(node)
-        pieces = [self._plain(part) for part in _value_parts(node)]
+        pieces = [self._plain(part) for part in self._value_parts(node)]
         return "".join(pieces) if pieces else self._named_or_text(node)
 
     def _named_or_text(self, node: Element) -> str:
@@ -242,7 +244,7 @@ class _Reader:
         if given is None and tag == "video":
             given = node.attr("poster")
         if given is None:
-            pieces = [self._plain(part) for part in _value_parts(node)]
+            pieces = [self._plain(part) for part in self._value_parts(node)]
             given = "".join(pieces) if pieces else self._named_or_text(node)
         return self._url(given)
 
@@ -269,7 +271,7 @@ class _Reader:
 
     def _moment(self, node: Element) -> str:
         """A date, time and zone from several elements, by the value class pattern."""
-        parts = [" ".join(self._plain(part).split()) for part in _value_parts(node)]
+        parts = [" ".join(self._plain(part).split()) for part in self._value_parts(node)]
         day = clock = zone = ""
         for part in parts:
             if re.match(r"\d{4}-\d\d-\d\d[T ]\d", part):
@@ -282,12 +284,31 @@ class _Reader:
                 zone = part
         return f"{day}{' ' if day and clock else ''}{clock}{zone if clock else ''}"
 
+    def _value_parts(self, node: Element) -> list[Element]:
+        """The parts that the value class pattern puts together."""
+        found = []
+        pending = [iter(node)]
+        while pending and len(pending) < _DEEPEST and self._text_left > 0:
+            for one in pending[-1]:
+                self._text_left -= _A_NODE
+                if isinstance(one, Element):
+                    classes = (one.attr("class") or "").split()
+                    if "value" in classes or "value-title" in classes:
+                        found.append(one)
+                    elif not any(_ROOT.fullmatch(name) or _PROPERTY.fullmatch(name) for name in classes):
+                        pending.append(iter(one))
+                        break
+            else:
+                pending.pop()
+        return found
+
     def _text(self, node: Element) -> str:
         """The text without scripts and styles, pictures by their alternative text."""
         pieces = []
         inside: list[Iterator[Node]] = [iter(node)]
-        while inside:
+        while inside and self._text_left > 0:
             for one in inside[-1]:
+                self._text_left -= _A_NODE
                 if type(one) is Text:
                     pieces.append(one.data)
                 elif type(one) is Element:
@@ -300,7 +321,7 @@ class _Reader:
             else:
                 inside.pop()
         text = "".join(pieces)
-        self._text_left -= len(text) + 16
+        self._text_left -= len(text)
         return text.strip()[:_LONGEST]
 
     def _imply(self, opened: _Open) -> None:
@@ -360,24 +381,6 @@ def _value_of(prefix: str, properties: dict[str, list[Any]], parsed: Any) -> Ite
     if isinstance(wanted, dict):
         return {name: wanted[name] for name in ("value", "alt") if name in wanted}
     return {"value": wanted}
-
-
-def _value_parts(node: Element) -> list[Element]:
-    """The parts that the value class pattern puts together."""
-    found = []
-    pending = [iter(node)]
-    while pending and len(pending) < _DEEPEST:
-        for one in pending[-1]:
-            if isinstance(one, Element):
-                classes = (one.attr("class") or "").split()
-                if "value" in classes or "value-title" in classes:
-                    found.append(one)
-                elif not any(_ROOT.fullmatch(name) or _PROPERTY.fullmatch(name) for name in classes):
-                    pending.append(iter(one))
-                    break
-        else:
-            pending.pop()
-    return found
 
 
 def _time(text: str) -> str:

@@ -77,7 +77,7 @@ _DATES = (
     (re.compile(r"-?\d{4,}-\d\d"), "gYearMonth"),
     (re.compile(r"-?\d{4,}"), "gYear"),
 )
-_MOST_ELEMENTS, _MOST_STATEMENTS, _MOST_TEXT, _LONGEST, _MOST_PREFIXES = 50_000, 50_000, 8 * 1024 * 1024, 5000, 256
+_MOST_ELEMENTS, _MOST_STATEMENTS, _MOST_TEXT, _LONGEST, _MOST_PREFIXES = 50_000, 50_000, 8 * 1024 * 1024, 100_000, 256
 
 Value = dict[str, Any]
 Lists = dict[str, list[Value]]
