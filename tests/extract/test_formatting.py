@@ -62,3 +62,8 @@ def test_formatting_of_an_honest_page_stays(body: bytes) -> None:
     one = page(body)
     assert len(one.css("b, i, font, em")) >= 300
     assert not one.cut
+
+
+def test_formatting_for_readers_without_frames_does_not_multiply() -> None:
+    one = page(b"<frameset><noframes>" + OPEN + PLACES + b"<a href=/in>x</a><noframes><a href=/no></noframes>")
+    assert one.links() == ["http://a.example/in"]

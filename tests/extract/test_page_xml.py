@@ -112,8 +112,7 @@ def test_xml_with_mistakes_is_repaired(body: str, text: str) -> None:
     assert page(body).css("b::text").getall() == [text] or page(body).xpath("string(//b)").get() == text
 
 
-def test_entities_are_never_expanded_and_no_file_is_read(tmp_path: Path) -> None:
-    """H36."""
+def test_h36_entities_are_never_expanded_and_no_file_is_read(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     canary.write_text("sesame")
     laughs = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 12))

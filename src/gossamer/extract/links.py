@@ -11,6 +11,7 @@ from turbohtml import Document, Element, Namespace, SelectorSyntaxError, parse_f
 
 from gossamer import urls
 from gossamer.errors import ExtractError
+from gossamer.extract import formatting
 from gossamer.extract.encoding import encode
 
 SPACES = "\t\n\f\r "
@@ -302,8 +303,7 @@ def _references(
             if (source := node.attr("src")) is not None:
                 besides.append(source)
         elif tag == "noframes":
-            # Text to a parser, and to a reader without frames the way into the site.
-            besides += _references(parse_fragment(node.text, "body"), nofollow=nofollow)
+            besides += _without_frames(node.text, nofollow=nofollow)
         elif tag != "meta":
             continue
         elif metas is not None and (name := node.attr("name")):
@@ -313,6 +313,16 @@ def _references(
             if refresh is not None and refresh[1] is not None:
                 besides.append(refresh[1])
     return found + besides
+
+
+def _without_frames(markup: str, *, nofollow: bool) -> list[str]:
+    """The references in a `<noframes>`: text to a parser, and to a reader without frames the way into the site."""
+    if formatting.is_suspicious(markup.encode("utf-8", "replace")):
+        markup, _ = formatting.without_excess(markup)
+    fragment = parse_fragment(markup, "body")
+    for inner in fragment.select("noframes"):
+        inner.decompose()
+    return _references(fragment, nofollow=nofollow)
 
 
 def href_of(node: Element) -> str | None:
