@@ -347,6 +347,8 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Fetches at once that its machine can take now; at most the setting `concurrency`."""
     load: float = 0.0
     """The share of one processor that it has used since its last pulse."""
+    refused: dict[str, int] = {}
+    """Links that it did not follow since it began, by the rule that kept them out."""
     left: bool = False
     """Whether it has ended in good order."""
     silent: float = 0.0

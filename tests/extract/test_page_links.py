@@ -175,10 +175,8 @@ def test_a_hundred_thousand_links_are_a_matter_of_settings() -> None:
 
 
 def test_what_a_response_lacks_is_missing_of_its_page_too() -> None:
-    response = Response(
-        url="http://a.example/", status=200, cut="disconnect:?", body=b"<a href=/1>x</a><a href=/2>y</a>"
-    )
-    one = Page(response, Request(url="http://a.example/"))
+    response = Response(url=URL, status=200, cut="disconnect:?", body=b"<a href=/1>x</a><a href=/2>y</a>")
+    one = Page(response, Request(url=URL))
     one.links(max_links=1)
     assert one.cut == {"disconnect": None, "max_links": 1}
 
