@@ -103,6 +103,7 @@ def test_x_robots_tag_counts_for_feeds() -> None:
         ("<a><b>x\0\x01\ufffe</b></a>", "x"),
         ("<q:a><b>x</b></q:a>", "x"),
         ("<a></d></c><b>x</b></e></a>", "x"),
+        ("<a><q:c>y</c><b>x</b></a>", "x"),
         ("<a><!-- a -- b --><b>x</b><!-- c", "x"),
         ("<a><b><![CDATA[x & <y>", "x & <y>"),
         ("<!DOCTYPE a PUBLIC '-//X' 'http://b.example/x.dtd'><a><b>x</b></a>", "x"),
@@ -110,6 +111,11 @@ def test_x_robots_tag_counts_for_feeds() -> None:
 )
 def test_xml_with_mistakes_is_repaired(body: str, text: str) -> None:
     assert page(body).css("b::text").getall() == [text] or page(body).xpath("string(//b)").get() == text
+
+
+def test_an_end_tag_without_its_prefix_ends_the_element() -> None:
+    one = page('<t xmlns:n="urn:n"><n:a>this</a><a>found</a></t>')
+    assert one.xpath("//n:a/following-sibling::a/text()").getall() == ["found"]
 
 
 def test_h36_entities_are_never_expanded_and_no_file_is_read(tmp_path: Path) -> None:

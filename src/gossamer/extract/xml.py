@@ -158,6 +158,9 @@ def _repaired(text: str) -> str:
                 inside.append(name)
                 opened[name] += 1
         elif (name := token["end"]) is not None:
+            if not opened[name] and inside and _local(name) == _local(inside[-1]):
+                # The end of the element at hand, but for its prefix.
+                name = inside[-1]
             # The root stays open for what may follow it.
             while opened[name] and len(inside) > 1:
                 last = inside.pop()
@@ -176,6 +179,10 @@ def _repaired(text: str) -> str:
     missing = [each for each in declared if f"{each.partition('=')[0]}=" not in root]
     closing = "".join(f"</{name}>" for name in reversed(inside))
     return f"<{' '.join([root, *missing])}>{''.join(parts)}{closing}"
+
+
+def _local(name: str) -> str:
+    return name.rpartition(":")[2]
 
 
 def _attributes(text: str) -> Iterator[tuple[str, str]]:
@@ -205,4 +212,4 @@ def links(document: Document) -> list[str]:
 
 
 def _is_link(element: Element) -> bool:
-    return element.tag.rpartition(":")[2] in ("a", "area", "link")
+    return _local(element.tag) in ("a", "area", "link")
