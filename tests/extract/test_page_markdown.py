@@ -176,9 +176,9 @@ def test_no_row_of_a_long_table_is_lost() -> None:
     ("html", "text", "digest", "likeness"),
     [
         (
-            "<title>t</title><nav>menu one</nav><main><h1>The heading</h1><p>Some words <b>of</b> a page, which<br>goes "
-            "on<script>x()</script> for 2026 times &amp; more.</p><ul><li>one<li>two</ul><table><tr><td>cell<td>other"
-            "</table></main><footer>end</footer><form>f</form>",
+            "<title>t</title><nav>menu one</nav><main><h1>The heading</h1><p>Some words <b>of</b> a page, which<br>"
+            "goes on<script>x()</script> for 2026 times &amp; more.</p><ul><li>one<li>two</ul><table><tr><td>cell"
+            "<td>other</table></main><footer>end</footer><form>f</form>",
             "The heading\nSome words of a page, which\ngoes on for 2026 times & more.\none\ntwo\ncell other",
             "72f1005da5b6b79a",
             0xEF434DA4576A9A0C,

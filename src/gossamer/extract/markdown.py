@@ -106,6 +106,7 @@ class _Writer:
         self._pieces: list[str] = []
         self._marks: list[_Mark] = []
         self._around: list[_Container] = []
+        self._indent = ""
         self._last: list[_Container] = []
         self._has_markers = False
         self._lists: list[list[int]] = []
@@ -215,12 +216,10 @@ class _Writer:
         text = "".join(self._pieces)
         self._pieces.clear()
         self._last_code = (0, "")
-        lines = [" ".join(line.split()) for line in text.split("\n")]
-        while lines and not lines[-1]:
-            lines.pop()
-        lines = lines[next((number for number, line in enumerate(lines) if line), 0) :]
-        if not lines:
+        text = text.strip()
+        if not text:
             return
+        lines = [" ".join(line.split()) for line in text.split("\n")]
         if self._cells is not None:
             self._cells.append("<br>".join(lines))
         elif self._heading:
@@ -237,9 +236,9 @@ class _Writer:
         is_nested = 0 < shared == len(self._last)
         is_tight = bool(markers) and (not markers[0].is_first or (is_nested and markers[0].marker <= "1. "))
         if self._lines and not is_tight:
-            self._lines.append("".join(one.indent for one in around[:shared]).rstrip())
-        indent = "".join(one.indent for one in around)
-        first = "".join(one.marker or one.indent for one in around) if markers else indent
+            self._lines.append("".join([one.indent for one in around[:shared]]).rstrip())
+        indent = self._indent
+        first = "".join([one.marker or one.indent for one in around]) if markers else indent
         for one in markers:
             one.marker = ""
         self._has_markers = False
@@ -255,11 +254,13 @@ class _Writer:
         if len(self._around) >= _DEEPEST:
             return self._end_block
         self._around.append(container)
+        before, self._indent = self._indent, self._indent + container.indent
         self._has_markers = self._has_markers or bool(container.marker)
 
         def close() -> None:
             self._end_block()
             self._around.pop()
+            self._indent = before
 
         return close
 
