@@ -203,7 +203,7 @@ def _elements(node: Node, part: Part, query: str) -> list[Element]:
         found = node.select(part.inner)
         return [node, *found] if node.matches(part.inner) else found
     except SelectorSyntaxError as error:
-        raise ExtractError(f"bad CSS selector {query!r}: {_reason(error, part)}", hint=EXAMPLE) from error
+        raise ExtractError(f"bad CSS selector {query!r}: {_reason(error)}", hint=EXAMPLE) from error
 
 
 def _path(query: str) -> str:
@@ -227,7 +227,7 @@ def _mark(found: re.Match[str]) -> str:
     return r"[\--empty]" if found[2] else found[0]
 
 
-def _reason(error: SelectorSyntaxError, part: Part) -> str:
+def _reason(error: SelectorSyntaxError) -> str:
     """What is wrong, without the selector, which may not be the one that was written."""
     return str(error).rpartition(": ")[2].partition(" at position")[0]
 
