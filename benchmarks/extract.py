@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 
-from gossamer.extract import bounds, fingerprint
+from gossamer.extract import fingerprint
 from gossamer.extract.encoding import detect
 from gossamer.extract.links import LinkMemo
 from gossamer.extract.metadata import metadata
@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=200)
     options = parser.parse_args()
     source = body(random.Random(7), links=options.links)
-    print(f"{platform.platform()}, Python {platform.python_version()}, selectolax {version('selectolax')}")
+    print(f"{platform.platform()}, Python {platform.python_version()}, turbohtml {version('turbohtml')}")
     print(f"one page of {len(source)} bytes, {options.links} links; CPU us a page, best of 5\n")
 
     parsed, warm = page(source), LinkMemo()
@@ -88,8 +88,7 @@ def main() -> None:
     page(source, warm).links()
     bench = {
         "encoding": lambda: detect(source, "text/html"),
-        "bounds": lambda: bounds.safe_length(source),
-        "parse (with both)": lambda: page(source).tree,
+        "parse": lambda: page(source).tree,
         "title": lambda: _title(parsed),
         "links, cold memo": lambda: _links(parsed, LinkMemo()),
         "links, warm memo": lambda: _links(parsed, warm),

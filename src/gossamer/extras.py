@@ -17,7 +17,6 @@ MODULES = {
     "service": ("starlette.applications", "uvicorn"),
     "sql": ("duckdb",),
     "telemetry": ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http"),
-    "text": ("trafilatura",),
     "warc": ("isal.isal_zlib",),
 }
 """Extra -> the modules that Gossamer imports of its packages."""

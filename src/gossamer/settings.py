@@ -61,9 +61,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ] = ()
     links: Annotated[str, Meta(description="Follow only the links inside this CSS region.")] = ""
     text: Annotated[bool, Meta(description="Keep the text of each page in pages.jsonl.")] = False
-    markdown: Annotated[
-        bool, Meta(description="Keep the main part of each page as Markdown in pages.jsonl; needs the extra `text`.")
-    ] = False
+    markdown: Annotated[bool, Meta(description="Keep the main part of each page as Markdown in pages.jsonl.")] = False
     dedupe: Annotated[
         bool,
         Meta(description="Keep one of a site's near-duplicate pages; others have a line, but no items or body."),

@@ -175,6 +175,8 @@ def test_fetch_follows_redirects_and_tells_each_step(site: str, tmp_path: Path) 
     [
         (["--links"], "{site}/gone\n{site}/b\n"),
         (["--text"], "one\ngoneb\n"),
+        (["--markdown"], "one\n\n[gone]({site}/gone)[b]({site}/b)\n"),
+        (["--markdown", "--whole"], "one\n\n[gone]({site}/gone)[b]({site}/b)\n"),
         (["--extract", "q=.quote::text"], '{"url":"{site}/a","q":"one"}\n'),
     ],
 )

@@ -120,21 +120,20 @@ def test_a_place_that_cannot_be_written_to_is_bad(tmp_path: Path) -> None:
 
 
 def test_doctor_tells_a_broken_extra_from_a_missing_one(tmp_path: Path) -> None:
-    """Such as trafilatura without a package that it needs itself."""
-    (tmp_path / "broken" / "trafilatura").mkdir(parents=True)
-    (tmp_path / "broken" / "trafilatura" / "__init__.py").write_text("import a_module_that_is_not_there")
+    """Such as pyarrow without a package that it needs itself."""
+    (tmp_path / "broken" / "pyarrow").mkdir(parents=True)
+    (tmp_path / "broken" / "pyarrow" / "__init__.py").write_text("import a_module_that_is_not_there")
     (tmp_path / "missing.py").write_text(
-        "import sys\nsys.modules['trafilatura'] = None\nfrom gossamer.__main__ import main\nmain()"
+        "import sys\nsys.modules['pyarrow'] = None\nfrom gossamer.__main__ import main\nmain()"
     )
     page = "http://127.0.0.1:1/"
-    broken = gossamer("crawl", page, "--markdown", cwd=tmp_path, PYTHONPATH=str(tmp_path / "broken")).stderr.decode()
-    assert "error: the main part of pages needs trafilatura, which cannot be imported: No module named 'a_mod" in broken
-    assert "hint: pip install 'gossamer[text]' --upgrade --force-reinstall" in broken
+    broken = gossamer(
+        "crawl", page, "--sink", "parquet", cwd=tmp_path, PYTHONPATH=str(tmp_path / "broken")
+    ).stderr.decode()
+    assert "error: Parquet needs pyarrow, which cannot be imported: No module named 'a_mod" in broken
+    assert "hint: pip install 'gossamer[parquet]' --upgrade --force-reinstall" in broken
     report = gossamer("doctor", cwd=tmp_path, PYTHONPATH=str(tmp_path / "broken")).stdout.decode()
-    assert "weak  extras      text needs trafilatura, which cannot be imported" in report
-    command = [sys.executable, "missing.py", "crawl", page, "--markdown"]
+    assert "weak  extras      parquet needs pyarrow, which cannot be imported" in report
+    command = [sys.executable, "missing.py", "crawl", page, "--sink", "parquet"]
     missing = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False).stderr
-    assert (
-        "error: the main part of pages needs trafilatura: not installed\nhint: pip install 'gossamer[text]'\n"
-        in missing
-    )
+    assert "error: Parquet needs pyarrow: not installed\nhint: pip install 'gossamer[parquet]'\n" in missing

@@ -185,3 +185,17 @@ def test_halves_of_characters_in_a_page_are_replaced(tmp_path: Path) -> None:
     assert all("\ufffd" in found[path]["title"] for path in pages)
     assert set(found) == {"/", *pages, "/linked%EF%BF%BD%EF%BF%BD%EF%BF%BD"}
     assert [row["error"] for row in found.values() if row["error"]] == []
+
+
+def test_a_feed_as_a_seed_leads_to_its_entries(tmp_path: Path) -> None:
+    items = "".join(f"<item><title>{n}</title><link>/{n}</link></item>" for n in range(3))
+    with RawWeb() as web:
+        feed = f'<?xml version="1.0"?><rss version="2.0"><channel><link>/home</link>{items}</channel></rss>'.encode()
+        head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(feed)}\r\nContent-Type: application/rss+xml\r\n\r\n"
+        web.answers["/"] = head.encode() + feed
+        web.answers |= {f"/{n}": page(title=str(n)) for n in range(3)}
+        lines = command(tmp_path / "job", [web.url()], "--delay", "0", "--no-robots", "--quiet")
+        done = subprocess.run(lines, capture_output=True, text=True, timeout=60, check=False, env=environment())
+        found = {row["url"].removeprefix(web.url("")): row for row in rows(tmp_path / "job" / "pages.jsonl")}
+    assert (done.returncode, sorted(found)) == (0, ["/", "/0", "/1", "/2"])
+    assert found["/"]["links"] == 3

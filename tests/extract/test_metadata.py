@@ -98,15 +98,15 @@ def test_the_main_part_is_markdown_without_what_surrounds_it() -> None:
 
 @pytest.mark.skipif(not SUITE.is_dir(), reason="the pages of others are not here")
 def test_the_main_part_is_what_people_say_it_is() -> None:
-    """Every ninth page of the article benchmark: 4-gram F1 of the text against the one that people marked."""
+    """Every third page of the article benchmark: 4-gram F1 of the text against the one that people marked."""
     truth = json.loads((SUITE / "ground-truth.json").read_text())
     scores = []
-    for name, article in sorted(truth.items())[::9]:
+    for name, article in sorted(truth.items())[::3]:
         path = SUITE / "html" / f"{name}.html.gz"
         if path.exists():
             text = page(gzip.decompress(path.read_bytes())).main_text
             scores.append(_f1(_grams(text), _grams(article["articleBody"])))
-    assert len(scores) > 10
+    assert len(scores) > 50
     assert sum(scores) / len(scores) > 0.9
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from selectolax.lexbor import LexborHTMLParser
+import turbohtml
 
 from gossamer.errors import ExtractError
 from gossamer.extract.page import Page
@@ -31,12 +31,13 @@ def test_a_page_tells_what_came_and_what_was_asked() -> None:
 
 def test_a_page_is_parsed_when_something_of_its_tree_is_asked_for_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[object] = []
+    whole = turbohtml.parse
 
-    def parse(*given: object, **options: Any) -> LexborHTMLParser:
+    def parse(*given: Any, **options: Any) -> turbohtml.Document:
         parsed.append(given)
-        return LexborHTMLParser(*given, **options)
+        return whole(*given, **options)
 
-    monkeypatch.setattr("gossamer.extract.page.LexborHTMLParser", parse)
+    monkeypatch.setattr("gossamer.extract.page.turbohtml.parse", parse)
     one = page("<title>t</title><p>x")
     assert (one.url, one.status, one.body, one.header("x-thing"), one.html) == (
         *(URL, 203, b"<title>t</title><p>x", "1", "<title>t</title><p>x"),
@@ -64,7 +65,7 @@ def test_title_after_a_head_that_was_closed_early_is_found() -> None:
 def test_byte_order_mark_does_not_push_the_title_into_the_body() -> None:
     one = page(b"\xef\xbb\xbf<title>t</title><p>x")
     assert one.title == "t"
-    assert one.tree.css_first("head title") is not None
+    assert one.tree.select_one("head title") is not None
     assert one.text == "x"
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.extract.encoding import NAMES, codec, declared, decode, detect, encode, recoded
+from gossamer.extract.encoding import NAMES, codec, declared, decode, detect, encode
 from gossamer.extract.links import encode_query
 
 TEXT = "Füße und Straßen, naïve cafés, größere Übungen für schöne Mädchen in München und Köln"
@@ -128,9 +128,8 @@ def test_legacy_encodings_are_read_as_in_browsers(encoding: str, raw: str, text:
     """A mistake never takes a letter of ASCII along: that may be the beginning of a tag."""
     body = bytes.fromhex(raw.replace("|", "7c"))
     assert decode(body, encoding) == text
-    # Cut into slices, it reads the same.
-    large = body + b"|" * 2_000_000
-    assert recoded(large, encoding, 10_000_000)[0].rstrip(b"|").decode() == decode(body + b"|", encoding).rstrip("|")
+    # A large one, which is read in slices, reads the same.
+    assert decode(body + b"|" * 2_000_000, encoding).rstrip("|") == decode(body + b"|", encoding).rstrip("|")
 
 
 @pytest.mark.parametrize(

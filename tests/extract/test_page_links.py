@@ -381,3 +381,26 @@ def test_an_xlink_is_followed_where_an_element_is_named() -> None:
     one = page("<svg><a class=k rel=next xlink:href=/x></a></svg>")
     assert one.follow(one.css("a.k")).url == "http://a.example/x"
     assert one.next == "http://a.example/x"
+
+
+def test_links_of_pictures_do_not_hide_the_others() -> None:
+    html = '<a href=/1>x</a><svg><a xlink:href="/2">y</a><a href="/3" xlink:href="/no">z</a><a>w</a></svg><a href=/4>x'
+    assert page(html).links() == [f"http://a.example/{n}" for n in (1, 2, 3, 4)]
+    assert page('<a xlink:href="/no">x</a>').links() == []
+
+
+def test_links_for_readers_without_frames_are_followed() -> None:
+    html = "<frameset><frame src=/f><noframes><p>Go <a href=/n>in</a><iframe src=/i></noframes></frameset>"
+    assert page(html).links() == [f"http://a.example/{name}" for name in "fni"]
+
+
+def test_declarative_shadow_roots_are_part_of_the_page() -> None:
+    html = "<div><template shadowrootmode=open><p>x <a href=/s>y</a></template><a href=/l>z</a></div>"
+    one = page(html)
+    assert one.links() == ["http://a.example/s", "http://a.example/l"]
+    assert one.css("template a::attr(href)").getall() == ["/s"]
+    assert one.links("div p") == ["http://a.example/s"]
+    inner = page(
+        "<template><a href=/1>x</a><div><template shadowrootmode=open><a href=/2>y</a></template></div></template>"
+    )
+    assert inner.links() == []

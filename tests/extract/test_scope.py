@@ -136,3 +136,23 @@ def test_a_group_repeated_more_than_allowed_is_refused(group: list[str], times: 
     url = "https://shop.example.co.uk/" + "/".join(group * times)
     if times > 3:
         assert refuse(url, max_segments=1000) == "repeats"
+
+
+PARTS = st.sampled_from(["a", "b", "c.d", "x.zip", "y.html", "", "..", "a.JPG", "q?x/y/z.zip", "n" * 30, ".png", "e?f"])
+HOSTS = st.sampled_from(["a.example", "www.a.example", "b.example", "s.a.example:81"])
+URLS = st.lists(st.builds(lambda host, parts: f"http://{host}/{'/'.join(parts)}", HOSTS, st.lists(PARTS, max_size=8)))
+
+
+@given(URLS)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        *({"scope": "any"}, {"scope": "domain"}, {"max_depth": 0}, {"deny": ("x",)}, {"allow": ("a",)}),
+        *({"max_url_length": 40}, {"max_segments": 3}, {"max_repeats": 1}),
+    ],
+)
+def test_many_links_are_judged_as_each_alone(settings: dict[str, object], urls: list[str]) -> None:
+    scope = Scope(Settings(**settings))
+    for page in ("http://a.example/x", "http://www.a.example/"):
+        assert scope.refusals(urls, page, 1) == [scope.refuse(url, page, 1) for url in urls]

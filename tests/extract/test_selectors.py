@@ -107,7 +107,7 @@ def test_css_and_xpath_go_on_from_one_another() -> None:
 
 @pytest.mark.parametrize(
     "query",
-    ["", "h1[", "h1::before", "h1::text b", "h1,", ">>", "p:nosuch", "a:nth-child(", "h1::text::text", "\ud800"],
+    ["", "h1[", "h1::before", "h1::text b", "h1,", ">>", "p:nosuch", "a:nth-child(", "h1::text::text"],
 )
 def test_a_bad_css_selector_is_named(query: str) -> None:
     with pytest.raises(ExtractError, match="bad CSS selector") as error:
@@ -166,6 +166,19 @@ def test_languages_and_words_are_found() -> None:
     found = page("<div lang=en-GB><p>colour</p></div><p lang=de>Farbe</p>")
     assert found.css("p:lang(en)::text").getall() == ["colour"]
     assert found.css("p:contains('Far')").css("::text").getall() == ["Farbe"]
+    assert found.css("body").css('div p:contains("lou")::text, p:not(:contains(lou))::text').getall() == [
+        "colour",
+        "Farbe",
+    ]
+
+
+def test_an_element_with_blanks_is_not_empty() -> None:
+    found = page("<p></p><p> </p><p><!-- c --></p><p>x</p><i title=':empty'>y</i>")
+    assert found.css("p:empty").getall() == ["<p></p>", "<p><!-- c --></p>"]
+    assert found.css("body").css("p:not(:empty)").getall() == ["<p> </p>", "<p>x</p>"]
+    assert found.css('i[title=":empty"]:not(p:empty)::text').get() == "y"
+    with pytest.raises(ExtractError, match="bad CSS selector"):
+        found.css("p[:empty")
 
 
 @pytest.mark.parametrize("tag", ["html", "body", "p", "td"])
@@ -173,3 +186,56 @@ def test_xpath_goes_on_from_any_element(tag: str) -> None:
     found = page("<body><p>a<table><tr><td><a href=x>b</a></table></p>")
     assert found.css(tag).xpath(".//a/@href").get() == "x"
     assert found.css(tag).xpath("self::*").tag == tag
+
+
+TABLE = "<table><tr><td>name<td class=price>1<td>x</table><table><tr><td>other<td class=price>2</table>"
+
+
+def test_xpath_sees_what_is_around_an_element_that_css_found() -> None:
+    prices = page(TABLE).css("td.price")
+    assert prices.xpath("../td[1]/text()").getall() == ["name", "other"]
+    assert prices.xpath("ancestor::table").css("td:last-child::text").getall() == ["x", "2"]
+    assert prices[0].xpath("following-sibling::td/text()").getall() == ["x"]
+    assert prices[1].xpath("preceding::td[@class]/text()").getall() == ["1"]
+    assert prices[0].xpath("//td").getall() == page(TABLE).css("td").getall()
+
+
+def test_css_asked_of_an_element_does_not_look_further_out() -> None:
+    found = page("<div class=a><p><b>x</b></p></div><p><b>y</b></p>")
+    assert found.css("p").css("div b::text").getall() == []
+    assert found.css("p").css("p b::text").getall() == ["x", "y"]
+    assert found.css("div").css("div.a > p > b::text").getall() == ["x"]
+    assert found.css("p").css("body b, b::text").getall() == ["x", "y"]
+    assert found.css("p").css(r"div\ x b::text").getall() == []
+    assert found.css("div").css(".a p::text, .a  ::text").getall() == ["x"]
+
+
+def test_variables_need_no_quotes() -> None:
+    one = page("""<a id="it's">1</a><a id='"'>2</a><p n=3>x""")
+    assert one.xpath("//a[@id=$id]/text()", id="it's").getall() == ["1"]
+    assert one.css("body").xpath("a[@id=$id]/text()", id='"').getall() == ["2"]
+    assert one.xpath("//p[@n=$n]/text()", n=3).get() == "x"
+    with pytest.raises(ExtractError, match="unbound variable"):
+        one.xpath("//a[@id=$id]")
+
+
+def test_has_class_and_regular_expressions_work_in_xpath() -> None:
+    one = page("<p class='a\tb-c'>1<p class=ab>2<p>3")
+    assert one.xpath("//p[has-class('a')]/text()").getall() == ["1"]
+    assert one.xpath("//p[has-class('b-c', 'a')]/text()").getall() == ["1"]
+    assert one.xpath("//p[not(has-class('a'))]/text()").getall() == ["2", "3"]
+    assert one.xpath(r"//p[re:test(text(), '^[12]$')]/text()").getall() == ["1", "2"]
+    with pytest.raises(ExtractError, match="has-class"):
+        one.xpath("//p[has-class()]")
+
+
+def test_pictures_are_found_with_and_without_their_namespace() -> None:
+    one = page("<svg viewBox='0 0 1 1'><linearGradient id=g /></svg>")
+    assert one.xpath("//svg/@viewBox").get() == one.xpath("//svg:svg/@viewBox").get() == "0 0 1 1"
+    assert len(one.xpath("//linearGradient")) == len(one.css("linearGradient")) == 1
+
+
+def test_one_element_is_the_same_one_to_css_and_xpath() -> None:
+    one = page("<div><p>x</p></div><rt><rt><p>y")
+    for query in ("p", "div", "body", "rt"):
+        assert one.css(query).getall() == one.xpath(f"//{query}").getall()

@@ -10,8 +10,8 @@ from urllib.parse import unquote
 
 import brotli
 import pytest
+import turbohtml
 import zstandard
-from selectolax.lexbor import LexborHTMLParser
 
 from gossamer import urls
 from gossamer.sim import kinds, log
@@ -96,29 +96,26 @@ class Reader:
                     queue.append((link, far))
 
     def links(self, url: str, headers: dict[str, str], body: bytes) -> list[str | None]:
-        tree = LexborHTMLParser(decoded(headers, body))
-        title = tree.css_first("title")
-        self.titles[url] = title.text() if title else ""
+        tree = turbohtml.parse(decoded(headers, body))
+        title = tree.select_one("title")
+        self.titles[url] = title.text if title else ""
         self.items[url] = [
-            {"name": item.css_first(".name").text(), "price": item.css_first(".price").text()}
-            for item in tree.css("div.item")
+            {"name": item.select_one(".name").text, "price": item.select_one(".price").text}
+            for item in tree.select("div.item")
         ]
-        meta = {
-            (node.attributes.get("name") or "").lower(): node.attributes.get("content") or ""
-            for node in tree.css("meta")
-        }
+        meta = {(node.attr("name") or "").lower(): node.attr("content") or "" for node in tree.select("meta")}
         if "nofollow" in headers.get("x-robots-tag", "") + meta.get("robots", ""):
             return []
-        base = tree.css_first("base[href]")
-        root = urls.join(url, base.attributes["href"] or "") if base else url
+        base = tree.select_one("base[href]")
+        root = urls.join(url, base.attr("href")) if base else url
         hrefs = [
-            node.attributes["href"] or ""
-            for node in tree.css("a[href], area[href], link[rel=canonical][href]")
-            if "nofollow" not in (node.attributes.get("rel") or "")
+            node.attr("href")
+            for node in tree.select(":is(a, area, link[rel=canonical])[href]:not(template *)")
+            if "nofollow" not in (node.attr("rel") or "")
         ]
-        for node in tree.css("meta[http-equiv]"):
-            if (node.attributes["http-equiv"] or "").lower() == "refresh":
-                hrefs.append((node.attributes["content"] or "").split("URL=")[1])
+        for node in tree.select("meta[http-equiv]"):
+            if node.attr("http-equiv").lower() == "refresh":
+                hrefs.append(node.attr("content").split("URL=")[1])
         return [urls.join(root or url, href) for href in hrefs]
 
 

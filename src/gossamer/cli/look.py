@@ -29,6 +29,7 @@ from gossamer.engine.extractor import Extractor, make_spider
 from gossamer.engine.gate import Gate
 from gossamer.engine.judge import MAX_HOPS
 from gossamer.errors import ConfigError, Disallowed, FetchError, TooManyRedirects
+from gossamer.extract.main_part import LEAST_SHARE
 from gossamer.extract.page import Page
 from gossamer.middleware.base import Fetch, compose
 from gossamer.middleware.robots import product_token
@@ -126,9 +127,11 @@ async def looking(settings: Settings) -> AsyncIterator[Look]:
 @click.option("--json", "mode", flag_value="json", help="Print what is known of the page as JSON.")
 @click.option("--links", "mode", flag_value="links", help="Print the links, one a line.")
 @click.option("--text", "mode", flag_value="text", help="Print the text that a reader sees.")
+@click.option("--markdown", "mode", flag_value="markdown", help="Print the main part of the page as Markdown.")
+@click.option("--whole", is_flag=True, help="With --markdown: print all of the page, with menus and the like.")
 @click.option("--quiet", is_flag=True, help="Say nothing but errors.")
 @some_settings(*_FETCHING.split())
-def fetch(url: str, mode: str | None, quiet: bool, **options: Any) -> int:
+def fetch(url: str, mode: str | None, whole: bool, quiet: bool, **options: Any) -> int:
     """Fetch one page as a crawl would: headers to stderr, the body to stdout.
 
     With --extract or --spider the items of the page are printed instead, one JSON object a line.
@@ -138,6 +141,8 @@ def fetch(url: str, mode: str | None, quiet: bool, **options: Any) -> int:
     settings = read_settings(None, chosen)
     if mode is None and ("extract" in chosen or "spider" in chosen):
         mode = "items"
+    if whole and mode in {None, "markdown"}:
+        mode = "whole"
     target = _one_url(url)
     return run(_fetch(target, mode, settings, quiet=quiet or mode == "headers"))
 
@@ -161,6 +166,10 @@ async def _fetch(url: str, mode: str | None, settings: Settings, *, quiet: bool)
         _print_lines(page.links(nofollow=settings.nofollow))
     elif mode == "text":
         _print_lines(page.text.split("\n"))
+    elif mode == "markdown":
+        _print_main_part(page, quiet=quiet)
+    elif mode == "whole":
+        _print_lines(page.to_markdown(main=False).split("\n"))
     elif mode == "items":
         return await _print_items(page, settings)
     else:
@@ -177,6 +186,12 @@ async def _page_or_advice(look: Look, url: str, told: Callable[[Response], None]
         error.hint = advice.for_error(error)
         error.args = (plain(f"{error.kind}: {error}"),)
         raise
+
+
+def _print_main_part(page: Page, *, quiet: bool) -> None:
+    _print_lines(page.markdown.split("\n"))
+    if page.main_share < LEAST_SHARE and not quiet:
+        say(f"note: the main part is {page.main_share:.0%} of the visible text; --whole prints all of it")
 
 
 async def _print_items(page: Page, settings: Settings) -> int:

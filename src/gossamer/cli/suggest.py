@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from selectolax.lexbor import LexborNode
+from turbohtml import Element, Node, Text
 
 from gossamer.extract.page import Page
 
@@ -117,51 +117,44 @@ class _Seen:
                 self.samples.append(text[:200])
 
 
-def _repeated(page: Page) -> dict[str, list[LexborNode]]:
+def _repeated(page: Page) -> dict[str, list[Element]]:
     """Elements that share parent, tag and class with another one, by `tag.class`, outside of menus and the like."""
-    groups: dict[tuple[int, str], list[LexborNode]] = defaultdict(list)
-    for node in page.tree.css("[class]")[:_MOST_ELEMENTS]:
+    groups: dict[tuple[Node, str], list[Element]] = defaultdict(list)
+    for node in page.tree.select("[class]")[:_MOST_ELEMENTS]:
         parent = node.parent
         if parent is None or node.tag in _FURNITURE:
             continue
         for name in _classes(node)[:2]:
-            groups[parent.mem_id, f"{node.tag}.{name}"].append(node)
-    found: dict[str, list[LexborNode]] = defaultdict(list)
+            groups[parent, f"{node.tag}.{name}"].append(node)
+    found: dict[str, list[Element]] = defaultdict(list)
     for (_, container), members in groups.items():
         if len(members) > 1 and not _in_furniture(members[0]):
             found[container] += members
     return found
 
 
-def _texts(node: LexborNode) -> dict[str, str]:
+def _texts(node: Element) -> dict[str, str]:
     """The texts inside an element by a short selector: a class where there is one, else a telling tag."""
     found: dict[str, str] = {}
-    for inner in node.css("*")[1 : _MOST_INSIDE + 1]:
-        text = inner.text(deep=False).strip()
+    for inner in node.select("*")[:_MOST_INSIDE]:
+        text = "".join(child.data for child in inner if isinstance(child, Text)).strip()
         if not text:
             continue
         names = _classes(inner)
         if names:
             found.setdefault(f"{inner.tag}.{names[0]}", text)
         elif inner.tag in _BY_TAG:
-            found.setdefault(str(inner.tag), text)
+            found.setdefault(inner.tag, text)
     return found
 
 
-def _classes(node: LexborNode) -> list[str]:
-    names = (node.attributes.get("class") or "").split()
+def _classes(node: Element) -> list[str]:
+    names = (node.attr("class") or "").split()
     return [name for name in names if _CLASS.fullmatch(name) and name.lower() not in _STATES.split()]
 
 
-def _in_furniture(node: LexborNode) -> bool:
-    parent = node.parent
-    for _ in range(30):
-        if parent is None:
-            return False
-        if parent.tag in _FURNITURE:
-            return True
-        parent = parent.parent
-    return False
+def _in_furniture(node: Element) -> bool:
+    return any(isinstance(around, Element) and around.tag in _FURNITURE for around in node.ancestors)
 
 
 def _free_name(field: str, taken: set[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import logging
 import traceback
 from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
 from types import GeneratorType
@@ -17,7 +18,7 @@ from gossamer.errors import ExtractError
 from gossamer.extract.intake import Dropped, Intake
 from gossamer.extract.items import sound
 from gossamer.extract.links import LOST, LinkMemo
-from gossamer.extract.markdown import check_installed, forget
+from gossamer.extract.main_part import LEAST_SHARE
 from gossamer.extract.page import Page
 from gossamer.extract.schema import Schemas
 from gossamer.extract.spider import FieldSpider, Spider, load, load_type, make
@@ -26,9 +27,8 @@ from gossamer.middleware.robots import product_token
 from gossamer.model import PageRow, Rejected, Request, Response
 from gossamer.settings import Settings
 
-_FORGET_AFTER = 5000
-"""Pages after which the library that finds their main parts is made to forget them."""
 Parse = Callable[[Page], Awaitable[list[Any]]]
+log = logging.getLogger("gossamer.engine")
 
 
 class Extracted(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,9 +91,6 @@ class Extractor:
         self._looks = Looks(settings)
         types = spider.item_types or [load_type(reference) for reference in settings.item_types]
         self._intake = Intake(types, spider.pipelines)
-        self._until_forgotten = _FORGET_AFTER
-        if settings.markdown:
-            check_installed()
         self._parse: Parse = compose(spider.parse_middleware, self._run)
 
     async def extract(self, request: Request, response: Response, *, known: PageRow | None = None) -> Extracted:
@@ -135,7 +132,7 @@ class Extractor:
                     else:
                         items.append(taken.item)
                         types.append(taken.type)
-            links = self._links(page) if known is None and page.is_html else ()
+            links = self._links(page) if known is None and (page.is_html or page.is_xml) else ()
             robots = (known.robots or "") if known is not None else str(page.robots)
         except Exception as failure:  # a page's fate is decided here: whatever it makes the spider or the parser raise
             error = _describe(failure)
@@ -163,11 +160,11 @@ class Extractor:
         )
 
     def _markdown(self, page: Page) -> str:
-        self._until_forgotten -= 1
-        if not self._until_forgotten:
-            forget()
-            self._until_forgotten = _FORGET_AFTER
-        return page.markdown if page.is_html else ""
+        if not page.is_html:
+            return ""
+        if page.main_share < LEAST_SHARE:
+            log.info("%s: the main part is %.0f %% of the visible text", page.url, page.main_share * 100)
+        return page.markdown
 
     def _links(self, page: Page) -> Sequence[str]:
         return page.links(self._settings.links)

@@ -17,7 +17,7 @@ from gossamer.engine.extractor import Extracted, row_of
 from gossamer.engine.marker import Marker
 from gossamer.engine.recent import Memory
 from gossamer.extract.scope import Scope
-from gossamer.frontier.traps import has_far_date
+from gossamer.frontier.traps import has_far_date, may_have_date
 from gossamer.model import SITEMAP, PageRow, Request, Response
 from gossamer.settings import Settings
 
@@ -67,25 +67,28 @@ class Linker:
     ) -> list[Request]:
         """Requests for plain links of a page; dates are compared with `year`, if it is given. What was `made` of a link
         a moment ago is taken as it is."""
-        depth, secret, refuse, source = page.depth + 1, self._secret, self._scope.refuse, page.url
+        depth = page.depth + 1
         if self._settings.clean_query:
             found = tuple(map(urls.clean_query, found))
-        keys = urls.keys_of(secret, found)
+        keys = urls.keys_of(self._secret, found)
         unknown = self._recent.unknown(keys)
         requests: list[Request] = []
         if not unknown:
             return requests
-        for url, key in zip(found, keys):
-            if key not in unknown:
-                continue
+        wanted = [(url, key) for url, key in zip(found, keys) if key in unknown]
+        own, home = urls.origin(page.url) + "/", self.site(page.url)
+        reasons = self._scope.refusals([url for url, _ in wanted], page.url, depth)
+        for (url, key), reason in zip(wanted, reasons):
             if made and key in made:
                 requests.append(made[key])
                 continue
-            reason = refuse(url, source, depth) or self._calendar(url, year)
+            if reason is None and year and may_have_date(url):
+                reason = self._calendar(url, year)
             if reason is not None:
                 self.refused[reason] += 1
                 continue
-            requests.append(self._scored(Request(url, key, self.site(url), 0, depth)))
+            request = Request(url, key, home if url.startswith(own) else self.site(url), 0, depth)
+            requests.append(request if self._score is None else self._scored(request))
         return requests
 
     def _calendar(self, url: str, year: int) -> str | None:

@@ -18,7 +18,6 @@ from gossamer import urls
 from gossamer.errors import ConfigError
 from gossamer.export import Export
 from gossamer.export.chunks import chunks, count_words
-from gossamer.extract.markdown import check_installed
 from gossamer.replay.crew import Crew
 from gossamer.replay.orders import Done
 from gossamer.settings import Settings
@@ -36,7 +35,6 @@ _encode = msgspec.json.Encoder().encode
 
 def write_markdown(export: Export) -> int:
     """A file a page in HOST/, with front matter; index.jsonl lists them, and chunks.jsonl has their parts, if asked."""
-    check_installed()
     assert export.out is not None
     folder = export.out
     if folder.exists() and not (folder / INDEX).exists() and any(folder.iterdir()):

@@ -85,6 +85,11 @@ class Answer:
         return self._is_html
 
     @property
+    def is_xml(self) -> bool:
+        """Whether the body is XML that is not a page in XHTML: a feed, a picture in SVG, or any other document."""
+        return sniff.is_xml(self.mime_type) and not self.is_html
+
+    @property
     def is_text(self) -> bool:
         """Whether the body is text of some kind: HTML, XML, JSON, plain ..."""
         return sniff.is_text(self.mime_type)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
-from io import BytesIO
 
 import cchardet
 
@@ -226,34 +225,6 @@ def decode(body: bytes, encoding: str) -> str:
     if name in legacy.ENCODINGS:
         return legacy.decode(body, name)
     return body.removeprefix(_MARKS[name]).decode(name, "replace")
-
-
-def recoded(body: bytes, encoding: str, limit_bytes: int) -> tuple[bytes, bool]:
-    """The body in UTF-8 as far as the limit allows, as `decode` reads it, and whether that is all of it."""
-    name = NAMES.get(encoding.lower(), DEFAULT)
-    if len(body) <= _SLICE_BYTES or name == "replacement":
-        found = decode(body, name).encode("utf-8", "replace")
-        return found[:limit_bytes], len(found) <= limit_bytes
-    whole = BytesIO()
-    for text in _pieces(body, name):
-        room = limit_bytes - whole.tell()
-        written = whole.write(text.encode("utf-8", "replace")[: room + 1])
-        if written > room:
-            return whole.getvalue()[:limit_bytes], False
-    return whole.getvalue(), True
-
-
-def _pieces(body: bytes, name: str) -> Iterator[str]:
-    """The text of a body in pieces of a bounded size."""
-    if name in legacy.ENCODINGS:
-        yield from legacy.pieces(body, name)
-        return
-    body = body.removeprefix(_MARKS.get(name, b""))
-    decoder = codecs.getincrementaldecoder(codec(name))("replace")
-    for start in range(0, len(body), _SLICE_BYTES):
-        part = body[start : start + _SLICE_BYTES]
-        is_last = start + _SLICE_BYTES >= len(body)
-        yield decoder.decode(part, is_last) if name in _MULTIBYTE else decode(part, name)
 
 
 def encode(text: str, encoding: str, lacking: Callable[[str], bytes]) -> bytes:

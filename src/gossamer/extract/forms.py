@@ -9,7 +9,7 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 from urllib.parse import quote_plus
 
-from selectolax.lexbor import LexborHTMLParser, LexborNode
+from turbohtml import Document, Element, SelectorSyntaxError
 
 from gossamer.errors import ExtractError
 from gossamer.extract.encoding import NAMES, encode
@@ -37,7 +37,7 @@ class Submission(NamedTuple):
 
 
 def submission(
-    tree: LexborHTMLParser, query: str, given: Given, *, click: str | None = None, encoding: str = "utf-8"
+    tree: Document, query: str, given: Given, *, click: str | None = None, encoding: str = "utf-8"
 ) -> Submission:
     """The form that a CSS selector finds, with its own values and those that are given; None takes a field away.
 
@@ -50,8 +50,7 @@ def submission(
     met: set[str] = set()
     for node in controls:
         name = _get(node, "name")
-        # Nodes are the same if they are in the same place: to compare them otherwise is to write both out.
-        is_clicked = button is not None and node.mem_id == button.mem_id
+        is_clicked = node is button
         if not name or (_is_button(node) and not is_clicked):
             continue
         if name not in given:
@@ -125,54 +124,38 @@ def json_body(value: Any) -> bytes:
     return text.encode()
 
 
-def _find(tree: LexborHTMLParser, query: str) -> LexborNode:
-    found = tree.css(query) if query else tree.css("form")
+def _find(tree: Document, query: str) -> Element:
+    try:
+        found = tree.select(query or "form")
+    except SelectorSyntaxError as error:
+        raise ExtractError(f"bad CSS selector {query!r} for the form") from error
     if not query:
-        found = [form for form in found if form.css_first('input[type="password" i]') is not None] or found
+        found = [form for form in found if form.select_one('input[type="password" i]') is not None] or found
     if not found:
         raise ExtractError(f"the page has no form {query!r}" if query else "the page has no form")
-    form: LexborNode | None = found[0]
-    while form is not None and form.tag != "form":
-        form = form.parent
+    form = found[0].closest("form")
     if form is None:
         raise ExtractError(f"what {query!r} finds is not a form, nor inside of one")
     return form
 
 
-def _controls(tree: LexborHTMLParser, form: LexborNode) -> Iterator[LexborNode]:
+def _controls(tree: Document, form: Element) -> Iterator[Element]:
     """The controls that belong to the form, in their order, without those that are disabled."""
     own = _get(form, "id")
-    inside = _inside(form)
-    disabled = {node.mem_id for node in tree.css(_DISABLED)}
-    for node in tree.css(_CONTROLS):
+    disabled = set(tree.select(_DISABLED))
+    for node in tree.select(_CONTROLS):
         owner = _get(node, "form")
-        belongs = owner == own if owner and own else not owner and node.mem_id in inside
-        if belongs and "disabled" not in node.attributes and node.mem_id not in disabled:
+        belongs = owner == own if owner and own else not owner and node.closest("form") is form
+        if belongs and node.attr("disabled") is None and node not in disabled:
             yield node
 
 
-def _inside(form: LexborNode) -> set[int]:
-    """The nodes below a form, and not below a form in it. Each is passed once, however deep they are."""
-    found: set[int] = set()
-    node, depth = form.first_child, 1
-    while node is not None and depth:
-        found.add(node.mem_id)
-        below = node.first_child if node.tag != "form" else None
-        if below is not None:
-            node, depth = below, depth + 1
-            continue
-        while depth and node is not None and node.next is None:
-            node, depth = node.parent, depth - 1
-        node = node.next if depth and node is not None else None
-    return found
-
-
-def _is_button(node: LexborNode) -> bool:
+def _is_button(node: Element) -> bool:
     kind = _get(node, "type").lower()
     return kind in _BUTTONS if node.tag == "input" else node.tag == "button" and kind in ("", "submit")
 
 
-def _button(controls: list[LexborNode], click: str | None) -> LexborNode | None:
+def _button(controls: list[Element], click: str | None) -> Element | None:
     buttons = [node for node in controls if _is_button(node)]
     if click is None:
         return buttons[0] if buttons else None
@@ -184,15 +167,15 @@ def _button(controls: list[LexborNode], click: str | None) -> LexborNode | None:
     raise ExtractError(f"the form has no button {click!r}")
 
 
-def _values(node: LexborNode, *, is_clicked: bool) -> list[str]:
+def _values(node: Element, *, is_clicked: bool) -> list[str]:
     """What the control sends as it stands."""
     kind = _get(node, "type").lower()
     if node.tag == "textarea":
-        return [node.text().removeprefix("\n")]
+        return [node.text]
     if node.tag == "select":
-        options = [option for option in node.css("option") if "disabled" not in option.attributes]
-        chosen = [option for option in options if "selected" in option.attributes]
-        if "multiple" not in node.attributes:
+        options = [option for option in node.select("option") if option.attr("disabled") is None]
+        chosen = [option for option in options if option.attr("selected") is not None]
+        if node.attr("multiple") is None:
             chosen = chosen[-1:] or options[:1]
         return [_option(option) for option in chosen]
     if is_clicked:
@@ -200,13 +183,13 @@ def _values(node: LexborNode, *, is_clicked: bool) -> list[str]:
     if node.tag == "button" or kind in _NEVER_SENT:
         return []
     if kind in ("checkbox", "radio"):
-        checked = "checked" in node.attributes
-        return [_get(node, "value") if "value" in node.attributes else "on"] if checked else []
+        checked = node.attr("checked") is not None
+        return [_get(node, "value") if node.attr("value") is not None else "on"] if checked else []
     return [_get(node, "value")]
 
 
-def _option(node: LexborNode) -> str:
-    return _get(node, "value") if "value" in node.attributes else " ".join(node.text().split())
+def _option(node: Element) -> str:
+    return _get(node, "value") if node.attr("value") is not None else " ".join(node.text.split())
 
 
 def _given(name: str, value: str | Sequence[str] | None) -> Fields:
@@ -229,5 +212,5 @@ def _lines(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n").replace("\n", "\r\n")
 
 
-def _get(node: LexborNode, name: str) -> str:
-    return node.attributes.get(name) or ""
+def _get(node: Element, name: str) -> str:
+    return node.attr(name) or ""

@@ -89,10 +89,10 @@ _UPPER = bytes(byte | 0x80 for byte in range(256))
 
 def decode(body: bytes, name: str) -> str:
     """The body as text; what does not decode becomes U+FFFD."""
-    return "".join(pieces(body, name))
+    return "".join(_pieces(body, name))
 
 
-def pieces(body: bytes, name: str) -> Iterator[str]:
+def _pieces(body: bytes, name: str) -> Iterator[str]:
     """The text of a body in pieces of a bounded size."""
     if name == "iso-2022-jp":
         yield from _iso_2022_jp(body)

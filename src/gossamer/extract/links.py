@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from selectolax.lexbor import LexborHTMLParser, LexborNode, SelectolaxError
+from turbohtml import Document, Element, Namespace, SelectorSyntaxError, parse_fragment
 
 from gossamer import urls
 from gossamer.errors import ExtractError
+from gossamer.extract import formatting
 from gossamer.extract.encoding import encode
-from gossamer.extract.text import in_picture
 
 SPACES = "\t\n\f\r "
 MAX_LINKS = 20_000
@@ -42,7 +42,9 @@ _REFRESH = re.compile(
 _REFRESH_URL = re.compile(r"url[\t\n\f\r ]*=[\t\n\f\r ]*", re.IGNORECASE)
 _NOFOLLOW = frozenset({"nofollow", "ugc", "sponsored"})
 _FOLLOWED_RELS = frozenset({"canonical", "next", "prev"})
-_LEADING = ":is([href],meta,iframe,frame)"
+_LEADING = r":is([href],[xlink\:href],meta,iframe,frame,noframes)"
+_INERT = "template:not([shadowrootmode])"
+"""What is in a template is not on the page yet; that of a shadow root is."""
 _AROUND = "".join(map(chr, range(0x21)))
 _UNSEEN = {ord(letter): None for letter in "\t\n\r"}
 _OTHER_SCHEME = re.compile(r"[\x00-\x20]*(?!https?:)[a-z][a-z0-9+.-]{0,30}:", re.IGNORECASE)
@@ -105,6 +107,9 @@ class LinkMemo:
                 elif first.isalnum() and ":" not in reference:
                     found.append(folder + reference)
                     continue
+                elif first == "h" and (end := reference.find("/", 8)) > 0 and _is_origin(reference[:end]):
+                    found.append(reference)
+                    continue
             # The part of the base that the answer depends on: pages that share it share the answer.
             if first == "/":
                 part = origin or base
@@ -133,19 +138,16 @@ class LinkMemo:
         return url
 
 
-def find(tree: LexborHTMLParser, *, nofollow: bool = True) -> Found:
+def find(tree: Document, *, nofollow: bool = True) -> Found:
     """All that a page says about where it leads, as it is written; `nofollow` leaves out links whose `rel` says so."""
-    root = tree.root
-    if root is None:
-        return Found(None, [], [])
     base: list[str] = []
     metas: list[tuple[str, str]] = []
-    references = _references(root, nofollow=nofollow, base=base, metas=metas)
+    references = _references(tree, nofollow=nofollow, base=base, metas=metas)
     return Found(base[0] if base else None, references, metas)
 
 
 def links(
-    tree: LexborHTMLParser,
+    tree: Document,
     found: Found,
     url: str,
     *,
@@ -240,16 +242,15 @@ def _short_way(origin: str, folder: str, reference: str) -> str:
     return folder + path if path else ""
 
 
-def base_url(tree: LexborHTMLParser, url: str) -> str:
+def base_url(tree: Document, url: str) -> str:
     """The URL that the page's links are relative to: the first `<base href>` if it is usable, else the page's own."""
-    hrefs = (node.attributes["href"] for node in tree.css("base[href]") if _is_base(node, node.attributes))
+    hrefs = (node.attr("href") for node in tree.select("base[href]") if _is_base(node))
     return effective_base(url, next(hrefs, None))
 
 
-def is_followed(rels: Iterable[str], attributes: Mapping[str, str | None]) -> bool:
-    """Whether a link with these relations leads to a page that belongs to this one."""
-    rels = set(rels)
-    return not _FOLLOWED_RELS.isdisjoint(rels) or ("alternate" in rels and bool(attributes.get("hreflang")))
+def is_followed(rels: Collection[str], language: str | None) -> bool:
+    """Whether a link with these relations, and this `hreflang`, leads to a page that belongs to this one."""
+    return not _FOLLOWED_RELS.isdisjoint(rels) or ("alternate" in rels and bool(language))
 
 
 def parse_refresh(content: str) -> tuple[int, str | None] | None:
@@ -269,49 +270,70 @@ def parse_refresh(content: str) -> tuple[int, str | None] | None:
 
 
 def _references(
-    root: LexborNode,
+    root: Document | Element,
     *,
     nofollow: bool,
     base: list[str] | None = None,
     metas: list[tuple[str, str]] | None = None,
 ) -> list[str]:
-    """The references below a node, as they are written; the page's bases and metas go into the other lists."""
+    """The references at and below a node, as they are written; the page's bases and metas go into the other lists."""
     found: list[str] = []
     besides: list[str] = []
-    # One walk over the tree: of the time that links take, walks are the most.
-    for node in root.css(_LEADING):
-        tag, attributes = node.tag, node.attributes
+    nodes = root.select(_LEADING)
+    if isinstance(root, Element) and root.matches(_LEADING):
+        nodes.insert(0, root)
+    if root.select_one(_INERT) is not None:
+        inert = set(root.select(f"{_INERT} {_LEADING}"))
+        nodes = [node for node in nodes if node not in inert]
+    for node in nodes:
+        tag = node.tag
         if tag in {"a", "area"}:
-            rel = attributes.get("rel")
-            if not (rel and nofollow) or _NOFOLLOW.isdisjoint(rel.lower().split()):
-                found.append(_href(attributes))
+            rel = node.attr("rel") if nofollow else None
+            if not rel or _NOFOLLOW.isdisjoint(rel.lower().split()):
+                href = href_of(node)
+                if href is not None:
+                    found.append(href)
         elif tag == "link":
-            if is_followed((attributes.get("rel") or "").lower().split(), attributes):
-                found.append(_href(attributes))
+            href = href_of(node)
+            if href is not None and is_followed((node.attr("rel") or "").lower().split(), node.attr("hreflang")):
+                found.append(href)
         elif tag == "base":
-            if base is not None and not base and _is_base(node, attributes):
-                base.append(attributes["href"] or "")
+            if base is not None and not base and _is_base(node):
+                base.append(node.attr("href") or "")
         elif tag in {"iframe", "frame"}:
-            if "src" in attributes:
-                besides.append(attributes["src"] or "")
+            if (source := node.attr("src")) is not None:
+                besides.append(source)
+        elif tag == "noframes":
+            besides += _without_frames(node.text, nofollow=nofollow)
         elif tag != "meta":
             continue
-        elif metas is not None and (name := attributes.get("name")):
-            metas.append((name.strip(SPACES).lower(), attributes.get("content") or ""))
-        elif (attributes.get("http-equiv") or "").lower() == "refresh":
-            refresh = parse_refresh(attributes.get("content") or "")
+        elif metas is not None and (name := node.attr("name")):
+            metas.append((name.strip(SPACES).lower(), node.attr("content") or ""))
+        elif (node.attr("http-equiv") or "").lower() == "refresh":
+            refresh = parse_refresh(node.attr("content") or "")
             if refresh is not None and refresh[1] is not None:
                 besides.append(refresh[1])
     return found + besides
 
 
-def _href(attributes: Mapping[str, str | None]) -> str:
-    """The link of an element that `[href]` finds: in SVG and MathML it may be an `xlink:href`."""
-    return (attributes["href"] if "href" in attributes else attributes.get("xlink:href")) or ""
+def _without_frames(markup: str, *, nofollow: bool) -> list[str]:
+    """The references in a `<noframes>`: text to a parser, and to a reader without frames the way into the site."""
+    if formatting.is_suspicious(markup.encode("utf-8", "replace")):
+        markup, _ = formatting.without_excess(markup)
+    fragment = parse_fragment(markup, "body")
+    for inner in fragment.select("noframes"):
+        inner.decompose()
+    return _references(fragment, nofollow=nofollow)
 
 
-def _is_base(node: LexborNode, attributes: Mapping[str, str | None]) -> bool:
-    return "href" in attributes and not in_picture(node)
+def href_of(node: Element) -> str | None:
+    """Where a link leads as it is written; in SVG and MathML it may be an `xlink:href`."""
+    href = node.attr("href")
+    return node.attr("xlink:href") if href is None and node.namespace is not Namespace.HTML else href
+
+
+def _is_base(node: Element) -> bool:
+    return node.namespace is Namespace.HTML and node.attr("href") is not None
 
 
 def effective_base(url: str, href: str | None) -> str:
@@ -322,10 +344,10 @@ def effective_base(url: str, href: str | None) -> str:
     return url if found is None or found.startswith(("data:", "javascript:")) else found
 
 
-def _regions(tree: LexborHTMLParser, region: str) -> list[LexborNode]:
+def _regions(tree: Document, region: str) -> list[Element]:
     try:
-        return tree.css(region)
-    except (SelectolaxError, ValueError) as error:
+        return tree.select(region)
+    except SelectorSyntaxError as error:
         raise ExtractError(f"bad CSS selector {region!r} for the region of links") from error
 
 
@@ -345,6 +367,12 @@ def _split(base: str) -> tuple[str, str]:
     if not base.startswith(("http://", "https://")) or len(parts) < 4 or "@" in parts[2]:
         return "", base
     return "/".join(parts[:3]), path[: path.rfind("/") + 1]
+
+
+@lru_cache(maxsize=16_384)
+def _is_origin(text: str) -> bool:
+    """Whether a text is scheme and authority as they stand in a normal URL."""
+    return text.startswith(("http://", "https://")) and "?" not in text and _is_normal(text)
 
 
 @lru_cache(maxsize=4096)

@@ -1,4 +1,4 @@
-"""What a page says of itself: author, dates, language, Open Graph, JSON-LD and microdata."""
+"""What a page says of itself: author, dates, language, and structured data of all the usual kinds."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
-from selectolax.lexbor import LexborHTMLParser, LexborNode
+from turbohtml import Document
 
 from gossamer.extract import json_ld
 from gossamer.extract.microdata import microdata
+from gossamer.extract.microformats import microformats
+from gossamer.extract.rdfa import rdfa
 
 _MOST_BLOCKS, _BLOCK_CHARS, _MOST_THINGS = 32, 1_000_000, 256
 _MOST_METAS, _LONGEST = 256, 5000
 _OPEN = ("og:", "article:", "twitter:", "book:", "profile:")
+_DUBLIN_CORE = ("dc.", "dcterms.")
 _ARTICLES = re.compile(r"article|posting|page|report|product|recipe|event|book|video", re.IGNORECASE)
 _DATE = re.compile(r"\d{4}-\d{2}(?:-\d{2})?(?:[T ]\d{2}:\d{2}\S*)?")
 
@@ -42,10 +45,18 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The objects of all JSON-LD blocks, graphs taken apart."""
     microdata: list[dict[str, Any]] = []
     """The top items, each with `type`, `id` if it has one, and the values of its properties."""
+    dublin_core: dict[str, str] = {}
+    """The `<meta>` elements whose names begin with `dc.` or `dcterms.`, of repeated ones the first."""
+    rdfa: list[dict[str, Any]] = []
+    """The subjects of RDFa, as expanded JSON-LD: `@id`, `@type`, and a list of values for each property."""
+    microformats: list[dict[str, Any]] = []
+    """The top items of microformats, old and new: `type`, `properties`, and `children` if there are any."""
 
 
-def metadata(tree: LexborHTMLParser, *, title: str = "", language: str = "") -> Metadata:
-    """Read it all; `title` and `language` are what is known otherwise, and count where the page is silent."""
+def metadata(tree: Document, *, title: str = "", language: str = "", base: str = "") -> Metadata:
+    """Read it all; `title` and `language` are what is known otherwise, and count where the page is silent.
+
+    `base` is what URLs in RDFa and microformats are relative to; elsewhere they stay as they are written."""
     named = _metas(tree)
     graph = {name: value for name, value in named.items() if name.startswith(_OPEN)}
     things = list(_json_ld(tree))
@@ -81,24 +92,26 @@ def metadata(tree: LexborHTMLParser, *, title: str = "", language: str = "") -> 
         open_graph=graph,
         json_ld=things,
         microdata=items,
+        dublin_core={name: value for name, value in named.items() if name.startswith(_DUBLIN_CORE)},
+        rdfa=rdfa(tree, base),
+        microformats=microformats(tree, base),
     )
 
 
-def _metas(tree: LexborHTMLParser) -> dict[str, str]:
+def _metas(tree: Document) -> dict[str, str]:
     found: dict[str, str] = {}
-    for node in tree.css("meta[content]")[:_MOST_METAS]:
-        attributes = node.attributes
-        name = attributes.get("property") or attributes.get("name") or attributes.get("http-equiv") or ""
-        value = " ".join((attributes.get("content") or "").split())
+    for node in tree.select("meta[content]")[:_MOST_METAS]:
+        name = node.attr("property") or node.attr("name") or node.attr("http-equiv") or ""
+        value = " ".join((node.attr("content") or "").split())
         if name and value:
             found.setdefault(name.strip().lower()[:100], value[:_LONGEST])
     return found
 
 
-def _json_ld(tree: LexborHTMLParser) -> Iterator[dict[str, Any]]:
+def _json_ld(tree: Document) -> Iterator[dict[str, Any]]:
     left = _MOST_THINGS
-    for node in tree.css('script[type="application/ld+json" i]')[:_MOST_BLOCKS]:
-        text = node.text() or ""
+    for node in tree.select('script[type="application/ld+json" i]')[:_MOST_BLOCKS]:
+        text = node.text
         found = json_ld.parse(text) if len(text) <= _BLOCK_CHARS else None
         for one in found if isinstance(found, list) else [found]:
             parts = one.get("@graph", [one]) if isinstance(one, dict) else []
@@ -108,16 +121,14 @@ def _json_ld(tree: LexborHTMLParser) -> Iterator[dict[str, Any]]:
                     yield part
 
 
-def _author(
-    article: Mapping[str, Any], marked: Mapping[str, Any], named: Mapping[str, str], tree: LexborHTMLParser
-) -> str:
+def _author(article: Mapping[str, Any], marked: Mapping[str, Any], named: Mapping[str, str], tree: Document) -> str:
     for given in (article.get("author"), named.get("author"), marked.get("author"), named.get("article:author")):
         names = [_text(one) for one in (given if isinstance(given, list) else [given])]
         names = list(dict.fromkeys(name for name in names if name and "://" not in name))
         if names:
             return ", ".join(names[:20])
-    node = tree.css_first("a[rel~=author]")
-    return " ".join(node.text().split())[:200] if node is not None else ""
+    node = tree.select_one("a[rel~=author]")
+    return " ".join(node.text.split())[:200] if node is not None else ""
 
 
 def _text(value: Any) -> str:
@@ -152,6 +163,6 @@ def _language(*values: str | None) -> str:
     return ""
 
 
-def _attribute(tree: LexborHTMLParser, query: str, name: str) -> str:
-    node: LexborNode | None = tree.css_first(query)
-    return (node.attributes.get(name) or "").strip()[:2048] if node is not None else ""
+def _attribute(tree: Document, query: str, name: str) -> str:
+    node = tree.select_one(query)
+    return (node.attr(name) or "").strip()[:2048] if node is not None else ""

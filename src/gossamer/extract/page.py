@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser
+import turbohtml
+from turbohtml import Document
 
 from gossamer.cut import parse_cut
 from gossamer.errors import ExtractError
-from gossamer.extract import bounds, directives, forms, links, paging, selectors
+from gossamer.extract import directives, formatting, forms, links, paging, selectors, sitemap, xml
 from gossamer.extract.answer import Answer
 from gossamer.extract.directives import Directives
-from gossamer.extract.encoding import decode, recoded
-from gossamer.extract.links import LinkMemo
-from gossamer.extract.markdown import main_part
+from gossamer.extract.links import LinkMemo, Links
+from gossamer.extract.main_part import MainPart, main_part
+from gossamer.extract.markdown import to_markdown
 from gossamer.extract.metadata import Metadata, metadata
 from gossamer.extract.relations import Relation, element_relations, header_relations
 from gossamer.extract.selectors import Selection
@@ -22,11 +23,9 @@ from gossamer.extract.text import title_of, visible_text
 from gossamer.extract.xhtml import spelled_out
 from gossamer.model import Request, Response, Secret
 
-if TYPE_CHECKING:
-    from lxml import etree
-
-WITHOUT_EVENTS = int(LexborDocumentOptions.WO_EVENTS)
 Target = str | Selection
+# Far more than pages have, and cheap to ask; then the depth from which on a parser nests no deeper.
+_DEEP, _DEEPEST = turbohtml.XPath("/*" * 40), turbohtml.XPath("/*" * 513)
 _HREFS = ("href", "xlink:href", "src")
 
 
@@ -35,7 +34,7 @@ class Page(Answer):
 
     __slots__ = (
         "_base",
-        "_document",
+        "_main",
         "_markdown",
         "_max_links",
         "_memo",
@@ -73,10 +72,10 @@ class Page(Answer):
         self._max_links = max_links
         self._relations: tuple[Relation, ...] | None = None
         self._robots: Directives | None = None
-        self._tree: LexborHTMLParser | None = None
-        self._document: etree._Element | None = None
+        self._tree: Document | None = None
         self._title: str | None = None
         self._text: str | None = None
+        self._main: MainPart | None = None
         self._markdown: str | None = None
         self._metadata: Metadata | None = None
         self._base: str | None = None
@@ -85,10 +84,18 @@ class Page(Answer):
         return f"<Page {self.status} {self.url}>"
 
     @property
-    def tree(self) -> LexborHTMLParser:
-        """The tree of the page; an empty one where the body is not HTML."""
+    def tree(self) -> Document:
+        """The tree of the page, of HTML or XML; one without a root where the body is neither."""
         if self._tree is None:
-            self._tree = LexborHTMLParser(self._markup(), options=WITHOUT_EVENTS)
+            if not self.is_html:
+                self._tree = xml.parse(self.html) if self.is_xml else xml.empty()
+                return self._tree
+            # Declarative shadow roots stay templates, so that selectors see what is in them.
+            self._tree = tree = turbohtml.parse(
+                self._markup(), encoding="utf-8", positions=False, allow_declarative_shadow_roots=False
+            )
+            if _DEEP(tree) and _DEEPEST(tree):
+                self.cut["tree_depth"] = None
         return self._tree
 
     @property
@@ -100,28 +107,40 @@ class Page(Answer):
 
     @property
     def text(self) -> str:
-        """The text that a reader sees, white space made single, one line per block; of a book, its first 8 MiB."""
+        """The text that a reader sees, white space made single, one line per block."""
         if self._text is None:
-            self._text = visible_text(self.tree, room_bytes=bounds.room_for_text(len(self.body)))
+            self._text = visible_text(self.tree)
         return self._text
 
     @property
     def markdown(self) -> str:
-        """The main part of the page as Markdown, without menus and the like; needs the extra `text`."""
+        """The main part of the page as Markdown, without menus and the like; its links are absolute."""
         if self._markdown is None:
-            self._markdown = main_part(self.tree)
+            self._markdown = self.to_markdown()
         return self._markdown
+
+    def to_markdown(self, *, main: bool = True) -> str:
+        """The page as Markdown: its main part, or with `main=False` all that a reader sees."""
+        part = self._main_part if main else None
+        return to_markdown(self.tree, self.base, main=part, encoding=self.encoding)
 
     @property
     def main_text(self) -> str:
-        """The main part of the page as plain text; needs the extra `text`."""
-        return main_part(self.tree, form="txt")
+        """The main part of the page as plain text, a line per block."""
+        return self._main_part.text
+
+    @property
+    def main_share(self) -> float:
+        """How much of the visible text is in the main part, from 0 to 1; 1 where there is none."""
+        return self._main_part.share
 
     @property
     def metadata(self) -> Metadata:
-        """What the page says of itself: author, dates, language, Open Graph, JSON-LD, microdata."""
+        """What the page says of itself: author, dates, language, and the structured data in it."""
         if self._metadata is None:
-            self._metadata = metadata(self.tree, title=self.title, language=self.header("content-language"))
+            self._metadata = metadata(
+                self.tree, title=self.title, language=self.header("content-language"), base=self.base
+            )
         return self._metadata
 
     @property
@@ -173,15 +192,13 @@ class Page(Answer):
 
     def css(self, query: str) -> Selection:
         """What a CSS selector finds; `::text` and `::attr(name)` give strings."""
-        return selectors.css(self.tree.root, query)
+        return selectors.css(self.tree, query, is_xml=self.is_xml)
 
-    def xpath(self, query: str) -> Selection:
-        """What an XPath expression finds."""
-        if self._document is None and self.is_html:
-            from gossamer.extract import trees
-
-            self._document = trees.document(decode(self._markup(), "utf-8"))
-        return selectors.xpath(self._document, query)
+    def xpath(
+        self, query: str, *, namespaces: Mapping[str, str] | None = None, **variables: selectors.Variable
+    ) -> Selection:
+        """What an XPath expression finds; `$name` in it is a variable, as in `page.xpath("//a[@id=$id]", id="x")`."""
+        return selectors.xpath(self.tree, query, namespaces, variables, is_xml=self.is_xml)
 
     def links(self, region: str = "", *, nofollow: bool | None = None, max_links: int | None = None) -> list[str]:
         """The http(s) URLs that the page links to, each once: those of its headers, then its own in their order.
@@ -189,9 +206,10 @@ class Page(Answer):
         `region` takes only those inside what a CSS selector finds. `nofollow` obeys the page's wish not to follow all,
         or some, of its links. Without it, or without `max_links`, the job's setting counts; `cut` has what that limit,
         in the last call, left out."""
-        if not self.is_html:
-            return []
         nofollow = self._nofollow if nofollow is None else nofollow
+        max_links = self._max_links if max_links is None else max_links
+        if not self.is_html:
+            return self._xml_links(nofollow, max_links) if self.is_xml else []
         found = links.find(self.tree, nofollow=nofollow)
         self._base = links.effective_base(self.url, found.base)
         if self._robots is None:
@@ -206,13 +224,10 @@ class Page(Answer):
             region=region,
             nofollow=nofollow,
             also=() if region else self._header_links(),
-            max_links=self._max_links if max_links is None else max_links,
+            max_links=max_links,
             memo=self._memo,
         )
-        for reason in links.LOST:
-            self.cut.pop(reason, None)
-        self.cut.update(listed.cut)
-        return listed.urls
+        return self._taken(listed)
 
     def follow(
         self,
@@ -332,6 +347,29 @@ class Page(Answer):
         target = f"{address}?{forms.urlencoded(found.fields, found.charset)}"
         return self.follow(target, label=label, meta=meta, priority=priority)
 
+    @property
+    def _main_part(self) -> MainPart:
+        if self._main is None:
+            self._main = main_part(self.tree)
+        return self._main
+
+    def _xml_links(self, nofollow: bool, max_links: int) -> list[str]:
+        """The pages that a feed lists; of other documents, their links."""
+        if nofollow and self.robots.nofollow:
+            return []
+        feed = sitemap.parse(self.body, self.url, self.header("content-type"))
+        found = [entry.url for entry in feed.pages] if feed.kind in ("rss", "atom") else xml.links(self.tree)
+        nothing = links.Found(None, found, [])
+        return self._taken(
+            links.links(self.tree, nothing, self.url, also=self._header_links(), max_links=max_links, memo=self._memo)
+        )
+
+    def _taken(self, listed: Links) -> list[str]:
+        for reason in links.LOST:
+            self.cut.pop(reason, None)
+        self.cut.update(listed.cut)
+        return listed.urls
+
     def _directives(self, metas: list[tuple[str, str]]) -> Directives:
         headers = self._all("x-robots-tag")
         if not metas and not headers:
@@ -344,7 +382,7 @@ class Page(Answer):
         for name, value in self.response.headers:
             if name == "link":
                 related = header_relations((value,), self.url)
-                found += [each.url for each in related if links.is_followed(each.rels, each.attributes)]
+                found += [each.url for each in related if links.is_followed(each.rels, each.attributes.get("hreflang"))]
             elif name == "refresh" and (refresh := links.parse_refresh(value)) is not None and refresh[1]:
                 found += [url for url in (links.resolve(self.url, refresh[1]),) if url is not None]
         return found
@@ -356,26 +394,17 @@ class Page(Answer):
         href = paging.href_of(self.tree, rel) if self.is_html else ""
         return links.resolve(self.base, links.encode_query(href, self.encoding)) if href else None
 
-    def _markup(self) -> bytes:
-        """The body in UTF-8, as far as it is safe to parse."""
-        if not self.is_html:
-            return b""
-        body, held_bytes = self.body, 0
-        if self.encoding != "utf-8":
-            held_bytes = len(body)
-            body, is_whole = recoded(body, self.encoding, bounds.room_for(held_bytes) // 2)
-            if not is_whole:
-                self.cut["tree_depth"] = None
-        elif body.startswith(b"\xef\xbb\xbf"):
-            body = body[3:]
+    def _markup(self) -> bytes | str:
+        """What the parser reads: UTF-8 as it is, all else decoded."""
+        is_plain = self.encoding == "utf-8" and self.mime_type == "text/html"
+        markup: bytes | str = self.body if is_plain else self.html
         if self.mime_type != "text/html":
-            held_bytes = len(self.body)
-            body = spelled_out(body)
-        length = bounds.safe_length(body, held_bytes=held_bytes)
-        if length < len(body):
-            self.cut["tree_depth"] = None
-            body = body[:length]
-        return body
+            markup = spelled_out(self.html)
+        if formatting.is_suspicious(markup if isinstance(markup, bytes) else markup.encode("utf-8", "replace")):
+            markup, dropped = formatting.without_excess(self.html if isinstance(markup, bytes) else markup)
+            if dropped:
+                self.cut["formatting"] = dropped
+        return markup
 
 
 def _href(target: Target) -> str:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import parse_qsl, urlencode
 
-from selectolax.lexbor import LexborHTMLParser
+from turbohtml import Document
+
+from gossamer.extract import links
 
 
-def href_of(tree: LexborHTMLParser, rel: str) -> str:
+def href_of(tree: Document, rel: str) -> str:
     """The href of the first link in the text of a page with this `rel`; empty if there is none."""
-    for node in tree.css("a[rel][href], area[rel][href], link[rel][href]"):
-        attributes = node.attributes
-        if rel in (attributes.get("rel") or "").lower().split():
-            return attributes.get("href") or attributes.get("xlink:href") or ""
+    for node in tree.select("a[rel], area[rel], link[rel]"):
+        if rel in (node.attr("rel") or "").lower().split() and (href := links.href_of(node)) is not None:
+            return href
     return ""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
-from selectolax.lexbor import LexborHTMLParser
+from turbohtml import Document
 
 from gossamer import urls
 from gossamer.extract.links import encode_query
@@ -41,12 +41,12 @@ def header_relations(headers: Iterable[str], url: str) -> Iterator[Relation]:
                 yield Relation(found, rels, parameters)
 
 
-def element_relations(tree: LexborHTMLParser, base: str, *, encoding: str = "utf-8") -> Iterator[Relation]:
+def element_relations(tree: Document, base: str, *, encoding: str = "utf-8") -> Iterator[Relation]:
     """What the `<link>` elements in the head of a page say: in a body, anybody may have written them.
 
     Their queries are written in the encoding of the page."""
-    for node in tree.css("head link[rel][href]")[:MAX_RELATIONS]:
-        attributes = {name: value or "" for name, value in node.attributes.items()}
+    for node in tree.select("head link[rel][href]")[:MAX_RELATIONS]:
+        attributes = {name: node.attr(name) or "" for name in node.attrs}
         rels = frozenset(attributes.pop("rel", "").lower().split())
         href = attributes.pop("href", None)
         found = urls.join(base, encode_query(href, encoding)) if rels and href is not None else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 
 from gossamer import urls
 from gossamer.errors import ConfigError
@@ -55,6 +56,27 @@ class Scope:
         if segments > self._max_repeats and _repeats(path.split("/", 3)[3]) > self._max_repeats:
             return "repeats"
         return None
+
+    def refusals(self, found: Sequence[str], page_url: str, depth: int) -> list[str | None]:
+        """What `refuse` says of each of these links of a page: most are short, near and without an extension."""
+        if self._deny or self._allow or (self._max_depth is not None and depth > self._max_depth):
+            return [self.refuse(url, page_url, depth) for url in found]
+        home = page_url[: page_url.find("/", 8) + 1]
+        is_near, longest = self._kind == "any", self._max_length
+        # Slashes of a URL whose path may have too many segments, or too many that repeat.
+        most = 2 + min(self._max_segments, self._max_repeats)
+        reasons: list[str | None] = []
+        for url in found:
+            reason = None
+            path = url.partition("?")[0] if "?" in url else url
+            if len(url) > longest or path.count("/") > most:
+                reason = self.refuse(url, page_url, depth)
+            elif not (is_near or url.startswith(home) or self._near(url, page_url)):
+                reason = "scope"
+            elif path.rfind(".", -13) >= 0 and _extension(path) in SKIPPED_EXTENSIONS:
+                reason = "extension"
+            reasons.append(reason)
+        return reasons
 
     def _near(self, url: str, page_url: str) -> bool:
         end = page_url.find("/", 8) + 1

@@ -3,32 +3,54 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from re import Pattern
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
-from selectolax.lexbor import LexborHTMLParser, LexborNode, SelectolaxError
+from turbohtml import CData, Document, Element, Node, SelectorSyntaxError, Text, XPath
+from turbohtml.convert import css_to_xpath
 
 from gossamer.errors import ExtractError
+from gossamer.extract import xml
 
-if TYPE_CHECKING:
-    from lxml import etree
-
-    Match = LexborNode | etree._Element | str
+Match = Node | str
 Default = TypeVar("Default")
+Variable = str | float | bool | Element | Iterable[Element]
 
 _PSEUDO = re.compile(r"::(?:(text)|attr\(\s*([^\s()]+)\s*\))\s*\Z", re.IGNORECASE)
 _ANY_PSEUDO = re.compile(r"::[a-zA-Z-]+(?:\([^)]*\))?")
 _QUOTES = "\"'"
 _COMBINATORS = (">", "+", "~")
+_SPACES = " \t\n\f\r"
+_IN_SCOPE = ":is(:scope, :scope *)"
+_STRING = r"""(?:"[^"]*"|'[^']*')"""
+_OWN = re.compile(rf"{_STRING}|:contains\(\s*({_STRING}|[\w-]+)\s*\)|:(empty)(?![\w-])", re.IGNORECASE)
+_WORDS = re.compile(rf"attribute::\*\[name\(\) = '--contains'\] = ({_STRING}|concat\((?:{_STRING}|,)*\))")
+_EMPTY = "attribute::*[name() = '--empty']"
 EXAMPLE = "as in 'div.price > span::text'"
+NAMESPACES = {
+    "re": "http://exslt.org/regular-expressions",
+    "set": "http://exslt.org/sets",
+    "svg": "http://www.w3.org/2000/svg",
+    "math": "http://www.w3.org/1998/Math/MathML",
+}
+
+
+# What they find is a list of strings, without text that is inside two of the elements twice.
+_TEXT: Callable[..., list[str]] = XPath("$found/text()")  # type: ignore[assignment]
+_DEEP_TEXT: Callable[..., list[str]] = XPath("$found//text()")  # type: ignore[assignment]
 
 
 class Part(NamedTuple):
     """One selector of a comma list: which elements, and what of them."""
 
     query: str
+    """Empty for the context itself."""
+    inner: str
+    """The same as it is asked of an element: its leftmost part is that element or inside of it."""
+    path: str = ""
+    """The XPath to ask in its place, where CSS is not enough."""
     text: bool = False
     attribute: str = ""
     deep: bool = False
@@ -40,21 +62,27 @@ class Selection(Sequence["Selection"]):
 
     `get` and `getall` give strings: the value, or an element's HTML."""
 
-    __slots__ = ("_found",)
+    __slots__ = ("_found", "_is_xml")
 
-    def __init__(self, found: Sequence[Match] = ()) -> None:
+    def __init__(self, found: Sequence[Match] = (), *, is_xml: bool = False) -> None:
         self._found = list(found)
+        self._is_xml = is_xml
 
     def css(self, query: str) -> Selection:
         """What a CSS selector finds in the elements of this selection, themselves included."""
-        return Selection(
-            _unique(hit for found in self._found if not isinstance(found, str) for hit in _css(found, query))
+        query = xml.css_of(query) if self._is_xml else query
+        return self._with(
+            _unique(hit for found in self._found if isinstance(found, Node) for hit in _css(found, query))
         )
 
-    def xpath(self, query: str) -> Selection:
-        """What an XPath expression finds from each element; from one found by CSS, it sees only what is inside."""
-        elements = [found for found in self._found if not isinstance(found, str)]
-        return Selection([hit for element in elements for hit in xpath(_tree(element), query)._found])
+    def xpath(self, query: str, *, namespaces: Mapping[str, str] | None = None, **variables: Variable) -> Selection:
+        """What an XPath expression finds from each element of this selection.
+
+        `$name` in it is a variable: `row.xpath("//a[@id=$id]", id=wanted)` needs no quotes around what is `wanted`."""
+        nodes = [found for found in self._found if isinstance(found, Node)]
+        if self._is_xml and nodes:
+            query = xml.xpath_of(query, nodes[0], namespaces)
+        return self._with([hit for node in nodes for hit in _xpath(node, query, namespaces, variables)])
 
     @overload
     def get(self) -> str | None: ...
@@ -91,23 +119,23 @@ class Selection(Sequence["Selection"]):
     @property
     def attrib(self) -> dict[str, str]:
         """The attributes of the first element; empty if there is none."""
-        return next((_attributes(found) for found in self._found if not isinstance(found, str)), {})
+        return next((_attributes(found) for found in self._found if isinstance(found, Node)), {})
 
     @property
     def tag(self) -> str:
         """The name of the first result's element; empty for strings."""
         first = self._found[0] if self._found else ""
-        return "" if isinstance(first, str) else str(first.tag)
+        return first.tag if isinstance(first, Element) else ""
 
     @overload
     def __getitem__(self, index: int) -> Selection: ...
     @overload
     def __getitem__(self, index: slice) -> Selection: ...
     def __getitem__(self, index: int | slice) -> Selection:
-        return Selection(self._found[index] if isinstance(index, slice) else [self._found[index]])
+        return self._with(self._found[index] if isinstance(index, slice) else [self._found[index]])
 
     def __iter__(self) -> Iterator[Selection]:
-        return (Selection([found]) for found in self._found)
+        return (self._with([found]) for found in self._found)
 
     def __len__(self) -> int:
         return len(self._found)
@@ -115,44 +143,44 @@ class Selection(Sequence["Selection"]):
     def __bool__(self) -> bool:
         return bool(self._found)
 
+    def _with(self, found: Sequence[Match]) -> Selection:
+        return Selection(found, is_xml=self._is_xml)
+
     def __repr__(self) -> str:
         shown = ", ".join(f"{_string(found)[:40]!r}" for found in self._found[:3])
         return f"<Selection of {len(self._found)}: {shown}{', ...' if len(self._found) > 3 else ''}>"
 
 
-def css(root: LexborNode | None, query: str) -> Selection:
-    """What a CSS selector finds below, and at, a node; an ExtractError names a bad selector."""
-    return Selection(_css(root if root is not None else _empty(), query))
+def css(document: Document, query: str, *, is_xml: bool = False) -> Selection:
+    """What a CSS selector finds in a document; an ExtractError names a bad selector."""
+    return Selection(_css(document, xml.css_of(query) if is_xml else query), is_xml=is_xml)
 
 
-def xpath(root: etree._Element | None, query: str) -> Selection:
-    """What an XPath expression finds from an element."""
-    from gossamer.extract import trees
-
-    return Selection(trees.xpath(root, query))
+def xpath(
+    document: Document,
+    query: str,
+    namespaces: Mapping[str, str] | None,
+    variables: Mapping[str, Variable],
+    *,
+    is_xml: bool = False,
+) -> Selection:
+    """What an XPath expression finds from the root element of a document."""
+    root = document.root
+    return Selection([root] if root is not None else [], is_xml=is_xml).xpath(query, namespaces=namespaces, **variables)
 
 
 def check(query: str) -> str:
     """The selector itself, if it is one; otherwise an ExtractError that names it."""
-    _css(_empty(), query)
+    _css(Element("p"), query)
     return query
 
 
-def _empty() -> LexborNode | None:
-    return LexborHTMLParser("").root
-
-
-def _css(found: LexborNode | etree._Element | None, query: str) -> list[Match]:
-    if found is None:
-        return []
+def _css(node: Node, query: str) -> list[Match]:
     hits: list[Match] = []
     for part in _parts(query):
-        elements = _lexbor_css(found, part.query) if isinstance(found, LexborNode) else None
-        if elements is None:
-            # What the one parser does not know, as :scope and :lang(), the other may.
-            hits += _lxml_css(found, part, query)
-        elif part.text:
-            hits += _texts(elements, deep=part.deep)
+        elements = _elements(node, part, query)
+        if part.text:
+            hits += _DEEP_TEXT(node, found=elements) if part.deep else _TEXT(node, found=elements)
         elif part.attribute:
             hits += [value for element in elements if (value := _attribute(element, part.attribute)) is not None]
         else:
@@ -160,30 +188,75 @@ def _css(found: LexborNode | etree._Element | None, query: str) -> list[Match]:
     return hits
 
 
-def _lexbor_css(node: LexborNode, query: str) -> list[LexborNode] | None:
-    """The elements that a selector finds, each once; None if the parser does not understand it."""
-    if not query:
-        return [node]
+def _elements(node: Node, part: Part, query: str) -> list[Element]:
+    """What a selector finds: in a whole document, or at and below one of its elements."""
     try:
-        found = node.css(query)
-    except SelectolaxError:
-        return None
-    except ValueError as error:
-        raise ExtractError(f"bad CSS selector {query!r}", hint=EXAMPLE) from error
-    # An element that matches two selectors of a list is reported twice.
-    return list({hit.mem_id: hit for hit in found}.values()) if "," in query else found
+        if part.path:
+            hits = node.xpath(part.path)
+            return [hit for hit in hits if isinstance(hit, Element)] if isinstance(hits, list) else []
+        if isinstance(node, Document):
+            return node.select(part.query) if part.query else [node.root] if node.root is not None else []
+        if not isinstance(node, Element):
+            return []
+        if not part.query:
+            return [node]
+        found = node.select(part.inner)
+        return [node, *found] if node.matches(part.inner) else found
+    except SelectorSyntaxError as error:
+        raise ExtractError(f"bad CSS selector {query!r}: {_reason(error)}", hint=EXAMPLE) from error
 
 
-def _lxml_css(found: LexborNode | etree._Element, part: Part, query: str) -> list[Match]:
-    from gossamer.extract import trees
+def _path(query: str) -> str:
+    """The XPath of a selector with `:contains("words")`, which CSS lacks, or `:empty`, in which browsers count blanks.
 
-    path = trees.path_of(part.query, query) if part.query else "."
-    element = _tree(found)
-    if part.text:
-        path = f"({path}){'//' if part.deep else '/'}text()"
-    elif part.attribute:
-        path = f"({path})/@*[name() = '{part.attribute}']"
-    return [*trees.xpath(element, path)]
+    They go through the translation as tests of attributes. Empty for other selectors."""
+    marked = _OWN.sub(_mark, query)
+    if marked == query:
+        return ""
+    try:
+        path = css_to_xpath(marked)
+    except SelectorSyntaxError:
+        # It is named as it was written, once it is asked.
+        return ""
+    return _WORDS.sub(r"contains(., \1)", path).replace(_EMPTY, "(not(*) and not(text()))")
+
+
+def _mark(found: re.Match[str]) -> str:
+    if found[1]:
+        return rf"[\--contains={found[1]}]"
+    return r"[\--empty]" if found[2] else found[0]
+
+
+def _reason(error: SelectorSyntaxError) -> str:
+    """What is wrong, without the selector, which may not be the one that was written."""
+    return str(error).rpartition(": ")[2].partition(" at position")[0]
+
+
+def _xpath(
+    node: Node, query: str, namespaces: Mapping[str, str] | None, variables: Mapping[str, Variable]
+) -> list[Match]:
+    """What an expression gives: nodes, strings, or the one number or truth value as a string."""
+    known = {**NAMESPACES, **namespaces} if namespaces else NAMESPACES
+    try:
+        found = node.xpath(query, namespaces=known, extensions=_EXTENSIONS, **variables)  # type: ignore[arg-type]
+    except (ValueError, TypeError) as error:
+        raise ExtractError(f"bad XPath expression {query!r}: {str(error).removeprefix('xpath: ')}") from None
+    if isinstance(found, bool):
+        return ["true" if found else "false"]
+    if isinstance(found, float):
+        return [str(int(found)) if found.is_integer() else str(found)]
+    return [found] if isinstance(found, str) else found
+
+
+def _has_class(context: Any, *names: str) -> bool:
+    """Whether the element has all these classes: `//p[has-class("a", "b")]`."""
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ValueError("has-class needs the names of classes, as strings")
+    node = context.context_node
+    return isinstance(node, Element) and set(names).issubset((node.attr("class") or "").split())
+
+
+_EXTENSIONS: Any = {(None, "has-class"): _has_class}
 
 
 @lru_cache(maxsize=512)
@@ -209,7 +282,35 @@ def _parts(query: str) -> tuple[Part, ...]:
             bare = f"{bare} *"
         key = (bool(pseudo[1]), (pseudo[2] or "").strip(_QUOTES).lower(), deep)
         parts.setdefault(key, []).append(bare or ("" if pseudo[1] else "*"))
-    return tuple(Part("" if "" in queries else ", ".join(queries), *key) for key, queries in parts.items())
+    return tuple(_part(queries, key) for key, queries in parts.items())
+
+
+def _part(queries: list[str], key: tuple[bool, str, bool]) -> Part:
+    if "" in queries:
+        return Part("", "", "", *key)
+    query = ", ".join(queries)
+    return Part(query, ", ".join(map(_scoped, queries)), _path(query), *key)
+
+
+def _scoped(query: str) -> str:
+    """A selector whose leftmost part has to be the context or inside of it, as `inner` is: CSS looks further out."""
+    depth, quote, escaped = 0, "", False
+    for index, letter in enumerate(query):
+        if escaped:
+            escaped = False
+        elif letter == "\\":
+            escaped = True
+        elif quote:
+            quote = "" if letter == quote else quote
+        elif letter in _QUOTES:
+            quote = letter
+        elif letter in "([":
+            depth += 1
+        elif letter in ")]":
+            depth -= 1
+        elif depth == 0 and (letter in _SPACES or letter in _COMBINATORS):
+            return f"{query[:index]}{_IN_SCOPE}{query[index:]}" if index else query
+    return query
 
 
 def _split(query: str) -> list[str]:
@@ -234,61 +335,33 @@ def _without_quotes(query: str) -> str:
     return re.sub(r"\"[^\"]*\"|'[^']*'", "", query)
 
 
-def _texts(elements: list[LexborNode], *, deep: bool) -> list[str]:
-    if not deep:
-        return [
-            node.text_content or ""
-            for element in elements
-            for node in element.iter(include_text=True)
-            if node.is_text_node
-        ]
-    # An element inside another that matches too would give its text twice.
-    nodes = {
-        node.mem_id: node for element in elements for node in element.traverse(include_text=True) if node.is_text_node
-    }
-    return [node.text_content or "" for node in nodes.values()]
+def _attributes(node: Node) -> dict[str, str]:
+    return {name: node.attr(name) or "" for name in node.attrs} if isinstance(node, Element) else {}
 
 
-def _attributes(element: LexborNode | etree._Element) -> dict[str, str]:
-    if isinstance(element, LexborNode):
-        return {name: value or "" for name, value in element.attributes.items()} if element.is_element_node else {}
-    return {str(name): str(value) for name, value in element.items()}
-
-
-def _attribute(element: LexborNode, name: str) -> str | None:
+def _attribute(element: Element, name: str) -> str | None:
     """The value of an attribute, given in lower case; those of pictures have capitals, as in `viewBox`."""
-    attributes = _attributes(element)
-    if name in attributes:
-        return attributes[name]
-    return next((value for own, value in attributes.items() if own.lower() == name), None)
+    value = element.attr(name)
+    if value is None:
+        value = next((element.attr(own) or "" for own in element.attrs if own.lower() == name), None)
+    return value
 
 
 def _string(found: Match) -> str:
     if isinstance(found, str):
         return found
-    if isinstance(found, LexborNode):
-        return found.html or ""
-    from gossamer.extract import trees
-
-    return trees.markup(found)
-
-
-def _tree(found: LexborNode | etree._Element) -> etree._Element | None:
-    if not isinstance(found, LexborNode):
-        return found
-    from gossamer.extract import trees
-
-    return trees.fragment(found.html or "", found.tag or "div")
+    return found.data if isinstance(found, Text | CData) else found.html
 
 
 def _unique(hits: Iterator[Match]) -> list[Match]:
     """Without the elements that are found from two nested ones; strings may well repeat."""
-    seen: set[int] = set()
+    seen: set[Node] = set()
     kept: list[Match] = []
     for hit in hits:
-        mark = hit.mem_id if isinstance(hit, LexborNode) else 0
-        if not mark or mark not in seen:
-            seen.add(mark)
+        if isinstance(hit, str):
+            kept.append(hit)
+        elif hit not in seen:
+            seen.add(hit)
             kept.append(hit)
     return kept
 

@@ -85,6 +85,11 @@ def is_html(body: bytes, essence: str) -> bool:
     return b"<html" in head and not _foreign(head)
 
 
+def is_xml(essence: str) -> bool:
+    """Whether a body of this type is XML: a feed, a picture in SVG, or any other."""
+    return essence in ("text/xml", "application/xml") or essence.endswith("+xml")
+
+
 def is_text(essence: str) -> bool:
     """Whether a body of this type is text: its bytes mean letters in some encoding."""
     found = mime.parse(essence)

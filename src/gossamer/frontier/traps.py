@@ -28,7 +28,7 @@ _DATED = re.compile(
     re.ASCII,
 )
 _EVIDENCE = ("asleep_until", "copies", "since", "example")
-_YEAR = re.compile(r"[12]\d{3}", re.ASCII)
+may_have_date = re.compile(r"[12]\d{3}(?=[/_.&?#-]|$)", re.ASCII).search
 """What most URLs have not: looked for first, since every link comes here."""
 
 Path = dict[str, Any]
@@ -52,7 +52,7 @@ def prefix_of(target: str) -> str:
 
 def has_far_date(target: str, *, year: int, settings: Settings) -> bool:
     """Whether a path with query names a month of a year that is too far away to be more than a calendar's page."""
-    if _YEAR.search(target) is None:
+    if may_have_date(target) is None:
         return False
     for found in _DATED.finditer(target):
         dated = int(found["year"] or found["only"])

@@ -5,18 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from gossamer.cut import format_cut
-from gossamer.extract.markdown import forget
 from gossamer.extract.page import Page
 from gossamer.extract.spider import Handler, Spider
-
-_FORGET_AFTER = 5000
 
 
 class CleanPages(Spider):
     """One item for each HTML page, whatever its label."""
-
-    def __init__(self) -> None:
-        self._until_forgotten = _FORGET_AFTER
 
     def handler(self, label: str) -> Handler:
         """The same for all pages."""
@@ -26,10 +20,6 @@ class CleanPages(Spider):
         """The page, clean."""
         if not page.is_html:
             return []
-        self._until_forgotten -= 1
-        if not self._until_forgotten:
-            self._until_forgotten = _FORGET_AFTER
-            forget()
         said = page.metadata
         named = {
             "title": said.title,

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pytest
+
+from gossamer.extract import formatting
+from gossamer.extract.page import Page
+from gossamer.model import Request, Response
+
+URL = "http://a.example/"
+
+
+def page(body: bytes, content_type: str = "text/html; charset=utf-8") -> Page:
+    return Page(Response(url=URL, status=200, headers=(("content-type", content_type),), body=body), Request(url=URL))
+
+
+OPEN = b"".join(b"<b x=%d>" % number for number in range(2000))
+PLACES = b"<p>x" * 4000
+HIDDEN = {
+    "plain": OPEN + PLACES,
+    "bare": b"<b><i><u><s><em><tt><big><code><font><small><strike><strong>" * 3 + b"<p>x" * 400_000,
+    "ends in comments": OPEN.replace(b">", b"><!--</b>-->") + PLACES,
+    "ends in attributes": OPEN.replace(b">", b"><i a='</b>'></i>") + PLACES,
+    "ends in scripts": OPEN.replace(b">", b"><script></b></script>") + PLACES,
+    "ends behind tables": OPEN.replace(b">", b"><table></b></table>") + PLACES,
+    "ends in cells that are none": OPEN.replace(b">", b"><td></b></td>") + PLACES,
+    "starts in cells that are none": b"".join(b"<td><b x=%d></td>" % n for n in range(2000)) + PLACES,
+    "starts in styles of pictures": b"".join(b"<svg><style><b x=%d></style>" % n for n in range(2000)) + PLACES,
+    "ends in cdata": OPEN.replace(b">", b"><svg><![CDATA[></b>]]></svg>") + PLACES,
+    "ends in selects": OPEN.replace(b">", b"><select></b></select>") + PLACES,
+    "in capitals": OPEN.replace(b"<b ", b"<FONT\n") + PLACES,
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_formatting_left_open_does_not_multiply(name: str) -> None:
+    one = page(HIDDEN[name] + b"<a href=/end>end</a>")
+    assert len(one.css("*")) < 900_000
+    assert one.links() == ["http://a.example/end"]
+    assert one.css("p::text").get() == "x" or one.css("p").xpath("string()").get() == "x"
+    assert one.cut["formatting"]
+
+
+@pytest.mark.parametrize("content_type", ["text/html; charset=utf-16le", "application/xhtml+xml"])
+def test_formatting_in_other_forms_of_a_page_does_not_multiply(content_type: str) -> None:
+    text = (OPEN + PLACES).decode()
+    body = text.encode("utf-16le") if "16" in content_type else text.encode()
+    one = page(body, content_type)
+    assert len(one.css("*")) < 900_000
+    assert one.cut["formatting"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<table>" + b"<tr><td><b class=a>x</b><td><font size=1><i>y</i></font>" * 30_000 + b"</table>",
+        b"<p><b class=a>one <i class=b>two</i></b> <font color=red><em x=y>three</em></font>\n" * 30_000,
+        b"<b x=1>" * 300 + b"<p>x" * 10_000,
+    ],
+)
+def test_formatting_of_an_honest_page_stays(body: bytes) -> None:
+    assert formatting.is_suspicious(body)
+    one = page(body)
+    assert len(one.css("b, i, font, em")) >= 300
+    assert not one.cut
+
+
+def test_formatting_for_readers_without_frames_does_not_multiply() -> None:
+    one = page(b"<frameset><noframes>" + OPEN + PLACES + b"<a href=/in>x</a><noframes><a href=/no></noframes>")
+    assert one.links() == ["http://a.example/in"]
