@@ -67,13 +67,18 @@ class Request(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server answered; `body` is whole, and decoded by its Content-Encoding."""
+    """What a server answered; `body` is decoded by its Content-Encoding, and whole unless there is a `cut`."""
 
     url: str
     status: int
     headers: Headers = ()
     """Names in lower case, in the order they came."""
+    head: bytes = b""
+    """The status line and the header lines as they came; empty where the client does not know."""
     body: bytes = b""
+    cut: str = ""
+    """What is missing, as in `disconnect:? headers:2`: reasons or settings, each with a number or `?`; empty if nothing
+    is."""
     http_version: str = ""
     address: str = ""
     """The address that answered; empty behind a proxy."""
@@ -94,12 +99,22 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     sent: Headers = ()
     """The headers that were sent, but for those that the client adds itself (Host, Content-Length)."""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing of the body is missing."""
+        return not self.cut or is_whole(self.cut)
+
     def header(self, name: str, default: str = "") -> str:
         """The first header of that name, given in lower case."""
         for key, value in self.headers:
             if key == name:
                 return value
         return default
+
+
+def is_whole(cut: str) -> bool:
+    """Whether what is cut, as in `Response.cut`, is no part of the body."""
+    return all(part.startswith("headers:") for part in cut.split())
 
 
 class PageRow(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -156,7 +171,11 @@ class Exchange(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_default
     address: str = ""
     """Of the server; empty behind a proxy."""
     headers: Headers = ()
-    """Of the answer, as they came, with the body's Content-Encoding and length before decoding."""
+    """Of the answer, with the body's Content-Encoding and length before decoding; names in lower case."""
+    head: bytes = b""
+    """The status line and the header lines of the answer as they came; empty where the client does not know."""
+    cut: str = ""
+    """What is missing of the answer, as in `Response.cut`."""
     wire_bytes: int = 0
     """Length of the body before decoding."""
 

@@ -40,6 +40,8 @@ def _exchange(request: Request, response: Response) -> Exchange:
         version=response.http_version,
         address=response.address,
         headers=response.headers,
+        head=response.head,
+        cut=response.cut,
         wire_bytes=response.wire_bytes,
     )
 

@@ -112,6 +112,12 @@ class Revisits:
         now, settings = self._clock.epoch(), self._settings
         if answer.status == 304:
             return recrawl.succeeded(before, "same", settings, now=now)
+        if not answer.is_whole:
+            # Whether it has changed is for a visit to say that gets all of it: that one is compared with the last that
+            # did, and no server may answer it that nothing has changed.
+            after = recrawl.succeeded(before, "new", settings, now=now)
+            interval = before.interval or after.interval
+            return msgspec.structs.replace(after, seen_at=before.seen_at, interval=interval, etag="", modified="")
         found = recrawl.compared(before, digest=seen.digest, text=seen.text)
         modified = recrawl.validator(answer.header("last-modified"))
         after = recrawl.succeeded(before, found, settings, now=now, lastmod=_lastmod(request, modified))

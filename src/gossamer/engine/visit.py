@@ -308,10 +308,16 @@ class Visit:
         else:
             handled = await self._context.handler.handle(request, response, made=self.told.made)
             page, row, likeness = handled.page, handled.row, handled.page.likeness
-            if self._copies is not None and (kept := self._copies.saw(request.key, page)) is not None:
+            # What is cut is no page that another can be a near-duplicate of.
+            if (
+                self._copies is not None
+                and response.is_whole
+                and (kept := self._copies.saw(request.key, page)) is not None
+            ):
                 row, likeness = msgspec.structs.replace(row, copy_of=f"{kept:016x}"), page.simhash
             if page.error:
                 verdict = verdict._replace(status="failed", reason="spider")
+            likeness = likeness if response.is_whole else None
             paths = self._paths.saw(request, likeness, handled.links, beside=page.beside)
             verdict = verdict._replace(memo={**(verdict.memo or {}), **paths})
             self._memo.update(paths)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import NamedTuple
 
-from gossamer.model import Record
+from gossamer.model import Record, is_whole
 from gossamer.sink import warc_index
 from gossamer.sink import warc_records as records_of
 from gossamer.sink.warc_records import Original, Response
@@ -47,12 +47,15 @@ class Press:
             if record.page.status == 304:
                 digest = records_of.digest_of_hex(record.page.digest)
             original = self._known.get(digest) if digest and (record.body or record.page.status == 304) else None
+            if not is_whole(exchange.cut):
+                # What is missing may differ: such a body refers to none, and none to it.
+                original = None
             answer = records_of.response(record, exchange, original, digest)
             parts = [answer.data, records_of.request(exchange, answer)]
             answer, surt = answer._replace(data=b""), warc_index.surt(answer.url)
             if original is not None:
                 self._known.move_to_end(digest)
-            elif not answer.is_revisit and record.body:
+            elif not answer.is_revisit and record.body and is_whole(exchange.cut):
                 self._known[digest] = Original(answer.url, answer.date, answer.record_id)
                 if len(self._known) > _REMEMBERED:
                     self._known.popitem(last=False)
