@@ -325,6 +325,9 @@ class Answer:
             position = line_end + 1
             if not line:
                 return self._over(bytes(self._buffer[position:]))
+            if b"\0" in line:
+                self.skipped += 1
+                self.is_reusable = False
         del self._buffer[:position]
         if self._head_bytes + len(self._buffer) > 2 * MAX_HEAD_BYTES:
             self.is_reusable = False

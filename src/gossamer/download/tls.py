@@ -36,7 +36,7 @@ _OUR_CERTIFICATE = frozenset(
     )
 )
 """Alerts about a certificate of ours, or that there is none; with TLS 1.3 they come only after the handshake."""
-END_HINT = "it may be overloaded, or want a certificate of yours: --client-cert FILE"
+END_HINT = "it may be overloaded, know old TLS only (--tls-min 1.0), or want a certificate of yours: --client-cert FILE"
 
 
 class Contexts:
