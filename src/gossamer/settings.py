@@ -319,7 +319,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             proxy=own.proxy if own is not None else "",
             auth=own.auth if own is not None else "",
             client_cert=own.client_cert if own is not None else "",
-            tls_min=own.tls_min or self.tls_min if own is not None else self.tls_min,
+            tls_min=own.tls_min if own is not None else "",
         )
 
 

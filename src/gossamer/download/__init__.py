@@ -34,6 +34,9 @@ def open_downloader(settings: Settings, *, clock: Clock, resolver: Names | None 
         from gossamer.download.browser import BrowserDownloader
 
         return (BrowserDownloader if settings.downloader == "browser" else AutoDownloader)(settings, clock, resolver)
+    lowest = {settings.tls_min, *(special.tls_min or "1.2" for special in settings.sites.values())}
+    if settings.downloader in ("http2", "threads") and lowest != {"1.2"}:
+        raise ConfigError(f"the downloader {settings.downloader} takes no tls_min", hint="--downloader async does")
     kind = _kind(settings.downloader)
     found: Downloader = kind(settings, clock, resolver)
     own: dict[str, Downloader] = {
