@@ -128,7 +128,7 @@ def test_a_request_is_not_sent_when_the_lease_expired_on_its_way_to_the_wire() -
                 raise AssertionError("it was sent")
 
         async def connect(*_: object) -> Connection:
-            return Watched(lambda _: None)
+            return Watched(None)
 
         downloader._resolver.resolve = resolve  # type: ignore[method-assign]
         downloader._open = connect  # type: ignore[method-assign]

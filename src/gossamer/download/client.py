@@ -229,9 +229,6 @@ class HttpDownloader:
         if connection.address != host.addresses[0] and addresses == host.addresses:
             others = tuple(address for address in addresses if address != connection.address)
             host.addresses = (connection.address, *others)
-        if self._closed:
-            connection.abort()
-            raise ConnectFailed("the downloader was closed")
         return connection
 
     async def _look_up(self, goal: Goal, host: Host) -> None:
@@ -254,6 +251,9 @@ class HttpDownloader:
     async def _exchange(self, call: Call, target: Target, connection: Connection, host: Host) -> Reply:
         """Send the request and read its answer; what is left of the connection is kept for the next one."""
         request, settings = call.request, self._settings
+        if self._closed:
+            connection.abort()
+            raise ConnectFailed("the downloader was closed")
         # In this order: what passes between the two readings must not make the answer look later than it came.
         fetched_at = self._clock.epoch()
         sent_at = self._clock.monotonic()

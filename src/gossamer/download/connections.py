@@ -27,8 +27,8 @@ _SOCKS_HOST = {3: "network unreachable", 4: "host unreachable", 5: "connection r
 class Connection(asyncio.Protocol):
     """One connection, with one request on it at a time. What comes while nothing was asked ends it."""
 
-    def __init__(self, closed: Callable[[Connection], None], address: str = "") -> None:
-        self._closed = closed
+    def __init__(self, owner: Connections | None, address: str = "") -> None:
+        self._owner = owner
         self.address = address
         self.is_open = False
         self.uses = 0
@@ -43,6 +43,8 @@ class Connection(asyncio.Protocol):
         # uvloop's are not of asyncio's classes.
         self._transport = cast("asyncio.Transport", transport)
         self.is_open = True
+        if self._owner is not None:
+            self._owner.opened(self)
 
     def data_received(self, data: bytes) -> None:
         answer = self._answer
@@ -57,7 +59,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_open = False
-        self._closed(self)
+        if self._owner is not None:
+            self._owner.lost(self)
         answer = self._answer
         if answer is None:
             return
@@ -103,7 +106,9 @@ class Connection(asyncio.Protocol):
         self.abort()
 
     def _time_out(self) -> None:
-        assert self._answer is not None
+        if self._answer is None:
+            # It was over in the same moment.
+            return
         try:
             self._answer.give_up(self._reason)
         except FetchError as error:
@@ -206,7 +211,7 @@ class Connections:
         async def attempt(address: str) -> Connection:
             name = target.host.strip("[]").rstrip(".") if target.tls else None
             _, connection = await loop.create_connection(
-                lambda: self._make(address),
+                lambda: Connection(self, address),
                 address,
                 target.port,
                 ssl=target.tls,
@@ -264,7 +269,7 @@ class Connections:
         raise ProxyFault(error, blame)
 
     async def _adopt(self, writer: asyncio.StreamWriter, target: Target) -> Connection:
-        connection = self._make("")
+        connection = Connection(self)
         connection.opened_by = writer
         transport = writer.transport
         if target.tls is not None:
@@ -277,12 +282,12 @@ class Connections:
         connection.connection_made(transport)
         return connection
 
-    def _make(self, address: str) -> Connection:
-        connection = Connection(self._lost, address)
+    def opened(self, connection: Connection) -> None:
+        """Count a connection that stands."""
         self._open.add(connection)
-        return connection
 
-    def _lost(self, connection: Connection) -> None:
+    def lost(self, connection: Connection) -> None:
+        """Forget a connection that has ended."""
         self._open.discard(connection)
         self._forget_idle(connection)
 

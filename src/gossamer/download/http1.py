@@ -19,6 +19,7 @@ from gossamer.model import Headers
 
 MAX_HEAD_BYTES = 256 * 1024
 """Of the status line and all header lines, interim answers included; as much again for trailers."""
+MAX_INTERIM = 100
 MAX_CHUNK_LINE_BYTES = 4096
 FRAMING_BYTES = 1024 * 1024
 """Chunks whose sizes take this much more than what is in them are an attack on the reader."""
@@ -77,6 +78,7 @@ class Answer:
             "_buffer",
             "_framing_bytes",
             "_head_bytes",
+            "_interim",
             "_keeps_over",
             "_left",
             "_max_bytes",
@@ -94,6 +96,7 @@ class Answer:
         self._buffer = bytearray()
         self._seen = 0
         self._head_bytes = 0
+        self._interim = 0
         self._framing_bytes = 0
         self._left = 0
         self._over_bytes = 0
@@ -171,6 +174,9 @@ class Answer:
                 return self._begin_body(status, rest)
             if status == 101:
                 raise ProtocolBroken("status 101 is not an answer")
+            self._interim += 1
+            if self._interim > MAX_INTERIM:
+                raise TooLarge("too many interim answers")
             if not rest:
                 return False
             buffer = rest
