@@ -77,8 +77,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     """The status line and the header lines as they came; empty where the client does not know."""
     body: bytes = b""
     cut: str = ""
-    """What is missing, as in `disconnect:? headers:2`: reasons or settings, each with a number or `?`; empty if nothing
-    is."""
+    """What is missing of it, by reason, as in `PageRow.cut`; empty where it is whole."""
     http_version: str = ""
     address: str = ""
     """The address that answered; empty behind a proxy."""
@@ -99,22 +98,12 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     sent: Headers = ()
     """The headers that were sent, but for those that the client adds itself (Host, Content-Length)."""
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether nothing of the body is missing."""
-        return not self.cut or is_whole(self.cut)
-
     def header(self, name: str, default: str = "") -> str:
         """The first header of that name, given in lower case."""
         for key, value in self.headers:
             if key == name:
                 return value
         return default
-
-
-def is_whole(cut: str) -> bool:
-    """Whether what is cut, as in `Response.cut`, is no part of the body."""
-    return all(part.startswith("headers:") for part in cut.split())
 
 
 class PageRow(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -156,6 +145,8 @@ class PageRow(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """SimHash of the main text, 64 bits in hexadecimal; only with the setting `dedupe`."""
     copy_of: str | msgspec.UnsetType = msgspec.UNSET
     """The `simhash` of the page that this one is a near-duplicate of, and that was kept in its place."""
+    cut: str | msgspec.UnsetType = msgspec.UNSET
+    """What was dropped of the page, by reason, as in `disconnect:? max_links:7000`; only where something was."""
 
 
 class Exchange(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -174,8 +165,6 @@ class Exchange(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_default
     """Of the answer, with the body's Content-Encoding and length before decoding; names in lower case."""
     head: bytes = b""
     """The status line and the header lines of the answer as they came; empty where the client does not know."""
-    cut: str = ""
-    """What is missing of the answer, as in `Response.cut`."""
     wire_bytes: int = 0
     """Length of the body before decoding."""
 
@@ -362,6 +351,8 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Fetches at once that its machine can take now; at most the setting `concurrency`."""
     load: float = 0.0
     """The share of one processor that it has used since its last pulse."""
+    refused: dict[str, int] = {}
+    """Links that it did not follow since it began, by the rule that kept them out."""
     left: bool = False
     """Whether it has ended in good order."""
     silent: float = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from gossamer.cut import format_cut, parse_cut
 from gossamer.engine.extractor import Extracted
 from gossamer.model import Exchange, PageRow, Record, Request, Response
 
@@ -41,7 +42,6 @@ def _exchange(request: Request, response: Response) -> Exchange:
         address=response.address,
         headers=response.headers,
         head=response.head,
-        cut=response.cut,
         wire_bytes=response.wire_bytes,
     )
 
@@ -62,4 +62,5 @@ def answer_row(
         referrer=request.referrer,
         location=location,
         tls_fault=response.tls_fault or msgspec.UNSET,
+        cut=format_cut(parse_cut(response.cut)) or msgspec.UNSET,
     )

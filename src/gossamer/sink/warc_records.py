@@ -17,8 +17,9 @@ from urllib.parse import quote
 
 import msgspec
 
+from gossamer.cut import parse_cut
 from gossamer.masks import CREDENTIALS
-from gossamer.model import Exchange, Headers, Record, is_whole
+from gossamer.model import Exchange, Headers, Record
 from gossamer.settings import VERSION
 from gossamer.sink.base import without_page
 
@@ -32,6 +33,12 @@ _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _ENDS_A_LINE = re.compile(r"[\r\n\0]")
 _NO_TOKEN = re.compile(r"[^!#$%&'*+.^_`|~0-9A-Za-z-]")
 _STAYS_IN_A_URI = "".join(chr(code) for code in range(0x21, 0x7F))
+_TRUNCATED = {
+    **dict.fromkeys(("disconnect", "content_length"), "disconnect"),
+    "fetch_seconds": "time",
+    **dict.fromkeys(("max_body_bytes", "max_decoded_bytes", "max_file_bytes"), "length"),
+    **dict.fromkeys(("transfer_encoding", "encoding"), "unspecified"),
+}
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 _encode = msgspec.json.Encoder().encode
 
@@ -98,8 +105,8 @@ def response(record: Record, exchange: Exchange, original: Original | None, dige
             )
     if digest:
         named += f"WARC-Payload-Digest: {digest}\r\n"
-    if not is_whole(exchange.cut):
-        named += f"WARC-Truncated: {_truncated(exchange.cut)}\r\n"
+    if page.cut and (why := _truncated(page.cut)):
+        named += f"WARC-Truncated: {why}\r\n"
     named += "Content-Type: application/http; msgtype=response\r\n"
     headers = _answer_headers(exchange, record.body, unchanged)
     head = b"%b%b\r\n" % (_status_line(exchange, page.status), b"".join(headers))
@@ -198,13 +205,9 @@ def _lines(headers: Iterable[tuple[str, str]]) -> str:
 
 
 def _truncated(cut: str) -> str:
-    """Why an answer is cut, in one of the words that the standard has; the first thing that happened counts."""
-    reason = cut.partition(":")[0]
-    if reason.startswith("max_"):
-        return "length"
-    return {"fetch_seconds": "time", "disconnect": "disconnect", "content_length": "disconnect"}.get(
-        reason, "unspecified"
-    )
+    """Why the body is not whole, in one of the words that the standard has; empty if what is cut is something else."""
+    parts = parse_cut(cut)
+    return next((word for reason, word in _TRUNCATED.items() if reason in parts), "")
 
 
 def _answer_headers(exchange: Exchange, body: bytes, unchanged: bool) -> list[bytes]:
