@@ -145,10 +145,12 @@ def main() -> None:
         cases = {
             "keep-alive, 20 hosts": ([f"http://h{n % 20}.bench.test:{plain}/{n}" for n in range(pages)], 500),
             "new host a page": ([f"http://p{n}.bench.test:{plain}/" for n in range(pages)], 0),
+            "keep-alive, 20 TLS hosts": ([f"https://h{n % 20}.bench.test:{tls}/{n}" for n in range(pages)], 500),
             "new TLS host a page": ([f"https://p{n}.bench.test:{tls}/" for n in range(pages // 3)], 0),
         }
         clients = {
             "gossamer async": lambda run: ours("async", authority, run),
+            "gossamer http2": lambda run: ours("http2", authority, run),
             "gossamer threads": lambda run: ours("threads", authority, run),
             "aiohttp": lambda run: aiohttps(authority, run),
         }
@@ -158,7 +160,7 @@ def main() -> None:
                 figures = [one[name] for one in rounds]
                 middle, best = statistics.median(figures), min(figures)
                 ratio = statistics.median(one["aiohttp"] / one[name] for one in rounds)
-                print(f"{case:22} {name:18} {middle:6.0f} us a page, best {best:5.0f}; aiohttp {ratio:4.1f}x")
+                print(f"{case:24} {name:18} {middle:6.0f} us a page, best {best:5.0f}; aiohttp {ratio:4.1f}x")
     finally:
         server.kill()
         server.communicate()

@@ -14,6 +14,7 @@ GossamerError
     FinalError         another try would end the same
       NameUnknown      DNS says that there is no such name
       TlsRefused       certificate or handshake
+        BadCertificate the server could not prove who it is
       TooLarge         body, decoded body or headers over their limit
       BadEncoding      a Content-Encoding that does not decode
       Forbidden        the address guard refused to connect
@@ -133,6 +134,10 @@ class TlsRefused(FinalError):
     """The certificate or the handshake was not acceptable."""
 
     kind = "tls"
+
+
+class BadCertificate(TlsRefused):
+    """The server's certificate does not prove who it is."""
 
 
 class TooLarge(FinalError):

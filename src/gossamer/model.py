@@ -67,13 +67,17 @@ class Request(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server answered; `body` is whole, and decoded by its Content-Encoding."""
+    """What a server answered; `body` is decoded by its Content-Encoding, and whole unless there is a `cut`."""
 
     url: str
     status: int
     headers: Headers = ()
     """Names in lower case, in the order they came."""
+    head: bytes = b""
+    """The status line and the header lines as they came; empty where the client does not know."""
     body: bytes = b""
+    cut: str = ""
+    """What is missing of it, by reason, as in `PageRow.cut`; empty where it is whole."""
     http_version: str = ""
     address: str = ""
     """The address that answered; empty behind a proxy."""
@@ -91,8 +95,6 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     """The clock's monotonic reading when the headers came: the site's delay counts from here."""
     wire_bytes: int = 0
     from_cache: bool = False
-    cut: str = ""
-    """What is missing of the body, by reason, as in `PageRow.cut`; empty where it is whole."""
     sent: Headers = ()
     """The headers that were sent, but for those that the client adds itself (Host, Content-Length)."""
 
@@ -160,7 +162,9 @@ class Exchange(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_default
     address: str = ""
     """Of the server; empty behind a proxy."""
     headers: Headers = ()
-    """Of the answer, as they came, with the body's Content-Encoding and length before decoding."""
+    """Of the answer, with the body's Content-Encoding and length before decoding; names in lower case."""
+    head: bytes = b""
+    """The status line and the header lines of the answer as they came; empty where the client does not know."""
     wire_bytes: int = 0
     """Length of the body before decoding."""
 

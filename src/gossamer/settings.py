@@ -28,6 +28,7 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 NotNegative = Annotated[float, Meta(ge=0)]
 Whole = Annotated[int, Meta(ge=1)]
 Depth = Annotated[int, Meta(ge=0)]
+TlsVersion = Literal["1.0", "1.1", "1.2", "1.3"]
 
 
 class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -47,6 +48,8 @@ class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     """`user:password` for this site, sent at once; over plain http only to a site that is named with its port."""
     client_cert: str = ""
     """PEM file with the certificate and key for this site only."""
+    tls_min: TlsVersion | Literal[""] = ""
+    """The oldest TLS to speak with this site, in place of the job's `tls_min`."""
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -122,8 +125,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         int, Meta(ge=0, description="Processes that run the spider's handlers; 0: in the worker.")
     ] = 0
     downloader: Annotated[
-        Literal["async", "threads", "browser", "auto"],
-        Meta(description="How pages are fetched; auto: by browser only from sites whose pages need one."),
+        Literal["async", "http2", "threads", "browser", "auto"],
+        Meta(
+            description="How pages are fetched; http2: HTTP/2 where it is offered; auto: by browser only where needed."
+        ),
     ] = "async"
     sites: Annotated[
         dict[str, SiteSettings], Meta(description="Settings for one site: delay, lanes, budget, headers.")
@@ -198,6 +203,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Literal["refuse", "record"],
         Meta(description="Pages behind a bad certificate: refused, or recorded with a note of what is wrong with it."),
     ] = "refuse"
+    tls_min: Annotated[
+        TlsVersion, Meta(description="Oldest TLS to speak; 1.0 and 1.1 also take weak keys and ciphers.")
+    ] = "1.2"
+    partial: Annotated[
+        Literal["keep", "refuse"],
+        Meta(description="Answers that are cut off, over a limit or malformed: kept and marked, or failures."),
+    ] = "keep"
 
     connect_seconds: Annotated[float, Meta(gt=0, description="Time to connect, TLS included.")] = 10.0
     fetch_seconds: Annotated[float, Meta(gt=0, description="Time for a whole fetch.")] = 60.0
@@ -305,6 +317,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             proxy=own.proxy if own is not None else "",
             auth=own.auth if own is not None else "",
             client_cert=own.client_cert if own is not None else "",
+            tls_min=own.tls_min if own is not None else "",
         )
 
 

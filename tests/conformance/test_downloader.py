@@ -24,6 +24,7 @@ from gossamer.clock import SystemClock
 from gossamer.download import Downloader, open_downloader
 from gossamer.download.dns import Answer, Names
 from gossamer.errors import (
+    BadCertificate,
     BadEncoding,
     ConfigError,
     ConnectFailed,
@@ -191,7 +192,7 @@ def test_bodies_are_decoded(kind: str) -> None:
     replies["/large"] = ok(gzip.compress(large), b"Content-Encoding: gzip\r\n")
     replies["/liar"] = ok(PAGE, b"Content-Encoding: gzip\r\n")
     replies["/cut"] = ok(gzip.compress(large)[:-20], b"Content-Encoding: gzip\r\n")
-    found = ends(kind, replies)
+    found = ends(kind, replies, partial="refuse")
     for name, body in encoded.items():
         answer = found[f"/{name}"]
         assert isinstance(answer, Response)
@@ -386,7 +387,7 @@ def test_broken_answers_end_typed(kind: str) -> None:
             "/not-http": b"SSH-2.0-OpenSSH_9\r\n",
             "/nul": b"HTTP/1.1 200 OK\r\nX: a\0b\r\n\r\n",
             "/lengths": b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 5\r\n\r\nokbad",
-            "/negative": b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\nok",
+            "/negative": b"HTTP/1.1 200 OK\r\nContent-length: -1\r\n\r\nok",
             "/chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: CHUNKED\r\n\r\nFFFFFFFFFFFFFFFFF\r\nabc",
             "/cut-chunks": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: CHUNKED\r\n\r\n3\r\nabc\r\n",
             "/two-codings": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: CHUNKED\r\nTransfer-Encoding: identity\r\n\r\nabc",
@@ -395,6 +396,8 @@ def test_broken_answers_end_typed(kind: str) -> None:
             "/many": b"HTTP/1.1 200 OK\r\n" + b"".join(b"X-%d: y\r\n" % n for n in range(100_000)) + b"\r\n",
             "/long": b"HTTP/1.1 200 OK\r\nX: " + b"a" * 2_000_000 + b"\r\n\r\n",
         },
+        partial="refuse",
+        fetch_seconds=5,
     )
     kinds = {path: type(answer) for path, answer in found.items()}
     assert kinds.pop("/closed") is kinds.pop("/reset") is ConnectFailed
@@ -476,11 +479,162 @@ def test_sizes_are_limited_while_reading(kind: str) -> None:
         },
         max_body_bytes=100_000,
         max_decoded_bytes=200_000,
+        partial="refuse",
     )
     assert isinstance(found.pop("/exact"), Response)
     assert isinstance(found.pop("/just"), Response)
     assert isinstance(found.pop("/layers"), BadEncoding)
     assert {path: type(answer) for path, answer in found.items()} == dict.fromkeys(found, TooLarge)
+
+
+def test_partial_answers_are_answers(kind: str) -> None:
+    """Status, headers and what came of the body; `cut` says what is missing."""
+
+    def breaks_off(head: bytes, body: bytes, *, hard: bool) -> Callable[[asyncio.StreamWriter], Awaitable[None]]:
+        async def send(writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 200 OK\r\nX: y\r\n" + head + b"\r\n" + body)
+            await writer.drain()
+            # What was sent last must not be lost with the connection.
+            await asyncio.sleep(0.2)
+            if hard:
+                writer.transport.abort()
+
+        return send
+
+    async def stalls(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nX: y\r\nContent-Length: 100\r\n\r\n<p>some")
+        await asyncio.sleep(3600)
+
+    async def endless(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nX: y\r\n\r\n")
+        while True:
+            writer.write(b"a" * 65_536)
+            await writer.drain()
+
+    packed, damaged = gzip.compress(PAGE), bytearray(gzip.compress(PAGE))
+    damaged[-6] ^= 1
+    chunk = b"6\r\n<p>one\r\n"
+    encoded = b"X: y\r\nContent-Encoding: gzip\r\n"
+    found = ends(
+        kind,
+        {
+            "/short": breaks_off(b"Content-Length: 100\r\n", b"<p>some", hard=False),
+            "/reset": breaks_off(b"Transfer-Encoding: chunked\r\n", chunk, hard=True),
+            "/last-chunk": breaks_off(b"Transfer-Encoding: chunked\r\n", chunk, hard=False),
+            "/stalls": stalls,
+            "/endless": endless,
+            "/announced": ok(b"b" * 150_000, b"X: y\r\n"),
+            "/trailer": ok(packed[:-8], encoded),
+            "/crc": ok(bytes(damaged), encoded),
+            "/plain": ok(PAGE, encoded),
+            "/bomb": ok(gzip.compress(b"c" * 300_000), encoded),
+        },
+        max_body_bytes=100_000,
+        max_decoded_bytes=200_000,
+        fetch_seconds=2,
+    )
+    answers = {path: answer for path, answer in found.items() if isinstance(answer, Response)}
+    assert answers.keys() == found.keys(), found
+    assert {answer.status for answer in answers.values()} == {200}
+    assert {answer.header("x") for answer in answers.values()} == {"y"}
+    expected = {
+        "/short": ("content_length:93", b"<p>some"),
+        "/reset": ("disconnect:?", b"<p>one"),
+        "/last-chunk": ("disconnect:?", b"<p>one"),
+        "/stalls": ("fetch_seconds:93", b"<p>some"),
+        "/endless": ("max_body_bytes:?", b"a" * 100_000),
+        "/announced": ("max_body_bytes:50000", b"b" * 100_000),
+        "/trailer": ("encoding:?", PAGE),
+        "/crc": ("encoding:?", PAGE),
+        "/plain": ("encoding:?", PAGE),
+        "/bomb": ("max_decoded_bytes:?", b"c" * 200_000),
+    }
+    assert {path: answer.cut for path, answer in answers.items()} == {path: cut for path, (cut, _) in expected.items()}
+    if kind != "browser":
+        assert {path: answer.body for path, answer in answers.items()} == {
+            path: body for path, (_, body) in expected.items()
+        }
+    else:
+        assert b"some" in answers["/short"].body
+
+
+def test_odd_heads_are_read_as_far_as_they_can_be(kind: str) -> None:
+    if kind == "threads":
+        pytest.skip("its client reads heads of another library")
+    many = b"".join(b"X-%d: y\r\n" % number for number in range(1000))
+    found = ends(
+        kind,
+        {
+            "/no-colon": ok(b"page", b"X: y\r\nwhat is this\r\n"),
+            "/name": ok(b"page", b"X y: z\r\n: nameless\r\nX: y\r\n"),
+            "/nul": ok(b"page", b"Y: a\0b\r\nX: y\r\n"),
+            "/many": ok(b"page", many + b"X: y\r\n"),
+            "/bare": b"HTTP/1.1 200 OK\nX: y\nContent-Length: 4\n\npage",
+            "/chunks": b"HTTP/1.1 200 OK\nX: y\nTransfer-Encoding: chunked\n\n4\npage\n0\n\n",
+            "/spaced": b"HTTP/1.1 200 OK\r\nX : y\r\nContent-Length : 4\r\n\r\npage",
+            "/length": b"HTTP/1.1 200 OK\r\nX: y\r\nContent-length: four\r\n\r\npage",
+        },
+    )
+    answers = {path: answer for path, answer in found.items() if isinstance(answer, Response)}
+    assert answers.keys() == found.keys(), found
+    assert {path: answer.cut for path, answer in answers.items()} == {
+        **dict.fromkeys(("/many", "/bare", "/chunks", "/spaced"), ""),
+        **{"/no-colon": "headers:1", "/name": "headers:2", "/nul": "headers:1", "/length": "content_length:?"},
+    }
+    assert {answer.header("x") for answer in answers.values()} == {"y"}
+    assert len(answers["/many"].headers) == 1002
+    assert all(b"page" in answer.body for answer in answers.values())
+    assert answers["/nul"].head.startswith(b"HTTP/1.1 200 OK\r\nY: a\0b\r\n")
+
+
+def test_a_robots_txt_that_breaks_off_is_none(kind: str) -> None:
+    """Half of the rules allow more than all of them."""
+    found = ends(
+        kind,
+        {
+            "/short": b"HTTP/1.1 200 OK\r\nContent-length: 99\r\n\r\nUser-agent: *\n",
+            "/packed": ok(gzip.compress(b"User-agent: *\nDisallow: /")[:-9], b"Content-Encoding: gzip\r\n"),
+        },
+        label=ROBOTS,
+    )
+    assert {type(answer) for answer in found.values()} == {ProtocolBroken}
+
+
+def test_what_comes_behind_an_odd_answer_belongs_to_nobody(kind: str) -> None:
+    """H26: a connection whose answer could be read in two ways is not used again."""
+    if kind == "threads":
+        pytest.skip("its client uses such connections again")
+    poison = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\npoison"
+    odd = {
+        "/both": b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        "/skipped": ok(b"x", b"no colon\r\n"),
+        "/hidden": b"HTTP/1.1 200 OK\r\nContent-Length\0: 1\r\nContent-Length: 1\r\n\r\nx",
+        "/folded": b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n 2\r\n\r\nx",
+        "/ends": ok(b"x", b"Connection: close\r\n"),
+    }
+
+    async def test(downloader: Downloader) -> None:
+        for path, reply in odd.items():
+            async with Server({path: reply, "/page": ok(b"the page")}) as server:
+
+                async def late(writer: asyncio.StreamWriter, reply: bytes = reply) -> None:
+                    writer.write(reply)
+                    await writer.drain()
+                    await asyncio.sleep(0.1)
+                    writer.write(poison)
+                    await writer.drain()
+
+                server.replies[path] = late
+                try:
+                    answer = await downloader.fetch(Request(url=server.url(path, "a.test")))
+                except FetchError:
+                    pass
+                else:
+                    assert b"poison" not in answer.body
+                assert b"the page" in (await downloader.fetch(Request(url=server.url("/page", "a.test")))).body
+                assert server.connections == 2
+
+    run(kind, test)
 
 
 def test_every_stage_has_its_time(kind: str) -> None:
@@ -508,6 +662,7 @@ def test_every_stage_has_its_time(kind: str) -> None:
             "/continue": lambda writer: drip(writer, b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
         },
         fetch_seconds=0.5,
+        partial="refuse",
     )
     assert {path: type(answer) for path, answer in found.items()} == dict.fromkeys(found, TimedOut)
 
@@ -538,6 +693,8 @@ def test_a_header_may_go_on_in_the_next_line(kind: str) -> None:
             "/coding": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n x\r\n\r\n4\r\npage\r\n0\r\n\r\n",
             "/first": b"HTTP/1.1 200 OK\r\n X: one\r\nContent-Length: 4\r\n\r\npage",
         },
+        partial="refuse",
+        fetch_seconds=5,
     )
     value = found.pop("/value")
     assert isinstance(value, Response)
@@ -547,6 +704,8 @@ def test_a_header_may_go_on_in_the_next_line(kind: str) -> None:
 
 def test_header_values_that_are_not_ascii_are_read(kind: str) -> None:
     """H23."""
+    if kind == "threads":
+        pytest.skip("its client gives out ASCII only: other values are counted in `cut`")
     answer = ends(
         kind,
         {"/": ok(b"x", "Location: /grün\r\nX-Plain: 1\r\nX-Old: ".encode() + b"gr\xfcn\r\nX-Old: a\r\n", b"302 Found")},
@@ -732,6 +891,7 @@ def test_proxies_are_used_and_a_dead_one_is_passed_over(kind: str) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("kind", ["http2", "threads"])
 def test_http2_is_used_where_tls_offers_it(kind: str, tmp_path: Path) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
@@ -829,11 +989,13 @@ def test_every_hostile_reply_ends_typed_and_in_time(kind: str, raw_servers: list
         for path in heavy - waits:
             await get(downloader, path)
 
-    limits = {"connect_seconds": 2, "max_body_bytes": 1_000_000, "max_decoded_bytes": 2_000_000}
+    limits = {"connect_seconds": 2, "max_body_bytes": 1_000_000, "max_decoded_bytes": 2_000_000, "partial": "refuse"}
     run(kind, crowd, fetch_seconds=2, **limits)
     # What ends by another limit than time gets the time it takes on a busy machine.
     run(kind, live, fetch_seconds=20, **limits)
     assert len(found) > 550
+    interim = found.pop("/live/endless-100")
+    assert isinstance(interim, TooLarge | TimedOut), "whichever limit is met first"
     kinds = {
         path.removeprefix("/live/"): answer.status if isinstance(answer, Response) else type(answer)
         for path, answer in found.items()
@@ -842,7 +1004,7 @@ def test_every_hostile_reply_ends_typed_and_in_time(kind: str, raw_servers: list
     # These take the server its time: which limit they meet first is up to the machine.
     slow = {name: kinds[name] for name in ("gzip-bomb", "endless-chunks")}
     assert kinds == {
-        **dict.fromkeys(("drip-headers", "drip-body", "silent", "endless-100"), TimedOut),
+        **dict.fromkeys(("drip-headers", "drip-body", "silent"), TimedOut),
         **dict.fromkeys(("endless-body", "endless-header", "many-headers", "huge-length"), TooLarge),
         **dict.fromkeys(("big-chunk-size", "short-body", "half-then-reset"), ProtocolBroken),
         **dict.fromkeys(("http09", "nul-header", "two-lengths"), ProtocolBroken),
@@ -850,7 +1012,8 @@ def test_every_hostile_reply_ends_typed_and_in_time(kind: str, raw_servers: list
         **{"redirect-meta": 404, "redirect-longurl": TooLarge, "reset": ConnectFailed, "te-and-cl": 200},
         **slow,
     }
-    assert set(slow.values()) <= {TooLarge, TimedOut}
+    # One byte a chunk is more framing than anybody reads to its end.
+    assert set(slow.values()) <= {TooLarge, TimedOut, ProtocolBroken}
     bombs = {path: answer for path, answer in found.items() if path.startswith("/bomb/bomb-")}
     assert len(bombs) == 4
     assert all(isinstance(answer, TooLarge) for answer in bombs.values())
@@ -898,7 +1061,8 @@ def test_only_good_certificates_are_accepted(kind: str, tls_cases: tuple[Path, l
         case["name"]: case["strict_accepts"] for case in cases
     }
     bad = ("untrusted-root", "wrong-host", "expired", "not-yet-valid", "cn-only-no-san", "wildcard-mismatch")
-    assert {type(found[name]) for name in (*bad, "plain-http-on-tls-port")} == {TlsRefused}
+    assert {type(found[name]) for name in bad} == {BadCertificate}
+    assert type(found["plain-http-on-tls-port"]) is TlsRefused
     hints = {name: error.hint for name, error in found.items() if isinstance(error, TlsRefused)}
     assert [name for name, hint in hints.items() if "try http://" in hint] == ["plain-http-on-tls-port"]
     # localhost has two addresses: after the one that hangs, the other is tried.

@@ -8,7 +8,8 @@ import msgspec
 
 from gossamer.assemble import worker
 from gossamer.clock import ManualClock
-from gossamer.download.client import HttpDownloader, Reply
+from gossamer.download.client import HttpDownloader
+from gossamer.download.connections import Connection
 from gossamer.download.dns import Answer
 from gossamer.engine.store import FleetStore
 from gossamer.engine.visit import Visit
@@ -121,12 +122,16 @@ def test_a_request_is_not_sent_when_the_lease_expired_on_its_way_to_the_wire() -
             clock.advance(70.0)
             return Answer(("127.0.0.1",), clock.monotonic() + 60.0)
 
-        async def exchange(client: object, call: object) -> Reply:
-            web.asked_at.append(clock.monotonic())
-            raise AssertionError("it was sent")
+        class Watched(Connection):
+            async def exchange(self, *_: object) -> None:
+                web.asked_at.append(clock.monotonic())
+                raise AssertionError("it was sent")
+
+        async def connect(*_: object) -> Connection:
+            return Watched(None)
 
         downloader._resolver.resolve = resolve  # type: ignore[method-assign]
-        downloader._exchange = exchange  # type: ignore[method-assign, assignment]
+        downloader._open = connect  # type: ignore[method-assign]
         async with worker(memory, FleetStore(memory, []), settings=settings, secret=b"s" * 16, clock=clock) as engine:
             engine._context.fetch = downloader.fetch
             (lease,) = (await memory.lease(1, batch=1, seconds=60.0)).leases

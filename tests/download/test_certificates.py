@@ -119,8 +119,8 @@ def test_bad_certificates_are_recorded_as_bad_and_get_no_secrets(
     monkeypatch.setenv("TOKEN", "t0ken")
     cases = {
         "expired": context(authority, "bad.test", not_after=yesterday),
-        "not valid for name": context(authority, "wrong.test"),
-        "UnknownIssuer": context(trustme.CA(), "bad.test"),
+        "not valid for": context(authority, "wrong.test"),
+        "issuer": context(trustme.CA(), "bad.test"),
     }
 
     async def test(stack: AsyncExitStack) -> None:
@@ -142,7 +142,7 @@ def test_bad_certificates_are_recorded_as_bad_and_get_no_secrets(
             for _ in range(2):
                 answer = await lax.fetch(Request(url=url, headers={"Authorization": "t0ken", "x-own": "yes"}))
                 assert answer.status == 200
-                assert said in answer.tls_fault
+                assert said in answer.tls_fault.lower()
             assert len(web.heads) == 2
             assert not [head for head in web.heads if "t0ken" in head or "bWU6dDBrZW4=" in head]
             assert all("x-plain: yes" in head.lower() and "x-own: yes" in head.lower() for head in web.heads)
@@ -171,7 +171,7 @@ def test_the_record_of_a_page_says_that_its_certificate_was_bad(tmp_path: Path) 
 
     run(test)
     rows = [json.loads(line) for line in (tmp_path / "job" / "pages.jsonl").read_text().splitlines()]
-    stamped = {row["url"].split("/")[2].split(":")[0]: "not valid for name" in row.get("tls_fault", "") for row in rows}
+    stamped = {row["url"].split("/")[2].split(":")[0]: "not valid for" in row.get("tls_fault", "") for row in rows}
     assert stamped == {"good.test": False, "bad.test": True}
     assert "tls_fault" not in next(row for row in rows if "good.test" in row["url"])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import random
 import subprocess
 import sys
 import zlib
@@ -14,7 +15,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as some
 
-from gossamer.download.decoding import decode, encodings
+from gossamer.download.decoding import decode, decode_partly, encodings
 from gossamer.errors import BadEncoding, ProtocolBroken, TooLarge
 
 SAMPLES = Path(__file__).parents[2] / "../shared/suites/http-scrapy-compressed"
@@ -179,14 +180,57 @@ def test_a_bomb_of_ten_gibibytes_holds_less_than_twice_the_limit() -> None:
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_of_a_body_that_may_be_cut_its_beginning_is_decoded(name: str) -> None:
+def test_of_a_body_over_its_limit_the_beginning_is_kept_to_the_byte(name: str) -> None:
     packed = ENCODERS[name](TEXT)
-    assert decode(packed, (name,), 1000, may_be_cut=True) == TEXT[:1000]
-    assert decode(packed, (name,), LIMIT, may_be_cut=True) == TEXT
-    start = decode(packed[: len(packed) // 2], (name,), LIMIT, may_be_cut=True)
-    assert TEXT.startswith(start)
-    twice = decode(ENCODERS[name](packed), (name, name), 1000, may_be_cut=True)
-    assert TEXT.startswith(twice)
+    found, fault = decode_partly(packed, (name,), 1000)
+    assert (found, type(fault)) == (TEXT[:1000], TooLarge)
+    assert decode_partly(packed, (name,), LIMIT) == (TEXT, None)
+    found, fault = decode_partly(ENCODERS[name](packed), (name, name), 1000)
+    assert TEXT.startswith(found)
+    assert isinstance(fault, TooLarge)
+
+
+@pytest.mark.parametrize(("name", "encode"), VARIANTS[:7])
+def test_of_a_body_that_is_cut_off_what_came_is_kept(name: str, encode: object) -> None:
+    body = encode(TEXT)  # type: ignore[operator]
+    sizes = []
+    for share in (0.3, 0.6, 0.9, 1):
+        found, fault = decode_partly(body[: int(len(body) * share) - 1], (name,), LIMIT)
+        assert TEXT.startswith(found)
+        assert fault is not None
+        sizes.append(len(found))
+    assert sizes == sorted(sizes)
+    # A zstd frame of one block has nothing to give before its end.
+    assert sizes[-1] > 0 or name == "zstd"
+
+
+def test_of_a_damaged_body_everything_before_the_damage_is_kept() -> None:
+    noise = random.Random(1).randbytes(300_000)
+    for text in (TEXT, noise, bytes(3_000_000)):
+        body = bytearray(gzip.compress(text))
+        body[-6] ^= 1
+        found, fault = decode_partly(bytes(body), ("gzip",), 4 * LIMIT)
+        assert found == text
+        assert isinstance(fault, BadEncoding)
+        assert decode_partly(gzip.compress(text)[:-8], ("gzip",), 4 * LIMIT)[0] == text
+    body = bytearray(gzip.compress(noise, 1))
+    body[150_000:150_100] = bytes(100)
+    found, fault = decode_partly(bytes(body), ("gzip",), LIMIT)
+    assert len(found) > 100_000
+    assert isinstance(fault, BadEncoding)
+
+
+def test_padding_behind_megabytes_ends() -> None:
+    """zlib names what comes after the end of a stream as not consumed, again and again."""
+    text = bytes(5_000_000)
+    assert decode(gzip.compress(text) + b"\0" * 100, ("gzip",), len(text)) == text
+    assert decode(zlib.compress(text) + b"\0" * 100, ("deflate",), len(text)) == text
+
+
+def test_a_body_that_was_never_encoded_stays_as_it_is() -> None:
+    for name in ("gzip", "zstd"):
+        found, fault = decode_partly(TEXT, (name,), LIMIT)
+        assert (found, type(fault)) == (TEXT, BadEncoding)
 
 
 @pytest.mark.parametrize("name", ENCODERS)

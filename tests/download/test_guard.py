@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import random
-from typing import Any
 
 import pytest
 
 from gossamer.clock import SystemClock
-from gossamer.download.client import HttpDownloader
+from gossamer.download.client import Host, HttpDownloader
+from gossamer.download.connections import Connection, Target
 from gossamer.download.dns import Answer
 from gossamer.download.guard import check_address, check_url
 from gossamer.errors import ConnectFailed, FetchError, Forbidden
@@ -49,11 +49,11 @@ METADATA = [
 
 
 class Recording(HttpDownloader):
-    """Builds no client: what would have been connected to is noted."""
+    """Opens no connection: what would have been connected to is noted."""
 
     def __init__(self, *answers: tuple[str, ...], **settings: object) -> None:
         self.answers = list(answers)
-        self.pinned: list[dict[str, str]] = []
+        self.pinned: list[tuple[str, tuple[str, ...]]] = []
         super().__init__(build(settings), SystemClock(), self)
 
     async def resolve(self, host: str) -> Answer:
@@ -62,8 +62,9 @@ class Recording(HttpDownloader):
 
     async def aclose(self) -> None: ...
 
-    def _build(self, pins: dict[str, str], proxy: Any = None) -> None:
-        self.pinned.append(pins)
+    async def _open(self, target: Target, host: Host) -> Connection:
+        self.pinned.append((target.host, host.addresses))
+        host.expires_at = -1.0
         raise ConnectFailed("this downloader does not connect")
 
 
@@ -138,7 +139,7 @@ def test_a_rebound_name_is_pinned_to_what_was_checked_and_refused_when_it_change
     downloader = Recording(("1.1.1.1",), ("127.0.0.1",))
     assert ends(downloader, "http://rebind.example/") is ConnectFailed
     assert ends(downloader, "http://rebind.example/") is Forbidden
-    assert downloader.pinned == [{"rebind.example": "1.1.1.1"}]
+    assert downloader.pinned == [("rebind.example", ("1.1.1.1",))]
 
 
 def test_names_are_checked_behind_a_proxy_too() -> None:

@@ -9,7 +9,6 @@ from gossamer.download.base import Downloader, Locates, Remembers
 from gossamer.download.certificates import RecordingDownloader, SiteDownloaders, without_credentials
 from gossamer.download.client import HttpDownloader
 from gossamer.download.dns import Names
-from gossamer.download.threads import ThreadDownloader
 from gossamer.errors import ConfigError
 from gossamer.settings import Settings
 
@@ -18,7 +17,6 @@ __all__ = [
     "HttpDownloader",
     "Locates",
     "Remembers",
-    "ThreadDownloader",
     "open_downloader",
 ]
 
@@ -36,7 +34,10 @@ def open_downloader(settings: Settings, *, clock: Clock, resolver: Names | None 
         from gossamer.download.browser import BrowserDownloader
 
         return (BrowserDownloader if settings.downloader == "browser" else AutoDownloader)(settings, clock, resolver)
-    kind = ThreadDownloader if settings.downloader == "threads" else HttpDownloader
+    lowest = {settings.tls_min, *(special.tls_min or "1.2" for special in settings.sites.values())}
+    if settings.downloader in ("http2", "threads") and lowest != {"1.2"}:
+        raise ConfigError(f"the downloader {settings.downloader} takes no tls_min", hint="--downloader async does")
+    kind = _kind(settings.downloader)
     found: Downloader = kind(settings, clock, resolver)
     own: dict[str, Downloader] = {
         site: kind(msgspec.structs.replace(settings, client_cert=special.client_cert), clock, resolver)
@@ -49,3 +50,16 @@ def open_downloader(settings: Settings, *, clock: Clock, resolver: Names | None 
         lax = kind(without_credentials(settings), clock, resolver, accepts_any_certificate=True)
         found = RecordingDownloader(found, lax, clock)
     return found
+
+
+def _kind(name: str) -> type[HttpDownloader]:
+    # Few crawls need another than the first, and those need not load what drives the others.
+    if name == "http2":
+        from gossamer.download.http2 import Http2Downloader
+
+        return Http2Downloader
+    if name == "threads":
+        from gossamer.download.threads import ThreadDownloader
+
+        return ThreadDownloader
+    return HttpDownloader

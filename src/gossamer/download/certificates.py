@@ -11,7 +11,7 @@ from pyreqwest.client import ClientBuilder
 
 from gossamer.clock import Clock
 from gossamer.download.base import Downloader, Locates
-from gossamer.errors import ConfigError, TlsRefused
+from gossamer.errors import BadCertificate, ConfigError
 from gossamer.masks import CREDENTIALS
 from gossamer.model import Request, Response
 from gossamer.settings import Settings
@@ -84,8 +84,8 @@ class RecordingDownloader:
         if until < self._clock.monotonic() or not may_repeat:
             try:
                 return await self._strict.fetch(request)
-            except TlsRefused as error:
-                if "certificate" not in str(error) or not may_repeat:
+            except BadCertificate as error:
+                if not may_repeat:
                     raise
                 fault = str(error)
                 self._remember(home, fault)

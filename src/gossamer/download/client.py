@@ -1,71 +1,64 @@
-"""The asynchronous downloader, and all that the blocking one shares with it."""
+"""The asynchronous downloader: HTTP/1.1 on connections of our own, over asyncio and OpenSSL."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 from collections import OrderedDict
-from datetime import timedelta
-from io import BytesIO
 from math import inf
-from typing import Any, NamedTuple
-
-from pyreqwest.client import Client, ClientBuilder
-from pyreqwest.http import HeaderMap, Url
+from typing import NamedTuple
 
 from gossamer.clock import Clock
+from gossamer.download import http1
 from gossamer.download.base import check_before_sending
-from gossamer.download.certificates import read_identity
-from gossamer.download.decoding import decode, encodings
-from gossamer.download.dns import Names, Resolver
-from gossamer.download.eyeballs import BetterAddress, raced
-from gossamer.download.faults import (
-    blame,
-    connecting,
-    ended_early,
-    never_connected,
-    out_of_files,
-    translate,
+from gossamer.download.connections import (
+    Connection,
+    Connections,
+    ProxyFault,
+    Target,
+    is_out_of_files,
+    proxy_authorization,
 )
-from gossamer.download.guard import Target, check_address, check_url
-from gossamer.download.heads import body_bytes, too_large
-from gossamer.download.oddheaders import OddHeaders, readable
-from gossamer.download.outgoing import Outgoing, closing, configure, read_authorities
-from gossamer.download.proxies import Proxies, Proxy
-from gossamer.download.routes import Route, Routes
-from gossamer.errors import ConnectFailed, FetchError, ProtocolBroken, TimedOut
+from gossamer.download.decoding import decode_partly, encodings
+from gossamer.download.dns import Names, Resolver
+from gossamer.download.guard import Goal, check_address, check_url
+from gossamer.download.outgoing import Outgoing
+from gossamer.download.proxies import Blame, Proxies, Proxy
+from gossamer.download.tls import Contexts, check_identity
+from gossamer.errors import ConnectFailed, FetchError, Forbidden, ProtocolBroken, TimedOut, TooLarge
 from gossamer.model import ROBOTS, ROBOTS_BYTES, SITEMAP, SITEMAP_BYTES, Headers, Request, Response
 from gossamer.settings import Settings
 from gossamer.urls import host_port
 
-READ_BYTES = 256 * 1024
 # Larger bodies are decoded in a thread, so that the loop goes on meanwhile.
 DECODE_INLINE_BYTES = 32 * 1024
-SLACK_SECONDS = 0.5
 FILES_WAIT_SECONDS = 0.25
-BUILD_TRIES = 12
+FILES_TRIES = 12
 OWN_FILES = 40
 MAX_HOSTS = 4096
-MAX_SPARES = 2
-MAX_PROXY_CLIENTS = 256
-_REPEATABLE = ("GET", "HEAD")
+MAX_ADDRESSES = 4
+REPEATABLE = ("GET", "HEAD")
 """Nothing that changes anything is sent twice."""
 FILE = "file"
 """The label of requests for files, which may be longer than pages."""
+_CUT_ROBOTS = frozenset(("max_body_bytes", "max_decoded_bytes", "headers"))
+"""What may be missing of a robots.txt: RFC 9309 has its beginning count. Half of one that broke off allows too much."""
 
 
 class Call(NamedTuple):
-    """One request as it is sent; `seconds` is given where less than the whole time is left for it."""
+    """One request as it is sent."""
 
-    method: str
-    url: Url
-    headers: HeaderMap | None
+    request: Request
+    goal: Goal
+    headers: dict[str, str] | None
     body: bytes
     max_bytes: int
     """How long the body may be on the wire."""
-    seconds: float | None = None
-    may_be_cut: bool = False
-    """Whether the first `max_bytes` of a longer body are an answer."""
+    began: float
+
+    @property
+    def site(self) -> str:
+        return self.request.site or host_port(self.request.url)
 
 
 class Reply(NamedTuple):
@@ -74,17 +67,39 @@ class Reply(NamedTuple):
     status: int
     version: str
     headers: Headers
-    odd: HeaderMap | None
+    head: bytes
     body: bytes
+    cut: str
     headers_at: float
+    sent_at: float
+    fetched_at: float
+    address: str = ""
+    via: str = ""
+
+
+class Host:
+    """Where a name leads, and how its servers end connections."""
+
+    __slots__ = ("addresses", "ended_count", "expires_at")
+
+    def __init__(self) -> None:
+        self.addresses: tuple[str, ...] = ()
+        self.expires_at = -inf
+        self.ended_count = 0
+        """Connections that were kept, and that the server ended without saying so before."""
+
+    @property
+    def keeps(self) -> bool:
+        """Whether connections are worth keeping. One may end by chance; where that is met again none is kept."""
+        return self.ended_count < 2
 
 
 class HttpDownloader:
-    """Fetches with HTTP/1.1 and, where TLS offers it, HTTP/2.
+    """Fetches with HTTP/1.1.
 
-    Names are resolved and checked here and the client is pinned to the address: it connects to what was checked.
-    Behind a proxy it is the proxy that resolves; there our own resolver's answer is checked too, unless private
-    addresses are allowed. The proxy's own address is the user's choice and is not checked.
+    Names are resolved and checked here, and connections go to the addresses that were checked. Behind a proxy it is the
+    proxy that resolves; there our own resolver's answer is checked too, unless private addresses are allowed. The
+    proxy's own address is the user's choice and is not checked.
     """
 
     def __init__(
@@ -95,198 +110,136 @@ class HttpDownloader:
         *,
         accepts_any_certificate: bool = False,
     ) -> None:
-        self._accepts_any_certificate = accepts_any_certificate
-        self._identity = read_identity(settings.client_cert)
+        check_identity(settings.client_cert)
         self._settings, self._clock = settings, clock
         self._resolver = resolver or Resolver(clock, settings.resolve, nameservers=settings.nameservers)
         self._outgoing = Outgoing(settings)
-        self._authorities = read_authorities(settings.ca_file)
         self._proxies = Proxies(settings, clock)
-        self._proxy_clients: OrderedDict[Proxy, Any] = OrderedDict()
+        self._contexts = Contexts(settings, accepts_any_certificate=accepts_any_certificate)
+        self._connections = Connections(
+            allow_private=settings.allow_private,
+            connect_seconds=settings.connect_seconds,
+            proxy_tls=self._contexts.of_proxies,
+        )
+        self._hosts: OrderedDict[str, Host] = OrderedDict()
         # The process itself, its journal and its clients need some too.
         files = max(0, _file_limit() - OWN_FILES)
-        self._routes: Routes[Any] = Routes(self._build, clock, max_hosts=min(MAX_HOSTS, max(4, files // 3)))
+        self._most_idle = min(MAX_HOSTS, max(4, files // 3))
         at_once = max(2, files // 4)
         self._gate = asyncio.Semaphore(at_once) if at_once < settings.concurrency else None
-        self._odd = OddHeaders()
         self._closed = False
 
     async def fetch(self, request: Request) -> Response:
         """The answer to one request; a FetchError for everything that is not an answer."""
-        try:
-            async with asyncio.timeout(self._settings.fetch_seconds + SLACK_SECONDS):
-                if self._gate is None:
-                    return await self._fetch(request)
-                async with self._gate:
-                    return await self._fetch(request)
-        except TimeoutError:
-            raise TimedOut(f"no whole answer within {self._settings.fetch_seconds:g} s") from None
+        if self._gate is None:
+            return await self._fetch(request)
+        async with self._gate:
+            return await self._fetch(request)
 
     async def address_of(self, request: Request) -> str:
         """Where the request will go, as far as that is known before it does; its name is asked for only once."""
         try:
-            target = check_url(request.url)
-            route = self._routes.find(target.host)
+            goal = self._goal(request)
             if self._proxies:
                 return ""
-            return target.address or (route.address if route else (await self._addresses(target.host))[0][0])
+            if goal.address:
+                return goal.address
+            host = self._hosts.get(goal.host)
+            return host.addresses[0] if host and host.addresses else (await self._addresses(goal.host))[0][0]
         except Exception:  # whatever it is, the fetch meets it too, and decides the page's fate
             return ""
 
     async def aclose(self) -> None:
         self._closed = True
-        for client in (*self._routes.close(), *self._proxy_clients.values()):
-            await self._close(client)
-        self._proxy_clients.clear()
+        self._connections.close()
         await self._resolver.aclose()
 
     async def _fetch(self, request: Request) -> Response:
         if self._closed:
             raise ConnectFailed("the downloader is closed")
-        began = self._clock.monotonic()
-        target = check_url(request.url)
+        goal = self._goal(request)
+        if not http1.is_token(request.method):
+            raise Forbidden(f"{request.method[:40]!r} is not a method")
         call = Call(
-            request.method,
-            target.url,
+            request,
+            goal,
             self._outgoing.for_request(request),
             self._outgoing.body(request),
             self._limit(request, self._settings.max_body_bytes),
-            may_be_cut=request.label == ROBOTS,
+            self._clock.monotonic(),
         )
         try:
-            if self._proxies and (chosen := self._proxies.choose(request.site or host_port(request.url), request.via)):
-                return await self._fetch_by_proxy(request, call, target, chosen)
-            with self._routes:
-                return await self._fetch_directly(request, call, target, began)
+            if self._proxies and (chosen := self._proxies.choose(call.site, request.via)):
+                reply = await self._send_by_proxy(call, chosen)
+            else:
+                reply = await self._send(call)
+            return await self._respond(call, reply)
         except FetchError:
             raise
-        except Exception as error:  # a page's fate is decided here, whatever the client raises
-            raise translate(error, target.host) from None
+        except Exception as error:  # a page's fate is decided here, whatever went wrong
+            raise http1.as_fetch_error(error) from error
 
-    async def _fetch_directly(self, request: Request, call: Call, target: Target, began: float) -> Response:
-        route = self._routes.find(target.host)
-        if route is None or route.expires_at < began:
-            route = await self._find_route(target, route)
-        while True:
-            generation = route.generation
-            if generation is None:
-                raise ConnectFailed("the downloader was closed")
-            # In this order: what passes between the two readings must not make the answer look later than it came.
-            fetched_at = self._clock.epoch()
-            route.used_at = sent_at = self._clock.monotonic()
-            if sent_at - began > 0.1:
-                call = call._replace(seconds=max(0.01, self._settings.fetch_seconds + began - sent_at))
-            if route.closes_from <= sent_at:
-                call = call._replace(headers=closing(call.headers))
-            check_before_sending.get()()
-            try:
-                reply = await self._exchange_on(route, generation.client, call, target.port)
-            except BetterAddress as better:
-                others = tuple(address for address in route.spares if address != better.address)
-                route = await self._routes.open(
-                    Route(route.host, better.address, (*others, route.address), route.expires_at)
-                )
-                continue
-            except Exception as error:  # translated above; here only what another connection can cure
-                if out_of_files(error):
-                    self._routes.shed()
-                    await self._clock.sleep(FILES_WAIT_SECONDS)
-                    route = await self._find_route(target, None)
-                elif never_connected(error) and route.spares:
-                    spare = Route[Any](route.host, route.spares[0], route.spares[1:], route.expires_at)
-                    route = await self._routes.open(spare)
-                else:
-                    if never_connected(error):
-                        # The next fetch begins again with the first of its addresses.
-                        self._routes.forget(route)
-                    elif ended_early(error) and route.ended(self._clock.monotonic()) and call.method in _REPEATABLE:
-                        # The server may have seen it: when it is sent again is for the one to say who knows the delay.
-                        said = f"{target.host}: ended a connection that was kept"
-                        raise ConnectFailed(said, was_open=True, was_kept=True) from None
-                    raise
-                continue
-            return await self._respond(
-                request, call, reply, sent_at=sent_at, fetched_at=fetched_at, address=route.address
-            )
+    def _goal(self, request: Request) -> Goal:
+        return check_url(request.url)
 
-    async def _exchange_on(self, route: Route[Any], client: Any, call: Call, port: int) -> Reply:
-        """The exchange. While a route has not answered yet, another address may turn out to be the better one.
+    async def _send(self, call: Call) -> Reply:
+        goal = call.goal
+        host = self._hosts.get(goal.host)
+        if host is None:
+            host = self._hosts[goal.host] = Host()
+            if len(self._hosts) > MAX_HOSTS:
+                self._hosts.popitem(last=False)
+        target = Target(goal.host, goal.port, self._contexts.of_site(call.site) if goal.is_tls else None)
+        connection = None
+        if host.expires_at >= call.began:
+            connection = self._connections.take(target, host.addresses)
+        if connection is None:
+            connection = await self._connect(call, target, host)
+        reply = await self._exchange(call, target, connection, host)
+        return reply._replace(address=connection.address)
 
-        Only where GET or HEAD wait too long are addresses compared."""
-        if route.has_answered or not route.spares or call.method not in _REPEATABLE:
-            reply = await self._exchange(client, call)
-        else:
-            addresses = (route.address, *route.spares)
-            seconds = self._settings.connect_seconds
-            reply = await raced(self._exchange(client, call), addresses, port, seconds=seconds)
-        route.has_answered = True
-        return reply
+    async def _connect(self, call: Call, target: Target, host: Host) -> Connection:
+        """A connection that waits, or a new one. Where no files are left for it, idle ones are closed first."""
+        try:
+            async with asyncio.timeout(self._settings.fetch_seconds):
+                for turn in range(FILES_TRIES):
+                    try:
+                        if host.expires_at < self._clock.monotonic():
+                            await self._look_up(call.goal, host)
+                            if (kept := self._connections.take(target, host.addresses)) is not None:
+                                return kept
+                        return await self._open(target, host)
+                    except OSError as error:
+                        if turn + 1 == FILES_TRIES or not is_out_of_files(error):
+                            raise ConnectFailed(f"{target.host}: {error.strerror}") from None
+                        self._connections.shed()
+                        await self._clock.sleep(FILES_WAIT_SECONDS)
+        except TimeoutError:
+            pass
+        raise TimedOut(f"{target.host}: no connection in time")
 
-    async def _fetch_by_proxy(
-        self, request: Request, call: Call, target: Target, proxies: tuple[Proxy, ...]
-    ) -> Response:
-        """Through the first of the proxies that comes to the host; the next is tried where nothing was sent yet."""
-        if target.address:
-            check_address(target.address, self._settings.allow_private)
-        elif not self._settings.allow_private:
-            await self._addresses(target.host)
-        fault: FetchError | None = None
-        is_tls = target.url.scheme == "https"
-        for proxy in proxies:
-            client = await self._proxy_client(proxy)
-            fetched_at, sent_at = self._clock.epoch(), self._clock.monotonic()
-            check_before_sending.get()()
-            try:
-                reply = await self._exchange(client, call)
-            except Exception as error:  # a page's fate is decided here, whatever the client raises
-                guilty = blame(error, is_tls=is_tls)
-                said = translate(error, f"{target.host} by {proxy.name}")
-                fault = await self._proxies.fault(proxy, target.host, guilty, said)
-                if guilty == "host" or not connecting(error):
-                    break
-                continue
-            if (fault := self._proxies.answered(proxy, target.host, reply.status, is_tls=is_tls)) is not None:
-                continue
-            return await self._respond(
-                request, call, reply, sent_at=sent_at, fetched_at=fetched_at, address="", via=proxy.name
-            )
-        assert fault is not None
-        raise fault
+    async def _open(self, target: Target, host: Host) -> Connection:
+        addresses = host.addresses
+        try:
+            connection = await self._connections.open(target, addresses)
+        except FetchError:
+            # The next fetch looks the name up again.
+            host.expires_at = -inf
+            raise
+        if connection.address != host.addresses[0] and addresses == host.addresses:
+            others = tuple(address for address in addresses if address != connection.address)
+            host.addresses = (connection.address, *others)
+        return connection
 
-    async def _proxy_client(self, proxy: Proxy) -> Any:
-        client = self._proxy_clients.get(proxy)
-        if client is None:
-            built = await asyncio.to_thread(self._build, {}, proxy)
-            client = self._proxy_clients.setdefault(proxy, built)
-            while len(self._proxy_clients) > MAX_PROXY_CLIENTS:
-                # It goes, with its connections, when the last fetch that uses it has ended.
-                self._proxy_clients.popitem(last=False)
-        else:
-            self._proxy_clients.move_to_end(proxy)
-        return client
-
-    async def _find_route(self, target: Target, known: Route[Any] | None) -> Route[Any]:
-        """A route to the target. A client takes files to build: where none are left, older ones are let go first."""
-        for _ in range(BUILD_TRIES):
-            try:
-                return await self._open_route(target, known)
-            except FetchError:
-                raise
-            except Exception:  # what a client's builder raises for want of files has many names
-                self._routes.shed()
-                await self._clock.sleep(FILES_WAIT_SECONDS)
-        return await self._open_route(target, known)
-
-    async def _open_route(self, target: Target, known: Route[Any] | None) -> Route[Any]:
-        if target.address:
-            check_address(target.address, self._settings.allow_private)
-            return await self._routes.open(Route(target.host, target.address, (), inf))
-        addresses, expires_at = await self._addresses(target.host)
-        if known is not None and known.address in addresses and self._routes.find(target.host) is known:
-            known.spares = tuple(address for address in addresses if address != known.address)[:MAX_SPARES]
-            known.expires_at = expires_at
-            return known
-        return await self._routes.open(Route(target.host, addresses[0], addresses[1 : 1 + MAX_SPARES], expires_at))
+    async def _look_up(self, goal: Goal, host: Host) -> None:
+        if goal.address:
+            check_address(goal.address, self._settings.allow_private)
+            host.addresses, host.expires_at = (goal.address,), inf
+            return
+        addresses, expires_at = await self._addresses(goal.host)
+        if not (host.addresses and set(host.addresses) == set(addresses[:MAX_ADDRESSES])):
+            host.addresses = addresses[:MAX_ADDRESSES]
+        host.expires_at = max(expires_at, self._clock.monotonic())
 
     async def _addresses(self, host: str) -> tuple[tuple[str, ...], float]:
         """What the name stands for, all of it allowed: one forbidden address among them forbids the name."""
@@ -295,101 +248,181 @@ class HttpDownloader:
             check_address(address, self._settings.allow_private)
         return answer
 
-    async def _respond(
-        self,
-        request: Request,
-        call: Call,
-        reply: Reply,
-        *,
-        sent_at: float,
-        fetched_at: float,
-        address: str,
-        via: str = "",
-    ) -> Response:
+    async def _exchange(self, call: Call, target: Target, connection: Connection, host: Host) -> Reply:
+        """Send the request and read its answer; what is left of the connection is kept for the next one."""
+        request, settings = call.request, self._settings
+        if self._closed:
+            connection.abort()
+            raise ConnectFailed("the downloader was closed")
+        # In this order: what passes between the two readings must not make the answer look later than it came.
+        fetched_at = self._clock.epoch()
+        sent_at = self._clock.monotonic()
+        try:
+            check_before_sending.get()()
+        except FetchError:
+            self._keep(target, connection, host)
+            raise
+        answer = http1.Answer(
+            request.method,
+            call.max_bytes,
+            self._clock.monotonic,
+            keeps_over=settings.partial == "keep" or request.label == ROBOTS,
+        )
+        seconds = max(0.01, settings.fetch_seconds + call.began - sent_at)
+        is_kept = connection.uses > 0
+        try:
+            await connection.exchange(self._written(call, target, host), answer, seconds, "fetch_seconds")
+        except ConnectFailed as error:
+            if is_kept and error.was_open:
+                host.ended_count += 1
+                if request.method in REPEATABLE:
+                    # The server may have seen it: when it is sent again is for the one to say who knows the delay.
+                    said = f"{call.goal.host}: ended a connection that was kept"
+                    raise ConnectFailed(said, was_open=True, was_kept=True) from None
+            error.args = (f"{call.goal.host}: {error}",)
+            raise
+        except FetchError as error:
+            error.args = (f"{call.goal.host}: {error}",)
+            raise
+        if answer.is_reusable:
+            self._keep(target, connection, host)
+        cut = f"{answer.cut} headers:{answer.skipped}".strip() if answer.skipped else answer.cut
+        return Reply(
+            answer.status,
+            answer.version,
+            answer.headers,
+            answer.head,
+            answer.body,
+            cut,
+            answer.headers_at,
+            sent_at,
+            fetched_at,
+        )
+
+    def _keep(self, target: Target, connection: Connection, host: Host) -> None:
+        if host.keeps and not self._closed:
+            most = self._settings.per_site + 1
+            self._connections.keep(target, connection, most=most, most_of_all=self._most_idle)
+        else:
+            connection.abort()
+
+    def _written(self, call: Call, target: Target, host: Host) -> bytes:
+        goal, request = call.goal, call.request
+        headers = self._outgoing.everywhere if call.headers is None else self._outgoing.everywhere | call.headers
+        if not host.keeps:
+            headers = headers | {"connection": "close"}
+        where = goal.path
+        if target.proxy is not None and target.proxy.speaks_http and not goal.is_tls:
+            where = f"http://{goal.authority}{where}"
+            for line in proxy_authorization(target.proxy):
+                name, _, value = line.partition(": ")
+                headers = headers | {name.lower(): value}
+        return http1.request(request.method, where, goal.authority, headers.items(), call.body)
+
+    async def _send_by_proxy(self, call: Call, proxies: tuple[Proxy, ...]) -> Reply:
+        """Through the first of the proxies that comes to the host; the next is tried where nothing was sent yet."""
+        goal = call.goal
+        if goal.address:
+            check_address(goal.address, self._settings.allow_private)
+        elif not self._settings.allow_private:
+            await self._addresses(goal.host)
+        fault: FetchError | None = None
+        for proxy in proxies:
+            target = Target(goal.host, goal.port, self._contexts.of_site(call.site) if goal.is_tls else None, proxy)
+            if not goal.is_tls and proxy.speaks_http:
+                # The same connection is good for every host.
+                target = Target("", 0, None, proxy)
+            try:
+                connection = self._connections.take(target) or await self._connections.open_by_proxy(target)
+            except ProxyFault as error:
+                fault = await self._proxies.fault(proxy, goal.host, error.blame, error.error)
+                if error.blame == "host":
+                    break
+                continue
+            try:
+                reply = await self._exchange(call, target, connection, Host())
+            except ConnectFailed as error:
+                if error.was_kept:
+                    raise
+                blame: Blame = "host" if goal.is_tls else "either"
+                fault = await self._proxies.fault(proxy, goal.host, blame, error)
+                break
+            except FetchError as error:
+                blame = "host" if goal.is_tls or isinstance(error, TimedOut) else "either"
+                fault = await self._proxies.fault(proxy, goal.host, blame, error)
+                break
+            if (fault := self._proxies.answered(proxy, goal.host, reply.status, is_tls=goal.is_tls)) is not None:
+                continue
+            return reply._replace(via=proxy.name)
+        assert fault is not None
+        raise fault
+
+    async def _respond(self, call: Call, reply: Reply) -> Response:
         if reply.status < 200:
             raise ProtocolBroken(f"status {reply.status} is not an answer")
-        elapsed = self._clock.monotonic() - sent_at
-        headers, body = reply.headers, reply.body
-        if reply.odd is not None:
-            headers += await self._odd.read(reply.odd)
-        values = [value for name, value in headers if name == "content-encoding"] if body else None
-        if values:
-            codings = encodings(values)
-            limit_bytes = self._limit(request, self._settings.max_decoded_bytes)
+        elapsed = self._clock.monotonic() - reply.sent_at
+        cut, label = reply.cut, call.request.label
+        if cut and not self._keeps(label, cut):
+            raise _refusal(cut, call)
+        body = reply.body
+        values = [value for name, value in reply.headers if name == "content-encoding"] if body else None
+        if values and (codings := encodings(values)):
+            limit_bytes = self._limit(call.request, self._settings.max_decoded_bytes)
             if len(body) <= DECODE_INLINE_BYTES:
-                body = decode(body, codings, limit_bytes, may_be_cut=call.may_be_cut)
+                body, fault = decode_partly(body, codings, limit_bytes)
             else:
-                body = await asyncio.to_thread(decode, body, codings, limit_bytes, may_be_cut=call.may_be_cut)
+                body, fault = await asyncio.to_thread(decode_partly, body, codings, limit_bytes)
+            # Of a body that is cut already nobody expects the end of its encoding.
+            if fault is not None and (isinstance(fault, TooLarge) or cut.startswith("headers:") or not cut):
+                what = "max_decoded_bytes:?" if isinstance(fault, TooLarge) else "encoding:?"
+                if not self._keeps(label, what):
+                    raise fault
+                cut = f"{cut} {what}".strip()
+        if label == FILE:
+            cut = cut.replace("max_body_bytes", "max_file_bytes").replace("max_decoded_bytes", "max_file_bytes")
         return Response(
-            url=request.url,
+            url=call.request.url,
             status=reply.status,
-            headers=headers,
+            headers=reply.headers,
+            head=reply.head,
             body=body,
+            cut=cut,
             http_version=reply.version,
-            address=address,
-            via=via,
-            fetched_at=fetched_at,
+            address=reply.address,
+            via=reply.via,
+            fetched_at=reply.fetched_at,
             elapsed=elapsed,
-            latency=reply.headers_at - sent_at,
+            latency=reply.headers_at - reply.sent_at,
             headers_at=reply.headers_at,
             wire_bytes=len(reply.body),
             sent=self._outgoing.all_of(call.headers),
         )
+
+    def _keeps(self, label: str, cut: str) -> bool:
+        """Whether an answer that is cut like this is one."""
+        if label == ROBOTS:
+            return all(part.partition(":")[0] in _CUT_ROBOTS for part in cut.split())
+        return self._settings.partial == "keep"
 
     def _limit(self, request: Request, limit_bytes: int) -> int:
         if request.label == SITEMAP:
             return max(limit_bytes, SITEMAP_BYTES)
         return {FILE: self._settings.max_file_bytes, ROBOTS: ROBOTS_BYTES}.get(request.label, limit_bytes)
 
-    # The rest is what the blocking downloader does otherwise.
 
-    def _build(self, pins: dict[str, str], proxy: Proxy | None = None) -> Any:
-        return self._configured(ClientBuilder(), pins, proxy).build()
-
-    def _configured(self, builder: Any, pins: dict[str, str], proxy: Proxy | None) -> Any:
-        builder = configure(builder, self._settings, self._outgoing.everywhere, self._authorities)
-        if self._identity:
-            builder = builder.identity_pem(self._identity)
-        if self._accepts_any_certificate:
-            builder = builder.danger_accept_invalid_certs(True)
-        if proxy is not None:
-            return builder.proxy(proxy.builder())
-        for host, address in pins.items():
-            builder = builder.resolve(host, address, 0)
-        return builder
-
-    async def _close(self, client: Any) -> None:
-        await client.close()
-
-    async def _exchange(self, client: Client, call: Call) -> Reply:
-        """Send one request and read the answer up to the limit of its size."""
-        builder = client.request(call.method, call.url)
-        if call.headers is not None:
-            builder = builder.headers(call.headers)
-        if call.body:
-            builder = builder.body_bytes(call.body)
-        if call.seconds is not None:
-            builder = builder.timeout(timedelta(seconds=call.seconds))
-        # Without the 0 it would return only with the first part of the body, and the headers' time would be wrong.
-        async with builder.streamed_read_buffer_limit(0).build_streamed() as response:
-            headers_at = self._clock.monotonic()
-            status = response.status
-            headers, odd = readable(response.headers)
-            length = body_bytes(call.method, status, headers, call.max_bytes, may_be_cut=call.may_be_cut)
-            if length is not None and length <= READ_BYTES:
-                body = (await response.bytes()).to_bytes()
-            else:
-                whole = BytesIO()
-                while (piece := await response.body_reader.read(READ_BYTES)) is not None:
-                    room = call.max_bytes - whole.tell()
-                    if len(piece) > room:
-                        if not call.may_be_cut:
-                            raise too_large(call.max_bytes)
-                        whole.write(memoryview(piece)[:room])
-                        break
-                    whole.write(piece)
-                body = whole.getvalue()
-            return Reply(status, response.version, headers, odd, body, headers_at)
+def _refusal(cut: str, call: Call) -> FetchError:
+    """The error for an answer that is cut, where only whole ones count."""
+    reason, _, lost = cut.partition(" ")[0].partition(":")
+    host = call.goal.host
+    if reason == "max_body_bytes":
+        return TooLarge(f"{host}: body of more than {call.max_bytes} bytes")
+    if reason == "fetch_seconds":
+        return TimedOut(f"{host}: no whole answer in time")
+    if reason == "headers":
+        return ProtocolBroken(f"{host}: {lost} header lines that cannot be read")
+    if reason == "content_length":
+        return ProtocolBroken(f"{host}: the body does not fit its Content-Length")
+    return ProtocolBroken(f"{host}: the body was cut off")
 
 
 def _file_limit() -> int:

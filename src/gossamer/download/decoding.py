@@ -1,23 +1,38 @@
-"""Content-Encoding undone, never past a limit of output."""
+"""Content-Encoding undone, never past a limit of output; of a body that is broken or cut off, all that comes first."""
 
 from __future__ import annotations
 
+import struct
+import sys
 import zlib
 from collections.abc import Callable
 from io import BytesIO
+from typing import Any
 
 import brotli
-import zstandard
 
-from gossamer.errors import BadEncoding, ProtocolBroken, TooLarge
+from gossamer.errors import BadEncoding, FetchError, ProtocolBroken, TooLarge
 
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+try:
+    # Half of zlib's time.
+    from isal import isal_zlib as fast
+except ImportError:
+    # There are no wheels of it for this machine.
+    fast = zlib  # type: ignore[misc]
+
+_ERRORS: Any = (zlib.error, fast.error, brotli.error, zstd.ZstdError)
 MAX_LAYERS = 5
 MAX_MEMBERS = 1000
 _SLICE_BYTES = 65_536
 _STEP_BYTES = 1024 * 1024
-# A zstd block of four bytes can stand for 128 KiB, and its decoder has no limit of output: so it is fed in morsels.
-_ZSTD_SLICE_BYTES = 256
-_ZSTD_WINDOW_BYTES = 8 * 1024 * 1024
+_CAREFUL_STEPS = (4096, 1)
+_ZSTD_OPTIONS: Any = {zstd.DecompressionParameter.window_log_max: 23}
+_MAGIC = {"gzip": b"\x1f\x8b", "x-gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd"}
 
 
 def encodings(values: list[str]) -> tuple[str, ...]:
@@ -31,79 +46,118 @@ def encodings(values: list[str]) -> tuple[str, ...]:
     return found
 
 
-class _Enough(Exception):
-    """As much is decoded as the limit lets, of a body that may be cut."""
+def decode(body: bytes, codings: tuple[str, ...], limit_bytes: int) -> bytes:
+    """The body behind the codings; TooLarge past the limit, BadEncoding if it is broken, ProtocolBroken if cut off."""
+    found, fault = decode_partly(body, codings, limit_bytes)
+    if fault is None:
+        return found
+    # An error that is referred to by the frame that raised it would keep the body until the next collection.
+    del found
+    try:
+        raise fault
+    finally:
+        del fault
 
-    def __init__(self, body: bytes) -> None:
-        super().__init__()
-        self.body = body
 
+def decode_partly(body: bytes, codings: tuple[str, ...], limit_bytes: int) -> tuple[bytes, FetchError | None]:
+    """As much of the body behind the codings as there is within the limit, and why that is not all.
 
-def decode(body: bytes, codings: tuple[str, ...], limit_bytes: int, *, may_be_cut: bool = False) -> bytes:
-    """The body behind the codings; TooLarge past the limit, BadEncoding if it is broken, ProtocolBroken if cut off.
-
-    Of one that `may_be_cut`, what there is of it within the limit."""
+    One that does not even begin as its coding does was never encoded, and stays as it is."""
+    fault: FetchError | None = None
     for name in reversed(codings):
         if not body:
             break
-        output = _Output(name, limit_bytes, may_be_cut=may_be_cut)
+        output = _Output(name, limit_bytes)
+        found = _undo(name, body, output)
+        if isinstance(found, BadEncoding) and not output.size and not body.startswith(_MAGIC.get(name, b"")):
+            fault = fault or found
+            continue
+        body, fault = output.value, fault or found
+    return body, fault
+
+
+def _undo(name: str, body: bytes, output: _Output) -> FetchError | None:
+    # A decoder that finds a fault keeps back what it had decoded in that step: so the way there is gone again, in
+    # shorter steps from the last one that was good.
+    for step in (*_CAREFUL_STEPS, 0):
         try:
-            body = _DECODERS[name](body, output)
-        except _Enough as enough:
-            body = enough.body
-        except (zlib.error, brotli.error, zstandard.ZstdError) as error:
-            raise BadEncoding(f"{name}: {error}") from None
-    return body
+            _DECODERS[name](body, output)
+        except FetchError as error:
+            return error.with_traceback(None)
+        except _ERRORS as error:
+            if not step:
+                return BadEncoding(f"{name}: {error}")
+            output.begin_again(careful_from=output.size, careful_step=step)
+        else:
+            return None
+    return None
 
 
 class _Output:
     """Decoded bytes up to a limit, and how much more to ask for in one step."""
 
-    def __init__(self, name: str, limit_bytes: int, *, may_be_cut: bool) -> None:
-        self._name, self._limit_bytes, self._may_be_cut = name, limit_bytes, may_be_cut
+    def __init__(self, name: str, limit_bytes: int) -> None:
+        self._name, self._limit_bytes = name, limit_bytes
+        self._careful_from = limit_bytes + 1
+        self._careful_step = _STEP_BYTES
+        self.begin_again()
+
+    def begin_again(self, *, careful_from: int | None = None, careful_step: int = 1) -> None:
         # It grows in place and hands out what it holds: pieces that are joined would be in memory twice.
         self._whole = BytesIO()
         self._members = 0
-        self._room = limit_bytes
+        self.size = 0
+        if careful_from is not None:
+            self._careful_from, self._careful_step = careful_from, careful_step
 
     def add(self, piece: bytes) -> None:
-        self._room -= len(piece)
-        if self._room < 0 and self._may_be_cut:
-            self._whole.write(piece[: self._room])
-            raise _Enough(self._whole.getvalue())
-        if self._room < 0:
+        room = self._limit_bytes - self.size
+        self._whole.write(piece if len(piece) <= room else memoryview(piece)[:room])
+        self.size += min(len(piece), room)
+        if len(piece) > room:
             raise TooLarge(f"{self._name} body of more than {self._limit_bytes} bytes after decoding")
-        self._whole.write(piece)
 
     @property
     def step(self) -> int:
         # One byte more than there is room for, so that the limit is noticed.
-        return min(self._room + 1, _STEP_BYTES)
+        step = min(self._limit_bytes - self.size + 1, _STEP_BYTES)
+        if self.size + step <= self._careful_from:
+            return step
+        return min(step, max(self._careful_from - self.size, self._careful_step))
 
-    def again(self) -> _Output:
-        """An empty one with the same limit."""
-        return _Output(self._name, self._limit_bytes, may_be_cut=self._may_be_cut)
+    @property
+    def value(self) -> bytes:
+        return self._whole.getvalue()
+
+    @property
+    def is_careful(self) -> bool:
+        """Whether the body is known to be broken."""
+        return self._careful_step < _STEP_BYTES
+
+    def gzip_trailer(self, begin: int) -> bytes:
+        """RFC 1952: checksum and length of what came since the size was `begin`."""
+        with self._whole.getbuffer() as whole:
+            return struct.pack("<II", zlib.crc32(whole[begin:]), self.size - begin & 0xFFFFFFFF)
 
     def count_member(self) -> None:
         self._members += 1
         if self._members > MAX_MEMBERS:
             raise BadEncoding(f"{self._name} body of more than {MAX_MEMBERS} members")
 
-    def finish(self, whole: bool) -> bytes:
-        if not whole and not self._may_be_cut:
+    def finish(self, whole: bool) -> None:
+        if not whole:
             raise ProtocolBroken(f"{self._name} body was cut off")
-        return self._whole.getvalue()
 
 
-def _inflate(body: bytes | memoryview, window_bits: int, output: _Output) -> tuple[bool, int]:
+def _inflate(body: memoryview, window_bits: int, output: _Output) -> tuple[bool, int]:
     """Decode one deflate stream; whether it came to its end, and how much of the body it took."""
-    stream = zlib.decompressobj(window_bits)
-    view = memoryview(body)
+    # What comes behind a raw stream only zlib gives back to the byte.
+    stream = (zlib if window_bits < 0 else fast).decompressobj(window_bits)
     position = 0
-    while position < len(view) and not stream.eof:
-        piece: bytes | memoryview = view[position : position + _SLICE_BYTES]
+    while position < len(body) and not stream.eof:
+        piece: bytes | memoryview = body[position : position + _SLICE_BYTES]
         position += len(piece)
-        while piece:
+        while piece and not stream.eof:
             output.add(stream.decompress(piece, output.step))
             piece = stream.unconsumed_tail
     while not stream.eof and (rest := stream.decompress(b"", output.step)):
@@ -111,27 +165,65 @@ def _inflate(body: bytes | memoryview, window_bits: int, output: _Output) -> tup
     return stream.eof, position - len(stream.unused_data)
 
 
-def _gzip(body: bytes, output: _Output) -> bytes:
-    whole, position = _inflate(body, 31, output)
+def _gzip(body: bytes, output: _Output) -> None:
+    view, position, whole = memoryview(body), 0, True
     # Members may follow one another; anything else after a member is padding.
-    while whole and body.startswith(b"\x1f\x8b", position):
-        output.count_member()
-        whole, taken = _inflate(memoryview(body)[position:], 31, output)
-        position += taken
-    return output.finish(whole)
+    while whole and (not position or body.startswith(_MAGIC["gzip"], position)):
+        if position:
+            output.count_member()
+        if not output.is_careful:
+            whole, taken = _inflate(view[position:], 31, output)
+            position += taken
+            continue
+        # Its checksum is wrong, or something before that: a raw stream knows none, and gives all that it has.
+        position += _gzip_head_bytes(body, position)
+        begin = output.size
+        whole, taken = _inflate(view[position:], -15, output)
+        position += taken + 8
+        if whole and body[position - 8 : position] != output.gzip_trailer(begin):
+            raise BadEncoding("gzip: wrong checksum or length")
+    output.finish(whole)
 
 
-def _deflate(body: bytes, output: _Output) -> bytes:
+def _gzip_head_bytes(body: bytes, start: int) -> int:
+    """RFC 1952: how long the header of a member is."""
+    head = body[start : start + 10]
+    if not _MAGIC["gzip"].startswith(head[:2]) or (len(head) > 2 and head[2] != 8):
+        raise BadEncoding("gzip: not its header")
+    if len(head) < 10:
+        raise ProtocolBroken("gzip body was cut off")
+    flags, end = head[3], start + 10
+    if flags & 4:
+        end += 2 + int.from_bytes(body[end : end + 2], "little")
+    for flag in (8, 16):
+        if flags & flag:
+            end = body.find(b"\0", end) + 1 or len(body) + 1
+    if flags & 2:
+        end += 2
+    if end > len(body):
+        raise ProtocolBroken("gzip body was cut off")
+    return end - start
+
+
+def _deflate(body: bytes, output: _Output) -> None:
+    view = memoryview(body)
     # The standard says zlib, but some servers send the raw stream.
     if len(body) > 1 and body[0] & 15 == 8 and (body[0] << 8 | body[1]) % 31 == 0:
         try:
-            return output.finish(_inflate(body, 15, output)[0])
-        except zlib.error:
-            output = output.again()
-    return output.finish(_inflate(body, -15, output)[0])
+            if not output.is_careful:
+                return output.finish(_inflate(view, 15, output)[0])
+            whole, _ = _inflate(view[2:], -15, output)
+        except _ERRORS:
+            if output.size:
+                raise
+            output.begin_again()
+        else:
+            output.finish(whole)
+            raise BadEncoding("deflate: wrong checksum")
+    return output.finish(_inflate(view, -15, output)[0])
 
 
-def _brotli(body: bytes, output: _Output) -> bytes:
+def _brotli(body: bytes, output: _Output) -> None:
     stream = brotli.Decompressor()
     view = memoryview(body)
     for start in range(0, len(body), _SLICE_BYTES):
@@ -143,25 +235,27 @@ def _brotli(body: bytes, output: _Output) -> bytes:
         while not stream.is_finished() and (piece or not stream.can_accept_more_data()):
             piece = stream.process(b"", output_buffer_limit=output.step)
             output.add(piece)
-    return output.finish(stream.is_finished())
+    output.finish(stream.is_finished())
 
 
-def _zstd(body: bytes, output: _Output) -> bytes:
-    decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
+def _zstd(body: bytes, output: _Output) -> None:
+    stream = zstd.ZstdDecompressor(options=_ZSTD_OPTIONS)
     view = memoryview(body)
-    stream = decompressor.decompressobj()
     position = 0
     while position < len(view):
         if stream.eof:
             output.count_member()
-            stream = decompressor.decompressobj()
-        piece = view[position : position + _ZSTD_SLICE_BYTES]
-        output.add(stream.decompress(piece))
-        position += len(piece) - len(stream.unused_data)
-    return output.finish(stream.eof)
+            stream = zstd.ZstdDecompressor(options=_ZSTD_OPTIONS)
+        piece = view[position : position + _SLICE_BYTES]
+        position += len(piece)
+        output.add(stream.decompress(piece, output.step))
+        while not stream.eof and not stream.needs_input:
+            output.add(stream.decompress(b"", output.step))
+        position -= len(stream.unused_data)
+    output.finish(stream.eof)
 
 
-_DECODERS: dict[str, Callable[[bytes, _Output], bytes]] = {
+_DECODERS: dict[str, Callable[[bytes, _Output], None]] = {
     "gzip": _gzip,
     "x-gzip": _gzip,
     "deflate": _deflate,

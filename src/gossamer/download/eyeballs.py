@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 GAP_SECONDS = 0.25
@@ -80,3 +80,34 @@ async def _connects(address: str, port: int) -> bool:
         return False
     writer.close()
     return True
+
+
+async def first_of(attempts: Sequence[Callable[[], Coroutine[Any, Any, R]]], drop: Callable[[R], None]) -> R:
+    """What the first attempt gives that succeeds; each has a head start over the next, which a failure ends.
+
+    If none does, the error of the first one that failed. What came in too late goes to `drop`."""
+    waiting = list(attempts)
+    tasks: set[asyncio.Task[R]] = set()
+    fault: BaseException | None = None
+
+    def late(task: asyncio.Task[R]) -> None:
+        if not task.cancelled() and task.exception() is None:
+            drop(task.result())
+
+    try:
+        while waiting or tasks:
+            if waiting:
+                tasks.add(asyncio.create_task(waiting.pop(0)()))
+            gap = GAP_SECONDS if waiting else None
+            done, _ = await asyncio.wait(tasks, timeout=gap, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                tasks.discard(task)
+                if (error := task.exception()) is None:
+                    return task.result()
+                fault = fault or error
+    finally:
+        for task in tasks:
+            task.cancel()
+            task.add_done_callback(late)
+    assert fault is not None
+    raise fault

@@ -1,15 +1,21 @@
-"""What the client library raises, as errors of ours."""
+"""What pyreqwest raises, as errors of ours: it gives most causes as texts only."""
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pyreqwest.exceptions import BuilderError, ConnectError, DetailedPyreqwestError, RequestTimeoutError
 
-from gossamer.errors import ConnectFailed, FetchError, OutOfMemory, ProtocolBroken, TimedOut, TlsRefused, TooLarge
-from gossamer.model import Headers
+from gossamer.download.proxies import Blame
+from gossamer.errors import (
+    BadCertificate,
+    ConnectFailed,
+    FetchError,
+    OutOfMemory,
+    ProtocolBroken,
+    TimedOut,
+    TlsRefused,
+    TooLarge,
+)
 
-Blame = Literal["proxy", "host", "either", "unknown"]
 _HOST_WORDS = ("host unreachable", "network unreachable", "SOCKS error: connection refused", "ttl expired")
 _PROXY_WORDS = (
     "tcp connect error",
@@ -31,8 +37,6 @@ _TLS_WORDS = (
     "cannot decrypt",
     "unsupported name type",
 )
-_TRANSFER_CODINGS = frozenset(("chunked", "identity"))
-"""One of them, or none."""
 _ENDS = ("connection closed before message completed", "os error 104)", "os error 32)", "os error 10054)")
 _REFUSALS = (
     "AccessDenied",
@@ -72,7 +76,8 @@ def translate(error: Exception, where: str) -> FetchError:
             return ConnectFailed(f"{where}: ended the connection where TLS does not end", hint=_TLS_END_HINT)
         if _connecting(causes) and any(word in cause for cause in causes for word in _TLS_WORDS):
             is_plain = any("InvalidContentType" in cause for cause in causes)
-            return TlsRefused(text, hint="what is there does not speak TLS: try http://" if is_plain else "")
+            kind = BadCertificate if "certificate" in text else TlsRefused
+            return kind(text, hint="what is there does not speak TLS: try http://" if is_plain else "")
         return ConnectFailed(text, was_open=ended_early(error))
     if isinstance(error, BuilderError):
         # The address was checked before: what is missing now is a client, mostly for want of files.
@@ -90,6 +95,14 @@ def ended_early(error: Exception) -> bool:
     """Whether the connection ended before any answer, as one does that was kept and that the server let go."""
     causes = _causes(error)
     return "client error (SendRequest)" in causes and any(word in causes[-1] for word in _ENDS)
+
+
+def broken_off(error: Exception, *, has_length: bool) -> str:
+    """Why a body ended early, as `model.Response.cut` has it."""
+    if isinstance(error, RequestTimeoutError):
+        return "fetch_seconds"
+    is_reset = any("(os error 104)" in cause or "(os error 10054)" in cause for cause in _causes(error))
+    return "content_length" if has_length and not is_reset else "disconnect"
 
 
 def connecting(error: Exception) -> bool:
@@ -129,21 +142,3 @@ def _causes(error: Exception) -> list[str]:
     if not isinstance(error, DetailedPyreqwestError):
         return []
     return [cause["message"] for cause in error.details["causes"] or ()]
-
-
-def check_head(headers: Headers) -> None:
-    """Refuse, as browsers do, an answer whose head can be read in two ways: nobody could say where its body ends."""
-    lengths: set[str] = set()
-    targets: set[str] = set()
-    codings: set[str] = set()
-    for name, value in headers:
-        if name == "content-length":
-            lengths.update(part.strip() for part in value.split(","))
-        elif name == "location":
-            targets.add(value)
-        elif name == "transfer-encoding":
-            codings.add(value.strip().lower())
-            if not codings < _TRANSFER_CODINGS:
-                raise ProtocolBroken(f"a transfer coding that was not asked for: {value[:80]!r}")
-    if len(lengths) > 1 or len(targets) > 1:
-        raise ProtocolBroken("different values of one Content-Length" if len(lengths) > 1 else "two Location headers")

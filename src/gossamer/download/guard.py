@@ -56,8 +56,8 @@ _MAPPED = IPv6Network("::ffff:0:0/96")
 _COMPATIBLE = IPv6Network("::/96")
 
 
-class Target(NamedTuple):
-    """A URL that passed, as the client will parse it: the check and the connection share this one value."""
+class Goal(NamedTuple):
+    """A URL that passed, as the client parsed it: the check, the connection and the request share this one value."""
 
     url: Url
     host: str
@@ -65,9 +65,24 @@ class Target(NamedTuple):
     address: str
     """The address if the host is one, else empty."""
 
+    @property
+    def is_tls(self) -> bool:
+        return self.url.scheme == "https"
 
-def check_url(url: str) -> Target:
-    """The target of an http(s) URL; Forbidden for any other scheme, a bad port, or the name of a metadata service."""
+    @property
+    def authority(self) -> str:
+        """The host, with its port unless that is the scheme's own."""
+        return self.host if self.url.port is None else f"{self.host}:{self.port}"
+
+    @property
+    def path(self) -> str:
+        """Path and query, as a request names them."""
+        query = self.url.query_string
+        return self.url.path if query is None else f"{self.url.path}?{query}"
+
+
+def check_url(url: str) -> Goal:
+    """The parts of an http(s) URL; Forbidden for any other scheme, a bad port, or the name of a metadata service."""
     try:
         parsed = Url(url)
     except ValueError as error:
@@ -78,10 +93,10 @@ def check_url(url: str) -> Target:
     if port in BAD_PORTS:
         raise Forbidden(f"port {port} is not for web pages")
     if parsed.domain is None:
-        return Target(parsed, host, port, host.strip("[]"))
+        return Goal(parsed, host, port, host.strip("[]"))
     if host.rstrip(".") in METADATA_NAMES:
         raise Forbidden(f"{host} is a metadata service")
-    return Target(parsed, host, port, "")
+    return Goal(parsed, host, port, "")
 
 
 def check_address(address: str, allow_private: bool) -> None:

@@ -14,6 +14,7 @@ from urllib.parse import quote_plus
 from pyreqwest.client import BaseClientBuilder
 from pyreqwest.http import HeaderMap
 
+from gossamer.download.http1 import is_token
 from gossamer.download.routes import IDLE_SECONDS
 from gossamer.errors import ConfigError, Forbidden
 from gossamer.model import SECRET, Headers, Request
@@ -29,6 +30,7 @@ _DEFAULTS = {
 _CLIENTS_OWN = frozenset(
     ("host", "content-length", "transfer-encoding", "connection", "keep-alive", "upgrade", "te", "trailer", "expect")
 )
+_NO_VALUE = re.compile(r"[\0-\x08\x0a-\x1f\x7f\ud800-\udfff]")
 
 B = TypeVar("B", bound=BaseClientBuilder)
 
@@ -58,26 +60,21 @@ class Outgoing:
             self._hidden.add("authorization")
         self._always = self._shown(self.everywhere)
 
-    def all_of(self, own: HeaderMap | None) -> Headers:
+    def all_of(self, own: Mapping[str, str] | None) -> Headers:
         """Every header of a request as it may be stored, but for those that the client adds itself."""
         if own is None:
             return self._always
         return tuple((dict(self._always) | dict(self._shown(own))).items())
 
-    def _shown(self, headers: HeaderMap) -> Headers:
+    def _shown(self, headers: Mapping[str, str]) -> Headers:
         secrets = [secret for secret in self._secrets.values() if secret]
         shown = []
-        for name in headers:
-            try:
-                value = headers[name]
-            except ValueError:
-                # Not ASCII, which the client sends and does not read.
-                value = "withheld"
+        for name, value in headers.items():
             is_secret = name in self._hidden or any(secret in value for secret in secrets)
             shown.append((name, "withheld" if is_secret else value))
         return tuple(shown)
 
-    def for_request(self, request: Request) -> HeaderMap | None:
+    def for_request(self, request: Request) -> dict[str, str] | None:
         """What to send beyond the headers that go everywhere; Forbidden if a header cannot stand in a request."""
         name = request.site or host_port(request.url) if self._sites or self._auths else ""
         site = self._sites.get(name)
@@ -91,11 +88,7 @@ class Outgoing:
             made = _headers("request", {key: self._revealed(value, str) for key, value in own.items()})
         except ConfigError as error:
             raise Forbidden(str(error)) from None
-        if site is not None:
-            merged = site.copy()
-            merged.update(made)
-            return merged
-        return made
+        return made if site is None else site | made
 
     def body(self, request: Request) -> bytes:
         """The body, with the secrets that it names, written as its content type demands."""
@@ -129,7 +122,7 @@ def _basic(credentials: str) -> str:
     return "Basic " + b64encode(credentials.encode()).decode()
 
 
-def configure(builder: B, settings: Settings, headers: HeaderMap, authorities: list[bytes]) -> B:
+def configure(builder: B, settings: Settings, headers: Mapping[str, str], authorities: list[bytes]) -> B:
     """A builder of clients that follow nothing, decode nothing, remember nothing and look at no environment."""
     configured = (
         builder.no_proxy()
@@ -140,7 +133,7 @@ def configure(builder: B, settings: Settings, headers: HeaderMap, authorities: l
         .brotli(False)
         .zstd(False)
         .deflate(False)
-        .default_headers(headers)
+        .default_headers(HeaderMap(headers))
         .connect_timeout(timedelta(seconds=settings.connect_seconds))
         # Whatever is abandoned half-way ends with this at the latest.
         .timeout(timedelta(seconds=settings.fetch_seconds))
@@ -156,13 +149,6 @@ def configure(builder: B, settings: Settings, headers: HeaderMap, authorities: l
     for authority in authorities:
         configured = configured.add_root_certificate_pem(authority)
     return configured
-
-
-def closing(headers: HeaderMap | None) -> HeaderMap:
-    """The headers, and that the connection is not to be kept."""
-    made = headers.copy() if headers is not None else HeaderMap()
-    made["connection"] = "close"
-    return made
 
 
 def read_authorities(ca_file: str) -> list[bytes]:
@@ -186,12 +172,14 @@ def _expanded(source: str, values: Mapping[str, str]) -> dict[str, str]:
     return {name: expand(value, source=f"{source}.{name}") for name, value in values.items()}
 
 
-def _headers(source: str, values: Mapping[str, str]) -> HeaderMap:
-    for name in values:
-        if name.lower() in _CLIENTS_OWN:
+def _headers(source: str, values: Mapping[str, str]) -> dict[str, str]:
+    made = {}
+    for name, value in values.items():
+        lowered = name.lower()
+        if lowered in _CLIENTS_OWN:
             raise ConfigError(f"{source}: {name} is set by the client itself", hint="leave it away")
-    try:
-        return HeaderMap(values)
-    except ValueError:
-        hint = "names are of letters, digits and -; values are one line"
-        raise ConfigError(f"{source}: a name or value that cannot stand in a header", hint=hint) from None
+        if not is_token(name) or _NO_VALUE.search(value):
+            hint = "names are of letters, digits and -; values are one line"
+            raise ConfigError(f"{source}: a name or value that cannot stand in a header", hint=hint)
+        made[lowered] = value.strip(" \t")
+    return made

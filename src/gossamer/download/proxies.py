@@ -10,16 +10,18 @@ from hashlib import blake2b
 from heapq import nlargest
 from math import inf
 from pathlib import Path
+from typing import Literal
+from urllib.parse import unquote
 
 from pyreqwest.http import Url
 from pyreqwest.proxy import ProxyBuilder
 
 from gossamer.clock import Clock
-from gossamer.download.faults import Blame
 from gossamer.errors import ConfigError, ConnectFailed, FetchError, ProxyFailed
 from gossamer.settings import Settings, expand
 
 log = logging.getLogger("gossamer.download")
+Blame = Literal["proxy", "host", "either", "unknown"]
 DIRECT = "direct"
 SCHEMES = ("http", "https", "socks5", "socks5h")
 TURNS = 3
@@ -38,11 +40,16 @@ _LINE = re.compile(r"[^\s#]\S*")
 class Proxy:
     """A forward proxy and how it has been; `name` is its address without the credentials."""
 
-    __slots__ = ("_address", "_doubts", "failures", "host", "name", "on_trial", "port", "ready_at", "speaks_http")
+    __slots__ = (
+        *("_address", "_doubts", "credentials", "failures", "host", "name", "on_trial", "port", "ready_at", "scheme"),
+        "speaks_http",
+    )
 
     def __init__(self, address: str) -> None:
         url = _url(address)
         self.host, self.port = (url.host_str or "").strip("[]"), url.port or _default_port(url.scheme)
+        self.scheme = url.scheme
+        self.credentials = (unquote(url.username), unquote(url.password or "")) if url.username else ()
         self.name = f"{url.scheme}://{url.host_str}:{self.port}"
         # The proxy looks names up: a client that does so for SOCKS would block, and ask servers that are not ours.
         self._address = re.sub("^socks5:", "socks5h:", str(url))

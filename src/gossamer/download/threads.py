@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
-from io import BytesIO
 from typing import Any
 
 from pyreqwest.client import SyncClient, SyncClientBuilder
+from pyreqwest.exceptions import PyreqwestError
+from pyreqwest.http import HeaderMap
 
 from gossamer.clock import Clock
-from gossamer.download.client import READ_BYTES, Call, HttpDownloader, Reply
+from gossamer.download.client import Call, Reply
 from gossamer.download.dns import Names
-from gossamer.download.heads import body_bytes, too_large
-from gossamer.download.oddheaders import readable
+from gossamer.download.http2 import Body, Http2Downloader, prepared
 from gossamer.download.proxies import Proxy
 from gossamer.settings import Settings
 
 MAX_THREADS = 256
 
 
-class ThreadDownloader(HttpDownloader):
+class ThreadDownloader(Http2Downloader):
     """Fetches with a blocking client. What is cancelled goes on in its thread until its time is over."""
 
     def __init__(
@@ -46,33 +45,17 @@ class ThreadDownloader(HttpDownloader):
     async def _close(self, client: Any) -> None:
         client.close()
 
-    async def _exchange(self, client: Any, call: Call) -> Reply:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._exchange_blocking, client, call)
+    async def _ask(self, client: Any, call: Call, headers: HeaderMap | None, seconds: float) -> Reply:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, self._exchange_blocking, client, call, headers, seconds)
 
-    def _exchange_blocking(self, client: SyncClient, call: Call) -> Reply:
-        builder = client.request(call.method, call.url)
-        if call.headers is not None:
-            builder = builder.headers(call.headers)
-        if call.body:
-            builder = builder.body_bytes(call.body)
-        if call.seconds is not None:
-            builder = builder.timeout(timedelta(seconds=call.seconds))
+    def _exchange_blocking(self, client: SyncClient, call: Call, headers: HeaderMap | None, seconds: float) -> Reply:
+        builder = prepared(client, call, headers, seconds)
         with builder.streamed_read_buffer_limit(0).build_streamed() as response:
-            headers_at = self._clock.monotonic()
-            status = response.status
-            headers, odd = readable(response.headers)
-            length = body_bytes(call.method, status, headers, call.max_bytes, may_be_cut=call.may_be_cut)
-            if length is not None and length <= READ_BYTES:
-                body = response.bytes().to_bytes()
-            else:
-                whole = BytesIO()
-                while (piece := response.body_reader.read(READ_BYTES)) is not None:
-                    room = call.max_bytes - whole.tell()
-                    if len(piece) > room:
-                        if not call.may_be_cut:
-                            raise too_large(call.max_bytes)
-                        whole.write(memoryview(piece)[:room])
-                        break
-                    whole.write(piece)
-                body = whole.getvalue()
-            return Reply(status, response.version, headers, odd, body, headers_at)
+            body = Body(call, response, self._clock.monotonic(), keeps=self._settings.partial == "keep")
+            try:
+                while body.wants_more and (piece := response.body_reader.read_chunk()) is not None:
+                    body.add(piece)
+            except PyreqwestError as error:
+                body.broke_off(error)
+            return body.reply()

@@ -41,6 +41,7 @@ def _exchange(request: Request, response: Response) -> Exchange:
         version=response.http_version,
         address=response.address,
         headers=response.headers,
+        head=response.head,
         wire_bytes=response.wire_bytes,
     )
 

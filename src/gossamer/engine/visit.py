@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from gossamer import urls
-from gossamer.cut import CUT, counted
+from gossamer.cut import CUT, counted, drops_text
 from gossamer.download.base import check_before_sending
 from gossamer.engine import allocator
 from gossamer.engine.commit import Listed
@@ -326,6 +326,8 @@ class Visit:
                 row, likeness = msgspec.structs.replace(row, copy_of=f"{kept:016x}"), page.simhash
             if page.error:
                 verdict = verdict._replace(status="failed", reason="spider")
+            # A part of a page tells nothing of how alike the pages below a path are.
+            likeness = None if drops_text(page.cut) else likeness
             paths = self._paths.saw(request, likeness, handled.links, beside=page.beside)
             verdict = verdict._replace(memo={**(verdict.memo or {}), **paths})
             self._memo.update(paths)

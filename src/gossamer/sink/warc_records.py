@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from gossamer.cut import parse_cut
 from gossamer.masks import CREDENTIALS
 from gossamer.model import Exchange, Headers, Record
 from gossamer.settings import VERSION
@@ -25,11 +26,19 @@ from gossamer.sink.base import without_page
 PROFILES = "http://netpreserve.org/warc/1.1/revisit/"
 OURS = b"gossamer: "
 """Opens the line of a metadata record that holds the record itself, without the page, as JSON."""
-_CODINGS = re.compile(r"\b(gzip|deflate|br|zstd)\b", re.IGNORECASE)
-_OF_THE_WIRE = frozenset(("content-encoding", "transfer-encoding", "content-length"))
+_CODINGS = re.compile(rb"\b(gzip|deflate|br|zstd)\b", re.IGNORECASE)
+_OF_THE_WIRE = frozenset((b"content-encoding", b"transfer-encoding", b"content-length"))
+_ODD = re.compile(rb"[\r\0]")
+_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _ENDS_A_LINE = re.compile(r"[\r\n\0]")
 _NO_TOKEN = re.compile(r"[^!#$%&'*+.^_`|~0-9A-Za-z-]")
 _STAYS_IN_A_URI = "".join(chr(code) for code in range(0x21, 0x7F))
+_TRUNCATED = {
+    **dict.fromkeys(("disconnect", "content_length"), "disconnect"),
+    "fetch_seconds": "time",
+    **dict.fromkeys(("max_body_bytes", "max_decoded_bytes", "max_file_bytes"), "length"),
+    **dict.fromkeys(("transfer_encoding", "encoding"), "unspecified"),
+}
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 _encode = msgspec.json.Encoder().encode
 
@@ -96,11 +105,14 @@ def response(record: Record, exchange: Exchange, original: Original | None, dige
             )
     if digest:
         named += f"WARC-Payload-Digest: {digest}\r\n"
+    if page.cut and (why := _truncated(page.cut)):
+        named += f"WARC-Truncated: {why}\r\n"
     named += "Content-Type: application/http; msgtype=response\r\n"
-    head = f"{_status_line(exchange, page.status)}{_lines(_answer_headers(exchange, record.body, unchanged))}\r\n"
+    headers = _answer_headers(exchange, record.body, unchanged)
+    head = b"%b%b\r\n" % (_status_line(exchange, page.status), b"".join(headers))
     mime = next((value for name, value in exchange.headers if name.lower() == "content-type"), "")
     mime = mime.partition(";")[0].strip().lower() or "unk"
-    data = _record(named, head.encode("utf-8", "replace"), b"" if is_revisit else record.body)
+    data = _record(named, head, b"" if is_revisit else record.body)
     return Response(data, record_id, url, date, page.status, mime, digest, is_revisit)
 
 
@@ -192,24 +204,54 @@ def _lines(headers: Iterable[tuple[str, str]]) -> str:
     )
 
 
-def _answer_headers(exchange: Exchange, body: bytes, unchanged: bool) -> list[tuple[str, str]]:
-    headers, decoded, length = [], exchange.wire_bytes != len(body), str(len(body))
+def _truncated(cut: str) -> str:
+    """Why the body is not whole, in one of the words that the standard has; empty if what is cut is something else."""
+    parts = parse_cut(cut)
+    return next((word for reason, word in _TRUNCATED.items() if reason in parts), "")
+
+
+def _answer_headers(exchange: Exchange, body: bytes, unchanged: bool) -> list[bytes]:
+    """The header lines of the answer, as they came where that is known."""
+    lines, decoded, length = [], exchange.wire_bytes != len(body), b"%d" % len(body)
     says_length = unchanged
-    for name, value in exchange.headers:
+    for name, value in _received(exchange):
         lowered = name.lower()
-        if lowered == "content-length" and value == length and not says_length:
+        if lowered == b"content-length" and value == length and not says_length:
             says_length = True
-        elif lowered in _OF_THE_WIRE and (lowered != "content-encoding" or decoded or _CODINGS.search(value)):
-            name = f"X-Crawler-{name}"
-        headers.append((_token(name), value))
+        elif lowered in _OF_THE_WIRE and (lowered != b"content-encoding" or decoded or _CODINGS.search(value)):
+            name = b"X-Crawler-" + name
+        lines.append(b"%b: %b\r\n" % (name, value))
     if not says_length:
-        headers.append(("Content-Length", length))
-    return headers
+        lines.append(b"Content-Length: %b\r\n" % length)
+    return lines
 
 
-def _status_line(exchange: Exchange, status: int) -> str:
+def _received(exchange: Exchange) -> list[tuple[bytes, bytes]]:
+    """Names and values of the headers, neither of which ends a line. Lines that no reader could take apart are left
+    out, and such that go on in the next one are joined."""
+    if not exchange.head:
+        return [
+            (_token(name).encode(), _ENDS_A_LINE.sub(" ", value).encode("utf-8", "replace"))
+            for name, value in exchange.headers
+        ]
+    found: list[tuple[bytes, bytes]] = []
+    for line in exchange.head.split(b"\n")[1:]:
+        line = line.removesuffix(b"\r")
+        name, colon, value = line.partition(b":")
+        name = name.rstrip(b" \t")
+        if line[:1] in (b" ", b"\t"):
+            if found:
+                found[-1] = (found[-1][0], found[-1][1] + b" " + _ODD.sub(b" ", line.strip(b" \t")))
+        elif colon and _NAME.fullmatch(name) and not _ODD.search(value):
+            found.append((name, value.strip(b" \t")))
+    return found
+
+
+def _status_line(exchange: Exchange, status: int) -> bytes:
+    if exchange.head:
+        return _ODD.sub(b" ", exchange.head.partition(b"\n")[0].removesuffix(b"\r")) + b"\r\n"
     version = exchange.version if exchange.version in ("HTTP/1.0", "HTTP/1.1") else "HTTP/1.1"
-    return f"{version} {status} {_PHRASES.get(status, '')}\r\n"
+    return f"{version} {status} {_PHRASES.get(status, '')}\r\n".encode()
 
 
 @lru_cache(1024)

@@ -1,0 +1,331 @@
+"""The downloader over pyreqwest, for HTTP/2; and all that the blocking one shares with it.
+
+It reads what hyper and rustls accept: malformed header lines are skipped but not counted, header values that are
+neither ASCII nor UTF-8 are dropped and counted, chunks must end their lines in CRLF, and TLS begins at 1.2."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from datetime import timedelta
+from io import BytesIO
+from math import inf
+from typing import Any
+
+from pyreqwest.client import Client, ClientBuilder
+from pyreqwest.exceptions import PyreqwestError
+from pyreqwest.http import HeaderMap
+
+from gossamer.clock import Clock
+from gossamer.download.base import check_before_sending
+from gossamer.download.certificates import read_identity
+from gossamer.download.client import (
+    FILES_TRIES,
+    FILES_WAIT_SECONDS,
+    REPEATABLE,
+    Call,
+    HttpDownloader,
+    Reply,
+)
+from gossamer.download.dns import Names
+from gossamer.download.eyeballs import BetterAddress, raced
+from gossamer.download.faults import (
+    blame,
+    broken_off,
+    connecting,
+    ended_early,
+    never_connected,
+    out_of_files,
+    translate,
+)
+from gossamer.download.guard import Goal, check_address
+from gossamer.download.http1 import check_head
+from gossamer.download.outgoing import configure, read_authorities
+from gossamer.download.proxies import Proxy
+from gossamer.download.routes import Route, Routes
+from gossamer.errors import ConnectFailed, FetchError, TimedOut, TooLarge
+from gossamer.model import ROBOTS, Headers
+from gossamer.settings import Settings
+
+SLACK_SECONDS = 0.5
+MAX_SPARES = 2
+MAX_PROXY_CLIENTS = 256
+
+
+class Http2Downloader(HttpDownloader):
+    """Fetches with HTTP/1.1 and, where TLS offers it, HTTP/2; a client is pinned to the addresses that were checked."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        resolver: Names | None = None,
+        *,
+        accepts_any_certificate: bool = False,
+    ) -> None:
+        super().__init__(settings, clock, resolver, accepts_any_certificate=accepts_any_certificate)
+        self._accepts_any_certificate = accepts_any_certificate
+        self._identity = read_identity(settings.client_cert)
+        self._authorities = read_authorities(settings.ca_file)
+        self._proxy_clients: OrderedDict[Proxy, Any] = OrderedDict()
+        self._routes: Routes[Any] = Routes(self._build, clock, max_hosts=self._most_idle)
+
+    async def address_of(self, request: Any) -> str:
+        """Where the request will go, as far as that is known before it does; its name is asked for only once."""
+        try:
+            route = self._routes.find(self._goal(request).host)
+            return route.address if route and not self._proxies else await super().address_of(request)
+        except Exception:  # whatever it is, the fetch meets it too, and decides the page's fate
+            return ""
+
+    async def aclose(self) -> None:
+        self._closed = True
+        for client in (*self._routes.close(), *self._proxy_clients.values()):
+            await self._close(client)
+        self._proxy_clients.clear()
+        await super().aclose()
+
+    async def _send(self, call: Call) -> Reply:
+        try:
+            async with asyncio.timeout(self._settings.fetch_seconds + SLACK_SECONDS):
+                with self._routes:
+                    return await self._send_on_route(call)
+        except TimeoutError:
+            raise TimedOut(f"no whole answer within {self._settings.fetch_seconds:g} s") from None
+        except FetchError:
+            raise
+        except Exception as error:  # a page's fate is decided here, whatever the client raises
+            raise translate(error, call.goal.host) from None
+
+    async def _send_on_route(self, call: Call) -> Reply:
+        goal = call.goal
+        route = self._routes.find(goal.host)
+        if route is None or route.expires_at < call.began:
+            route = await self._find_route(goal, route)
+        while True:
+            generation = route.generation
+            if generation is None:
+                raise ConnectFailed("the downloader was closed")
+            # In this order: what passes between the two readings must not make the answer look later than it came.
+            fetched_at = self._clock.epoch()
+            route.used_at = sent_at = self._clock.monotonic()
+            headers = _map(call, closes=route.closes_from <= sent_at)
+            check_before_sending.get()()
+            try:
+                reply = await self._exchange_on(route, generation.client, call, headers, sent_at)
+            except BetterAddress as better:
+                others = tuple(address for address in route.spares if address != better.address)
+                route = await self._routes.open(
+                    Route(route.host, better.address, (*others, route.address), route.expires_at)
+                )
+                continue
+            except Exception as error:  # translated above; here only what another connection can cure
+                if out_of_files(error):
+                    self._routes.shed()
+                    await self._clock.sleep(FILES_WAIT_SECONDS)
+                    route = await self._find_route(goal, None)
+                elif never_connected(error) and route.spares:
+                    spare = Route[Any](route.host, route.spares[0], route.spares[1:], route.expires_at)
+                    route = await self._routes.open(spare)
+                else:
+                    method = call.request.method
+                    if never_connected(error):
+                        # The next fetch begins again with the first of its addresses.
+                        self._routes.forget(route)
+                    elif ended_early(error) and route.ended(self._clock.monotonic()) and method in REPEATABLE:
+                        # The server may have seen it: when it is sent again is for the one to say who knows the delay.
+                        said = f"{goal.host}: ended a connection that was kept"
+                        raise ConnectFailed(said, was_open=True, was_kept=True) from None
+                    raise
+                continue
+            return reply._replace(fetched_at=fetched_at, sent_at=sent_at, address=route.address)
+
+    async def _exchange_on(
+        self, route: Route[Any], client: Any, call: Call, headers: HeaderMap | None, sent_at: float
+    ) -> Reply:
+        """The exchange. While a route has not answered yet, another address may turn out to be the better one.
+
+        Only where GET or HEAD wait too long are addresses compared."""
+        seconds = max(0.01, self._settings.fetch_seconds + call.began - sent_at)
+        if route.has_answered or not route.spares or call.request.method not in REPEATABLE:
+            reply = await self._ask(client, call, headers, seconds)
+        else:
+            reply = await raced(
+                self._ask(client, call, headers, seconds),
+                (route.address, *route.spares),
+                call.goal.port,
+                seconds=self._settings.connect_seconds,
+            )
+        route.has_answered = True
+        return reply
+
+    async def _send_by_proxy(self, call: Call, proxies: tuple[Proxy, ...]) -> Reply:
+        """Through the first of the proxies that comes to the host; the next is tried where nothing was sent yet."""
+        goal = call.goal
+        if goal.address:
+            check_address(goal.address, self._settings.allow_private)
+        elif not self._settings.allow_private:
+            await self._addresses(goal.host)
+        fault: FetchError | None = None
+        for proxy in proxies:
+            client = await self._proxy_client(proxy)
+            fetched_at, sent_at = self._clock.epoch(), self._clock.monotonic()
+            check_before_sending.get()()
+            try:
+                reply = await self._ask(client, call, _map(call), self._settings.fetch_seconds)
+            except Exception as error:  # a page's fate is decided here, whatever the client raises
+                guilty = blame(error, is_tls=goal.is_tls)
+                said = translate(error, f"{goal.host} by {proxy.name}")
+                fault = await self._proxies.fault(proxy, goal.host, guilty, said)
+                if guilty == "host" or not connecting(error):
+                    break
+                continue
+            if (fault := self._proxies.answered(proxy, goal.host, reply.status, is_tls=goal.is_tls)) is not None:
+                continue
+            return reply._replace(fetched_at=fetched_at, sent_at=sent_at, via=proxy.name)
+        assert fault is not None
+        raise fault
+
+    async def _proxy_client(self, proxy: Proxy) -> Any:
+        client = self._proxy_clients.get(proxy)
+        if client is None:
+            built = await asyncio.to_thread(self._build, {}, proxy)
+            client = self._proxy_clients.setdefault(proxy, built)
+            while len(self._proxy_clients) > MAX_PROXY_CLIENTS:
+                # It goes, with its connections, when the last fetch that uses it has ended.
+                self._proxy_clients.popitem(last=False)
+        else:
+            self._proxy_clients.move_to_end(proxy)
+        return client
+
+    async def _find_route(self, goal: Goal, known: Route[Any] | None) -> Route[Any]:
+        """A route to the goal. A client takes files to build: where none are left, older ones are let go first."""
+        for _ in range(FILES_TRIES):
+            try:
+                return await self._open_route(goal, known)
+            except FetchError:
+                raise
+            except Exception:  # what a client's builder raises for want of files has many names
+                self._routes.shed()
+                await self._clock.sleep(FILES_WAIT_SECONDS)
+        return await self._open_route(goal, known)
+
+    async def _open_route(self, goal: Goal, known: Route[Any] | None) -> Route[Any]:
+        if goal.address:
+            check_address(goal.address, self._settings.allow_private)
+            return await self._routes.open(Route(goal.host, goal.address, (), inf))
+        addresses, expires_at = await self._addresses(goal.host)
+        if known is not None and known.address in addresses and self._routes.find(goal.host) is known:
+            known.spares = tuple(address for address in addresses if address != known.address)[:MAX_SPARES]
+            known.expires_at = expires_at
+            return known
+        return await self._routes.open(Route(goal.host, addresses[0], addresses[1 : 1 + MAX_SPARES], expires_at))
+
+    # The rest is what the blocking downloader does otherwise.
+
+    def _build(self, pins: dict[str, str], proxy: Proxy | None = None) -> Any:
+        return self._configured(ClientBuilder(), pins, proxy).build()
+
+    def _configured(self, builder: Any, pins: dict[str, str], proxy: Proxy | None) -> Any:
+        builder = configure(builder, self._settings, self._outgoing.everywhere, self._authorities)
+        if self._identity:
+            builder = builder.identity_pem(self._identity)
+        if self._accepts_any_certificate:
+            builder = builder.danger_accept_invalid_certs(True)
+        if proxy is not None:
+            return builder.proxy(proxy.builder())
+        for host, address in pins.items():
+            builder = builder.resolve(host, address, 0)
+        return builder
+
+    async def _close(self, client: Any) -> None:
+        await client.close()
+
+    async def _ask(self, client: Client, call: Call, headers: HeaderMap | None, seconds: float) -> Reply:
+        """Send one request and read the answer up to the limit of its size."""
+        builder = prepared(client, call, headers, seconds)
+        # Without the 0 it would return only with the first part of the body, and the headers' time would be wrong.
+        async with builder.streamed_read_buffer_limit(0).build_streamed() as response:
+            body = Body(call, response, self._clock.monotonic(), keeps=self._settings.partial == "keep")
+            try:
+                while body.wants_more and (piece := await response.body_reader.read_chunk()) is not None:
+                    body.add(piece)
+            except PyreqwestError as error:
+                body.broke_off(error)
+            return body.reply()
+
+
+class Body:
+    """The answer to one call as it comes, whichever way its parts are waited for."""
+
+    def __init__(self, call: Call, response: Any, headers_at: float, *, keeps: bool) -> None:
+        self._keeps = keeps
+        self._status, self._version, self._headers_at = response.status, response.version, headers_at
+        self._headers, dropped = readable(response.headers)
+        self._cut = ""
+        self._dropped = f"headers:{dropped}" if dropped else ""
+        self._whole = BytesIO()
+        check_head(self._headers)
+        self._max_bytes = call.max_bytes
+        self._length: int | None = None
+        self.wants_more = call.request.method != "HEAD" and self._status not in (204, 304)
+        for name, value in self._headers:
+            if name == "transfer-encoding":
+                self._length = None
+                break
+            if name == "content-length":
+                self._length = int(value) if value.isascii() and value.isdigit() else None
+        if self.wants_more and (self._length or 0) > self._max_bytes and not keeps and call.request.label != ROBOTS:
+            raise TooLarge(f"body of more than {self._max_bytes} bytes")
+
+    def add(self, piece: Any) -> None:
+        room = self._max_bytes - self._whole.tell()
+        if len(piece) <= room:
+            self._whole.write(piece)
+            return
+        self._whole.write(memoryview(piece)[:room])
+        lost = "?" if self._length is None else self._length - self._max_bytes
+        self._cut, self.wants_more = f"max_body_bytes:{lost}", False
+
+    def broke_off(self, error: PyreqwestError) -> None:
+        lost = "?" if self._length is None else self._length - self._whole.tell()
+        self._cut = f"{broken_off(error, has_length=self._length is not None)}:{lost}"
+
+    def reply(self) -> Reply:
+        cut = f"{self._cut} {self._dropped}".strip()
+        return Reply(
+            self._status, self._version, self._headers, b"", self._whole.getvalue(), cut, self._headers_at, 0.0, 0.0
+        )
+
+
+def prepared(client: Any, call: Call, headers: HeaderMap | None, seconds: float) -> Any:
+    """The request, for a client of either kind."""
+    builder = client.request(call.request.method, call.goal.url).timeout(timedelta(seconds=seconds))
+    if headers is not None:
+        builder = builder.headers(headers)
+    if call.body:
+        builder = builder.body_bytes(call.body)
+    return builder
+
+
+def readable(headers: HeaderMap) -> tuple[Headers, int]:
+    """The headers that the library gives out as text, and how many it does not."""
+    try:
+        return tuple(headers.items()), 0
+    except ValueError:
+        pass
+    plain: list[tuple[str, str]] = []
+    dropped = 0
+    for name in dict.fromkeys(headers.keys()):
+        try:
+            plain.extend((name, value) for value in headers.getall(name))
+        except ValueError:
+            dropped += 1
+    return tuple(plain), dropped
+
+
+def _map(call: Call, *, closes: bool = False) -> HeaderMap | None:
+    headers = dict(call.headers or {})
+    if closes:
+        headers["connection"] = "close"
+    return HeaderMap(headers) if headers else None

@@ -1,0 +1,119 @@
+"""TLS of the asynchronous client: what is accepted, of whom, and what a failed handshake means."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+from gossamer.download.outgoing import read_authorities
+from gossamer.errors import BadCertificate, ConfigError, ConnectFailed, FetchError, TlsRefused
+from gossamer.settings import Settings
+
+VERSIONS = {
+    "1.0": ssl.TLSVersion.TLSv1,
+    "1.1": ssl.TLSVersion.TLSv1_1,
+    "1.2": ssl.TLSVersion.TLSv1_2,
+    "1.3": ssl.TLSVersion.TLSv1_3,
+}
+# What OpenSSL thinks good, which is more than what Python asks of it: CBC and key exchange by RSA too, as curl does.
+_CIPHERS = "DEFAULT:!aNULL:!eNULL"
+_OLD_CIPHERS = "ALL:!aNULL:!eNULL:@SECLEVEL=0"
+_LEGACY_SERVER_CONNECT = 0x4
+_NOT_TLS = frozenset(("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG"))
+_TOO_OLD = frozenset(
+    (
+        *("UNSUPPORTED_PROTOCOL", "TLSV1_ALERT_PROTOCOL_VERSION", "SSLV3_ALERT_HANDSHAKE_FAILURE"),
+        *("TLSV1_ALERT_INSUFFICIENT_SECURITY", "DH_KEY_TOO_SMALL", "EE_KEY_TOO_SMALL", "CA_MD_TOO_WEAK"),
+        *("UNSAFE_LEGACY_RENEGOTIATION_DISABLED", "WRONG_SIGNATURE_TYPE", "LEGACY_SIGALG_DISALLOWED_OR_UNSUPPORTED"),
+        *("WRONG_CIPHER_RETURNED", "NO_PROTOCOLS_AVAILABLE", "BAD_SIGNATURE", "VERSION_TOO_LOW"),
+    )
+)
+_OUR_CERTIFICATE = frozenset(
+    (
+        *("TLSV13_ALERT_CERTIFICATE_REQUIRED", "SSLV3_ALERT_BAD_CERTIFICATE", "SSLV3_ALERT_CERTIFICATE_UNKNOWN"),
+        *("SSLV3_ALERT_CERTIFICATE_EXPIRED", "SSLV3_ALERT_CERTIFICATE_REVOKED", "TLSV1_ALERT_ACCESS_DENIED"),
+        *("SSLV3_ALERT_UNSUPPORTED_CERTIFICATE", "TLSV1_ALERT_UNKNOWN_CA", "SSLV3_ALERT_NO_CERTIFICATE"),
+    )
+)
+"""Alerts about a certificate of ours, or that there is none; with TLS 1.3 they come only after the handshake."""
+END_HINT = "it may be overloaded, know old TLS only (--tls-min 1.0), or want a certificate of yours: --client-cert FILE"
+
+
+class Contexts:
+    """The contexts of a job, each built once: to read all authorities takes tens of milliseconds."""
+
+    def __init__(self, settings: Settings, *, accepts_any_certificate: bool = False) -> None:
+        self._settings, self._accepts_any_certificate = settings, accepts_any_certificate
+        self._own = {site: own.tls_min for site, own in settings.sites.items() if own.tls_min}
+        read_authorities(settings.ca_file)
+        self._built: dict[str, ssl.SSLContext] = {}
+
+    def of_site(self, site: str) -> ssl.SSLContext:
+        """The context for a site, with its own `tls_min` if it has one."""
+        lowest = self._own.get(site, self._settings.tls_min) if self._own else self._settings.tls_min
+        found = self._built.get(lowest)
+        if found is None:
+            found = self._built[lowest] = self._build(lowest)
+        return found
+
+    def of_proxies(self) -> ssl.SSLContext:
+        """The context for proxies that speak TLS."""
+        return self.of_site("")
+
+    def _build(self, lowest: str) -> ssl.SSLContext:
+        settings = self._settings
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        is_old = lowest in ("1.0", "1.1")
+        context.set_ciphers(_OLD_CIPHERS if is_old else _CIPHERS)
+        if is_old:
+            context.options |= _LEGACY_SERVER_CONNECT
+        context.minimum_version = VERSIONS[lowest]
+        context.set_alpn_protocols(["http/1.1"])
+        if self._accepts_any_certificate:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        else:
+            context.load_default_certs()
+        if settings.ca_file:
+            context.load_verify_locations(Path(settings.ca_file).expanduser())
+        if settings.client_cert:
+            context.load_cert_chain(Path(settings.client_cert).expanduser(), password=_no_password)
+        return context
+
+
+def check_identity(client_cert: str) -> None:
+    """ConfigError unless it is a PEM file with a certificate and its key."""
+    if not client_cert:
+        return
+    path = Path(client_cert).expanduser()
+    try:
+        path.read_bytes()
+    except OSError as error:
+        hint = "name a PEM file that can be read"
+        raise ConfigError(f"client_cert: {client_cert}: {error.strerror}", hint=hint) from None
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(path, password=_no_password)
+    except (OSError, ValueError):  # ssl.SSLError is one
+        hint = "a PEM file with the certificate, those of its issuers, and the key without a password"
+        raise ConfigError(f"client_cert: {client_cert}: no certificate with its key in it", hint=hint) from None
+
+
+def translate_tls(error: ssl.SSLError, where: str) -> FetchError:
+    """The error for a handshake that failed, or an alert; by what OpenSSL calls it, not by its words."""
+    reason = error.reason or ""
+    said = f"{where}: {reason.replace('_', ' ').lower() or error}" if where else reason.replace("_", " ").lower()
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return BadCertificate(f"{where}: invalid peer certificate: {error.verify_message}")
+    if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+        return ConnectFailed(f"{where}: ended the connection where TLS does not end", hint=END_HINT)
+    if reason in _NOT_TLS:
+        return TlsRefused(said, hint="what is there does not speak TLS: try http://")
+    if reason in _OUR_CERTIFICATE:
+        return TlsRefused(said, hint="the server asks for a certificate of yours: --client-cert FILE")
+    if reason in _TOO_OLD:
+        return TlsRefused(said, hint='the server may know old TLS only: --tls-min 1.0, or tls_min = "1.0" for its site')
+    return TlsRefused(said)
+
+
+def _no_password() -> str:
+    return ""
