@@ -103,7 +103,8 @@ def _inflate(body: bytes | memoryview, window_bits: int, output: _Output) -> tup
     while position < len(view) and not stream.eof:
         piece: bytes | memoryview = view[position : position + _SLICE_BYTES]
         position += len(piece)
-        while piece:
+        # What follows the end of the stream may stand in `unconsumed_tail` for ever.
+        while piece and not stream.eof:
             output.add(stream.decompress(piece, output.step))
             piece = stream.unconsumed_tail
     while not stream.eof and (rest := stream.decompress(b"", output.step)):
