@@ -82,7 +82,8 @@ async def leaving(
     try:
         async with watched(settings) if settings is not None else nullcontext():
             yield
-    except asyncio.CancelledError:
+    except BaseException:
+        # What could not be stored or closed in the middle of its work says so: that is what was asked for.
         if signals.has_left:
             raise KeyboardInterrupt from None
         raise

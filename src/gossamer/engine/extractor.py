@@ -12,12 +12,13 @@ from typing import Any
 
 import msgspec
 
+from gossamer.cut import format_cut, parse_cut
 from gossamer.engine.budget import Budget, Guard, Meter, hard_seconds, too_many_items
 from gossamer.engine.likeness import Look, Looks
 from gossamer.errors import ExtractError, TooCostly
 from gossamer.extract.intake import Dropped, Intake
 from gossamer.extract.items import sound
-from gossamer.extract.links import LinkMemo
+from gossamer.extract.links import LOST, LinkMemo
 from gossamer.extract.markdown import check_installed, forget
 from gossamer.extract.page import Page
 from gossamer.extract.schema import Schemas
@@ -61,6 +62,8 @@ class Extracted(msgspec.Struct, frozen=True, kw_only=True):
     """SimHash of the main text of every page, where copies are looked for."""
     tells: bool = False
     """Whether there is enough of it to call the page a copy."""
+    cut: dict[str, int | None] = {}
+    """What is missing of the page, by the limit that dropped it."""
     error: str = ""
     kind: str = ExtractError.kind
     """The word for the error."""
@@ -114,8 +117,8 @@ class Extractor:
         A page that passes a limit of its budget gives the error `too-costly`; with another `meter`, what that raises.
         `hard` has this process killed where C code does not come to an end.
 
-        Of a page that is `known`, title, digest, SimHash, what it asks of robots and the number of links are taken as
-        they are, and no link is followed: it is parsed only if the spider asks for something."""
+        Of a page that is `known`, title, digest, SimHash, what it asks of robots, what was cut of it and the number of
+        links are taken as they are, and no link is followed: it is parsed only if the spider asks for something."""
         size = len(response.body)
         own = meter or Budget(self._settings, size)
         kill_after = hard_seconds(self._settings, size) if hard else 0.0
@@ -125,7 +128,14 @@ class Extractor:
             return too_costly(response, excess)
 
     async def _extract(self, request: Request, response: Response, known: PageRow | None, meter: Meter) -> Extracted:
-        page = Page(response, request, memo=self._memo, robot=self._robot, nofollow=self._settings.nofollow)
+        page = Page(
+            response,
+            request,
+            memo=self._memo,
+            robot=self._robot,
+            nofollow=self._settings.nofollow,
+            max_links=self._settings.max_links,
+        )
         digest = known.digest if known is not None else _digest(response.body)
         links: Sequence[str] = ()
         requests: list[Request] = []
@@ -183,6 +193,7 @@ class Extractor:
             beside=look.beside,
             simhash=int(known.simhash, 16) if known is not None and known.simhash else look.simhash,
             tells=look.tells,
+            cut=page.cut if known is None else _still_cut(page, known),
             error=error,
             kind=kind,
         )
@@ -195,8 +206,7 @@ class Extractor:
         return page.markdown if page.is_html else ""
 
     def _links(self, page: Page) -> Sequence[str]:
-        settings = self._settings
-        return page.links(settings.links, max_links=settings.max_links)
+        return page.links(self._settings.links)
 
     async def _run(self, page: Page) -> list[Any]:
         handler = self._spider.handler(page.label)
@@ -221,12 +231,19 @@ class Extractor:
 
 def too_costly(response: Response, excess: TooCostly) -> Extracted:
     """What is known of a page that was given up."""
-    return Extracted(error=str(excess), kind=excess.kind, digest=_digest(response.body))
+    return Extracted(error=str(excess), kind=excess.kind, digest=_digest(response.body), cut=parse_cut(response.cut))
 
 
 def died(response: Response) -> Extracted:
     """What is known of a page that its process died of."""
-    return Extracted(error="the spider's process died on this page", digest=_digest(response.body))
+    error = "the spider's process died on this page"
+    return Extracted(error=error, digest=_digest(response.body), cut=parse_cut(response.cut))
+
+
+def _still_cut(page: Page, known: PageRow) -> dict[str, int | None]:
+    """What is missing of a stored page: what was when it was fetched, and what of its tree is now."""
+    here = {reason: lost for reason, lost in page.cut.items() if reason not in LOST}
+    return {**here, **parse_cut(known.cut or "")}
 
 
 def _digest(body: bytes) -> str:
@@ -252,6 +269,7 @@ def row_of(request: Request, response: Response, page: Extracted) -> PageRow:
         simhash=msgspec.UNSET if page.simhash is None else f"{page.simhash:016x}",
         text=msgspec.UNSET if page.text is None else page.text,
         markdown=msgspec.UNSET if page.markdown is None else page.markdown,
+        cut=format_cut(page.cut) or msgspec.UNSET,
     )
 
 

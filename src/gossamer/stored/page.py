@@ -77,4 +77,5 @@ class StoredPage(msgspec.Struct, frozen=True, kw_only=True):
             fetched_at=self.fetched_at,
             elapsed=self.row.elapsed if self.row is not None else 0.0,
             from_cache=True,
+            cut=(self.row.cut or "") if self.row is not None else "",
         )
