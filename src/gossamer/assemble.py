@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -13,10 +13,12 @@ from gossamer import telemetry
 from gossamer.clock import Clock, SystemClock
 from gossamer.download import Downloader, Locates, Remembers, open_downloader
 from gossamer.download.dns import Names, Resolver
+from gossamer.engine.budget import Guard
+from gossamer.engine.careful import Careful
 from gossamer.engine.crowds import Crowds
 from gossamer.engine.extractor import Extractor, make_spider
 from gossamer.engine.gate import LoadGate
-from gossamer.engine.handle import Extracts, Handler, Linker
+from gossamer.engine.handle import Handler, Linker
 from gossamer.engine.marker import Marker
 from gossamer.engine.recent import Memory, Recent
 from gossamer.engine.region import Places
@@ -84,13 +86,13 @@ def crowds_of(downloader: Downloader, settings: Settings) -> Crowds | None:
     return Crowds(downloader, settings.per_address)
 
 
-def _parsers(settings: Settings) -> ParserPool | None:
-    """The processes that run the spider, if there are any; most crawls need not load what starts them."""
-    if not settings.parse_processes:
-        return None
+def _parsers(settings: Settings) -> ParserPool:
+    """The processes that run the spider; most crawls need not load what starts them."""
     from gossamer.engine.parsers import ParserPool
 
-    return ParserPool(settings.parse_processes, settings)
+    if settings.parse_processes:
+        return ParserPool(settings.parse_processes, settings)
+    return ParserPool(1, settings, is_aside=True)
 
 
 @asynccontextmanager
@@ -109,9 +111,13 @@ async def worker(
     tracing: Tracing | None = None,
     memory: Memory | None = None,
     machine: Measures | None = None,
+    suspects: Collection[int] = (),
 ) -> AsyncIterator[Engine]:
-    """An engine with everything it needs, which is closed again at the end."""
+    """An engine with everything it needs, which is closed again at the end.
+
+    `suspects` are pages that a worker has died of; other processes have no `spider` that only this one has."""
     tracing = tracing or telemetry.begin()
+    begin_parsers = None if spider is not None else partial(_parsers, settings)
     spider = spider or make_spider(settings)
     recent = memory or Recent()
     score = spider.score if type(spider).score is not Spider.score else None
@@ -125,19 +131,24 @@ async def worker(
     downloader = open_downloader(settings, clock=clock, resolver=names)
     loads = gate_of_loads(downloader, settings, clock)
     jar = jar_of(settings, clock)
-    pool = _parsers(settings)
-    marker = Marker(None if pool else marker_path)
-    extractor: Extracts = pool or Extractor(spider, settings)
+    marker = Marker(None if settings.parse_processes else marker_path)
+    extractor: ParserPool | Careful
+    if settings.parse_processes:
+        extractor = _parsers(settings)
+    else:
+        guard = Guard()
+        here = Extractor(spider, settings, guard=guard)
+        extractor = Careful(here, settings, guard=guard, marker=marker, start=begin_parsers, suspects=suspects)
     try:
         inner: Fetch = downloader.fetch
         fetch = compose(middlewares(spider, settings, clock, jar=jar), inner)
         if spider.fetch_middleware:
             fetch = guarded(fetch)
-        handler = Handler(extractor, linker, marker)
+        handler = Handler(extractor, linker)
         visits: Callable[..., Visit] = Visit
         if tracing is not None:
             fetch = parts.traced_fetch(fetch, tracing)
-            handler = parts.TracedHandler(extractor, linker, marker, tracing)
+            handler = parts.TracedHandler(extractor, linker, tracing)
             visits = partial(parts.TracedVisit, tracing=tracing)
         yield Engine(
             frontier,
@@ -157,8 +168,7 @@ async def worker(
             machine=machine,
         )
     finally:
-        if pool is not None:
-            await pool.aclose()
+        await extractor.aclose()
         await downloader.aclose()
         marker.close()
         if trail is not None:

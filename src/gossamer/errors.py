@@ -22,6 +22,7 @@ GossamerError
       TooManyRedirects a chain of more than ten hops, or a loop
       MiddlewareFailed the user's own middleware raised; the original is the cause
   ExtractError         the spider raised; the original is the cause
+    TooCostly          parsing the page, or its handler, passed a limit of time or items
   FrontierError        the frontier is not usable
     Unavailable        for now: retried with back-off
       Leaving          a shard may move; whoever tries again puts its links into an outbox
@@ -180,6 +181,12 @@ class ExtractError(GossamerError):
     """The spider raised on a page; the original error is in `__cause__`."""
 
     kind = "spider"
+
+
+class TooCostly(ExtractError):
+    """Parsing a page, or the spider's handler, took more time or gave more items than it may; not tried again."""
+
+    kind = "too-costly"
 
 
 class FrontierError(GossamerError):

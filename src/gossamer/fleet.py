@@ -31,8 +31,8 @@ from gossamer.frontier.base import Fleet
 from gossamer.frontier.regions import check_region, parse_part
 from gossamer.gathered import export
 from gossamer.job import Summary
+from gossamer.leaving import leaving, watched
 from gossamer.masks import masked_address
-from gossamer.member import leave_on_signals
 from gossamer.model import Counts, JobState, Pulse
 from gossamer.results import check_results, compare, forgotten_words, is_results, mark, repair_command
 from gossamer.settings import Settings
@@ -182,14 +182,21 @@ async def join_fleet(
                 trail=Trail(results, name, most_bytes=frontier.settings.trail_bytes),
                 refused=refused,
                 machine=Machine(workers=supervised or 1),
+                suspects=(key,) if key else (),
             ) as engine:
                 if signals is None:
-                    leave_on_signals(engine.stop, ctrl_c=not supervised)
+                    ways = leaving(
+                        lambda _: engine.stop(),
+                        interrupt=engine.interrupt,
+                        settings=frontier.settings,
+                        ctrl_c=not supervised,
+                    )
                 else:
                     signals(engine.stop)
+                    ways = watched(frontier.settings)
                 pulse = Pulse(worker=name, region=region, shards=shards)
                 heart = Heart(frontier, engine, pulse=pulse, clock=clock, places=places, refused=refused)
-                async with beating(heart):
+                async with ways, beating(heart):
                     state = await engine.run()
         finally:
             await store.aclose()
@@ -277,6 +284,9 @@ class FleetCrawl:
     def figures(self) -> tuple[int, int]:
         """Pages, and failures among them, since the run began."""
         return self.stats.pages, self.stats.failures
+
+    def interrupt(self) -> None:
+        """No spider runs in this process."""
 
     def stop(self, why: str) -> None:
         """Drain, then end the run."""

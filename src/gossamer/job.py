@@ -66,6 +66,8 @@ class Stoppable(Protocol):
 
     def stop(self) -> None: ...
 
+    def interrupt(self) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Summary:
@@ -108,6 +110,7 @@ class Crawl:
         self._timer: asyncio.TimerHandle | None = None
         self._began_at = 0.0
         self._stop_wanted = ""
+        self._suspects: list[int] = []
         self.stats = Stats(self._clock)
         self.added = 0
         self.known_before = 0
@@ -120,6 +123,11 @@ class Crawl:
             self._running.stop()
         if self._store is not None:
             self._store.hurry(self._settings.drain_seconds)
+
+    def interrupt(self) -> None:
+        """Before `stop`, from a signal handler."""
+        if self._running is not None:
+            self._running.interrupt()
 
     async def counts(self) -> Counts:
         """The frontier at this moment."""
@@ -157,7 +165,8 @@ class Crawl:
             if folder is not None:
                 types = item_columns(settings, self._spider)
                 sinks = [*open_sinks(settings, folder, frontier.marks, types=types), AsideSink(folder, frontier.marks)]
-                await frontier.blame([left_behind(path) for path in (folder / "handling").glob("*")])
+                self._suspects = [left_behind(path) for path in (folder / "handling").glob("*")]
+                await frontier.blame(self._suspects)
             store = self._store = OwnerStore(frontier, sinks, self.stats)
             self.known_before = (await frontier.counts()).known
             self.added = await frontier.add([linker.seed(url) for url in self._seeds])
@@ -215,6 +224,7 @@ class Crawl:
                 refused=linker.refused,
                 tracing=self._tracing,
                 memory=AtHand(frontier),
+                suspects=self._suspects,
             ) as engine:
                 return await self._until_done(engine)
         finally:

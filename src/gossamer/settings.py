@@ -218,6 +218,18 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_file_bytes: Annotated[
         int, Meta(ge=1, description="Largest body, before and after decoding, of a request with the label `file`.")
     ] = 100 * MIB
+    parse_seconds: Annotated[
+        float, Meta(gt=0, description="CPU seconds to parse a page, before it counts as too costly.")
+    ] = 5.0
+    parse_seconds_per_mb: Annotated[
+        float, Meta(ge=0, description="CPU seconds that a page may take on top of that for each MB of its body.")
+    ] = 1.0
+    handler_seconds: Annotated[
+        float, Meta(gt=0, description="Seconds that the spider's handler may take for a page, waiting included.")
+    ] = 10.0
+    handler_items: Annotated[
+        int, Meta(ge=1, description="Items and requests that the spider's handler may yield for a page.")
+    ] = 100_000
     max_links: Annotated[int, Meta(ge=1, description="Links taken from one page.")] = 20_000
     max_url_length: Annotated[int, Meta(ge=16, description="Longer URLs are not followed.")] = 2048
     max_segments: Annotated[int, Meta(ge=1, description="URLs with more path segments are not followed.")] = 20

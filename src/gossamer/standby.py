@@ -12,7 +12,7 @@ from typing import Literal
 
 from gossamer.errors import JobMissing, Unavailable
 from gossamer.fleet import join_fleet, open_fleet
-from gossamer.member import leave_on_signals
+from gossamer.leaving import leaving
 
 log = logging.getLogger("gossamer.standby")
 TOUCH_SECONDS = 2.0
@@ -91,9 +91,8 @@ class Standby:
 
     async def run(self) -> None:
         """Work whenever the job can be worked on, until a signal says to leave."""
-        leave_on_signals(self._leave)
         said = ""
-        async with self._health.kept():
+        async with leaving(lambda _: self._leave()), self._health.kept():
             while not self._leaving.is_set():
                 wait = await self._why_wait()
                 if not wait:

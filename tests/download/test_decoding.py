@@ -237,3 +237,12 @@ def test_a_body_that_was_never_encoded_stays_as_it_is() -> None:
 @pytest.mark.parametrize("text", [b"# long\n" * 1_000_000, bytes(5_000_000), TEXT * 100])
 def test_megabytes_behind_a_few_bytes_are_whole(name: str, text: bytes) -> None:
     assert decode(ENCODERS[name](text), (name,), len(text)) == text
+
+
+@pytest.mark.parametrize("name", ["deflate", "gzip"])
+def test_what_follows_a_stream_of_more_than_one_step_is_read_once(name: str) -> None:
+    """It was read for ever, and kept each time."""
+    coder = zlib.compressobj(wbits=31 if name == "gzip" else -15)
+    text = b"x" * (3 * 1024 * 1024)
+    body = coder.compress(text) + coder.flush() + b"tail" * 10
+    assert decode(body, (name,), 4 * 1024 * 1024) == text

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import logging
 import os
 import sys
-from contextlib import suppress
 from importlib import import_module
 from typing import NoReturn
 
@@ -19,6 +19,7 @@ from gossamer.cli.exits import Exit
 from gossamer.cli.terminal import flush_output, hold_standard_streams, plain, say
 from gossamer.engine.allocator import give_back_freed_memory
 from gossamer.errors import ConfigError, GossamerError
+from gossamer.leaving import end_now
 from gossamer.settings import VERSION
 
 _MENDING = {
@@ -106,12 +107,15 @@ def main() -> None:
 
 def _leave(code: int) -> NoReturn:
     """End the process. Threads of the HTTP client may call into an interpreter that is being taken down, which would
-    abort it with everything done: where that client is loaded, nothing is taken down."""
+    abort it with everything done: where that client is loaded, the process ends after the functions of `atexit`."""
     logging.shutdown()
     if "pyreqwest" in sys.modules:
-        with suppress(OSError, ValueError, AttributeError):
-            sys.stderr.flush()
-        os._exit(code)
+        # What is registered last is called first, so this one calls the others.
+        def end() -> None:
+            atexit.unregister(end)
+            end_now(code)
+
+        atexit.register(end)
     raise SystemExit(code)
 
 

@@ -24,6 +24,8 @@ _BY_KIND = {
     "--no-robots is for sites of your own",
     "redirects": "the page redirects in a circle: some sites want --cookies for it to end",
     "spider": "the spider raised: `gossamer shell URL --spider FILE` shows why",
+    "too-costly": "the page, or the spider's handler, took too long: the error names the limit; --parse-seconds, "
+    "--handler-seconds and --handler-items raise them",
     "http-401": "the site wants a login: --header 'Authorization=...' or --header 'Cookie=...'",
     "http-403": "the site refuses this crawler: a --user-agent with a contact may help, or ask the owner",
     "http-429": "the site finds this too fast: raise --delay",

@@ -33,13 +33,15 @@ from gossamer.cli.start import check_seeds, read_lines, read_settings, refuse_wi
 from gossamer.cli.start import run as run_loop
 from gossamer.cli.terminal import plain, put, say
 from gossamer.clock import SystemClock
+from gossamer.engine.orphans import die_with
 from gossamer.engine.supervisor import FATAL
 from gossamer.errors import ConfigError, JobMissing, OwnerGone, SchemaMismatch
 from gossamer.fleet import SCHEMES, FleetCrawl, is_fleet, join_fleet
 from gossamer.inquiry import existing
 from gossamer.job import Crawl, Summary
+from gossamer.leaving import leaving
 from gossamer.masks import masked_address
-from gossamer.member import die_with, join
+from gossamer.member import join
 from gossamer.notices import Judge, Notifier, watch
 from gossamer.standby import HealthFile, Standby
 
@@ -177,28 +179,22 @@ async def _told(run: Crawl | FleetCrawl, quiet: bool, notifier: Notifier, judge:
 
 
 async def _crawl(run: Crawl | FleetCrawl, quiet: bool) -> Summary:
-    loop = asyncio.get_running_loop()
-    pressed: list[int] = []
-
-    def leave(number: int) -> None:
-        pressed.append(number)
-        if len(pressed) > 1:
-            # The state on disk is good at every moment: leaving at once costs only the fetches under way.
-            os._exit(Exit.INTERRUPTED)
+    def stop(number: int) -> None:
         run.stop(signal.Signals(number).name)
         if not quiet:
             say("stopping: finishing the fetches under way (once more to leave at once)")
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, leave, number)
     watching: asyncio.Task[None] | None = None
     if not quiet:
         # Those who show nothing need not load what draws.
         from gossamer.cli.view import follow
 
         watching = asyncio.create_task(follow(run))
+    # A second signal costs only what is under way: the state on disk is good at every moment.
+    settings = run.settings if isinstance(run, Crawl) and run.settings.workers == 1 else None
     try:
-        return await run.run()
+        async with leaving(stop, interrupt=run.interrupt, settings=settings):
+            return await run.run()
     finally:
         if watching is not None:
             watching.cancel()

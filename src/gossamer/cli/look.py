@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import code
 import json
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -158,6 +159,8 @@ async def _fetch(url: str, mode: str | None, settings: Settings, *, quiet: bool)
 
     async with looking(settings) as look:
         page = await _page_or_advice(look, url, told)
+    # From here on there is nothing to lose, and neither C code nor a spider is to hold off Ctrl-C.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if mode == "headers":
         _print_lines([line for hop in hops for line in (*_header_lines(hop), "")][:-1])
     elif mode == "json":
@@ -200,7 +203,7 @@ async def _print_items(page: Page, settings: Settings) -> int:
     for one in found.rejected:
         say(f"rejected: {plain(one.type)} {plain(one.field)}: {plain(one.error, 300)}")
     if found.error:
-        say(f"error: spider: {plain(found.error)}")
+        say(f"error: {found.kind}: {plain(found.error)}")
         return Exit.ERROR
     if not found.items and not found.rejected:
         say("hint: no item was found on this page; --text and --json show what is on it")
@@ -286,6 +289,8 @@ def shell(url: str, **options: Any) -> int:
 
 def _explore(names: dict[str, Any]) -> int:
     if sys.stdin is None or not sys.stdin.isatty():
+        # Not even C code is to hold off Ctrl-C; at a prompt it has to leave the shell as it is.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         piped = _Piped(names)
         if piped.runsource(sys.stdin.read() if sys.stdin is not None else "", "<stdin>", "exec"):
             say("error: the script ends in the middle of a statement")

@@ -117,13 +117,14 @@ class Screen:
         self._rest = b""
         self._loop.add_reader(self._caught, self._catch)
         # After Ctrl-Z and fg the cursor is somewhere else.
-        self._loop.add_signal_handler(signal.SIGCONT, self._writer.forget)
+        # Not by way of the loop, which would take the socket that tells the watchdog of signals.
+        signal.signal(signal.SIGCONT, lambda *_: self._loop.call_soon_threadsafe(self._writer.forget))
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.stderr.flush()
         os.dup2(self._terminal, 2)
-        self._loop.remove_signal_handler(signal.SIGCONT)
+        signal.signal(signal.SIGCONT, signal.SIG_DFL)
         self._loop.remove_reader(self._caught)
         self._catch()
         if self._rest:

@@ -33,6 +33,7 @@ from gossamer.extract.page import Page
 from gossamer.extract.scope import Scope
 from gossamer.extract.spider import Spider
 from gossamer.job import Crawl, Summary
+from gossamer.leaving import leaving
 from gossamer.middleware.base import Fetch
 from gossamer.model import Request, Response
 from gossamer.settings import Settings
@@ -151,12 +152,13 @@ def _brief(settings: Settings, limit: int) -> Settings:
 
 
 async def _observe(crawl: Crawl, limit: int) -> Summary:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, crawl.stop, signal.Signals(number).name)
+    def stop(number: int) -> None:
+        crawl.stop(signal.Signals(number).name)
+
     watching = asyncio.create_task(_watch(crawl, limit))
     try:
-        return await crawl.run()
+        async with leaving(stop, interrupt=crawl.interrupt, settings=crawl.settings):
+            return await crawl.run()
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)

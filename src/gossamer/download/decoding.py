@@ -157,6 +157,7 @@ def _inflate(body: memoryview, window_bits: int, output: _Output) -> tuple[bool,
     while position < len(body) and not stream.eof:
         piece: bytes | memoryview = body[position : position + _SLICE_BYTES]
         position += len(piece)
+        # What follows the end of the stream may stand in `unconsumed_tail` for ever.
         while piece and not stream.eof:
             output.add(stream.decompress(piece, output.step))
             piece = stream.unconsumed_tail

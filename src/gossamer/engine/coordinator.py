@@ -9,6 +9,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -92,13 +93,16 @@ class Coordinator:
         except asyncio.CancelledError:
             pass
         finally:
-            self._sessions.discard(session)
             for call in calls:
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
             writer.close()
             if peer.worker:
-                await self._bury(peer.worker)
+                # The end of the crawl may come in between: what is written down then is written to its end.
+                with suppress(asyncio.CancelledError):
+                    await self._bury(peer.worker)
+            # Not before: the frontier is closed once no session is left.
+            self._sessions.discard(session)
 
     async def _bury(self, worker: str) -> None:
         """Give a gone worker's leases to others at once; the page that it was handling is noted against that page."""

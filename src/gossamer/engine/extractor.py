@@ -7,14 +7,16 @@ import inspect
 import logging
 import traceback
 from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
+from itertools import islice
 from types import GeneratorType
 from typing import Any
 
 import msgspec
 
 from gossamer.cut import format_cut, parse_cut
+from gossamer.engine.budget import Budget, Guard, Meter, hard_seconds, too_many_items
 from gossamer.engine.likeness import Look, Looks
-from gossamer.errors import ExtractError
+from gossamer.errors import ExtractError, TooCostly
 from gossamer.extract.intake import Dropped, Intake
 from gossamer.extract.items import sound
 from gossamer.extract.links import LOST, LinkMemo
@@ -63,6 +65,10 @@ class Extracted(msgspec.Struct, frozen=True, kw_only=True):
     cut: dict[str, int | None] = {}
     """What is missing of the page, by the limit that dropped it."""
     error: str = ""
+    kind: str = ExtractError.kind
+    """The word for the error."""
+    seconds: float = 0.0
+    """CPU time that it took; only from another process."""
 
 
 def make_spider(settings: Settings) -> Spider:
@@ -83,9 +89,10 @@ def item_columns(settings: Settings, spider: Spider | None = None) -> dict[str, 
 class Extractor:
     """One spider and the settings that say what to take from a page."""
 
-    def __init__(self, spider: Spider, settings: Settings) -> None:
+    def __init__(self, spider: Spider, settings: Settings, *, guard: Guard | None = None) -> None:
         self._spider = spider
         self._settings = settings
+        self._guard = guard or Guard()
         self._memo = LinkMemo()
         self._robot = product_token(settings.user_agent)
         self._looks = Looks(settings)
@@ -93,11 +100,31 @@ class Extractor:
         self._intake = Intake(types, spider.pipelines)
         self._parse: Parse = compose(spider.parse_middleware, self._run)
 
-    async def extract(self, request: Request, response: Response, *, known: PageRow | None = None) -> Extracted:
+    async def extract(
+        self,
+        request: Request,
+        response: Response,
+        *,
+        known: PageRow | None = None,
+        meter: Meter | None = None,
+        hard: bool = False,
+    ) -> Extracted:
         """All that the page gives. A spider that raises costs the page its items, not its place in the record.
+
+        A page that passes a limit of its budget gives the error `too-costly`; with another `meter`, what that raises.
+        `hard` has this process killed where C code does not come to an end.
 
         Of a page that is `known`, title, digest, SimHash, what it asks of robots, what was cut of it and the number of
         links are taken as they are, and no link is followed: it is parsed only if the spider asks for something."""
+        size = len(response.body)
+        own = meter or Budget(self._settings, size)
+        kill_after = hard_seconds(self._settings, size) if hard else 0.0
+        try:
+            return await self._guard.drive(self._extract(request, response, known, own), own, hard=kill_after)
+        except TooCostly as excess:
+            return too_costly(response, excess)
+
+    async def _extract(self, request: Request, response: Response, known: PageRow | None, meter: Meter) -> Extracted:
         page = Page(
             response,
             request,
@@ -113,14 +140,20 @@ class Extractor:
         types: list[str] = []
         rejected: list[Rejected] = []
         dropped = 0
-        title, text, markdown, error, robots = "", None, None, "", ""
+        title, text, markdown, robots = "", None, None, ""
+        error, kind = "", ExtractError.kind
         look = Look()
         try:
             title = known.title if known is not None else page.title if page.is_html else ""
             text = page.text if self._settings.text else None
             markdown = self._markdown(page) if self._settings.markdown else None
             look = self._looks.at(page)
-            for found in await self._parse(page):
+            meter.handling(True)
+            try:
+                given = await self._parse(page)
+            finally:
+                meter.handling(False)
+            for found in given:
                 if isinstance(found, Request):
                     requests.append(sound(found))
                 elif found is not None:
@@ -136,6 +169,8 @@ class Extractor:
             robots = (known.robots or "") if known is not None else str(page.robots)
         except Exception as failure:  # a page's fate is decided here: whatever it makes the spider or the parser raise
             error = _describe(failure)
+            if isinstance(failure, TooCostly):
+                kind = failure.kind
             items, requests, rejected, dropped = [], [], [], 0
         return Extracted(
             title=title,
@@ -157,6 +192,7 @@ class Extractor:
             tells=look.tells,
             cut=page.cut if known is None else _still_cut(page, known),
             error=error,
+            kind=kind,
         )
 
     def _markdown(self, page: Page) -> str:
@@ -174,13 +210,31 @@ class Extractor:
         yielded = handler(page)
         if yielded is None:
             return []
-        if isinstance(yielded, GeneratorType | list):
-            return list(yielded)
+        most = self._settings.handler_items
         if isinstance(yielded, AsyncIterable):
-            return [found async for found in yielded]
-        if inspect.isawaitable(yielded):
-            yielded = await yielded
-        return list(yielded) if yielded is not None else []
+            given = []
+            async for found in yielded:
+                given.append(found)
+                if len(given) > most:
+                    break
+        else:
+            if not isinstance(yielded, GeneratorType | list) and inspect.isawaitable(yielded):
+                yielded = await yielded
+            given = list(islice(yielded, most + 1)) if yielded is not None else []
+        if len(given) > most:
+            raise too_many_items(most)
+        return given
+
+
+def too_costly(response: Response, excess: TooCostly) -> Extracted:
+    """What is known of a page that was given up."""
+    return Extracted(error=str(excess), kind=excess.kind, digest=_digest(response.body), cut=parse_cut(response.cut))
+
+
+def died(response: Response) -> Extracted:
+    """What is known of a page that its process died of."""
+    error = "the spider's process died on this page"
+    return Extracted(error=error, digest=_digest(response.body), cut=parse_cut(response.cut))
 
 
 def _still_cut(page: Page, known: PageRow) -> dict[str, int | None]:
@@ -205,7 +259,7 @@ def row_of(request: Request, response: Response, page: Extracted) -> PageRow:
         bytes=len(response.body),
         digest=page.digest,
         links=page.link_count,
-        error=f"spider: {page.error}" if page.error else "",
+        error=f"{page.kind}: {page.error}" if page.error else "",
         referrer=request.referrer,
         tls_fault=response.tls_fault or msgspec.UNSET,
         robots=page.robots or msgspec.UNSET,

@@ -14,8 +14,8 @@ import msgspec
 from gossamer import urls
 from gossamer.engine import hops
 from gossamer.engine.extractor import Extracted, row_of
-from gossamer.engine.marker import Marker
 from gossamer.engine.recent import Memory
+from gossamer.errors import ExtractError
 from gossamer.extract.scope import Scope
 from gossamer.frontier.traps import has_far_date, may_have_date
 from gossamer.model import SITEMAP, PageRow, Request, Response
@@ -26,12 +26,27 @@ _MOST_COMPLAINTS = 8
 MAX_SCORE = 1000
 _DAY_SECONDS = 86_400
 Score = Callable[[Request], int]
+Aside = Callable[[bool], None]
 
 
 class Extracts(Protocol):
     """Something that runs the spider over a page."""
 
-    async def extract(self, request: Request, response: Response) -> Extracted: ...
+    async def extract(
+        self, request: Request, response: Response, *, suspect: bool = False, aside: Aside | None = None
+    ) -> Extracted:
+        """All that the page gives; Interrupted if the crawl ends first.
+
+        A `suspect` may have killed its worker. `aside` learns whether the page waits for another process."""
+        ...
+
+    def interrupt(self) -> None:
+        """The crawl is to end; called by a signal handler, between any two instructions."""
+        ...
+
+    def stop(self) -> None:
+        """The crawl is to end, and pages in hand have a moment left."""
+        ...
 
 
 class Handled(NamedTuple):
@@ -202,29 +217,36 @@ class Linker:
 class Handler:
     """Handles answers that are pages."""
 
-    def __init__(self, extractor: Extracts, linker: Linker, marker: Marker) -> None:
+    def __init__(self, extractor: Extracts, linker: Linker) -> None:
         self._extractor = extractor
         self.linker = linker
-        self._marker = marker
         self._complaints: set[str] = set()
 
     def redirect(self, request: Request, target: str, answer: Response) -> tuple[Request, ...]:
         """The request that a redirect leads to, if it may be followed."""
         return self.linker.hop(request, target, answer)
 
-    async def handle(
-        self, request: Request, response: Response, *, made: Mapping[int, Request] | None = None
-    ) -> Handled:
-        """Run the spider over a page; the marker names the page while it runs, should the process die of it.
+    def interrupt(self) -> None:
+        """The crawl is to end; called by a signal handler, between any two instructions."""
+        self._extractor.interrupt()
 
-        `made` are requests for links of the pages before, by their keys."""
-        self._marker.name(request.key)
-        try:
-            page = await self._extractor.extract(request, response)
-        finally:
-            self._marker.name(0)
+    def stop(self) -> None:
+        """The crawl is to end, and pages in hand have a moment left."""
+        self._extractor.stop()
+
+    async def handle(
+        self,
+        request: Request,
+        response: Response,
+        *,
+        made: Mapping[int, Request] | None = None,
+        suspect: bool = False,
+        aside: Aside | None = None,
+    ) -> Handled:
+        """Run the spider over a page; `made` are requests for links of the pages before, by their keys."""
+        page = await self._extractor.extract(request, response, suspect=suspect, aside=aside)
         if page.error:
-            self._complain(request.url, page.error)
+            self._complain(request.url, page)
         year = _year_of(int(response.fetched_at // _DAY_SECONDS)) if response.fetched_at else 0
         links = self.linker.follow(request, page.urls, year=year, made=made) if page.urls else []
         if page.requests:
@@ -232,12 +254,13 @@ class Handler:
         row = row_of(request, response, page)
         return Handled(row, tuple(links), page)
 
-    def _complain(self, url: str, error: str) -> None:
+    def _complain(self, url: str, page: Extracted) -> None:
         """Say each kind of the spider's errors once; the records of the pages have all of them."""
-        kind = error.partition(":")[0]
+        kind = page.error.partition(":")[0] if page.kind == ExtractError.kind else page.kind
         if kind not in self._complaints and len(self._complaints) < _MOST_COMPLAINTS:
             self._complaints.add(kind)
-            log.warning("the spider failed on %s: %s", url, error)
+            what = "the spider failed on" if page.kind == ExtractError.kind else "too costly:"
+            log.warning("%s %s: %s", what, url, page.error)
 
 
 @lru_cache(maxsize=2)

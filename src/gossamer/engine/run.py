@@ -113,12 +113,17 @@ class Engine:
         """Outcomes that came too late."""
         return self._committer.stale
 
+    def interrupt(self) -> None:
+        """Before `stop`, from a signal handler: a spider that is at work may hold off the loop that calls it."""
+        self._context.handler.interrupt()
+
     def stop(self) -> None:
         """Finish the fetches that are under way, store them, return the rest, and let `run` return.
 
         If they cannot be stored in time, because a sink or the frontier is away, `run` raises what stood in the way."""
         self._stop.set()
         self._changed.set()
+        self._context.handler.stop()
         self._committer.hurry(self._settings.drain_seconds)
 
     async def run(self) -> JobState:

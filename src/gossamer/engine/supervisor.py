@@ -49,6 +49,9 @@ class Supervisor:
     def alive(self) -> int:
         return len(self._processes)
 
+    def interrupt(self) -> None:
+        """No spider runs in this process."""
+
     def stop(self) -> None:
         """Ask the workers to drain."""
         self._stopping.set()

@@ -14,6 +14,7 @@ from gossamer import urls
 from gossamer.cut import CUT, counted, drops_text
 from gossamer.download.base import check_before_sending
 from gossamer.engine import allocator
+from gossamer.engine.budget import Interrupted
 from gossamer.engine.commit import Listed
 from gossamer.engine.context import Context
 from gossamer.engine.copies import Copies
@@ -135,7 +136,10 @@ class Visit:
             return True
         if self._placing is not None:
             await self._move(self._placing.after_page())
-        await self._answered(request, response)
+        try:
+            await self._answered(request, response)
+        except Interrupted:
+            return False
         allocator.trim_after(len(response.body))
         return True
 
@@ -282,6 +286,12 @@ class Visit:
         finally:
             self.sleeping = False
 
+    def _aside(self, is_aside: bool) -> None:
+        """A page that waits for another process takes no place from other sites."""
+        self.sleeping = is_aside
+        if is_aside:
+            self._context.went_to_sleep()
+
     async def _failed(self, request: Request, error: FetchError) -> None:
         now, was_there = self._clock.epoch(), self._gate.was_answered
         verdict = judge_error(request, error, self._memo, self._settings, now=now, was_there=was_there)
@@ -320,12 +330,14 @@ class Visit:
             row = answer_row(request, response, location=verdict.target, error=said)
             await self._settle(request, verdict, response=response, row=row)
         else:
-            handled = await self._context.handler.handle(request, response, made=self.told.made)
+            handled = await self._context.handler.handle(
+                request, response, made=self.told.made, suspect=self.lease.suspect, aside=self._aside
+            )
             page, row, likeness = handled.page, handled.row, handled.page.likeness
             if self._copies is not None and (kept := self._copies.saw(request.key, page)) is not None:
                 row, likeness = msgspec.structs.replace(row, copy_of=f"{kept:016x}"), page.simhash
             if page.error:
-                verdict = verdict._replace(status="failed", reason="spider")
+                verdict = verdict._replace(status="failed", reason=page.kind)
             # A part of a page tells nothing of how alike the pages below a path are.
             likeness = None if drops_text(page.cut) else likeness
             paths = self._paths.saw(request, likeness, handled.links, beside=page.beside)

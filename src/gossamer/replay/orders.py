@@ -29,6 +29,8 @@ class Order(msgspec.Struct, frozen=True):
     """Whether each page is named before the spider sees it, because a process died of one."""
     fatal: list[int] = []
     """Places of pages that processes died of."""
+    costly: list[int] = []
+    """Places of pages at which processes were killed, because they did not come to an end."""
 
 
 class At(msgspec.Struct, tag="at", frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -14,10 +15,13 @@ from typing import Any, BinaryIO
 import msgspec
 
 from gossamer import settings as configuration
-from gossamer.engine.extractor import Extractor, make_spider, row_of
+from gossamer.engine.budget import hung
+from gossamer.engine.extractor import Extracted, Extractor, died, make_spider, row_of, too_costly
+from gossamer.engine.orphans import die_with
 from gossamer.errors import ArchiveError
 from gossamer.model import PageRow
 from gossamer.replay.orders import At, Done, Order, Setup
+from gossamer.settings import Settings
 from gossamer.stored import Stored, StoredPage
 
 _EXAMPLES = 20
@@ -41,7 +45,7 @@ class Tally:
 
     async def run(self, page: StoredPage, extractor: Extractor) -> None:
         request, response = page.request, page.response
-        found = await extractor.extract(request, response, known=page.row)
+        found = await extractor.extract(request, response, known=page.row, hard=True)
         row = row_of(request, response, found)
         _line(self._pages, row)
         for item in found.items:
@@ -60,13 +64,11 @@ class Tally:
         if found.error:
             self._failed(page.url, found.error)
 
-    def died(self, page: StoredPage) -> None:
+    def gave_up(self, page: StoredPage, found: Extracted) -> None:
         """A page that is not tried again."""
-        error = "the spider's process died on this page"
-        request, response = page.request, page.response
-        _line(self._pages, msgspec.structs.replace(page.row or _bare(page), error=f"spider: {error}"))
-        self._counts.update(page_count=1, body_bytes=len(response.body))
-        self._failed(request.url, error)
+        _line(self._pages, msgspec.structs.replace(page.row or _bare(page), error=f"{found.kind}: {found.error}"))
+        self._counts.update(page_count=1, body_bytes=len(page.body))
+        self._failed(page.url, found.error)
 
     def unread(self, fault: ArchiveError) -> None:
         """Something that could not be read."""
@@ -100,17 +102,22 @@ def _line(buffer: bytearray, value: object) -> None:
     buffer += b"\n"
 
 
-async def work(order: Order, stored: Stored, extractor: Extractor, tell: Tell, where: Meets | None = None) -> Done:
+async def work(
+    order: Order, stored: Stored, extractor: Extractor, settings: Settings, tell: Tell, where: Meets | None = None
+) -> Done:
     """Run the spider over one part."""
     tally = Tally()
-    fatal = frozenset(order.fatal)
+    fatal, costly = frozenset(order.fatal), frozenset(order.costly)
     for number, page in enumerate(stored.part(order.part, tally.unread)):
         # A page of a tree has no offset: its number in the part stands for it.
         place = page.offset or -1 - number
         if where is not None and not where(page.row or _bare(page)):
             continue
         if place in fatal:
-            tally.died(page)
+            tally.gave_up(page, died(page.response))
+            continue
+        if place in costly:
+            tally.gave_up(page, too_costly(page.response, hung(settings, len(page.body))))
             continue
         if order.careful:
             tell(At(place, page.url))
@@ -129,6 +136,10 @@ def _where(conditions: list[str]) -> Meets | None:
 
 def serve(setup: Setup, source: BinaryIO, target: BinaryIO) -> None:
     """Work through orders until their source ends."""
+    # What this process has done so far is of no use without the rest, and a spider in C code must not hold off Ctrl-C.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if sys.platform == "linux":
+        die_with(os.getppid())
     settings = configuration.build(setup.settings)
     extractor = Extractor(make_spider(settings), settings)
     where = _where(setup.where)
@@ -147,7 +158,7 @@ def serve(setup: Setup, source: BinaryIO, target: BinaryIO) -> None:
     with asyncio.Runner() as runner:
         while (data := _read(source)) is not None:
             order = msgspec.msgpack.decode(data, type=Order)
-            runner.run(_answer(work(order, stored, extractor, tell, where), tell))
+            runner.run(_answer(work(order, stored, extractor, settings, tell, where), tell))
 
 
 async def _answer(doing: Coroutine[Any, Any, Done], tell: Tell) -> None:

@@ -49,7 +49,6 @@ class Worker:
             self._hatched, self._pid = ours, pid
             return
         try:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
             for each in (ours, *(one._hatched for one in siblings)):
                 if each is not None:
                     each.close()
@@ -65,12 +64,13 @@ class Worker:
     async def do(self, part: Part) -> Done:
         """Work through a part. A page of which the process dies costs that page only: it is found, and left out."""
         fatal: list[int] = []
+        costly: list[int] = []
         careful = False
         for _ in range(_MOST_DEATHS):
             last: At | None = None
             reader, writer = self._streams or await self._start()
             try:
-                _send(writer, _encode(Order(part, careful, fatal)))
+                _send(writer, _encode(Order(part, careful, fatal, costly)))
                 await writer.drain()
                 while True:
                     size = int.from_bytes(await reader.readexactly(4), "big")
@@ -80,9 +80,9 @@ class Worker:
                     last = found
             except (ConnectionError, asyncio.IncompleteReadError):
                 pass
-            await self.aclose()
+            code = await self.aclose()
             if last is not None:
-                fatal.append(last.offset)
+                (costly if code == -signal.SIGVTALRM else fatal).append(last.offset)
             elif careful:
                 break
             careful = True
@@ -107,8 +107,9 @@ class Worker:
         _send(process.stdin, _encode(self._setup))
         return self._streams
 
-    async def aclose(self) -> None:
-        """End the process."""
+    async def aclose(self) -> int:
+        """End the process; its exit code, negative for the signal that had ended it."""
+        code = 0
         streams, self._streams = self._streams, None
         if streams is not None:
             streams[1].close()
@@ -118,12 +119,13 @@ class Worker:
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
             process.kill()
-            await process.wait()
+            code = await process.wait()
         pid, self._pid = self._pid, 0
         if pid:
             with suppress(ProcessLookupError, ChildProcessError):
                 os.kill(pid, signal.SIGKILL)
-                await asyncio.to_thread(os.waitpid, pid, 0)
+                code = os.waitstatus_to_exitcode((await asyncio.to_thread(os.waitpid, pid, 0))[1])
+        return code
 
 
 def _send(writer: asyncio.StreamWriter, data: bytes) -> None:

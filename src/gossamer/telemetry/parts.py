@@ -11,9 +11,8 @@ from gossamer import urls
 from gossamer.clock import Clock
 from gossamer.download.dns import Answer, Names
 from gossamer.engine.context import Context
-from gossamer.engine.handle import Extracts, Handled, Handler, Linker
+from gossamer.engine.handle import Aside, Extracts, Handled, Handler, Linker
 from gossamer.engine.judge import Verdict
-from gossamer.engine.marker import Marker
 from gossamer.engine.store import FleetStore, OwnerStore, Result, Store
 from gossamer.engine.visit import Visit
 from gossamer.errors import FetchError
@@ -77,20 +76,27 @@ class TracedVisit(Visit):
 class TracedHandler(Handler):
     """Extraction as a span; with parser processes, the wait for one of them is in it."""
 
-    def __init__(self, extractor: Extracts, linker: Linker, marker: Marker, tracing: Tracing) -> None:
-        super().__init__(extractor, linker, marker)
+    def __init__(self, extractor: Extracts, linker: Linker, tracing: Tracing) -> None:
+        super().__init__(extractor, linker)
         self.tracing = tracing
 
     async def handle(
-        self, request: Request, response: Response, *, made: Mapping[int, Request] | None = None
+        self,
+        request: Request,
+        response: Response,
+        *,
+        made: Mapping[int, Request] | None = None,
+        suspect: bool = False,
+        aside: Aside | None = None,
     ) -> Handled:
+        handling = super().handle(request, response, made=made, suspect=suspect, aside=aside)
         if not is_traced():
-            return await super().handle(request, response, made=made)
+            return await handling
         with self.tracing.below("extract") as span:
-            handled = await super().handle(request, response, made=made)
+            handled = await handling
             span.set_attributes({"gossamer.links": len(handled.links), "gossamer.items": len(handled.page.items)})
             if handled.page.error:
-                span.set_status(StatusCode.ERROR, "spider")
+                span.set_status(StatusCode.ERROR, handled.page.kind)
         return handled
 
 

@@ -14,8 +14,8 @@ from urllib.parse import quote, unquote
 from urllib.request import Request, urlopen
 from xml.etree import ElementTree
 
+from gossamer.engine.orphans import dies_with_us
 from gossamer.errors import ConfigError
-from gossamer.member import dies_with_us
 from gossamer.testing.servers import free_port
 
 _HOST = "127.0.0.1"

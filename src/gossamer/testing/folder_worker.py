@@ -16,7 +16,7 @@ from gossamer.engine.marker import left_behind
 from gossamer.engine.recent import Recent
 from gossamer.engine.store import FleetStore
 from gossamer.frontier.folder import open_folder
-from gossamer.member import leave_on_signals
+from gossamer.leaving import leaving
 from gossamer.model import JobState
 from gossamer.settings import Settings
 from gossamer.sink.segments import SegmentSink
@@ -42,15 +42,17 @@ async def work(url: str, job: str, name: str, output: Path) -> JobState:
         await frontier.abandon(name, blamed=(key,) if key else ())
         store = FleetStore(frontier, [SegmentSink(output, name)])
         try:
-            async with worker(
-                frontier,
-                store,
-                settings=frontier.settings,
-                secret=frontier.secret,
-                clock=SystemClock(),
-                marker_path=marker_path,
-            ) as engine:
-                leave_on_signals(engine.stop, ctrl_c=True)
+            async with (
+                worker(
+                    frontier,
+                    store,
+                    settings=frontier.settings,
+                    secret=frontier.secret,
+                    clock=SystemClock(),
+                    marker_path=marker_path,
+                ) as engine,
+                leaving(lambda _: engine.stop(), interrupt=engine.interrupt),
+            ):
                 return await engine.run()
         finally:
             await store.aclose()

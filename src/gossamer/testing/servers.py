@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from gossamer.engine.orphans import dies_with_us
 from gossamer.errors import ConfigError
-from gossamer.member import dies_with_us
 
 PROGRAM = "redis-server"
 _HOST = "127.0.0.1"

@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
+from gossamer.engine.orphans import dies_with_us
 from gossamer.errors import ConfigError
 from gossamer.frontier.sql.database import Database
 from gossamer.frontier.sql.job import dialect_of
-from gossamer.member import dies_with_us
 from gossamer.testing.folder import MEMORY
 from gossamer.testing.servers import free_port
 

@@ -1,0 +1,40 @@
+"""A minute of the cost fuzzer, with the same cases each time; `make fuzz` goes on with others."""
+
+from __future__ import annotations
+
+import os
+
+import costs
+import pytest
+
+SEED = int(os.environ.get("COST_SEED", "1"))
+SECONDS = float(os.environ.get("COST_SECONDS", "1.5"))
+
+
+@pytest.mark.parametrize("name", costs.PARSERS)
+def test_no_text_of_a_few_tokens_costs_more_than_linear_time(name: str) -> None:
+    found, cases = costs.run(name, SEED, SECONDS)
+    assert cases
+    assert not found, "\n".join(f"{one['why']}: {one['case']} {one['of']}" for one in found)
+
+
+def test_a_quadratic_parser_is_found_and_its_case_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    def quadratic(text: str) -> None:
+        for _ in range(text.count("(")):
+            text.count(")")
+
+    monkeypatch.setitem(costs.PARSERS, "quadratic", (lambda chance: quadratic, ("(", "a", ")")))
+    found, _ = costs.run("quadratic", 1, 2.0)
+    assert found
+    assert any(one["case"] == "'(' x 1n" for one in found)
+
+
+def test_a_parser_that_does_not_end_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hangs(text: str) -> None:
+        if "b" in text:
+            sum(iter(int, 1))
+
+    monkeypatch.setattr(costs, "KILL_SECONDS", 0.5)
+    monkeypatch.setitem(costs.PARSERS, "hangs", (lambda chance: hangs, ("a", "b")))
+    [found], _ = costs.run("hangs", 1, 2.0)
+    assert "did not end" in found["why"]
