@@ -33,7 +33,6 @@ from _shapes import AIMS, LEVEL, SHAPES, Shape
 from _tally import Cost, Running
 from gossamer.sim.log import fetched
 from gossamer.testing.servers import RedisServer
-from gossamer.testing.web import SimWeb
 
 DEADLINE_SECONDS = 900.0
 PICTURES = Path(__file__).resolve().parent.parent / "docs" / "pictures"
@@ -65,7 +64,7 @@ class Failed(Exception):
 def crawl(contender: Contender, shape: Shape, *, kill: bool = False) -> Crawl:
     """One crawl of a new web; with `kill` all of it is killed half-way and started again."""
     with ExitStack() as stack:
-        web = stack.enter_context(SimWeb(shape.plan))
+        web = stack.enter_context(shape.web(shape.plan))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="peers-")))
         log = {"appendonly": "yes"} if shape.is_durable else {}
         server = stack.enter_context(RedisServer(**log)) if contender.needs_redis else None
