@@ -23,9 +23,14 @@ class Shape(NamedTuple):
     """The server's side."""
 
     @property
+    def pages(self) -> int:
+        return self.plan.sites * self.plan.pages_per_site
+
+    @property
     def about(self) -> str:
-        sites, pages = self.plan.sites, self.plan.pages_per_site
-        return f"{sites * pages:,} pages of {(self.plan.page_bytes or 0) // 1000} KB on {sites:,} hosts{self.kind}"
+        return (
+            f"{self.pages:,} pages of {(self.plan.page_bytes or 0) // 1000} KB on {self.plan.sites:,} hosts{self.kind}"
+        )
 
     def scaled(self, part: float) -> Shape:
         """The same with fewer pages: on fewer hosts where each has one."""

@@ -113,8 +113,7 @@ def main() -> None:
         if cost is None or cost.code:
             sys.exit(f"the crawl failed: {running.errors.read_text()[-2000:]}")
         found = json.loads((folder / "samples.json").read_text())
-    pages = shape.plan.sites * shape.plan.pages_per_site
-    report(found, pages, choice)
+    report(found, shape.pages, choice)
 
 
 def report(found: dict[str, Any], pages: int, choice: argparse.Namespace) -> None:
