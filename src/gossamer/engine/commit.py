@@ -20,8 +20,6 @@ from gossamer.sink.trail import Trail
 log = logging.getLogger("gossamer.engine")
 _MOST = 64
 """Results in one commit, and results that may wait behind it: what a killed worker had of them is fetched again."""
-_ENOUGH = 48
-"""So many results do not wait for more: while a full queue waits, nothing is fetched."""
 _MOST_BYTES = 64 * 1024 * 1024
 _RETRY_MAX_SECONDS = 15.0
 _RETURN_SECONDS = 2.0
@@ -87,7 +85,7 @@ class Committer:
         except asyncio.CancelledError:
             self._held_bytes -= size
             raise
-        if self._waiting_for_more is not None and self._queue.qsize() >= _ENOUGH:
+        if self._waiting_for_more is not None and self._is_enough():
             self._waiting_for_more.cancel()
 
     async def finish(self) -> None:
@@ -104,7 +102,7 @@ class Committer:
         last = False
         while not last:
             entries: list[Entry | None] = [await self._queue.get()]
-            if self._every and self._queue.qsize() < _ENOUGH:
+            if self._every and not self._is_enough():
                 await self._wait_for_more()
             while len(entries) < _MOST and not self._queue.empty():
                 entries.append(self._queue.get_nowait())
@@ -113,8 +111,12 @@ class Committer:
             # While it waits for more, it must not hold on to pages that are stored.
             entries = []
 
+    def _is_enough(self) -> bool:
+        """Whether a commit is full, with the entry that it began with: while a full queue waits, nothing is fetched."""
+        return self._queue.qsize() >= _MOST - 1
+
     async def _wait_for_more(self) -> None:
-        """Wait the time between commits, or until enough has come to be worth one."""
+        """Wait the time between commits, or until one is full."""
         waiting = self._waiting_for_more = asyncio.create_task(self._clock.sleep(self._every))
         try:
             await asyncio.wait((waiting,))
