@@ -2,7 +2,7 @@
 
     python benchmarks/_linked_web.py SITES PAGES PAGE_BYTES LINKS LOG
 
-Each page follows from its site and number. A sixth of its links go to pages of other sites, the rest to its own: a
+Each page follows from its site and number. A sixth of its links goes to pages of other sites, the rest to its own: a
 third of these by their path, two thirds relative to the folder, every other one of those with a fragment. No page is
 linked twice from another. The server prints its port, logs each request as the simulated web does, and ends when stdin
 does.
@@ -27,8 +27,8 @@ from gossamer.sim.log import Entry, LogWriter, read
 from gossamer.sim.site import WebPlan
 from gossamer.sim.words import ADJECTIVES, NOUNS
 
-OTHER_SITES_SHARE = 6
-"""One link in so many goes to another site."""
+OTHER_SITES_SHARE = 2 / 13
+"""The part of a page's links that goes to other sites: twelve of 79."""
 _WORDS = (*ADJECTIVES, *NOUNS)
 _TAGS = ("em", "strong", "code", "span")
 
@@ -112,7 +112,7 @@ class Pages:
     def _hrefs(self, site: int, page: int, chance: random.Random) -> list[str]:
         plan, paths = self._plan, self._paths
         links = plan.links_per_page or 0
-        others = links // OTHER_SITES_SHARE - 1 if plan.sites > 1 else 0
+        others = int(links * OTHER_SITES_SHARE) if plan.sites > 1 else 0
         # The children first: so every page can be reached from the first of its site.
         targets = dict.fromkeys(plan.children(page))
         rest = [other for other in range(plan.pages_per_site) if other not in targets]

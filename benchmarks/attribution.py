@@ -2,7 +2,7 @@
 
     python benchmarks/attribution.py [--shape links] [--scale 3] [--top 25] [--lines] [--under gossamer/extract]
 
-A timer interrupts the crawl 1,000 times a second. Each sample adds the CPU time that the thread has used since the one
+A timer interrupts the crawl 500 times a second. Each sample adds the CPU time that the thread has used since the one
 before to the Python function that runs; time in C libraries counts for the function that calls them. "Whole" is the
 function with all that it calls. Other threads, such as the client's own, are in the last line only.
 """
@@ -20,15 +20,19 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from _contenders import Scene, gossamer
+from _fleet import urls
 from _shapes import SHAPES
 from _tally import Running
+from gossamer.testing.web import SimWeb
+from real_sites import REAL, Nginx, install
 
-INTERVAL_SECONDS = 0.001
+INTERVAL_SECONDS = 0.002
 DEADLINE_SECONDS = 1800.0
 _IN_CRAWL = "ATTRIBUTION_OUTPUT"
 
@@ -46,7 +50,8 @@ class Sampler:
     def _sample(self, _: int, frame: FrameType | None) -> None:
         now = time.thread_time()
         used, self._seen = now - self._seen, now
-        if frame is None:
+        # One that interrupts the sampling of another says nothing about the crawl.
+        if frame is None or frame.f_code is Sampler._sample.__code__:
             return
         self._own[_file(frame), frame.f_code.co_qualname, frame.f_lineno] += used
         callers = set()
@@ -95,25 +100,29 @@ def sampled() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shape", default="links", choices=list(SHAPES))
+    parser.add_argument("--shape", default="links", choices=[*SHAPES, "real"], help="real: the web of real_sites.py")
     parser.add_argument("--scale", type=float, default=1.0, help="part of the pages of the shape")
     parser.add_argument("--top", type=int, default=25)
     parser.add_argument("--lines", action="store_true", help="each line on its own, not each function")
     parser.add_argument("--under", default="", help="only functions of files with this in their path")
     choice = parser.parse_args()
-    shape = SHAPES[choice.shape].scaled(choice.scale)
-    with shape.web(shape.plan) as web, tempfile.TemporaryDirectory(prefix="attribution-") as name:
-        folder = Path(name)
+    shape = REAL if choice.shape == "real" else SHAPES[choice.shape].scaled(choice.scale)
+    if shape is REAL:
+        install()
+    with ExitStack() as stack:
+        web = stack.enter_context(cast(SimWeb, Nginx()) if shape is REAL else shape.web(shape.plan))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="attribution-")))
         scene = Scene(web, folder, shape, Path())
         scene.seeds.write_text("\n".join(web.seeds))
         _, _, _, *arguments = gossamer(scene, "")
         command = [sys.executable, __file__, *arguments]
         running = Running(command, folder / "cost.json", **{_IN_CRAWL: str(folder / "samples.json")})
         cost = running.cost(DEADLINE_SECONDS)
-        if cost is None or cost.code:
+        pages = len({url for path in scene.outputs() for url in urls(path)})
+        if cost is None or not pages:
             sys.exit(f"the crawl failed: {running.errors.read_text()[-2000:]}")
         found = json.loads((folder / "samples.json").read_text())
-    report(found, shape.pages, choice)
+    report(found, pages, choice)
 
 
 def report(found: dict[str, Any], pages: int, choice: argparse.Namespace) -> None:

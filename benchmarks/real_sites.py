@@ -38,6 +38,7 @@ PACKAGES = {
     "postgresql-doc-15": (Path("/usr/share/doc/postgresql-doc-15/html"), "/index.html"),
 }
 """The folder that each package serves, and its front page."""
+REAL = Shape("real", "", WebPlan(sites=len(PACKAGES)))
 WANTED = ("gossamer", "scrapy, own seen set", "scrapy", "aiohttp + selectolax script")
 DEADLINE_SECONDS = 900.0
 CONFIGURATION = """
@@ -110,12 +111,11 @@ class Crawl(NamedTuple):
 
 
 def crawl(contender: Contender, web: Nginx) -> Crawl:
-    shape = Shape("real", "", WebPlan(sites=len(PACKAGES)))
     with tempfile.TemporaryDirectory(prefix="real-sites-") as name:
         folder = Path(name)
         # The commands need seeds and folder only: these sites have no TLS and no plan.
         program = environment(contender.environment) if contender.environment else Path()
-        scene = Scene(cast(SimWeb, web), folder, shape, program)
+        scene = Scene(cast(SimWeb, web), folder, REAL, program)
         scene.seeds.write_text("\n".join(web.seeds))
         web.fetched()
         running = Running(contender.command(scene, ""), folder / "cost.json")
