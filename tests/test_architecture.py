@@ -9,7 +9,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "gossamer"
 MODULES = sorted(SOURCE.rglob("*.py"))
 ROOMS = {"frontier", "download", "extract", "sink", "middleware"}
-CORE = {"model", "urls", "errors", "clock", "settings", "wording", "addresses", "masks", "extras"}
+CORE = {"model", "cut", "urls", "errors", "clock", "settings", "wording", "addresses", "masks", "extras"}
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 UNSAFE_CALLS = {"eval", "exec", "compile", "__import__"}
 MUTATORS = {"append", "add", "update", "setdefault", "pop", "popitem", "clear", "extend", "insert", "remove", "discard"}

@@ -13,6 +13,7 @@ from typing import IO, Literal
 
 import msgspec
 
+from gossamer.cut import drops_text, parse_cut
 from gossamer.model import PageRow, Record
 
 Kind = Literal["new", "gone", "changed"]
@@ -30,6 +31,8 @@ class Side(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Of the body, or of its text where texts are compared."""
     location: str = ""
     error: str = ""
+    cut: str = ""
+    """What was dropped of the page, if that bears on its digest."""
 
     @property
     def is_there(self) -> bool:
@@ -43,7 +46,8 @@ class Difference(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     kind: Kind
     url: str
     why: str = ""
-    """For `changed` what has: body, text, status or location; for `gone` the status, the error, or `not fetched`."""
+    """For `changed` what has: body, text, status or location, and `(cut: ...)` where one of the two is only a part; for
+    `gone` the status, the error, or `not fetched`."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -72,7 +76,8 @@ def _side(page: PageRow, by_text: bool) -> Side:
         digest = (
             f"text {blake2b(page.text.encode('utf-8', 'replace'), digest_size=16).hexdigest()}" if page.text else ""
         )
-    return Side(page.url, page.status, digest, page.location, page.error)
+    cut = page.cut or ""
+    return Side(page.url, page.status, digest, page.location, page.error, cut if drops_text(parse_cut(cut)) else "")
 
 
 def _loss(other: Side | None) -> str:
@@ -87,7 +92,10 @@ def _change(one: Side, other: Side, by_text: bool) -> str:
     if one.location != other.location:
         return "location"
     # A page that was not sent again has no body to compare, and one without a digest says nothing.
-    return ("text" if by_text else "body") if one.digest and other.digest and one.digest != other.digest else ""
+    if not one.digest or not other.digest or one.digest == other.digest:
+        return ""
+    cut = other.cut or one.cut
+    return f"{'text' if by_text else 'body'}{f' (cut: {cut})' if cut else ''}"
 
 
 def _paired(old: Iterator[Side], new: Iterator[Side]) -> Iterator[tuple[Side | None, Side | None]]:

@@ -141,7 +141,8 @@ class RobotsSays:
         said = f"has {line.replace('no rule for it', 'no rule for it, so it may be fetched')}"
         if not line.startswith("no rule"):
             said = f"says {line!r}" + (", so it may be fetched" if allows else ", so it is not fetched")
-        return Ruling(allows, "robots", f"{file} {said} ({fetched}).", "robots = true")
+        cut = " Only the first 512 KiB of the file were read." if "file-cut" in robots.rules.flags else ""
+        return Ruling(allows, "robots", f"{file} {said} ({fetched}).{cut}", "robots = true")
 
 
 def path_ruling(url: str, memo: Mapping[str, Any], settings: Settings, *, now: float) -> Ruling | None:

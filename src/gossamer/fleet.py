@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import secrets
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -33,11 +34,11 @@ from gossamer.job import Summary
 from gossamer.masks import masked_address
 from gossamer.member import leave_on_signals
 from gossamer.model import Counts, JobState, Pulse
-from gossamer.results import check_results, compare, is_results, mark, repair_command
+from gossamer.results import check_results, compare, forgotten_words, is_results, mark, repair_command
 from gossamer.settings import Settings
 from gossamer.sink import Sink, finish_archives, fleet_sinks, shared_folder, wants_segments
 from gossamer.sink.segments import SegmentSink, has_records
-from gossamer.sink.trail import Trail
+from gossamer.sink.trail import Trail, cut_of
 from gossamer.takeover import begin
 
 log = logging.getLogger("gossamer.fleet")
@@ -167,6 +168,7 @@ async def join_fleet(
         sinks += fleet_sinks(frontier.settings, results, name, job=job, types=item_columns(frontier.settings))
         store = FleetStore(frontier, sinks)
         clock = SystemClock()
+        refused: Counter[str] = Counter()
         places = places_of(frontier.settings, region, clock)
         try:
             async with worker(
@@ -178,6 +180,7 @@ async def join_fleet(
                 marker_path=marker_path,
                 places=places if region else None,
                 trail=Trail(results, name, most_bytes=frontier.settings.trail_bytes),
+                refused=refused,
                 machine=Machine(workers=supervised or 1),
             ) as engine:
                 if signals is None:
@@ -185,7 +188,8 @@ async def join_fleet(
                 else:
                     signals(engine.stop)
                 pulse = Pulse(worker=name, region=region, shards=shards)
-                async with beating(Heart(frontier, engine, pulse=pulse, clock=clock, places=places)):
+                heart = Heart(frontier, engine, pulse=pulse, clock=clock, places=places, refused=refused)
+                async with beating(heart):
                     state = await engine.run()
         finally:
             await store.aclose()
@@ -299,6 +303,16 @@ class FleetCrawl:
                 await asyncio.sleep(wait)
         return await self.counts()
 
+    async def _refused(self, frontier: Fleet, *, since: float) -> Counter[str]:
+        """Links that the workers of the last `since` seconds did not follow, as far as they live or have left in good
+        order."""
+        refused: Counter[str] = Counter()
+        with suppress(FrontierError):
+            for pulse in await frontier.workers():
+                if pulse.up_seconds + pulse.silent <= since + EVERY_SECONDS:
+                    refused.update(pulse.refused)
+        return refused
+
     async def _watch_the_time(self, frontier: Fleet) -> None:
         """Stop when the run has had its time, by the limit that holds then: it may be changed while it runs."""
         clock = SystemClock()
@@ -320,6 +334,8 @@ class FleetCrawl:
         except FrontierError as error:
             log.warning("the records in %s were not compared with the frontier: %s", self.folder, error)
             return
+        if warning := forgotten_words(found, await frontier.counts(), frontier.settings, self._job):
+            log.warning("%s", warning)
         if not found.missing:
             return
         what = f"{found.missing:,} of {found.stored:,} stored pages have no record in {self.folder}"
@@ -339,7 +355,7 @@ class FleetCrawl:
         frontier = self._frontier = await open_fleet(
             self._url, self._job, self.settings, region=self._region, shards=self._shards
         )
-        timer = None
+        timer, began_at = None, SystemClock().epoch()
         try:
             before = await frontier.counts()
             self.known_before, self._stored_before = before.known, before.stored
@@ -367,9 +383,11 @@ class FleetCrawl:
             await _finish_archives(frontier, self.settings, self.folder)
             if wants_segments(self.settings.sink):
                 await self._compare(frontier)
+            self.stats.cut = await asyncio.to_thread(cut_of, self.folder, since=began_at)
             counts = await self._last_counts()
             state: JobState = counts.job
-            return Summary(state, counts, self.stats, {}, self._stop_wanted)
+            refused = await self._refused(frontier, since=SystemClock().epoch() - began_at)
+            return Summary(state, counts, self.stats, refused, self._stop_wanted)
         finally:
             if timer is not None:
                 timer.cancel()

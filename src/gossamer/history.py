@@ -88,6 +88,7 @@ def _step(row: PageRow) -> Step:
         latency=row.elapsed,
         bytes=row.bytes,
         error="" if row.status else row.error.partition(":")[0],
+        cut=row.cut or "",
     )
 
 

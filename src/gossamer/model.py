@@ -91,6 +91,8 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     """The clock's monotonic reading when the headers came: the site's delay counts from here."""
     wire_bytes: int = 0
     from_cache: bool = False
+    cut: str = ""
+    """What is missing of the body, by reason, as in `PageRow.cut`; empty where it is whole."""
     sent: Headers = ()
     """The headers that were sent, but for those that the client adds itself (Host, Content-Length)."""
 
@@ -141,6 +143,8 @@ class PageRow(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """SimHash of the main text, 64 bits in hexadecimal; only with the setting `dedupe`."""
     copy_of: str | msgspec.UnsetType = msgspec.UNSET
     """The `simhash` of the page that this one is a near-duplicate of, and that was kept in its place."""
+    cut: str | msgspec.UnsetType = msgspec.UNSET
+    """What was dropped of the page, by reason, as in `disconnect:? max_links:7000`; only where something was."""
 
 
 class Exchange(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -343,6 +347,8 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Fetches at once that its machine can take now; at most the setting `concurrency`."""
     load: float = 0.0
     """The share of one processor that it has used since its last pulse."""
+    refused: dict[str, int] = {}
+    """Links that it did not follow since it began, by the rule that kept them out."""
     left: bool = False
     """Whether it has ended in good order."""
     silent: float = 0.0

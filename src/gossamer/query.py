@@ -131,7 +131,7 @@ def _stored(folder: Path) -> tuple[list[Source], list[Source]]:
         found = [Source([folder / items_name], _JSONL_ITEMS)] if items_name else []
         return [Source([folder / name], _JSONL_PAGES)], found
     if (folder / csv.PAGES).exists():
-        return [Source([folder / csv.PAGES], _CSV_PAGES)], []
+        return [Source([folder / csv.PAGES], _csv_pages(csv.columns_of(folder / csv.PAGES)))], []
     return [], []
 
 
@@ -219,16 +219,12 @@ _PARQUET_ITEMS = _PARQUET_PAGES.replace(
 _JSONL_PAGES = f"SELECT {_SITE}, * REPLACE ({_AT}) FROM {_json(_PAGE)}) WHERE url IS NOT NULL"
 _JSONL_ITEMS = "SELECT json AS item FROM read_json_objects({files}, format = 'newline_delimited', ignore_errors = true)"
 _JSONL_ITEMS += " WHERE json IS NOT NULL"
-_CSV_PAGES = f"SELECT {_SITE}, * REPLACE ({_AT}) FROM (SELECT " + ", ".join(
-    f"{name}::{kind} AS {name}" if kind != "VARCHAR" else f"regexp_replace(coalesce({name}, ''), '^''', '') AS {name}"
-    for name, kind in _PAGE.items()
-)
-_CSV_PAGES += " FROM read_csv({files}, all_varchar = true, header = true, delim = ',', quote = '\"', escape = '\"'))"
 _REQUESTS = (
     "SELECT regexp_extract(filename, '([^/]*)[.]jsonl$', 1) AS worker, split_part(url, '/', 3) AS site,"
     ' * EXCLUDE (filename, "at"), make_timestamp(("at" * 1e6)::BIGINT) AS sent_at'
     f" FROM {_json({**_STEP, 'at': 'DOUBLE'})}, filename = true) WHERE url IS NOT NULL"
 )
+_NO_TEXT = "''"
 _ONE = "QUALIFY row_number() OVER (PARTITION BY {} ORDER BY {} DESC) = 1"
 _WITH_KEYS = (
     f"CREATE VIEW visits AS FROM _visits {_ONE.format('key, token', 'fetched_at')}",
@@ -240,6 +236,20 @@ _WITHOUT_KEYS = (
     f"CREATE VIEW pages AS FROM _visits {_ONE.format('url', 'fetched_at')}",
     "CREATE VIEW items AS FROM _items",
 )
+
+
+def _csv_pages(there: Sequence[str]) -> str:
+    """The reader of a pages.csv with these columns: one that an earlier version began has fewer."""
+    columns = ", ".join(
+        f"{_of_cell(name, kind) if name in there else _NO_TEXT} AS {name}" for name, kind in _PAGE.items()
+    )
+    reader = "read_csv({files}, all_varchar = true, header = true, delim = ',', quote = '\"', escape = '\"')"
+    return f"SELECT {_SITE}, * REPLACE ({_AT}) FROM (SELECT {columns} FROM {reader})"
+
+
+def _of_cell(name: str, kind: str) -> str:
+    """A cell without the apostrophe that keeps spreadsheets from running it."""
+    return f"{name}::{kind}" if kind != "VARCHAR" else f"regexp_replace(coalesce({name}, ''), '^{_NO_TEXT}', '')"
 
 
 def _nothing(columns: Mapping[str, str]) -> str:

@@ -148,6 +148,29 @@ class Comparison(NamedTuple):
         """Pages, or visits of pages that are fetched again, that have no record."""
         return max(0, self.stored - self.recorded)
 
+    @property
+    def forgotten(self) -> int:
+        """Pages that have a record and do not count as stored."""
+        return max(0, self.recorded - self.stored)
+
+
+def forgotten_words(found: Comparison, counts: Counts, settings: Settings, job: str) -> str:
+    """What a finished job's records show of a frontier that has forgotten pages for good; empty if nothing."""
+    # Under a limit other pages take the place of forgotten ones, and these keep their records. So does a page
+    # whose worker was killed before its outcome was committed, and that came to nothing when it was fetched again.
+    if (
+        found.forgotten <= counts.skipped + counts.parked
+        or found.is_live
+        or not counts.finished
+        or settings.max_pages is not None
+    ):
+        return ""
+    return (
+        f"{found.forgotten:,} recorded pages are not known to the frontier any more: a server has lost more than"
+        f" forget_seconds ({settings.forget_seconds:g} s), and pages that they link to may be missing. Have them"
+        f" fetched again: gossamer export {quote(job)} --format urls | xargs gossamer add {quote(job)}"
+    )
+
 
 def counts_visits(settings: Settings, counts: Counts) -> bool:
     """Whether `stored` counts visits of which a page may have several."""

@@ -208,7 +208,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_file_bytes: Annotated[
         int, Meta(ge=1, description="Largest body, before and after decoding, of a request with the label `file`.")
     ] = 100 * MIB
-    max_links: Annotated[int, Meta(ge=1, description="Links taken from one page.")] = 5000
+    max_links: Annotated[int, Meta(ge=1, description="Links taken from one page.")] = 20_000
     max_url_length: Annotated[int, Meta(ge=16, description="Longer URLs are not followed.")] = 2048
     max_segments: Annotated[int, Meta(ge=1, description="URLs with more path segments are not followed.")] = 20
     max_repeats: Annotated[

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from time import gmtime
 from typing import Any
 
 import msgspec
 
 from gossamer import urls
+from gossamer.cut import pages_cut
 from gossamer.explain import RobotsSays, Ruling, path_ruling, scope_ruling, when
 from gossamer.frontier import policy, recrawl
 from gossamer.history import Sent, stored, walked
@@ -59,6 +60,9 @@ async def tell(asked: Inquiry, url: str, *, page: str = "", now: float) -> dict[
     rulings = [_by_scrapy(times)] if times else await _rulings(asked, found, site, now=now)
     if known is None and rulings[-1].allows and settings.nofollow:
         rulings.append(await asyncio.to_thread(_nofollow_ruling, asked, page))
+    if known is None and rulings[-1].allows:
+        rulings += await asyncio.to_thread(_cut_rulings, asked, page, site)
+    found["cut"] = next((each for each in (_cut_of(rows), _last_cut(visits)) if each), "")
     found["rules"] = [ruling._asdict() for ruling in rulings]
     found["waits"] = waits(known, site, asked, rulings, last) if known is not None else None
     found["next"] = next_visit(known, settings, now=now) if known is not None else None
@@ -173,6 +177,33 @@ def _nofollow_ruling(asked: Inquiry, page: str) -> Ruling:
     words = f"A link {where} with rel=nofollow would have been passed over; such links are not kept"
     others = "" if page else ", nor are those of pages that ask robots to follow none"
     return Ruling(True, "nofollow", f"{words}{others}.", setting)
+
+
+def _cut_rulings(asked: Inquiry, page: str, site: Known | None) -> list[Ruling]:
+    """Whether a link to the URL may have been dropped: from that page, or from some page of its site."""
+    setting = f"max_links = {asked.settings.max_links}"
+    if page:
+        cut = _cut_of(stored(asked.folder, page))
+        words = f"{page} was cut when it was fetched ({cut}), so a link may have been dropped."
+        return [Ruling(True, "cut", words, setting)] if cut else []
+    counts = pages_cut((site or {}).get("memo", {}))
+    if site is None or not counts:
+        return []
+    told = []
+    for reason, pages in counts.most_common():
+        what = "had more links than max_links" if reason == "max_links" else f"lost something to {reason}"
+        told.append(f"{pages:,} page{'s' * (pages != 1)} {what}")
+    words = f"Of {site['site']}, {', '.join(told)}: a link to this URL may have been dropped."
+    return [Ruling(True, "cut", words, setting)]
+
+
+def _cut_of(rows: Sequence[PageRow]) -> str:
+    """What was dropped of a page at its last visit that brought it."""
+    return next((row.cut or "" for row in reversed(rows) if row.status not in (0, 304)), "")
+
+
+def _last_cut(visits: Sequence[Sent]) -> str:
+    return next((one.step.cut for one in reversed(visits) if one.step.status not in (0, 304)), "")
 
 
 def _closed(site: Known, settings: Settings) -> Ruling:

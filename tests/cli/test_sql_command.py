@@ -88,6 +88,11 @@ def test_pages_items_and_requests_are_tables_whichever_sink_kept_them(tmp_path: 
         assert rows(tmp_path, "SELECT count(*) FROM pages WHERE warc_file LIKE 'archive/%'")[0][0] > 2
 
 
+def test_a_csv_file_of_an_earlier_version_has_fewer_columns(tmp_path: Path) -> None:
+    (tmp_path / "pages.csv").write_bytes(b"url,status,title,fetched_at\r\nhttp://a.example/,200,'=1,1700000000.0\r\n")
+    assert rows(tmp_path, "SELECT url, status, title, cut FROM pages") == [("http://a.example/", 200, "=1", "")]
+
+
 @pytest.mark.parametrize(
     "query",
     [

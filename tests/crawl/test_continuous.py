@@ -8,14 +8,17 @@ import json
 import random
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gossamer.extract.spider import Spider
 from gossamer.job import Crawl, Summary
+from gossamer.middleware.base import Fetch
+from gossamer.model import Request, Response
 from gossamer.settings import Settings
 from gossamer.testing.changing import DAY, WEEK, ChangingWeb, Hit
 from gossamer.testing.virtual import LoopClock, run
@@ -34,6 +37,8 @@ class Week12:
 
     web: ChangingWeb
     summary: Summary
+    also: Sequence[Callable[[Fetch], Fetch]] = ()
+    """Middleware before the web."""
 
     def __init__(self, folder: Path | None, *, sites: int = 2, pages: int = 10, **web: Any) -> None:
         self.folder = folder
@@ -57,7 +62,7 @@ class Week12:
         clock = LoopClock()
         self.web = ChangingWeb(clock, sites=self._sites, pages=self._pages, **self._web)
         spider = Spider()
-        spider.fetch_middleware = [self.web.middleware]
+        spider.fetch_middleware = [*self.also, self.web.middleware]
         self.summary = await Crawl(self.folder, settings, self.web.seeds, spider=spider, clock=clock).run()
 
     def weeks(self, path: str) -> list[float]:
@@ -114,6 +119,40 @@ def test_adaptive_visits_follow_the_text_and_not_the_markup() -> None:
         gaps = [(later - at) / WEEK for at, later in itertools.pairwise(times)]
         factor = 0.8 if changing else 1.4
         assert gaps[:4] == pytest.approx([1, factor, factor**2, factor**3], abs=0.001), page
+
+
+def test_a_part_of_a_page_is_not_what_the_next_visit_is_compared_with(tmp_path: Path) -> None:
+    """The page never changes. Its first visit and its fourth get a part: each next one asks for all of it."""
+    visits: Counter[str] = Counter()
+
+    def cutting(fetch: Fetch) -> Fetch:
+        async def cut(request: Request) -> Response:
+            response = await fetch(request)
+            visits[request.url] += 1
+            if request.url.endswith("/p4") and visits[request.url] in (1, 4):
+                assert response.status == 200 or visits[request.url] == 4
+                return msgspec.structs.replace(
+                    response, status=200, body=b"<title>a part</title>", cut="disconnect:?", headers=whole
+                )
+            return response
+
+        return cut
+
+    whole = (("content-type", "text/html"), ("etag", '"part"'))
+    crawl = Week12(tmp_path / "job", pages=5, days_per_change=lambda page: 1e6)
+    crawl.also = [cutting]
+    crawl.run(recrawl="adaptive", max_seconds=30 * WEEK)
+    answers = [hit.status for hit in crawl.web.hits if hit.url == "http://s0.test/p4"]
+    assert answers[:3] == [200, 200, 304], "after a part it is asked for as a whole"
+    assert answers[4] == 200
+    times = crawl.web.times("http://s0.test/p4")
+    gaps = [(later - at) / WEEK for at, later in itertools.pairwise(times)]
+    # A part tells nothing of a change, in either direction.
+    assert gaps[:5] == pytest.approx([1, 1, 1.4, 1.4, 1.4**2], abs=0.001)
+    rows = [json.loads(line) for line in (tmp_path / "job/pages.jsonl").open()]
+    assert [row.get("cut") for row in rows if row["url"].endswith("s0.test/p4")][:5] == [
+        "disconnect:?", None, None, "disconnect:?", None
+    ]  # fmt: skip
 
 
 def mixed(page: int) -> float:

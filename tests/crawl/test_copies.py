@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rawweb import RawWeb, reply
 from siphashc import siphash
 
@@ -86,6 +87,31 @@ def test_what_was_kept_goes_with_the_site_from_worker_to_worker() -> None:
     again = Copies(lease(memo, 1, 5))
     assert again.saw(1, seen(0b11)) is None
     assert again.saw(5, seen(0b11111)) == 0b11
+
+
+@pytest.mark.parametrize("cut", [{"max_links": 3}, {"disconnect": None}])
+def test_a_page_that_was_cut_is_neither_copy_nor_original(cut: dict[str, int | None]) -> None:
+    memo: dict[str, Any] = {}
+    copies = Copies(lease(memo, 1, 2, 3, 4))
+    part = Extracted(simhash=0, tells=True, cut=cut)
+    assert copies.saw(1, part) is None
+    assert copies.saw(2, seen(0)) is None, "the part is no original"
+    assert copies.saw(3, part) is None, "the part is no copy"
+    assert copies.saw(4, seen(0)) == 0
+
+
+def test_parts_of_pages_do_not_look_like_copies_that_put_a_path_to_sleep() -> None:
+    extractor = Extractor(Spider(), Settings(dedupe=True, recrawl="table"))
+    response = Response(
+        url="http://s.example/a/1",
+        status=200,
+        headers=(("content-type", "text/html"),),
+        body=html("Story", STORY).partition(b"\r\n\r\n")[2],
+        cut="disconnect:?",
+    )
+    for _ in range(2):
+        found = asyncio.run(extractor.extract(Request("http://s.example/a/1"), response))
+        assert (found.likeness, found.beside, found.simhash, found.main) == (None, None, None, "")
 
 
 def test_the_memo_has_a_bound_and_forgets_what_was_not_met_for_longest() -> None:

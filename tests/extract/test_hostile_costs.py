@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from gossamer.extract import sitemap
-from gossamer.extract.links import parse_refresh
+from gossamer.extract.links import MAX_LINKS, parse_refresh
 from gossamer.extract.page import Page
 from gossamer.extract.sniff import is_html
 from gossamer.extract.srcset import parse_srcset
@@ -26,7 +26,7 @@ def read(body: bytes) -> None:
     headers = (("content-type", "text/html; charset=utf-8"),)
     page = Page(Response(url=URL, status=200, headers=headers, body=body), Request(url=URL))
     assert len(page.title) <= 4096
-    assert len(page.links()) <= 5000
+    assert len(page.links()) <= MAX_LINKS
     assert isinstance(page.text, str)
 
 

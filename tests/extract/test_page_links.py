@@ -142,8 +142,43 @@ def test_links_in_templates_are_inert_and_in_noscript_are_not() -> None:
 def test_links_beyond_the_limit_are_cut_and_it_shows() -> None:
     one = page("".join(f"<a href=/{n}>x</a>" for n in range(30)))
     assert len(one.links(max_links=10)) == 10
-    assert one.cut
+    assert one.cut == {"max_links": 20}
+    # Asked again for all of them, the page is whole.
+    assert len(one.links()) == 30
+    assert not one.cut
     assert not page("<a href=/1>x</a>").cut
+
+
+def test_only_what_may_be_a_page_counts_as_a_lost_link() -> None:
+    several = "".join(f"<a href=/{n}>x</a>" for n in range(5))
+    one = page(f"{several}<a href=/0>again</a><a href=mailto:a@b.example>m</a><a href=' JavaScript:x()'>j</a>")
+    assert len(one.links(max_links=5)) == 5
+    assert not one.cut
+    assert len(one.links(max_links=2)) == 2
+    assert one.cut == {"max_links": 3}
+
+
+def test_a_picture_in_the_page_is_no_link_that_was_too_long() -> None:
+    one = page(f"<a href='data:image/png;base64,{'A' * 70_000}'>x</a><a href=/1>x</a>")
+    assert one.links() == ["http://a.example/1"]
+    assert not one.cut
+    one = page(f"<a href='/{'A' * 70_000}'>x</a><a href=/1>x</a>")
+    assert one.links() == ["http://a.example/1"]
+    assert one.cut == {"long_links": 1}
+
+
+def test_a_hundred_thousand_links_are_a_matter_of_settings() -> None:
+    found = module.Found(None, [f"/{n}/{'x' * 120}" for n in range(100_001)], [])
+    listed = module.links(page("").tree, found, URL, max_links=100_000)
+    assert (len(listed.urls), listed.cut) == (100_000, {"max_links": 1})
+    assert module.links(page("").tree, found, URL, max_links=100_001).cut == {}
+
+
+def test_what_a_response_lacks_is_missing_of_its_page_too() -> None:
+    response = Response(url=URL, status=200, cut="disconnect:?", body=b"<a href=/1>x</a><a href=/2>y</a>")
+    one = Page(response, Request(url=URL))
+    one.links(max_links=1)
+    assert one.cut == {"disconnect": None, "max_links": 1}
 
 
 def test_a_query_is_written_in_the_encoding_of_the_page() -> None:

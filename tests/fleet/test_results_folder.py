@@ -14,7 +14,9 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+import redis
 
+from gossamer.frontier.redis_job import job_key
 from gossamer.results import count_records
 from gossamer.sim.log import fetched
 from gossamer.sink.segments import has_records
@@ -226,6 +228,30 @@ def test_lost_segments_are_reported_and_their_pages_fetched_again(frontier: str,
         assert Counter(machine.urls(job)) == before, "every page exactly once"
 
 
+def test_records_that_a_finished_frontier_has_forgotten_are_reported(
+    redis_server: object, job: str, tmp_path: Path
+) -> None:
+    """A server lost more than forget_seconds: the job is finished without pages that it once knew."""
+    url = str(redis_server.url)  # type: ignore[attr-defined]
+    machine = Machine(url, tmp_path / "home")
+    with SimWeb(sites=2, pages_per_site=10, page_bytes=2000) as web:
+        done = machine.run("crawl", *web.seeds, "--job", job, "--quiet", *OPTIONS)
+        assert "forget_seconds" not in done.stderr
+        with redis.Redis.from_url(url) as store:
+            store.hincrby(job_key(job), "stored", -3)
+        (warning,) = machine.status(job)["warnings"]  # type: ignore[misc]
+        assert warning.startswith("3 recorded pages are not known to the frontier any more")
+        assert f"gossamer add {job}" in warning
+        again = machine.run("crawl", *web.seeds, "--job", job, *OPTIONS)
+        assert "3 recorded pages are not known" in again.stderr
+        # Where the whole job is gone, an export is not compared with anything.
+        with redis.Redis.from_url(url) as store:
+            store.flushall()
+        found = machine.run("export", job, "--format", "urls")
+        assert len(found.stdout.split()) == 20
+        assert "not compared" in found.stderr
+
+
 def test_a_healthy_job_raises_no_alarm_whatever_its_pages_come_to(frontier: str, job: str, tmp_path: Path) -> None:
     """Redirects, robots, sitemaps, failures, resets, sites that stay dark, and workers that are killed on the way."""
     machine = Machine(frontier, tmp_path / "home")
@@ -252,6 +278,7 @@ def test_a_healthy_job_raises_no_alarm_whatever_its_pages_come_to(frontier: str,
     assert (repaired["missing"], repaired["queued"], repaired["written_off"]) == (0, 0, 0)
     after = machine.status(job)
     assert (after["state"], after["counts"]["stored"]) == ("finished", counts["stored"])  # type: ignore[index]
+    assert not any("not known to the frontier" in warning for warning in after["warnings"])  # type: ignore[attr-defined]
 
 
 def test_on_redis_lost_pages_that_nothing_names_are_found_by_a_walk(

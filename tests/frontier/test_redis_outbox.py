@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 import redis
 
@@ -74,12 +75,14 @@ def site(shard: int, of: int = 2) -> str:
 
 
 @asynccontextmanager
-async def opened(servers: list[RedisServer], url: str = "", shards: str = "2") -> AsyncIterator[Pair]:
+async def opened(
+    servers: list[RedisServer], url: str = "", shards: str = "2", settings: Settings = SETTINGS
+) -> AsyncIterator[Pair]:
     async with AsyncExitStack() as stack:
         for server in servers:
             async with client.Redis.from_url(server.url) as store:
                 await store.flushall()
-        frontier = await open_redis(url or ",".join(server.url for server in servers), "j", SETTINGS, shards=shards)
+        frontier = await open_redis(url or ",".join(server.url for server in servers), "j", settings, shards=shards)
         stack.push_async_callback(frontier.aclose)
         assert isinstance(frontier, Sharded)
         pair = Pair(frontier, servers, stack)
@@ -437,3 +440,46 @@ def test_a_receipt_names_the_run_that_took_it(logged: list[RedisServer]) -> None
         assert len(lives) == 3
 
     over(logged, test)
+
+
+@pytest.mark.parametrize(
+    ("shard", "field", "change"),
+    [(0, "reserved", -0.5), (1, "allowance", -0.5), (1, "allowance", 1.0)],
+    ids=["what was given away", "what was taken", "what was given back"],
+)
+def test_a_limit_of_pages_is_kept_by_servers_that_forget_their_part_of_it(
+    logged: list[RedisServer], shard: int, field: str, change: float
+) -> None:
+    async def test(pair: Pair, most: int) -> None:
+        frontier, stored = pair.frontier, 0
+        await frontier.add([page(number, f"s{number}.test") for number in range(1, 41)])
+        for turn in range(100):
+            leases = (await frontier.lease(2, batch=1, seconds=60)).leases
+            stored += (await frontier.complete([one for lease in leases for one in outcomes(lease)])).accepted
+            if turn == 2:
+                # As if the last of it had not been synced.
+                now = int((await pair.record(shard))[field])
+                await (await pair.store(shard)).hincrby(job_key("j", shard), field, int(now * change))
+                pair.server(shard).restart()
+                await pair.shard(shard).run()
+            if stored >= most and turn > 20:
+                break
+            if not leases:
+                await asyncio.sleep(0.1)
+                await pair.advance(61)
+        assert stored == most
+        await pair.advance(61)
+        for _ in range(40):
+            grant = await frontier.lease(2, batch=1, seconds=60)
+            assert grant.leases == ()
+            if grant.job == "finished":
+                break
+            await asyncio.sleep(0.1)
+            await pair.advance(2)
+        assert grant.job == "finished"
+
+    async def run() -> None:
+        async with opened(logged, settings=msgspec.structs.replace(SETTINGS, max_pages=20)) as pair:
+            await test(pair, 20)
+
+    asyncio.run(run())

@@ -289,3 +289,14 @@ def test_sinks_on_servers_are_shared_and_make_segments_needless() -> None:
     assert wants_segments([database, "jsonl:/mnt/x"])
     assert wants_segments(["warc:/mnt/x"])
     assert not wants_segments([database])
+
+
+def test_what_was_cut_of_a_page_is_a_column(server: SqlServer, table: str) -> None:
+    async def run() -> None:
+        sink = opened(server, table)
+        pages = PageRow(url="http://e.example/1", cut="max_links:7"), PageRow(url="http://e.example/2")
+        await sink.write([Record(key=key, token=1, page=page) for key, page in enumerate(pages)])
+        await sink.aclose()
+
+    asyncio.run(run())
+    assert rows(server, table, "url, cut") == [("http://e.example/1", "max_links:7"), ("http://e.example/2", None)]

@@ -23,6 +23,7 @@ from gossamer.sink import disk, finish_archives
 from gossamer.sink.base import Opening
 from gossamer.sink.warc import Placed, WarcSink, finish_left, open_warc
 from gossamer.sink.warc_index import keys, scan, surt
+from gossamer.sink.warc_members import Press
 from gossamer.sink.warc_records import digest_of_hex, payload_digest
 from gossamer.testing.sinks import visit
 
@@ -402,3 +403,22 @@ def test_a_file_that_was_moved_away_does_not_get_its_name_again(tmp_path: Path) 
     first.unlink()
     marks |= asyncio.run(run())
     assert [path.name for path in tmp_path.glob("*.warc.gz")] == ["job-00001.warc.gz"]
+
+
+def test_a_body_that_was_cut_is_neither_stored_by_reference_nor_referred_to() -> None:
+    def one(key: int, cut: str = "") -> Record:
+        record = visit(key)
+        page = msgspec.structs.replace(record.page, cut=cut or msgspec.UNSET, digest="")
+        return msgspec.structs.replace(record, page=page, body=b"the same")
+
+    press = Press()
+    parts = [
+        one(0, "disconnect:?"),
+        one(1, "disconnect:?"),
+        one(2),
+        one(3),
+        one(4, "disconnect:?"),
+        one(5, "max_links:1"),
+    ]
+    answers = [press.visit(record).answer for record in parts]
+    assert [answer is not None and answer.is_revisit for answer in answers] == [False, False, False, True, False, True]

@@ -223,6 +223,8 @@ def _as_json(summary: Summary, folder: Path | None) -> dict[str, Any]:
         "items": stats.items,
         "items_rejected": stats.rejected.total(),
         "copies": stats.copies,
+        "cut": stats.cut.plain(),
+        "links_refused": dict(summary.refused),
         "items_dropped": stats.dropped,
         "bytes": stats.bytes,
         "seconds": round(stats.seconds, 3),

@@ -93,7 +93,9 @@ async def _compare(name: str, frontier: str, place: Place, *, incomplete: bool) 
     try:
         fleet = await open_fleet(frontier, job)
     except JobMissing:
-        # The address is that of other jobs.
+        # Otherwise the address is that of other jobs.
+        if marker is not None:
+            say(f"warning: not compared with the frontier: job {job!r} is not there (any more)")
         return
     except FrontierError as error:
         say(f"warning: not compared with the frontier: {error}")

@@ -17,10 +17,12 @@ from gossamer.errors import SinkError
 from gossamer.frontier.base import Fleet
 from gossamer.frontier.regions import parse_part
 from gossamer.model import Counts, JobState, Pulse, RegionView, ShardView
-from gossamer.results import compare, is_cheap, is_results, repair_command
+from gossamer.results import compare, forgotten_words, is_cheap, is_results, repair_command
 from gossamer.sink import wants_segments
 from gossamer.sink.segments import has_segments, segment_bytes
+from gossamer.sink.trail import cut_of, has_trail, trail_bytes
 
+_QUICK_BYTES = 256 * 1024 * 1024
 _MOST_WORKERS, _MOST_ROWS = 20, 10
 _MANY_SHARDS, _WIDE_NUMBERS = 12, 24
 _COUNTS = (
@@ -84,7 +86,24 @@ async def results(fleet: Fleet, job: str, frontier: str, folder: Path, *, check:
             what = f"{compared.missing:,} of {compared.stored:,} stored pages have no record in {folder}"
             more = " yet" if compared.is_live else f": {repair_command(job, frontier)} queues them again"
             found["warning"] = what + more
+        elif compared.forgotten:
+            found["warning"] = forgotten_words(compared, await fleet.counts(), fleet.settings, job)
     return found
+
+
+def cut_pages(folder: Path, *, check: bool = False) -> dict[str, Any] | None:
+    """The pages that were cut, by the request log; None where there is none, or a long one, without `check`."""
+    if not has_trail(folder) or (not check and trail_bytes(folder) > _QUICK_BYTES):
+        return None
+    return cut_of(folder).plain()
+
+
+def cut_lines(found: Mapping[str, Any] | None) -> list[str]:
+    """A line for the pages that were cut, if there are any."""
+    if not found or not found["pages"]:
+        return []
+    reasons = ", ".join(f"{plain(reason, 40)}: {each['pages']:,}" for reason, each in found["reasons"].items())
+    return [f"  {'cut':10} {found['pages']:>12,} pages ({reasons})"]
 
 
 def _plain_values(pulse: Pulse) -> dict[str, Any]:
@@ -148,6 +167,7 @@ def lines(name: str, found: Mapping[str, Any]) -> list[str]:
     about = found.get("results") or {}
     if about.get("recorded") is not None:
         text.append(f"  {'recorded':<12} {about['recorded']:>12,}    {'missing':<12} {about['missing']:>12,}")
+    text += cut_lines(found.get("cut"))
     text += _workers(workers)
     regions = found["regions"]
     if any(regions):

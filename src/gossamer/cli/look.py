@@ -23,6 +23,7 @@ from gossamer.cli.options import given, some_settings
 from gossamer.cli.start import read_settings, run, runner
 from gossamer.cli.terminal import plain, put, say
 from gossamer.clock import Clock, SystemClock
+from gossamer.cut import cut_words, format_cut
 from gossamer.download import open_downloader
 from gossamer.engine.extractor import Extractor, make_spider
 from gossamer.engine.gate import Gate
@@ -37,7 +38,7 @@ from gossamer.settings import Settings
 _FETCHING = """
     user_agent headers robots allow_private resolve nameservers ca_file client_cert bad_tls proxy proxy_rotation
     sessions secrets cookies cookie_jar cache downloader
-    connect_seconds fetch_seconds max_body_bytes max_decoded_bytes delay nofollow spider extract
+    connect_seconds fetch_seconds max_body_bytes max_decoded_bytes max_links delay nofollow spider extract
     browser_path browser_wait browser_wait_seconds browser_scroll browser_loads screenshots
 """
 
@@ -63,7 +64,8 @@ class Look:
             target = urls.join(url, response.header("location")) if response.header("location") else None
             if response.status not in REDIRECTS or target is None:
                 robot = product_token(self._settings.user_agent)
-                return Page(response, request, robot=robot, nofollow=self._settings.nofollow)
+                settings = self._settings
+                return Page(response, request, robot=robot, nofollow=settings.nofollow, max_links=settings.max_links)
             url = target
         raise TooManyRedirects(f"more than {MAX_HOPS} redirects, the last one to {url}")
 
@@ -163,6 +165,8 @@ async def _fetch(url: str, mode: str | None, settings: Settings, *, quiet: bool)
         return await _print_items(page, settings)
     else:
         _print_body(page)
+    if page.cut and not quiet:
+        say(f"warning: only a part of the page: {plain(cut_words(format_cut(page.cut)))}")
     return Exit.OK if page.status < 400 else Exit.SOME_FAILED
 
 
@@ -197,7 +201,7 @@ def _header_lines(response: Response) -> list[str]:
 
 def _as_json(page: Page, hops: list[Response]) -> dict[str, Any]:
     response = page.response
-    return {
+    found = {
         "url": page.url,
         "status": page.status,
         "http_version": response.http_version,
@@ -216,6 +220,8 @@ def _as_json(page: Page, hops: list[Response]) -> dict[str, Any]:
         "alternates": page.alternates,
         "links": page.links(),
     }
+    # What was cut is known when all has been read.
+    return {**found, "cut": format_cut(page.cut)}
 
 
 def _print_lines(lines: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -83,7 +84,8 @@ class FleetControl:
         results = await fleet_status.results(fleet, self._job, self._url, folder, check=check)
         if results is not None and results["warning"]:
             found["warnings"].append(results["warning"])
-        return {**found, "results": results}
+        cut = await asyncio.to_thread(fleet_status.cut_pages, folder, check=check)
+        return {**found, "results": results, "cut": cut}
 
     async def steer(self, verb: str) -> None:
         await self._frontier.steer(_STATES[verb])  # type: ignore[arg-type]
@@ -140,7 +142,9 @@ def status(name: str | None, frontier: str, as_json: bool, check: bool) -> int:
         return _list(frontier, as_json=as_json)
     found = run(_status(name, frontier, check=check))
     if not is_fleet(frontier):
-        found["rejected"] = count_rejected(jobs.folder_of(name, ()))
+        folder = jobs.folder_of(name, ())
+        found["rejected"] = count_rejected(folder)
+        found["cut"] = fleet_status.cut_pages(folder, check=check)
     results = found.get("results") or {}
     code = Exit.ERROR if check and (results.get("missing") or results.get("recorded", 0) is None) else Exit.OK
     if as_json:
@@ -156,6 +160,8 @@ def status(name: str | None, frontier: str, as_json: bool, check: bool) -> int:
         click.echo(f"  {word:10} {counts[word]:>12,}")
     if found.get("rejected"):
         click.echo(f"  {'rejected':10} {found['rejected']:>12,} items, in {REJECTED}")
+    for line in fleet_status.cut_lines(found["cut"]):
+        click.echo(line)
     if counts.get("freshness") is not None:
         click.echo(f"  {'fresh':10} {counts['freshness']:>12.1%}")
     for site in found["sites"][:10]:

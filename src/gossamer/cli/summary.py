@@ -30,6 +30,8 @@ REFUSED = {
     "segments": "path too deep",
     "repeats": "path repeats itself",
     "calendar": "dates far away",
+    "asleep": "in parts of sites that are asleep",
+    "prefix-budget": "over --prefix-budget",
     "score": "without a score, which raised",
     "sitemap-host": "in a sitemap of another host",
     "sitemap-depth": "in too many sitemap indexes",
@@ -83,6 +85,8 @@ def _figures(summary: Summary) -> list[tuple[str, str]]:
         rows.append(("dropped", f"{figures.many(stats.dropped, 'item')} by pipelines"))
     if stats.copies:
         rows.append(("copies", f"{figures.many(stats.copies, 'near-duplicate')} of pages that were kept"))
+    if stats.cut.pages:
+        rows.append(("cut", f"{figures.many(stats.cut.pages, 'page')}: {stats.cut.words()}"))
     if stats.sitemaps:
         rows.append(("sitemaps", f"{stats.sitemaps:,} read, with {figures.many(stats.listed, 'page')} in them"))
     if counts.freshness is not None:

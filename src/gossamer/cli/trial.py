@@ -213,6 +213,7 @@ async def findings(
         "delay": delay,
         "latency": _spread(observer.latencies),
         "bytes": _spread(observer.sizes),
+        "cut": {**stats.cut.plain(), "words": stats.cut.words()},
         "items": {"found": stats.items, "examples": [msgspec.to_builtins(item) for item in observer.items[:_EXAMPLES]]},
         "selectors": [suggestion._asdict() for suggestion in suggestions],
         "estimate": estimate(observer, len(followed), delay, summary),

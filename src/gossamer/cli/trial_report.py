@@ -30,6 +30,8 @@ def _pages(report: Mapping[str, Any]) -> Iterator[str]:
     if report["bytes"]:
         middle, largest = (report["bytes"][name] for name in ("median", "largest"))
         yield f"sizes     {figures.size(middle)} (median), {figures.size(largest)} at most"
+    if report["cut"]["pages"]:
+        yield f"cut       {figures.many(report['cut']['pages'], 'page')}: {report['cut']['words']}"
     for kind, count in figures.most(report["failed"], 5):
         yield f"failed    {count} {kind}"
     for kind, count in figures.most(report["skipped"], 5):

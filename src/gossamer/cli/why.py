@@ -22,6 +22,7 @@ from gossamer.cli.figures import size
 from gossamer.cli.start import run
 from gossamer.cli.terminal import plain
 from gossamer.clock import SystemClock
+from gossamer.cut import cut_words
 from gossamer.errors import ConfigError
 from gossamer.explain import when
 from gossamer.inquiry import inquire, job_for
@@ -41,7 +42,7 @@ _STATES = {
 }
 _LABELS = {
     "robots": "robots", "robots-unreachable": "robots", "asleep": "asleep", "prefix-budget": "budget",
-    "budget": "budget", "closed": "closed",
+    "budget": "budget", "closed": "closed", "cut": "cut",
 }  # fmt: skip
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -127,6 +128,8 @@ def _paragraphs(story: Mapping[str, Any]) -> Iterator[tuple[str, str, bool]]:
         yield "", "Tracking parameters are dropped and the others sorted in this job (clean_query).", True
     if story["seen"]:
         yield "found", _found(story), True
+    if story.get("cut"):
+        yield "cut", f"Only a part of it was kept at its last visit: {cut_words(story['cut'])}.", True
     for ruling in story["rules"]:
         allows, rule = ruling["allows"], ruling["rule"]
         # That robots.txt is asked is what everybody takes for granted.

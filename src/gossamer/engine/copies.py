@@ -35,8 +35,9 @@ class Copies:
     def saw(self, key: int, page: Extracted) -> int | None:
         """The SimHash of the page that this one is a copy of; None for a page that is to be kept.
 
-        A page is no copy of its own last version, and one with little text, or a spider that failed on it, of none."""
-        if page.simhash is None or not page.tells or page.error:
+        A page is no copy of its own last version, and one with little text, or a spider that failed on it, of none. One
+        that was cut is neither a copy nor an original: what is missing of it may be what differs."""
+        if page.simhash is None or not page.tells or page.error or page.cut:
             return None
         likeness, key = page.simhash, key & _KEY
         found = next((pair for pair in self._own if are_near(pair[0], likeness)), None)

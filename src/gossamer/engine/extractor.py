@@ -11,11 +11,12 @@ from typing import Any
 
 import msgspec
 
+from gossamer.cut import format_cut, parse_cut
 from gossamer.engine.likeness import Look, Looks
 from gossamer.errors import ExtractError
 from gossamer.extract.intake import Dropped, Intake
 from gossamer.extract.items import sound
-from gossamer.extract.links import LinkMemo
+from gossamer.extract.links import LOST, LinkMemo
 from gossamer.extract.markdown import check_installed, forget
 from gossamer.extract.page import Page
 from gossamer.extract.schema import Schemas
@@ -59,6 +60,8 @@ class Extracted(msgspec.Struct, frozen=True, kw_only=True):
     """SimHash of the main text of every page, where copies are looked for."""
     tells: bool = False
     """Whether there is enough of it to call the page a copy."""
+    cut: dict[str, int | None] = {}
+    """What is missing of the page, by the limit that dropped it."""
     error: str = ""
 
 
@@ -96,9 +99,16 @@ class Extractor:
     async def extract(self, request: Request, response: Response, *, known: PageRow | None = None) -> Extracted:
         """All that the page gives. A spider that raises costs the page its items, not its place in the record.
 
-        Of a page that is `known`, title, digest, SimHash, what it asks of robots and the number of links are taken as
-        they are, and no link is followed: it is parsed only if the spider asks for something."""
-        page = Page(response, request, memo=self._memo, robot=self._robot, nofollow=self._settings.nofollow)
+        Of a page that is `known`, title, digest, SimHash, what it asks of robots, what was cut of it and the number of
+        links are taken as they are, and no link is followed: it is parsed only if the spider asks for something."""
+        page = Page(
+            response,
+            request,
+            memo=self._memo,
+            robot=self._robot,
+            nofollow=self._settings.nofollow,
+            max_links=self._settings.max_links,
+        )
         digest = known.digest if known is not None else _digest(response.body)
         links: Sequence[str] = ()
         requests: list[Request] = []
@@ -148,6 +158,7 @@ class Extractor:
             beside=look.beside,
             simhash=int(known.simhash, 16) if known is not None and known.simhash else look.simhash,
             tells=look.tells,
+            cut=page.cut if known is None else _still_cut(page, known),
             error=error,
         )
 
@@ -159,8 +170,7 @@ class Extractor:
         return page.markdown if page.is_html else ""
 
     def _links(self, page: Page) -> Sequence[str]:
-        settings = self._settings
-        return page.links(settings.links, max_links=settings.max_links)
+        return page.links(self._settings.links)
 
     async def _run(self, page: Page) -> list[Any]:
         handler = self._spider.handler(page.label)
@@ -174,6 +184,12 @@ class Extractor:
         if inspect.isawaitable(yielded):
             yielded = await yielded
         return list(yielded) if yielded is not None else []
+
+
+def _still_cut(page: Page, known: PageRow) -> dict[str, int | None]:
+    """What is missing of a stored page: what was when it was fetched, and what of its tree is now."""
+    here = {reason: lost for reason, lost in page.cut.items() if reason not in LOST}
+    return {**here, **parse_cut(known.cut or "")}
 
 
 def _digest(body: bytes) -> str:
@@ -199,6 +215,7 @@ def row_of(request: Request, response: Response, page: Extracted) -> PageRow:
         simhash=msgspec.UNSET if page.simhash is None else f"{page.simhash:016x}",
         text=msgspec.UNSET if page.text is None else page.text,
         markdown=msgspec.UNSET if page.markdown is None else page.markdown,
+        cut=format_cut(page.cut) or msgspec.UNSET,
     )
 
 

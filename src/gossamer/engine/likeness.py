@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gossamer import urls
+from gossamer.cut import drops_text
 from gossamer.extract import fingerprint
 from gossamer.extract.page import Page
 from gossamer.extract.text import main_text, text_beside_links
@@ -44,7 +45,8 @@ class Looks:
 
     def at(self, page: Page) -> Look:
         """What is to be known of a page's text."""
-        if not page.is_html:
+        if not page.is_html or drops_text(page.cut):
+            # Two pages that were cut near their beginning would look like copies of one another.
             return Look()
         alike, beside = False, None
         if self._for_copies:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from gossamer import urls
@@ -39,9 +40,15 @@ class Paths:
             return ""
         return SPENT if traps.pages_of(self._memo, prefix) >= budget else ""
 
-    def open(self, links: tuple[Request, ...]) -> tuple[Request, ...]:
-        """The links without those of this site that would not be fetched now."""
-        return tuple(link for link in links if link.site != self._site or not self.refuse(link))
+    def open(self, links: tuple[Request, ...], refused: Counter[str]) -> tuple[Request, ...]:
+        """The links without those of this site that would not be fetched now, which are counted by their reason."""
+        found = []
+        for link in links:
+            if link.site == self._site and (reason := self.refuse(link)):
+                refused[reason] += 1
+            else:
+                found.append(link)
+        return tuple(found)
 
     def saw(
         self, request: Request, likeness: int | None, links: tuple[Request, ...], *, beside: int | None = None

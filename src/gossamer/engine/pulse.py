@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
@@ -67,6 +67,7 @@ class Heart:
         pulse: Pulse,
         clock: Clock,
         places: Places | None = None,
+        refused: Mapping[str, int] | None = None,
         every: float = EVERY_SECONDS,
     ) -> None:
         self._fleet = fleet
@@ -74,6 +75,7 @@ class Heart:
         self._pulse = pulse
         self._clock = clock
         self._places = places
+        self._refused = {} if refused is None else refused
         self._every = every
         self._began_at = self._beat_at = clock.monotonic()
         self._pages = 0
@@ -136,6 +138,7 @@ class Heart:
             fetching=0 if left else self._engine.fetching,
             limit=self._engine.limit,
             load=round(busy, 3),
+            refused=dict(self._refused),
             left=left,
         )
         self._beat_at, self._processor, self._pages = now, processor, pages

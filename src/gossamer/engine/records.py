@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from gossamer.cut import format_cut, parse_cut
 from gossamer.engine.extractor import Extracted
 from gossamer.model import Exchange, PageRow, Record, Request, Response
 
@@ -60,4 +61,5 @@ def answer_row(
         referrer=request.referrer,
         location=location,
         tls_fault=response.tls_fault or msgspec.UNSET,
+        cut=format_cut(parse_cut(response.cut)) or msgspec.UNSET,
     )

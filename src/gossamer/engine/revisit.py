@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
 from gossamer.clock import Clock
+from gossamer.cut import drops_text
 from gossamer.engine.hops import is_alike
 from gossamer.engine.judge import Verdict
 from gossamer.frontier import freshness, recrawl
@@ -23,10 +25,11 @@ _WORKED_OUT_AGAIN = 1.02
 
 
 class Seen(NamedTuple):
-    """What a visit got: digests of the body and of the main text."""
+    """What a visit got: digests of the body and of the main text, and what was cut of the page."""
 
     digest: str = ""
     text: str = ""
+    cut: Mapping[str, int | None] = {}
 
 
 class Plan(NamedTuple):
@@ -97,7 +100,7 @@ class Revisits:
         wait = recrawl.again_in(after, rule, settings, price=price, longest=longest)
         after = recrawl.counted(after, wait, settings)
         changes = self._counted(lease, memo, before, after)
-        if before.hint and verdict.status == "done" and answer is not None:
+        if before.hint and verdict.status == "done" and answer is not None and not drops_text((seen or Seen()).cut):
             key = f"{recrawl.HINTS}{lease.lane}"
             found = recrawl.compared(before, digest=after.digest, text=after.text)
             changes[key] = recrawl.witnessed(memo.get(key, {}), found)
@@ -112,9 +115,15 @@ class Revisits:
         now, settings = self._clock.epoch(), self._settings
         if answer.status == 304:
             return recrawl.succeeded(before, "same", settings, now=now)
+        if drops_text(seen.cut):
+            # The next visit is compared with the last one that got the whole page.
+            return recrawl.saw_a_part(before, settings, now=now)
         found = recrawl.compared(before, digest=seen.digest, text=seen.text)
         modified = recrawl.validator(answer.header("last-modified"))
         after = recrawl.succeeded(before, found, settings, now=now, lastmod=_lastmod(request, modified))
+        if seen.cut:
+            # An answer that nothing has changed would keep the links that were dropped from ever being followed.
+            return msgspec.structs.replace(after, etag="", modified="", digest=seen.digest, text=seen.text)
         return msgspec.structs.replace(
             after,
             etag=recrawl.validator(answer.header("etag")) if answer.status == 200 else "",

@@ -16,7 +16,7 @@ from gossamer.engine.handle import Linker
 from gossamer.engine.judge import Verdict
 from gossamer.extract.sitemap import PROBLEMS, Entry, Sitemap, parse
 from gossamer.frontier import recrawl
-from gossamer.middleware.robots import Robots
+from gossamer.middleware.robots import MAX_SITEMAPS, Robots
 from gossamer.model import Request, Response
 from gossamer.settings import Settings
 
@@ -76,6 +76,9 @@ class Sitemaps:
         if settings.max_depth == 0:
             return None
         origin = urls.origin(url)
+        if "sitemaps-cut" in robots.rules.flags:
+            log.warning("%s/robots.txt names more than %d sitemaps: the rest is not read", origin, MAX_SITEMAPS)
+            self._linker.refused["sitemap-files"] += 1
         named = [found for name in robots.rules.sitemaps if (found := urls.join(origin, name)) is not None]
         referrer = f"{origin}/robots.txt" if named else ""
         requests = [
@@ -108,6 +111,8 @@ class Sitemaps:
             found = parse(response.body, request.url, kind)
         if not found.kind and not request.referrer:
             return self._again(NONE, before, {"digest": digest}, same=True, requests=self._elsewhere(request))
+        if response.cut:
+            found.problems["cut"] = 1
         self._report(request, found)
         children, counted = self._children(request, found, int(before.get("children", 0)), memo)
         pages = await self._pages(request, found, memo)
@@ -180,9 +185,10 @@ class Sitemaps:
             if made is not None:
                 requests.append(made)
             for url in entry.alternates:
-                if self._is_of_host(request, url):
-                    other = self._linker.listed(url, source=source, referrer=request.url)
-                    requests += [other] if other is not None else []
+                if not self._is_of_host(request, url):
+                    self._linker.refused["sitemap-host"] += 1
+                elif (other := self._linker.listed(url, source=source, referrer=request.url)) is not None:
+                    requests.append(other)
         return list({made.key: made for made in reversed(requests)}.values())[::-1]
 
     def _of_host(self, request: Request, entries: Sequence[Entry]) -> list[Entry]:

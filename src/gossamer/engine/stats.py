@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from gossamer.clock import Clock
+from gossamer.cut import CutTally
 from gossamer.model import Outcome, PageRow, Record, SiteNote
 
 _MOST_HELD = 1000
@@ -37,6 +38,8 @@ class Stats:
         """Items that a pipeline gave None for."""
         self.copies = 0
         """Pages of which a near-duplicate was kept in their place."""
+        self.cut = CutTally()
+        """Pages of which something was dropped."""
         self.bytes = 0
         self.codes: Counter[int] = Counter()
         self.reasons: Counter[str] = Counter()
@@ -76,6 +79,8 @@ class Stats:
             self.items += len(record.items)
             self.dropped += record.dropped
             self.copies += record.page.copy_of is not msgspec.UNSET
+            if record.page.cut:
+                self.cut.add(record.page.cut)
             for one in record.rejected:
                 if len(self.rejected) < _MOST_FIELDS or one.field in self.rejected:
                     self.rejected[one.field or one.error[:40]] += 1

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from gossamer import urls
+from gossamer.cut import CUT, counted
 from gossamer.download.base import check_before_sending
 from gossamer.engine import allocator
 from gossamer.engine.commit import Listed
@@ -30,7 +31,7 @@ from gossamer.engine.store import Result
 from gossamer.engine.told import Told
 from gossamer.errors import ConnectFailed, Disallowed, FetchError, Forbidden, ProxyFailed
 from gossamer.extract.fingerprint import text_digest
-from gossamer.model import SITEMAP, Lease, Outcome, PageRow, Request, Response, SiteNote
+from gossamer.model import ROBOTS, SITEMAP, Lease, Outcome, PageRow, Request, Response, SiteNote
 from gossamer.sink.trail import Step
 
 fetches = logging.getLogger("gossamer.fetch")
@@ -59,6 +60,8 @@ class Visit:
         self._cookies = SiteCookies(context.jar, lease) if context.jar is not None else None
         self._pace = Pace(lease, context.settings, context.clock)
         self._left_alone = False
+        self._step: Step | None = None
+        """The last request that was answered: it goes on the trail when it is known what was cut of its page."""
         self.told = Told()
         if context.remembers is not None:
             context.remembers.recall(lease.site, lease.memo)
@@ -86,10 +89,13 @@ class Visit:
 
     async def _work(self) -> None:
         undone = len(self.lease.requests)
-        for request in self.lease.requests:
-            if self._over() or not await self._visit(request):
-                break
-            undone -= 1
+        try:
+            for request in self.lease.requests:
+                if self._over() or not await self._visit(request):
+                    break
+                undone -= 1
+        finally:
+            self._leave_step()
         if undone and not self.lost:
             await self._context.committer.put(self.lease)
 
@@ -234,8 +240,9 @@ class Visit:
 
     def _trace(self, request: Request, at: float, rest: float | None, *, latency: float = 0.0, **known: Any) -> None:
         """Leave a step on the trail, if one is kept, and a line in the log, if it is wanted."""
+        self._leave_step()
         if self._context.trail is not None:
-            step = Step(
+            self._step = Step(
                 url=request.url,
                 at=round(at, 3),
                 latency=round(latency, 4),
@@ -244,10 +251,17 @@ class Visit:
                 rest=None if rest is None else round(rest, 4),
                 **known,
             )
-            self._context.trail.note(step)
+            if "status" not in known or request.label == ROBOTS:
+                self._leave_step()
         if fetches.isEnabledFor(logging.INFO):
             about = {"request": f"{request.key:016x}-{request.tries}", "url": request.url, "site": self.lease.site}
             fetches.info("request", extra={**about, "seconds": round(latency, 4), **known})
+
+    def _leave_step(self, cut: str = "") -> None:
+        """Note the step that waits, if one does."""
+        step, self._step = self._step, None
+        if step is not None and self._context.trail is not None:
+            self._context.trail.note(msgspec.structs.replace(step, cut=cut) if cut else step)
 
     async def _move(self, note: SiteNote | None) -> None:
         """Tell the frontier where the site should be; if that is elsewhere, leave the rest of the batch to others."""
@@ -315,7 +329,7 @@ class Visit:
             paths = self._paths.saw(request, likeness, handled.links, beside=page.beside)
             verdict = verdict._replace(memo={**(verdict.memo or {}), **paths})
             self._memo.update(paths)
-            links = self._lent(self._paths.open(self.told.new(handled.links)))
+            links = self._lent(self._paths.open(self.told.new(handled.links), self._context.handler.linker.refused))
             await self._settle(
                 request,
                 verdict,
@@ -323,7 +337,7 @@ class Visit:
                 row=row,
                 links=links,
                 page=page,
-                seen=Seen(page.digest, page.main),
+                seen=Seen(page.digest, page.main, page.cut),
             )
             self.told.add(links)
 
@@ -354,8 +368,14 @@ class Visit:
         plan: Plan | None = None,
     ) -> None:
         lease, committer = self.lease, self._context.committer
+        # Of an answer that is asked for again, the last try counts.
+        cut = (row.cut or "") if row is not None and verdict.status in ("done", "failed") else ""
+        self._leave_step(cut)
         plan = plan or self._context.revisits.plan(lease, self._memo, request, verdict, answer=response, seen=seen)
         memo = {**(verdict.memo or {}), **(plan.memo or {})}
+        if cut:
+            name = f"{CUT}{lease.lane}"
+            memo[name] = counted(self._memo.get(name, {}), cut)
         if self._cookies is not None:
             memo.update(self._cookies.news())
         if self._copies is not None:

@@ -27,7 +27,7 @@ from gossamer.stored import open_stored
 INDEX, CHUNKS = "index.jsonl", "chunks.jsonl"
 _TOLD = 20
 _SPIDER = "gossamer.replay.clean:CleanPages"
-_FRONT = ("title", "author", "date", "modified", "language", "description", "site_name")
+_FRONT = ("title", "author", "date", "modified", "language", "description", "site_name", "cut")
 _SLUG_CHARS, _HOST_CHARS = 80, 100
 _RESERVED = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)(?:\.|$)")
 log = logging.getLogger("gossamer.export")

@@ -15,9 +15,16 @@ from gossamer.extract.encoding import encode
 from gossamer.extract.text import in_picture
 
 SPACES = "\t\n\f\r "
+MAX_LINKS = 20_000
+"""Links taken from one page unless somebody says otherwise. All of them reach the frontier in one call: with many more
+than these a Redis does nothing else for a quarter of a second."""
 MAX_CHARACTERS = 10 * 1024 * 1024
-"""How long all links of a page may be together: a long base before many short links would fill the memory."""
+"""How long all links of a page may be together, or `_MEAN_LENGTH` for each that is asked for, if that is more: a long
+base before many short links would fill the memory."""
+_MEAN_LENGTH = 192
 MAX_REFERENCE = 65_536
+LOST = ("max_links", "links_length", "long_links")
+"""The reasons why a page may have more links than are listed: too many, too long together, or each too long."""
 _LONG_BASE = 2048
 
 # A path and query of these characters is its own normal form, unless a segment starts with a dot.
@@ -38,15 +45,16 @@ _FOLLOWED_RELS = frozenset({"canonical", "next", "prev"})
 _LEADING = ":is([href],meta,iframe,frame)"
 _AROUND = "".join(map(chr, range(0x21)))
 _UNSEEN = {ord(letter): None for letter in "\t\n\r"}
+_OTHER_SCHEME = re.compile(r"[\x00-\x20]*(?!https?:)[a-z][a-z0-9+.-]{0,30}:", re.IGNORECASE)
 _UNSAFE_QUERY = re.compile(rb"[\x00-\x20\x22\x23\x27\x3c\x3e\x7f-\xff]")
 
 
 class Links(NamedTuple):
-    """The links of a page, each once, and its base; `cut` says that there were more than were asked for."""
+    """The links of a page, each once, and its base; `cut` has the number of those that are missing, by reason."""
 
     urls: list[str]
     base: str
-    cut: bool
+    cut: dict[str, int | None]
 
 
 class Found(NamedTuple):
@@ -145,7 +153,7 @@ def links(
     region: str = "",
     nofollow: bool = True,
     also: Sequence[str] = (),
-    max_links: int = 5000,
+    max_links: int = MAX_LINKS,
     memo: LinkMemo | None = None,
 ) -> Links:
     """The http(s) URLs that the page at `url` links to, in its order, after those of its headers, given in `also`.
@@ -164,28 +172,40 @@ def links(
     once = list(dict.fromkeys(references))
     if max(map(len, once), default=0) > MAX_REFERENCE:
         short = [reference for reference in once if len(reference) <= MAX_REFERENCE]
-        return _some(base, short, memo, max_links, also)._replace(cut=True)
+        found_short = _some(base, short, memo, max_links, also)
+        # Pictures and scripts within the page are no links, and may be long.
+        if lost := _count(reference for reference in once if len(reference) > MAX_REFERENCE):
+            found_short.cut["long_links"] = lost
+        return found_short
     if len(also) + len(once) > max_links or len(base) > _LONG_BASE:
         return _some(base, once, memo, max_links, also)
     resolved: dict[str | None, None] = dict.fromkeys([*also, *memo.resolve(base, once)])
     resolved.pop(None, None)
-    return Links(list(resolved), base, False)  # type: ignore[arg-type]
+    return Links(list(resolved), base, {})  # type: ignore[arg-type]
 
 
 def _some(base: str, references: list[str], memo: LinkMemo, max_links: int, also: Sequence[str]) -> Links:
     """The first links of a page that has more than are wanted, or a base that makes them long."""
     found: dict[str, None] = dict.fromkeys(also[:max_links])
-    room = MAX_CHARACTERS
+    room = max(MAX_CHARACTERS, max_links * _MEAN_LENGTH)
     step = max(1, min(1024, MAX_CHARACTERS // len(base)))
+    missing = max(0, len(also) - max_links)
     for start in range(0, len(references), step):
-        for url in memo.resolve(base, references[start : start + step]):
+        for number, url in enumerate(memo.resolve(base, references[start : start + step]), start):
             if url is None or url in found:
                 continue
             if len(found) == max_links or (room < len(url) and found):
-                return Links(list(found), base, True)
+                reason = "max_links" if len(found) == max_links else "links_length"
+                # As they are written: to resolve all of them to find those that are equal could take seconds.
+                return Links(list(found), base, {reason: missing + _count(references[number:])})
             room -= len(url)
             found[url] = None
-    return Links(list(found), base, False)
+    return Links(list(found), base, {"max_links": missing} if missing else {})
+
+
+def _count(references: Iterable[str]) -> int:
+    """How many of these may be links to a page."""
+    return sum(_OTHER_SCHEME.match(reference) is None for reference in references)
 
 
 def resolve(base: str, reference: str) -> str | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser
 
+from gossamer.cut import parse_cut
 from gossamer.errors import ExtractError
 from gossamer.extract import bounds, directives, forms, links, paging, selectors
 from gossamer.extract.answer import Answer
@@ -36,6 +37,7 @@ class Page(Answer):
         "_base",
         "_document",
         "_markdown",
+        "_max_links",
         "_memo",
         "_metadata",
         "_nofollow",
@@ -57,15 +59,18 @@ class Page(Answer):
         memo: LinkMemo | None = None,
         robot: str = "",
         nofollow: bool = True,
+        max_links: int = links.MAX_LINKS,
     ) -> None:
         super().__init__(response, request)
         self.items: list[Any] = []
         """What the spider yielded here, for those who iterate over a crawl."""
-        self.cut = False
-        """Whether the tree, or the list of links, is only a part: the rest was beyond a limit."""
+        self.cut: dict[str, int | None] = parse_cut(response.cut)
+        """What is missing of the body, the tree or the list of links, by the limit that dropped it; empty if nothing
+        is. The number is how much was lost, None where nobody knows."""
         self._memo = memo
         self._robot = robot
         self._nofollow = nofollow
+        self._max_links = max_links
         self._relations: tuple[Relation, ...] | None = None
         self._robots: Directives | None = None
         self._tree: LexborHTMLParser | None = None
@@ -178,11 +183,12 @@ class Page(Answer):
             self._document = trees.document(decode(self._markup(), "utf-8"))
         return selectors.xpath(self._document, query)
 
-    def links(self, region: str = "", *, nofollow: bool | None = None, max_links: int = 5000) -> list[str]:
+    def links(self, region: str = "", *, nofollow: bool | None = None, max_links: int | None = None) -> list[str]:
         """The http(s) URLs that the page links to, each once: those of its headers, then its own in their order.
 
         `region` takes only those inside what a CSS selector finds. `nofollow` obeys the page's wish not to follow all,
-        or some, of its links; without it, the job's setting counts."""
+        or some, of its links. Without it, or without `max_links`, the job's setting counts; `cut` has what that limit,
+        in the last call, left out."""
         if not self.is_html:
             return []
         nofollow = self._nofollow if nofollow is None else nofollow
@@ -200,10 +206,12 @@ class Page(Answer):
             region=region,
             nofollow=nofollow,
             also=() if region else self._header_links(),
-            max_links=max_links,
+            max_links=self._max_links if max_links is None else max_links,
             memo=self._memo,
         )
-        self.cut = self.cut or listed.cut
+        for reason in links.LOST:
+            self.cut.pop(reason, None)
+        self.cut.update(listed.cut)
         return listed.urls
 
     def follow(
@@ -356,7 +364,8 @@ class Page(Answer):
         if self.encoding != "utf-8":
             held_bytes = len(body)
             body, is_whole = recoded(body, self.encoding, bounds.room_for(held_bytes) // 2)
-            self.cut = self.cut or not is_whole
+            if not is_whole:
+                self.cut["tree_depth"] = None
         elif body.startswith(b"\xef\xbb\xbf"):
             body = body[3:]
         if self.mime_type != "text/html":
@@ -364,7 +373,7 @@ class Page(Answer):
             body = spelled_out(body)
         length = bounds.safe_length(body, held_bytes=held_bytes)
         if length < len(body):
-            self.cut = True
+            self.cut["tree_depth"] = None
             body = body[:length]
         return body
 

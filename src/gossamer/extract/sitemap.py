@@ -71,6 +71,7 @@ PROBLEMS = {
     "not-a-sitemap": "the file is none of the formats",
     "too-large": "longer than 50 MiB after decompression; read up to there",
     "too-many": "entries after the 50,000th, or elements after the millionth",
+    "cut": "the server sent only a part of the file",
     "broken-gzip": "the compressed file is cut off or damaged; read up to there",
     "unclosed": "the file ends in the middle of something",
     "entity": "a document type that declares entities, and entries that need one: none is ever expanded",

@@ -24,6 +24,8 @@ _HINTS_IN_AN_INTERVAL = 7
 _FEW_LIES = 10
 HINTS = "hints."
 """Keys of a site's memo that hold how true its sitemaps are, one for each lane: a lane has one writer."""
+PART = "-"
+"""The digest of a page of which no visit has got the whole: nothing is compared with it."""
 _MEMORY = 64
 """Looks after which older ones begin to fade."""
 
@@ -101,7 +103,7 @@ def validator(value: str) -> str:
 
 def compared(visited: Visited, *, digest: str, text: str) -> Found:
     """What a visit that got a page found. The main text decides; where there is none, the bytes do."""
-    if not visited.seen_at:
+    if not visited.seen_at or visited.digest == PART:
         return "new"
     same = text == visited.text if text and visited.text else digest == visited.digest
     return "same" if same else "changed"
@@ -126,6 +128,19 @@ def succeeded(
         looks=looks,
         changes=changes,
         watched=watched,
+    )
+
+
+def saw_a_part(visited: Visited, settings: Settings, *, now: float) -> Visited:
+    """The page was there, and only a part of it came: what is known of the whole stays, and the next visit asks for all
+    of it."""
+    after = succeeded(visited, "new", settings, now=now)
+    return msgspec.structs.replace(
+        after,
+        etag="",
+        modified="",
+        digest=visited.digest if visited.seen_at else PART,
+        interval=visited.interval or after.interval,
     )
 
 

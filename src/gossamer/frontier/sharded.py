@@ -126,6 +126,12 @@ class Sharded:
         self._sources: dict[tuple[str, int], dict[int, str]] = {}
         """Site and token -> key -> URL of what is leased here: links for other shards name it."""
         self._gave_back = False
+        self._run_of_ledger = ""
+        """The run of the first shard's server in which its account of what all may store was compared last."""
+        self._compared_life = 0
+        """The life of the stores in which that account was compared last."""
+        self._unallowed: tuple[float, int] | None = None
+        """Since when, and how much, less may be stored in all shards than the account says."""
         self._runs: dict[int, int] = {}
         """Shard -> the life of its store that answered last, as in `Grant.run`."""
         self._lives = 0
@@ -260,6 +266,10 @@ class Sharded:
 
     async def lease(self, limit: int, *, batch: int, seconds: float) -> Grant:
         await self._sweep_outboxes()
+        if self.settings.max_pages is not None and self._compared_life != self._lives:
+            life = self._lives
+            await self._compare_account(self.settings.max_pages)
+            self._compared_life = life
         now = asyncio.get_running_loop().time()
         asked = [shard for shard in self._part if shard not in self._last or self._last[shard][0] <= now]
         grants: dict[int, Grant] = {}
@@ -349,7 +359,7 @@ class Sharded:
     async def _grant(self, leases: tuple[Lease, ...]) -> Grant:
         known = {shard: grant for shard, (_, grant) in self._last.items()}
         state = _state([grant.job for grant in known.values()])
-        if state == "finished" and (len(known) < len(self._part) or not await self._is_finished()):
+        if state == "finished" and (len(known) < len(self._part) or not await self._is_over()):
             state = "running"
         waits = [grant.wait for grant in known.values() if grant.wait is not None]
         if not waits or len(self._part) < len(self._shards):
@@ -377,11 +387,56 @@ class Sharded:
             await ledger.reserve(returned, limit=total)
             self._gave_back = True
         if counts.queued and room <= 0:
-            taken, _ = await ledger.reserve(min(limit * batch, _MOST_RESERVED), limit=total)
+            taken = await self._reserve(min(limit * batch, _MOST_RESERVED), total)
             if taken > 0:
                 await shard.allow(taken)
                 return await self._lease(number, limit, batch=batch, seconds=seconds)
         return grant
+
+    async def _reserve(self, pages: int, total: int) -> int:
+        """Take pages from what is left of the job's limit; how many."""
+        ledger = self._shards[0]
+        taken, _ = await ledger.reserve(pages, limit=total)
+        while (run := await ledger.run()) != self._run_of_ledger:
+            await ledger.reserve(-taken, limit=total)
+            await self._compare_account(total)
+            self._run_of_ledger = run
+            taken, _ = await ledger.reserve(pages, limit=total)
+        return taken
+
+    async def _compare_account(self, total: int) -> None:
+        """Have the shards store no more than they may, and the ledger count all of it: a server may have forgotten what
+        its shard gave back, and the ledger's what it gave away."""
+        allowed = await self._allowed(total)
+        excess = allowed - total
+        for shard in self._shards:
+            if excess > 0:
+                # Nobody leases what it has too much yet: after a restart its lanes rest.
+                taken, _ = await shard.allow(-excess)
+                excess += taken
+        await self._shards[0].reserve(total, limit=min(total, allowed))
+
+    async def _allowed(self, total: int) -> int:
+        """What all shards may store, together."""
+        return sum(await _all(shard.limit(total) for shard in self._shards))
+
+    async def _return_unallowed(self, total: int) -> bool:
+        """Give back what the ledger gave away and no shard has: its server has forgotten it, or a worker was killed on
+        the way. Whether there is, or may be, any."""
+        now, allowed = asyncio.get_running_loop().time(), await self._allowed(total)
+        if allowed >= total:
+            self._unallowed = None
+            return False
+        if self._unallowed is None or self._unallowed[1] != allowed:
+            # It may just be on its way.
+            self._unallowed = now, allowed
+        elif now - self._unallowed[0] > _LOOK_AGAIN_SECONDS:
+            ledger = self._shards[0]
+            await ledger.reserve(allowed - total, limit=total)
+            # Where two workers do so at once.
+            await ledger.reserve(total, limit=allowed)
+            self._unallowed = None
+        return True
 
     async def _lease(self, number: int, limit: int, *, batch: int, seconds: float) -> Grant:
         shard = self._shards[number]
@@ -393,6 +448,14 @@ class Sharded:
             self._handed += shard.handed - before
         self._heard(number, grant)
         return grant
+
+    async def _is_over(self) -> bool:
+        """Whether the job is finished, and has stored what it may."""
+        total = self.settings.max_pages
+        if not await self._is_finished():
+            return False
+        queued = total is not None and any(counts.queued for counts in await self._look())
+        return total is None or not queued or not await self._return_unallowed(total)
 
     async def _is_finished(self) -> bool:
         first = await self._look()

@@ -161,10 +161,14 @@ def parse(body: bytes, agent: str) -> Rules:
             if seconds is not None:
                 for mine in slowed:
                     delays[mine] = max(seconds, delays.get(mine, 0.0))
-        elif key in _SITEMAP and len(sitemaps) < MAX_SITEMAPS:
+        elif key in _SITEMAP:
             url = value.encode("latin-1").decode("utf-8", "replace")
-            if url[:8].lower().startswith(("/", "http://", "https://")) and len(url) <= 4096:
+            if url in sitemaps or not url[:8].lower().startswith(("/", "http://", "https://")) or len(url) > 4096:
+                continue
+            if len(sitemaps) < MAX_SITEMAPS:
                 sitemaps[url] = None
+            else:
+                flags["sitemaps-cut"] = None
     return Rules("\n".join(rules[named]), delays.get(named), tuple(sitemaps), tuple(flags))
 
 

@@ -35,7 +35,7 @@ class Rules(msgspec.Struct, frozen=True, array_like=True):
     sitemaps: tuple[str, ...] = ()
     """URLs as they are written; whole ones, or paths at the same origin."""
     flags: tuple[str, ...] = ()
-    """What was odd: `delay-ignored`, `delay-cut`, `file-cut`."""
+    """What was odd: `delay-ignored`, `delay-cut`, `file-cut`, `sitemaps-cut`."""
 
     @classmethod
     def of(cls, rules: Iterable[tuple[str, bool]]) -> Rules:

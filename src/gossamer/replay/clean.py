@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gossamer.cut import format_cut
 from gossamer.extract.markdown import forget
 from gossamer.extract.page import Page
 from gossamer.extract.spider import Handler, Spider
@@ -38,6 +39,7 @@ class CleanPages(Spider):
             "language": said.language,
             "description": said.description,
             "site_name": said.site_name,
+            "cut": format_cut(page.cut),
         }
         found = {name: value for name, value in named.items() if value}
         return [{"url": page.url, "fetched_at": page.response.fetched_at, **found, "markdown": page.markdown}]

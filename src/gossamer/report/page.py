@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from html import escape
 from importlib import resources
 
+from gossamer.cut import SETTINGS, UNITS, CutTally
 from gossamer.report.charts import Bar, bars, ring
 from gossamer.report.tally import MOST_DEPTH, Tally
 
@@ -43,6 +44,7 @@ def _parts(tally: Tally, job: str, facts: Mapping[str, str], made_at: float) -> 
         "sites": f"{len(tally.site_counts.counts):,}{'' if tally.site_counts.is_exact else '+'}",
         "bytes": _bytes(tally.bytes),
         "failed": f"{tally.failed:,} ({tally.failed / tally.pages:.1%})",
+        **({"cut": f"{tally.cut.pages:,} ({tally.cut.pages / tally.pages:.1%})"} if tally.cut.pages else {}),
         **facts,
     }
     for label, text in figures.items():
@@ -57,6 +59,8 @@ def _parts(tally: Tally, job: str, facts: Mapping[str, str], made_at: float) -> 
     kind, picture = _graph(tally)
     yield _section(f"Links between {kind}: the busiest of those by which pages were found", picture)
     yield "</div><br>" + _section("Busiest sites", _sites(tally)) + "<br>" + _section("Failures", _failures(tally))
+    if tally.cut.pages:
+        yield "<br>" + _section("Pages that were cut: something of them was dropped", _cut(tally.cut))
     yield f"<footer>Written by Gossamer on {_when(made_at)} UTC.</footer></body></html>"
 
 
@@ -141,6 +145,18 @@ def _failures(tally: Tally) -> str:
     return (
         f'<div class="scroll"><table><tr><th>kind, with examples</th><th>pages</th></tr>{"".join(rows)}</table></div>'
     )
+
+
+def _cut(cut: CutTally) -> str:
+    rows = []
+    for reason, pages in cut.by_reason.most_common():
+        lost, unit, setting = cut.lost.get(reason), UNITS.get(reason), SETTINGS.get(reason)
+        what = f"{lost:,} {unit}{'s' * (lost != 1)}" if lost and unit else "unknown"
+        rows.append(
+            f"<tr><td>{escape(reason)}</td><td>{pages:,}</td><td>{what}</td><td>{escape(setting or '')}</td></tr>"
+        )
+    head = "<tr><th>limit</th><th>pages</th><th>lost</th><th>setting that keeps more</th></tr>"
+    return f'<div class="scroll"><table>{head}{"".join(rows)}</table></div>'
 
 
 def _when(at: float) -> str:

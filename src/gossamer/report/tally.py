@@ -8,6 +8,7 @@ from math import floor, log2
 from typing import Generic, TypeVar
 
 from gossamer import urls
+from gossamer.cut import CutTally
 from gossamer.model import PageRow
 
 Key = TypeVar("Key", bound=Hashable)
@@ -52,6 +53,7 @@ class Tally:
         self.pages = 0
         self.bytes = 0
         self.failed = 0
+        self.cut = CutTally()
         self.first_at = 0.0
         self.last_at = 0.0
         self.times: Counter[int] = Counter()
@@ -75,6 +77,8 @@ class Tally:
         """Count one row."""
         self.pages += 1
         self.bytes += row.bytes
+        if row.cut:
+            self.cut.add(row.cut)
         self.first_at = min(self.first_at or row.fetched_at, row.fetched_at)
         self.last_at = max(self.last_at, row.fetched_at)
         self._clock_in(row.fetched_at)

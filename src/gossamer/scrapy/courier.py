@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
@@ -41,7 +42,7 @@ class Receiver(Protocol):
         ...
 
     def away(self) -> None:
-        """The frontier cannot be reached: nobody knows what it will have kept when it is back."""
+        """The frontier cannot be reached, or its store was replaced: nobody knows what it has kept."""
         ...
 
     def failed(self, error: BaseException) -> None: ...
@@ -55,6 +56,16 @@ class Parcel:
 
     requests: tuple[Request, ...] = ()
     outcome: Outcome | None = None
+
+
+@dataclass(slots=True)
+class _Added:
+    """Requests that were stored without a page's outcome: where the store forgets them, no page brings them again."""
+
+    requests: Sequence[Request]
+    run: int
+    """The life of the store that was known before, as in `Grant.run`."""
+    at: float
 
 
 @dataclass(slots=True)
@@ -77,6 +88,12 @@ class Courier:
         self._thread = threading.Thread(target=self._run, name="gossamer-frontier", daemon=True)
         self._held: dict[int, _Held] = {}
         self._parcels: list[Parcel] = []
+        self._run_of_store = 0
+        self._added: deque[_Added] = deque()
+        """What the store may still forget, oldest first."""
+        self._added_again = 0
+        self._forget_seconds = 0.0
+        self._hearing = asyncio.Lock()
         self._wanted = 0
         self._written = 0
         self._stale = 0
@@ -180,6 +197,8 @@ class Courier:
         if counts.job != "paused":
             await frontier.steer("running")
         settings = self._options.settings if isinstance(frontier, LocalFrontier) else frontier.settings
+        self._forget_seconds = settings.forget_seconds
+        self._run_of_store = (await frontier.lease(0, batch=1, seconds=settings.lease_seconds)).run
         self._soon(self._receiver.opened, frontier.secret, settings, counts.known)
         return settings
 
@@ -207,6 +226,7 @@ class Courier:
                 await self._some_change()
                 continue
             wanted, sent_at, written = self._wanted, self._clock.monotonic(), self._written
+            added_again = self._added_again
             self._changed.clear()
             try:
                 grant = await frontier.lease(wanted, batch=settings.batch, seconds=settings.lease_seconds)
@@ -217,11 +237,37 @@ class Courier:
                 continue
             for lease in grant.leases:
                 self._held[lease.token] = _Held(lease, {request.key for request in lease.requests})
+            await self._heard(frontier, grant.run)
+            if self._added_again != added_again and not grant.leases:
+                # What it says of the job is from before.
+                continue
             # What more is wanted, Scrapy's side knows when it has these.
             self._wanted = 0 if grant.leases else wanted
             self._soon(lambda g=grant, s=sent_at, w=written: self._receiver.arrived(g, sent_at=s, written=w))
             if not grant.leases:
                 await self._idle(frontier, grant)
+
+    async def _heard(self, frontier: Opened, run: int) -> None:
+        """Take note of the life of the store that has answered: another one may lack what was acknowledged last.
+
+        Pages that it lacks come again with their links; requests of their own are stored again from here."""
+        async with self._hearing:
+            if run != self._run_of_store:
+                self._run_of_store = run
+                self._soon(self._receiver.away)
+            for added in list(self._added):
+                while added.run != run:
+                    try:
+                        await frontier.add(added.requests)
+                    except Unavailable as error:
+                        log.warning("waiting to store %d requests again: %s", len(added.requests), error)
+                        await self._clock.sleep(1.0)
+                    else:
+                        added.run, added.at = run, self._clock.monotonic()
+                        self._added_again += 1
+            since = self._clock.monotonic() - self._forget_seconds
+            while self._added and self._added[0].at < since:
+                self._added.popleft()
 
     async def _some_change(self) -> None:
         await self._changed.wait()
@@ -283,9 +329,12 @@ class Courier:
             try:
                 if requests:
                     # First: an outcome may speak of a page that these come from.
+                    run, at = self._run_of_store, self._clock.monotonic()
                     await frontier.add(requests)
+                    self._added.append(_Added(requests, run, at))
                 if outcomes:
                     receipt = await frontier.complete(outcomes)
+                    await self._heard(frontier, receipt.run)
                     counted = receipt.accepted
                     self._accepted += counted
                     self._stale += receipt.stale

@@ -316,7 +316,7 @@ class Scheduler(BaseScheduler):
             self._hooks.wake()
 
     def away(self) -> None:
-        """The frontier cannot be reached for now."""
+        """The frontier cannot be reached, or is another run of its store: it may lack what it acknowledged."""
         self._recent.clear()
 
     def failed(self, error: BaseException) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from gossamer.cut import by_known_reason
 from gossamer.model import Counts
 from gossamer.service.stream import Hub
 from gossamer.service.watch import Watch, Watched
@@ -12,7 +13,8 @@ from gossamer.settings import VERSION
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _MOST_JOBS = 25
-"""With their 27 series each this stays well below 1,000; of more jobs those that run come first."""
+"""With their 27 series each, and one for each limit that cut a page, this stays below 1,000; of more jobs those that
+run come first."""
 _STATES = ("starting", "running", "paused", "stopping", "finished", "resting", "failed")
 _CLASSES = ("ok", "redirects", "client_errors", "server_errors", "faults", "skipped")
 _URLS = ("queued", "delayed", "leased", "done", "failed", "skipped", "parked")
@@ -47,6 +49,8 @@ METRICS = {
                ("job", "state")),
         Metric("gossamer_requests_total", "counter", "Requests since the service looks, by answer.", ("job", "answer")),
         Metric("gossamer_bytes_total", "counter", "Bytes of bodies since the service looks.", ("job",)),
+        Metric("gossamer_cut_pages_total", "counter",
+               "Pages of which something was dropped since the service looks, by limit.", ("job", "reason")),
         Metric("gossamer_pages_per_second", "gauge", "Pages a second, over the last seconds.", ("job",)),
         Metric("gossamer_requests_too_early_total", "counter", "Requests that came sooner than the delay.", ("job",)),
         Metric("gossamer_stale_total", "counter", "Outcomes that came too late to count.", ("job",)),
@@ -88,6 +92,10 @@ def exposition(watch: Watch, hub: Hub, *, now: float) -> str:
         ({"job": one.name, "answer": word}, one.tally.classes[word]) for one in shown for word in _CLASSES
     ])  # fmt: skip
     put("gossamer_bytes_total", _each(shown, lambda one: one.tally.bytes))
+    put("gossamer_cut_pages_total", [
+        ({"job": one.name, "reason": reason}, pages)
+        for one in shown for reason, pages in by_known_reason(one.tally.cut.by_reason).items()
+    ])  # fmt: skip
     put("gossamer_pages_per_second", _each(shown, lambda one: one.pages_per_second))
     put("gossamer_requests_too_early_total", _each(shown, lambda one: one.tally.too_short))
     put("gossamer_stale_total", _count(shown, lambda counts: counts.stale))

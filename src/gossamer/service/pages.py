@@ -115,9 +115,9 @@ class PagesView:
 
 
 def _page(row: PageRow, settings: Settings) -> Page:
-    plain = {name: getattr(row, name) for name in Page.__struct_fields__ if name != "has_body"}
+    plain = {name: getattr(row, name) for name in Page.__struct_fields__ if name not in ("has_body", "cut")}
     # Of a near-duplicate only the line is kept.
-    return Page(has_body=bool(row.status) and not row.copy_of and keeps_bodies(settings), **plain)
+    return Page(has_body=bool(row.status) and not row.copy_of and keeps_bodies(settings), cut=row.cut or "", **plain)
 
 
 def _has_lines(place: Place) -> bool:

@@ -110,6 +110,8 @@ class Job(Shape, frozen=True, kw_only=True):
     pages_per_second: float
     bytes_per_second: float
     workers: int
+    cut: dict[str, int]
+    """Pages of which something was dropped, since the service looks, by the limit that did it."""
     sampled_at: float | None
     """Epoch seconds; None if it was not looked at yet."""
     problem: str

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from gossamer import urls
 from gossamer.cli import advice
+from gossamer.cut import CutTally
 from gossamer.history import Sent, is_too_short
 from gossamer.masks import masked_url
 from gossamer.service.ring import Past
@@ -65,6 +66,7 @@ class Tally:
         self.recent: deque[Visit] = deque(maxlen=50)
         self.requests = self.pages = self.bytes = 0
         self.classes: Counter[str] = Counter()
+        self.cut = CutTally()
         self.since: float | None = None
         self._faults: dict[str, FaultTally] = {}
         self._gaps = [0] * len(BARS)
@@ -104,6 +106,8 @@ class Tally:
             site.latency_sum += step.latency
         self.requests += 1
         self.bytes += step.bytes
+        if step.cut:
+            self.cut.add(step.cut)
         self.classes[kind] += 1
         self.workers[sent.worker] += 1
         if sent.was_sent:

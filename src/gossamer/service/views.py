@@ -308,6 +308,8 @@ class Page(Shape, frozen=True, kw_only=True):
     error: str
     referrer: str
     location: str
+    cut: str
+    """What was dropped of it, by limit, as in `disconnect:? max_links:7000`; empty for a whole page."""
     has_body: bool
     """Whether `body` can be asked for."""
 

@@ -49,6 +49,8 @@ class Sample(Shape, frozen=True, kw_only=True):
     """Since the service looks."""
     classes: dict[str, int]
     """Of these: ok, redirects, client_errors, server_errors, faults, skipped."""
+    cut: dict[str, int]
+    """Pages of which something was dropped, by the limit that did it."""
 
 
 class Watched:
@@ -205,6 +207,7 @@ class Watched:
             pages_per_second=self.pages_per_second,
             bytes_per_second=self.bytes_per_second,
             workers=self.workers,
+            cut=dict(self.tally.cut.by_reason),
             sampled_at=self.sampled_at,
             problem=self.problem,
         )
@@ -221,6 +224,7 @@ class Watched:
             workers=self.workers,
             requests=self.tally.requests,
             classes=dict(self.tally.classes),
+            cut=dict(self.tally.cut.by_reason),
         )
 
 

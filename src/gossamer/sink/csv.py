@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from gossamer.model import PageRow, Record
 from gossamer.sink.appended import AppendedFiles
 from gossamer.sink.base import Opening
 
+log = logging.getLogger("gossamer.sink")
 PAGES, ITEMS = "pages.csv", "items.csv"
 MORE = "more"
 """The last column of items.csv: as JSON, the fields of an item that its first line does not name."""
@@ -31,8 +33,12 @@ class CsvSink:
     def __init__(self, folder: Path, marks: Mapping[str, int]) -> None:
         self._files = AppendedFiles(folder, (PAGES, ITEMS), marks)
         # A file goes on with the columns that it was begun with.
-        self._columns = _first_row(folder / PAGES) or _COLUMNS
-        known = _first_row(folder / ITEMS)
+        self._columns = columns_of(folder / PAGES) or _COLUMNS
+        if missing := [name for name in _COLUMNS if name not in self._columns]:
+            log.warning(
+                "%s was begun by an earlier version, and goes on without: %s", folder / PAGES, ", ".join(missing)
+            )
+        known = columns_of(folder / ITEMS)
         self._fields = tuple(name.removeprefix("'") for name in known[1:-1]) if known else None
 
     async def write(self, records: Sequence[Record]) -> Mapping[str, int]:
@@ -81,9 +87,10 @@ def cell(value: Any) -> str | int | float:
     return f"'{text}" if text[:1] in _RUN_BY_SPREADSHEETS and text else text
 
 
-def _first_row(path: Path) -> tuple[str, ...] | None:
+def columns_of(path: Path) -> tuple[str, ...]:
+    """The columns of a file, by its first line."""
     with path.open(encoding="utf-8", newline="") as file:
-        return tuple(next(csv.reader(file), ())) or None
+        return tuple(next(csv.reader(file), ()))
 
 
 def _bytes(text: io.StringIO) -> bytes:

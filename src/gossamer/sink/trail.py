@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import mmap
 import os
 import re
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 import msgspec
+
+from gossamer.cut import CutTally
 
 log = logging.getLogger("gossamer.sink")
 FOLDER, SUFFIX = "trail", ".jsonl"
@@ -45,6 +48,8 @@ class Step(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
     """Why it was not sent: `robots`, `asleep` or `prefix-budget`."""
     referrer: str = ""
     """The page on which it was found; only where it was not sent."""
+    cut: str = ""
+    """What was dropped of the page, as in the field `cut` of its line."""
     delay: float = 0.0
     """Seconds that were to lie between the answer before and this request; of one lane, if there are several."""
     lanes: int = 1
@@ -57,6 +62,7 @@ class Step(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
 
 
 _decode = msgspec.json.Decoder(Step).decode
+_CUT = b'"cut":"'
 
 
 class Trail:
@@ -212,3 +218,34 @@ def steps(folder: Path, *beginnings: str) -> Iterator[tuple[str, Step]]:
                 if line.startswith(heads):
                     with suppress(msgspec.DecodeError):
                         yield worker, _decode(line)
+
+
+def trail_bytes(folder: Path) -> int:
+    """The size of a trail."""
+    total = 0
+    for _, path in parts(folder):
+        with suppress(FileNotFoundError):
+            total += path.stat().st_size
+    return total
+
+
+def cut_of(folder: Path, *, since: float = 0.0) -> CutTally:
+    """The pages that were cut, by the trail, as far back as it goes, or to this time."""
+    tally = CutTally()
+    for _, path in parts(folder):
+        with suppress(FileNotFoundError), path.open("rb") as file:
+            if not os.fstat(file.fileno()).st_size:
+                continue
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+                # Few lines have it, and to decode all of a large trail would take a minute.
+                at = view.find(_CUT)
+                while at >= 0:
+                    end = view.find(b"\n", at)
+                    if end < 0:
+                        break
+                    with suppress(msgspec.DecodeError):
+                        step = _decode(view[view.rfind(b"\n", 0, at) + 1 : end])
+                        if step.at >= since:
+                            tally.add(step.cut)
+                    at = view.find(_CUT, end)
+    return tally

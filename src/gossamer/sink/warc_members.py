@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import NamedTuple
 
+from gossamer.cut import drops_text, parse_cut
 from gossamer.model import Record
 from gossamer.sink import warc_index
 from gossamer.sink import warc_records as records_of
@@ -46,13 +47,16 @@ class Press:
             digest = records_of.payload_digest(record.body, known=record.page.digest)
             if record.page.status == 304:
                 digest = records_of.digest_of_hex(record.page.digest)
-            original = self._known.get(digest) if digest and (record.body or record.page.status == 304) else None
+            # Of a body that was cut, the rest may differ: it is neither stored by reference nor referred to.
+            is_part = drops_text(parse_cut(record.page.cut or ""))
+            is_known = bool(digest) and not is_part and (record.body or record.page.status == 304)
+            original = self._known.get(digest) if is_known else None
             answer = records_of.response(record, exchange, original, digest)
             parts = [answer.data, records_of.request(exchange, answer)]
             answer, surt = answer._replace(data=b""), warc_index.surt(answer.url)
             if original is not None:
                 self._known.move_to_end(digest)
-            elif not answer.is_revisit and record.body:
+            elif not answer.is_revisit and record.body and not is_part:
                 self._known[digest] = Original(answer.url, answer.date, answer.record_id)
                 if len(self._known) > _REMEMBERED:
                     self._known.popitem(last=False)

@@ -34,6 +34,14 @@ function held(values) {
   });
 }
 
+// Which limits dropped something of pages, if any did.
+function cutLine(cut) {
+  const reasons = Object.entries(cut ?? {}).sort(([, one], [, other]) => other - one);
+  return reasons.length
+    ? [h("p", { class: "problem" }, `Pages that were cut: ${reasons.map(([reason, pages]) => `${reason} ${count(pages)}`).join(", ")}`)]
+    : [];
+}
+
 export async function overviewView(here) {
   let [, step, steps] = SPANS[0];
   let job = await api.job(here.job);
@@ -74,7 +82,8 @@ export async function overviewView(here) {
         counts.revisits ? ["to be visited again", count(counts.revisits)] : null,
         counts.freshness !== null && counts.freshness !== undefined ? ["fresh", share(counts.freshness)] : null,
         counts.parked ? ["parked", count(counts.parked)] : null,
-      ]));
+      ]),
+      ...cutLine(job.cut));
   }
 
   async function drawCharts() {
@@ -151,7 +160,7 @@ export async function overviewView(here) {
     if (sample.job !== here.job) return;
     Object.assign(job, {
       state: sample.state, counts: sample.counts ?? job.counts, pages_per_second: sample.pages_per_second,
-      bytes_per_second: sample.bytes_per_second, workers: sample.workers,
+      bytes_per_second: sample.bytes_per_second, workers: sample.workers, cut: sample.cut,
     });
     drawHead();
   };

@@ -30,7 +30,7 @@ async function story(here, url, content) {
   content.replaceChildren(
     card(url,
       facts([["state", told.state], ["depth", told.depth === undefined ? null : count(told.depth)], ["answer", told.code ? String(told.code) : null], ["reason", told.reason || null],
-        ["requests", count(told.attempts.length)]]),
+        ["requests", count(told.attempts.length)], ["cut", told.cut || null]]),
       h("dl", { class: "story" }, [["found on", page], ["waits", told.waits?.words], ["next visit", told.next?.words]]
         .filter(([, words]) => words).map(([name, words]) => [h("dt", {}, name), h("dd", {}, words)]))),
     card("Rules, in the order in which they are asked", h("ul", { class: "rules" }, told.rules.map((rule) =>
