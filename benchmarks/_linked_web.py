@@ -156,11 +156,11 @@ class Connection(asyncio.Protocol):
         body = self._pages.answer(self._site, path)
         status = "404 Not Found" if body is None else "200 OK"
         head = f"HTTP/1.1 {status}\r\nContent-Type: text/html\r\nContent-Length: {len(body or b'')}\r\n\r\n"
-        self._transport.write(head.encode() + (b"" if method == "HEAD" else body or b""))
         done_at, origin = time.time(), self._plan.url(self._site, "")
         port = self._transport.get_extra_info("peername")[1]
         self._log.write((arrived_at, done_at, done_at), (origin, method, path), int(status[:3]), (port, ""))
         self._log.flush()
+        self._transport.write(head.encode() + (b"" if method == "HEAD" else body or b""))
 
 
 def _sentence(chance: random.Random) -> str:
