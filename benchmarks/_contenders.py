@@ -8,18 +8,20 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from _linked_web import LinkedWeb
 from _peers import SCRIPTS
 from _shapes import SHAPES, Shape
 from gossamer.testing.web import SimWeb
 
 ALL = frozenset(SHAPES)
 MEMORY_ONLY = ALL - {"durable"}
+PLAIN = MEMORY_ONLY - {"tls"}
 
 
 class Scene(NamedTuple):
     """Where one crawl takes place."""
 
-    web: SimWeb
+    web: SimWeb | LinkedWeb
     folder: Path
     shape: Shape
     program: Path
@@ -92,6 +94,11 @@ def spider(scene: Scene, _: str) -> list[str]:
     ]
 
 
+def native(scene: Scene, _: str, *, mode: str, gogc: str = "") -> list[str]:
+    variables = ("env", f"GOGC={gogc}") if gogc else ()
+    return [*variables, str(scene.program), str(scene.seeds), str(scene.output), mode]
+
+
 def wget2(scene: Scene, _: str) -> list[str]:
     return [
         str(scene.program), "--recursive", "--level=0", "--max-threads=100", "--robots=off", "--quiet", "--tries=1",
@@ -116,7 +123,13 @@ CONTENDERS = [
     Contender("gossamer, 2 workers", "", partial(gossamer, workers=2), frozenset({"40kb", "durable"}), resumes=True),
     Contender("aiohttp + selectolax script", "script", partial(python, script="script.py"), MEMORY_ONLY),
     Contender("wget2 (files, no titles)", "wget2", wget2, MEMORY_ONLY, stores_files=True, may_fail=True),
-    Contender("spider (Rust)", "spider", spider, MEMORY_ONLY),
+    Contender("spider (Rust), a Website a host", "spider-native", partial(native, mode="hosts"), PLAIN),
+    Contender('spider (Rust), "*"', "spider-native", partial(native, mode="star"), frozenset({"links"})),
+    Contender("colly (Go), own seen set", "colly", partial(native, mode="seen", gogc="400"), PLAIN),
+    Contender("colly (Go), as documented", "colly", partial(native, mode="plain"), PLAIN),
+    Contender("Rust floor, html5ever", "floor", partial(native, mode="tree"), PLAIN),
+    Contender("Rust floor, lol_html", "floor", partial(native, mode="stream"), PLAIN),
+    Contender("spider (Node package)", "spider", spider, MEMORY_ONLY),
     Contender(
         "scrapy, own seen set", "scrapy", partial(python, script="scrapy_crawl.py", options=("--seen",)), MEMORY_ONLY
     ),

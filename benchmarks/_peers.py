@@ -26,6 +26,18 @@ PYTHON_PACKAGES = {
 }
 NODE_PACKAGES = {"spider": "@spider-rs/spider-rs@0.0.157"}
 """0.0.163, the newest, comes without its program; this one has it for Linux."""
+NATIVE = {
+    "spider-native": (
+        "spider",
+        "cargo build --release",
+        "target/release/spider-crawl",
+        "cargo tree --depth 1",
+        "spider v",
+    ),
+    "floor": ("floor", "cargo build --release", "target/release/floor", "cargo tree --depth 1", "reqwest v"),
+    "colly": ("colly", "go build -mod=mod -o crawl .", "crawl", "go list -m all", "colly/v2 v"),
+}
+"""Programs in native/: folder, build, the program, and what lists versions with the words before the one to print."""
 SYSTEM_PACKAGES = {"wget2": "wget2"}
 
 
@@ -37,6 +49,8 @@ def environment(name: str) -> Path:
     """What runs a peer: the Python of its environment, the folder of its Node modules, or its program."""
     if name in SYSTEM_PACKAGES:
         return _program(name)
+    if name in NATIVE:
+        return _built(name)
     folder = ENVIRONMENTS / name
     program = folder / "bin" / "python" if name in PYTHON_PACKAGES else folder
     if not (folder / "ready").exists():
@@ -56,6 +70,9 @@ def version(name: str) -> str:
     """The version that is installed."""
     if name in SYSTEM_PACKAGES:
         return _run(name, "--version").splitlines()[0].split()[2]
+    if name in NATIVE:
+        folder, _, _, lister, mark = NATIVE[name]
+        return _run(*lister.split(), folder=ENVIRONMENTS / "native" / folder).partition(mark)[2].split()[0]
     folder = environment(name)
     if name in NODE_PACKAGES:
         package = folder / "node_modules" / NODE_PACKAGES[name].rpartition("@")[0]
@@ -85,6 +102,20 @@ def measure(command: list[str], output: Path) -> Run:
     return Run(cpu, wall, len({json.loads(line)["url"] for line in output.open("rb")}))
 
 
+def _built(name: str) -> Path:
+    """The program of a peer whose source is in native/, built from a copy so that the lock file is not left there."""
+    source, build, program, _, _ = NATIVE[name]
+    folder, source_folder = ENVIRONMENTS / "native" / source, SCRIPTS.parent / "native" / source
+    built = folder / program
+    changed = max(path.stat().st_mtime for path in source_folder.rglob("*"))
+    if not built.exists() or built.stat().st_mtime < changed:
+        print(f"building {name} ...", file=sys.stderr, flush=True)
+        shutil.copytree(source_folder, folder, dirs_exist_ok=True)
+        _run(*build.split(), folder=folder)
+        built.touch()
+    return built
+
+
 def _program(name: str) -> Path:
     found = shutil.which(name)
     if found is None:
@@ -98,9 +129,9 @@ def _program(name: str) -> Path:
     return Path(found)
 
 
-def _run(*words: str) -> str:
+def _run(*words: str, folder: Path | None = None) -> str:
     try:
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=folder)
     except OSError as error:
         raise NotInstalled(f"{words[0]}: {error.strerror}") from None
     if done.returncode:

@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from _linked_web import LinkedWeb
 from gossamer.sim.site import WebPlan
+from gossamer.testing.web import SimWeb
 
 
 class Shape(NamedTuple):
@@ -17,11 +19,18 @@ class Shape(NamedTuple):
     plan: WebPlan
     is_durable: bool = False
     is_whole: bool = True
+    web: type[SimWeb] | type[LinkedWeb] = SimWeb
+    """The server's side."""
+
+    @property
+    def pages(self) -> int:
+        return self.plan.sites * self.plan.pages_per_site
 
     @property
     def about(self) -> str:
-        sites, pages = self.plan.sites, self.plan.pages_per_site
-        return f"{sites * pages:,} pages of {(self.plan.page_bytes or 0) // 1000} KB on {sites:,} hosts{self.kind}"
+        return (
+            f"{self.pages:,} pages of {(self.plan.page_bytes or 0) // 1000} KB on {self.plan.sites:,} hosts{self.kind}"
+        )
 
     def scaled(self, part: float) -> Shape:
         """The same with fewer pages: on fewer hosts where each has one."""
@@ -31,15 +40,15 @@ class Shape(NamedTuple):
 
 
 def _plan(sites: int, pages: int, page_bytes: int = 40_000, **fields: object) -> WebPlan:
-    return msgspec.convert(
-        {"sites": sites, "pages_per_site": pages, "page_bytes": page_bytes, "links_per_page": 100, **fields}, WebPlan
-    )
+    shape = {"sites": sites, "pages_per_site": pages, "page_bytes": page_bytes, "links_per_page": 100}
+    return msgspec.convert({**shape, **fields}, WebPlan)
 
 
 SHAPES = {
     shape.name: shape
     for shape in (
         Shape("40kb", "", _plan(40, 100)),
+        Shape("links", ", 79 distinct links each", _plan(40, 100, links_per_page=79), web=LinkedWeb),
         Shape("one", ", one host", _plan(1, 2000)),
         Shape("broad", ", one page each", _plan(2000, 1)),
         Shape("240kb", "", _plan(40, 25, 240_000)),
@@ -56,7 +65,7 @@ AIMS = {
     ("40kb", "requests + bs4, 16 processes"): 15.0,
     ("40kb", "crawlee"): 7.0,
     ("40kb", "aiohttp + selectolax script"): 1.0,
-    ("40kb", "spider (Rust)"): 1.0,
+    ("40kb", "spider (Node package)"): 1.0,
     ("tls", "scrapy"): 3.0,
     ("tls", "crawlee"): 3.0,
 }

@@ -33,9 +33,10 @@ from _shapes import AIMS, LEVEL, SHAPES, Shape
 from _tally import Cost, Running
 from gossamer.sim.log import fetched
 from gossamer.testing.servers import RedisServer
-from gossamer.testing.web import SimWeb
 
 DEADLINE_SECONDS = 900.0
+KILLED_PAGES = 4000
+"""What is fetched again depends on the speed and not on the length of a crawl: as a share it needs a length."""
 PICTURES = Path(__file__).resolve().parent.parent / "docs" / "pictures"
 
 
@@ -65,7 +66,7 @@ class Failed(Exception):
 def crawl(contender: Contender, shape: Shape, *, kill: bool = False) -> Crawl:
     """One crawl of a new web; with `kill` all of it is killed half-way and started again."""
     with ExitStack() as stack:
-        web = stack.enter_context(SimWeb(shape.plan))
+        web = stack.enter_context(shape.web(shape.plan))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="peers-")))
         log = {"appendonly": "yes"} if shape.is_durable else {}
         server = stack.enter_context(RedisServer(**log)) if contender.needs_redis else None
@@ -76,7 +77,7 @@ def crawl(contender: Contender, shape: Shape, *, kill: bool = False) -> Crawl:
         costs = []
         if kill:
             first = Running(command, folder / "first.json")
-            while requests(web) < shape.plan.sites * shape.plan.pages_per_site // 2 and not first.is_over():
+            while requests(web) < shape.pages // 2 and not first.is_over():
                 time.sleep(0.02)
             first.kill()
             costs.append(first.cost(DEADLINE_SECONDS))
@@ -202,7 +203,7 @@ def kills(contenders: list[Contender], shape: Shape, count: int) -> None:
                 continue
             print(
                 f"  kill {number + 1}: {contender.name:34} {found.missing} of {found.missing + found.pages} pages "
-                f"lost, {found.repeated} fetched again",
+                f"lost, {found.repeated} fetched again ({found.repeated / (found.missing + found.pages):.1%})",
                 flush=True,
             )
     left = [contender.name for contender in CONTENDERS if not contender.resumes]
@@ -239,7 +240,7 @@ def main() -> None:
             if choice.plot:
                 table.plot()
     if choice.kills:
-        durable = SHAPES["durable"].scaled(choice.scale)
+        durable = SHAPES["durable"].scaled(KILLED_PAGES / SHAPES["durable"].pages * choice.scale)
         kills([one for one in wanted if durable.name in one.shapes], durable, choice.kills)
     if choice.json:
         choice.json.write_text(json.dumps({table.shape.name: table.crawls for table in tables}))

@@ -36,9 +36,10 @@ def parse(response, seen, **options):
     }
     own = urlsplit(response.url).netloc
     for link in links:
-        if seen is not None and link.url in seen:
+        url = link.url.partition("#")[0]
+        if seen is not None and url in seen:
             continue
-        if urlsplit(link.url).netloc == own:
+        if urlsplit(url).netloc == own:
             if seen is not None:
-                seen.add(link.url)
-            yield scrapy.Request(link.url, **options)
+                seen.add(url)
+            yield scrapy.Request(url, **options)

@@ -120,7 +120,7 @@ class Slow:
 
 
 def test_large_pages_wait_before_they_fill_the_memory() -> None:
-    """A store that is full must not make the worker collect 128 large bodies, nor send them in one piece."""
+    """A store that is full must not make the worker collect 64 large bodies, nor send them in one piece."""
     body = b"x" * (20 << 20)
 
     async def run() -> None:
@@ -160,13 +160,32 @@ def test_a_worker_has_few_results_that_are_not_stored() -> None:
         outcomes = [Outcome(site="s", lane=0, token=1, key=key, status="done") for key in range(1000)]
         putting = [asyncio.create_task(committer.put(Result(outcome))) for outcome in outcomes]
         await _settled()
-        assert sum(task.done() for task in putting) <= 2 * 128
+        assert sum(task.done() for task in putting) <= 2 * 64
         for _ in outcomes:
             store.go.release()
         await asyncio.gather(*putting)
         await committer.finish()
         await running
         assert committer.accepted == 1000
+
+    asyncio.run(run())
+
+
+def test_many_results_do_not_wait_for_the_time_of_a_commit() -> None:
+    """At full speed a worker has a commit's worth of results long before its time: it must not stop fetching."""
+
+    async def run() -> None:
+        store = Slow()
+        committer = Committer(store, None, clock=SystemClock(), every=3600.0, committed=lambda results, run: None)  # type: ignore[arg-type]
+        running = asyncio.create_task(committer.run())
+        for _ in range(1000):
+            store.go.release()
+        async with asyncio.timeout(60):
+            for key in range(960):
+                await committer.put(Result(Outcome(site="s", lane=0, token=1, key=key, status="done")))
+            while committer.accepted < 900:
+                await asyncio.sleep(0)
+        running.cancel()
 
     asyncio.run(run())
 

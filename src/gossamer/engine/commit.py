@@ -18,7 +18,7 @@ from gossamer.model import Lease, Request, SiteNote
 from gossamer.sink.trail import Trail
 
 log = logging.getLogger("gossamer.engine")
-_MOST = 128
+_MOST = 64
 """Results in one commit, and results that may wait behind it: what a killed worker had of them is fetched again."""
 _MOST_BYTES = 64 * 1024 * 1024
 _RETRY_MAX_SECONDS = 15.0
@@ -66,6 +66,7 @@ class Committer:
         """What has been added, with the life of the store as it was known then, until what follows is committed."""
         self.run_of_store = 0
         """The life of the store that was heard of last."""
+        self._waiting_for_more: asyncio.Task[None] | None = None
         self._held_bytes = 0
         self._room = asyncio.Condition()
         self._patience = Patience()
@@ -75,7 +76,7 @@ class Committer:
     async def put(self, entry: Entry) -> None:
         """Hand over a result, a note, or a lease; what a lease left undone goes back once all before it is stored."""
         if size := _body_bytes(entry):
-            # Sinks that keep pages whole: 128 large ones would be more than memory holds, or a frame of the wire.
+            # Sinks that keep pages whole: 64 large ones would be more than memory holds, or a frame of the wire.
             async with self._room:
                 await self._room.wait_for(lambda: not self._held_bytes or self._held_bytes + size <= _MOST_BYTES)
                 self._held_bytes += size
@@ -84,6 +85,8 @@ class Committer:
         except asyncio.CancelledError:
             self._held_bytes -= size
             raise
+        if self._waiting_for_more is not None and self._is_enough():
+            self._waiting_for_more.cancel()
 
     async def finish(self) -> None:
         """Let `run` end once everything that was put is committed."""
@@ -99,14 +102,29 @@ class Committer:
         last = False
         while not last:
             entries: list[Entry | None] = [await self._queue.get()]
-            if self._every and self._queue.qsize() < _MOST // 2:
-                await self._clock.sleep(self._every)
+            if self._every and not self._is_enough():
+                await self._wait_for_more()
             while len(entries) < _MOST and not self._queue.empty():
                 entries.append(self._queue.get_nowait())
             last = None in entries
             await self._commit(entries)
             # While it waits for more, it must not hold on to pages that are stored.
             entries = []
+
+    def _is_enough(self) -> bool:
+        """Whether a commit is full, with the entry that it began with: while a full queue waits, nothing is fetched."""
+        return self._queue.qsize() >= _MOST - 1
+
+    async def _wait_for_more(self) -> None:
+        """Wait the time between commits, or until one is full."""
+        waiting = self._waiting_for_more = asyncio.create_task(self._clock.sleep(self._every))
+        try:
+            await asyncio.wait((waiting,))
+            if not waiting.cancelled():
+                waiting.result()
+        finally:
+            waiting.cancel()
+            self._waiting_for_more = None
 
     async def _commit(self, entries: list[Entry | None]) -> None:
         if self._trail is not None:
