@@ -398,7 +398,9 @@ def test_declarative_shadow_roots_are_part_of_the_page() -> None:
     html = "<div><template shadowrootmode=open><p>x <a href=/s>y</a></template><a href=/l>z</a></div>"
     one = page(html)
     assert one.links() == ["http://a.example/s", "http://a.example/l"]
-    assert one.css("template a::attr(href)").getall() == ["/s"]
+    assert one.css("div > p > a::attr(href)").getall() == ["/s"]
+    assert one.xpath("//a[@href='/s']/ancestor::div").css("a::text").getall() == ["y", "z"]
+    assert one.text == "x y\nz"
     assert one.links("div p") == ["http://a.example/s"]
     inner = page(
         "<template><a href=/1>x</a><div><template shadowrootmode=open><a href=/2>y</a></template></div></template>"

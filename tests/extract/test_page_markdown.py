@@ -112,6 +112,12 @@ def test_boxes_of_text_inside_of_the_main_part_stay() -> None:
     assert "Boxed" in page(f"<ul class=docnav><li><a href=a>Next</a></ul>{html}").main_text
 
 
+def test_a_title_stays_with_the_text_beside_it() -> None:
+    text = "<p>This sentence is long enough to be taken for prose by anybody.</p>" * 5
+    found = page(f"<nav>menu</nav><div class=page><h1>The title</h1><div class=body>{text}</div></div>").markdown
+    assert found.startswith("# The title\n\nThis sentence")
+
+
 @pytest.mark.parametrize("name", BOOKS)
 def test_the_words_of_documentation_are_kept(name: str) -> None:
     """At least 95 % of the words of the visible main text, in text and in Markdown."""

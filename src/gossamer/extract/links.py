@@ -43,8 +43,8 @@ _REFRESH_URL = re.compile(r"url[\t\n\f\r ]*=[\t\n\f\r ]*", re.IGNORECASE)
 _NOFOLLOW = frozenset({"nofollow", "ugc", "sponsored"})
 _FOLLOWED_RELS = frozenset({"canonical", "next", "prev"})
 _LEADING = r":is([href],[xlink\:href],meta,iframe,frame,noframes)"
-_INERT = "template:not([shadowrootmode])"
-"""What is in a template is not on the page yet; that of a shadow root is."""
+_INERT = "template"
+"""What is in one is not on the page yet."""
 _AROUND = "".join(map(chr, range(0x21)))
 _UNSEEN = {ord(letter): None for letter in "\t\n\r"}
 _OTHER_SCHEME = re.compile(r"[\x00-\x20]*(?!https?:)[a-z][a-z0-9+.-]{0,30}:", re.IGNORECASE)

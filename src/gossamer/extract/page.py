@@ -90,10 +90,12 @@ class Page(Answer):
             if not self.is_html:
                 self._tree = xml.parse(self.html) if self.is_xml else xml.empty()
                 return self._tree
-            # Declarative shadow roots stay templates, so that selectors see what is in them.
             self._tree = tree = turbohtml.parse(
                 self._markup(), encoding="utf-8", positions=False, allow_declarative_shadow_roots=False
             )
+            # What is in a declarative shadow root is on the page, and in the tree a part of its host like any other.
+            for template in tree.select("template[shadowrootmode]"):
+                template.replace_with(*(node for content in template for node in content))
             if _DEEP(tree) and _DEEPEST(tree):
                 self.cut["tree_depth"] = None
         return self._tree
