@@ -49,6 +49,7 @@ def test_a_spider_posts_turns_pages_and_keeps_files(tmp_path: Path) -> None:
             robots=False,
             allow_private=True,
             tries=1,
+            partial="refuse",
             **limits,
             **places,
         )
