@@ -132,7 +132,7 @@ def test_a_part_of_a_page_is_not_what_the_next_visit_is_compared_with(tmp_path: 
             if request.url.endswith("/p4") and visits[request.url] in (1, 4):
                 assert response.status == 200 or visits[request.url] == 4
                 return msgspec.structs.replace(
-                    response, status=200, body=b"<title>a part</title>", cut="disconnect:?", headers=whole
+                    response, status=200, body=b"<title>a part</title>", cut="max_body_bytes:?", headers=whole
                 )
             return response
 
@@ -151,7 +151,7 @@ def test_a_part_of_a_page_is_not_what_the_next_visit_is_compared_with(tmp_path: 
     assert gaps[:5] == pytest.approx([1, 1, 1.4, 1.4, 1.4**2], abs=0.001)
     rows = [json.loads(line) for line in (tmp_path / "job/pages.jsonl").open()]
     assert [row.get("cut") for row in rows if row["url"].endswith("s0.test/p4")][:5] == [
-        "disconnect:?", None, None, "disconnect:?", None
+        "max_body_bytes:?", None, None, "max_body_bytes:?", None
     ]  # fmt: skip
 
 

@@ -139,9 +139,10 @@ def is_broken(answer: bytes) -> bool:
     answer = re.sub(rb"\A(?:HTTP/1\.[01] 1\d\d.*?\r?\n\r?\n)+", b"", answer.lstrip(b"\r\n"), flags=re.DOTALL)
     head, *rest = re.split(rb"(?<=\n)\r?\n", answer, maxsplit=1)
     body = rest[0] if rest else b""
-    status = re.match(rb"HTTP/1\.[01] 200[ \r\n]", head)
+    # RFC 9112, 4: who is lenient parts the words of a status line at any white space.
+    status = re.match(rb"HTTP/1\.[01][ \t]+200[ \t\r\n]", head)
     if status is None:
-        return not re.match(rb"HTTP/1\.[01] \d{3}[ \r\n]", head)
+        return not re.match(rb"HTTP/1\.[01][ \t]+\d{3}[ \t\r\n]", head)
     fields = [line.partition(b":")[::2] for line in head.splitlines()[1:]]
     values = {
         name: [value.strip().lower() for key, value in fields if key.strip().lower() == name]

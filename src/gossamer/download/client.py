@@ -41,8 +41,12 @@ REPEATABLE = ("GET", "HEAD")
 """Nothing that changes anything is sent twice."""
 FILE = "file"
 """The label of requests for files, which may be longer than pages."""
-_CUT_ROBOTS = frozenset(("max_body_bytes", "max_decoded_bytes", "headers"))
-"""What may be missing of a robots.txt: RFC 9309 has its beginning count. Half of one that broke off allows too much."""
+_MAY_BE_CUT = {
+    ROBOTS: frozenset(("max_body_bytes", "max_decoded_bytes", "headers")),
+    FILE: frozenset(("headers",)),
+}
+"""What may be missing whatever the settings say. Of a robots.txt RFC 9309 has the beginning count, but half of one that
+broke off allows too much; half of a file is no file."""
 
 
 class Call(NamedTuple):
@@ -266,7 +270,7 @@ class HttpDownloader:
             request.method,
             call.max_bytes,
             self._clock.monotonic,
-            keeps_over=settings.partial == "keep" or request.label == ROBOTS,
+            keeps_over=self._keeps(request.label, "max_body_bytes:?"),
         )
         seconds = max(0.01, settings.fetch_seconds + call.began - sent_at)
         is_kept = connection.uses > 0
@@ -378,8 +382,6 @@ class HttpDownloader:
                 if not self._keeps(label, what):
                     raise fault
                 cut = f"{cut} {what}".strip()
-        if label == FILE:
-            cut = cut.replace("max_body_bytes", "max_file_bytes").replace("max_decoded_bytes", "max_file_bytes")
         return Response(
             url=call.request.url,
             status=reply.status,
@@ -400,8 +402,9 @@ class HttpDownloader:
 
     def _keeps(self, label: str, cut: str) -> bool:
         """Whether an answer that is cut like this is one."""
-        if label == ROBOTS:
-            return all(part.partition(":")[0] in _CUT_ROBOTS for part in cut.split())
+        may_be_cut = _MAY_BE_CUT.get(label)
+        if may_be_cut is not None:
+            return all(part.partition(":")[0] in may_be_cut for part in cut.split())
         return self._settings.partial == "keep"
 
     def _limit(self, request: Request, limit_bytes: int) -> int:

@@ -44,7 +44,7 @@ from gossamer.download.outgoing import configure, read_authorities
 from gossamer.download.proxies import Proxy
 from gossamer.download.routes import Route, Routes
 from gossamer.errors import ConnectFailed, FetchError, TimedOut, TooLarge
-from gossamer.model import ROBOTS, Headers
+from gossamer.model import Headers
 from gossamer.settings import Settings
 
 SLACK_SECONDS = 0.5
@@ -246,7 +246,9 @@ class Http2Downloader(HttpDownloader):
         builder = prepared(client, call, headers, seconds)
         # Without the 0 it would return only with the first part of the body, and the headers' time would be wrong.
         async with builder.streamed_read_buffer_limit(0).build_streamed() as response:
-            body = Body(call, response, self._clock.monotonic(), keeps=self._settings.partial == "keep")
+            body = Body(
+                call, response, self._clock.monotonic(), keeps_over=self._keeps(call.request.label, "max_body_bytes:?")
+            )
             try:
                 while body.wants_more and (piece := await response.body_reader.read_chunk()) is not None:
                     body.add(piece)
@@ -258,8 +260,7 @@ class Http2Downloader(HttpDownloader):
 class Body:
     """The answer to one call as it comes, whichever way its parts are waited for."""
 
-    def __init__(self, call: Call, response: Any, headers_at: float, *, keeps: bool) -> None:
-        self._keeps = keeps
+    def __init__(self, call: Call, response: Any, headers_at: float, *, keeps_over: bool) -> None:
         self._status, self._version, self._headers_at = response.status, response.version, headers_at
         self._headers, dropped = readable(response.headers)
         self._cut = ""
@@ -275,7 +276,7 @@ class Body:
                 break
             if name == "content-length":
                 self._length = int(value) if value.isascii() and value.isdigit() else None
-        if self.wants_more and (self._length or 0) > self._max_bytes and not keeps and call.request.label != ROBOTS:
+        if self.wants_more and (self._length or 0) > self._max_bytes and not keeps_over:
             raise TooLarge(f"body of more than {self._max_bytes} bytes")
 
     def add(self, piece: Any) -> None:

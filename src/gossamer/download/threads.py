@@ -52,7 +52,9 @@ class ThreadDownloader(Http2Downloader):
     def _exchange_blocking(self, client: SyncClient, call: Call, headers: HeaderMap | None, seconds: float) -> Reply:
         builder = prepared(client, call, headers, seconds)
         with builder.streamed_read_buffer_limit(0).build_streamed() as response:
-            body = Body(call, response, self._clock.monotonic(), keeps=self._settings.partial == "keep")
+            body = Body(
+                call, response, self._clock.monotonic(), keeps_over=self._keeps(call.request.label, "max_body_bytes:?")
+            )
             try:
                 while body.wants_more and (piece := response.body_reader.read_chunk()) is not None:
                     body.add(piece)

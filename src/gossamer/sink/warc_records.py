@@ -36,7 +36,7 @@ _STAYS_IN_A_URI = "".join(chr(code) for code in range(0x21, 0x7F))
 _TRUNCATED = {
     **dict.fromkeys(("disconnect", "content_length"), "disconnect"),
     "fetch_seconds": "time",
-    **dict.fromkeys(("max_body_bytes", "max_decoded_bytes", "max_file_bytes"), "length"),
+    **dict.fromkeys(("max_body_bytes", "max_decoded_bytes"), "length"),
     **dict.fromkeys(("transfer_encoding", "encoding"), "unspecified"),
 }
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
