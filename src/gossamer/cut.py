@@ -17,6 +17,7 @@ UNITS: Mapping[str, str] = {
     "disconnect": "byte",
     "fetch_seconds": "byte",
     "headers": "header line",
+    "formatting": "tag",
 }
 """What a reason's number counts. Of reasons that are not listed nobody knows how much they cost a page."""
 SETTINGS: Mapping[str, str] = {
@@ -47,12 +48,12 @@ def parse_cut(text: str) -> dict[str, int | None]:
     return parts
 
 
-_BESIDE_TEXT = frozenset(("max_links", "links_length", "long_links", "headers"))
+_BESIDE_TEXT = frozenset(("max_links", "links_length", "long_links", "headers", "formatting"))
 CUT = "cut."
 """Keys of a site's memo that count its pages that were cut, by reason: one for each lane, which has one writer."""
 MOST_REASONS = 32
 OTHER = "other"
-REASONS = frozenset((*UNITS, *SETTINGS, "encoding", "transfer_encoding", "tree_depth"))
+REASONS = frozenset((*UNITS, *SETTINGS, "encoding", "transfer_encoding", "tree_depth", "truncated"))
 """Those that this version gives; records of other versions may have more."""
 
 

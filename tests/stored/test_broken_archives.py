@@ -190,3 +190,11 @@ def test_a_line_of_an_index_that_is_none_is_named(tmp_path: Path) -> None:
         (tmp_path / "other.cdxj").write_bytes(bad + b"\n")
         with open_stored(path) as stored, pytest.raises(ArchiveError, match="is no line of an index"):
             list(stored.pages())
+
+
+@both
+def test_a_record_that_was_truncated_is_a_page_that_was_cut(tmp_path: Path, form: str) -> None:
+    path = write(tmp_path, form, [record("part", "WARC-Truncated: length"), record("whole")])
+    with open_stored(path) as stored:
+        cut = {page.url.rpartition("/")[2]: page.response.cut for page in stored.pages()}
+    assert cut == {"part": "truncated:?", "whole": ""}

@@ -380,11 +380,12 @@ class Visit:
         plan: Plan | None = None,
     ) -> None:
         lease, committer = self.lease, self._context.committer
-        cut = (row.cut or "") if row is not None else ""
+        # Of an answer that is asked for again, the last try counts.
+        cut = (row.cut or "") if row is not None and verdict.status in ("done", "failed") else ""
         self._leave_step(cut)
         plan = plan or self._context.revisits.plan(lease, self._memo, request, verdict, answer=response, seen=seen)
         memo = {**(verdict.memo or {}), **(plan.memo or {})}
-        if cut and verdict.status in ("done", "failed"):
+        if cut:
             name = f"{CUT}{lease.lane}"
             memo[name] = counted(self._memo.get(name, {}), cut)
         if self._cookies is not None:

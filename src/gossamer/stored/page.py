@@ -44,6 +44,8 @@ class StoredPage(msgspec.Struct, frozen=True, kw_only=True):
     meta: dict[str, Any] | None = None
     row: PageRow | None = None
     """The page's line, as the crawl wrote it."""
+    cut: str = ""
+    """What was dropped of it, as in `PageRow.cut`."""
     key: int = 0
     token: int = 0
     items: int = 0
@@ -77,5 +79,5 @@ class StoredPage(msgspec.Struct, frozen=True, kw_only=True):
             fetched_at=self.fetched_at,
             elapsed=self.row.elapsed if self.row is not None else 0.0,
             from_cache=True,
-            cut=(self.row.cut or "") if self.row is not None else "",
+            cut=(self.row.cut or "") if self.row is not None else self.cut,
         )

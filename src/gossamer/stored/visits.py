@@ -18,6 +18,8 @@ from gossamer.stored.records import WarcRecord, read_records
 
 MAX_BODY_BYTES = 128 * 1024 * 1024
 """A body that is longer is not taken into memory; `Stored.stream` reads it in pieces."""
+TRUNCATED = "truncated:?"
+"""What is known of a page where a file of another tool says that it is only a part."""
 _NOTED_BYTES = 64 * 1024 * 1024
 _ASIDE = "x-crawler-"
 _STATUS = re.compile(rb"\d{1,3}")
@@ -140,6 +142,7 @@ class Visits:
             status=head.status,
             headers=head.headers,
             body=body,
+            cut=TRUNCATED if record.header("warc-truncated", "") else "",
             file=str(self._path),
             offset=record.offset,
         )
