@@ -44,6 +44,8 @@ class _Signals:
         self._task = asyncio.current_task()
         self._presses = 0
         self.has_left = False
+        self.is_over = False
+        """Whether the block has ended: what the task does then is done in a moment."""
 
     def handle(self, number: int, _frame: object) -> None:
         """Runs between any two instructions: what is more than a note is left to the loop."""
@@ -59,7 +61,7 @@ class _Signals:
 
     def _leave(self) -> None:
         self.has_left = True
-        if self._task is not None:
+        if self._task is not None and not self.is_over:
             self._task.cancel()
 
 
@@ -88,6 +90,7 @@ async def leaving(
             raise KeyboardInterrupt from None
         raise
     finally:
+        signals.is_over = True
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -197,8 +197,9 @@ def test_functions_that_wait_for_the_exit_are_called(tmp_path: Path) -> None:
             for _ in range(presses):
                 os.kill(process.pid, signal.SIGINT)
                 time.sleep(0.05)
-            assert process.wait(60) == (130 if presses else 0)
+            code, said = process.wait(60), process.stderr.read() if process.stderr else ""
             kill_tree(process)
+            assert code == (130 if presses else 0), said
         assert note.exists(), presses
 
 

@@ -20,12 +20,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gossamer.engine")
 SLICE_SECONDS = 0.5
-_SHORT_SECONDS = 0.05
+_SHORT_SECONDS = 0.1
 """The slice while another page has just used up its own: many slow sites at once block no longer than one."""
 _SHORT_FOR_SECONDS = 5.0
-_FIRST_SECONDS = 1.0
-"""The slice of the first pages, at which much of the code is loaded that they need."""
-_FIRST_PAGES = 5
 _LARGE_BYTES = 8 * 1024 * 1024
 """Markup of this size is parsed elsewhere from the start."""
 _QUICK_SECONDS = 0.1
@@ -56,14 +53,15 @@ class Careful:
         self._guard = guard
         self._marker = marker
         self._start = start
-        self._pool: ParserPool | None = None
+        self._pools: dict[bool, ParserPool] = {}
+        """One for the sites that have had a page that was too costly, so that others do not wait behind them."""
         self._suspects = frozenset(suspects)
         self._slow_sites: dict[str, int] = {}
         """Sites with a page that took too long for a slice, and how many quick ones have come since."""
+        self._costly_sites: dict[str, None] = {}
         self._short_until = 0.0
         # Leases have to be renewed in the meantime.
         self._most_seconds = settings.lease_seconds / 10
-        self._first_pages = _FIRST_PAGES
         self._is_stopping = False
 
     def interrupt(self) -> None:
@@ -74,13 +72,13 @@ class Careful:
         """The crawl is to end, and pages in hand have a moment left."""
         self._is_stopping = True
         self._guard.hurry()
-        if self._pool is not None:
-            self._pool.stop()
+        for pool in self._pools.values():
+            pool.stop()
 
     async def aclose(self) -> None:
         """End the process, if one was needed."""
-        if self._pool is not None:
-            await self._pool.aclose()
+        for pool in self._pools.values():
+            await pool.aclose()
         self._guard.close()
 
     async def extract(
@@ -114,24 +112,27 @@ class Careful:
             self._marker.name(0)
 
     def _slice_seconds(self) -> float:
-        if self._first_pages:
-            self._first_pages -= 1
-            return min(_FIRST_SECONDS, self._most_seconds)
         is_short = self._short_until and time.monotonic() < self._short_until
         return min(_SHORT_SECONDS if is_short else SLICE_SECONDS, self._most_seconds)
 
     async def _elsewhere(self, request: Request, response: Response, aside: Aside | None) -> Extracted:
-        if self._pool is None:
+        is_costly = request.site in self._costly_sites
+        pool = self._pools.get(is_costly)
+        if pool is None:
             assert self._start is not None
-            self._pool = self._start()
+            pool = self._pools[is_costly] = self._start()
             if self._is_stopping:
-                self._pool.stop()
-        found = await self._pool.extract(request, response, aside=aside)
+                pool.stop()
+        found = await pool.extract(request, response, aside=aside)
         self._learn(request.site, found)
         return found
 
     def _learn(self, site: str, found: Extracted) -> None:
         """Have the pages of a site back here once a row of them was quick."""
+        if found.kind == TooCostly.kind:
+            self._costly_sites[site] = None
+            if len(self._costly_sites) > _MOST_SITES:
+                del self._costly_sites[next(iter(self._costly_sites))]
         if (row := self._slow_sites.get(site)) is None:
             return
         row = row + 1 if found.seconds < _QUICK_SECONDS and found.kind != TooCostly.kind else 0
