@@ -66,6 +66,9 @@ AIMS = {
     ("40kb", "crawlee"): 7.0,
     ("40kb", "aiohttp + selectolax script"): 1.0,
     ("40kb", "spider (Node package)"): 1.0,
+    ("links", "aiohttp + selectolax script"): 1.0,
+    ("links", "spider (Rust), a Website a host"): 1.0,
+    ("links", 'spider (Rust), "*"'): 1.0,
     ("tls", "scrapy"): 3.0,
     ("tls", "crawlee"): 3.0,
 }

@@ -101,13 +101,21 @@ def test_adaptive_delay_follows_latency_and_backs_off_when_told() -> None:
 
 @given(st.integers(1, 1000), st.floats(0.001, 1000), st.floats(1, 600))
 def test_a_batch_fits_into_half_a_lease(batch: int, delay: float, lease: float) -> None:
-    size = policy.batch_size(batch, delay=delay, seconds=lease)
+    size = policy.batch_size(batch, delay=delay, seconds=lease, waiting=10**6, lanes=1)
     assert 1 <= size <= batch
     assert size == 1 or size * delay <= lease / 2
 
 
 def test_a_batch_without_delay_is_whole() -> None:
-    assert policy.batch_size(32, delay=0.0, seconds=1.0) == 32
+    assert policy.batch_size(32, delay=0.0, seconds=1.0, waiting=10**6, lanes=8) == 32
+    assert policy.batch_size(32, delay=0.0, seconds=1.0, waiting=0, lanes=1) == 32
+
+
+@given(st.integers(1, 1000), st.integers(0, 10_000), st.integers(2, 100))
+def test_a_lane_takes_its_part_of_what_waits(batch: int, waiting: int, lanes: int) -> None:
+    size = policy.batch_size(batch, delay=0.0, seconds=60.0, waiting=waiting, lanes=lanes)
+    assert 1 <= size <= batch
+    assert size in (batch, 4) or size * lanes < waiting + lanes
 
 
 def test_faults_are_forgiven_after_a_quiet_time() -> None:

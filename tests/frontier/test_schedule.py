@@ -52,6 +52,18 @@ def test_a_lease_does_not_walk_over_the_sites() -> None:
     asyncio.run(run())
 
 
+def test_the_last_requests_of_a_site_go_to_all_of_its_lanes() -> None:
+    async def run() -> None:
+        settings = Settings(delay=0, robots=False, per_site=8)
+        frontier = open_memory(settings, clock=ManualClock(), secret=b"0" * 16)
+        await frontier.add([page(number, "one.example") for number in range(1, 65)])
+        leases = (await frontier.lease(8, batch=32, seconds=60)).leases
+        assert len(leases) == 8
+        assert max(len(lease.requests) for lease in leases) == 8
+
+    asyncio.run(run())
+
+
 def test_waiting_sites_cost_an_idle_worker_nothing() -> None:
     schedule = CountingSchedule(Settings())
     for number in range(1, 5001):

@@ -176,7 +176,9 @@ class LocalFrontier:
             state.spend(site)
             return None
         delay = schedule.lane_delay(site)
-        size = min(site.room(), policy.batch_size(batch, delay=delay, seconds=seconds))
+        lanes = len(site.lanes)
+        size = policy.batch_size(batch, delay=delay, seconds=seconds, waiting=site.queue.size, lanes=lanes)
+        size = min(site.room(), size)
         if not lane.over_share:
             size = min(size, schedule.share.left(site.name))
         numbers = schedule.take(site, size, now, suspect=suspect)

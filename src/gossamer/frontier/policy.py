@@ -61,8 +61,16 @@ def adaptive_delay(previous: float, *, latency: float, status: int, floor: float
     return previous if status != 200 and settled < previous else settled
 
 
-def batch_size(batch: int, *, delay: float, seconds: float) -> int:
-    """How many requests of a lane can be fetched in half a lease: more would only wait there for others to take."""
+_FEW = 4
+
+
+def batch_size(batch: int, *, delay: float, seconds: float, waiting: int, lanes: int) -> int:
+    """How many requests of a lane can be fetched in half a lease: more would only wait there for others to take.
+
+    Nor does a lane take more than its part of what waits, so that the last requests of a site are fetched in all of its
+    lanes; but a few at least, since a lane rests until its batch is committed."""
+    if lanes > 1:
+        batch = min(batch, max(_FEW, -(-waiting // lanes)))
     if delay <= 0:
         return batch
     return max(1, min(batch, int(seconds / 2.0 / delay)))
