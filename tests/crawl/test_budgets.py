@@ -183,7 +183,7 @@ def test_functions_that_wait_for_the_exit_are_called(tmp_path: Path) -> None:
     """Coverage and profilers rely on it, also after a second Ctrl-C."""
     for presses in (0, 1, 2):
         note = tmp_path / f"left-{presses}"
-        spider = tmp_path / "noting.py"
+        spider = tmp_path / f"noting_{presses}.py"
         spider.write_text(
             "import atexit, pathlib, gossamer\n"
             f"atexit.register(pathlib.Path({str(note)!r}).touch)\n"

@@ -221,7 +221,8 @@ def test_f14_with_little_memory_pages_fail_or_the_process_dies_but_nothing_is_lo
             if (first := run(folder, most)).returncode:
                 break
         second = run(folder)
-    assert first.returncode in (1, 3), "there was memory enough, or it was killed"
+    # Code in C may not survive that there is no memory for it.
+    assert first.returncode in (1, 3, -signal.SIGSEGV), "there was memory enough, or it was killed"
     assert second.returncode in (0, 3), second.stderr
     found = {row["url"].removeprefix(web.url("")): row for row in rows(folder / "pages.jsonl")}
     assert set(stored(folder).values()) == {1}
