@@ -66,7 +66,10 @@ class RawWeb:
                         host = asked.headers.get("host", "")
                         answer = web.answers.get(host + asked.target) or web.answers.get(asked.target)
                         answer = answer or reply("no such page", status="404 Not Found")
-                        self.wfile.write(answer(asked) if callable(answer) else answer)
+                        sent = answer(asked) if callable(answer) else answer
+                        self.wfile.write(sent)
+                        if b"Connection: close\r\n" in sent:
+                            return
                 except (OSError, ValueError):
                     pass
 

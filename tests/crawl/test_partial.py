@@ -83,3 +83,12 @@ def test_partial_answers_are_failures_where_that_is_asked_for(tmp_path: Path) ->
         "/large": "too-large",
         "/odd": "protocol",
     }
+
+
+def test_a_server_that_announces_a_wrong_length_is_asked_once_more(tmp_path: Path) -> None:
+    with RawWeb() as web:
+        web.answers["/"] = STALLS.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
+        done = run(tmp_path / "job", web.url(), "--tries", "5")
+        asked = web.targets()
+    assert "content_length" in done.stderr
+    assert asked.count("/") == 2

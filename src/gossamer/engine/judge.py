@@ -14,6 +14,8 @@ from gossamer.settings import Settings
 MAX_HOPS = 10
 _PASSING = frozenset(("disconnect", "content_length", "transfer_encoding", "fetch_seconds"))
 """What may be missing of an answer by chance: it is asked for again, and what the last try brings is kept."""
+_CLOSED = frozenset(("content_length", "transfer_encoding"))
+"""The server closed the connection in order: a second time it means it, and no third one is asked for."""
 
 
 class Verdict(NamedTuple):
@@ -39,8 +41,11 @@ def judge_response(
     if status in REDIRECTS and (location := response.header("location")):
         return _redirect(request, response, location, settings, healed)
     if 200 <= status < 400:
-        if broke_off(response) and (again := _fault_of_page(request, "cut", settings, memo=healed)).status == "retry":
-            return again
+        reasons = {part.partition(":")[0] for part in response.cut.split()}
+        if reasons & _PASSING and not (request.tries and reasons & _CLOSED):
+            again = _fault_of_page(request, "cut", settings, memo=healed)
+            if again.status == "retry":
+                return again
         return Verdict("done", memo=healed)
     if status not in policy.RETRY_STATUSES:
         return Verdict("failed", f"http-{status}", memo=healed)
@@ -48,11 +53,6 @@ def judge_response(
         return _fault_of_page(request, f"http-{status}", settings, memo=healed)
     asked = policy.retry_after(response.header("retry-after"), now=now)
     return _fault_of_site(request, f"http-{status}", memo, settings, now=now, asked=asked)
-
-
-def broke_off(response: Response) -> bool:
-    """Whether an answer ended early for a reason that may have passed when it is asked for again."""
-    return any(part.partition(":")[0] in _PASSING for part in response.cut.split())
 
 
 def asks_again(request: Request, response: Response) -> bool:
