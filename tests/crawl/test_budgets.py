@@ -238,6 +238,8 @@ def test_ctrl_c_ends_the_other_commands_that_run_a_spider(tmp_path: Path, comman
             text=True,
             env=environment(),
             start_new_session=True,
+            # Tests that run in the background of a shell are started with Ctrl-C ignored, and so is what they start.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
         if command == "shell":
             assert process.stdin is not None
