@@ -239,7 +239,7 @@ def test_ctrl_c_ends_the_other_commands_that_run_a_spider(tmp_path: Path, comman
             env=environment(),
             start_new_session=True,
             # Tests that run in the background of a shell are started with Ctrl-C ignored, and so is what they start.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
         )
         if command == "shell":
             assert process.stdin is not None
