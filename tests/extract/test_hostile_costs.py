@@ -1,4 +1,4 @@
-"""What hostile pages and files cost: CPU of a size against that of twice the size, and memory against the limit."""
+"""What hostile pages and files cost: how CPU grows with the size, and memory against the limit."""
 
 from __future__ import annotations
 
@@ -70,16 +70,15 @@ COSTS: dict[str, tuple[Callable[[int], bytes], Callable[[bytes], object], int]] 
 
 
 @pytest.mark.parametrize("name", COSTS)
-def test_h31_h32_h35_twice_as_much_costs_twice_the_cpu(name: str) -> None:
-    """1,000,000 links, 100,000 nested tags and lines of 50 MB; what is quadratic costs four times as much."""
+def test_h31_h32_h35_the_cpu_grows_with_the_size_and_not_with_its_square(name: str) -> None:
+    """1,000,000 links, 100,000 nested tags and lines of 50 MB.
+
+    Sixteen times the size costs 16 times the CPU where the cost is linear and 256 times where it is quadratic. The
+    bound lies between, and what ends within two seconds passes: neither depends on how busy the machine is.
+    """
     make, parse, size = COSTS[name]
-    once = twice = float("inf")
-    for _ in range(3):
-        # Others on the machine only make it longer: the least of a few runs counts.
-        once, twice = min(once, cpu(parse, make(size))), min(twice, cpu(parse, make(2 * size)))
-        if twice < max(0.1, 3 * once):
-            return
-    pytest.fail(f"{once:.3f} s of CPU for {size}, {twice:.3f} s for twice as much")
+    small, large = cpu(parse, make(size // 8)), cpu(parse, make(2 * size))
+    assert large < max(2.0, 64 * small), f"{small:.3f} s of CPU for {size // 8}, {large:.3f} s for 16 times as much"
 
 
 def cpu(parse: Callable[[bytes], object], body: bytes) -> float:
