@@ -26,8 +26,12 @@ services: ## system packages that tests need
 crawl: setup ## a first crawl: of URL=https://..., or of a simulated web; ARGS="--max-pages 50" are passed on
 	@scripts/crawl
 
+# A test that depends on the load of the machine is a defect, and is listed by name in the second run; it does not
+# fail the build of everybody else. What fails twice does.
 test: setup-dev services check ## all checks, and the tests that take less than 30 s each
-	$(BIN)/python -m pytest -rs -n $(JOBS)
+	$(BIN)/python -m pytest -rs -n $(JOBS) || { [ $$? -eq 1 ] && \
+		echo "== Failed tests run once more, one at a time; those that pass now are flaky:" && \
+		$(BIN)/python -m pytest -rs -v --last-failed --last-failed-no-failures none; }
 
 test-long: setup-dev services ## the tests that take longer
 	$(BIN)/python -m pytest -rs -n $(JOBS) -m long --timeout 1800
