@@ -22,6 +22,7 @@ from gossamer.fleet import is_fleet, open_fleet, results_folder
 from gossamer.frontier.sqlite_look import SqliteLook
 from gossamer.frontier.sqlite_survey import survey
 from gossamer.settings import Settings
+from gossamer.storage.reader import StoredJob
 
 if TYPE_CHECKING:
     from gossamer.scrapy.intake import Names
@@ -47,6 +48,12 @@ class Inquiry:
     site: Question
     lookup_below: Callable[[str, str], Awaitable[Known | None]] | None = None
     """The same for a URL that a page led to, in jobs where that makes a difference."""
+    is_fleets: bool = False
+
+    def stored(self) -> StoredJob:
+        """What it stored."""
+        settings = configuration.dump(self.settings)
+        return StoredJob.with_settings(self.folder, settings, self.job if self.is_fleets else "")
 
 
 @asynccontextmanager
@@ -60,7 +67,7 @@ async def inquire(job: str, frontier: str = "") -> AsyncIterator[Inquiry]:
             folder = results_folder(frontier, job, fleet.settings, jobs.folder_of(job, ()))
             state = counts.job if works or counts.job != "running" else "resting"
             lookup = partial(look_up, fleet.lookup, fleet.settings)
-            yield Inquiry(job, fleet.settings, folder, state, lookup, fleet.site, lookup)
+            yield Inquiry(job, fleet.settings, folder, state, lookup, fleet.site, lookup, is_fleets=True)
         finally:
             await fleet.aclose()
         return

@@ -76,7 +76,7 @@ def _visits(asked: Inquiry, url: str, site: str) -> tuple[list[Sent], Sent | Non
     found: list[Sent] = []
     same = urls.equivalent(url)
     last: Sent | None = None
-    for one in walked(asked.folder, site, asked.settings):
+    for one in walked(asked.stored(), site, asked.settings):
         if one.step.url == url or urls.equivalent(one.step.url) == same:
             found.append(one)
         failed = one.step.error or one.step.status in policy.RETRY_STATUSES
@@ -88,7 +88,7 @@ def _visits(asked: Inquiry, url: str, site: str) -> tuple[list[Sent], Sent | Non
 def _rows(asked: Inquiry, url: str, visits: list[Sent]) -> list[PageRow]:
     """The stored rows of the URL, or of another spelling that was visited in its place."""
     spellings = dict.fromkeys([url, *(one.step.url for one in visits)])
-    return next((rows for each in spellings if (rows := stored(asked.folder, each))), [])
+    return next((rows for each in spellings if (rows := stored(asked.stored(), each))), [])
 
 
 def _state(known: Known | None, site: Known | None, visits: list[Sent]) -> str:
@@ -115,7 +115,7 @@ def _referrer(known: Known, rows: list[PageRow], visits: list[Sent]) -> str:
 async def _depth_below(asked: Inquiry, page: str) -> int:
     """The depth of a link on a page, as far as that is known."""
     known = await asked.lookup(page)
-    rows = stored(asked.folder, page) if known is not None and "depth" not in known else []
+    rows = stored(asked.stored(), page) if known is not None and "depth" not in known else []
     return int((known or {}).get("depth", rows[-1].depth if rows else 0)) + 1
 
 
@@ -170,7 +170,7 @@ async def _site_ruling(asked: Inquiry, url: str, site: Known | None) -> Ruling:
 def _nofollow_ruling(asked: Inquiry, page: str) -> Ruling:
     """Whether a link may have been passed over because somebody wished it: such links are not kept."""
     setting = "nofollow = true"
-    wish = next((str(row.robots) for row in reversed(stored(asked.folder, page)) if row.robots), "") if page else ""
+    wish = next((str(row.robots) for row in reversed(stored(asked.stored(), page)) if row.robots), "") if page else ""
     if "nofollow" in wish or "none" in wish:
         return Ruling(False, "nofollow", f"{page} asks robots to follow none of its links ({wish}).", setting)
     where = f"on {page}" if page else "on some page"
@@ -183,7 +183,7 @@ def _cut_rulings(asked: Inquiry, page: str, site: Known | None) -> list[Ruling]:
     """Whether a link to the URL may have been dropped: from that page, or from some page of its site."""
     setting = f"max_links = {asked.settings.max_links}"
     if page:
-        cut = _cut_of(stored(asked.folder, page))
+        cut = _cut_of(stored(asked.stored(), page))
         words = f"{page} was cut when it was fetched ({cut}), so a link may have been dropped."
         return [Ruling(True, "cut", words, setting)] if cut else []
     counts = pages_cut((site or {}).get("memo", {}))

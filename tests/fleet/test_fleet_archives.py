@@ -13,9 +13,10 @@ import redis
 
 from gossamer.cli.export import export
 from gossamer.cli.replay import replay
-from gossamer.export.stored import place_of, records
+from gossamer.export.stored import place_of
 from gossamer.fleet import join_fleet, open_fleet
 from gossamer.settings import Settings
+from gossamer.storage.warc_reader import warc_files
 from gossamer.takeover import begin
 from gossamer.testing.servers import RedisServer
 
@@ -75,8 +76,8 @@ def test_a_job_is_found_by_its_name_whichever_machines_kept_its_pages(
         asyncio.run(crawl())
     monkeypatch.chdir(tmp_path)
     place = asyncio.run(place_of(JOB, server.url))
-    assert len(place.warcs) == 2
-    found = {record.page.url.removeprefix(seed): record.page for record in records(place)}
+    assert len(warc_files(place)) == 2
+    found = {record.page.url.removeprefix(seed): record.page for record in place.records()}
     assert set(found) == {"", "a", "b", "c"}
     assert [url for url, page in found.items() if page.copy_of] == ["b"]
     fleet = [JOB, "--frontier", server.url]

@@ -75,7 +75,7 @@ async def _ask(host: str, job: str, frontier: str, span: tuple[float, float]) ->
         site = await asked.site(name)
         if site is None:
             raise ConfigError(f"{name} is no site of job {job!r}", hint=f"`gossamer status {job}` shows its sites")
-        steps = [one for one in walked(asked.folder, name, asked.settings) if span[0] <= one.step.at < span[1]]
+        steps = [one for one in walked(asked.stored(), name, asked.settings) if span[0] <= one.step.at < span[1]]
         dropped = dropped_until(asked.folder)
         return {**report(asked, name, site, steps), "dropped_until": dropped if dropped > span[0] else 0.0}
 

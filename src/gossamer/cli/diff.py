@@ -14,10 +14,10 @@ from gossamer.cli.exits import Exit
 from gossamer.cli.start import run
 from gossamer.cli.terminal import plain, put, say
 from gossamer.compare import KINDS, Difference, differences
-from gossamer.export.stored import place_of, records
+from gossamer.export.stored import place_of
 from gossamer.export.where import Where
 from gossamer.model import Record
-from gossamer.stored.places import Place
+from gossamer.storage.reader import StoredJob
 
 _SIGNS = {"new": "+", "gone": "-", "changed": "~"}
 
@@ -68,8 +68,8 @@ def diff(old: str, new: str, only: tuple[str, ...], by: str, conditions: tuple[s
 class _Pages:
     """The pages of a job that are compared."""
 
-    def __init__(self, place: Place, where: Where) -> None:
-        self._records = records(place)
+    def __init__(self, place: StoredJob, where: Where) -> None:
+        self._records = place.records()
         self._where = where
         self.have_text = False
 

@@ -20,7 +20,7 @@ from gossamer.fleet import is_fleet, open_fleet
 from gossamer.results import MARKER, compare, is_results, read_marker, repair_command
 from gossamer.sink import wants_segments
 from gossamer.sink.segments import has_segments
-from gossamer.stored.places import Place
+from gossamer.storage.reader import StoredJob
 
 
 @click.command()
@@ -84,7 +84,7 @@ def export(
     return Exit.OK
 
 
-async def _compare(name: str, frontier: str, place: Place, *, incomplete: bool) -> None:
+async def _compare(name: str, frontier: str, place: StoredJob, *, incomplete: bool) -> None:
     """Refuse to export a part of a job as if it were all of it."""
     marker = read_marker(place.folder)
     if "/" in name and marker is None:

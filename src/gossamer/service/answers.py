@@ -54,7 +54,8 @@ class Answers:
         watched = await self._desk.watch.ask(name)
         reached = await self._desk.directory.reach(name)
         state = "resting" if watched.state in ("failed", "starting") else watched.state
-        return Inquiry(name, reached.settings, reached.folder, state, reached.lookup, reached.site)
+        is_fleets = self._desk.directory.place != "embedded"
+        return Inquiry(name, reached.settings, reached.folder, state, reached.lookup, reached.site, is_fleets=is_fleets)
 
     async def why(self, asked: Asked[AskWhy, None]) -> dict[str, Any]:
         inquiry = await self._inquiry(asked.path["job"])
@@ -76,7 +77,7 @@ class Answers:
         def read() -> dict[str, Any]:
             steps: deque[Sent] = deque(maxlen=_MOST_STEPS)
             counted = 0
-            for one in walked(inquiry.folder, name, inquiry.settings):
+            for one in walked(inquiry.stored(), name, inquiry.settings):
                 if query.since <= one.step.at < query.until:
                     steps.append(one)
                     counted += 1
