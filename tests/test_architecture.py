@@ -10,6 +10,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "gossamer"
 MODULES = sorted(SOURCE.rglob("*.py"))
 ROOMS = {"frontier", "download", "extract", "sink", "middleware"}
 CORE = {"model", "cut", "urls", "errors", "clock", "settings", "wording", "addresses", "masks", "extras"}
+WAYS_IN = {"cli", "service", "api"}
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 UNSAFE_CALLS = {"eval", "exec", "compile", "__import__"}
 MUTATORS = {"append", "add", "update", "setdefault", "pop", "popitem", "clear", "extend", "insert", "remove", "discard"}
@@ -63,6 +64,18 @@ def test_imports_follow_the_arrows(path: Path) -> None:
         if first == "gossamer":
             parts = rest.split(".")
             assert {parts[0], ".".join(parts[:2])} & permitted, f"{path}:{line} imports {name}"
+
+
+@every_module
+def test_ways_in_do_not_import_one_another(path: Path) -> None:
+    """The commands, the service and the Python API are thin over the same rooms; only `serve` starts the service."""
+    here = part(path)
+    if here not in WAYS_IN or path == SOURCE / "cli" / "serve.py":
+        return
+    for line, name in imports(path):
+        first, _, rest = name.partition(".")
+        if first == "gossamer":
+            assert rest.split(".")[0] not in WAYS_IN - {here}, f"{path}:{line} imports {name}"
 
 
 @every_module
@@ -133,3 +146,8 @@ def test_a_forbidden_import_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     bad.write_text("from .. import engine\n")
     with pytest.raises(AssertionError):
         test_imports_follow_the_arrows(bad)
+    (tmp_path / "service").mkdir()
+    bad = tmp_path / "service" / "bad.py"
+    bad.write_text("def ask():\n    from gossamer.cli.audit import lines\n")
+    with pytest.raises(AssertionError):
+        test_ways_in_do_not_import_one_another(bad)

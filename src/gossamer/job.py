@@ -24,6 +24,7 @@ from gossamer.errors import ConfigError
 from gossamer.extract.spider import Spider
 from gossamer.folders import (
     FRONTIER,
+    OWNER,
     SETTINGS,
     folder_of,
     read_seeds,
@@ -57,8 +58,6 @@ __all__ = [
     "spider_settings",
     "stored_settings",
 ]
-OWNER = "owner"
-"""The name of the worker in the owner's own process."""
 
 
 class Stoppable(Protocol):

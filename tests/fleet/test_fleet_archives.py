@@ -13,8 +13,8 @@ import redis
 
 from gossamer.cli.export import export
 from gossamer.cli.replay import replay
-from gossamer.export.stored import place_of
 from gossamer.fleet import join_fleet, open_fleet
+from gossamer.jobs.find import find_stored
 from gossamer.settings import Settings
 from gossamer.storage.warc_reader import warc_files
 from gossamer.takeover import begin
@@ -75,7 +75,7 @@ def test_a_job_is_found_by_its_name_whichever_machines_kept_its_pages(
 
         asyncio.run(crawl())
     monkeypatch.chdir(tmp_path)
-    place = asyncio.run(place_of(JOB, server.url))
+    place = asyncio.run(find_stored(JOB, server.url))
     assert len(warc_files(place)) == 2
     found = {record.page.url.removeprefix(seed): record.page for record in place.records()}
     assert set(found) == {"", "a", "b", "c"}

@@ -37,8 +37,8 @@ from gossamer.engine.orphans import die_with
 from gossamer.engine.supervisor import FATAL
 from gossamer.errors import ConfigError, JobMissing, OwnerGone, SchemaMismatch
 from gossamer.fleet import SCHEMES, FleetCrawl, is_fleet, join_fleet
-from gossamer.inquiry import existing
 from gossamer.job import Crawl, Summary
+from gossamer.jobs.find import check_folder
 from gossamer.leaving import leaving
 from gossamer.masks import masked_address
 from gossamer.member import join
@@ -309,7 +309,7 @@ def worker(
     try:
         run_loop(join(jobs.folder_of(place, ()), name=own_name, supervised=supervised))
     except JobMissing:
-        existing(place)
+        check_folder(jobs.folder_of(place, ()), place)
         raise
     except OwnerGone as gone:
         if supervised:

@@ -81,9 +81,9 @@ def _found(place: str, frontier: str) -> str | StoredJob:
         known = Path(place).exists() or "://" in place or not (folder := folders.folder_of(place, ())).is_dir()
         return place if known else StoredJob.of(folder)
     # It has to do with fleets, and takes long to load.
-    from gossamer.export.stored import place_of
+    from gossamer.jobs.find import find_stored
 
-    return run(place_of(place, frontier))
+    return run(find_stored(place, frontier))
 
 
 def _settings(places: Sequence[str | StoredJob], options: dict[str, Any]) -> Settings:

@@ -15,7 +15,7 @@ from gossamer.cli.start import check_out, run
 from gossamer.cli.terminal import put, say
 from gossamer.clock import SystemClock
 from gossamer.errors import GossamerError
-from gossamer.export.stored import place_of
+from gossamer.jobs.find import find_stored
 from gossamer.report import Tally, render, stored_rows
 from gossamer.report.rows import REPORT
 from gossamer.storage.reader import StoredJob
@@ -32,7 +32,7 @@ def report(name: str, frontier: str, out: str) -> int:
 
     It tells progress, answers, depth, sizes, times, links between sites, the busiest sites, and failures with examples.
     """
-    job = run(place_of(name, frontier))
+    job = run(find_stored(name, frontier))
     page = _page(job, folders.folder_of(name, ()).name).encode()
     if out == "-":
         put(page)

@@ -7,7 +7,6 @@ from typing import Any
 
 from starlette.responses import Response, StreamingResponse
 
-from gossamer import settings as configuration
 from gossamer.errors import ConfigError
 from gossamer.model import PageRow
 from gossamer.service.asked import AskBody, AskPages, AskUrl
@@ -52,10 +51,8 @@ class PagesView:
         ]  # fmt: skip
 
     async def _stored(self, job: str) -> tuple[StoredJob, Settings]:
-        directory = self._desk.directory
-        reached = await directory.reach(job)
-        name = "" if directory.place == "embedded" else job
-        return StoredJob.with_settings(reached.folder, configuration.dump(reached.settings), name), reached.settings
+        reached = await self._desk.directory.reach(job)
+        return reached.stored(), reached.settings
 
     async def search(self, asked: Asked[AskPages, None]) -> PageList:
         job, query = asked.path["job"], asked.query
