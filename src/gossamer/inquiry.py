@@ -18,7 +18,8 @@ from gossamer.engine import wire
 from gossamer.engine.pulse import is_live
 from gossamer.engine.remote import connect
 from gossamer.errors import ConfigError, JobMissing
-from gossamer.fleet import is_fleet, open_fleet, results_folder
+from gossamer.fleet import results_folder
+from gossamer.frontier.backends import is_fleet, open_fleet
 from gossamer.frontier.sqlite_look import SqliteLook
 from gossamer.frontier.sqlite_survey import survey
 from gossamer.settings import Settings

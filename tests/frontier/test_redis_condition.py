@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import redis
+from gossamer.frontier.condition import condition
 
 from gossamer.clock import SystemClock
-from gossamer.frontier.condition import condition
 from gossamer.frontier.redis_condition import durability
 from gossamer.model import Finding
 from gossamer.testing.servers import RedisServer

@@ -17,8 +17,7 @@ from gossamer.engine import wire
 from gossamer.engine.pulse import is_live
 from gossamer.engine.remote import connect
 from gossamer.errors import GossamerError, JobMissing
-from gossamer.fleet import is_fleet, open_fleet
-from gossamer.frontier.listing import list_jobs
+from gossamer.frontier.backends import is_fleet, list_jobs, open_fleet
 from gossamer.frontier.sqlite_survey import survey
 from gossamer.model import Counts
 

@@ -28,7 +28,8 @@ from gossamer.engine.handle import Linker
 from gossamer.engine.recent import Recent
 from gossamer.engine.remote import Connection, connect
 from gossamer.errors import JobMissing
-from gossamer.fleet import is_fleet, open_fleet, results_folder
+from gossamer.fleet import results_folder
+from gossamer.frontier.backends import is_fleet, open_fleet
 from gossamer.frontier.base import Fleet
 from gossamer.frontier.sqlite import open_sqlite
 from gossamer.frontier.sqlite_survey import survey

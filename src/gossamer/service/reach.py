@@ -18,8 +18,9 @@ from gossamer.engine.handle import Linker
 from gossamer.engine.pulse import is_live
 from gossamer.engine.recent import Recent
 from gossamer.engine.remote import Connection, connect
-from gossamer.fleet import open_fleet, results_folder, scale
+from gossamer.fleet import results_folder, scale
 from gossamer.frontier.advice import Advice, advise
+from gossamer.frontier.backends import create_fleet, open_fleet
 from gossamer.frontier.base import Fleet
 from gossamer.frontier.sqlite_look import SqliteLook
 from gossamer.frontier.sqlite_survey import survey
@@ -294,7 +295,7 @@ class OnFleet:
         # Others may have changed them since this job was reached.
         await self._fleet.refresh()
         settings = configuration.build({**configuration.dump(self._fleet.settings), **changes})
-        await (await open_fleet(self._url, self._job, settings)).aclose()
+        await (await create_fleet(self._url, self._job, settings)).aclose()
         await self._fleet.refresh()
         self.settings = settings
         return live
