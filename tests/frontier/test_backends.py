@@ -62,7 +62,7 @@ def test_what_a_backend_cannot_do_names_those_that_can() -> None:
 
 def test_a_job_with_an_owner_is_no_fleet() -> None:
     assert [is_fleet(url) for url in ("", "memory:", "folder:/mnt")] == [False, False, True]
-    assert [is_address(text) for text in ("redis://h", "folder:/x", "reddis://h", "shop")] == [True, True, True, False]
+    assert [is_address(text) for text in ("redis://h", "folder:x", "reddis://h", "shop")] == [True, True, True, False]
     with pytest.raises(ConfigError, match="a fleet's frontier is a server"):
         asyncio.run(open_fleet("", "x"))
     with pytest.raises(ConfigError, match="has no owner"):

@@ -66,7 +66,9 @@ def find_backend(url: str) -> Backend | None:
 
 def is_address(text: str) -> bool:
     """Whether a text is meant as a frontier's address, and not as a job's name or folder."""
-    return "://" in text or find_backend(text) is not None
+    scheme, colon, _ = text.partition(":")
+    known = {start.partition(":")[0] for start in _OURS}
+    return "://" in text or (bool(colon) and (scheme in known or find_backend(text) is not None))
 
 
 def is_fleet(url: str) -> bool:
