@@ -26,6 +26,7 @@ NO_FRONTIERS = (
     "testing/proxies.py",
 )
 """The addresses here are those of sinks, servers for tests, and proxies."""
+WAYS_IN = {"cli", "service", "api"}
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 UNSAFE_CALLS = {"eval", "exec", "compile", "__import__"}
 PREFIXES = {"startswith", "removeprefix", "match", "fullmatch", "search", "index", "find", "split"}
@@ -117,6 +118,17 @@ def _compared(node: ast.AST) -> Iterator[ast.Constant]:
     yield from (part for part in parts if isinstance(part, ast.Constant))
 
 
+def test_ways_in_do_not_import_one_another(path: Path) -> None:
+    """The commands, the service and the Python API are thin over the same rooms; only `serve` starts the service."""
+    here = part(path)
+    if here not in WAYS_IN or path == SOURCE / "cli" / "serve.py":
+        return
+    for line, name in imports(path):
+        first, _, rest = name.partition(".")
+        if first == "gossamer":
+            assert rest.split(".")[0] not in WAYS_IN - {here}, f"{path}:{line} imports {name}"
+
+
 @every_module
 def test_nothing_is_unpickled_or_evaluated(path: Path) -> None:
     for line, name in imports(path):
@@ -194,3 +206,8 @@ def test_a_forbidden_import_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     bad.write_text("from .. import engine\n")
     with pytest.raises(AssertionError):
         test_imports_follow_the_arrows(bad)
+    (tmp_path / "service").mkdir()
+    bad = tmp_path / "service" / "bad.py"
+    bad.write_text("def ask():\n    from gossamer.cli.audit import lines\n")
+    with pytest.raises(AssertionError):
+        test_ways_in_do_not_import_one_another(bad)

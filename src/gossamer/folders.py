@@ -19,6 +19,8 @@ from gossamer.settings import Settings
 
 log = logging.getLogger("gossamer.job")
 FRONTIER, SETTINGS = "frontier.db", "job.toml"
+OWNER = "owner"
+"""The name of the worker in the process that owns a job."""
 
 
 def folder_of(name: str, seeds: Sequence[str]) -> Path:

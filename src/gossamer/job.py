@@ -23,6 +23,7 @@ from gossamer.errors import ConfigError
 from gossamer.extract.spider import Spider, spider_seeds, spider_settings
 from gossamer.folders import (
     FRONTIER,
+    OWNER,
     SETTINGS,
     folder_of,
     read_seeds,
@@ -54,8 +55,6 @@ __all__ = [
     "spider_settings",
     "stored_settings",
 ]
-OWNER = "owner"
-"""The name of the worker in the owner's own process."""
 
 
 class Stoppable(Protocol):

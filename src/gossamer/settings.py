@@ -420,3 +420,8 @@ def _nearest(values: Mapping[str, Any]) -> str:
             close = get_close_matches(name, FIELDS, n=1)
             return f"did you mean {close[0]}?" if close else "see docs/reference/settings.md for the names"
     return ""
+
+
+def introduces_itself(settings: Settings) -> bool:
+    """Whether the user agent says whom to write to, and not just what crawls."""
+    return settings.user_agent != Settings().user_agent

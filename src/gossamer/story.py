@@ -14,7 +14,7 @@ from gossamer.cut import pages_cut
 from gossamer.explain import RobotsSays, Ruling, path_ruling, scope_ruling, when
 from gossamer.frontier import policy, recrawl
 from gossamer.history import Sent, stored, walked
-from gossamer.inquiry import Inquiry
+from gossamer.jobs.job import Job, State, read_state
 from gossamer.model import PageRow
 from gossamer.settings import Settings
 
@@ -26,24 +26,27 @@ _BY_SCRAPY = (
 Known = Mapping[str, Any]
 
 
-async def tell(asked: Inquiry, url: str, *, page: str = "", now: float) -> dict[str, Any]:
-    """All that can be known of a URL; `page` is where a link to it stands, if somebody knows of one."""
-    settings, looked_for = asked.settings, url
-    known = await asked.lookup(url)
-    if known is None and page and asked.lookup_below is not None:
-        known = await asked.lookup_below(url, page)
+async def tell(job: Job, url: str, *, page: str = "", state: State | None = None, now: float) -> dict[str, Any]:
+    """All that can be known of a URL; `page` is where a link to it stands, if somebody knows of one.
+
+    `state` is that of the job, for those who know it."""
+    state = state or await read_state(job)
+    settings, looked_for = job.settings, url
+    known = await job.lookup(url)
+    if known is None and page:
+        known = await job.lookup(url, page=page)
     if known is None and settings.clean_query and urls.clean_query(url) != url:
         url = urls.clean_query(url)
-        known = await asked.lookup(url)
+        known = await job.lookup(url)
     name = urls.site(url, by=settings.site_by)
-    site = await asked.site(name)
-    visits, last = await asyncio.to_thread(_visits, asked, url, name)
-    rows = await asyncio.to_thread(_rows, asked, url, visits) if known is not None else []
+    site = await job.site(name)
+    visits, last = await asyncio.to_thread(_visits, job, url, name)
+    rows = await asyncio.to_thread(_rows, job, url, visits) if known is not None else []
     found: dict[str, Any] = {
         "url": url,
         "asked_for": looked_for,
-        "job": asked.job,
-        "job_state": asked.state,
+        "job": job.name,
+        "job_state": state,
         "site": name,
         "seen": known is not None,
         "state": _state(known, site, visits),
@@ -55,28 +58,28 @@ async def tell(asked: Inquiry, url: str, *, page: str = "", now: float) -> dict[
         if "depth" not in found and rows:
             found["depth"] = rows[-1].depth
     elif page:
-        found["referrer"], found["depth"] = page, await _depth_below(asked, page)
+        found["referrer"], found["depth"] = page, await _depth_below(job, page)
     times = known.get("times", 0) if known is not None else 0
-    rulings = [_by_scrapy(times)] if times else await _rulings(asked, found, site, now=now)
+    rulings = [_by_scrapy(times)] if times else await _rulings(job, found, site, now=now)
     if known is None and rulings[-1].allows and settings.nofollow:
-        rulings.append(await asyncio.to_thread(_nofollow_ruling, asked, page))
+        rulings.append(await asyncio.to_thread(_nofollow_ruling, job, page))
     if known is None and rulings[-1].allows:
-        rulings += await asyncio.to_thread(_cut_rulings, asked, page, site)
+        rulings += await asyncio.to_thread(_cut_rulings, job, page, site)
     found["cut"] = next((each for each in (_cut_of(rows), _last_cut(visits)) if each), "")
     found["rules"] = [ruling._asdict() for ruling in rulings]
-    found["waits"] = waits(known, site, asked, rulings, last) if known is not None else None
+    found["waits"] = waits(known, site, job, state, rulings, last) if known is not None else None
     found["next"] = next_visit(known, settings, now=now) if known is not None else None
     found["attempts"] = [_attempt(one) for one in visits] or _journalled(known)
     found["site_state"] = _plain(site)
     return found
 
 
-def _visits(asked: Inquiry, url: str, site: str) -> tuple[list[Sent], Sent | None]:
+def _visits(job: Job, url: str, site: str) -> tuple[list[Sent], Sent | None]:
     """The steps of the URL, however it was spelled, and the last request to its site that met a fault."""
     found: list[Sent] = []
     same = urls.equivalent(url)
     last: Sent | None = None
-    for one in walked(asked.folder, site, asked.settings):
+    for one in walked(job.folder, site, job.settings):
         if one.step.url == url or urls.equivalent(one.step.url) == same:
             found.append(one)
         failed = one.step.error or one.step.status in policy.RETRY_STATUSES
@@ -85,10 +88,10 @@ def _visits(asked: Inquiry, url: str, site: str) -> tuple[list[Sent], Sent | Non
     return sorted(found, key=lambda one: one.step.at), last
 
 
-def _rows(asked: Inquiry, url: str, visits: list[Sent]) -> list[PageRow]:
+def _rows(job: Job, url: str, visits: list[Sent]) -> list[PageRow]:
     """The stored rows of the URL, or of another spelling that was visited in its place."""
     spellings = dict.fromkeys([url, *(one.step.url for one in visits)])
-    return next((rows for each in spellings if (rows := stored(asked.folder, each))), [])
+    return next((rows for each in spellings if (rows := stored(job.folder, each))), [])
 
 
 def _state(known: Known | None, site: Known | None, visits: list[Sent]) -> str:
@@ -112,10 +115,10 @@ def _referrer(known: Known, rows: list[PageRow], visits: list[Sent]) -> str:
     return next((one.step.referrer for one in visits if one.step.referrer), "")
 
 
-async def _depth_below(asked: Inquiry, page: str) -> int:
+async def _depth_below(job: Job, page: str) -> int:
     """The depth of a link on a page, as far as that is known."""
-    known = await asked.lookup(page)
-    rows = stored(asked.folder, page) if known is not None and "depth" not in known else []
+    known = await job.lookup(page)
+    rows = stored(job.folder, page) if known is not None and "depth" not in known else []
     return int((known or {}).get("depth", rows[-1].depth if rows else 0)) + 1
 
 
@@ -124,9 +127,9 @@ def _by_scrapy(times: int) -> Ruling:
     return Ruling(True, "scrapy", _BY_SCRAPY + again)
 
 
-async def _rulings(asked: Inquiry, found: Known, site: Known | None, *, now: float) -> list[Ruling]:
-    """What every rule says, in the order in which they are asked."""
-    settings, url = asked.settings, str(found["url"])
+async def _rulings(job: Job, found: Known, site: Known | None, *, now: float) -> list[Ruling]:
+    """What every rule says, in the order in which they apply."""
+    settings, url = job.settings, str(found["url"])
     depth, page = int(found.get("depth", 1)), str(found.get("referrer", ""))
     rulings = []
     if found["seen"] and not depth and not page:
@@ -135,7 +138,7 @@ async def _rulings(asked: Inquiry, found: Known, site: Known | None, *, now: flo
         year = gmtime(now).tm_year
         rulings.append(scope_ruling(url, settings, page=page or url, depth=depth, year=year))
         if not page and not found["seen"] and rulings[-1].rule == "scope":
-            rulings = [await _site_ruling(asked, url, site)]
+            rulings = [await _site_ruling(job, url, site)]
     if not found["seen"] and not rulings[-1].allows:
         return rulings
     if site is not None or found["seen"]:
@@ -149,9 +152,9 @@ async def _rulings(asked: Inquiry, found: Known, site: Known | None, *, now: flo
     return rulings
 
 
-async def _site_ruling(asked: Inquiry, url: str, site: Known | None) -> Ruling:
+async def _site_ruling(job: Job, url: str, site: Known | None) -> Ruling:
     """Whether a URL that nobody has seen is in scope at all: whether the job has pages on its site."""
-    settings, name = asked.settings, urls.site(url, by=asked.settings.site_by)
+    settings, name = job.settings, urls.site(url, by=job.settings.site_by)
     setting = f"scope = {settings.scope}"
     if settings.scope == "any" or site is not None:
         return Ruling(True, "scope", "No rule keeps it out; no page that was fetched so far links to it.", setting)
@@ -161,16 +164,16 @@ async def _site_ruling(asked: Inquiry, url: str, site: Known | None) -> Ruling:
         domain = urls.registered_domain(urls.host_port(url))
         others += [domain, f"www.{domain}"]
     for other in dict.fromkeys(others):
-        if other != name and await asked.site(other) is not None:
+        if other != name and await job.site(other) is not None:
             words = f"No rule keeps it out, as {other} is in the job; no page that was fetched so far links to it."
             return Ruling(True, "scope", words, setting)
     return Ruling(False, "scope", f"The job has no page on {name}, and follows no links to other sites.", setting)
 
 
-def _nofollow_ruling(asked: Inquiry, page: str) -> Ruling:
+def _nofollow_ruling(job: Job, page: str) -> Ruling:
     """Whether a link may have been passed over because somebody wished it: such links are not kept."""
     setting = "nofollow = true"
-    wish = next((str(row.robots) for row in reversed(stored(asked.folder, page)) if row.robots), "") if page else ""
+    wish = next((str(row.robots) for row in reversed(stored(job.folder, page)) if row.robots), "") if page else ""
     if "nofollow" in wish or "none" in wish:
         return Ruling(False, "nofollow", f"{page} asks robots to follow none of its links ({wish}).", setting)
     where = f"on {page}" if page else "on some page"
@@ -179,11 +182,11 @@ def _nofollow_ruling(asked: Inquiry, page: str) -> Ruling:
     return Ruling(True, "nofollow", f"{words}{others}.", setting)
 
 
-def _cut_rulings(asked: Inquiry, page: str, site: Known | None) -> list[Ruling]:
+def _cut_rulings(job: Job, page: str, site: Known | None) -> list[Ruling]:
     """Whether a link to the URL may have been dropped: from that page, or from some page of its site."""
-    setting = f"max_links = {asked.settings.max_links}"
+    setting = f"max_links = {job.settings.max_links}"
     if page:
-        cut = _cut_of(stored(asked.folder, page))
+        cut = _cut_of(stored(job.folder, page))
         words = f"{page} was cut when it was fetched ({cut}), so a link may have been dropped."
         return [Ruling(True, "cut", words, setting)] if cut else []
     counts = pages_cut((site or {}).get("memo", {}))
@@ -215,7 +218,7 @@ def _closed(site: Known, settings: Settings) -> Ruling:
 
 
 def waits(
-    known: Known, site: Known | None, asked: Inquiry, rulings: list[Ruling], last: Sent | None
+    known: Known, site: Known | None, job: Job, job_state: State, rulings: list[Ruling], last: Sent | None
 ) -> dict[str, Any] | None:
     """What a URL waits for; None if it waits for nothing."""
     state, site = known["state"], site or {}
@@ -226,14 +229,14 @@ def waits(
         return _wait(
             "lease", ends, f"{who} has it in hand, and holds its site for {ends:.0f} s more at most.", worker=who
         )
-    if asked.state in ("paused", "stopping", "resting", "finished"):
+    if job_state in ("paused", "stopping", "resting", "finished"):
         words = {
-            "paused": f"The job is paused; `gossamer resume {asked.job}` lets it go on.",
+            "paused": f"The job is paused; `gossamer resume {job.name}` lets it go on.",
             "stopping": "The job is being stopped.",
             "resting": "Nobody works on the job now; the next run, or the next worker, goes on with it.",
             "finished": "The job has stored the pages that it may, and takes no more.",
-        }[asked.state]
-        return _wait({"finished": "max_pages"}.get(asked.state, asked.state), None, words)
+        }[job_state]
+        return _wait({"finished": "max_pages"}.get(job_state, job_state), None, words)
     hold = site.get("hold", 0.0)
     if hold > 0:
         return _held(site, rulings, hold, last)

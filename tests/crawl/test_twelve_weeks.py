@@ -25,6 +25,7 @@ from gossamer.frontier.sql import open_databases
 from gossamer.frontier.sql.database import Database
 from gossamer.frontier.sql.job import dialect_of
 from gossamer.frontier.sqlite import open_sqlite
+from gossamer.jobs.fleet import FleetJob
 from gossamer.settings import Settings
 from gossamer.testing import weeks
 from gossamer.testing.folder import MEMORY
@@ -254,7 +255,10 @@ def twelve_weeks(kind: Kind, recrawl: str) -> None:
                     frontier, web, clock, secret=frontier.secret, until=until, chosen=chosen, tell=place.tell
                 )
                 ends.append(web.now)
-                shown = "" if isinstance(frontier, LocalFrontier) else await patiently(fleet_status.look(frontier))
+                shown = {}
+                if not isinstance(frontier, LocalFrontier):
+                    job = FleetJob(frontier, "redis://", JOB, Path("unused"))
+                    shown = fleet_status.as_json(await patiently(job.status()))
                 await patiently(place.kill())
             assert not counts.finished
             assert counts.known == 4 * 25

@@ -17,11 +17,13 @@ import msgspec
 import pytest
 import redis
 
-from gossamer.cli.fleet_status import lines, look, warnings
+from gossamer.cli.fleet_status import as_json, lines
 from gossamer.clock import SystemClock
 from gossamer.engine.pulse import EVERY_SECONDS, LIVE_SECONDS, Heart, beating, is_live, live_regions
 from gossamer.errors import Unavailable
-from gossamer.frontier.backends import create_fleet, open_fleet
+from gossamer.frontier.backends import create_fleet
+from gossamer.jobs.find import open_job
+from gossamer.jobs.fleet import FleetJob, find_warnings
 from gossamer.model import Counts, Pulse, RegionView, ShardView
 from gossamer.settings import Settings, build
 from gossamer.testing.faulty_proxy import FaultyProxy
@@ -56,20 +58,17 @@ def worker(server: RedisServer, job: str, name: str, *options: str) -> subproces
 
 def status(server: RedisServer, job: str) -> dict[str, Any]:
     async def ask() -> dict[str, Any]:
-        frontier = await open_fleet(server.url, job)
-        try:
-            return await look(frontier)
-        finally:
-            await frontier.aclose()
+        async with open_job(job, server.url) as opened:
+            return as_json(await opened.status())
 
     return asyncio.run(ask())
 
 
 def test_a_job_without_workers_is_warned_of_unless_it_was_stopped() -> None:
-    assert warnings(Counts(job="running", queued=1), [], [])
-    assert warnings(Counts(job="stopping", queued=1, leased=1), [], []), "somebody died with what was leased"
-    assert not warnings(Counts(job="stopping", queued=1), [], [])
-    assert not warnings(Counts(job="running", finished=True), [], [])
+    assert find_warnings(Counts(job="running", queued=1), [], [])
+    assert find_warnings(Counts(job="stopping", queued=1, leased=1), [], []), "somebody died with what was leased"
+    assert not find_warnings(Counts(job="stopping", queued=1), [], [])
+    assert not find_warnings(Counts(job="running", finished=True), [], [])
 
 
 def test_status_tells_of_workers_that_work_died_and_left(server: RedisServer, tmp_path: Path) -> None:
@@ -203,13 +202,13 @@ def test_warnings_name_what_no_worker_takes() -> None:
         for number in range(8)
     ]
     running = Counts(queued=3)
-    assert warnings(running, [Pulse(worker="w", region="eu")], shards) == []
-    half = warnings(running, [Pulse(worker="w", region="eu", shards="0-3/8")], shards)
+    assert find_warnings(running, [Pulse(worker="w", region="eu")], shards) == []
+    half = find_warnings(running, [Pulse(worker="w", region="eu", shards="0-3/8")], shards)
     assert half == ["no worker takes shards 4-7 of 8 shards"]
-    other = warnings(running, [Pulse(worker="w", region="us")], shards)
+    other = find_warnings(running, [Pulse(worker="w", region="us")], shards)
     assert other == ["region eu has work on 8 sites, but no worker: start one with --region eu"]
-    assert "take them over" in warnings(running, [Pulse(worker="w", region="us")], shards, is_auto=True)[0]
-    assert warnings(Counts(job="finished", finished=True), [], shards) == []
+    assert "take them over" in find_warnings(running, [Pulse(worker="w", region="us")], shards, is_auto=True)[0]
+    assert find_warnings(Counts(job="finished", finished=True), [], shards) == []
 
 
 def _large() -> dict[str, Any]:
@@ -246,12 +245,12 @@ def test_a_large_fleet_fits_on_a_screen() -> None:
     assert len(servers) == 3
 
 
-def test_status_of_several_shards_is_their_sum(server: RedisServer) -> None:
+def test_status_of_several_shards_is_their_sum(server: RedisServer, tmp_path: Path) -> None:
     async def scenario() -> dict[str, Any]:
         settings = build({"regions": {"eu": ["*"]}})
         frontier = await create_fleet(server.url, "sum", settings, shards="0-1/4", worker="w")
         try:
-            return await look(frontier)
+            return as_json(await FleetJob(frontier, server.url, "sum", tmp_path).status())
         finally:
             await frontier.aclose()
 

@@ -138,7 +138,7 @@ def over(servers: list[RedisServer], test: Callable[[Moving], Awaitable[None]]) 
 
 
 async def lease(moving: Moving) -> Lease:
-    return (await moving.frontier.lease(1, batch=10, seconds=2)).leases[0]
+    return (await moving.frontier.lease(1, batch=10, seconds=20)).leases[0]
 
 
 def test_a_source_keeps_its_data_until_the_target_has_outlived_them(servers: list[RedisServer]) -> None:

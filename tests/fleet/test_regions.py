@@ -16,7 +16,6 @@ import pytest
 import redis
 
 from gossamer.assemble import worker
-from gossamer.cli.fleet_status import merged
 from gossamer.clock import SystemClock
 from gossamer.engine.handle import Linker
 from gossamer.engine.pulse import Heart, beating, live_regions
@@ -28,6 +27,7 @@ from gossamer.errors import ConnectFailed
 from gossamer.fleet import places_of
 from gossamer.frontier.backends import create_fleet, open_fleet
 from gossamer.frontier.base import Fleet
+from gossamer.jobs.fleet import merge_regions
 from gossamer.model import Lease, Pulse, Request
 from gossamer.settings import Settings, build
 from gossamer.sim.log import Entry, gaps
@@ -210,7 +210,7 @@ def test_a_region_whose_worker_died_waits_under_rules_and_is_taken_over_under_au
             if region_by == "auto":
                 await staying
             else:
-                while (view := merged(await frontier.shards()))["eu"].ready + view["eu"].later:
+                while (view := merge_regions(await frontier.shards()))["eu"].ready + view["eu"].later:
                     await asyncio.sleep(0.05)
                 assert view["us"].ready + view["us"].later == SITES - 2
                 assert not staying.done(), "others may bring links"

@@ -8,6 +8,7 @@ import threading
 import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +20,7 @@ from click.testing import CliRunner
 
 from gossamer import urls
 from gossamer.cli import gossamer as command_line
-from gossamer.cli.audit import lines, report
+from gossamer.cli.audit import lines
 from gossamer.clock import SystemClock
 from gossamer.errors import ConfigError
 from gossamer.fleet import join_fleet
@@ -27,8 +28,11 @@ from gossamer.frontier.backends import create_fleet, open_fleet
 from gossamer.frontier.sqlite import open_sqlite
 from gossamer.frontier.sqlite_look import SqliteLook
 from gossamer.history import walked
-from gossamer.inquiry import Inquiry, inquire
+from gossamer.inspect.audit import site_audit
 from gossamer.job import Crawl, folder_of, save_settings
+from gossamer.jobs.find import open_job
+from gossamer.jobs.job import Known, State, read_state
+from gossamer.jobs.local import StoppedJob
 from gossamer.middleware.robots import settle
 from gossamer.model import Outcome, Request, SiteNote
 from gossamer.settings import Settings, SiteSettings
@@ -82,7 +86,7 @@ def test_every_url_has_its_story_and_every_request_its_gap(place: str, tmp_path:
     async def ask(web: SimWeb) -> dict[str, Any]:
         name = await crawled(place, job, folder, settings, web.seeds)
         log = web.log()
-        async with inquire(name, place) as asked:
+        async with open_job(name, place) as asked:
             steps = list(walked(folder, urls.host_port(calendar), settings))
             wanted = {
                 "done": next(
@@ -102,7 +106,7 @@ def test_every_url_has_its_story_and_every_request_its_gap(place: str, tmp_path:
             for name in {entry.site for entry in log}:
                 site = await asked.site(name)
                 assert site is not None
-                found[name] = report(asked, name, site, list(walked(asked.folder, name, asked.settings)))
+                found[name] = site_audit(asked, name, site, list(walked(asked.folder, name, asked.settings)))
             return {**found, "log": log}
 
     kinds = ("calendar", "robots-part", "resets")
@@ -156,6 +160,24 @@ def test_every_url_has_its_story_and_every_request_its_gap(place: str, tmp_path:
     assert told[urls.host_port(private)]["kept_back"]["robots"] > 0
 
 
+@dataclass
+class Looking:
+    """A job of which only the frontier is there."""
+
+    name: str
+    settings: Settings
+    folder: Path
+    frontier: Any
+
+    async def lookup(self, url: str, *, page: str = "") -> Known | None:
+        found: Known | None = await self.frontier.lookup(url)
+        return found
+
+    async def site(self, name: str) -> Known | None:
+        found: Known | None = await self.frontier.site(name)
+        return found
+
+
 def test_what_a_url_waits_for_is_told(place: str, tmp_path: Path) -> None:
     """Lease, delay, back-off, try, quota; and the evidence of a sleeping path is there for who opens the job next."""
     job = f"waits-{uuid4().hex[:8]}"
@@ -177,9 +199,9 @@ def test_what_a_url_waits_for_is_told(place: str, tmp_path: Path) -> None:
             frontier = open_sqlite(path, settings, clock=SystemClock())
         named = {} if place else {"worker": "w1"}
 
-        async def story(url: str, looking: Any = frontier, state: str = "running") -> dict[str, Any]:
-            asked = Inquiry(job, settings, tmp_path, state, looking.lookup, looking.site)
-            return await tell(asked, url, now=time.time())
+        async def story(url: str, looking: Any = frontier, state: State = "running") -> dict[str, Any]:
+            asked: Any = Looking(job, settings, tmp_path, looking)
+            return await tell(asked, url, state=state, now=time.time())
 
         def request(url: str, **more: Any) -> Request:
             return Request(url, urls.fingerprint(frontier.secret, url), urls.host_port(url), **more)
@@ -316,7 +338,7 @@ def test_a_link_that_was_passed_over_by_wish_is_told_by_its_rule(tmp_path: Path)
     async def ask(root: str) -> list[dict[str, Any]]:
         settings = Settings(allow_private=True, delay=0.0, commit_seconds=0.01)
         await crawled("", "", tmp_path, settings, [f"{root}/"])
-        async with inquire(str(tmp_path), "") as asked:
+        async with open_job(str(tmp_path)) as asked:
             return [
                 await tell(asked, f"{root}/marked", now=time.time()),
                 await tell(asked, f"{root}/beyond", page=f"{root}/quiet", now=time.time()),
@@ -343,8 +365,8 @@ def test_a_running_crawl_is_asked_through_its_owner(tmp_path: Path) -> None:
         running = asyncio.create_task(crawl.run())
         while (await crawl.counts()).done < 1:
             await asyncio.sleep(0.02)
-        async with inquire(str(tmp_path)) as asked:
-            assert asked.state == "running"
+        async with open_job(str(tmp_path)) as asked:
+            assert await read_state(asked) == "running"
             waiting = web.url(0, web.plan.path(0, 1))
             told = [await tell(asked, url, now=time.time()) for url in (web.seeds[0], waiting)]
         crawl.stop("test")
@@ -367,8 +389,8 @@ def test_without_a_trail_stored_pages_are_listed_and_it_says_so(tmp_path: Path) 
     found = list(walked(tmp_path, site, settings))
     assert (len(found), {one.step.status for one in found}) == (4, {200})
     about = {"delay": 0.01, "robots": {}}
-    asked = Inquiry("job", settings, tmp_path, "finished", None, None)  # type: ignore[arg-type]
-    assert any("no trail was kept" in line for line in lines(report(asked, site, about, found)))
+    audited = site_audit(StoppedJob(tmp_path), site, about, found)
+    assert any("no trail was kept" in line for line in lines(audited))
 
 
 def test_a_trail_outlives_kills_and_full_disks(tmp_path: Path) -> None:

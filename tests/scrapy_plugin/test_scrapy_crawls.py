@@ -21,8 +21,8 @@ from scrapy.settings import Settings as ScrapySettings
 
 from gossamer.errors import ConfigError, Held
 from gossamer.frontier.backends import open_fleet
-from gossamer.inquiry import inquire
 from gossamer.job import stored_settings
+from gossamer.jobs.find import open_job
 from gossamer.model import Counts
 from gossamer.scrapy.options import open_frontier, read_options
 from gossamer.sim.log import cut_short, gaps, max_overlap
@@ -80,8 +80,8 @@ def why(url: str, job: str, frontier: str = "", page: str = "") -> dict[str, Any
     """What `gossamer why` tells of a URL."""
 
     async def ask() -> dict[str, Any]:
-        async with inquire(job, frontier) as asked:
-            return await tell(asked, url, page=page, now=time.time())
+        async with open_job(job, frontier) as opened:
+            return await tell(opened, url, page=page, now=time.time())
 
     return asyncio.run(ask())
 

@@ -19,8 +19,8 @@ from gossamer.engine.recent import Recent
 from gossamer.frontier.backends import create_fleet
 from gossamer.frontier.folder import FolderFrontier
 from gossamer.frontier.sharded import Sharded
+from gossamer.jobs.fleet import FleetJob
 from gossamer.model import Lease, Pulse
-from gossamer.service.reach import OnFleet
 from gossamer.settings import build
 from gossamer.testing.servers import RedisServer
 from gossamer.testing.sqlservers import SqlServer
@@ -84,7 +84,7 @@ class Still:
 async def limits_are_heard_of(url: str, folder: Path, shards: str = "") -> None:
     settings, job = build({"delay": 1.0, "robots": False, "max_pages": 10}), f"limits {shards}"
     worker = await create_fleet(url, job, settings, worker="w", shards=shards)
-    reached = await OnFleet.open(url, job, folder)
+    reached = await FleetJob.open(url, job, folder)
 
     async def limit(**changes: Any) -> None:
         """Change them from elsewhere, and let the worker's heart beat once."""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import click
-import msgspec
 
 from gossamer import urls
 from gossamer.cli.exits import Exit
@@ -22,10 +19,11 @@ from gossamer.cli.terminal import plain, put, say
 from gossamer.cli.why import about_a_job, one_url
 from gossamer.clock import SystemClock
 from gossamer.errors import ConfigError
-from gossamer.explain import RobotsSays, when
-from gossamer.history import Sent, is_too_short, rested, walked
-from gossamer.inquiry import Inquiry, inquire, job_for
-from gossamer.sink.trail import dropped_until, has_trail
+from gossamer.explain import when
+from gossamer.history import walked
+from gossamer.inspect.audit import site_audit
+from gossamer.jobs.find import guess_name, open_job
+from gossamer.sink.trail import dropped_until
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
@@ -45,7 +43,7 @@ def audit(site: str, name: str, frontier: str, as_json: bool, since: str, until:
     host = urls.host_port(one_url(site))
     now = SystemClock().epoch()
     span = (_moment(since, now) if since else 0.0, _moment(until, now) if until else float("inf"))
-    found = run(_ask(host, name or job_for(host, frontier), frontier, span))
+    found = run(_ask(host, name or guess_name(host, frontier), frontier, span))
     if plot is not None:
         check_out(plot, "--plot")
         plot.write_text(drawn(found), "utf-8")
@@ -69,70 +67,16 @@ def _moment(text: str, now: float) -> float:
         raise ConfigError(f"{text!r} is no time", hint="as in 30m, 2h, 7d, 2026-05-01 or 2026-05-01T14:30") from None
 
 
-async def _ask(host: str, job: str, frontier: str, span: tuple[float, float]) -> dict[str, Any]:
-    async with inquire(job, frontier) as asked:
-        name = urls.registered_domain(host) if asked.settings.site_by == "domain" else host
-        site = await asked.site(name)
+async def _ask(host: str, name: str, frontier: str, span: tuple[float, float]) -> dict[str, Any]:
+    async with open_job(name, frontier) as job:
+        name = urls.registered_domain(host) if job.settings.site_by == "domain" else host
+        site = await job.site(name)
         if site is None:
-            raise ConfigError(f"{name} is no site of job {job!r}", hint=f"`gossamer status {job}` shows its sites")
-        steps = [one for one in walked(asked.folder, name, asked.settings) if span[0] <= one.step.at < span[1]]
-        dropped = dropped_until(asked.folder)
-        return {**report(asked, name, site, steps), "dropped_until": dropped if dropped > span[0] else 0.0}
-
-
-def report(asked: Inquiry, name: str, site: Mapping[str, Any], steps: list[Sent]) -> dict[str, Any]:
-    """The requests in the order of time, and what they come to."""
-    says: dict[str, RobotsSays] = {}
-    requests: list[dict[str, Any]] = []
-    before: Sent | None = None
-    for one in sorted(steps, key=lambda one: one.step.at):
-        if one.step.skipped:
-            continue
-        origin = urls.origin(one.step.url)
-        if origin not in says:
-            says[origin] = RobotsSays(site["robots"].get(origin), origin, asked.settings)
-        requests.append(_request(one, before, says[origin]))
-        before = one if one.was_sent else before
-    gaps = [request["gap"] for request in requests if request["gap"] is not None]
-    sent = [request for request in requests if request["sent"]]
-    return {
-        "site": name,
-        "job": asked.job,
-        "complete": has_trail(asked.folder),
-        "user_agent": asked.settings.user_agent,
-        "delay": site["delay"],
-        "setting_delay": asked.settings.for_site(name).delay,
-        "crawl_delay": max((one.known.rules.crawl_delay or 0.0 for one in says.values() if one.known), default=0.0),
-        "requests": requests,
-        "sent": len(sent),
-        "bytes": sum(request["bytes"] for request in sent),
-        "gaps": {"shortest": min(gaps), "median": median(gaps)} if gaps else None,
-        "too_short": sum(request["too_short"] for request in requests),
-        "answers": dict(Counter(str(request["status"] or request["error"]) for request in sent)),
-        "kept_back": dict(Counter(one.step.skipped for one in steps if one.step.skipped)),
-        "workers": sorted({request["worker"] for request in requests}),
-        "missing": sum(one.step.missing for one in steps),
-    }
-
-
-def _request(one: Sent, before: Sent | None, says: RobotsSays) -> dict[str, Any]:
-    step = one.step
-    gap = rest = None
-    if before is not None and one.was_sent:
-        gap = round(step.at - before.step.at, 3)
-        rest = rested(step, before.step)
-    rule = says.rule_for(urls.path_query(step.url))
-    if says.known is not None and says.known.fetched_at > step.at + step.latency and rule != "robots.txt itself":
-        rule += " (by a later robots.txt)"
-    return {
-        **msgspec.structs.asdict(step),
-        "gap": gap,
-        "rest": None if rest is None else round(rest, 3),
-        "rule": rule,
-        "sent": one.was_sent,
-        "too_short": rest is not None and is_too_short(step, rest),
-        "worker": one.worker,
-    }
+            hint = f"`gossamer status {job.name}` shows its sites"
+            raise ConfigError(f"{name} is no site of job {job.name!r}", hint=hint)
+        steps = [one for one in walked(job.folder, name, job.settings) if span[0] <= one.step.at < span[1]]
+        dropped = dropped_until(job.folder)
+        return {**site_audit(job, name, site, steps), "dropped_until": dropped if dropped > span[0] else 0.0}
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:

@@ -38,8 +38,8 @@ from gossamer.engine.supervisor import FATAL
 from gossamer.errors import ConfigError, JobMissing, OwnerGone, SchemaMismatch
 from gossamer.fleet import FleetCrawl, join_fleet
 from gossamer.frontier.backends import is_address, is_fleet
-from gossamer.inquiry import existing
 from gossamer.job import Crawl, Summary
+from gossamer.jobs.find import check_folder
 from gossamer.leaving import leaving
 from gossamer.masks import masked_address
 from gossamer.member import join
@@ -310,7 +310,7 @@ def worker(
     try:
         run_loop(join(jobs.folder_of(place, ()), name=own_name, supervised=supervised))
     except JobMissing:
-        existing(place)
+        check_folder(jobs.folder_of(place, ()), place)
         raise
     except OwnerGone as gone:
         if supervised:

@@ -1,10 +1,10 @@
-"""How a fleet's job is, for people and for programs: counts, workers, sites, regions, shards, and what is wrong."""
+"""The status of a job, for people and for programs: counts, workers, sites, regions, shards, and what is wrong."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -13,16 +13,11 @@ import msgspec
 from gossamer.cli.figures import brief, many, rate, size, span
 from gossamer.cli.terminal import plain
 from gossamer.engine.pulse import is_live
-from gossamer.errors import SinkError
-from gossamer.frontier.base import Fleet
-from gossamer.frontier.regions import parse_part
-from gossamer.model import Counts, JobState, Pulse, RegionView, ShardView
-from gossamer.results import compare, forgotten_words, is_cheap, is_results, repair_command
-from gossamer.sink import wants_segments
-from gossamer.sink.segments import has_segments, segment_bytes
-from gossamer.sink.trail import cut_of, has_trail, trail_bytes
+from gossamer.folders import OWNER
+from gossamer.jobs.fleet import shard_words
+from gossamer.jobs.job import JobStatus, ResultsStatus
+from gossamer.model import Pulse
 
-_QUICK_BYTES = 256 * 1024 * 1024
 _MOST_WORKERS, _MOST_ROWS = 20, 10
 _MANY_SHARDS, _WIDE_NUMBERS = 12, 24
 _COUNTS = (
@@ -32,70 +27,35 @@ _COUNTS = (
     ("skipped", "stale", "held_sites"),
     ("parked", "revisits", "active_sites"),
 )
-_UNFINISHED: tuple[JobState, ...] = ("running", "paused", "stopping")
 Row = Sequence[str]
 
 
-async def look(fleet: Fleet) -> dict[str, Any]:
-    """All that `status --json` says."""
-    counts, pulses, shards = await fleet.counts(), await fleet.workers(), await fleet.shards()
-    live = [pulse for pulse in pulses if is_live(pulse)]
-    regions = merged(shards)
-    # Nobody works on it, though something is left: said in the same word as of a job of one machine.
-    state = "resting" if counts.job == "running" and not live and not counts.finished else counts.job
+def as_json(status: JobStatus) -> dict[str, Any]:
+    """A status as `status --json` prints it. Scripts read these shapes: the workers of a job of this machine are a
+    mapping of names to processes, those of a fleet's job a list."""
+    found: dict[str, Any] = {"state": status.state, "counts": msgspec.to_builtins(status.counts)}
+    sites = [dict(site) for site in status.sites]
+    if not status.is_shared:
+        workers = {worker.worker: worker.pid for worker in status.workers if worker.worker != OWNER}
+        return {**found, "sites": sites, "workers": workers, "rejected": status.rejected, "cut": status.cut}
     return {
-        "state": state,
-        "counts": msgspec.to_builtins(counts),
-        "rate": round(sum(pulse.rate for pulse in live), 2),
-        "workers": [{**_plain_values(pulse), "live": is_live(pulse)} for pulse in pulses],
-        "sites": [dict(site) for site in await fleet.sites(100)],
+        **found,
+        "rate": status.rate,
+        "workers": [{**_plain_values(worker), "live": is_live(worker)} for worker in status.workers],
+        "sites": sites,
         "regions": {
-            name: {
-                **msgspec.to_builtins(regions.get(name, RegionView())),
-                "workers": sum(pulse.region == name for pulse in live),
-                "rate": round(sum(pulse.rate for pulse in live if pulse.region == name), 2),
-            }
-            for name in sorted({*regions, *(pulse.region for pulse in live)})
+            name: {**msgspec.to_builtins(region.lanes), "workers": region.workers, "rate": region.rate}
+            for name, region in status.regions.items()
         },
-        "shards": msgspec.to_builtins(shards),
-        "warnings": warnings(counts, live, shards, is_auto=fleet.settings.region_by == "auto"),
+        "shards": msgspec.to_builtins(list(status.shards)),
+        "warnings": list(status.warnings),
+        "results": _results(status.results),
+        "cut": status.cut,
     }
 
 
-async def results(fleet: Fleet, job: str, frontier: str, folder: Path, *, check: bool) -> dict[str, Any] | None:
-    """What `status` says of the job's results folder; None if nothing can be said from this machine.
-
-    Records are counted only if that takes a moment, or with `check`."""
-    marked = bool(fleet.settings.results_id)
-    if not wants_segments(fleet.settings.sink) or not (marked or has_segments(folder)):
-        return None
-    found: dict[str, Any] = {"folder": str(folder), "recorded": None, "missing": None, "warning": ""}
-    if not is_results(folder, fleet.settings):
-        if not check:
-            return None
-        found["warning"] = f"{folder} is not the job's results folder: has this machine mounted it?"
-    elif not check and not is_cheap(folder):
-        found["warning"] = f"the records in {folder} were not counted: {size(segment_bytes(folder))}; --check does"
-    else:
-        try:
-            compared = await compare(fleet, folder)
-        except SinkError as error:
-            return {**found, "warning": f"the records in {folder} cannot be counted: {error}"}
-        found |= {"recorded": compared.recorded, "missing": compared.missing}
-        if compared.missing:
-            what = f"{compared.missing:,} of {compared.stored:,} stored pages have no record in {folder}"
-            more = " yet" if compared.is_live else f": {repair_command(job, frontier)} queues them again"
-            found["warning"] = what + more
-        elif compared.forgotten:
-            found["warning"] = forgotten_words(compared, await fleet.counts(), fleet.settings, job)
-    return found
-
-
-def cut_pages(folder: Path, *, check: bool = False) -> dict[str, Any] | None:
-    """The pages that were cut, by the request log; None where there is none, or a long one, without `check`."""
-    if not has_trail(folder) or (not check and trail_bytes(folder) > _QUICK_BYTES):
-        return None
-    return cut_of(folder).plain()
+def _results(found: ResultsStatus | None) -> dict[str, Any] | None:
+    return None if found is None else {**asdict(found), "folder": str(found.folder)}
 
 
 def cut_lines(found: Mapping[str, Any] | None) -> list[str]:
@@ -110,52 +70,8 @@ def _plain_values(pulse: Pulse) -> dict[str, Any]:
     return {name: getattr(pulse, name) for name in Pulse.__struct_fields__}
 
 
-def merged(shards: Iterable[ShardView]) -> dict[str, RegionView]:
-    """The regions of all shards together."""
-    found: dict[str, RegionView] = {}
-    for shard in shards:
-        for name, view in shard.regions.items():
-            known = found.get(name, RegionView())
-            waits = [wait for wait in (known.due_in, view.due_in) if wait is not None]
-            found[name] = RegionView(
-                ready=known.ready + view.ready,
-                later=known.later + view.later,
-                soon=known.soon + view.soon,
-                due_in=min(waits, default=None),
-            )
-    return found
-
-
-def warnings(counts: Counts, live: Sequence[Pulse], shards: Sequence[ShardView], *, is_auto: bool = False) -> list[str]:
-    """What keeps a job from going on, or part of it."""
-    if counts.finished or counts.job not in _UNFINISHED:
-        return []
-    if not live:
-        if counts.job == "stopping" and not counts.leased:
-            return []
-        return ["no worker is there: start some with gossamer worker FRONTIER --job NAME"]
-    found = []
-    if counts.outbox and not counts.queued and not counts.leased and not counts.delayed:
-        found.append("all pages are done: waiting until the servers cannot lose the last links (forget_seconds)")
-    manned = {pulse.region for pulse in live}
-    for name, view in sorted(merged(shards).items()):
-        lanes = view.ready + view.later
-        if name and lanes and name not in manned:
-            what = "workers of other regions take them over" if is_auto else f"start one with --region {name}"
-            found.append(f"region {name} has work on {many(lanes, 'site')}, but no worker: {what}")
-    taken: set[int] = set()
-    for pulse in live:
-        # On a folder it is a list of those that the worker has now; others are taken when there is work.
-        is_pinned = "/" in pulse.shards
-        taken.update(parse_part(pulse.shards).shards if is_pinned else range(len(shards)))
-    left = sorted({shard.shard for shard in shards} - taken)
-    if left:
-        found.append(f"no worker takes {_numbers(left)} of {many(len(shards), 'shard')}")
-    return found
-
-
 def lines(name: str, found: Mapping[str, Any]) -> list[str]:
-    """What `look` found, as a terminal shows it: bounded, whatever the size of the fleet."""
+    """What `as_json` gives, as a terminal shows it: bounded, whatever the size of the fleet."""
     workers = found["workers"]
     live = [worker for worker in workers if worker["live"]]
     head = f"{plain(name)}: {found['state']}"
@@ -247,25 +163,13 @@ def _shards(shards: Sequence[Mapping[str, Any]]) -> list[str]:
             sums.update(
                 {word: shard["counts"][word] for word in ("queued", "delayed", "leased", "stored", "ready_sites")}
             )
-        numbers = _numbers([shard["shard"] for shard in group])
+        numbers = shard_words([shard["shard"] for shard in group])
         rows.append((
             numbers if len(numbers) <= _WIDE_NUMBERS else many(len(group), "shard"),
             _cut(group[0]["server"], 48),
             *(f"{sums[word]:,}" for word in ("stored", "queued", "delayed", "leased", "ready_sites")),
         ))  # fmt: skip
     return table("SHARD", ("server", "stored", "queued", "delayed", "leased", "ready"), rows, _MANY_SHARDS)
-
-
-def _numbers(numbers: Sequence[int]) -> str:
-    """`shard 7`, `shards 0-3, 8`."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs[:8])
-    return f"shard{'' if len(numbers) == 1 else 's'} {text}{', ...' if len(runs) > 8 else ''}"
 
 
 def _cut(text: str, width: int) -> str:

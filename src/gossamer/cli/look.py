@@ -18,7 +18,6 @@ import msgspec
 from gossamer import job as jobs
 from gossamer import logs, urls
 from gossamer.assemble import gate_of_loads, jar_of, middlewares
-from gossamer.cli import advice
 from gossamer.cli.exits import Exit
 from gossamer.cli.options import given, some_settings
 from gossamer.cli.start import read_settings, run, runner
@@ -29,7 +28,14 @@ from gossamer.download import open_downloader
 from gossamer.engine.extractor import Extractor, make_spider
 from gossamer.engine.gate import Gate
 from gossamer.engine.judge import MAX_HOPS
-from gossamer.errors import ConfigError, Disallowed, FetchError, TooManyRedirects
+from gossamer.errors import (
+    ConfigError,
+    Disallowed,
+    FetchError,
+    TooManyRedirects,
+    advice_for_error,
+    advice_for_kind,
+)
 from gossamer.extract.main_part import LEAST_SHARE
 from gossamer.extract.page import Page
 from gossamer.middleware.base import Fetch, compose
@@ -89,7 +95,7 @@ class Look:
                 met[-1]
                 if met
                 else Disallowed(
-                    f"the robots.txt of {urls.origin(url)} cannot be had", hint=advice.for_kind("robots-unreachable")
+                    f"the robots.txt of {urls.origin(url)} cannot be had", hint=advice_for_kind("robots-unreachable")
                 )
             )
         if not self._gate.allows(url):
@@ -186,7 +192,7 @@ async def _page_or_advice(look: Look, url: str, told: Callable[[Response], None]
     try:
         return await look.page(url, told)
     except FetchError as error:
-        error.hint = advice.for_error(error)
+        error.hint = advice_for_error(error)
         error.args = (plain(f"{error.kind}: {error}"),)
         raise
 

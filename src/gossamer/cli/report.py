@@ -15,7 +15,7 @@ from gossamer.cli.start import check_out, run
 from gossamer.cli.terminal import put, say
 from gossamer.clock import SystemClock
 from gossamer.errors import GossamerError
-from gossamer.inquiry import inquire
+from gossamer.jobs.find import open_job
 from gossamer.report import Tally, render, stored_rows
 from gossamer.report.rows import REPORT, has_rows
 
@@ -44,8 +44,8 @@ def report(name: str, frontier: str, out: str) -> int:
 
 
 async def _results(name: str, frontier: str) -> Path:
-    async with inquire(name, frontier) as asked:
-        return asked.folder
+    async with open_job(name, frontier) as job:
+        return job.folder
 
 
 def leave_report(folder: Path) -> Path | None:

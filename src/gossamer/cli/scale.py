@@ -10,9 +10,9 @@ from gossamer.cli.start import run
 from gossamer.cli.steer import on_a_job
 from gossamer.cli.terminal import put, say
 from gossamer.errors import ConfigError
-from gossamer.fleet import scale as advice_of
 from gossamer.frontier.advice import Advice
-from gossamer.frontier.backends import is_fleet, open_fleet
+from gossamer.frontier.backends import is_fleet
+from gossamer.jobs.find import open_job
 
 
 @click.command()
@@ -47,8 +47,5 @@ def scale(name: str, frontier: str, least: int, most: int | None, quiet: bool, a
 
 
 async def _advice(frontier: str, job: str, least: int, most: int | None) -> Advice:
-    fleet = await open_fleet(frontier, job)
-    try:
-        return await advice_of(fleet, least=least, most=most)
-    finally:
-        await fleet.aclose()
+    async with open_job(job, frontier) as found:
+        return await found.advice(least, most)

@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from gossamer.cli import advice, figures
+from gossamer.cli import figures
 from gossamer.cli.terminal import plain
+from gossamer.errors import advice_for_kind
 from gossamer.job import Summary
 from gossamer.report.rows import REPORT
-from gossamer.settings import Settings
+from gossamer.settings import Settings, introduces_itself
 from gossamer.sink import csv as csv_files
 from gossamer.sink.aside import REJECTED
 from gossamer.sink.base import TABLES
@@ -156,7 +157,7 @@ def _next_steps(summary: Summary, folder: Path | None, settings: Settings, job: 
             steps.append("what failed is not tried again in this job: then --job NAME starts another one")
     elif good > 0:
         kinds = [kind for kind, _ in figures.most(reasons, _FEW) if kind != "robots"]
-        steps += [text for kind in kinds if (text := advice.for_kind(kind))]
+        steps += [text for kind in kinds if (text := advice_for_kind(kind))]
         if stats.pages <= _FEW and summary.refused.get("scope", 0) > counts.known and settings.scope != "any":
             wider = "domain" if settings.scope == "site" else "any"
             steps.append(f"most links lead to other sites: --scope {wider} follows them")
@@ -166,13 +167,13 @@ def _next_steps(summary: Summary, folder: Path | None, settings: Settings, job: 
         steps.append(f"for more: gossamer crawl --job {job} --max-pages N")
     if folder is not None and stats.failures and (folder / PAGES).exists():
         steps.append(f'see failures: grep -E \'"status":[045]|"error":"[^"]\' {shlex.quote(str(folder / PAGES))}')
-    if good > 0 and not advice.introduces_itself(settings):
+    if good > 0 and not introduces_itself(settings):
         steps.append("say who is crawling: --user-agent 'NAME/1.0 (+https://your.site; you@your.site)'")
     return steps
 
 
 def _why_nothing(reasons: Counter[str]) -> list[str]:
-    steps = [f"{plain(kind, 40)}: {text}" for kind, _ in figures.most(reasons, _FEW) if (text := advice.for_kind(kind))]
+    steps = [f"{plain(kind, 40)}: {text}" for kind, _ in figures.most(reasons, _FEW) if (text := advice_for_kind(kind))]
     if not steps:
         steps.append("no page came back; `gossamer fetch URL` shows what the site answers")
     return steps

@@ -16,7 +16,7 @@ import msgspec
 
 from gossamer import job as jobs
 from gossamer import logs, urls
-from gossamer.cli import advice, trial_report
+from gossamer.cli import trial_report
 from gossamer.cli.exits import Exit
 from gossamer.cli.figures import many
 from gossamer.cli.guide import Sectioned
@@ -28,7 +28,7 @@ from gossamer.cli.terminal import plain, put, say
 from gossamer.clock import SystemClock
 from gossamer.engine.extractor import make_spider
 from gossamer.engine.gate import Gate
-from gossamer.errors import ConnectFailed
+from gossamer.errors import ConnectFailed, advice_for_kind
 from gossamer.extract.page import Page
 from gossamer.extract.scope import Scope
 from gossamer.extract.spider import Spider
@@ -36,7 +36,7 @@ from gossamer.job import Crawl, Summary
 from gossamer.leaving import leaving
 from gossamer.middleware.base import Fetch
 from gossamer.model import Request, Response
-from gossamer.settings import Settings
+from gossamer.settings import Settings, introduces_itself
 
 PAGES = 20
 _KEPT_BYTES = 1 << 20
@@ -202,7 +202,7 @@ async def findings(
         "codes": {str(code): count for code, count in sorted(stats.codes.items())},
         "failed": dict(failed),
         "skipped": dict(stats.by_status["skipped"]),
-        "advice": [text for kind in failed + stats.by_status["skipped"] if (text := advice.for_kind(kind))],
+        "advice": [text for kind in failed + stats.by_status["skipped"] if (text := advice_for_kind(kind))],
         "scope": {
             "setting": settings.scope,
             "followed": len(followed),
@@ -220,7 +220,7 @@ async def findings(
         "selectors": [suggestion._asdict() for suggestion in suggestions],
         "estimate": estimate(observer, len(followed), delay, summary),
         "command": _command(seed, chosen, options(suggestions), settings),
-        "has_contact": advice.introduces_itself(settings),
+        "has_contact": introduces_itself(settings),
     }
 
 

@@ -15,7 +15,6 @@ import msgspec
 
 from gossamer import job as jobs
 from gossamer import urls
-from gossamer.cli import advice
 from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
 from gossamer.cli.figures import size
@@ -23,9 +22,9 @@ from gossamer.cli.start import run
 from gossamer.cli.terminal import plain
 from gossamer.clock import SystemClock
 from gossamer.cut import cut_words
-from gossamer.errors import ConfigError
+from gossamer.errors import ConfigError, advice_for_kind
 from gossamer.explain import when
-from gossamer.inquiry import inquire, job_for
+from gossamer.jobs.find import guess_name, open_job
 from gossamer.story import tell
 
 _LABEL, _MOST_ATTEMPTS = 9, 30
@@ -80,7 +79,7 @@ def why(url: str, name: str, frontier: str, as_json: bool, page: str) -> int:
     """
     targets = [one_url(url)] if "://" in url else [one_url(url), one_url(f"http://{url}")]
     source = one_url(page) if page else ""
-    found = run(_ask(targets, name or job_for(urls.host_port(targets[0]), frontier), frontier, source))
+    found = run(_ask(targets, name or guess_name(urls.host_port(targets[0]), frontier), frontier, source))
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(found)))
         return Exit.OK
@@ -89,10 +88,10 @@ def why(url: str, name: str, frontier: str, as_json: bool, page: str) -> int:
     return Exit.OK
 
 
-async def _ask(targets: list[str], job: str, frontier: str, page: str) -> dict[str, Any]:
+async def _ask(targets: list[str], name: str, frontier: str, page: str) -> dict[str, Any]:
     """The story of the first of these that the job knows, or else of the first."""
-    async with inquire(job, frontier) as asked:
-        stories = [await tell(asked, url, page=page, now=SystemClock().epoch()) for url in targets]
+    async with open_job(name, frontier) as job:
+        stories = [await tell(job, url, page=page, now=SystemClock().epoch()) for url in targets]
         return next((story for story in stories if story["seen"]), stories[0])
 
 
@@ -168,7 +167,7 @@ def _end(story: Mapping[str, Any]) -> str:
     last = f"Last visit: {_answer(sent[-1])} at {when(sent[-1]['at'])}." if sent else ""
     closed = next((ruling for ruling in story["rules"] if ruling["rule"] == "closed"), None)
     kind = story.get("reason") or (sent and (sent[-1].get("error") or f"http-{sent[-1].get('status', 0)}"))
-    tip = advice.for_kind(str(kind)) if story["state"] == "failed" else ""
+    tip = advice_for_kind(str(kind)) if story["state"] == "failed" else ""
     with_site = "It went with its site." if closed and not sent else ""
     told = [last, with_site, f"{tip[:1].upper()}{tip[1:]}." if tip else ""]
     return " ".join(part for part in told if part)

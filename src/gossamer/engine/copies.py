@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from gossamer.engine.extractor import Extracted
 from gossamer.extract.fingerprint import are_near
 from gossamer.model import Lease
 
@@ -32,14 +31,13 @@ class Copies:
         self._unsaved = 0
         self._last = lease.requests[-1].key if lease.requests else 0
 
-    def saw(self, key: int, page: Extracted) -> int | None:
-        """The SimHash of the page that this one is a copy of; None for a page that is to be kept.
+    def saw(self, key: int, simhash: int | None) -> int | None:
+        """The SimHash of the page that the page with this one is a copy of; None for a page that is to be kept.
 
-        A page is no copy of its own last version, and one with little text, or a spider that failed on it, of none. One
-        that was cut is neither a copy nor an original: what is missing of it may be what differs."""
-        if page.simhash is None or not page.tells or page.error or page.cut:
+        A page is no copy of its own last version, and one without a SimHash of none."""
+        if simhash is None:
             return None
-        likeness, key = page.simhash, key & _KEY
+        likeness, key = simhash, key & _KEY
         found = next((pair for pair in self._own if are_near(pair[0], likeness)), None)
         if found is not None:
             self._own.remove(found)

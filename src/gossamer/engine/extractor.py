@@ -70,6 +70,14 @@ class Extracted(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     """CPU time that it took; only from another process."""
 
+    @property
+    def compared(self) -> int | None:
+        """The SimHash by which the page is a copy or an original of others; None where it is neither.
+
+        A page with little text is none, nor is one that a spider failed on. Of one that was cut, what is missing may
+        be what differs."""
+        return None if not self.tells or self.error or self.cut else self.simhash
+
 
 def make_spider(settings: Settings) -> Spider:
     """The spider that the settings name: the user's class, one made of --extract fields, or one that follows links."""

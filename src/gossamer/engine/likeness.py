@@ -61,12 +61,12 @@ class Looks:
         if not alike and not self._for_all:
             return Look(digest, beside=beside)
         words = fingerprint.some_words(text)
-        simhash = fingerprint.simhash_of(words)
+        bits = fingerprint.simhash_of(words)
         return Look(
             digest,
-            simhash if alike else None,
+            bits if alike else None,
             beside,
-            simhash if self._for_all else None,
+            bits if self._for_all else None,
             self._for_all and len(words) >= _FEWEST_WORDS,
         )
 

@@ -334,7 +334,7 @@ class Visit:
                 request, response, made=self.told.made, suspect=self.lease.suspect, aside=self._aside
             )
             page, row, likeness = handled.page, handled.row, handled.page.likeness
-            if self._copies is not None and (kept := self._copies.saw(request.key, page)) is not None:
+            if self._copies is not None and (kept := self._copies.saw(request.key, page.compared)) is not None:
                 row, likeness = msgspec.structs.replace(row, copy_of=f"{kept:016x}"), page.simhash
             if page.error:
                 verdict = verdict._replace(status="failed", reason=page.kind)

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from gossamer import urls
-from gossamer.cli.audit import report
 from gossamer.history import Sent, walked
-from gossamer.inquiry import Inquiry
+from gossamer.inspect.audit import site_audit
+from gossamer.jobs.job import Job, State
 from gossamer.service.asked import AskAudit, AskWhy, Nothing
 from gossamer.service.desk import Desk, one_url
 from gossamer.service.routing import Asked, Endpoint, Refused
@@ -50,37 +50,36 @@ class Answers:
         watched = await self._desk.watch.ask(asked.path["job"])
         return watched.tally.politeness(watched.name)
 
-    async def _inquiry(self, name: str) -> Inquiry:
+    async def _job(self, name: str) -> tuple[Job, State]:
         watched = await self._desk.watch.ask(name)
-        reached = await self._desk.directory.reach(name)
-        state = "resting" if watched.state in ("failed", "starting") else watched.state
-        return Inquiry(name, reached.settings, reached.folder, state, reached.lookup, reached.site)
+        state: State = "resting" if watched.state in ("failed", "starting") else watched.state
+        return await self._desk.directory.reach(name), state
 
     async def why(self, asked: Asked[AskWhy, None]) -> dict[str, Any]:
-        inquiry = await self._inquiry(asked.path["job"])
+        job, state = await self._job(asked.path["job"])
         url, page = one_url(asked.query.url), one_url(asked.query.page) if asked.query.page else ""
         async with self._desk.reading.turn():
-            found = await tell(inquiry, url, page=page, now=self._desk.clock.epoch())
+            found = await tell(job, url, page=page, state=state, now=self._desk.clock.epoch())
         attempts = found["attempts"]
         plain = msgspec.to_builtins({**found, "attempts": attempts[-_MOST_ATTEMPTS:], "all_attempts": len(attempts)})
         return dict(plain)
 
     async def audit(self, asked: Asked[AskAudit, None]) -> dict[str, Any]:
-        inquiry, query = await self._inquiry(asked.path["job"]), asked.query
+        (job, _), query = await self._job(asked.path["job"]), asked.query
         host = urls.host_port(one_url(query.site))
-        name = urls.registered_domain(host) if inquiry.settings.site_by == "domain" else host
-        site = await inquiry.site(name)
+        name = urls.registered_domain(host) if job.settings.site_by == "domain" else host
+        site = await job.site(name)
         if site is None:
             raise Refused(404, f"{name} is no site of this job")
 
         def read() -> dict[str, Any]:
             steps: deque[Sent] = deque(maxlen=_MOST_STEPS)
             counted = 0
-            for one in walked(inquiry.folder, name, inquiry.settings):
+            for one in walked(job.folder, name, job.settings):
                 if query.since <= one.step.at < query.until:
                     steps.append(one)
                     counted += 1
-            found = report(inquiry, name, site, list(steps))
+            found = site_audit(job, name, site, steps)
             listed = found["requests"][-query.limit :]
             return {**found, "requests": listed, "all_requests": counted, "read": len(steps)}
 

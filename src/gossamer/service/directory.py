@@ -20,9 +20,12 @@ from gossamer.engine.extractor import make_spider
 from gossamer.errors import JobMissing
 from gossamer.fleet import results_folder
 from gossamer.frontier.backends import backend_of, create_fleet, list_jobs, open_fleet
+from gossamer.jobs.find import open_folder
+from gossamer.jobs.fleet import FleetJob
+from gossamer.jobs.job import Job
+from gossamer.jobs.local import StoppedJob
 from gossamer.results import mark
 from gossamer.service.launch import Launcher, make_folder
-from gossamer.service.reach import OnFleet, Reached, Resting, Running
 from gossamer.service.routing import Refused
 from gossamer.service.shapes import JOB_NAME
 from gossamer.settings import Settings
@@ -62,7 +65,7 @@ class Directory(Protocol):
         """Whether the process of a job's run has not ended, though there is nothing more to do."""
         ...
 
-    async def reach(self, name: str) -> Reached:
+    async def reach(self, name: str) -> Job:
         """A job, to be asked; JobMissing if there is none of that name."""
         ...
 
@@ -81,10 +84,10 @@ class _Open:
     """Jobs that were reached, the ones asked last; those that are gone are reached anew."""
 
     def __init__(self) -> None:
-        self._open: OrderedDict[str, Reached] = OrderedDict()
+        self._open: OrderedDict[str, Job] = OrderedDict()
         self._locks: dict[str, asyncio.Lock] = {}
 
-    async def get(self, name: str) -> Reached | None:
+    async def get(self, name: str) -> Job | None:
         found = self._open.get(name)
         if found is not None and found.is_gone:
             del self._open[name]
@@ -97,7 +100,7 @@ class _Open:
     def lock(self, name: str) -> asyncio.Lock:
         return self._locks.setdefault(name, asyncio.Lock())
 
-    async def put(self, name: str, reached: Reached) -> None:
+    async def put(self, name: str, reached: Job) -> None:
         self._open[name] = reached
         if len(self._open) > _MOST_OPEN:
             oldest, gone = self._open.popitem(last=False)
@@ -155,7 +158,7 @@ class Crawls:
     def is_ending(self, name: str) -> bool:
         return self._launcher.is_ending(name)
 
-    async def reach(self, name: str) -> Reached:
+    async def reach(self, name: str) -> Job:
         async with self._open.lock(_checked(name)):
             found = await self._open.get(name)
             if found is None:
@@ -163,19 +166,18 @@ class Crawls:
                 await self._open.put(name, found)
             return found
 
-    async def _reach(self, folder: Path, name: str) -> Reached:
+    async def _reach(self, folder: Path, name: str) -> Job:
         try:
-            found = await Running.open(folder, clock=self._clock)
-            self._launcher.arrived(name)
-            return found
+            found = await open_folder(folder, name=name, clock=self._clock)
         except JobMissing:
-            if not (folder / jobs.FRONTIER).exists():
-                if self._launcher.is_starting(name):
-                    raise Refused(409, "the job is being started", hint="ask again in a moment") from None
-                if problem := self.problem(name):
-                    raise Refused(409, f"the job could not be started: {problem}") from None
-                raise JobMissing(f"there is no job {name!r}") from None
-            return Resting(folder, clock=self._clock)
+            if self._launcher.is_starting(name):
+                raise Refused(409, "the job is being started", hint="ask again in a moment") from None
+            if problem := self.problem(name):
+                raise Refused(409, f"the job could not be started: {problem}") from None
+            raise JobMissing(f"there is no job {name!r}") from None
+        if not isinstance(found, StoppedJob):
+            self._launcher.arrived(name)
+        return found
 
     async def submit(self, name: str, settings: Settings, urls: Sequence[str]) -> int:
         self._launcher.check(name)
@@ -185,11 +187,11 @@ class Crawls:
 
     async def resume(self, name: str) -> None:
         reached = await self.reach(name)
-        if isinstance(reached, Resting):
+        if isinstance(reached, StoppedJob):
             await self._open.drop(name)
             await self._launcher.start(name, ())
         else:
-            await reached.steer("running")
+            await reached.set_state("running")
 
     async def aclose(self) -> None:
         await self._open.aclose()
@@ -231,11 +233,11 @@ class OnFrontier:
     def is_ending(self, name: str) -> bool:
         return False
 
-    async def reach(self, name: str) -> Reached:
+    async def reach(self, name: str) -> Job:
         async with self._open.lock(_checked(name)):
             found = await self._open.get(name)
             if found is None:
-                found = await OnFleet.open(self._url, name, self._root / name)
+                found = await FleetJob.open(self._url, name, self._root / name)
                 await self._open.put(name, found)
             return found
 
@@ -264,7 +266,7 @@ class OnFrontier:
         return added
 
     async def resume(self, name: str) -> None:
-        await (await self.reach(name)).steer("running")
+        await (await self.reach(name)).set_state("running")
 
     async def aclose(self) -> None:
         await self._open.aclose()

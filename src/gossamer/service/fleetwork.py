@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from gossamer.cli.fleet_status import merged
 from gossamer.engine.pulse import is_live
+from gossamer.jobs.fleet import merge_regions
 from gossamer.model import Pulse, RegionView
 from gossamer.service.asked import AskScale, AskScaleOf, Nothing
 from gossamer.service.desk import Desk
@@ -54,7 +54,7 @@ class FleetWork:
         name = asked.path["job"]
         watched = await self._desk.watch.ask(name)
         reached = await self._desk.directory.reach(name)
-        views = merged(await reached.shards())
+        views = merge_regions(await reached.shards())
         live = [_worker(pulse, watched) for pulse in watched.pulses if is_live(pulse)]
         found = [
             Region(

@@ -6,9 +6,9 @@ import asyncio
 import logging
 
 from gossamer.clock import Clock
+from gossamer.jobs.job import State
 from gossamer.model import Counts
 from gossamer.notices import Judge, Look, Notifier
-from gossamer.service.shapes import State
 
 log = logging.getLogger("gossamer.service")
 _AT_WORK = frozenset(("starting", "running", "paused", "stopping"))

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from gossamer.jobs.job import State
 from gossamer.model import Counts
 
 JOB_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$"
@@ -24,7 +25,6 @@ Pages = Annotated[int, Meta(ge=1, le=BIG)]
 Seconds = Annotated[float, Meta(ge=0, le=31_536_000)]
 Delay = Annotated[float, Meta(ge=0, le=86_400)]
 Site = Annotated[str, Meta(min_length=1, max_length=300, description="A host, with its port if that is unusual.")]
-State = Literal["starting", "running", "paused", "stopping", "finished", "resting", "failed"]
 Role = Literal["read", "write"]
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from gossamer import urls
 from gossamer.frontier.regions import region_of
+from gossamer.jobs.job import Job
 from gossamer.middleware.robots import unpack
 from gossamer.service.asked import AskMap, AskSite, AskSites
 from gossamer.service.desk import Desk, cursor_of, position_of
 from gossamer.service.mapped import drawn
-from gossamer.service.reach import Reached
 from gossamer.service.routing import Asked, Endpoint, Refused
 from gossamer.service.tally import SiteTally
 from gossamer.service.views import RobotsView, SiteDetail, SiteMap, SiteRow, Sites
@@ -83,7 +83,7 @@ class SitesView:
         total = watched.counts.sites if watched.counts is not None else None
         return drawn(name, self._rows(watched, reached, known, ""), by=asked.query.by, total=total)
 
-    async def _every(self, watched: Watched, reached: Reached, query: AskSites) -> Sites:
+    async def _every(self, watched: Watched, reached: Job, query: AskSites) -> Sites:
         """A page of all sites, as the frontier keeps them."""
         try:
             known, following = await reached.every_site(position_of(query.cursor, str, ""), query.limit)
@@ -98,7 +98,7 @@ class SitesView:
             next=cursor_of(following) if following else None,
         )
 
-    def _rows(self, watched: Watched, reached: Reached, known: Mapping[str, Known], find: str) -> list[SiteRow]:
+    def _rows(self, watched: Watched, reached: Job, known: Mapping[str, Known], find: str) -> list[SiteRow]:
         now, tallies, rules = self._desk.clock.epoch(), watched.tally.sites, reached.settings.regions
         lately = reversed(tallies) if find else islice(reversed(tallies), _LOOKED_AT)
         names = [name for name in dict.fromkeys([*known, *lately]) if find in name]

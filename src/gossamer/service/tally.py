@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gossamer import urls
-from gossamer.cli import advice
 from gossamer.cut import CutTally
+from gossamer.errors import advice_for_kind
 from gossamer.history import Sent, is_too_short
 from gossamer.masks import masked_url
 from gossamer.service.ring import Past
@@ -185,7 +185,7 @@ class Tally:
                     last_at=fault.last_at,
                     examples=list(fault.examples),
                     sites=dict(fault.sites.most_common(_SHOWN_SITES)),
-                    advice=advice.for_kind(kind),
+                    advice=advice_for_kind(kind),
                 )
                 for kind, fault in ordered
             ],

@@ -9,11 +9,11 @@ from msgspec import UNSET
 from starlette.responses import Response
 
 from gossamer.errors import JobMissing
+from gossamer.jobs import job as jobs
 from gossamer.model import JobState
 from gossamer.service.asked import AskHistory, AskJobs, Nothing
 from gossamer.service.desk import Desk, cursor_of, position_of, sorted_out
 from gossamer.service.launch import settings_of
-from gossamer.service.reach import Reached
 from gossamer.service.routing import Asked, Endpoint, Refused, json
 from gossamer.service.shapes import Added, Job, JobDetail, Jobs, JobSettings, Limited, Limits, MoreUrls, Submission
 from gossamer.service.views import History, Visits
@@ -125,7 +125,7 @@ class Tasks:
 
     async def _steer(self, name: str, state: JobState) -> Job:
         reached, watched = await self._running(name)
-        await reached.steer(state)
+        await reached.set_state(state)
         return await self._again(watched)
 
     async def resume(self, asked: Asked[Nothing, None]) -> Job:
@@ -139,7 +139,7 @@ class Tasks:
         await watched.look(self._desk.directory)
         return watched.job(self._desk.directory.place)
 
-    async def _running(self, name: str) -> tuple[Reached, Watched]:
+    async def _running(self, name: str) -> tuple[jobs.Job, Watched]:
         """A job that can be steered."""
         watched = await self._desk.watch.ask(name)
         reached = await self._desk.directory.reach(name)

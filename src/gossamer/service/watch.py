@@ -11,12 +11,13 @@ from contextlib import suppress
 from gossamer.clock import Clock
 from gossamer.engine.pulse import is_live
 from gossamer.errors import GossamerError, JobMissing
+from gossamer.jobs.job import Job, State
 from gossamer.model import Counts, Pulse
+from gossamer.service import shapes
 from gossamer.service.directory import Directory
 from gossamer.service.herald import Herald
-from gossamer.service.reach import Reached
 from gossamer.service.ring import Past
-from gossamer.service.shapes import Job, Shape, State
+from gossamer.service.shapes import Shape
 from gossamer.service.stream import Hub
 from gossamer.service.tail import Tail
 from gossamer.service.tally import Tally
@@ -109,7 +110,7 @@ class Watched:
                     self.problem = str(error)
             self._settle(directory)
 
-    async def _look(self, reached: Reached) -> None:
+    async def _look(self, reached: Job) -> None:
         began = self._clock.monotonic()
         counts, pulses = await reached.counts(), await reached.workers()
         self.cost_seconds = self._clock.monotonic() - began
@@ -197,9 +198,9 @@ class Watched:
         """How many there are."""
         return sum(map(is_live, self.pulses))
 
-    def job(self, place: str) -> Job:
+    def job(self, place: str) -> shapes.Job:
         """The job in short."""
-        return Job(
+        return shapes.Job(
             name=self.name,
             state=self.state,
             place="fleet" if place == "fleet" else "embedded",

@@ -1,0 +1,1 @@
+"""Questions about what a crawl did, and why."""

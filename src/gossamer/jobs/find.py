@@ -1,0 +1,129 @@
+"""Find jobs: open one by its name, list those in this folder or on a frontier, and find what one has stored."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gossamer import settings as configuration
+from gossamer.clock import Clock
+from gossamer.errors import ConfigError, FrontierError, GossamerError, JobMissing
+from gossamer.fleet import results_folder
+from gossamer.folders import FRONTIER, folder_of
+from gossamer.frontier.backends import backend_of, is_fleet, open_fleet
+from gossamer.frontier.backends import list_jobs as names_of
+from gossamer.jobs.fleet import FleetJob
+from gossamer.jobs.job import Job, JobSummary
+from gossamer.jobs.local import RunningJob, StoppedJob
+from gossamer.sink.segments import FOLDER as SEGMENTS
+
+if TYPE_CHECKING:
+    from gossamer.stored.places import Place
+
+
+@asynccontextmanager
+async def open_job(name: str, frontier: str = "") -> AsyncIterator[Job]:
+    """A job by its name: on a fleet's frontier, in the process of this machine that runs it, or in its files.
+
+    A name may also be the folder of a job of this machine. JobMissing if a frontier does not have the job, ConfigError
+    if this machine has none of that name."""
+    job = await find_job(name, frontier)
+    try:
+        yield job
+    finally:
+        await job.aclose()
+
+
+async def find_job(name: str, frontier: str = "") -> Job:
+    """The same for those who close the job themselves."""
+    folder = folder_of(name, ())
+    if is_fleet(frontier):
+        return await FleetJob.open(frontier, name, folder)
+    try:
+        return await open_folder(folder, name=name)
+    except JobMissing:
+        check_folder(folder, name)
+        raise
+
+
+async def open_folder(folder: Path, *, name: str, clock: Clock | None = None) -> RunningJob | StoppedJob:
+    """The job in a folder of this machine: running, or else at rest; JobMissing if there is none."""
+    try:
+        return await RunningJob.open(folder, name=name, clock=clock)
+    except JobMissing:
+        if not (folder / FRONTIER).exists():
+            raise
+        # To open its frontier would keep others from doing so, and takes its time where it is large.
+        return StoppedJob(folder, name=name, clock=clock)
+
+
+def check_folder(folder: Path, name: str) -> None:
+    """Refuse a name or folder that is no job's, as a mistake of who named it."""
+    if not (folder / FRONTIER).exists():
+        raise ConfigError(
+            f"there is no job {name!r} ({folder / FRONTIER} does not exist)", hint="gossamer status lists the jobs"
+        )
+
+
+def guess_name(site: str, frontier: str = "") -> str:
+    """The job that a question about a site is most likely about, where people name none."""
+    own = folder_of("", [f"http://{site}/"])
+    if frontier or (own / FRONTIER).exists():
+        return own.name
+    names = sorted(path.parent.name for path in own.parent.glob(f"*/{FRONTIER}"))
+    if len(names) == 1:
+        return names[0]
+    if not names:
+        raise ConfigError(
+            "there is no job in crawls/", hint="name it with --job NAME|DIR, or with --job NAME --frontier URL"
+        )
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    raise ConfigError(f"which job? crawls/ has {shown}", hint=f"--job {names[0]}")
+
+
+async def list_jobs(frontier: str = "") -> list[JobSummary]:
+    """The jobs on a fleet's frontier, or those in this folder and in its `crawls/`, in the order of their names."""
+    if is_fleet(frontier):
+        names = await names_of(frontier)
+        return [await _summary(name, FleetJob.open(frontier, name, folder_of(name, ()))) for name in names]
+    paths = [path.parent for place in ("crawls", ".") for path in Path(place).glob(f"*/{FRONTIER}")]
+    folders = {folder.name: folder for folder in paths}
+    return [await _summary(name, open_folder(folder, name=name)) for name, folder in sorted(folders.items())]
+
+
+async def _summary(name: str, opening: Awaitable[Job]) -> JobSummary:
+    try:
+        job = await opening
+        try:
+            counts = await job.counts()
+            return JobSummary(name=name, state=job.state(counts, await job.workers()), counts=counts)
+        finally:
+            await job.aclose()
+    except GossamerError as error:
+        return JobSummary(name=name, problem=str(error))
+
+
+async def find_stored(name: str, frontier: str = "") -> Place:
+    """What a job has stored: in its own folder, or in the one that its fleet's workers write to.
+
+    The frontier is not opened where the folder says enough."""
+    from gossamer.stored.places import Place
+
+    folder = folder_of(name, ())
+    has_segments = (folder / SEGMENTS).is_dir() and backend_of(frontier).results_folder(frontier, name) is None
+    here = Place.of(folder)
+    if not is_fleet(frontier) or "/" in name or (has_segments and here.settings):
+        return here
+    try:
+        fleet = await open_fleet(frontier, name)
+    except FrontierError:
+        if has_segments:
+            return here
+        raise
+    try:
+        home = folder if has_segments else results_folder(frontier, name, fleet.settings, folder)
+        return Place(home, configuration.dump(fleet.settings), name)
+    finally:
+        await fleet.aclose()

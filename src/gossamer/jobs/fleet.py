@@ -1,0 +1,237 @@
+"""A job on a frontier that workers on several machines share: its handle, and how such a job is made."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gossamer import settings as configuration
+from gossamer.engine.handle import Linker
+from gossamer.engine.pulse import is_live
+from gossamer.engine.recent import Recent
+from gossamer.errors import JobStopped, SinkError
+from gossamer.fleet import results_folder, scale
+from gossamer.frontier.advice import Advice
+from gossamer.frontier.backends import create_fleet, open_fleet
+from gossamer.frontier.base import Fleet
+from gossamer.frontier.regions import parse_part
+from gossamer.jobs.job import (
+    SITES,
+    JobStatus,
+    Known,
+    RegionStatus,
+    ResultsStatus,
+    State,
+    cut_pages,
+    lookup_any_name,
+    state_word,
+)
+from gossamer.model import Counts, JobState, Pulse, RegionView, ShardView
+from gossamer.results import compare, forgotten_words, is_cheap, is_results, repair_command
+from gossamer.sink import wants_segments
+from gossamer.sink.segments import has_segments, segment_bytes
+
+if TYPE_CHECKING:
+    from gossamer.stored.places import Place
+
+_UNFINISHED: tuple[JobState, ...] = ("running", "paused", "stopping")
+
+
+class FleetJob:
+    """A job on a fleet's frontier. Workers, if there are any, are other processes, here or elsewhere."""
+
+    def __init__(self, fleet: Fleet, url: str, name: str, folder: Path) -> None:
+        """`folder` is where workers store what has no place in the job's settings or on its frontier."""
+        self.name = name
+        self.frontier = url
+        self.settings = fleet.settings
+        self.folder = results_folder(url, name, fleet.settings, folder)
+        self._fleet = fleet
+        self._closed = False
+
+    @classmethod
+    async def open(cls, url: str, name: str, folder: Path) -> FleetJob:
+        """Join a job to look at it; JobMissing if there is none."""
+        return cls(await open_fleet(url, name), url, name, folder)
+
+    @property
+    def is_gone(self) -> bool:
+        return self._closed
+
+    async def status(self, *, check: bool = False) -> JobStatus:
+        counts, workers, shards = await self.counts(), await self.workers(), await self.shards()
+        live = [worker for worker in workers if is_live(worker)]
+        lanes = merge_regions(shards)
+        sites = await self.sites()
+        results = await self._results(check=check)
+        found = find_warnings(counts, live, shards, is_auto=self.settings.region_by == "auto")
+        return JobStatus(
+            state=self.state(counts, workers),
+            counts=counts,
+            workers=workers,
+            sites=sites,
+            cut=await asyncio.to_thread(cut_pages, self.folder, check=check),
+            is_shared=True,
+            rate=round(sum(worker.rate for worker in live), 2),
+            regions={
+                name: RegionStatus(
+                    lanes=lanes.get(name, RegionView()),
+                    workers=sum(worker.region == name for worker in live),
+                    rate=round(sum(worker.rate for worker in live if worker.region == name), 2),
+                )
+                for name in sorted({*lanes, *(worker.region for worker in live)})
+            },
+            shards=shards,
+            warnings=[*found, *([results.warning] if results is not None and results.warning else [])],
+            results=results,
+        )
+
+    async def _results(self, *, check: bool) -> ResultsStatus | None:
+        """The records in the results folder; they are counted only if that takes a moment, or with `check`."""
+        folder, settings = self.folder, self.settings
+        if not wants_segments(settings.sink) or not (settings.results_id or has_segments(folder)):
+            return None
+        if not is_results(folder, settings):
+            warning = f"{folder} is not the job's results folder: has this machine mounted it?"
+            return ResultsStatus(folder=folder, warning=warning) if check else None
+        if not check and not is_cheap(folder):
+            size = f"{segment_bytes(folder) / 1e6:,.0f} MB"
+            return ResultsStatus(
+                folder=folder, warning=f"the records in {folder} were not counted: {size}; --check does"
+            )
+        try:
+            compared = await compare(self, folder)
+        except SinkError as error:
+            return ResultsStatus(folder=folder, warning=f"the records in {folder} cannot be counted: {error}")
+        warning = ""
+        if compared.missing:
+            what = f"{compared.missing:,} of {compared.stored:,} stored pages have no record in {folder}"
+            repair = repair_command(self.name, self.frontier)
+            warning = what + (" yet" if compared.is_live else f": {repair} queues them again")
+        elif compared.forgotten:
+            warning = forgotten_words(compared, await self.counts(), settings, self.name)
+        return ResultsStatus(folder=folder, recorded=compared.recorded, missing=compared.missing, warning=warning)
+
+    async def counts(self) -> Counts:
+        return await self._fleet.counts()
+
+    def state(self, counts: Counts, workers: Sequence[Pulse]) -> State:
+        if counts.job == "running" and not counts.finished and not any(map(is_live, workers)):
+            return "resting"
+        return state_word(counts.job)
+
+    async def workers(self) -> list[Pulse]:
+        return await self._fleet.workers()
+
+    async def shards(self) -> list[ShardView]:
+        return await self._fleet.shards()
+
+    async def sites(self, limit: int = SITES) -> list[Known]:
+        return list(await self._fleet.sites(limit))
+
+    async def every_site(self, cursor: str, limit: int) -> tuple[Sequence[Known], str]:
+        return await self._fleet.every_site(cursor, limit)
+
+    async def site(self, name: str) -> Known | None:
+        return await self._fleet.site(name)
+
+    async def lookup(self, url: str, *, page: str = "") -> Known | None:
+        return await lookup_any_name(self._fleet.lookup, self.settings, url, page)
+
+    async def advice(self, least: int, most: int | None) -> Advice:
+        return await scale(self._fleet, least=least, most=most)
+
+    async def warnings(self, counts: Counts) -> list[str]:
+        live = [worker for worker in await self.workers() if is_live(worker)]
+        return find_warnings(counts, live, await self.shards(), is_auto=self.settings.region_by == "auto")
+
+    async def set_state(self, state: JobState) -> None:
+        await self._fleet.steer(state)
+
+    async def add(self, urls: Sequence[str]) -> int:
+        linker = Linker(self.settings, self._fleet.secret, Recent())
+        return await self._fleet.add([linker.seed(url) for url in urls])
+
+    async def limit(self, changes: Mapping[str, Any]) -> bool:
+        """Change the job's record; workers take the change with their next heartbeat."""
+        counts = await self.counts()
+        if counts.job not in ("running", "paused"):
+            raise JobStopped(f"the job is {counts.job}", hint="limits can be changed while it runs or is paused")
+        live = any(map(is_live, await self.workers()))
+        # Others may have changed them since this job was opened.
+        await self._fleet.refresh()
+        settings = configuration.build({**configuration.dump(self._fleet.settings), **changes})
+        await (await create_fleet(self.frontier, self.name, settings)).aclose()
+        await self._fleet.refresh()
+        self.settings = settings
+        return live
+
+    def stored(self) -> Place:
+        from gossamer.stored.places import Place
+
+        return Place(self.folder, configuration.dump(self.settings), self.name)
+
+    async def aclose(self) -> None:
+        self._closed = True
+        await self._fleet.aclose()
+
+
+def merge_regions(shards: Iterable[ShardView]) -> dict[str, RegionView]:
+    """The regions of all shards together."""
+    found: dict[str, RegionView] = {}
+    for shard in shards:
+        for name, view in shard.regions.items():
+            known = found.get(name, RegionView())
+            waits = [wait for wait in (known.due_in, view.due_in) if wait is not None]
+            found[name] = RegionView(
+                ready=known.ready + view.ready,
+                later=known.later + view.later,
+                soon=known.soon + view.soon,
+                due_in=min(waits, default=None),
+            )
+    return found
+
+
+def find_warnings(
+    counts: Counts, live: Sequence[Pulse], shards: Sequence[ShardView], *, is_auto: bool = False
+) -> list[str]:
+    """What keeps a job, or a part of it, from going on; `is_auto` says that sites find their region by themselves."""
+    if counts.finished or counts.job not in _UNFINISHED:
+        return []
+    if not live:
+        if counts.job == "stopping" and not counts.leased:
+            return []
+        return ["no worker is there: start some with gossamer worker FRONTIER --job NAME"]
+    found = []
+    if counts.outbox and not counts.queued and not counts.leased and not counts.delayed:
+        found.append("all pages are done: waiting until the servers cannot lose the last links (forget_seconds)")
+    staffed = {worker.region for worker in live}
+    for name, view in sorted(merge_regions(shards).items()):
+        lanes = view.ready + view.later
+        if name and lanes and name not in staffed:
+            what = "workers of other regions take them over" if is_auto else f"start one with --region {name}"
+            sites = f"{lanes:,} site{'s' * (lanes != 1)}"
+            found.append(f"region {name} has work on {sites}, but no worker: {what}")
+    taken: set[int] = set()
+    for worker in live:
+        # On a folder it is a list of those that the worker has now; others are taken when there is work.
+        is_pinned = "/" in worker.shards
+        taken.update(parse_part(worker.shards).shards if is_pinned else range(len(shards)))
+    left = sorted({shard.shard for shard in shards} - taken)
+    if left:
+        found.append(f"no worker takes {shard_words(left)} of {len(shards):,} shard{'s' * (len(shards) != 1)}")
+    return found
+
+
+def shard_words(numbers: Sequence[int]) -> str:
+    """`shard 7`, `shards 0-3, 8`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs[:8])
+    return f"shard{'' if len(numbers) == 1 else 's'} {text}{', ...' if len(runs) > 8 else ''}"

@@ -1,0 +1,273 @@
+"""Jobs of this machine: `RunningJob` asks the process that runs one, `StoppedJob` reads the files of one at rest."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from gossamer import settings as configuration
+from gossamer.clock import Clock, SystemClock
+from gossamer.engine import wire
+from gossamer.engine.remote import Connection, connect
+from gossamer.errors import JobStopped
+from gossamer.folders import FRONTIER, OWNER, save_settings, stored_settings
+from gossamer.frontier.advice import Advice, advise
+from gossamer.frontier.sqlite_look import SqliteLook
+from gossamer.frontier.sqlite_survey import survey
+from gossamer.jobs.job import SITES, JobStatus, Known, State, cut_pages, lookup_any_name, state_word
+from gossamer.model import Counts, JobState, Pulse, RegionView, ShardView
+from gossamer.settings import VERSION
+from gossamer.sink.aside import count_rejected
+
+if TYPE_CHECKING:
+    from gossamer.stored.places import Place
+
+_LANES_SECONDS = 1.0
+_VERBS = {"paused": "pause", "running": "resume", "stopping": "stop"}
+
+
+class RunningJob:
+    """A crawl that another process of this machine runs, asked over its socket."""
+
+    frontier = ""
+
+    def __init__(self, connection: Connection, welcome: wire.Welcome, folder: Path, *, name: str, clock: Clock) -> None:
+        self.name = name
+        self.folder = folder
+        self.settings = configuration.build(welcome.settings)
+        self._connection = connection
+        self._call = connection.call
+        self._processes = ProcessMonitor(clock)
+        self._clock = clock
+        self._counting = asyncio.Lock()
+        self._lanes: tuple[float, RegionView] = (float("-inf"), RegionView())
+
+    @classmethod
+    async def open(cls, folder: Path, *, name: str = "", clock: Clock | None = None) -> RunningJob:
+        """Reach the owner of the job in this folder; JobMissing if there is none."""
+        connection, welcome = await connect(folder)
+        return cls(connection, welcome, folder, name=name or folder.name, clock=clock or SystemClock())
+
+    @property
+    def is_gone(self) -> bool:
+        return self._connection.gone.is_set()
+
+    async def status(self, *, check: bool = False) -> JobStatus:
+        counts, sites, workers = await self.counts(), await self.sites(), await self.workers()
+        rejected, cut = await asyncio.to_thread(_files, self.folder, check)
+        state = self.state(counts, workers)
+        return JobStatus(state=state, counts=counts, workers=workers, sites=sites, rejected=rejected, cut=cut)
+
+    async def counts(self) -> Counts:
+        return msgspec.convert(await self._call(wire.Ask("counts")), Counts)
+
+    def state(self, counts: Counts, workers: Sequence[Pulse]) -> State:
+        return state_word(counts.job)
+
+    async def workers(self) -> list[Pulse]:
+        named: dict[str, int] = await self._call(wire.Ask("workers"))
+        return await asyncio.to_thread(self._processes.look, named or {OWNER: self._connection.peer_pid})
+
+    async def shards(self) -> list[ShardView]:
+        # Several parts of a page ask at once, and the crawl walks over all its sites for it.
+        async with self._counting:
+            counted_at, lanes = self._lanes
+            if self._clock.monotonic() > counted_at + _LANES_SECONDS:
+                lanes = msgspec.convert(await self._call(wire.Ask("lanes")), RegionView)
+                self._lanes = (self._clock.monotonic(), lanes)
+        return [ShardView(shard=0, server="embedded", counts=await self.counts(), regions={"": lanes})]
+
+    async def sites(self, limit: int = SITES) -> list[Known]:
+        found: list[Known] = await self._call(wire.Ask("sites", str(limit)))
+        return found
+
+    async def every_site(self, cursor: str, limit: int) -> tuple[Sequence[Known], str]:
+        found, following = await self._call(wire.Ask("every_site", f"{limit} {cursor}"))
+        return found, following
+
+    async def site(self, name: str) -> Known | None:
+        found: Known | None = await self._call(wire.Ask("site", name))
+        return found
+
+    async def lookup(self, url: str, *, page: str = "") -> Known | None:
+        found: Known | None = await self._call(wire.Ask("lookup", url))
+        return found
+
+    async def advice(self, least: int, most: int | None) -> Advice:
+        counts, shards = await self.counts(), await self.shards()
+        workers, sites = await self.workers(), await self.sites()
+        return advise(counts, shards, workers, settings=self.settings, sites=sites, least=least, most=most)
+
+    async def warnings(self, counts: Counts) -> list[str]:
+        return []
+
+    async def set_state(self, state: JobState) -> None:
+        await self._call(wire.Ask(_VERBS[state]))
+
+    async def add(self, urls: Sequence[str]) -> int:
+        return int(await self._call(wire.AddUrls(list(urls))))
+
+    async def limit(self, changes: Mapping[str, Any]) -> bool:
+        await self._call(wire.Limit(dict(changes)))
+        self.settings = configuration.build({**configuration.dump(self.settings), **changes})
+        return True
+
+    def stored(self) -> Place:
+        return _stored(self.folder)
+
+    async def aclose(self) -> None:
+        await self._connection.aclose()
+
+
+class StoppedJob:
+    """A crawl that nobody runs: its files are read, and only its settings can be changed."""
+
+    frontier = ""
+
+    def __init__(self, folder: Path, *, name: str = "", clock: Clock | None = None) -> None:
+        self.name = name or folder.name
+        self.folder = folder
+        self.settings = configuration.build(stored_settings(folder))
+        self._clock = clock or SystemClock()
+        self._look = SqliteLook(folder / FRONTIER, self.settings, clock=self._clock)
+        self._survey = survey(folder / FRONTIER)
+
+    @property
+    def is_gone(self) -> bool:
+        return (self.folder / "socket").exists() or self._survey.is_old
+
+    async def status(self, *, check: bool = False) -> JobStatus:
+        counts, sites = await self._open_and_count()
+        rejected, cut = await asyncio.to_thread(_files, self.folder, check)
+        return JobStatus(state=self.state(counts, ()), counts=counts, sites=sites, rejected=rejected, cut=cut)
+
+    async def _open_and_count(self) -> tuple[Counts, list[Known]]:
+        """Counts and sites from the frontier itself, which knows more than its file shows: what waits for a retry, what
+        is parked, how fresh copies are. An archived job, or somebody else's, can be read and not opened."""
+        if not os.access(self.folder, os.W_OK):
+            return await self.counts(), await self.sites()
+        from gossamer.frontier.sqlite import open_sqlite
+
+        opened = open_sqlite(self.folder / FRONTIER, self.settings, clock=self._clock)
+        try:
+            return await opened.counts(), await opened.sites(SITES)
+        finally:
+            await opened.aclose()
+
+    async def counts(self) -> Counts:
+        return await asyncio.to_thread(self._survey.counts, self.settings)
+
+    def state(self, counts: Counts, workers: Sequence[Pulse]) -> State:
+        return "finished" if counts.finished else "resting"
+
+    async def workers(self) -> list[Pulse]:
+        return []
+
+    async def shards(self) -> list[ShardView]:
+        return [ShardView(shard=0, server="embedded", counts=await self.counts())]
+
+    async def sites(self, limit: int = SITES) -> list[Known]:
+        return await asyncio.to_thread(self._survey.sites, limit, self.settings)
+
+    async def every_site(self, cursor: str, limit: int) -> tuple[Sequence[Known], str]:
+        return await asyncio.to_thread(self._survey.every_site, cursor, limit, self.settings)
+
+    async def site(self, name: str) -> Known | None:
+        return await self._look.site(name)
+
+    async def lookup(self, url: str, *, page: str = "") -> Known | None:
+        return await lookup_any_name(self._look.lookup, self.settings, url, page)
+
+    async def advice(self, least: int, most: int | None) -> Advice:
+        counts = await self.counts()
+        if not counts.finished:
+            raise self._stopped()
+        return advise(counts, await self.shards(), [], settings=self.settings, least=least, most=most)
+
+    async def warnings(self, counts: Counts) -> list[str]:
+        return []
+
+    async def set_state(self, state: JobState) -> None:
+        raise self._stopped()
+
+    async def add(self, urls: Sequence[str]) -> int:
+        raise self._stopped()
+
+    async def limit(self, changes: Mapping[str, Any]) -> bool:
+        if "max_seconds" in changes:
+            raise JobStopped("max_seconds is for one run, and there is none now", hint="resume the job first")
+        self.settings = configuration.build({**configuration.dump(self.settings), **changes})
+        await asyncio.to_thread(save_settings, self.folder, self.settings)
+        return False
+
+    def stored(self) -> Place:
+        return _stored(self.folder)
+
+    async def aclose(self) -> None:
+        pass
+
+    def _stopped(self) -> JobStopped:
+        start = f"start it with: gossamer crawl --job {self.folder}"
+        return JobStopped(f"job {self.name!r} is not running", hint=start)
+
+
+def _files(folder: Path, check: bool) -> tuple[int, Known | None]:
+    """Rejected items and cut pages, by the files of the job."""
+    return count_rejected(folder), cut_pages(folder, check=check)
+
+
+def _stored(folder: Path) -> Place:
+    from gossamer.stored.places import Place
+
+    return Place(folder, stored_settings(folder))
+
+
+class ProcessMonitor:
+    """Memory and CPU of processes on this machine. CPU is what a process used between two looks."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._seen: dict[int, tuple[float, float]] = {}
+
+    def look(self, processes: Mapping[str, int]) -> list[Pulse]:
+        """What workers of a fleet would report of themselves, as far as it can be seen from outside."""
+        self._seen = {pid: seen for pid, seen in self._seen.items() if pid in processes.values()}
+        return [self._pulse(name, pid) for name, pid in processes.items()]
+
+    def _pulse(self, name: str, pid: int) -> Pulse:
+        memory, used, up = _usage(pid)
+        now = self._clock.monotonic()
+        before, at = self._seen.get(pid, (used, now))
+        # Two looks in one moment show nothing: the older one stays.
+        if now - at > 0.5 or pid not in self._seen:
+            self._seen[pid] = (used, now)
+        load = (used - before) / (now - at) if now - at > 0.5 else 0.0
+        return Pulse(
+            worker=name,
+            version=VERSION,
+            host=os.uname().nodename,
+            pid=pid,
+            memory_bytes=memory,
+            load=round(min(max(load, 0.0), 64.0), 3),
+            up_seconds=round(up, 1),
+        )
+
+
+def _usage(pid: int) -> tuple[int, float, float]:
+    """Bytes in memory, CPU seconds, seconds since the start; zeros where the system does not report them."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            memory = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        with open("/proc/uptime", "rb") as file:
+            uptime = float(file.read().split()[0])
+    except (OSError, IndexError, ValueError):
+        return 0, 0.0, 0.0
+    ticks = os.sysconf("SC_CLK_TCK")
+    return memory, (int(fields[11]) + int(fields[12])) / ticks, max(0.0, uptime - int(fields[19]) / ticks)
