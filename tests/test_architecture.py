@@ -118,6 +118,7 @@ def _compared(node: ast.AST) -> Iterator[ast.Constant]:
     yield from (part for part in parts if isinstance(part, ast.Constant))
 
 
+@every_module
 def test_ways_in_do_not_import_one_another(path: Path) -> None:
     """The commands, the service and the Python API are thin over the same rooms; only `serve` starts the service."""
     here = part(path)
