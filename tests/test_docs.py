@@ -241,6 +241,10 @@ def test_code_in_the_documents_runs(code: str, web: SimWeb, tmp_path: Path) -> N
     file.write_text(code.replace(SITE, site).replace(SITE[7:-1], site[7:-1]), "utf-8")
     if "def test_" in code:
         run(["-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)], tmp_path)
+    elif "gossamer.open_job(" in code:
+        options = ["--allow-private", "--delay", "0", "--max-pages", "8", "--quiet", "--job", "shop"]
+        run(["-m", "gossamer", "crawl", site, *options], tmp_path)
+        assert run([str(file)], tmp_path).stdout
     elif "gossamer.crawl(" in code:
         assert run([str(file)], tmp_path).stdout
     else:

@@ -13,19 +13,23 @@ import pytest
 import gossamer
 
 PUBLIC = (
+    "AsyncJobHandle",
     "ConfigError",
     "ExtractError",
     "FetchError",
     "FrontierError",
     "GossamerError",
+    "JobHandle",
     "Page",
     "Pages",
     "Request",
     "Response",
+    "Results",
     "Settings",
     "SinkError",
     "Spider",
     "crawl",
+    "open_job",
     "secret",
 )
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference" / "python.md"

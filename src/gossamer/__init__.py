@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gossamer.api import Pages, crawl
+    from gossamer.api import AsyncJobHandle, JobHandle, Pages, Results, crawl, open_job
     from gossamer.errors import ConfigError, ExtractError, FetchError, FrontierError, GossamerError, SinkError
     from gossamer.extract.page import Page
     from gossamer.extract.spider import Spider
@@ -15,35 +15,43 @@ if TYPE_CHECKING:
 
 # Loaded on first use: every worker, parser and web server imports this package, and few of them need all of it.
 _HOMES = {
+    "AsyncJobHandle": "api",
     "ConfigError": "errors",
     "ExtractError": "errors",
     "FetchError": "errors",
     "FrontierError": "errors",
     "GossamerError": "errors",
+    "JobHandle": "api",
     "Page": "extract.page",
     "Pages": "api",
     "Request": "model",
     "Response": "model",
+    "Results": "api",
     "Settings": "settings",
     "SinkError": "errors",
     "Spider": "extract.spider",
     "crawl": "api",
+    "open_job": "api",
     "secret": "model",
 }
 __all__ = [
+    "AsyncJobHandle",
     "ConfigError",
     "ExtractError",
     "FetchError",
     "FrontierError",
     "GossamerError",
+    "JobHandle",
     "Page",
     "Pages",
     "Request",
     "Response",
+    "Results",
     "Settings",
     "SinkError",
     "Spider",
     "crawl",
+    "open_job",
     "secret",
 ]
 

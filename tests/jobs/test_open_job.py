@@ -1,0 +1,183 @@
+"""Jobs from Python, in scripts and in asyncio programs: one that runs, one that rests, and one on a fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+import gossamer
+from gossamer.errors import JobMissing, JobStopped
+from gossamer.fleet import join_fleet
+from gossamer.frontier.backends import create_fleet
+from gossamer.takeover import begin
+from gossamer.testing.servers import RedisServer
+from gossamer.testing.web import SimWeb
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
+from processes import kill_tree, start, stored, until
+
+
+class Titles(gossamer.Spider):
+    def parse(self, page: gossamer.Page) -> Iterator[Any]:
+        yield {"title": page.title, "depth": page.depth, "mixed": 1 if page.depth else "seed"}
+        yield from page.follow_all()
+
+
+@pytest.fixture(scope="module")
+def web() -> Iterator[SimWeb]:
+    with SimWeb(sites=2, pages_per_site=40, page_bytes=2000) as web:
+        yield web
+
+
+@pytest.fixture
+def server(redis_server: RedisServer) -> RedisServer:
+    with redis.Redis.from_url(redis_server.url) as store:
+        store.flushall()
+    return redis_server
+
+
+def crawled(folder: Path, web: SimWeb, **settings: Any) -> gossamer.JobHandle:
+    """A job that is done."""
+    list(gossamer.crawl(*web.seeds, job=str(folder), spider=Titles, delay=0, allow_private=True, **settings))
+    return gossamer.open_job(str(folder))
+
+
+def test_a_job_that_runs_is_asked_and_controlled_until_it_rests(web: SimWeb, tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    process = start(folder, web, "--delay", "0.1")
+    try:
+        until(lambda: sum(stored(folder).values()) > 3)
+        with gossamer.open_job(str(folder)) as job:
+            assert job.state() == "running"
+            job.pause()
+            assert (job.state(), job.counts().job) == ("paused", "paused")
+            assert job.add(web.seeds[0], f"{web.seeds[0]}new") == 1
+            assert job.why(web.seeds[0])["state"] == "done"
+            assert job.why(f"{web.seeds[0]}x", page=web.seeds[0])["state"] == "unknown"
+            job.resume()
+            assert job.state() == "running"
+            job.stop()
+            assert process.wait(60) == 0
+            # The same handle: the owner that it asked is gone.
+            assert job.state() == "resting"
+            assert job.counts().stored == len(list(job.results())) > 3
+            with pytest.raises(JobStopped, match="is not running") as refused:
+                job.pause()
+        assert f"gossamer crawl --job {folder}" in refused.value.hint
+    finally:
+        kill_tree(process)
+
+
+def test_an_asyncio_program_has_the_same_methods(web: SimWeb, tmp_path: Path) -> None:
+    crawled(tmp_path / "job", web)
+
+    async def ask() -> None:
+        async with gossamer.open_job(str(tmp_path / "job")) as job:
+            assert await job.state() == "finished"
+            assert (await job.counts()).stored == 80
+            results = await job.results()
+            urls = [page["url"] async for page in results]
+            assert sorted(urls) == sorted(page["url"] for page in results), "as often as one likes"
+            assert len([item async for item in await job.items()]) == 80
+            assert (await job.why(web.seeds[0]))["attempts"][0]["status"] == 200
+            with pytest.raises(JobStopped):
+                await job.add(web.seeds[0])
+
+    asyncio.run(ask())
+    plain, same = (
+        {name for name in vars(handle) if not name.startswith("_")} - {"close", "aclose"}
+        for handle in (gossamer.JobHandle, gossamer.AsyncJobHandle)
+    )
+    assert plain == same
+
+
+def test_results_are_those_of_the_files(web: SimWeb, tmp_path: Path) -> None:
+    with crawled(tmp_path / "job", web) as job:
+        pages, items = job.results(), job.items()
+        lines = (tmp_path / "job" / "pages.jsonl").read_text().splitlines()
+        assert list(pages) == [json.loads(line) for line in lines]
+        assert {item["title"] for item in items} == {page["title"] for page in pages}
+        table = pages.to_arrow()
+        assert (table.num_rows, table["url"].to_pylist()) == (80, [page["url"] for page in pages])
+        assert str(table.schema.field("fetched_at").type) == "timestamp[us, tz=UTC]"
+        frame = pages.to_pandas()
+        assert (len(frame), frame.status.unique().tolist()) == (80, [200])
+        kinds = {field.name: str(field.type) for field in items.to_arrow().schema}
+        assert kinds == {"title": "string", "depth": "int64", "mixed": "string"}
+        assert sorted(set(items.to_pandas().mixed)) == ['"seed"', "1"]
+    with crawled(tmp_path / "none", web, sink=["csv"], max_pages=1) as job:
+        assert job.results().to_arrow().num_rows == 1
+
+
+def test_a_package_that_is_missing_is_named(web: SimWeb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with crawled(tmp_path / "job", web, max_pages=1) as job:
+        monkeypatch.setitem(sys.modules, "pandas", None)
+        with pytest.raises(gossamer.ConfigError, match="needs pandas") as missing:
+            job.results().to_pandas()
+        assert missing.value.hint == "pip install pandas"
+        monkeypatch.setitem(sys.modules, "pyarrow", None)
+        with pytest.raises(gossamer.ConfigError, match="a table needs pyarrow") as missing:
+            job.results().to_arrow()
+        assert missing.value.hint == "pip install 'gossamer[parquet]'"
+
+
+def test_a_job_on_a_fleet(server: RedisServer, web: SimWeb, tmp_path: Path) -> None:
+    settings = gossamer.Settings(sink=(f"jsonl:{tmp_path}/out",), allow_private=True, delay=0.0)
+
+    async def submit() -> None:
+        fleet = await create_fleet(server.url, "shop", settings)
+        await begin(fleet, settings, web.seeds)
+        await fleet.aclose()
+
+    asyncio.run(submit())
+    with gossamer.open_job("shop", server.url) as job:
+        assert (job.state(), job.counts().queued) == ("resting", 2)
+        job.pause()
+        assert job.state() == "paused"
+        assert job.add(*web.seeds, f"{web.seeds[0]}new") == 1
+        job.resume()
+        asyncio.run(join_fleet(server.url, "shop", tmp_path / "home", name="w"))
+        assert job.state() == "finished"
+        assert len(list(job.results())) == job.counts().stored == 81
+        assert job.results().to_arrow()["key"].null_count == 0
+    with pytest.raises(JobMissing), gossamer.open_job("none", server.url) as job:
+        pass
+
+
+def test_a_job_that_is_not_there_and_a_handle_that_is_forgotten(web: SimWeb, tmp_path: Path) -> None:
+    with pytest.raises(gossamer.ConfigError, match="there is no job"):
+        gossamer.open_job(f"{tmp_path}/none").state()
+    with pytest.raises(gossamer.ConfigError, match="there is no such frontier"):
+        gossamer.open_job("x", "cassandra:").state()
+    gc.collect()
+    job = crawled(tmp_path / "job", web)
+    assert job.state() == "finished"
+    threads = {thread for thread in threading.enumerate() if thread.name == "gossamer-job"}
+    assert threads
+    del job
+    gc.collect()
+    end = time.monotonic() + 10
+    while any(thread.is_alive() for thread in threads):
+        assert time.monotonic() < end, "its thread has not ended"
+        time.sleep(0.01)
+
+
+def test_a_handle_works_where_a_loop_runs_already(web: SimWeb, tmp_path: Path) -> None:
+    """As in a notebook."""
+
+    async def cell() -> str:
+        with gossamer.open_job(str(tmp_path / "job")) as job:
+            return job.state()
+
+    crawled(tmp_path / "job", web).close()
+    assert asyncio.run(cell()) == "finished"
