@@ -12,8 +12,9 @@ from gossamer.engine.handle import Linker
 from gossamer.engine.pulse import is_live
 from gossamer.engine.recent import Recent
 from gossamer.errors import JobStopped, SinkError
-from gossamer.fleet import open_fleet, results_folder, scale
+from gossamer.fleet import results_folder, scale
 from gossamer.frontier.advice import Advice
+from gossamer.frontier.backends import create_fleet, open_fleet
 from gossamer.frontier.base import Fleet
 from gossamer.frontier.regions import parse_part
 from gossamer.jobs.job import (
@@ -33,7 +34,7 @@ from gossamer.sink import wants_segments
 from gossamer.sink.segments import has_segments, segment_bytes
 
 if TYPE_CHECKING:
-    from gossamer.stored.places import Place
+    from gossamer.storage.reader import StoredJob
 
 _UNFINISHED: tuple[JobState, ...] = ("running", "paused", "stopping")
 
@@ -162,15 +163,15 @@ class FleetJob:
         # Others may have changed them since this job was opened.
         await self._fleet.refresh()
         settings = configuration.build({**configuration.dump(self._fleet.settings), **changes})
-        await (await open_fleet(self.frontier, self.name, settings)).aclose()
+        await (await create_fleet(self.frontier, self.name, settings)).aclose()
         await self._fleet.refresh()
         self.settings = settings
         return live
 
-    def stored(self) -> Place:
-        from gossamer.stored.places import Place
+    def stored(self) -> StoredJob:
+        from gossamer.storage.reader import StoredJob
 
-        return Place(self.folder, configuration.dump(self.settings), self.name)
+        return StoredJob.with_settings(self.folder, configuration.dump(self.settings), self.name)
 
     async def aclose(self) -> None:
         self._closed = True

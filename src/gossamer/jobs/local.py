@@ -25,7 +25,7 @@ from gossamer.settings import VERSION
 from gossamer.sink.aside import count_rejected
 
 if TYPE_CHECKING:
-    from gossamer.stored.places import Place
+    from gossamer.storage.reader import StoredJob
 
 _LANES_SECONDS = 1.0
 _VERBS = {"paused": "pause", "running": "resume", "stopping": "stop"}
@@ -117,7 +117,7 @@ class RunningJob:
         self.settings = configuration.build({**configuration.dump(self.settings), **changes})
         return True
 
-    def stored(self) -> Place:
+    def stored(self) -> StoredJob:
         return _stored(self.folder)
 
     async def aclose(self) -> None:
@@ -205,7 +205,7 @@ class StoppedJob:
         await asyncio.to_thread(save_settings, self.folder, self.settings)
         return False
 
-    def stored(self) -> Place:
+    def stored(self) -> StoredJob:
         return _stored(self.folder)
 
     async def aclose(self) -> None:
@@ -221,10 +221,10 @@ def _files(folder: Path, check: bool) -> tuple[int, Known | None]:
     return count_rejected(folder), cut_pages(folder, check=check)
 
 
-def _stored(folder: Path) -> Place:
-    from gossamer.stored.places import Place
+def _stored(folder: Path) -> StoredJob:
+    from gossamer.storage.reader import StoredJob
 
-    return Place(folder, stored_settings(folder))
+    return StoredJob.with_settings(folder, stored_settings(folder))
 
 
 class ProcessMonitor:
