@@ -11,6 +11,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "gossamer"
 MODULES = sorted(SOURCE.rglob("*.py"))
 ROOMS = {"frontier", "download", "extract", "sink", "middleware"}
 CORE = {"model", "cut", "urls", "errors", "clock", "settings", "wording", "addresses", "masks", "extras", "folders"}
+CORE |= {"compression"}
 BACKENDS = "frontier/backends.py"
 SCHEME = re.compile(
     r"(rediss?(\+sentinel)?|unix|postgres(ql)?|mysql|mariadb|folder|sqlite|memory)(:/{0,3})?", re.IGNORECASE

@@ -18,9 +18,9 @@ from typing import Any
 import brotli
 import pytest
 import trustme
-import zstandard
 
 from gossamer.clock import SystemClock
+from gossamer.compression import zstd
 from gossamer.download import Downloader, open_downloader
 from gossamer.download.dns import Answer, Names
 from gossamer.errors import (
@@ -181,7 +181,7 @@ def test_bodies_are_decoded(kind: str) -> None:
         "gzip": gzip.compress(PAGE),
         "deflate": zlib.compress(PAGE),
         "br": brotli.compress(PAGE),
-        "zstd": zstandard.compress(PAGE),
+        "zstd": zstd.compress(PAGE),
         "gzip,br": brotli.compress(gzip.compress(PAGE)),
     }
     replies: dict[str, Reply] = {

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 import redis
-import zstandard
 from processes import crawl, kill_tree, rows, start, until
 
+from gossamer.compression import zstd
 from gossamer.testing.buckets import BucketServer
 from gossamer.testing.servers import RedisServer
 from gossamer.testing.sqlservers import SqlServer
@@ -22,7 +22,7 @@ from gossamer.testing.web import SimWeb
 
 
 def lines(data: bytes) -> list[str]:
-    whole = zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True).read()
+    whole = zstd.decompress(data)
     return [json.loads(line)["url"] for line in whole.splitlines()]
 
 

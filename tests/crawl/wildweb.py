@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import brotli
-import zstandard
 from rawweb import RawWeb, redirect, reply
+
+from gossamer.compression import zstd
 
 _CASES_NEED_TIME = 5
 
@@ -186,8 +187,8 @@ def _decodes(body: bytes, coding: bytes) -> bool:
         if coding == b"br":
             brotli.decompress(body)
         elif coding == b"zstd":
-            zstandard.ZstdDecompressor().decompressobj().decompress(body)
-    except (zlib.error, brotli.error, zstandard.ZstdError):
+            zstd.ZstdDecompressor().decompress(body)
+    except (zlib.error, brotli.error, zstd.ZstdError):
         return False
     return True
 

@@ -11,12 +11,12 @@ from email.utils import format_datetime
 
 import brotli
 import pytest
-import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 from morsels import octets, pumped, takes_linear_work, texts
 
 from gossamer.clock import SystemClock
+from gossamer.compression import zstd
 from gossamer.download.decoding import decode, encodings
 from gossamer.errors import FetchError, TooLarge
 from gossamer.extract.encoding import NAMES, detect, encode
@@ -175,7 +175,7 @@ def test_candidates_of_a_srcset_are_pieces_of_it(value: str) -> None:
         assert not set(url) & set("\t\n\f\r ")
 
 
-CODERS = {"gzip": gzip.compress, "deflate": zlib.compress, "br": brotli.compress, "zstd": zstandard.compress}
+CODERS = {"gzip": gzip.compress, "deflate": zlib.compress, "br": brotli.compress, "zstd": zstd.compress}
 
 
 @given(st.binary(max_size=2000), st.lists(st.sampled_from(sorted(CODERS)), max_size=4))

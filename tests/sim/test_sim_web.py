@@ -11,15 +11,15 @@ from urllib.parse import unquote
 import brotli
 import pytest
 import turbohtml
-import zstandard
 
 from gossamer import urls
+from gossamer.compression import zstd
 from gossamer.sim import kinds, log
 from gossamer.sim.site import CHARSETS
 from gossamer.testing.web import SimWeb
 
 SHUT = [("disallow", "/")]
-DECODERS = {"gzip": gzip.decompress, "br": brotli.decompress, "zstd": zstandard.decompress}
+DECODERS = {"gzip": gzip.decompress, "br": brotli.decompress, "zstd": zstd.decompress}
 
 
 class Reader:

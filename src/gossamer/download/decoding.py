@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import sys
 import zlib
 from collections.abc import Callable
 from io import BytesIO
@@ -11,21 +10,10 @@ from typing import Any
 
 import brotli
 
+from gossamer.compression import GZIP_ERRORS, deflate, zstd
 from gossamer.errors import BadEncoding, FetchError, ProtocolBroken, TooLarge
 
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
-
-try:
-    # Half of zlib's time.
-    from isal import isal_zlib as fast
-except ImportError:
-    # There are no wheels of it for this machine.
-    fast = zlib  # type: ignore[misc]
-
-_ERRORS: Any = (zlib.error, fast.error, brotli.error, zstd.ZstdError)
+_ERRORS: Any = (*GZIP_ERRORS, brotli.error, zstd.ZstdError)
 MAX_LAYERS = 5
 MAX_MEMBERS = 1000
 _SLICE_BYTES = 65_536
@@ -152,7 +140,7 @@ class _Output:
 def _inflate(body: memoryview, window_bits: int, output: _Output) -> tuple[bool, int]:
     """Decode one deflate stream; whether it came to its end, and how much of the body it took."""
     # What comes behind a raw stream only zlib gives back to the byte.
-    stream = (zlib if window_bits < 0 else fast).decompressobj(window_bits)
+    stream = (zlib if window_bits < 0 else deflate).decompressobj(window_bits)
     position = 0
     while position < len(body) and not stream.eof:
         piece: bytes | memoryview = body[position : position + _SLICE_BYTES]

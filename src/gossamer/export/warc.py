@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
 import logging
 from array import array
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
-from zlib import compress
 
 import msgspec
 
 from gossamer.clock import SystemClock
+from gossamer.compression import gunzip, gzip
 from gossamer.errors import NotKept
 from gossamer.export import Export
 from gossamer.model import Record
@@ -40,7 +39,7 @@ def write_warc(export: Export) -> int:
             visits.read(path, files[number], number, export)
         name = export.out.name if export.out else "export.warc.gz"
         info = warcinfo(name, at=SystemClock().epoch(), about=[("isPartOf", export.folder.absolute().name)])
-        out.write(compress(info, wbits=31))
+        out.write(gzip(info))
         chosen, count = visits.chosen()
         for number in chosen:
             _copy(files[visits.file[number]], visits.start[number], visits.end[number], out)
@@ -131,7 +130,7 @@ def _record(member: warc_index.Member, file: IO[bytes]) -> Record | None:
     if said and not said.endswith(b"\r\n\r\n\r\n"):
         # With the text of its page it may be longer than what was read of it.
         file.seek(member.offset)
-        said = gzip.decompress(file.read(member.length)).partition(OURS)[2]
+        said = gunzip().decompress(file.read(member.length)).partition(OURS)[2]
     return _decode(said.rstrip(b"\r\n")) if said else None
 
 

@@ -8,9 +8,9 @@ from hashlib import blake2b
 from typing import Any
 
 import msgspec
-import zstandard
 
 from gossamer import urls
+from gossamer.compression import ZSTD_LEVEL, zstd
 from gossamer.errors import FrontierError
 from gossamer.frontier.entries import address, as_text, as_texts
 from gossamer.frontier.redis_wire import text
@@ -18,7 +18,6 @@ from gossamer.frontier.redis_wire import text
 BLOCK_MARK = b"\xff"
 """A key has 63 bits: no entry begins with this."""
 _ID = 12
-_LEVEL = 3
 _MOST_LISTS = 8
 _MOST_ROUNDS = 64
 _encode = msgspec.msgpack.Encoder().encode
@@ -33,8 +32,8 @@ def fold(entries: Sequence[bytes], site: str, secret: bytes, *, compressor: Any 
     rests, keys = [entry[8:] for entry in entries], [entry[:8] for entry in entries]
     found = _keys(rests, site, secret)
     kept = {} if found == keys else {place: key for place, key in enumerate(keys) if key != found[place]}
-    compressor = compressor or zstandard.ZstdCompressor(_LEVEL)
-    packed: bytes = compressor.compress(_encode((kept, rests)))
+    compressor = compressor or zstd.ZstdCompressor(ZSTD_LEVEL)
+    packed: bytes = compressor.compress(_encode((kept, rests)), mode=compressor.FLUSH_FRAME)
     return BLOCK_MARK + len(entries).to_bytes(3, "big") + _digest(packed, secret) + packed
 
 
@@ -46,8 +45,8 @@ def unfold(element: bytes, site: str, secret: bytes) -> list[bytes]:
     if element[4:_ID] != _digest(packed, secret):
         raise ValueError("its digest is another")
     try:
-        kept, rests = _decode(zstandard.ZstdDecompressor().decompress(packed))
-    except (zstandard.ZstdError, msgspec.DecodeError) as error:
+        kept, rests = _decode(zstd.decompress(packed))
+    except (zstd.ZstdError, msgspec.DecodeError) as error:
         raise ValueError(str(error)) from None
     if len(rests) != int.from_bytes(element[1:4], "big"):
         raise ValueError("its number of requests is another")
@@ -94,7 +93,7 @@ async def fold_lists(call: Call, asked: Sequence[Any], secret: bytes) -> None:
 
 
 async def _fold_some(call: Call, lists: Sequence[tuple[str, str]], secret: bytes) -> None:
-    compressor = zstandard.ZstdCompressor(_LEVEL)
+    compressor = zstd.ZstdCompressor(ZSTD_LEVEL)
     wanted: list[dict[str, Any]] = [{"site": site, "rank": rank} for site, rank in lists]
     for _ in range(_MOST_ROUNDS):
         runs = await call("fold", lists=wanted)

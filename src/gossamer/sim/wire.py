@@ -8,15 +8,15 @@ from http import HTTPStatus
 from typing import NamedTuple
 
 import brotli
-import zstandard
 
+from gossamer.compression import zstd
 from gossamer.sim.answer import Answer, Fault
 
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 CODERS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": lambda body: gzip.compress(body, 1, mtime=0),
     "br": lambda body: bytes(brotli.compress(body, quality=1)),
-    "zstd": lambda body: zstandard.ZstdCompressor(level=1).compress(body),
+    "zstd": lambda body: zstd.compress(body, 1),
 }
 
 

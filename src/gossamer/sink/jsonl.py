@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import msgspec
-import zstandard
 
+from gossamer.compression import GZIP_ERRORS, gunzip, gzip, zstd, zstd_frame
 from gossamer.errors import SinkError
 from gossamer.model import Record
 from gossamer.sink.appended import AppendedFiles
@@ -72,10 +71,10 @@ def _plain_pieces(file: IO[bytes], suffix: str, path: Path) -> Iterator[bytes]:
         left -= len(data)
         while data and suffix:
             if inflate is None or inflate.eof:
-                inflate = zlib.decompressobj(31) if suffix == ".gz" else zstandard.ZstdDecompressor().decompressobj()
+                inflate = gunzip() if suffix == ".gz" else zstd.ZstdDecompressor()
             try:
                 piece = inflate.decompress(data)
-            except (zlib.error, zstandard.ZstdError) as error:
+            except (*GZIP_ERRORS, zstd.ZstdError) as error:
                 raise SinkError(f"{path}: {error}", hint="was the file changed?") from None
             data = inflate.unused_data if inflate.eof else b""
             yield piece
@@ -89,11 +88,11 @@ def _line(buffer: bytearray, value: object) -> None:
 
 
 def _zstd(data: bytearray) -> bytes:
-    return zstandard.ZstdCompressor(level=3, write_checksum=True).compress(data) if data else b""
+    return zstd_frame(data) if data else b""
 
 
 def _gzip(data: bytearray) -> bytes:
-    return zlib.compress(data, 6, wbits=31) if data else b""
+    return gzip(data) if data else b""
 
 
 _CODINGS: Mapping[str, Callable[[bytearray], bytes | bytearray]] = {"": lambda data: data, "zstd": _zstd, "gzip": _gzip}

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import zstandard
 
 from gossamer.clock import Clock, SystemClock
+from gossamer.compression import zstd_frame
 from gossamer.model import Record, Rejected
 from gossamer.sink import disk
 
@@ -99,7 +99,7 @@ class LineFiles:
                     del self._files[stream]
                 for stream, lines in ((PAGES, pages), (ITEMS, items), (REJECTED, aside)):
                     if lines:
-                        self._file(stream).append(zstandard.ZstdCompressor(write_checksum=True).compress(lines))
+                        self._file(stream).append(zstd_frame(lines))
             except OSError as error:
                 for stream, file in self._files.items():
                     file.cut(sizes.get(stream, 0))

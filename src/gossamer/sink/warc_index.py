@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +10,7 @@ from urllib.parse import quote_from_bytes
 
 import msgspec
 
+from gossamer.compression import GZIP_ERRORS, gunzip
 from gossamer.sink import disk
 
 _READ_BYTES = 1 << 18
@@ -103,7 +103,7 @@ def scan(path: Path, start: int = 0) -> Iterator[Member]:
         file.seek(start)
         offset, data = start, b""
         while data or (data := file.read(_READ_BYTES)):
-            stream = zlib.decompressobj(31)
+            stream = gunzip()
             head, taken = bytearray(), 0
             try:
                 while not stream.eof and data:
@@ -111,7 +111,7 @@ def scan(path: Path, start: int = 0) -> Iterator[Member]:
                     head += piece[: _HEAD_BYTES - len(head)]
                     taken += len(data) - len(stream.unused_data)
                     data = stream.unused_data if stream.eof else file.read(_READ_BYTES)
-            except zlib.error:
+            except GZIP_ERRORS:
                 return
             if not stream.eof:
                 return

@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import NamedTuple
 
+from gossamer.compression import gzip
 from gossamer.cut import drops_text, parse_cut
 from gossamer.model import Record
 from gossamer.sink import warc_index
 from gossamer.sink import warc_records as records_of
 from gossamer.sink.warc_records import Original, Response
 
-try:
-    from isal.isal_zlib import compress as _compress
-except ImportError:
-    from zlib import compress as _compress
-
 _REMEMBERED = 32_768
-# Of isal's levels, 2 gives nearly the size of zlib's 6 for a ninth of the time; zlib's own 1 is the fallback.
-_LEVEL = 2 if _compress.__module__ != "zlib" else 1
 
 
 class Visit(NamedTuple):
@@ -66,4 +60,4 @@ class Press:
 
 def member_of(record: bytes) -> bytes:
     """A WARC record as a gzip member of its own."""
-    return _compress(record, _LEVEL, wbits=31)
+    return gzip(record)

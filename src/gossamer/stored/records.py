@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import re
-import zlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from gossamer.compression import GZIP_ERRORS, gunzip
 from gossamer.errors import ArchiveError
 from gossamer.sink.warc import OPEN
-
-try:
-    from isal import igzip_lib, isal_zlib
-
-    _decompressobj: Callable[[int], Any] = isal_zlib.decompressobj
-    _BROKEN: Any = (igzip_lib.IsalError, zlib.error)
-except ImportError:
-    _decompressobj, _BROKEN = zlib.decompressobj, (zlib.error,)
 
 _READ_BYTES = 1 << 15
 _PIECE_BYTES = 1 << 20
@@ -172,7 +164,7 @@ class Reader:
                 self._buffer, self._used = b"", 0
                 if not self._data and not self._fill():
                     return False
-                self._stream = _decompressobj(31)
+                self._stream = gunzip()
             while self._used < len(self._buffer) or self._next():
                 if self._buffer[self._used] not in b"\r\n":
                     return True
@@ -226,7 +218,7 @@ class Reader:
                 raise self.fault("the record is cut off")
             try:
                 piece: bytes = stream.decompress(self._data, _PIECE_BYTES)
-            except _BROKEN as error:
+            except GZIP_ERRORS as error:
                 raise self.fault(f"it cannot be decompressed ({error})") from None
             self._data = stream.unused_data if stream.eof else stream.unconsumed_tail
             if piece:
