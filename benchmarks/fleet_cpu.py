@@ -24,7 +24,7 @@ from _fleet import Account, Crawl, finish, machine, process_seconds, start
 from gossamer import urls
 from gossamer.engine.handle import Linker
 from gossamer.engine.recent import Recent
-from gossamer.fleet import open_fleet
+from gossamer.frontier.backends import create_fleet
 from gossamer.model import Outcome, Request
 from gossamer.settings import Settings
 from gossamer.sim.pages import Pages
@@ -70,7 +70,7 @@ async def play_back(web_plan: WebPlan) -> tuple[float, float, int]:
     client, count = 0.0, 0
     with RedisServer() as server:
         idle = process_seconds(server.pid)
-        frontier = await open_fleet(server.url, "playback", settings, worker_name="bench")
+        frontier = await create_fleet(server.url, "playback", settings, worker="bench")
         linker = Linker(settings, frontier.secret, recent)
         await frontier.add([linker.seed(url) for url in web_plan.seeds()])
         while True:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,10 +10,26 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "gossamer"
 MODULES = sorted(SOURCE.rglob("*.py"))
 ROOMS = {"frontier", "download", "extract", "sink", "middleware"}
-CORE = {"model", "cut", "urls", "errors", "clock", "settings", "wording", "addresses", "masks", "extras"}
+CORE = {"model", "cut", "urls", "errors", "clock", "settings", "wording", "addresses", "masks", "extras", "folders"}
+BACKENDS = "frontier/backends.py"
+SCHEME = re.compile(
+    r"(rediss?(\+sentinel)?|unix|postgres(ql)?|mysql|mariadb|folder|sqlite|memory)(:/{0,3})?", re.IGNORECASE
+)
+OWN_SCHEMES = ("frontier/redis", "frontier/sql/", "frontier/embedded")
+"""Of its own schemes a backend may ask which kind of server, dialect or store each stands for."""
+NO_FRONTIERS = (
+    "sink/",
+    "stored/",
+    "verify/tables.py",
+    "verify/sinks.py",
+    "testing/sqlservers.py",
+    "testing/proxies.py",
+)
+"""The addresses here are those of sinks, servers for tests, and proxies."""
 WAYS_IN = {"cli", "service", "api"}
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 UNSAFE_CALLS = {"eval", "exec", "compile", "__import__"}
+PREFIXES = {"startswith", "removeprefix", "match", "fullmatch", "search", "index", "find", "split"}
 MUTATORS = {"append", "add", "update", "setdefault", "pop", "popitem", "clear", "extend", "insert", "remove", "discard"}
 
 every_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
@@ -60,6 +77,45 @@ def test_imports_follow_the_arrows(path: Path) -> None:
         first, _, rest = name.partition(".")
         if first == "gossamer":
             assert rest.split(".")[0] in permitted, f"{path}:{line} imports {name}"
+
+
+@every_module
+def test_schemes_of_frontiers_are_compared_in_one_module(path: Path) -> None:
+    """Everybody else asks the registry, so that a backend of another package is treated as ours are."""
+    name = path.relative_to(SOURCE).as_posix()
+    if name == BACKENDS or name.startswith((*OWN_SCHEMES, *NO_FRONTIERS)):
+        return
+    for node in ast.walk(tree(path)):
+        for text in _compared(node):
+            whole = text.value if isinstance(text.value, str) else ""
+            assert not (SCHEME.fullmatch(whole) and ":" in whole), f"{path}:{text.lineno} compares {whole!r}"
+
+
+@every_module
+def test_nobody_takes_the_scheme_of_a_frontier_apart(path: Path) -> None:
+    name = path.relative_to(SOURCE).as_posix()
+    if name == BACKENDS or name.startswith((*OWN_SCHEMES, *NO_FRONTIERS)):
+        return
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Compare) and "scheme" in ast.unparse(node):
+            schemes = [text.value for text in _compared(node) if SCHEME.fullmatch(str(text.value))]
+            assert not schemes, f"{path}:{node.lineno} compares a scheme with {schemes}"
+
+
+def _compared(node: ast.AST) -> Iterator[ast.Constant]:
+    """The constants that something is held against: in comparisons, patterns, prefixes, and collections of them."""
+    parts: list[ast.AST | None] = []
+    if isinstance(node, ast.Compare):
+        parts = [node.left, *node.comparators]
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        parts = [*node.args] if node.func.attr in PREFIXES else []
+    elif isinstance(node, ast.Tuple | ast.List | ast.Set):
+        parts = [*node.elts]
+    elif isinstance(node, ast.Dict):
+        parts = [*node.keys]
+    elif isinstance(node, ast.MatchValue):
+        parts = [node.value]
+    yield from (part for part in parts if isinstance(part, ast.Constant))
 
 
 @every_module
@@ -129,6 +185,15 @@ def test_a_forbidden_import_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """The checks above can fail: each is shown a module that breaks it."""
     monkeypatch.setattr("test_architecture.SOURCE", tmp_path)
     (tmp_path / "sink").mkdir()
+    (tmp_path / "cli").mkdir()
+    for text in ('url.startswith("redis://")', 'url in ("", "memory:")', 'KINDS = {"folder:": 1}', 'x == "sqlite:"'):
+        asking = tmp_path / "cli" / "asking.py"
+        asking.write_text(text)
+        with pytest.raises(AssertionError):
+            test_schemes_of_frontiers_are_compared_in_one_module(asking)
+    asking.write_text('kind = urlsplit(url).scheme == "postgresql"')
+    with pytest.raises(AssertionError):
+        test_nobody_takes_the_scheme_of_a_frontier_apart(asking)
     bad = tmp_path / "sink" / "bad.py"
     bad.write_text("'no sentence'\nimport pickle\nfrom gossamer.engine import run\nSEEN = {}\n")
     for check in (

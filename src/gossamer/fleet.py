@@ -27,12 +27,11 @@ from gossamer.engine.store import FleetStore
 from gossamer.engine.supervisor import Supervisor
 from gossamer.errors import ConfigError, FrontierError, JobMissing, SinkError, Unavailable
 from gossamer.frontier.advice import Advice, advise
+from gossamer.frontier.backends import backend_of, create_fleet, open_fleet
 from gossamer.frontier.base import Fleet
-from gossamer.frontier.regions import check_region, parse_part
 from gossamer.gathered import export
 from gossamer.job import Summary
 from gossamer.leaving import leaving, watched
-from gossamer.masks import masked_address
 from gossamer.model import Counts, JobState, Pulse
 from gossamer.results import check_results, compare, forgotten_words, is_results, mark, repair_command
 from gossamer.settings import Settings
@@ -42,58 +41,11 @@ from gossamer.sink.trail import Trail, cut_of
 from gossamer.takeover import begin
 
 log = logging.getLogger("gossamer.fleet")
-_AS_IN = "as in --frontier redis://host:6379/0"
-SQL_SCHEMES = ("postgresql://", "postgres://", "mysql://", "mariadb://")
-SCHEMES = ("redis://", "rediss://", "redis+sentinel://", "rediss+sentinel://", "unix://", "folder:/", *SQL_SCHEMES)
-
-
-def is_fleet(frontier: str) -> bool:
-    """Whether this is the address of a fleet's frontier, and not one of this machine; a ConfigError if neither."""
-    if frontier.startswith(SCHEMES):
-        return True
-    if frontier in ("", "sqlite", "memory:"):
-        return False
-    raise ConfigError(
-        f"{masked_address(frontier)}: there is no such frontier",
-        hint="use sqlite, memory:, redis://, postgresql://, mysql:// or folder:/path, from the root",
-    )
-
-
-async def open_fleet(
-    url: str, job: str, settings: Settings | None = None, *, worker_name: str = "", region: str = "", shards: str = ""
-) -> Fleet:
-    """Join a job at this address; with settings, make it if it is not there.
-
-    `region` is the worker's own, and so is its part of the `shards`; how many there are is fixed when a job is made."""
-    if region:
-        check_region(region)
-    if shards:
-        shards = str(parse_part(shards))
-    if not is_fleet(url):
-        raise ConfigError(f"{url or 'no address'}: a fleet's frontier is a server, or a folder:/path", hint=_AS_IN)
-    if url.startswith("folder:/"):
-        from gossamer.frontier.folder import open_folder
-
-        if shards:
-            raise ConfigError("workers on a folder share its shards out by themselves", hint="leave --shards away")
-        return await open_folder(url, job, settings, worker=worker_name, region=region)
-    if url.startswith(SQL_SCHEMES):
-        from gossamer.frontier.sql import open_databases
-
-        return await open_databases(url, job, settings, worker=worker_name, region=region, shards=shards)
-    from gossamer.frontier.redis_open import open_redis
-
-    return await open_redis(url, job, settings, worker=worker_name, region=region, shards=shards)
 
 
 def results_folder(url: str, job: str, settings: Settings, folder: Path) -> Path:
     """Where a job's workers put their segments: where its sink says, in the folder that they share, or in `folder`."""
-    named = shared_folder(settings.sink)
-    if named is None and url.startswith("folder:/"):
-        from gossamer.frontier.folder_job import results_of
-
-        return results_of(url, job)
-    return named or folder
+    return shared_folder(settings.sink) or backend_of(url).results_folder(url, job) or folder
 
 
 async def claim_results(url: str, job: str, settings: Settings, folder: Path, *, parents: bool = True) -> Settings:
@@ -155,7 +107,8 @@ async def join_fleet(
     frontier = await _joined(url, job, name=name, region=region, shards=shards, patient=bool(supervised))
     results = results_folder(url, job, frontier.settings, folder)
     # It is memory that is written to, which a shared folder that fails turns into a deadly signal.
-    marker_path = (folder if url.startswith("folder:/") else results) / "handling" / name
+    is_remote = backend_of(url).results_folder(url, job) is not None
+    marker_path = (folder if is_remote else results) / "handling" / name
     try:
         if not own_results:
             await asyncio.to_thread(check_results, results, job, frontier.settings, url)
@@ -221,7 +174,7 @@ async def _joined(url: str, job: str, *, name: str, region: str, shards: str, pa
     """Join a job. The successor of a worker that died waits for a store that is away, as the others do."""
     while True:
         try:
-            return await open_fleet(url, job, worker_name=name, region=region, shards=shards)
+            return await open_fleet(url, job, worker=name, region=region, shards=shards)
         except Unavailable as error:
             if not patient:
                 raise
@@ -362,7 +315,7 @@ class FleetCrawl:
         self.settings = await claim_results(self._url, self._job, self.settings, self.folder)
         if not self._own_results:
             await asyncio.to_thread(check_results, self.folder, self._job, self.settings, self._url)
-        frontier = self._frontier = await open_fleet(
+        frontier = self._frontier = await create_fleet(
             self._url, self._job, self.settings, region=self._region, shards=self._shards
         )
         timer, began_at = None, SystemClock().epoch()

@@ -95,20 +95,3 @@ def _toml(value: Any) -> str:
         return repr(value)
     # JSON's strings, whole numbers and booleans are TOML's, but for the control character that JSON leaves as it is.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def spider_seeds(settings: Settings) -> list[str]:
-    """The seeds that the spider names itself."""
-    from gossamer.extract.spider import load
-
-    start = load(settings.spider).start
-    if isinstance(start, str):
-        raise ConfigError(f"{settings.spider}: start is text, but must be a list", hint=f"start = [{start!r:.80}]")
-    return list(start)
-
-
-def spider_settings(settings: Settings) -> dict[str, Any]:
-    """The settings that the spider names itself; what the user says goes first."""
-    from gossamer.extract.spider import load
-
-    return dict(load(settings.spider).settings)

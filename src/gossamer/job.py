@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from gossamer.engine.stats import Stats
 from gossamer.engine.store import OwnerStore
 from gossamer.engine.supervisor import Supervisor
 from gossamer.errors import ConfigError
-from gossamer.extract.spider import Spider
+from gossamer.extract.spider import Spider, spider_seeds, spider_settings
 from gossamer.folders import (
     FRONTIER,
     OWNER,
@@ -29,12 +28,10 @@ from gossamer.folders import (
     folder_of,
     read_seeds,
     save_settings,
-    spider_seeds,
-    spider_settings,
     stored_settings,
 )
-from gossamer.frontier.local import LocalFrontier, open_memory
-from gossamer.frontier.sqlite import open_sqlite
+from gossamer.frontier.backends import is_in_memory, owned_backend, owned_url
+from gossamer.frontier.base import OwnedFrontier
 from gossamer.model import Counts, JobState
 from gossamer.settings import Settings
 from gossamer.sink import Sink, open_sinks
@@ -83,7 +80,8 @@ class Summary:
 class Crawl:
     """One run of an embedded job: opens it, adds the seeds, works until it is over, and closes it.
 
-    `folder` None keeps everything in memory, for as long as the run lasts; `in_memory` only the frontier."""
+    `folder` None keeps everything in memory, for as long as the run lasts. `frontier` is an address of an owned
+    backend; without one the frontier is a file in the folder."""
 
     def __init__(
         self,
@@ -93,19 +91,19 @@ class Crawl:
         *,
         spider: Spider | None = None,
         clock: Clock | None = None,
-        in_memory: bool = False,
+        frontier: str = "",
         tracing: Tracing | None = None,
     ) -> None:
         self._folder = folder
         self._tracing = tracing
-        self._in_memory = in_memory or folder is None
+        self._url = "memory:" if folder is None else owned_url(frontier, folder)
         self._settings = settings
         self._seeds = seeds
         self._spider = spider
         self._clock = clock or SystemClock()
         self._running: Stoppable | None = None
         self._store: OwnerStore | None = None
-        self._frontier: LocalFrontier | None = None
+        self._frontier: OwnedFrontier | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._began_at = 0.0
         self._stop_wanted = ""
@@ -156,7 +154,7 @@ class Crawl:
     async def run(self) -> Summary:
         """Run to the end."""
         settings, folder = self._settings, self._folder
-        frontier = self._frontier = self._open_frontier()
+        frontier = self._frontier = await self._open_frontier()
         sinks: list[Sink] = []
         store: OwnerStore | None = None
         try:
@@ -192,15 +190,14 @@ class Crawl:
             finally:
                 await frontier.aclose()
 
-    def _open_frontier(self) -> LocalFrontier:
-        settings, clock, folder = self._settings, self._clock, self._folder
-        if folder is None or self._in_memory:
-            if folder is not None:
-                _refuse_old_files(folder)
-            return open_memory(settings, clock=clock, secret=secrets.token_bytes(16))
-        return open_sqlite(folder / FRONTIER, settings, clock=clock)
+    async def _open_frontier(self) -> OwnedFrontier:
+        folder, backend = self._folder, owned_backend(self._url)
+        if folder is not None and is_in_memory(self._url):
+            _refuse_old_files(folder)
+        job = folder.name if folder is not None else ""
+        return await backend.create(self._url, job, self._settings, clock=self._clock)
 
-    async def _work(self, frontier: LocalFrontier, store: OwnerStore, linker: Linker) -> JobState:
+    async def _work(self, frontier: OwnedFrontier, store: OwnerStore, linker: Linker) -> JobState:
         settings, folder = self._settings, self._folder
         self._began_at = self._clock.monotonic()
         self._set_timer()

@@ -12,7 +12,8 @@ from gossamer import settings as configuration
 from gossamer import urls
 from gossamer.engine.pulse import is_live
 from gossamer.errors import ConfigError
-from gossamer.fleet import open_fleet, results_folder
+from gossamer.fleet import results_folder
+from gossamer.frontier.backends import create_fleet, open_fleet
 from gossamer.frontier.base import Fleet
 from gossamer.frontier.placement import shard_of
 from gossamer.frontier.repair import FindsLost, Requeued, TakesUrls, shards_of
@@ -60,7 +61,7 @@ async def repair(
     with `walk` by fetching the recorded pages once more, for their links."""
     await _mark(url, job, folder, adopt=adopt)
     name = f"repair-{os.uname().nodename}-{os.getpid()}"
-    fleet = await open_fleet(url, job, worker_name=name)
+    fleet = await open_fleet(url, job, worker=name)
     try:
         settings, place = fleet.settings, results_folder(url, job, fleet.settings, folder)
         before = await compare(fleet, place, but=name)
@@ -118,7 +119,7 @@ async def _mark(url: str, job: str, folder: Path, *, adopt: bool) -> None:
         return
     found = await asyncio.to_thread(mark, place, job)
     changed = configuration.build({**configuration.dump(settings), "results_id": found})
-    await (await open_fleet(url, job, changed)).aclose()
+    await (await create_fleet(url, job, changed)).aclose()
 
 
 async def _requeue_found(

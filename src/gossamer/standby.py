@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 from gossamer.errors import JobMissing, Unavailable
-from gossamer.fleet import join_fleet, open_fleet
+from gossamer.fleet import join_fleet
+from gossamer.frontier.backends import open_fleet
 from gossamer.leaving import leaving
 
 log = logging.getLogger("gossamer.standby")

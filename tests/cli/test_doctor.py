@@ -13,7 +13,7 @@ from commands import gossamer
 
 from gossamer import checkup
 from gossamer.clock import SystemClock
-from gossamer.frontier.condition import condition
+from gossamer.frontier.backends import check
 from gossamer.model import Finding
 from gossamer.settings import Settings
 from gossamer.testing.faulty_proxy import FaultyProxy
@@ -30,7 +30,7 @@ class Ahead(SystemClock):
 
 def found(url: str, clock: SystemClock | None = None) -> dict[str, Finding]:
     async def look() -> dict[str, Finding]:
-        return {one.subject: one async for one in condition(url, clock=clock or SystemClock())}
+        return {one.subject: one async for one in check(url, clock=clock or SystemClock())}
 
     return asyncio.run(look())
 

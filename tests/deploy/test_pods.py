@@ -24,7 +24,7 @@ from kubelet import Workload
 from manifests import one, rendered
 
 import gossamer as package
-from gossamer.fleet import open_fleet
+from gossamer.frontier.backends import open_fleet
 from gossamer.model import Counts, Pulse
 from gossamer.settings import VERSION
 from gossamer.sim.log import fetched, gaps, max_overlap

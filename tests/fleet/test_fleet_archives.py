@@ -14,7 +14,8 @@ import redis
 from gossamer.cli.export import export
 from gossamer.cli.replay import replay
 from gossamer.export.stored import place_of, records
-from gossamer.fleet import join_fleet, open_fleet
+from gossamer.fleet import join_fleet
+from gossamer.frontier.backends import create_fleet
 from gossamer.settings import Settings
 from gossamer.takeover import begin
 from gossamer.testing.servers import RedisServer
@@ -45,7 +46,7 @@ def html(title: str, text: str, *hrefs: str) -> bytes:
 
 async def work(server: RedisServer, job: str, seed: str, folder: Path, settings: Settings) -> None:
     """The whole life of a worker that keeps its own in `folder`."""
-    fleet = await open_fleet(server.url, job, settings)
+    fleet = await create_fleet(server.url, job, settings)
     await begin(fleet, settings, [seed])
     await fleet.aclose()
     await join_fleet(server.url, job, folder, name=folder.name, signals=lambda stop: None)

@@ -21,7 +21,7 @@ from gossamer.cli.fleet_status import as_json, lines
 from gossamer.clock import SystemClock
 from gossamer.engine.pulse import EVERY_SECONDS, LIVE_SECONDS, Heart, beating, is_live, live_regions
 from gossamer.errors import Unavailable
-from gossamer.fleet import open_fleet
+from gossamer.frontier.backends import create_fleet
 from gossamer.jobs.find import open_job
 from gossamer.jobs.fleet import FleetJob, find_warnings
 from gossamer.model import Counts, Pulse, RegionView, ShardView
@@ -129,7 +129,7 @@ class Counting:
 
 def test_a_pulse_says_what_was_done_since_the_last_one_and_that_a_worker_leaves(server: RedisServer) -> None:
     async def scenario() -> list[Pulse]:
-        frontier = await open_fleet(server.url, "pulse", Settings())
+        frontier = await create_fleet(server.url, "pulse", Settings())
         engine = Counting()
         heart = Heart(
             frontier, engine, pulse=Pulse(worker="w", region="eu", shards="1/4"), clock=SystemClock(), every=0.1
@@ -156,7 +156,7 @@ def test_a_pulse_says_what_was_done_since_the_last_one_and_that_a_worker_leaves(
 
 def test_a_pulse_survives_a_frontier_that_is_away(server: RedisServer) -> None:
     async def scenario(proxy: FaultyProxy) -> None:
-        frontier = await open_fleet(server.url_at(proxy.port), "pulse", Settings())
+        frontier = await create_fleet(server.url_at(proxy.port), "pulse", Settings())
         heart = Heart(frontier, Counting(), pulse=Pulse(worker="w"), clock=SystemClock(), every=0.05)
         try:
             async with beating(heart):
@@ -180,7 +180,7 @@ def test_a_pulse_survives_a_frontier_that_is_away(server: RedisServer) -> None:
 
 def test_a_worker_leaves_though_nobody_hears_its_last_pulse() -> None:
     async def scenario(server: RedisServer) -> None:
-        frontier = await open_fleet(server.url, "pulse", Settings())
+        frontier = await create_fleet(server.url, "pulse", Settings())
         async with beating(Heart(frontier, Counting(), pulse=Pulse(worker="w"), clock=SystemClock())):
             server.pause()
         server.resume()
@@ -248,7 +248,7 @@ def test_a_large_fleet_fits_on_a_screen() -> None:
 def test_status_of_several_shards_is_their_sum(server: RedisServer, tmp_path: Path) -> None:
     async def scenario() -> dict[str, Any]:
         settings = build({"regions": {"eu": ["*"]}})
-        frontier = await open_fleet(server.url, "sum", settings, shards="0-1/4", worker_name="w")
+        frontier = await create_fleet(server.url, "sum", settings, shards="0-1/4", worker="w")
         try:
             return as_json(await FleetJob(frontier, server.url, "sum", tmp_path).status())
         finally:

@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from gossamer.errors import Unavailable
-from gossamer.fleet import open_fleet
+from gossamer.frontier.backends import create_fleet, open_fleet
 from gossamer.model import Lease, Outcome, Pulse
 from gossamer.settings import Settings
 from gossamer.sim.log import gaps
@@ -76,7 +76,7 @@ def back(proxy: FaultyRedisProxy) -> None:
 def test_every_call_says_that_the_server_is_away_and_passes_when_it_is_back(server: RedisServer, how: str) -> None:
     async def run(proxy: FaultyRedisProxy) -> None:
         url = server.url_at(proxy.port)
-        frontier = await open_fleet(url, "j", Settings(delay=0.0, robots=False), worker_name="w")
+        frontier = await create_fleet(url, "j", Settings(delay=0.0, robots=False), worker="w")
         try:
             await frontier.add(pages(*range(8)))
             lease = (await frontier.lease(1, batch=4, seconds=600)).leases[0]
@@ -122,7 +122,7 @@ async def _is_unavailable(call: Callable[[], Awaitable[object]]) -> bool:
 
 
 async def _join(url: str) -> None:
-    await (await open_fleet(url, "j", worker_name="x")).aclose()
+    await (await open_fleet(url, "j", worker="x")).aclose()
 
 
 def _done(lease: Lease) -> list[Outcome]:

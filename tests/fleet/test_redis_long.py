@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gossamer.fleet import open_fleet
+from gossamer.frontier.backends import open_fleet
 from gossamer.model import Counts
 from gossamer.sim.log import Entry, fetched, gaps
 from gossamer.testing.faulty_proxy import FaultyProxy

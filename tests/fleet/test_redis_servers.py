@@ -19,7 +19,7 @@ import redis
 import trustme
 
 from gossamer.errors import FrontierError
-from gossamer.fleet import open_fleet
+from gossamer.frontier.backends import create_fleet, open_fleet
 from gossamer.frontier.redis_refusals import CHANNELS, COMMANDS, KEYS
 from gossamer.masks import masked_address
 from gossamer.model import Grant, Outcome
@@ -239,7 +239,7 @@ def test_the_list_of_rights_has_every_command_of_the_script_and_stands_in_the_do
 
 
 async def _use(url: str) -> None:
-    frontier = await open_fleet(url, "rights", Settings(delay=0.0), worker_name="w")
+    frontier = await create_fleet(url, "rights", Settings(delay=0.0), worker="w")
     try:
         await frontier.add(pages(1, 2, 3))
         grant = await frontier.lease(1, batch=1, seconds=60)
@@ -289,8 +289,8 @@ def test_users_with_and_without_info_share_a_job(redis_server: RedisServer) -> N
     """The one who may not see the server's run id is no sign of a restart, after which all lanes would rest."""
 
     async def run() -> None:
-        few = await open_fleet(let(redis_server, *ALL), "shared", Settings(delay=0.0), worker_name="few")
-        whole = await open_fleet(redis_server.url, "shared", worker_name="whole")
+        few = await create_fleet(let(redis_server, *ALL), "shared", Settings(delay=0.0), worker="few")
+        whole = await open_fleet(redis_server.url, "shared", worker="whole")
         try:
             for number in range(4):
                 for frontier in (few, whole):
@@ -320,7 +320,7 @@ def test_f31_what_a_replica_never_heard_of_is_refused_after_a_fail_over(pair: tu
 
     async def run(proxy: FaultyProxy, replica: redis.Redis) -> None:
         first, second = pair
-        frontier = await open_fleet(first.url_at(proxy.port), "job", Settings(delay=0.0), worker_name="w")
+        frontier = await create_fleet(first.url_at(proxy.port), "job", Settings(delay=0.0), worker="w")
         try:
             await frontier.add(pages(1, 2, 3))
             until(lambda: replica.dbsize() == primary_size(first))

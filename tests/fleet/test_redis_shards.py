@@ -17,7 +17,7 @@ import pytest
 import redis
 
 from gossamer.errors import ConfigError, JobMissing, Unavailable
-from gossamer.frontier.listing import list_jobs
+from gossamer.frontier.backends import list_jobs
 from gossamer.frontier.placement import placement, shard_of
 from gossamer.frontier.redis_job import job_key
 from gossamer.frontier.redis_link import server_name

@@ -28,7 +28,8 @@ from gossamer.engine.pulse import Heart, beating
 from gossamer.engine.recent import Recent
 from gossamer.engine.region import Places, Placing
 from gossamer.engine.store import FleetStore
-from gossamer.fleet import open_fleet, places_of
+from gossamer.fleet import places_of
+from gossamer.frontier.backends import create_fleet, open_fleet
 from gossamer.model import Lease, Pulse, Request
 from gossamer.settings import build
 from gossamer.sink.segments import SegmentSink
@@ -91,7 +92,7 @@ async def relay(port: int) -> asyncio.Server:
 
 async def member(url: str, folder: Path, region: str, seen: dict[str, Places]) -> None:
     """A worker of a region: the even sites are near eu, the odd ones near us."""
-    frontier = await open_fleet(url, "job", worker_name=region, region=region)
+    frontier = await open_fleet(url, "job", worker=region, region=region)
     hosts = [f"s{site}.sim={NEAR if (site % 2 == 0) == (region == 'eu') else FAR}" for site in range(SITES)]
     settings = msgspec.structs.replace(
         frontier.settings, user_agent=f"gossamer in {region}", resolve=tuple(hosts), allow_private=True
@@ -112,7 +113,7 @@ async def member(url: str, folder: Path, region: str, seen: dict[str, Places]) -
 async def crawl(server: RedisServer, web: SimWeb, folder: Path) -> dict[str, dict[str, float]]:
     """A crawl by two regions; what was measured of each site."""
     settings = build({"allow_private": True, "delay": 0.01, "batch": 4, "region_by": "auto"})
-    frontier = await open_fleet(server.url, "job", settings)
+    frontier = await create_fleet(server.url, "job", settings)
     linker = Linker(settings, frontier.secret, Recent())
     await frontier.add([linker.seed(url) for url in web.seeds])
     await frontier.steer("paused")

@@ -24,7 +24,8 @@ from gossamer.engine.region import Places, Placing
 from gossamer.engine.run import Engine
 from gossamer.engine.store import FleetStore
 from gossamer.errors import ConnectFailed
-from gossamer.fleet import open_fleet, places_of
+from gossamer.fleet import places_of
+from gossamer.frontier.backends import create_fleet, open_fleet
 from gossamer.frontier.base import Fleet
 from gossamer.jobs.fleet import merge_regions
 from gossamer.model import Lease, Pulse, Request
@@ -97,7 +98,7 @@ class Member:
 
     async def run(self) -> None:
         """Work to the end."""
-        frontier = await open_fleet(self._url, "job", worker_name=self.region, region=self.region)
+        frontier = await open_fleet(self._url, "job", worker=self.region, region=self.region)
         settings = msgspec.structs.replace(
             frontier.settings, user_agent=f"gossamer in {self.region}", resolve=tuple(self._addresses())
         )
@@ -124,7 +125,7 @@ class Member:
 
 async def submit(server: RedisServer | Place, web: SimWeb, settings: Settings) -> Fleet:
     """The job, paused until somebody lets it run."""
-    frontier = await open_fleet(server.url, "job", settings)
+    frontier = await create_fleet(server.url, "job", settings)
     linker = Linker(settings, frontier.secret, Recent())
     await frontier.add([linker.seed(url) for url in web.seeds])
     await frontier.steer("paused")

@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from gossamer import urls
-from gossamer.fleet import open_fleet
+from gossamer.frontier.backends import create_fleet, open_fleet
 from gossamer.frontier.base import Fleet
 from gossamer.model import Lease, Outcome, PageRow, Record, Request, SiteNote
 from gossamer.repair import Repaired, repair
@@ -44,7 +44,9 @@ class Job:
 
     async def open(self, worker: str = "", settings: Settings | None = None) -> Fleet:
         shards = "" if self.frontier.startswith("folder:") or settings is None else f"0-{SHARDS - 1}/{SHARDS}"
-        return await open_fleet(self.frontier, self.name, settings, worker_name=worker, shards=shards)
+        if settings is None:
+            return await open_fleet(self.frontier, self.name, worker=worker)
+        return await create_fleet(self.frontier, self.name, settings, worker=worker, shards=shards)
 
     async def begin(self, found: list[str], **values: Any) -> None:
         """Make it, with these URLs."""

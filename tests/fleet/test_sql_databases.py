@@ -111,4 +111,4 @@ def test_what_is_no_age_or_no_database_is_refused() -> None:
     assert "write a number and s, m, h, d or w" in gossamer("compact", "x", "--older-than", "soon").stderr
     refused = gossamer("compact", "x", "--frontier", "redis://127.0.0.1:1/0")
     assert refused.returncode == 2
-    assert "only jobs in SQL" in refused.stderr
+    assert "only jobs in postgresql or mysql can be compacted" in refused.stderr

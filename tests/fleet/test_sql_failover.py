@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.clock import SystemClock
-from gossamer.frontier.condition import condition
+from gossamer.frontier.backends import check
 from gossamer.model import Finding
 from gossamer.testing.sqlservers import MariaServer, PostgresServer, SqlServer
 
@@ -65,7 +65,7 @@ def judge(web: ChainWeb, folder: Path, crawl: subprocess.Popen[str], name: str) 
 
 def test_doctor_says_what_a_fail_over_to_the_standby_would_do(pair: Pair) -> None:
     async def found(url: str) -> dict[str, Finding]:
-        return {one.subject: one async for one in condition(url, clock=SystemClock())}
+        return {one.subject: one async for one in check(url, clock=SystemClock())}
 
     with pair:
         says = asyncio.run(found(pair.primary.url))["standbys"].says

@@ -23,7 +23,8 @@ from gossamer.cli import gossamer as command_line
 from gossamer.cli.audit import lines
 from gossamer.clock import SystemClock
 from gossamer.errors import ConfigError
-from gossamer.fleet import join_fleet, open_fleet
+from gossamer.fleet import join_fleet
+from gossamer.frontier.backends import create_fleet, open_fleet
 from gossamer.frontier.sqlite import open_sqlite
 from gossamer.frontier.sqlite_look import SqliteLook
 from gossamer.history import walked
@@ -63,7 +64,7 @@ async def crawled(place: str, job: str, folder: Path, settings: Settings, seeds:
         save_settings(folder, settings)
         await Crawl(folder, settings, seeds).run()
         return str(folder)
-    fleet = await open_fleet(place, job, settings)
+    fleet = await create_fleet(place, job, settings)
     await begin(fleet, settings, seeds)
     await fleet.aclose()
     await join_fleet(place, job, folder, name="w1")
@@ -193,7 +194,7 @@ def test_what_a_url_waits_for_is_told(place: str, tmp_path: Path) -> None:
     async def play() -> None:
         frontier: Any
         if place:
-            frontier = await open_fleet(place, job, settings, worker_name="w1")
+            frontier = await create_fleet(place, job, settings, worker="w1")
         else:
             frontier = open_sqlite(path, settings, clock=SystemClock())
         named = {} if place else {"worker": "w1"}

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from gossamer.clock import SystemClock
-from gossamer.frontier.condition import condition
+from gossamer.frontier.backends import check
 from gossamer.frontier.redis_condition import durability
 from gossamer.model import Finding
 from gossamer.testing.servers import RedisServer
@@ -55,7 +55,7 @@ def test_each_of_several_servers_is_named() -> None:
         assert weak.says.startswith(f"127.0.0.1:{third.port}/0: no append-only file")
 
         async def all_findings() -> list[Finding]:
-            return [one async for one in condition(",".join(urls), clock=SystemClock())]
+            return [one async for one in check(",".join(urls), clock=SystemClock())]
 
         every = asyncio.run(all_findings())
         assert {one.says.split(": ")[0] for one in every} == {f"127.0.0.1:{s.port}/0" for s in (first, second, third)}

@@ -10,7 +10,7 @@ import pytest
 
 from gossamer import urls
 from gossamer.errors import ConfigError, FrontierError, JobMissing, SchemaMismatch
-from gossamer.frontier.listing import list_jobs
+from gossamer.frontier.backends import list_jobs
 from gossamer.frontier.sharded import Sharded, divide
 from gossamer.frontier.sql import SqlFrontier, open_sql
 from gossamer.frontier.sql.job import FORMAT, dialect_of

@@ -34,7 +34,7 @@ from gossamer import settings as configuration
 from gossamer.cli import gossamer as command_line
 from gossamer.clock import SystemClock
 from gossamer.errors import ConfigError
-from gossamer.fleet import open_fleet
+from gossamer.frontier.backends import create_fleet, open_fleet
 from gossamer.frontier.sqlite import open_sqlite
 from gossamer.imports.findings import Found, Seen
 from gossamer.imports.intake import Intake, stand_ins
@@ -443,7 +443,7 @@ def test_a_fleet_knows_what_was_fetched_in_every_shard(redis_server: RedisServer
     (here / "done.txt").write_text("".join(f"http://s{number}.example/{number}\n" for number in range(40)))
 
     async def begin() -> None:
-        fleet = await open_fleet(redis_server.url, "wide", Settings(delay=0, robots=False), shards="0-3/4")
+        fleet = await create_fleet(redis_server.url, "wide", Settings(delay=0, robots=False), shards="0-3/4")
         await fleet.aclose()
 
     async def check() -> None:
@@ -458,7 +458,7 @@ def test_a_fleet_knows_what_was_fetched_in_every_shard(redis_server: RedisServer
             await fleet.aclose()
 
     async def know() -> None:
-        fleet = await open_fleet(redis_server.url, "wide", worker_name="import")
+        fleet = await open_fleet(redis_server.url, "wide", worker="import")
         try:
             shards = len(await fleet.shards())
             assert shards == 4
@@ -494,7 +494,7 @@ def test_a_job_keeps_its_settings_when_more_is_imported(here: Path) -> None:
     assert run("kept", "more.txt", "--done", "--frontier", frontier, "--max-depth", "3") == 0
 
     async def look() -> Settings:
-        fleet = await open_fleet(frontier, "kept", worker_name="looks")
+        fleet = await open_fleet(frontier, "kept", worker="looks")
         try:
             assert (await fleet.counts()).known == 2
             return fleet.settings

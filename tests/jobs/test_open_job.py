@@ -17,7 +17,8 @@ import redis
 
 import gossamer
 from gossamer.errors import JobMissing, JobStopped
-from gossamer.fleet import join_fleet, open_fleet
+from gossamer.fleet import join_fleet
+from gossamer.frontier.backends import create_fleet
 from gossamer.takeover import begin
 from gossamer.testing.servers import RedisServer
 from gossamer.testing.web import SimWeb
@@ -134,7 +135,7 @@ def test_a_job_on_a_fleet(server: RedisServer, web: SimWeb, tmp_path: Path) -> N
     settings = gossamer.Settings(sink=(f"jsonl:{tmp_path}/out",), allow_private=True, delay=0.0)
 
     async def submit() -> None:
-        fleet = await open_fleet(server.url, "shop", settings)
+        fleet = await create_fleet(server.url, "shop", settings)
         await begin(fleet, settings, web.seeds)
         await fleet.aclose()
 

@@ -20,7 +20,7 @@ import redis
 from scrapy.settings import Settings as ScrapySettings
 
 from gossamer.errors import ConfigError, Held
-from gossamer.fleet import open_fleet
+from gossamer.frontier.backends import open_fleet
 from gossamer.job import stored_settings
 from gossamer.jobs.find import open_job
 from gossamer.model import Counts

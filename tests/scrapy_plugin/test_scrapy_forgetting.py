@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from scrapy.settings import Settings as ScrapySettings
 
-from gossamer.fleet import open_fleet
+from gossamer.frontier.backends import open_fleet
 from gossamer.model import Counts, Grant, Request
 from gossamer.scrapy.courier import Courier, Parcel
 from gossamer.scrapy.options import read_options

@@ -18,7 +18,7 @@ from scrapy.http import FormRequest, JsonRequest
 from scrapy.settings import Settings as ScrapySettings
 
 from gossamer.clock import SystemClock
-from gossamer.fleet import open_fleet
+from gossamer.frontier.backends import create_fleet, open_fleet
 from gossamer.frontier.local import open_memory
 from gossamer.scrapy import plain
 from gossamer.scrapy.options import open_frontier, read_options
@@ -169,7 +169,7 @@ def test_a_body_of_five_megabytes_comes_through_every_store(
         settings = Settings(delay=0, robots=False)
         frontiers: list[Any] = [open_memory(settings, clock=SystemClock(), secret=b"s" * 16)]
         for address in (redis_server.url, *databases):
-            frontiers.append(await open_fleet(address, "bodies", settings))
+            frontiers.append(await create_fleet(address, "bodies", settings))
         return [await through(frontier) for frontier in frontiers]
 
     for again in asyncio.run(through_all()):

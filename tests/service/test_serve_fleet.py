@@ -16,7 +16,7 @@ from gossamer.clock import ManualClock
 from gossamer.engine.handle import Linker
 from gossamer.engine.pulse import Heart, beating
 from gossamer.engine.recent import Recent
-from gossamer.fleet import open_fleet
+from gossamer.frontier.backends import create_fleet
 from gossamer.frontier.folder import FolderFrontier
 from gossamer.frontier.sharded import Sharded
 from gossamer.jobs.fleet import FleetJob
@@ -83,7 +83,7 @@ class Still:
 
 async def limits_are_heard_of(url: str, folder: Path, shards: str = "") -> None:
     settings, job = build({"delay": 1.0, "robots": False, "max_pages": 10}), f"limits {shards}"
-    worker = await open_fleet(url, job, settings, worker_name="w", shards=shards)
+    worker = await create_fleet(url, job, settings, worker="w", shards=shards)
     reached = await FleetJob.open(url, job, folder)
 
     async def limit(**changes: Any) -> None:

@@ -17,9 +17,7 @@ from click.testing import CliRunner
 
 from gossamer.cli import named
 from gossamer.errors import ConfigError, JobMissing
-from gossamer.fleet import SQL_SCHEMES, open_fleet
-from gossamer.frontier.listing import list_jobs
-from gossamer.frontier.removal import remove_job
+from gossamer.frontier.backends import create_fleet, list_jobs, open_fleet, remove_job
 from gossamer.model import Request
 from gossamer.settings import Settings
 from gossamer.testing.servers import RedisServer
@@ -195,7 +193,6 @@ def _rows(server: RedisServer | SqlServer | None, folder: Path) -> int:
             return sum(1 for job in ("gone", "stays") for _ in store.scan_iter(f"gossamer:{{{job}*"))
     if server is None:
         return sum(1 for path in folder.rglob("*") if path.is_file())
-    assert server.url.startswith(SQL_SCHEMES)
     mine = (
         "SELECT s.shard FROM gossamer_shards s JOIN gossamer_jobs j ON j.job = s.job WHERE j.name IN ('gone', 'stays')"
     )
@@ -205,7 +202,7 @@ def _rows(server: RedisServer | SqlServer | None, folder: Path) -> int:
 
 
 async def _make(url: str, job: str) -> None:
-    fleet = await open_fleet(url, job, Settings(delay=0, robots=False), worker_name="w")
+    fleet = await create_fleet(url, job, Settings(delay=0, robots=False), worker="w")
     try:
         await fleet.add([Request(f"http://s{n % 4}.example/{n}", n + 1, f"s{n % 4}.example") for n in range(20)])
         await fleet.lease(1, batch=2, seconds=60)

@@ -10,8 +10,8 @@ from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
 from gossamer.cli.start import run
 from gossamer.cli.terminal import say
-from gossamer.errors import ConfigError
-from gossamer.fleet import SQL_SCHEMES
+from gossamer.frontier.backends import ability
+from gossamer.frontier.base import Compacts
 
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 
@@ -39,10 +39,7 @@ def compact(name: str, frontier: str, older_than: float) -> int:
 
     Their keys stay, so that they are not fetched again. It may be interrupted and run again.
     """
-    if not frontier.startswith(SQL_SCHEMES):
-        raise ConfigError("only jobs in SQL keep rows of what is finished", hint="--frontier postgresql://host/crawl")
-    from gossamer.frontier.sql import compact_databases
-
-    gone = run(compact_databases(frontier, name, older_than))
+    backend = ability(frontier, Compacts, "compacted")  # type: ignore[type-abstract]
+    gone = run(backend.compact(frontier, name, older_than_seconds=older_than))
     say(f"{name}: {gone:,} rows deleted")
     return Exit.OK

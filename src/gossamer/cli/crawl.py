@@ -36,7 +36,8 @@ from gossamer.clock import SystemClock
 from gossamer.engine.orphans import die_with
 from gossamer.engine.supervisor import FATAL
 from gossamer.errors import ConfigError, JobMissing, OwnerGone, SchemaMismatch
-from gossamer.fleet import SCHEMES, FleetCrawl, is_fleet, join_fleet
+from gossamer.fleet import FleetCrawl, join_fleet
+from gossamer.frontier.backends import is_address, is_fleet
 from gossamer.job import Crawl, Summary
 from gossamer.jobs.find import check_folder
 from gossamer.leaving import leaving
@@ -126,7 +127,7 @@ def crawl(
         _refuse_fleet_options("region", "shards", "own_results")
         if not first_urls and not (folder / jobs.FRONTIER).exists():
             raise JobMissing(f"there is no job in {folder}", hint="give a URL to start one")
-        run = Crawl(folder, settings, first_urls, in_memory=frontier == "memory:")
+        run = Crawl(folder, settings, first_urls, frontier=frontier)
     notifier = Notifier(notify)
     # What could not be fetched with must not be kept: the next run would have it again.
     asyncio.run(check_fetching(settings))
@@ -276,8 +277,8 @@ def worker(
     own_name = worker_name or f"{os.uname().nodename}-{os.getpid()}"
     if is_fleet(frontier):
         # As all other commands take it: gossamer worker JOB --frontier URL.
-        name, place = name or (place if not place.startswith(SCHEMES) else ""), frontier
-    if ("://" in place or place.startswith("folder:")) and is_fleet(place):
+        name, place = name or (place if not is_address(place) else ""), frontier
+    if is_address(place) and is_fleet(place):
         if not name:
             raise ConfigError("which job?", hint="name it: gossamer worker FRONTIER --job NAME")
         folder = Path(out) if out else jobs.folder_of(name, ())

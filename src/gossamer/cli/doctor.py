@@ -19,8 +19,7 @@ from gossamer.cli.start import read_settings, run
 from gossamer.cli.terminal import plain, put
 from gossamer.clock import SystemClock
 from gossamer.errors import ConfigError
-from gossamer.fleet import SCHEMES
-from gossamer.frontier.condition import condition
+from gossamer.frontier.backends import check, is_fleet
 from gossamer.masks import masked_address
 from gossamer.model import Finding
 from gossamer.settings import Settings
@@ -45,7 +44,7 @@ def doctor(job: str, frontier: str, host: str, as_json: bool, **options: Any) ->
 
     Exits with 0 if all is well or only weak, and with 1 if something is bad.
     """
-    if frontier and not frontier.startswith(SCHEMES):
+    if frontier and not is_fleet(frontier):
         raise ConfigError(
             f"{masked_address(frontier)} is no store of a fleet",
             hint="name redis://, postgresql://, mysql:// or folder:/path",
@@ -79,5 +78,5 @@ async def _findings(job: str, frontier: str, host: str, settings: Settings) -> A
         yield found
     yield await checkup.names(host, settings, clock=clock)
     if frontier:
-        async for found in condition(frontier, clock=clock, forget_seconds=settings.forget_seconds):
+        async for found in check(frontier, clock=clock, forget_seconds=settings.forget_seconds):
             yield found

@@ -16,7 +16,7 @@ from gossamer.errors import FrontierError, JobMissing, SinkError
 from gossamer.export import FORMATS, Export, write
 from gossamer.export.stored import place_of
 from gossamer.export.where import Where
-from gossamer.fleet import is_fleet
+from gossamer.frontier.backends import is_fleet
 from gossamer.jobs.find import find_job
 from gossamer.results import MARKER, compare, is_results, read_marker, repair_command
 from gossamer.sink import wants_segments

@@ -18,8 +18,8 @@ from gossamer.cli.start import check_seeds, read_lines, read_settings, run
 from gossamer.cli.terminal import plain, say
 from gossamer.clock import SystemClock
 from gossamer.errors import ConfigError
-from gossamer.fleet import SCHEMES, claim_results, open_fleet, results_folder
-from gossamer.frontier.condition import condition
+from gossamer.fleet import claim_results, results_folder
+from gossamer.frontier.backends import backend_of, check, create_fleet, is_fleet
 from gossamer.frontier.regions import parse_part
 from gossamer.masks import masked_address
 from gossamer.model import Finding
@@ -47,7 +47,7 @@ def submit(urls: tuple[str, ...], seeds: Any, name: str, frontier: str, shards: 
     gossamer worker --job shop          on every machine, as often as you like
     gossamer status shop
     """
-    if not frontier.startswith(SCHEMES):
+    if not is_fleet(frontier):
         raise ConfigError("a fleet's frontier is a server", hint="as in --frontier redis://host:6379/0")
     values = given(options)
     if urls and urls[0].endswith(".py"):
@@ -58,13 +58,13 @@ def submit(urls: tuple[str, ...], seeds: Any, name: str, frontier: str, shards: 
         first_urls = jobs.read_seeds(jobs.spider_seeds(settings))
     if not name:
         check_seeds(first_urls)
-    places = shared_folder(settings.sink) is not None or frontier.startswith("folder:/") or is_shared(settings.sink)
-    if not places:
+    job = name or jobs.folder_of("", first_urls).name
+    has_folder = backend_of(frontier).results_folder(frontier, job) is not None
+    if not has_folder and shared_folder(settings.sink) is None and not is_shared(settings.sink):
         raise ConfigError(
             "workers on several machines need one place for what they store",
             hint="name a folder that all of them have, --sink jsonl:/mnt/shared/crawl, or a server: --sink mysql://...",
         )
-    job = name or jobs.folder_of("", first_urls).name
     count = run(_submit(frontier, job, settings, first_urls, shards=str(parse_part(shards).of) if shards else ""))
     say(f"{plain(job)}: {many(count, 'URL')} added, {len(first_urls) - count:,} known already")
     for weakness in run(_weaknesses(frontier, settings)):
@@ -76,20 +76,19 @@ def submit(urls: tuple[str, ...], seeds: Any, name: str, frontier: str, shards: 
 
 async def _weaknesses(frontier: str, settings: Settings) -> list[Finding]:
     """Why the store of a job may lose pages; what cannot be found out now is not said."""
-    if frontier.startswith("folder:/"):
-        return []
-    found = condition(frontier, clock=SystemClock(), forget_seconds=settings.forget_seconds)
+    found = check(frontier, clock=SystemClock(), forget_seconds=settings.forget_seconds)
     return [one async for one in found if one.subject == "durability" and one.state != "good"]
 
 
 async def _submit(frontier: str, job: str, settings: Settings, seeds: Sequence[str], *, shards: str) -> int:
     folder = results_folder(frontier, job, settings, jobs.folder_of(job, ()))
     # A shared folder whose parent is not here is not mounted here: made anew, it would be another one.
-    settings = await claim_results(frontier, job, settings, folder, parents=frontier.startswith("folder:/"))
+    has_folder = backend_of(frontier).results_folder(frontier, job) is not None
+    settings = await claim_results(frontier, job, settings, folder, parents=has_folder)
     if wants_segments(settings.sink) and not is_results(folder, settings):
         say(f"warning: {folder} has no {MARKER} of this job on this machine, and workers refuse to start without it")
         say(f"hint: on a machine that has the folder: {repair_command(job, frontier)} --adopt-folder")
-    fleet = await open_fleet(frontier, job, settings, shards=shards)
+    fleet = await create_fleet(frontier, job, settings, shards=shards)
     try:
         return await begin(fleet, settings, seeds)
     finally:

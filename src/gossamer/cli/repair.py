@@ -15,7 +15,7 @@ from gossamer.cli.figures import many
 from gossamer.cli.start import read_lines, run
 from gossamer.cli.terminal import plain, put, say
 from gossamer.errors import ConfigError
-from gossamer.fleet import SCHEMES
+from gossamer.frontier.backends import is_fleet
 from gossamer.masks import masked_address
 from gossamer.repair import Repaired
 from gossamer.repair import repair as repaired
@@ -46,7 +46,7 @@ def repair(name: str, frontier: str, adopt_folder: bool, walk: bool, seeds: Any,
     first. Frontiers in SQL and folders know every lost page; Redis knows no URLs of finished pages, and finds them in
     what the results folder still has, or with --walk. Exit code 1: some lost pages were not found.
     """
-    if not frontier.startswith(SCHEMES):
+    if not is_fleet(frontier):
         raise ConfigError(
             "only jobs of a fleet keep results in segments", hint="name the frontier: --frontier redis://host:6379/0"
         )

@@ -10,8 +10,8 @@ from gossamer.cli.start import run
 from gossamer.cli.steer import on_a_job
 from gossamer.cli.terminal import put, say
 from gossamer.errors import ConfigError
-from gossamer.fleet import SCHEMES
 from gossamer.frontier.advice import Advice
+from gossamer.frontier.backends import is_fleet
 from gossamer.jobs.find import open_job
 
 
@@ -26,7 +26,7 @@ def scale(name: str, frontier: str, least: int, most: int | None, quiet: bool, a
 
     The number goes to standard output, the reason to standard error. It is 0 when nothing can be fetched for a minute.
     """
-    if not frontier.startswith(SCHEMES):
+    if not is_fleet(frontier):
         raise ConfigError(
             "only a job on a fleet's frontier can be scaled",
             hint="name it: --frontier redis://host:6379/0; for a crawl on one machine there is --workers",

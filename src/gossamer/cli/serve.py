@@ -17,7 +17,7 @@ from gossamer.cli.start import read_settings, run
 from gossamer.cli.terminal import say
 from gossamer.errors import ConfigError
 from gossamer.extras import unusable
-from gossamer.fleet import SCHEMES
+from gossamer.frontier.backends import is_fleet
 from gossamer.masks import masked_address
 
 
@@ -73,7 +73,7 @@ def serve(
     except ImportError as missing:
         raise unusable("service", "the service", missing) from missing
     logs.start()
-    if frontier and not frontier.startswith(SCHEMES):
+    if frontier and not is_fleet(frontier):
         raise ConfigError(
             f"--frontier {masked_address(frontier)}: no fleet's frontier", hint="as in redis://host:6379/0"
         )

@@ -9,8 +9,8 @@ import click
 from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
 from gossamer.cli.start import run
-from gossamer.errors import ConfigError
-from gossamer.fleet import SQL_SCHEMES
+from gossamer.frontier.backends import ability
+from gossamer.frontier.base import MovesShards
 
 
 @click.command()
@@ -23,38 +23,16 @@ def spread(name: str, frontier: str) -> int:
 
     Add an address to bring in a further server, leave one out to empty it. It may be interrupted and run again.
     """
-    if frontier.startswith(SQL_SCHEMES):
-        placed = run(_spread_sql(frontier, name))
-    elif frontier.startswith(("redis://", "rediss://", "unix://")):
-        placed = run(_spread(frontier, name))
-    else:
-        raise ConfigError(
-            "only jobs in Redis or in SQL have shards to move",
-            hint="--frontier redis://a:6379/0,redis://b:6379/0 or postgresql://a/crawl,postgresql://b/crawl",
-        )
+    backend = ability(frontier, MovesShards, "spread")  # type: ignore[type-abstract]
+    placed = run(_spread(backend, frontier, name))
     click.echo(f"{name}: {sum(placed.values())} shards on {len(placed)} servers", err=True)
     return Exit.OK
 
 
-async def _spread(frontier: str, name: str) -> Counter[str]:
-    from gossamer.frontier.redis_move import spread
-
+async def _spread(backend: MovesShards, frontier: str, name: str) -> Counter[str]:
     placed: Counter[str] = Counter()
-    async for move in spread(frontier, name):
+    async for move in backend.move_shards(frontier, name):
         placed[move.target] += 1
-        _say(move.shard, move.source, move.target, f"{move.keys:,} keys")
+        way = f"{move.source} -> {move.target}, {move.size}" if move.source != move.target else move.target
+        click.echo(f"shard {move.shard}: {way}")
     return placed
-
-
-async def _spread_sql(frontier: str, name: str) -> Counter[str]:
-    from gossamer.frontier.sql import spread_sql
-
-    placed: Counter[str] = Counter()
-    async for move in spread_sql(frontier, name):
-        placed[move.target] += 1
-        _say(move.shard, move.source, move.target, f"{move.rows:,} rows")
-    return placed
-
-
-def _say(shard: int, source: str, target: str, size: str) -> None:
-    click.echo(f"shard {shard}: {f'{source} -> {target}, {size}' if source != target else target}")

@@ -16,7 +16,7 @@ from gossamer.errors import ConfigError, ExtractError
 from gossamer.extract.schema import Schemas
 from gossamer.extract.scope import Scope
 from gossamer.extract.selectors import check
-from gossamer.extract.spider import FieldSpider, load_type
+from gossamer.extract.spider import FieldSpider, load_type, spider_settings
 from gossamer.frontier.regions import check_regions
 from gossamer.settings import Settings
 from gossamer.sink import check_sinks
@@ -39,7 +39,7 @@ def read_settings(folder: Path | None, options: Mapping[str, Any]) -> Settings:
     try:
         settings = configuration.build(values)
         if settings.spider:
-            settings = configuration.build({**folders.spider_settings(settings), **values})
+            settings = configuration.build({**spider_settings(settings), **values})
     except ConfigError as error:
         error.hint = error.hint or "`gossamer crawl --help` lists all settings with their values"
         raise

@@ -16,8 +16,8 @@ from gossamer.cli.exits import Exit
 from gossamer.cli.figures import brief
 from gossamer.cli.start import run
 from gossamer.cli.terminal import plain
-from gossamer.fleet import is_fleet
 from gossamer.folders import read_seeds
+from gossamer.frontier.backends import is_fleet
 from gossamer.jobs.find import list_jobs, open_job
 from gossamer.jobs.job import JobStatus
 from gossamer.masks import masked_address

@@ -21,15 +21,21 @@ from gossamer.cli.terminal import plain, say
 from gossamer.clock import SystemClock
 from gossamer.engine.pulse import is_live
 from gossamer.errors import ConfigError, JobMissing
-from gossamer.fleet import SCHEMES, open_fleet
-from gossamer.frontier.base import Fleet
-from gossamer.frontier.local import LocalFrontier
-from gossamer.frontier.sqlite import open_sqlite
+from gossamer.frontier.backends import (
+    backend_of,
+    create_fleet,
+    find_backend,
+    is_fleet,
+    is_in_memory,
+    open_fleet,
+    owned_backend,
+    owned_url,
+)
+from gossamer.frontier.base import Fleet, OwnedFrontier
 from gossamer.imports.findings import Finding, Found
 from gossamer.imports.intake import Intake, Maker, PageMaker, Tally
 from gossamer.imports.listings import read_cdxj, read_list, read_sitemap, read_warc
 from gossamer.imports.scrapy_state import is_jobdir, read_jobdir, read_scrapy_redis
-from gossamer.masks import masked_address
 from gossamer.settings import Settings
 
 KINDS = ("list", "sitemap", "warc", "cdxj", "jobdir", "scrapy-redis")
@@ -96,7 +102,8 @@ def take(
 
 def kind_of(source: str) -> str:
     """What a source looks like; ConfigError if that says nothing."""
-    if re.match(r"rediss?://|unix://", source):
+    backend = find_backend(source)
+    if backend is not None and backend.name == "redis":
         return "scrapy-redis"
     if source == "-":
         return "list"
@@ -155,7 +162,7 @@ class _Work:
         frontier, settings, maker = await self._open()
         try:
             shards = 1
-            if not isinstance(frontier, LocalFrontier):
+            if not isinstance(frontier, OwnedFrontier):
                 shards = len(await frontier.shards())
                 await self._check_rest(frontier)
                 await frontier.abandon(_IMPORTER)
@@ -170,24 +177,22 @@ class _Work:
         finally:
             await frontier.aclose()
 
-    async def _open(self) -> tuple[Fleet | LocalFrontier, Settings, Maker]:
+    async def _open(self) -> tuple[Fleet | OwnedFrontier, Settings, Maker]:
         if self._for_scrapy:
             return await self._open_project()
-        if self._url.startswith(SCHEMES):
+        if is_fleet(self._url):
             settings = read_settings(None, {**await self._kept(), **self._values})
-            fleet = await open_fleet(self._url, self._name, settings, worker_name=_IMPORTER)
+            fleet = await create_fleet(self._url, self._name, settings, worker=_IMPORTER)
             return fleet, fleet.settings, PageMaker(fleet.settings, fleet.secret)
-        if self._url not in ("", "sqlite"):
-            raise ConfigError(
-                f"{masked_address(self._url)}: no such frontier", hint="redis://, postgresql://, mysql://, folder:/"
-            )
+        if is_in_memory(self._url):
+            raise ConfigError("a job in memory ends with this command", hint="leave --frontier away, or name a server")
         folder = jobs.folder_of(self._name, ())
         settings = read_settings(folder, self._values)
-        frontier = open_sqlite(folder / jobs.FRONTIER, settings, clock=SystemClock())
-        jobs.save_settings(folder, settings)
+        url = owned_url(self._url, folder)
+        frontier = await owned_backend(url).create(url, self._name, settings, clock=SystemClock())
         return frontier, settings, PageMaker(settings, frontier.secret)
 
-    async def _open_project(self) -> tuple[Fleet | LocalFrontier, Settings, Maker]:
+    async def _open_project(self) -> tuple[Fleet | OwnedFrontier, Settings, Maker]:
         from gossamer.scrapy.intake import ScrapyMaker, project_settings
         from gossamer.scrapy.options import open_frontier, read_options
 
@@ -200,14 +205,14 @@ class _Work:
             project.set("GOSSAMER_FRONTIER", self._url, "cmdline")
         options = read_options(project, self._name)
         frontier = await open_frontier(options, self._values)
-        settings = options.settings if isinstance(frontier, LocalFrontier) else frontier.settings
+        settings = options.settings if isinstance(frontier, OwnedFrontier) else frontier.settings
         maker = ScrapyMaker(project, frontier.secret, site_by=settings.site_by, from_scrapy_redis=self._from_redis)
         return frontier, settings, maker
 
     async def _kept(self) -> dict[str, Any]:
         """The settings of a job that is there already."""
         try:
-            fleet = await open_fleet(self._url, self._name, worker_name=_IMPORTER)
+            fleet = await open_fleet(self._url, self._name, worker=_IMPORTER)
         except JobMissing:
             return {}
         try:
@@ -222,7 +227,7 @@ class _Work:
             raise ConfigError(
                 f"job {self._name!r} is at work: {', '.join(at_work[:5])}", hint="stop its workers, import, start them"
             )
-        if self._url.startswith("folder:/") and self._for_scrapy and self._must_rest:
+        if not backend_of(self._url).knows_all_keys and self._for_scrapy and self._must_rest:
             raise ConfigError(
                 "fingerprints cannot be taken over into a folder: each of its shards knows its own sites only",
                 hint="use redis://, postgresql://, mysql:// or sqlite:",

@@ -22,7 +22,7 @@ from gossamer.engine.handle import Linker
 from gossamer.engine.marker import left_behind
 from gossamer.engine.store import Result, Store
 from gossamer.errors import ConfigError, GossamerError
-from gossamer.frontier.local import LocalFrontier
+from gossamer.frontier.base import OwnedFrontier
 from gossamer.model import Grant, Lease
 from gossamer.settings import Settings
 
@@ -38,7 +38,7 @@ class Coordinator:
 
     def __init__(
         self,
-        frontier: LocalFrontier,
+        frontier: OwnedFrontier,
         store: Store,
         *,
         linker: Linker,

@@ -9,8 +9,7 @@ from typing import NamedTuple, Protocol
 from gossamer.engine.patience import Patience, grace
 from gossamer.engine.stats import Stats
 from gossamer.errors import FrontierError, SinkError, SinkFull
-from gossamer.frontier.base import Frontier
-from gossamer.frontier.local import LocalFrontier
+from gossamer.frontier.base import Frontier, OwnedFrontier
 from gossamer.model import Outcome, Receipt, Record, SiteNote
 from gossamer.sink.base import Sink
 
@@ -74,7 +73,7 @@ class OwnerStore:
     only if its outcome will count, and the marks make both count together.
     """
 
-    def __init__(self, frontier: LocalFrontier, sinks: Sequence[Sink], stats: Stats) -> None:
+    def __init__(self, frontier: OwnedFrontier, sinks: Sequence[Sink], stats: Stats) -> None:
         self._frontier = frontier
         self._sinks = sinks
         self._stats = stats

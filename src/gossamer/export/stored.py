@@ -17,7 +17,8 @@ from siphashc import siphash
 from gossamer import job as jobs
 from gossamer import settings as configuration
 from gossamer.errors import ArchiveError, ConfigError, FrontierError, SinkError
-from gossamer.fleet import is_fleet, open_fleet, results_folder
+from gossamer.fleet import results_folder
+from gossamer.frontier.backends import backend_of, is_fleet, open_fleet
 from gossamer.model import PageRow, Record
 from gossamer.sink import segments
 from gossamer.sink.base import TABLES
@@ -39,7 +40,7 @@ async def place_of(name: str, frontier: str = "") -> Place:
     """The folder in which what a job stored is: its own, or the one that its fleet's workers write to; and its
     settings, as they are there or as the fleet has them."""
     folder = jobs.folder_of(name, ())
-    has_segments = (folder / segments.FOLDER).is_dir() and not frontier.startswith("folder:/")
+    has_segments = (folder / segments.FOLDER).is_dir() and backend_of(frontier).results_folder(frontier, name) is None
     here = Place.of(folder)
     if not is_fleet(frontier) or "/" in name or (has_segments and here.settings):
         return here

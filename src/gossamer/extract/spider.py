@@ -15,6 +15,7 @@ from gossamer.errors import ConfigError, ExtractError
 from gossamer.extract.page import Page
 from gossamer.extract.selectors import check
 from gossamer.model import Request
+from gossamer.settings import Settings
 
 Yielded = Iterable[Any] | AsyncIterable[Any] | Awaitable[Any] | None
 Handler = Callable[[Page], Yielded]
@@ -210,3 +211,16 @@ def _line(error: BaseException, filename: str) -> str:
             line = trace.tb_lineno
         trace = trace.tb_next
     return f", line {line}" if line else ""
+
+
+def spider_seeds(settings: Settings) -> list[str]:
+    """The seeds that the spider names itself."""
+    start = load(settings.spider).start
+    if isinstance(start, str):
+        raise ConfigError(f"{settings.spider}: start is text, but must be a list", hint=f"start = [{start!r:.80}]")
+    return list(start)
+
+
+def spider_settings(settings: Settings) -> dict[str, Any]:
+    """The settings that the spider names itself; what the user says goes first."""
+    return dict(load(settings.spider).settings)

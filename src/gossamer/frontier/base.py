@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from gossamer import urls
-from gossamer.model import Counts, Grant, JobState, Lease, Outcome, Pulse, Receipt, Request, ShardView, SiteNote
+from gossamer.clock import Clock
+from gossamer.model import (
+    Counts,
+    Finding,
+    Grant,
+    JobState,
+    Lease,
+    Outcome,
+    Pulse,
+    Receipt,
+    RegionView,
+    Request,
+    ShardView,
+    SiteNote,
+)
 from gossamer.settings import Settings
+
+if TYPE_CHECKING:
+    from gossamer.frontier.settlement import Settlement
 
 
 class Frontier(Protocol):
@@ -99,17 +118,63 @@ class Steering(Protocol):
         ...
 
 
-class Fleet(Frontier, Steering, Protocol):
-    """A frontier that workers on many machines share; the job's settings and secret live in it."""
+class JobFrontier(Frontier, Steering, Protocol):
+    """The frontier of one job: what every backend opens. The job's secret, which keys URLs, lives in it."""
 
     secret: bytes
-    settings: Settings
-    also: frozenset[str]
-    """Regions beside its own that this worker leases from: those whose workers are all gone."""
 
     async def abandon(self, worker: str, *, blamed: Sequence[int] = ()) -> int:
         """Take back at once what a dead worker held; `blamed` are the keys that it was handling. How many leases."""
         ...
+
+
+@runtime_checkable
+class OwnedFrontier(JobFrontier, Protocol):
+    """A frontier with one owner process on this machine, which also writes the job's output files.
+
+    Workers reach it through their owner. It commits outcomes and the lengths of the output files (`marks`) together, so
+    a page is stored exactly once, whatever is killed. `LocalFrontier` over a `Journal` of your own is one."""
+
+    marks: dict[str, int]
+
+    async def lease(self, limit: int, *, batch: int, seconds: float, worker: str = "") -> Grant:
+        """As every frontier does, for one of the owner's workers."""
+        ...
+
+    @property
+    def state(self) -> JobState:
+        """Whether the job is running, paused, stopping or finished."""
+        ...
+
+    def settling(
+        self, outcomes: Sequence[Outcome], *, notes: Sequence[SiteNote] = ()
+    ) -> AbstractAsyncContextManager[Settlement]:
+        """Outcomes whose leases stay theirs until the block ends; they are committed by the settlement's `commit`."""
+        ...
+
+    async def blame(self, keys: Sequence[int]) -> None:
+        """Count a loss for each of these requests: the owner died while it handled them."""
+        ...
+
+    async def limit(self, settings: Settings) -> None:
+        """Continue with these settings, which differ from the last ones in limits and delays only."""
+        ...
+
+    def lanes(self) -> RegionView:
+        """Lanes and sites at this moment, as for a region of a fleet."""
+        ...
+
+    def unknown(self, keys: Iterable[int]) -> set[int]:
+        """Those of these keys that the frontier has never seen."""
+        ...
+
+
+class Fleet(JobFrontier, Protocol):
+    """A frontier that workers on many machines share; the job's settings live in it."""
+
+    settings: Settings
+    also: frozenset[str]
+    """Regions beside its own that this worker leases from: those whose workers are all gone."""
 
     async def beat(self, pulse: Pulse) -> None:
         """Keep what a worker tells about itself; an old pulse of the same name is replaced."""
@@ -126,3 +191,148 @@ class Fleet(Frontier, Steering, Protocol):
     async def shards(self) -> list[ShardView]:
         """Every shard, with its server, counts and regions."""
         ...
+
+
+class Opener(NamedTuple):
+    """Who opens a frontier, and for what: nothing of it is needed to look at a job, or to add to it."""
+
+    worker: str = ""
+    """The worker's name, unique in the job."""
+    region: str = ""
+    """The region from which it leases."""
+    shards: str = ""
+    """Its part of the shards, as `0-3/8`; when the job is made, how many there are."""
+
+
+class Meter(Protocol):
+    """Weighs one store."""
+
+    async def weight(self) -> float:
+        """Bytes that it holds of all jobs."""
+        ...
+
+    async def cpu_seconds(self) -> float | None:
+        """CPU time that it has used since it started; None if it cannot say."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+class Backend(Protocol):
+    """One kind of frontier: everything that depends on the kind is asked here, and nowhere else.
+
+    There is one value for each kind; `backends.backend_of` finds it by the scheme of an address. It imports its driver
+    when a method is called, not before. A class of another package inherits from `FleetBackend` or `OwnedBackend`,
+    which have defaults for what not every store has, and is named in the entry point group `gossamer.frontiers`."""
+
+    name: str
+    """As in figures and messages: `redis`."""
+    forms: tuple[str, ...]
+    """How its addresses are written, for hints: `redis://host:6379/0`."""
+    is_shared: bool
+    """Whether workers on many machines share a job (`FleetBackend`), or one process owns it (`OwnedBackend`)."""
+    keeps_in_memory: bool = False
+    """Whether what `Backend.meter` weighs is memory, and not space on a disk."""
+    knows_all_keys: bool = True
+    """Whether a key can be known without its site; a folder's shards know their own sites only."""
+
+    async def list_jobs(self, url: str) -> list[str]:
+        """The names of the jobs at this address, in order, a thousand at most."""
+        ...
+
+    async def remove(self, url: str, job: str) -> bool:
+        """Delete a job, on which nobody works any more; whether it was there. Results are not touched.
+
+        It may be interrupted, and called again until it returns."""
+        ...
+
+    def check(self, url: str, *, clock: Clock, forget_seconds: float) -> AsyncIterator[Finding]:
+        """Whether the store can be reached, is in step with our clock, and keeps what it acknowledges."""
+        return _unchecked(self)
+
+    def results_folder(self, url: str, job: str) -> Path | None:
+        """Where the job's workers store pages unless a sink says otherwise; None where the store is no folder."""
+        return None
+
+    def meter(self, url: str) -> Meter:
+        """What weighs the store at this address."""
+        return _Unmetered()
+
+
+class FleetBackend(Backend, Protocol):
+    """A backend whose jobs are shared by workers on many machines."""
+
+    is_shared: bool = True
+
+    async def open(self, url: str, job: str, by: Opener) -> Fleet:
+        """Join a job; JobMissing if it is not there."""
+        ...
+
+    async def create(self, url: str, job: str, settings: Settings, by: Opener) -> Fleet:
+        """Join a job, made with these settings if it is not there; these are its settings from now on.
+
+        Any number of machines may create one job at once, and get the same one."""
+        ...
+
+
+class OwnedBackend(Backend, Protocol):
+    """A backend whose jobs have one owner process on this machine at a time; its workers ask the owner."""
+
+    is_shared: bool = False
+
+    def settings(self, url: str, job: str) -> Settings | None:
+        """The settings that a job was last created with, without owning it; None if it is not there."""
+        ...
+
+    async def open(self, url: str, job: str, *, clock: Clock) -> OwnedFrontier:
+        """Own a job with the settings that it was created with; JobMissing if it is not there, Held if it is owned."""
+        ...
+
+    async def create(self, url: str, job: str, settings: Settings, *, clock: Clock) -> OwnedFrontier:
+        """Own a job, made if it is not there; these are its settings from now on. Held if another process owns it."""
+        ...
+
+
+class ShardMove(NamedTuple):
+    """A shard that is on its server now, and what had to be brought there."""
+
+    shard: int
+    source: str
+    target: str
+    size: str
+    """As people read it: `1,200 keys`."""
+
+
+@runtime_checkable
+class MovesShards(Protocol):
+    """A backend whose jobs can be spread over other servers while they run."""
+
+    def move_shards(self, url: str, job: str) -> AsyncIterator[ShardMove]:
+        """Bring every shard to its server among those of this address, and say where each is.
+
+        It ends when no server can forget any more that they have moved. It may be interrupted and called again."""
+        ...
+
+
+@runtime_checkable
+class Compacts(Protocol):
+    """A backend that keeps rows of finished URLs, which can be deleted."""
+
+    async def compact(self, url: str, job: str, *, older_than_seconds: float) -> int:
+        """Delete the rows of URLs that were finished that long ago; how many. Their keys stay known."""
+        ...
+
+
+async def _unchecked(backend: Backend) -> AsyncIterator[Finding]:
+    yield Finding("frontier", "good", f"{backend.name} has no checks")
+
+
+class _Unmetered:
+    async def weight(self) -> float:
+        return 0.0
+
+    async def cpu_seconds(self) -> float | None:
+        return None
+
+    async def aclose(self) -> None:
+        pass

@@ -45,9 +45,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 def place_of(url: str, job: str) -> tuple[Path, int]:
     """Where a job is, and how many shards it gets if it is made: folder:/path or folder:/path?shards=128."""
-    scheme, _, rest = url.partition(":")
-    path, _, query = rest.partition("?")
-    if scheme != "folder" or not path.startswith("/"):
+    path, _, query = url.partition(":")[2].partition("?")
+    if not path.startswith("/"):
         raise ConfigError(f"{url}: not a shared folder", hint="write folder:/path, with the whole path")
     options = parse_qs(query)
     shards = options.pop("shards", [str(SHARDS)])[-1]

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from gossamer import settings as configuration
 from gossamer.clock import Clock
 from gossamer.errors import ConfigError, FrontierError, GossamerError, JobMissing
-from gossamer.fleet import is_fleet, open_fleet, results_folder
+from gossamer.fleet import results_folder
 from gossamer.folders import FRONTIER, folder_of
-from gossamer.frontier.listing import list_jobs as names_of
+from gossamer.frontier.backends import backend_of, is_fleet, open_fleet
+from gossamer.frontier.backends import list_jobs as names_of
 from gossamer.jobs.fleet import FleetJob
 from gossamer.jobs.job import Job, JobSummary
 from gossamer.jobs.local import RunningJob, StoppedJob
@@ -111,7 +112,7 @@ async def find_stored(name: str, frontier: str = "") -> Place:
     from gossamer.stored.places import Place
 
     folder = folder_of(name, ())
-    has_segments = (folder / SEGMENTS).is_dir() and not frontier.startswith("folder:/")
+    has_segments = (folder / SEGMENTS).is_dir() and backend_of(frontier).results_folder(frontier, name) is None
     here = Place.of(folder)
     if not is_fleet(frontier) or "/" in name or (has_segments and here.settings):
         return here

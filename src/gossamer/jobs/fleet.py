@@ -12,8 +12,9 @@ from gossamer.engine.handle import Linker
 from gossamer.engine.pulse import is_live
 from gossamer.engine.recent import Recent
 from gossamer.errors import JobStopped, SinkError
-from gossamer.fleet import open_fleet, results_folder, scale
+from gossamer.fleet import results_folder, scale
 from gossamer.frontier.advice import Advice
+from gossamer.frontier.backends import create_fleet, open_fleet
 from gossamer.frontier.base import Fleet
 from gossamer.frontier.regions import parse_part
 from gossamer.jobs.job import (
@@ -162,7 +163,7 @@ class FleetJob:
         # Others may have changed them since this job was opened.
         await self._fleet.refresh()
         settings = configuration.build({**configuration.dump(self._fleet.settings), **changes})
-        await (await open_fleet(self.frontier, self.name, settings)).aclose()
+        await (await create_fleet(self.frontier, self.name, settings)).aclose()
         await self._fleet.refresh()
         self.settings = settings
         return live

@@ -17,7 +17,7 @@ from gossamer.cli.exits import Exit
 from gossamer.cli.start import run
 from gossamer.cli.terminal import put, say
 from gossamer.errors import ConfigError
-from gossamer.fleet import SCHEMES
+from gossamer.frontier.backends import backend_of, is_fleet
 from gossamer.masks import masked_address
 from gossamer.measure.archive import measure_archive
 from gossamer.measure.crawls import measure_crawls
@@ -26,8 +26,6 @@ from gossamer.plan.command import figures_path
 from gossamer.plan.figures import Figures, Store, write_figures
 from gossamer.settings import VERSION
 from gossamer.testing.servers import RedisServer
-
-_KINDS = {"rediss": "redis", "unix": "redis", "postgres": "postgresql", "mariadb": "mysql"}
 
 
 @click.command()
@@ -45,7 +43,7 @@ def bench(quick: bool, urls: tuple[str, ...], servers: bool, out: Path | None, a
     `gossamer plan` computes with what it writes. Traffic stays on loopback.
     """
     for url in urls:
-        if not url.startswith(SCHEMES):
+        if not is_fleet(url):
             raise ConfigError(
                 f"--frontier {masked_address(url)}: no store of a fleet", hint="as in redis://host:6379/0"
             )
@@ -92,8 +90,7 @@ def _stores(urls: tuple[str, ...], stack: ExitStack, *, servers: bool) -> Iterat
     yield "sqlite", "", 0
     named = {}
     for url in urls:
-        scheme = url.partition(":")[0].partition("+")[0]
-        named[_KINDS.get(scheme, scheme)] = url
+        named[backend_of(url).name] = url
     yield from ((kind, url, 0) for kind, url in named.items())
     if not servers:
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,11 +17,9 @@ from typing import NamedTuple
 
 from gossamer import urls
 from gossamer.clock import SystemClock
-from gossamer.fleet import open_fleet
-from gossamer.frontier.base import Frontier
-from gossamer.frontier.removal import remove_job
-from gossamer.frontier.sqlite import open_sqlite
-from gossamer.measure.servers import Scales, resident_bytes, scales_of
+from gossamer.frontier.backends import backend_of, create_fleet, owned_backend, owned_url
+from gossamer.frontier.base import Frontier, JobFrontier
+from gossamer.measure.servers import cpu_of
 from gossamer.model import Lease, Outcome, Request
 from gossamer.plan.figures import Store
 from gossamer.settings import Settings
@@ -51,7 +50,7 @@ def measure_store(url: str, *, known: int, pages: int, pid: int = 0) -> Store:
     return Store(
         client_cpu_seconds=client, server_cpu_seconds=server, queued_bytes=max(queued, 0.0),
         done_bytes=max(done, 0.0), again_bytes=max(again, 0.0),
-        in_memory=not url.startswith(("postgres", "mysql", "mariadb", "folder:")),
+        in_memory=backend_of(url).keeps_in_memory,
     )  # fmt: skip
 
 
@@ -94,28 +93,27 @@ async def _fill(opened: _Opened, known: int) -> None:
 
 @asynccontextmanager
 async def _opened(url: str, pid: int) -> AsyncIterator[_Opened]:
-    settings = Settings(delay=0, robots=False)
-    if not url:
-        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-            local = open_sqlite(Path(folder) / "frontier.db", settings, clock=SystemClock())
-            try:
-                yield _Opened(local, local.secret, resident_bytes, _nothing)
-            finally:
-                await local.aclose()
-        return
-    job = f"bench-{secrets.token_hex(4)}"
-    scales: Scales = scales_of(url, pid)
-    fleet = await open_fleet(url, job, settings, worker_name="bench")
-    try:
-        yield _Opened(fleet, fleet.secret, scales.weight, scales.cpu_seconds)
-    finally:
-        await fleet.aclose()
-        await remove_job(url, job)
-        await scales.aclose()
+    settings, job = Settings(delay=0, robots=False), f"bench-{secrets.token_hex(4)}"
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        url = owned_url(url, Path(folder))
+        backend = backend_of(url)
+        meter = backend.meter(url)
 
+        async def server_seconds() -> float | None:
+            used = await meter.cpu_seconds()
+            return cpu_of(pid) if used is None and pid and sys.platform == "linux" else used
 
-async def _nothing() -> float:
-    return 0.0
+        frontier: JobFrontier
+        if backend.is_shared:
+            frontier = await create_fleet(url, job, settings, worker="bench")
+        else:
+            frontier = await owned_backend(url).create(url, job, settings, clock=SystemClock())
+        try:
+            yield _Opened(frontier, frontier.secret, meter.weight, server_seconds)
+        finally:
+            await frontier.aclose()
+            await backend.remove(url, job)
+            await meter.aclose()
 
 
 async def _pages(opened: _Opened, known: int, pages: int) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from gossamer.clock import SystemClock
 from gossamer.engine.pulse import Heart, beating
 from gossamer.errors import GossamerError, Unavailable
-from gossamer.frontier.local import LocalFrontier
+from gossamer.frontier.base import OwnedFrontier
 from gossamer.model import Grant, Lease, Outcome, Pulse, Request
 from gossamer.scrapy.options import Opened, Options, open_frontier
 from gossamer.settings import Settings
@@ -176,7 +176,7 @@ class Courier:
         try:
             settings = await self._begin(frontier)
             async with AsyncExitStack() as stack:
-                if not isinstance(frontier, LocalFrontier):
+                if not isinstance(frontier, OwnedFrontier):
                     pulse = Pulse(worker=self._options.worker)
                     await stack.enter_async_context(beating(Heart(frontier, self, pulse=pulse, clock=self._clock)))
                 renewing = asyncio.create_task(self._renew(frontier, settings.lease_seconds))
@@ -196,7 +196,7 @@ class Courier:
         counts = await frontier.counts()
         if counts.job != "paused":
             await frontier.steer("running")
-        settings = self._options.settings if isinstance(frontier, LocalFrontier) else frontier.settings
+        settings = self._options.settings if isinstance(frontier, OwnedFrontier) else frontier.settings
         self._forget_seconds = settings.forget_seconds
         self._run_of_store = (await frontier.lease(0, batch=1, seconds=settings.lease_seconds)).run
         self._soon(self._receiver.opened, frontier.secret, settings, counts.known)

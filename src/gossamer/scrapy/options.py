@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from scrapy.settings import BaseSettings
@@ -14,15 +12,12 @@ from scrapy.settings import BaseSettings
 from gossamer import settings as configuration
 from gossamer.clock import SystemClock
 from gossamer.errors import ConfigError, Held, JobMissing
-from gossamer.fleet import open_fleet
-from gossamer.frontier.base import Fleet
-from gossamer.frontier.local import LocalFrontier, open_memory
-from gossamer.frontier.sqlite import open_sqlite
-from gossamer.job import FRONTIER, save_settings, stored_settings
+from gossamer.frontier.backends import backend_of, create_fleet, open_fleet, owned_backend
+from gossamer.frontier.base import Fleet, OwnedFrontier
 from gossamer.masks import masked_address
 from gossamer.settings import Settings
 
-Opened = Fleet | LocalFrontier
+Opened = Fleet | OwnedFrontier
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,40 +77,34 @@ def job_settings(settings: BaseSettings) -> Settings:
 async def open_frontier(options: Options, changes: Mapping[str, Any] | None = None) -> Opened:
     """Join the job, or begin it; `changes` are settings that a job which is there already takes up."""
     url = options.url
-    if url == "memory:":
-        return open_memory(options.settings, clock=SystemClock(), secret=secrets.token_bytes(16))
-    if url.startswith("sqlite:"):
-        return _open_file(Path(url.removeprefix("sqlite:")), options.settings, changes)
+    backend = backend_of(url)
     settings = await _settings(options, changes)
-    return await open_fleet(url, options.job, settings, worker_name=options.worker)
-
-
-async def _settings(options: Options, changes: Mapping[str, Any] | None) -> Settings:
-    """How the job goes: as it was begun, whatever the project of this process says."""
+    if backend.is_shared:
+        return await create_fleet(url, options.job, settings, worker=options.worker)
     try:
-        fleet = await open_fleet(options.url, options.job)
-    except JobMissing:
-        return options.settings
-    try:
-        return configuration.build({**configuration.dump(fleet.settings), **changes}) if changes else fleet.settings
-    finally:
-        await fleet.aclose()
-
-
-def _open_file(place: Path, settings: Settings, changes: Mapping[str, Any] | None) -> LocalFrontier:
-    """The frontier in a job's folder, as `gossamer crawl` keeps it, or in a file with the ending .db."""
-    if not place.name:
-        raise ConfigError("sqlite: names no folder", hint='write GOSSAMER_FRONTIER = "sqlite:crawls/NAME"')
-    file = place if place.suffix == ".db" else place / FRONTIER
-    kept = stored_settings(place) if file != place else {}
-    if kept:
-        settings = configuration.build({**kept, **(changes or {})})
-    try:
-        frontier = open_sqlite(file, settings, clock=SystemClock())
+        return await owned_backend(url).create(url, options.job, settings, clock=SystemClock())
     except Held as error:
         raise Held(
             str(error), hint="a file has one owner: for several processes set GOSSAMER_FRONTIER to redis://... or SQL"
         ) from None
-    if file != place and (changes or not kept):
-        save_settings(place, settings)
-    return frontier
+
+
+async def _settings(options: Options, changes: Mapping[str, Any] | None) -> Settings:
+    """How the job goes: as it was begun, whatever the project of this process says."""
+    known = await _known(options)
+    if known is None:
+        return options.settings
+    return configuration.build({**configuration.dump(known), **changes}) if changes else known
+
+
+async def _known(options: Options) -> Settings | None:
+    if not backend_of(options.url).is_shared:
+        return owned_backend(options.url).settings(options.url, options.job)
+    try:
+        fleet = await open_fleet(options.url, options.job)
+    except JobMissing:
+        return None
+    try:
+        return fleet.settings
+    finally:
+        await fleet.aclose()

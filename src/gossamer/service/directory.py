@@ -18,8 +18,8 @@ from gossamer import job as jobs
 from gossamer.clock import Clock
 from gossamer.engine.extractor import make_spider
 from gossamer.errors import JobMissing
-from gossamer.fleet import open_fleet, results_folder
-from gossamer.frontier.listing import list_jobs
+from gossamer.fleet import results_folder
+from gossamer.frontier.backends import backend_of, create_fleet, list_jobs, open_fleet
 from gossamer.jobs.find import open_folder
 from gossamer.jobs.fleet import FleetJob
 from gossamer.jobs.job import Job
@@ -242,8 +242,8 @@ class OnFrontier:
             return found
 
     async def submit(self, name: str, settings: Settings, urls: Sequence[str]) -> int:
-        places = shared_folder(settings.sink) is not None or self._url.startswith("folder:/")
-        if not places and not is_shared(settings.sink):
+        shared = backend_of(self._url).results_folder(self._url, name)
+        if shared is None and shared_folder(settings.sink) is None and not is_shared(settings.sink):
             raise Refused(
                 409,
                 "workers on several machines need one place for what they store",
@@ -255,10 +255,8 @@ class OnFrontier:
         # A spider that cannot be loaded is found out before anything is kept.
         await asyncio.to_thread(make_spider, settings)
         folder = results_folder(self._url, name, settings, self._root / name)
-        settings = await asyncio.to_thread(
-            _with_results_id, settings, folder, name, parents=self._url.startswith("folder:/")
-        )
-        fleet = await open_fleet(self._url, name, settings)
+        settings = await asyncio.to_thread(_with_results_id, settings, folder, name, parents=shared is not None)
+        fleet = await create_fleet(self._url, name, settings)
         try:
             added = await begin(fleet, settings, urls)
         finally:

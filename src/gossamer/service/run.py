@@ -16,7 +16,7 @@ import msgspec
 from gossamer.clock import SystemClock
 from gossamer.errors import ConfigError
 from gossamer.extras import unusable
-from gossamer.fleet import SCHEMES
+from gossamer.frontier.backends import is_fleet
 from gossamer.service.routing import Part
 from gossamer.service.shapes import Role
 from gossamer.settings import Settings
@@ -95,7 +95,7 @@ async def serve(
         raise unusable("service", "the service", missing) from missing
     clock, hub = SystemClock(), Hub()
     directory: Directory
-    if options.frontier.startswith(SCHEMES):
+    if is_fleet(options.frontier):
         directory = OnFrontier(options.frontier, options.crawls, clock=clock, named=options.jobs)
     else:
         directory = Crawls(options.crawls, clock=clock, most=options.most)

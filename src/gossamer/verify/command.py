@@ -18,7 +18,7 @@ from gossamer.cli.start import run
 from gossamer.cli.terminal import plain, put, say
 from gossamer.clock import SystemClock
 from gossamer.errors import ConfigError
-from gossamer.fleet import SCHEMES
+from gossamer.frontier.backends import is_fleet, is_in_memory
 from gossamer.masks import masked_address
 from gossamer.verify.run import Proof, Wish, prove
 
@@ -57,14 +57,14 @@ def verify(as_json: bool, job: str, sinks: tuple[str, ...], frontier: str, **opt
     and is taken away. Exits with 1 if a page was lost or stored twice, a site was asked too soon, or more was fetched
     again than was in hand.
     """
-    if frontier not in ("", "sqlite") and not frontier.startswith(SCHEMES):
+    if is_in_memory(frontier):
         raise ConfigError(
             f"--frontier {masked_address(frontier)}: nothing that outlives a kill",
             hint="leave it away for the embedded one, or name redis://, postgresql://, mysql:// or folder:/path",
         )
     wish = Wish(
         job=job or f"verify-{secrets.token_hex(4)}",
-        frontier="" if frontier == "sqlite" else frontier,
+        frontier=frontier if is_fleet(frontier) else "",
         sinks=sinks or ("jsonl",),
         **options,
     )

@@ -16,8 +16,8 @@ import msgspec
 
 from gossamer.clock import Clock
 from gossamer.errors import ConfigError, GossamerError, JobMissing
-from gossamer.fleet import SCHEMES, open_fleet, results_folder
-from gossamer.frontier.removal import remove_job
+from gossamer.fleet import results_folder
+from gossamer.frontier.backends import is_fleet, open_fleet, remove_job
 from gossamer.masks import masked_address
 from gossamer.settings import Settings
 from gossamer.testing.web import SimWeb
@@ -56,7 +56,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_fleet(self) -> bool:
         """Whether workers share a store, and not an owner."""
-        return self.frontier.startswith(SCHEMES)
+        return is_fleet(self.frontier)
 
     @property
     def has_children(self) -> bool:

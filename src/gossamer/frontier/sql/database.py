@@ -90,6 +90,14 @@ class Dialect(Protocol):
         """Settings with which acknowledged work may be lost: what may be lost, and what to change."""
         ...
 
+    async def time(self) -> float:
+        """The server's time, as seconds since 1970."""
+        ...
+
+    async def size(self) -> float:
+        """Bytes that all jobs take on the server."""
+        ...
+
     async def standbys(self) -> int:
         """How many asynchronous standbys follow this server, as far as this user may see."""
         ...

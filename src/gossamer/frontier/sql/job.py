@@ -18,7 +18,6 @@ from gossamer.frontier.sql.handover import HERE
 from gossamer.settings import Settings
 
 FORMAT = 3
-SCHEMES = ("postgresql://", "postgres://", "mysql://", "mariadb://")
 log = logging.getLogger("gossamer.frontier")
 
 

@@ -38,6 +38,11 @@ _WEAK_VARIABLES = (
     "SHOW GLOBAL VARIABLES WHERE variable_name IN"
     " ('innodb_flush_log_at_trx_commit', 'innodb_doublewrite', 'log_bin', 'sync_binlog')"
 )
+_LARGE = ("seen", "queue", "done", "sites", "notes")
+_SIZE = (
+    "SELECT SUM(data_length + index_length) FROM information_schema.tables"
+    " WHERE table_schema = DATABASE() AND table_name LIKE 'gossamer\\_%'"
+)
 _STANDBY_COUNTS = "SHOW GLOBAL STATUS WHERE variable_name IN ('Slaves_connected', 'Rpl_semi_sync_master_clients')"
 
 
@@ -103,6 +108,14 @@ class MySQL(Session):
                 "SET GLOBAL sync_binlog = 1",
             ))  # fmt: skip
         return found
+
+    async def time(self) -> float:
+        return float((await self._run("SELECT UNIX_TIMESTAMP(NOW(6))"))[0][0])
+
+    async def size(self) -> float:
+        # Without this the sizes are those of some time ago.
+        await self._run(f"ANALYZE TABLE {', '.join(f'gossamer_{name}' for name in _LARGE)}")
+        return float((await self._run(_SIZE))[0][0] or 0)
 
     async def standbys(self) -> int:
         # MySQL counts only those that are semi-synchronous.

@@ -62,6 +62,10 @@ _LINEAGE = (
     "SELECT system_identifier::text FROM pg_control_system()",
     "SELECT ltrim(left(pg_walfile_name(pg_current_wal_lsn()), 8), '0')",
 )
+_SIZE = (
+    "SELECT SUM(pg_total_relation_size(c.oid)) FROM pg_class c"
+    " WHERE c.relname LIKE 'gossamer\\_%' AND c.relkind = 'r' AND pg_table_is_visible(c.oid)"
+)
 _OLDEST = 120000
 _WARY = 32
 _CONNECT_SECONDS, _ANSWER_SECONDS = 10.0, 30.0
@@ -191,6 +195,12 @@ class PostgreSQL:
             for setting, what, mend in _WEAK
             if await self._open.fetchval("SELECT current_setting($1, true)", setting) == "off"
         ]
+
+    async def time(self) -> float:
+        return float(await self._open.fetchval("SELECT EXTRACT(EPOCH FROM clock_timestamp())::float8"))
+
+    async def size(self) -> float:
+        return float(await self._open.fetchval(_SIZE) or 0)
 
     async def standbys(self) -> int:
         return int(await self._open.fetchval(_STANDBYS))

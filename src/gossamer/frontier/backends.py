@@ -1,0 +1,193 @@
+"""Which backend an address is of: the only module that compares the schemes of frontiers.
+
+An address names its backend by its scheme, as in `redis://host:6379/0`. Installed packages add theirs in the entry
+point group `gossamer.frontiers`: the name of the entry point is the scheme, its value a `FleetBackend` or an
+`OwnedBackend`. Commands ask here and then talk to the backend; they never look at the scheme themselves."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import TypeVar, cast
+
+from gossamer.clock import Clock
+from gossamer.errors import ConfigError
+from gossamer.frontier.base import Backend, Fleet, FleetBackend, Opener, OwnedBackend
+from gossamer.frontier.regions import check_region, parse_part
+from gossamer.masks import masked_address
+from gossamer.model import Finding
+from gossamer.settings import Settings
+
+Ability = TypeVar("Ability")
+GROUP = "gossamer.frontiers"
+_HERE = ("", "sqlite")
+_REDIS, _EMBEDDED = "gossamer.frontier.redis_backend:REDIS", "gossamer.frontier.embedded_backend:EMBEDDED"
+_POSTGRESQL, _MYSQL = "gossamer.frontier.sql.backend:POSTGRESQL", "gossamer.frontier.sql.backend:MYSQL"
+_OURS = {
+    "sqlite:": _EMBEDDED,
+    "memory:": _EMBEDDED,
+    "redis://": _REDIS,
+    "rediss://": _REDIS,
+    "redis+sentinel://": _REDIS,
+    "rediss+sentinel://": _REDIS,
+    "unix://": _REDIS,
+    "postgresql://": _POSTGRESQL,
+    "postgres://": _POSTGRESQL,
+    "mysql://": _MYSQL,
+    "mariadb://": _MYSQL,
+    "folder:/": "gossamer.frontier.folder_backend:FOLDER",
+}
+"""How an address begins -> the backend, imported when it is asked for."""
+
+
+def backend_of(url: str) -> Backend:
+    """The backend of an address; ConfigError with all forms if there is none. An empty one is the embedded one's."""
+    found = find_backend(url or "sqlite:")
+    if found is None:
+        raise _unknown(url)
+    return found
+
+
+def find_backend(url: str) -> Backend | None:
+    """The backend of an address; None if nobody has its scheme."""
+    if url == "sqlite":
+        url = "sqlite:"
+    code = next((code for start, code in _OURS.items() if url.startswith(start)), "")
+    if code:
+        return _load(code)
+    scheme, colon, _ = url.partition(":")
+    for point in entry_points(group=GROUP, name=scheme) if colon else ():
+        return _load_point(point)
+    return None
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is meant as a frontier's address, and not as a job's name or folder."""
+    scheme, colon, _ = text.partition(":")
+    known = {start.partition(":")[0] for start in _OURS}
+    return "://" in text or (bool(colon) and (scheme in known or find_backend(text) is not None))
+
+
+def is_fleet(url: str) -> bool:
+    """Whether workers on many machines share the frontier that a command was given; ConfigError if it has none there.
+
+    An embedded job is named by its folder, and not by the address of its file."""
+    if url.startswith("sqlite:/"):
+        raise ConfigError(
+            f"{url}: there is no such frontier for commands", hint=f"name the job's folder: --job {url[7:]}"
+        )
+    return backend_of(url).is_shared
+
+
+def is_in_memory(url: str) -> bool:
+    """Whether a job at this address ends with its process."""
+    return url.startswith("memory:")
+
+
+def fleet_backend(url: str) -> FleetBackend:
+    """The backend of an address that workers share; ConfigError if it is of another kind."""
+    found = backend_of(url)
+    if not found.is_shared:
+        raise ConfigError(
+            f"{masked_address(url) or 'no address'}: a fleet's frontier is a server, or a folder:/path",
+            hint="as in --frontier redis://host:6379/0",
+        )
+    return cast(FleetBackend, found)
+
+
+def owned_backend(url: str) -> OwnedBackend:
+    """The backend of an address whose jobs have one owner; ConfigError if it is of another kind."""
+    found = backend_of(url)
+    if found.is_shared:
+        raise ConfigError(f"{masked_address(url)} is shared by workers, and has no owner")
+    return cast(OwnedBackend, found)
+
+
+def owned_url(url: str, folder: Path) -> str:
+    """The address of an owned job's frontier: that of the file in its folder, where none is named."""
+    return f"sqlite:{folder}" if url in _HERE else url
+
+
+async def open_fleet(url: str, job: str, *, worker: str = "", region: str = "", shards: str = "") -> Fleet:
+    """Join a job that workers share at this address; JobMissing if it is not there.
+
+    `region` is the worker's own, and so is its part of the `shards`."""
+    return await fleet_backend(url).open(url, job, _opener(worker, region, shards))
+
+
+async def create_fleet(
+    url: str, job: str, settings: Settings, *, worker: str = "", region: str = "", shards: str = ""
+) -> Fleet:
+    """Join a job, made with these settings if it is not there; these are its settings from now on.
+
+    How many `shards` there are is fixed when a job is made."""
+    return await fleet_backend(url).create(url, job, settings, _opener(worker, region, shards))
+
+
+async def list_jobs(url: str) -> list[str]:
+    """The names of the jobs at this address, in order, a thousand at most."""
+    return await backend_of(url).list_jobs(url)
+
+
+async def remove_job(url: str, job: str) -> bool:
+    """Delete a job that nobody works on any more; whether it was there. The results of its workers are not touched.
+
+    What is deleted cannot be had again: ask first, or remove only what you made."""
+    return await backend_of(url).remove(url, job)
+
+
+def check(url: str, *, clock: Clock, forget_seconds: float = Settings().forget_seconds) -> AsyncIterator[Finding]:
+    """What is good, weak or bad about the stores at this address, before a job is put into it."""
+    return backend_of(url).check(url, clock=clock, forget_seconds=forget_seconds)
+
+
+def ability(url: str, kind: type[Ability], verb: str) -> Ability:
+    """The backend of an address as something that only some backends are; ConfigError that names those."""
+    found = backend_of(url)
+    if isinstance(found, kind):
+        return found
+    able = [backend for backend in _all() if isinstance(backend, kind)]
+    names = " or ".join(dict.fromkeys(backend.name for backend in able))
+    raise ConfigError(
+        f"only jobs in {names} can be {verb}", hint=f"as in --frontier {able[0].forms[0]}" if able else ""
+    )
+
+
+def _opener(worker: str, region: str, shards: str) -> Opener:
+    if region:
+        check_region(region)
+    return Opener(worker, region, str(parse_part(shards)) if shards else "")
+
+
+def _load(code: str) -> Backend:
+    module, _, name = code.partition(":")
+    return cast(Backend, getattr(import_module(module), name))
+
+
+def _load_point(point: EntryPoint) -> Backend:
+    try:
+        return cast(Backend, point.load())
+    except (ImportError, AttributeError) as error:
+        package = point.dist.name if point.dist is not None else point.value
+        raise ConfigError(
+            f"the frontier {point.name}: cannot be loaded: {error}", hint=f"install {package} again, with what it needs"
+        ) from error
+
+
+def _all() -> Iterator[Backend]:
+    yield from map(_load, dict.fromkeys(_OURS.values()))
+    yield from map(_load_point, entry_points(group=GROUP))
+
+
+def _unknown(url: str) -> ConfigError:
+    offered = [f"{point.name}:" for point in entry_points(group=GROUP)]
+    starts = {start.partition(":")[0]: start for start in (*offered, *_OURS)}
+    close = get_close_matches(url.partition(":")[0].lower(), starts, n=1)
+    meant = f"did you mean {starts[close[0]]}? " if close else ""
+    forms = ["sqlite", *dict.fromkeys(form for code in dict.fromkeys(_OURS.values()) for form in _load(code).forms)]
+    return ConfigError(
+        f"{masked_address(url)}: there is no such frontier", hint=f"{meant}there are {', '.join([*forms, *offered])}"
+    )
