@@ -272,6 +272,10 @@ class AsyncJobHandle:
         """The items that its spider found."""
         return await self._ask(partial(_results, all_visits=all_visits, items=True))
 
+    async def delete(self) -> None:
+        """Delete the job from its frontier; `FrontierError` while somebody works on it. What it has stored stays."""
+        await self._ask(lambda job: job.remove())
+
     async def aclose(self) -> None:
         """Let go of the job, which goes on."""
         job, self._job = self._job, None
@@ -357,6 +361,10 @@ class JobHandle:
     def items(self, *, all_visits: bool = False) -> Results:
         """The items that its spider found."""
         return self._wait(self._handle.items(all_visits=all_visits))
+
+    def delete(self) -> None:
+        """Delete the job from its frontier; `FrontierError` while somebody works on it. What it has stored stays."""
+        self._wait(self._handle.delete())
 
     def close(self) -> None:
         """Let go of the job, which goes on."""

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from gossamer import settings as configuration
 from gossamer.engine.handle import Linker
 from gossamer.engine.pulse import is_live
 from gossamer.engine.recent import Recent
-from gossamer.errors import JobStopped, SinkError
+from gossamer.errors import Held, JobStopped, SinkError
 from gossamer.fleet import results_folder, scale
 from gossamer.frontier.advice import Advice
-from gossamer.frontier.backends import create_fleet, open_fleet
+from gossamer.frontier.backends import create_fleet, open_fleet, remove_job
 from gossamer.frontier.base import Fleet
 from gossamer.frontier.regions import parse_part
 from gossamer.jobs.job import (
@@ -28,10 +29,13 @@ from gossamer.jobs.job import (
     lookup_any_name,
     state_word,
 )
+from gossamer.masks import masked_address
 from gossamer.model import Counts, JobState, Pulse, RegionView, ShardView
 from gossamer.results import compare, forgotten_words, is_cheap, is_results, repair_command
+from gossamer.settings import Settings
 from gossamer.sink import wants_segments
 from gossamer.sink.segments import has_segments, segment_bytes
+from gossamer.takeover import begin
 
 if TYPE_CHECKING:
     from gossamer.stored.places import Place
@@ -168,6 +172,16 @@ class FleetJob:
         self.settings = settings
         return live
 
+    async def remove(self) -> None:
+        working = [worker.worker for worker in await self.workers() if is_live(worker)]
+        if working:
+            place = quote(masked_address(self.frontier))
+            raise Held(
+                f"job {self.name!r} is not deleted: workers are on it ({', '.join(working[:5])})",
+                hint=f"stop it first: gossamer stop {quote(self.name)} --frontier {place}",
+            )
+        await remove_job(self.frontier, self.name)
+
     def stored(self) -> Place:
         from gossamer.stored.places import Place
 
@@ -176,6 +190,15 @@ class FleetJob:
     async def aclose(self) -> None:
         self._closed = True
         await self._fleet.aclose()
+
+
+async def submit_job(url: str, name: str, settings: Settings, urls: Sequence[str], *, shards: str = "") -> int:
+    """Make a job with its first URLs, for workers to join; how many of the URLs it did not know."""
+    fleet = await create_fleet(url, name, settings, shards=shards)
+    try:
+        return await begin(fleet, settings, urls)
+    finally:
+        await fleet.aclose()
 
 
 def merge_regions(shards: Iterable[ShardView]) -> dict[str, RegionView]:

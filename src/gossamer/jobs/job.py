@@ -158,6 +158,10 @@ class Job(Protocol):
         """Change settings of the job; whether they are in force at once, and not from the next run on."""
         ...
 
+    async def remove(self) -> None:
+        """Delete the job from its frontier; `Held` while somebody works on it. What it has stored is not touched."""
+        ...
+
     def stored(self) -> Place:
         """What the job has stored, to be read."""
         ...
