@@ -38,7 +38,7 @@ from gossamer.sink.segments import has_segments, segment_bytes
 from gossamer.takeover import begin
 
 if TYPE_CHECKING:
-    from gossamer.stored.places import Place
+    from gossamer.storage.reader import StoredJob
 
 _UNFINISHED: tuple[JobState, ...] = ("running", "paused", "stopping")
 
@@ -182,10 +182,10 @@ class FleetJob:
             )
         await remove_job(self.frontier, self.name)
 
-    def stored(self) -> Place:
-        from gossamer.stored.places import Place
+    def stored(self) -> StoredJob:
+        from gossamer.storage.reader import StoredJob
 
-        return Place(self.folder, configuration.dump(self.settings), self.name)
+        return StoredJob.with_settings(self.folder, configuration.dump(self.settings), self.name)
 
     async def aclose(self) -> None:
         self._closed = True

@@ -21,7 +21,7 @@ from gossamer.sink.trail import cut_of, has_trail, trail_bytes
 
 if TYPE_CHECKING:
     from gossamer.scrapy.intake import Names
-    from gossamer.stored.places import Place
+    from gossamer.storage.reader import StoredJob
 
 Known = Mapping[str, Any]
 LookUp = Callable[..., Awaitable[Known | None]]
@@ -162,7 +162,7 @@ class Job(Protocol):
         """Delete the job from its frontier; `Held` while somebody works on it. What it has stored is not touched."""
         ...
 
-    def stored(self) -> Place:
+    def stored(self) -> StoredJob:
         """What the job has stored, to be read."""
         ...
 

@@ -27,7 +27,7 @@ from gossamer.settings import VERSION
 from gossamer.sink.aside import count_rejected
 
 if TYPE_CHECKING:
-    from gossamer.stored.places import Place
+    from gossamer.storage.reader import StoredJob
 
 _LANES_SECONDS = 1.0
 _VERBS = {"paused": "pause", "running": "resume", "stopping": "stop"}
@@ -123,7 +123,7 @@ class RunningJob:
         hint = f"stop it first: gossamer stop {quote(self.name)}"
         raise Held(f"job {self.name!r} is not deleted: it is running", hint=hint)
 
-    def stored(self) -> Place:
+    def stored(self) -> StoredJob:
         return _stored(self.folder)
 
     async def aclose(self) -> None:
@@ -214,7 +214,7 @@ class StoppedJob:
     async def remove(self) -> None:
         await remove_job(owned_url("", self.folder), self.name)
 
-    def stored(self) -> Place:
+    def stored(self) -> StoredJob:
         return _stored(self.folder)
 
     async def aclose(self) -> None:
@@ -230,10 +230,10 @@ def _files(folder: Path, check: bool) -> tuple[int, Known | None]:
     return count_rejected(folder), cut_pages(folder, check=check)
 
 
-def _stored(folder: Path) -> Place:
-    from gossamer.stored.places import Place
+def _stored(folder: Path) -> StoredJob:
+    from gossamer.storage.reader import StoredJob
 
-    return Place(folder, stored_settings(folder))
+    return StoredJob.with_settings(folder, stored_settings(folder))
 
 
 class ProcessMonitor:
