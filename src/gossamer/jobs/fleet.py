@@ -34,6 +34,7 @@ from gossamer.sink import wants_segments
 from gossamer.sink.segments import has_segments, segment_bytes
 
 if TYPE_CHECKING:
+    from gossamer.jobs.removal import Removed
     from gossamer.stored.places import Place
 
 _UNFINISHED: tuple[JobState, ...] = ("running", "paused", "stopping")
@@ -167,6 +168,11 @@ class FleetJob:
         await self._fleet.refresh()
         self.settings = settings
         return live
+
+    async def remove(self, *, results: bool = False) -> Removed:
+        from gossamer.jobs.removal import delete_job
+
+        return await delete_job(self, results=results)
 
     def stored(self) -> Place:
         from gossamer.stored.places import Place
