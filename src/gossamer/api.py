@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import pyarrow
 
     from gossamer.jobs.job import Job, State
-    from gossamer.stored.places import Place
+    from gossamer.storage.reader import StoredJob
 
 Value = TypeVar("Value")
 _AHEAD = 64
@@ -149,8 +149,8 @@ class Results:
     Each is a mapping, as in a line of `pages.jsonl` or `items.jsonl`. Of a page that was fetched several times only the
     last visit is there, unless all were asked for."""
 
-    def __init__(self, place: Place, *, all_visits: bool, items: bool) -> None:
-        self._place = place
+    def __init__(self, job: StoredJob, *, all_visits: bool, items: bool) -> None:
+        self._job = job
         self._all_visits = all_visits
         self._items = items
 
@@ -196,18 +196,14 @@ class Results:
         return self.to_arrow().to_pandas()
 
     def _records(self) -> Iterator[Record]:
-        from gossamer.export.stored import records
-
-        return records(self._place, all_visits=self._all_visits)
+        return self._job.records(all_visits=self._all_visits)
 
     def _all_items(self) -> Iterator[dict[str, Any]]:
-        from gossamer.export.stored import items, records
-
         if self._all_visits:
-            for record in records(self._place, all_visits=True, with_items=True):
+            for record in self._job.records(all_visits=True, items=True):
                 yield from map(msgspec.to_builtins, record.items)
         else:
-            yield from map(msgspec.json.decode, items(self._place))
+            yield from map(msgspec.json.decode, self._job.need("items").items())
 
 
 def _column(values: list[Any]) -> pyarrow.Array:

@@ -35,6 +35,7 @@ GossamerError
   SinkError            output could not be stored; stops the job, because losing data silently is worse
     SinkFull           no space, or no answer from its server: the crawl waits until there is
   ArchiveError         what was stored cannot be read: it is not there, cut off, or not what it should be
+    NotKept            no sink of the job keeps what is asked for (also a ConfigError)
   WorkersDie           worker processes die again and again
 """
 
@@ -242,6 +243,10 @@ class ArchiveError(GossamerError):
         super().__init__(message, hint=hint)
         self.offset = offset
         """Where in its file the record begins that is broken; -1 if it is something else that is wrong."""
+
+
+class NotKept(ArchiveError, ConfigError):
+    """What is asked for is kept by no sink of the job."""
 
 
 class WorkersDie(GossamerError):

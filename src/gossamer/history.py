@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
-
-import msgspec
 
 from gossamer import urls
 from gossamer.model import PageRow
 from gossamer.settings import Settings
-from gossamer.sink import segments
-from gossamer.sink.jsonl import PAGES
 from gossamer.sink.trail import Step, has_trail, steps
+from gossamer.storage.query import Search, versions_of
+from gossamer.storage.reader import StoredJob
 
 _UNSENT = frozenset(("dns", "nxdomain", "forbidden"))
 """Faults that came before anything could be sent to the site."""
@@ -51,33 +47,23 @@ def is_too_short(one: Step, rest: float) -> bool:
     return one.lanes == 1 and rest + slack < one.delay
 
 
-class _Line(msgspec.Struct):
-    """A line of a segment, as far as it is needed here."""
-
-    token: int
-    page: PageRow
-
-
-_decode_row = msgspec.json.Decoder(PageRow).decode
-_decode_line = msgspec.json.Decoder(_Line).decode
-
-
-def walked(folder: Path, site: str, settings: Settings) -> Iterator[Sent]:
+def walked(job: StoredJob, site: str, settings: Settings) -> Iterator[Sent]:
     """The requests to a site: by the trail, or if none was kept by the stored pages. In the order of each worker."""
     by_domain = settings.site_by == "domain"
     beginnings = ("http",) if by_domain else (f"http://{site}/", f"https://{site}/")
-    if has_trail(folder):
-        found = (Sent(step, worker) for worker, step in steps(folder, *beginnings))
+    if has_trail(job.folder):
+        found = (Sent(step, worker) for worker, step in steps(job.folder, *beginnings))
     else:
-        found = (Sent(_step(row)) for row in _rows(folder, beginnings))
+        found = (Sent(_step(row)) for row in _rows(job, Search(site=site, site_by=settings.site_by)))
     for one in found:
         if not by_domain or urls.site(one.step.url, by="domain") == site:
             yield one
 
 
-def stored(folder: Path, url: str) -> list[PageRow]:
-    """The rows of one page, the last word last."""
-    return [row for row in _rows(folder, (url,)) if row.url == url]
+def stored(job: StoredJob, url: str) -> list[PageRow]:
+    """The rows of one page, the last word last; none where only bodies are kept, or nothing."""
+    reader = job.first("rows")
+    return list(reversed(versions_of(reader.rows(Search(url=url))))) if reader is not None else []
 
 
 def _step(row: PageRow) -> Step:
@@ -92,25 +78,12 @@ def _step(row: PageRow) -> Step:
     )
 
 
-def _rows(folder: Path, beginnings: tuple[str, ...]) -> Iterator[PageRow]:
-    """Rows of pages whose URLs begin so: of segments, which have every visit, or of pages.jsonl."""
-    heads = tuple(b'{"url":' + msgspec.json.encode(beginning)[:-1] for beginning in beginnings)
-    parts = sorted((folder / segments.FOLDER).glob(f"*{segments.SUFFIX}"))
-    if parts:
-        # Of two with the same token, which a repeated commit leaves behind, one is enough.
-        found: dict[tuple[int, str], PageRow] = {}
-        for path in parts:
-            with path.open("rb") as file:
-                for line in file:
-                    if any(head in line for head in heads):
-                        with suppress(msgspec.DecodeError):
-                            one = _decode_line(line)
-                            if one.page.url.startswith(beginnings):
-                                found[one.token, one.page.url] = one.page
-        yield from (found[place] for place in sorted(found))
-        return
-    with suppress(FileNotFoundError), (folder / PAGES).open("rb") as file:
-        for line in file:
-            if line.startswith(heads):
-                with suppress(msgspec.DecodeError):
-                    yield _decode_row(line)
+def _rows(job: StoredJob, terms: Search) -> Iterator[PageRow]:
+    """The stored visits that fit, each once."""
+    reader = job.first("rows")
+    seen: set[tuple[str, float]] = set()
+    for row in reader.rows(terms) if reader is not None else ():
+        # A commit that was repeated leaves two rows of one visit.
+        if (row.url, row.fetched_at) not in seen:
+            seen.add((row.url, row.fetched_at))
+            yield row

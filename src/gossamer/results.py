@@ -29,8 +29,8 @@ from gossamer.masks import masked_address
 from gossamer.model import Counts, Pulse
 from gossamer.settings import Settings
 from gossamer.sink import wants_segments
-from gossamer.sink.latest import LastWords
-from gossamer.sink.segments import has_segments, segment_bytes, stamps, visit_of
+from gossamer.sink.latest import LastWords, visit_of
+from gossamer.sink.segments import has_segments, segment_bytes, stamps
 
 MARKER = "results.id"
 CHEAP_BYTES = 64 * 1024 * 1024

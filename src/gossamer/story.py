@@ -79,7 +79,7 @@ def _visits(job: Job, url: str, site: str) -> tuple[list[Sent], Sent | None]:
     found: list[Sent] = []
     same = urls.equivalent(url)
     last: Sent | None = None
-    for one in walked(job.folder, site, job.settings):
+    for one in walked(job.stored(), site, job.settings):
         if one.step.url == url or urls.equivalent(one.step.url) == same:
             found.append(one)
         failed = one.step.error or one.step.status in policy.RETRY_STATUSES
@@ -91,7 +91,7 @@ def _visits(job: Job, url: str, site: str) -> tuple[list[Sent], Sent | None]:
 def _rows(job: Job, url: str, visits: list[Sent]) -> list[PageRow]:
     """The stored rows of the URL, or of another spelling that was visited in its place."""
     spellings = dict.fromkeys([url, *(one.step.url for one in visits)])
-    return next((rows for each in spellings if (rows := stored(job.folder, each))), [])
+    return next((rows for each in spellings if (rows := stored(job.stored(), each))), [])
 
 
 def _state(known: Known | None, site: Known | None, visits: list[Sent]) -> str:
@@ -118,7 +118,7 @@ def _referrer(known: Known, rows: list[PageRow], visits: list[Sent]) -> str:
 async def _depth_below(job: Job, page: str) -> int:
     """The depth of a link on a page, as far as that is known."""
     known = await job.lookup(page)
-    rows = stored(job.folder, page) if known is not None and "depth" not in known else []
+    rows = stored(job.stored(), page) if known is not None and "depth" not in known else []
     return int((known or {}).get("depth", rows[-1].depth if rows else 0)) + 1
 
 
@@ -173,7 +173,7 @@ async def _site_ruling(job: Job, url: str, site: Known | None) -> Ruling:
 def _nofollow_ruling(job: Job, page: str) -> Ruling:
     """Whether a link may have been passed over because somebody wished it: such links are not kept."""
     setting = "nofollow = true"
-    wish = next((str(row.robots) for row in reversed(stored(job.folder, page)) if row.robots), "") if page else ""
+    wish = next((str(row.robots) for row in reversed(stored(job.stored(), page)) if row.robots), "") if page else ""
     if "nofollow" in wish or "none" in wish:
         return Ruling(False, "nofollow", f"{page} asks robots to follow none of its links ({wish}).", setting)
     where = f"on {page}" if page else "on some page"
@@ -186,7 +186,7 @@ def _cut_rulings(job: Job, page: str, site: Known | None) -> list[Ruling]:
     """Whether a link to the URL may have been dropped: from that page, or from some page of its site."""
     setting = f"max_links = {job.settings.max_links}"
     if page:
-        cut = _cut_of(stored(job.folder, page))
+        cut = _cut_of(stored(job.stored(), page))
         words = f"{page} was cut when it was fetched ({cut}), so a link may have been dropped."
         return [Ruling(True, "cut", words, setting)] if cut else []
     counts = pages_cut((site or {}).get("memo", {}))

@@ -14,6 +14,7 @@ from gossamer.model import PageRow
 from gossamer.report import Tally, render, stored_rows
 from gossamer.report.charts import Bar, bars
 from gossamer.report.tally import MOST_TIMES, Most
+from gossamer.storage.reader import StoredJob
 
 CHART = re.compile(r'<svg viewBox="[^"]*" role="img" aria-label="([^"]*)">(.*?)</svg>', re.DOTALL)
 
@@ -34,7 +35,7 @@ def test_a_crawl_leaves_a_report_that_agrees_with_its_rows(tmp_path: Path) -> No
         done = gossamer("crawl", url, "--job", "one", "--allow-private", "--delay", "0.01", cwd=tmp_path)
         assert b"report.html" in done.stderr
     folder = tmp_path / "crawls/one"
-    rows = list(stored_rows(folder))
+    rows = list(stored_rows(StoredJob.of(folder)))
     page = (folder / "report.html").read_text("utf-8")
     assert f"<b>{len(rows):,}</b><span>pages</span>" in page
     charts = dict(CHART.findall(page))
@@ -89,12 +90,12 @@ def test_what_is_kept_does_not_grow_with_the_rows() -> None:
 
 def test_a_job_without_rows_says_what_is_missing(tmp_path: Path) -> None:
     told = gossamer("report", "nothing", cwd=tmp_path)
-    assert (told.returncode, b"there is no pages.jsonl" in told.stderr) == (2, True)
+    assert (told.returncode, b"does not exist" in told.stderr) == (2, True)
     folder = tmp_path / "crawls/cut"
     folder.mkdir(parents=True)
     row = msgspec.json.encode(PageRow(url="https://a.example/", status=200, fetched_at=1.0))
     (folder / "pages.jsonl").write_bytes(row + b"\n" + row[:20])
-    assert [one.url for one in stored_rows(folder)] == ["https://a.example/"]
+    assert [one.url for one in stored_rows(StoredJob.of(folder))] == ["https://a.example/"]
     (folder / "pages.jsonl").write_bytes(row[:20] + b"\n")
     told = gossamer("report", "cut", cwd=tmp_path)
     assert (told.returncode, b"line 1" in told.stderr) == (1, True)

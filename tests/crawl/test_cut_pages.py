@@ -12,9 +12,9 @@ import pytest
 from rawweb import RawWeb, page
 
 from gossamer.model import PageRow
+from gossamer.storage.query import Search
+from gossamer.storage.reader import StoredJob
 from gossamer.stored import open_stored
-from gossamer.stored.lookup import versions_of
-from gossamer.stored.places import Place
 
 SINKS = ("jsonl", "csv", "sqlite", "parquet", "warc")
 CUT = "max_links:20"
@@ -84,7 +84,7 @@ def read(folder: Path, sink: str, url: str) -> PageRow:
     place = apart / names[sink]
     if not place.exists():
         place.symlink_to(folder / names[sink])
-    return versions_of(Place.of(apart), url)[0]
+    return next(StoredJob.of(apart).need("rows").rows(Search(url=url)))
 
 
 def test_a_whole_crawl_says_nothing_of_cuts(tmp_path: Path) -> None:

@@ -13,10 +13,11 @@ import redis
 
 from gossamer.cli.export import export
 from gossamer.cli.replay import replay
-from gossamer.export.stored import place_of, records
 from gossamer.fleet import join_fleet
 from gossamer.frontier.backends import create_fleet
+from gossamer.jobs.find import find_stored
 from gossamer.settings import Settings
+from gossamer.storage.warc_reader import warc_files
 from gossamer.takeover import begin
 from gossamer.testing.servers import RedisServer
 
@@ -75,9 +76,9 @@ def test_a_job_is_found_by_its_name_whichever_machines_kept_its_pages(
 
         asyncio.run(crawl())
     monkeypatch.chdir(tmp_path)
-    place = asyncio.run(place_of(JOB, server.url))
-    assert len(place.warcs) == 2
-    found = {record.page.url.removeprefix(seed): record.page for record in records(place)}
+    place = asyncio.run(find_stored(JOB, server.url))
+    assert len(warc_files(place)) == 2
+    found = {record.page.url.removeprefix(seed): record.page for record in place.records()}
     assert set(found) == {"", "a", "b", "c"}
     assert [url for url, page in found.items() if page.copy_of] == ["b"]
     fleet = [JOB, "--frontier", server.url]

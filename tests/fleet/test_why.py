@@ -37,6 +37,7 @@ from gossamer.middleware.robots import settle
 from gossamer.model import Outcome, Request, SiteNote
 from gossamer.settings import Settings, SiteSettings
 from gossamer.sink.trail import Step, Trail, steps
+from gossamer.storage.reader import StoredJob
 from gossamer.story import tell
 from gossamer.takeover import begin
 from gossamer.testing.web import SimWeb
@@ -87,7 +88,7 @@ def test_every_url_has_its_story_and_every_request_its_gap(place: str, tmp_path:
         name = await crawled(place, job, folder, settings, web.seeds)
         log = web.log()
         async with open_job(name, place) as asked:
-            steps = list(walked(folder, urls.host_port(calendar), settings))
+            steps = list(walked(StoredJob.of(folder), urls.host_port(calendar), settings))
             wanted = {
                 "done": next(
                     entry.url for entry in log
@@ -106,7 +107,7 @@ def test_every_url_has_its_story_and_every_request_its_gap(place: str, tmp_path:
             for name in {entry.site for entry in log}:
                 site = await asked.site(name)
                 assert site is not None
-                found[name] = site_audit(asked, name, site, list(walked(asked.folder, name, asked.settings)))
+                found[name] = site_audit(asked, name, site, list(walked(asked.stored(), name, asked.settings)))
             return {**found, "log": log}
 
     kinds = ("calendar", "robots-part", "resets")
@@ -176,6 +177,9 @@ class Looking:
     async def site(self, name: str) -> Known | None:
         found: Known | None = await self.frontier.site(name)
         return found
+
+    def stored(self) -> StoredJob:
+        return StoredJob.of(self.folder)
 
 
 def test_what_a_url_waits_for_is_told(place: str, tmp_path: Path) -> None:
@@ -386,7 +390,7 @@ def test_without_a_trail_stored_pages_are_listed_and_it_says_so(tmp_path: Path) 
         site = urls.host_port(web.seeds[0])
         settings = Settings(allow_private=True, delay=0.01, trail=False)
         asyncio.run(crawled("", "", tmp_path, settings, web.seeds))
-    found = list(walked(tmp_path, site, settings))
+    found = list(walked(StoredJob.of(tmp_path), site, settings))
     assert (len(found), {one.step.status for one in found}) == (4, {200})
     about = {"delay": 0.01, "robots": {}}
     audited = site_audit(StoppedJob(tmp_path), site, about, found)

@@ -144,4 +144,4 @@ def test_a_broken_record_is_counted_and_the_crawl_stays_as_it_is(tmp_path: Path)
     assert "folder of a crawl" in replay(job, "--out", job, code=2)["error"]
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "job.toml").write_text("")
-    assert "--sink warc" in replay(tmp_path / "bare", code=1)["error"]
+    assert "--sink warc" in replay(tmp_path / "bare", code=2)["error"]

@@ -19,7 +19,6 @@ from gossamer.service.herald import Herald
 from gossamer.service.launch import linear
 from gossamer.service.mapped import drawn, standing
 from gossamer.service.ring import PACES, Past, Ring
-from gossamer.service.rows import search, versions
 from gossamer.service.stream import Hub
 from gossamer.service.tail import Tail
 from gossamer.service.tally import Tally
@@ -27,7 +26,8 @@ from gossamer.service.views import SiteRow
 from gossamer.service.watch import Watch
 from gossamer.settings import Settings
 from gossamer.sink.trail import Step, Trail
-from gossamer.stored.search import Wanted
+from gossamer.storage.query import Search, versions_of
+from gossamer.storage.reader import StoredJob
 
 NOW = 1_700_000_000.0
 
@@ -185,16 +185,17 @@ def test_pages_are_found_from_the_newest_back_and_a_search_goes_on(tmp_path: Pat
         for n in range(9000)
     ]
     (tmp_path / "pages.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows) + b'{"url":"torn')
-    found, place = [], None
-    wanted = Wanted(site="a.example", status=404, since=NOW + 100)
+    found, after, reader = [], None, StoredJob.of(tmp_path).need("rows")
+    wanted = Search(site="a.example", status=404, since=NOW + 100)
     while True:
-        some, place = search(tmp_path, wanted, place, 33)
+        some, after = reader.search(wanted, after=after, limit=33, go_on=lambda: True)
         found += some
-        if place is None:
+        if after is None:
             break
     assert found == [row for row in reversed(rows) if wanted.fits(row)]
-    assert [row.fetched_at for row in versions(tmp_path, "http://a.example/4")][:2] == [NOW + 8404, NOW + 7704]
-    assert versions(tmp_path, "http://a.example/") == []
+    versions = versions_of(reader.rows(Search(url="http://a.example/4")))
+    assert [row.fetched_at for row in versions][:2] == [NOW + 8404, NOW + 7704]
+    assert list(reader.rows(Search(url="http://a.example/"))) == []
 
 
 def test_a_slow_listener_misses_events_and_keeps_nobody_waiting() -> None:

@@ -22,7 +22,6 @@ import pytest
 
 from gossamer.engine.extractor import Extractor
 from gossamer.errors import ConfigError, SinkError
-from gossamer.export.stored import records
 from gossamer.extract.schema import Schemas
 from gossamer.extract.spider import Spider
 from gossamer.model import PageRow, Record, Request, Response
@@ -31,6 +30,7 @@ from gossamer.settings import Settings
 from gossamer.sink import fleet_sinks, open_sinks
 from gossamer.sink.base import Sink
 from gossamer.sink.typed import item_tables
+from gossamer.storage.reader import StoredJob
 
 WHEN = datetime.datetime(2026, 11, 16, 2, 0, 0, 5, tzinfo=datetime.timezone(datetime.timedelta(hours=1)))
 
@@ -167,7 +167,7 @@ def test_the_same_in_a_file_which_export_reads_back(tmp_path: Path) -> None:
     asked = list(ask(tmp_path, "SELECT price, sold_out, seen, day, tags->>0 FROM items_product WHERE _page = 1"))
     assert asked[1] == (9.5, False, WHEN.astimezone(datetime.UTC).replace(tzinfo=None), WHEN.date(), "a")
     assert next(iter(list(ask(tmp_path, "SELECT count(*) FROM items"))[1:])) == (8,)
-    first = next(iter(records(tmp_path, with_items=True)))
+    first = next(iter(StoredJob.of(tmp_path).records(items=True)))
     product, author, model, struct = first.items
     assert (product, author, model) == record.items[:3]
     assert struct == {**record.items[3], "words": None}

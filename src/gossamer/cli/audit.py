@@ -74,7 +74,7 @@ async def _ask(host: str, name: str, frontier: str, span: tuple[float, float]) -
         if site is None:
             hint = f"`gossamer status {job.name}` shows its sites"
             raise ConfigError(f"{name} is no site of job {job.name!r}", hint=hint)
-        steps = [one for one in walked(job.folder, name, job.settings) if span[0] <= one.step.at < span[1]]
+        steps = [one for one in walked(job.stored(), name, job.settings) if span[0] <= one.step.at < span[1]]
         dropped = dropped_until(job.folder)
         return {**site_audit(job, name, site, steps), "dropped_until": dropped if dropped > span[0] else 0.0}
 

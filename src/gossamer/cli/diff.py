@@ -14,10 +14,10 @@ from gossamer.cli.exits import Exit
 from gossamer.cli.start import run
 from gossamer.cli.terminal import plain, put, say
 from gossamer.compare import KINDS, Difference, differences
-from gossamer.export.stored import place_of, records
 from gossamer.export.where import Where
+from gossamer.jobs.find import find_stored
 from gossamer.model import Record
-from gossamer.stored.places import Place
+from gossamer.storage.reader import StoredJob
 
 _SIGNS = {"new": "+", "gone": "-", "changed": "~"}
 
@@ -45,7 +45,7 @@ def diff(old: str, new: str, only: tuple[str, ...], by: str, conditions: tuple[s
     A page is there if it was fetched well, or is a redirect. Exit code 0: no difference; 3: there are some.
     """
     where, count, as_json = Where(conditions), options["count"], options["as_json"]
-    sides = [_Pages(run(place_of(name, options["frontier"])), where) for name in (old, new)]
+    sides = [_Pages(run(find_stored(name, options["frontier"])), where) for name in (old, new)]
     counts: Counter[str] = Counter()
     for one in differences(*sides, by_text=by == "text"):
         if only and one.kind not in only:
@@ -68,8 +68,8 @@ def diff(old: str, new: str, only: tuple[str, ...], by: str, conditions: tuple[s
 class _Pages:
     """The pages of a job that are compared."""
 
-    def __init__(self, place: Place, where: Where) -> None:
-        self._records = records(place)
+    def __init__(self, place: StoredJob, where: Where) -> None:
+        self._records = place.records()
         self._where = where
         self.have_text = False
 

@@ -14,13 +14,13 @@ from gossamer.cli.start import check_out, run
 from gossamer.cli.terminal import say
 from gossamer.errors import FrontierError, JobMissing, SinkError
 from gossamer.export import FORMATS, Export, write
-from gossamer.export.stored import place_of
 from gossamer.export.where import Where
 from gossamer.frontier.backends import is_fleet, open_fleet
+from gossamer.jobs.find import find_stored
 from gossamer.results import MARKER, compare, is_results, read_marker, repair_command
 from gossamer.sink import wants_segments
 from gossamer.sink.segments import has_segments
-from gossamer.stored.places import Place
+from gossamer.storage.reader import StoredJob
 
 
 @click.command()
@@ -74,7 +74,7 @@ def export(
     where = Where(conditions)
     if out is not None and not FORMATS[kind].is_folder:
         check_out(out)
-    place = run(place_of(name, frontier))
+    place = run(find_stored(name, frontier))
     if is_fleet(frontier):
         run(_compare(name, frontier, place, incomplete=incomplete))
     wanted = Export(folder=place.folder, place=place, where=where, out=out, all_visits=all_visits, options=options)
@@ -84,7 +84,7 @@ def export(
     return Exit.OK
 
 
-async def _compare(name: str, frontier: str, place: Place, *, incomplete: bool) -> None:
+async def _compare(name: str, frontier: str, place: StoredJob, *, incomplete: bool) -> None:
     """Refuse to export a part of a job as if it were all of it."""
     marker = read_marker(place.folder)
     if "/" in name and marker is None:

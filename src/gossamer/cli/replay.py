@@ -23,8 +23,8 @@ from gossamer.replay.run import Replay, Replayed
 from gossamer.settings import Settings
 from gossamer.sink.aside import REJECTED
 from gossamer.sink.jsonl import ITEMS, PAGES
+from gossamer.storage.reader import StoredJob
 from gossamer.stored import open_stored
-from gossamer.stored.places import Place
 
 _FEW = 5
 _SETTINGS = ("spider", "extract", "item_types", "text", "markdown")
@@ -76,21 +76,21 @@ def replay(
     return Exit.SOME_FAILED if result.failed or result.unread else Exit.OK
 
 
-def _found(place: str, frontier: str) -> str | Place:
+def _found(place: str, frontier: str) -> str | StoredJob:
     if Path(place).exists() or not frontier:
         known = Path(place).exists() or "://" in place or not (folder := folders.folder_of(place, ())).is_dir()
-        return place if known else Place.of(folder)
+        return place if known else StoredJob.of(folder)
     # It has to do with fleets, and takes long to load.
-    from gossamer.export.stored import place_of
+    from gossamer.jobs.find import find_stored
 
-    return run(place_of(place, frontier))
+    return run(find_stored(place, frontier))
 
 
-def _settings(places: Sequence[str | Place], options: dict[str, Any]) -> Settings:
+def _settings(places: Sequence[str | StoredJob], options: dict[str, Any]) -> Settings:
     """Of a job's settings, those that say what is taken from a page; the command line goes first."""
     kept: dict[str, Any] = {}
     if len(places) == 1:
-        place = places[0] if isinstance(places[0], Place) else Place.of(Path(places[0]))
+        place = places[0] if isinstance(places[0], StoredJob) else StoredJob.of(Path(places[0]))
         kept = {name: value for name, value in place.settings.items() if name in _SETTINGS}
     if "spider" in options or "extract" in options:
         for name in ("spider", "extract", "item_types"):

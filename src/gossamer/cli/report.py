@@ -8,16 +8,17 @@ from pathlib import Path
 
 import click
 
-from gossamer import job as jobs
+from gossamer import folders
 from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
 from gossamer.cli.start import check_out, run
 from gossamer.cli.terminal import put, say
 from gossamer.clock import SystemClock
 from gossamer.errors import GossamerError
-from gossamer.jobs.find import open_job
+from gossamer.jobs.find import find_stored
 from gossamer.report import Tally, render, stored_rows
-from gossamer.report.rows import REPORT, has_rows
+from gossamer.report.rows import REPORT
+from gossamer.storage.reader import StoredJob
 
 log = logging.getLogger("gossamer.report")
 
@@ -31,39 +32,35 @@ def report(name: str, frontier: str, out: str) -> int:
 
     It tells progress, answers, depth, sizes, times, links between sites, the busiest sites, and failures with examples.
     """
-    folder = run(_results(name, frontier)) if frontier else jobs.folder_of(name, ())
-    page = _page(folder, jobs.folder_of(name, ()).name).encode()
+    job = run(find_stored(name, frontier))
+    page = _page(job, folders.folder_of(name, ()).name).encode()
     if out == "-":
         put(page)
         return Exit.OK
-    path = Path(out) if out else folder / REPORT
+    path = Path(out) if out else job.folder / REPORT
     check_out(path)
     _write(path, page)
     say(f"report    {path}")
     return Exit.OK
 
 
-async def _results(name: str, frontier: str) -> Path:
-    async with open_job(name, frontier) as job:
-        return job.folder
-
-
 def leave_report(folder: Path) -> Path | None:
     """The report that a crawl leaves beside its files; that it cannot be written is no reason to fail."""
-    if not has_rows(folder):
+    job = StoredJob.of(folder)
+    if job.first("rows") is None:
         return None
     path = folder / REPORT
     try:
-        _write(path, _page(folder, folder.name).encode())
+        _write(path, _page(job, folder.name).encode())
     except (GossamerError, OSError) as error:
         log.warning("no report was written: %s", error)
         return None
     return path
 
 
-def _page(folder: Path, job: str) -> str:
+def _page(stored: StoredJob, job: str) -> str:
     tally = Tally()
-    for row in stored_rows(folder):
+    for row in stored_rows(stored):
         tally.add(row)
     return render(tally, job=job, facts={}, made_at=SystemClock().epoch())
 

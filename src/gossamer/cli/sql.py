@@ -17,7 +17,7 @@ from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
 from gossamer.cli.start import run
 from gossamer.cli.terminal import plain, put
-from gossamer.export.stored import place_of
+from gossamer.jobs.find import find_stored
 from gossamer.query import OVERVIEW, ask
 from gossamer.sink.csv import cell
 
@@ -42,7 +42,7 @@ def sql(name: str, query: str, as_json: bool, as_csv: bool, frontier: str) -> in
 
     Times are UTC. Nothing but the files of the job can be read, and nothing written.
     """
-    rows = ask(run(place_of(name, frontier)), query or OVERVIEW)
+    rows = ask(run(find_stored(name, frontier)), query or OVERVIEW)
     names = [str(name) for name in next(rows)]
     if as_json:
         for row in rows:

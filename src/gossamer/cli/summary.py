@@ -19,7 +19,7 @@ from gossamer.sink.base import TABLES
 from gossamer.sink.jsonl import ITEMS, PAGES, SUFFIXES
 from gossamer.sink.sqlite import FILE as SQLITE_FILE
 from gossamer.sink.warc import FOLDER as ARCHIVE
-from gossamer.stored.places import elsewhere
+from gossamer.storage.reader import elsewhere
 
 REFUSED = {
     "scope": "on another site",

@@ -14,7 +14,7 @@ from typing import IO, Any, NamedTuple
 from gossamer.errors import ConfigError
 from gossamer.export.where import Where
 from gossamer.model import Record
-from gossamer.stored.places import Place
+from gossamer.storage.reader import StoredJob
 
 Writes = Callable[["Export"], int]
 """Writes an export, and says how many pages or items it wrote."""
@@ -51,7 +51,7 @@ class Export:
 
     folder: Path
     """Where what the job stored is: segments, pages.jsonl, archive/ and so on."""
-    place: Place | None = None
+    place: StoredJob | None = None
     """The same with the settings of a fleet's job, which may not be there."""
     where: Where = field(default_factory=Where)
     out: Path | None = None
@@ -62,16 +62,13 @@ class Export:
     """What a format is told besides, by the name of the option."""
 
     @property
-    def source(self) -> Place:
+    def source(self) -> StoredJob:
         """The folder and the job's settings."""
-        return self.place or Place.of(self.folder)
+        return self.place or StoredJob.of(self.folder)
 
     def records(self, *, with_items: bool = False) -> Iterator[Record]:
         """The pages that are to be exported, one after another."""
-        # A replay, which has conditions too, need not load what a job is.
-        from gossamer.export import stored
-
-        found = stored.records(self.source, all_visits=self.all_visits, with_items=with_items)
+        found = self.source.records(all_visits=self.all_visits, items=with_items)
         return (record for record in found if self.where(record.page)) if self.where else found
 
     @contextmanager

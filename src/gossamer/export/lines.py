@@ -8,7 +8,7 @@ from typing import IO, NamedTuple
 
 import msgspec
 
-from gossamer.export import Export, stored
+from gossamer.export import Export
 from gossamer.model import PageRow
 from gossamer.sink.csv import cell
 
@@ -63,7 +63,7 @@ def _lines(export: Export, lines: Iterator[bytes]) -> int:
 
 def _items(export: Export) -> Iterator[bytes]:
     if not export.where and not export.all_visits:
-        yield from stored.items(export.source)
+        yield from export.source.need("items").items()
         return
     for record in export.records(with_items=True):
         yield from map(_encode, record.items)

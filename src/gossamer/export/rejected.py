@@ -1,32 +1,33 @@
-"""The export of items that were kept aside."""
+"""The export of items that fit no type."""
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Iterator
 
 from gossamer.export import Export
-from gossamer.export.stored import nothing_in
-from gossamer.sink import segments
 from gossamer.sink.aside import REJECTED
+from gossamer.storage.base import KeepsRejected
 
 
 def write_rejected(export: Export) -> int:
     """The lines of items-rejected.jsonl; of a fleet's job, what its workers kept aside."""
     count = 0
     with export.output() as out:
-        if (export.folder / segments.FOLDER).is_dir():
-            for record in export.records(with_items=True):
-                for one in record.rejected:
-                    out.write(msgspec.json.encode(one) + b"\n")
-                    count += 1
-            return count
-        path = export.folder / REJECTED
-        if not path.exists():
-            if not export.folder.is_dir():
-                raise nothing_in(export.folder)
-            return 0
-        with path.open("rb") as file:
-            for line in file:
-                out.write(line)
-                count += 1
+        for line in _rejected(export):
+            out.write(line + b"\n")
+            count += 1
     return count
+
+
+def _rejected(export: Export) -> Iterator[bytes]:
+    job = export.source
+    readers = job.readers()
+    own = next((reader for reader in readers if isinstance(reader, KeepsRejected)), None)
+    path = job.folder / REJECTED
+    if path.exists() and not (job.is_fleets and own is not None):
+        with path.open("rb") as file:
+            yield from (line[:-1] for line in file if line.endswith(b"\n"))
+    elif own is not None:
+        yield from own.rejected()
+    elif not readers and not job.folder.is_dir():
+        raise job.lacks("items")

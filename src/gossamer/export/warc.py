@@ -14,15 +14,15 @@ from zlib import compress
 import msgspec
 
 from gossamer.clock import SystemClock
-from gossamer.errors import ConfigError
+from gossamer.errors import NotKept
 from gossamer.export import Export
 from gossamer.model import Record
 from gossamer.sink import warc_index
-from gossamer.sink.latest import LastWords
-from gossamer.sink.segments import visit_of
+from gossamer.sink.latest import LastWords, visit_of
 from gossamer.sink.warc import OPEN, SUFFIX
 from gossamer.sink.warc_records import OURS, warcinfo
-from gossamer.stored.places import Place
+from gossamer.storage.reader import StoredJob
+from gossamer.storage.warc_reader import warc_files
 from gossamer.stored.seek import next_record
 
 log = logging.getLogger("gossamer.export")
@@ -116,10 +116,10 @@ def _members(path: Path) -> Iterator[warc_index.Member | None]:
         start = next_record(path, end)
 
 
-def _archives(place: Place) -> list[Path]:
-    if found := [path for path in place.warcs if path.name.endswith((SUFFIX, SUFFIX + OPEN))]:
+def _archives(place: StoredJob) -> list[Path]:
+    if found := [path for path in warc_files(place) if path.name.endswith((SUFFIX, SUFFIX + OPEN))]:
         return found
-    raise ConfigError(
+    raise NotKept(
         f"no page was kept whole in {place.folder}",
         hint="crawl with --sink warc; for warc:/path, name that folder as the job",
     )

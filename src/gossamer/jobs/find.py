@@ -20,7 +20,7 @@ from gossamer.jobs.local import RunningJob, StoppedJob
 from gossamer.sink.segments import FOLDER as SEGMENTS
 
 if TYPE_CHECKING:
-    from gossamer.stored.places import Place
+    from gossamer.storage.reader import StoredJob
 
 
 @asynccontextmanager
@@ -105,15 +105,15 @@ async def _summary(name: str, opening: Awaitable[Job]) -> JobSummary:
         return JobSummary(name=name, problem=str(error))
 
 
-async def find_stored(name: str, frontier: str = "") -> Place:
+async def find_stored(name: str, frontier: str = "") -> StoredJob:
     """What a job has stored: in its own folder, or in the one that its fleet's workers write to.
 
     The frontier is not opened where the folder says enough."""
-    from gossamer.stored.places import Place
+    from gossamer.storage.reader import StoredJob
 
     folder = folder_of(name, ())
     has_segments = (folder / SEGMENTS).is_dir() and backend_of(frontier).results_folder(frontier, name) is None
-    here = Place.of(folder)
+    here = StoredJob.of(folder)
     if not is_fleet(frontier) or "/" in name or (has_segments and here.settings):
         return here
     try:
@@ -124,6 +124,6 @@ async def find_stored(name: str, frontier: str = "") -> Place:
         raise
     try:
         home = folder if has_segments else results_folder(frontier, name, fleet.settings, folder)
-        return Place(home, configuration.dump(fleet.settings), name)
+        return StoredJob.with_settings(home, configuration.dump(fleet.settings), name)
     finally:
         await fleet.aclose()

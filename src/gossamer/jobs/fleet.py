@@ -35,7 +35,7 @@ from gossamer.sink.segments import has_segments, segment_bytes
 
 if TYPE_CHECKING:
     from gossamer.jobs.removal import Removed
-    from gossamer.stored.places import Place
+    from gossamer.storage.reader import StoredJob
 
 _UNFINISHED: tuple[JobState, ...] = ("running", "paused", "stopping")
 
@@ -174,10 +174,10 @@ class FleetJob:
 
         return await delete_job(self, results=results)
 
-    def stored(self) -> Place:
-        from gossamer.stored.places import Place
+    def stored(self) -> StoredJob:
+        from gossamer.storage.reader import StoredJob
 
-        return Place(self.folder, configuration.dump(self.settings), self.name)
+        return StoredJob.with_settings(self.folder, configuration.dump(self.settings), self.name)
 
     async def aclose(self) -> None:
         self._closed = True

@@ -22,7 +22,7 @@ from gossamer.sink.trail import cut_of, has_trail, trail_bytes
 if TYPE_CHECKING:
     from gossamer.jobs.removal import Removed
     from gossamer.scrapy.intake import Names
-    from gossamer.stored.places import Place
+    from gossamer.storage.reader import StoredJob
 
 Known = Mapping[str, Any]
 LookUp = Callable[..., Awaitable[Known | None]]
@@ -163,7 +163,7 @@ class Job(Protocol):
         """Delete the job, with `results` also what it has stored in its folder; JobRunning if somebody works on it."""
         ...
 
-    def stored(self) -> Place:
+    def stored(self) -> StoredJob:
         """What the job has stored, to be read."""
         ...
 

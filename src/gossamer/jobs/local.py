@@ -26,7 +26,7 @@ from gossamer.sink.aside import count_rejected
 
 if TYPE_CHECKING:
     from gossamer.jobs.removal import Removed
-    from gossamer.stored.places import Place
+    from gossamer.storage.reader import StoredJob
 
 _LANES_SECONDS = 1.0
 _VERBS = {"paused": "pause", "running": "resume", "stopping": "stop"}
@@ -123,7 +123,7 @@ class RunningJob:
 
         return await delete_job(self, results=results)
 
-    def stored(self) -> Place:
+    def stored(self) -> StoredJob:
         return _stored(self.folder)
 
     async def aclose(self) -> None:
@@ -216,7 +216,7 @@ class StoppedJob:
 
         return await delete_job(self, results=results)
 
-    def stored(self) -> Place:
+    def stored(self) -> StoredJob:
         return _stored(self.folder)
 
     async def aclose(self) -> None:
@@ -232,10 +232,10 @@ def _files(folder: Path, check: bool) -> tuple[int, Known | None]:
     return count_rejected(folder), cut_pages(folder, check=check)
 
 
-def _stored(folder: Path) -> Place:
-    from gossamer.stored.places import Place
+def _stored(folder: Path) -> StoredJob:
+    from gossamer.storage.reader import StoredJob
 
-    return Place(folder, stored_settings(folder))
+    return StoredJob.with_settings(folder, stored_settings(folder))
 
 
 class ProcessMonitor:

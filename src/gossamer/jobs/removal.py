@@ -22,7 +22,7 @@ from gossamer.results import MARKER
 from gossamer.sink import csv, jsonl, objects, segments, sqlite, trail, warc
 from gossamer.sink.aside import REJECTED
 from gossamer.sink.base import TABLES
-from gossamer.stored.places import elsewhere
+from gossamer.storage.reader import elsewhere
 
 _RESULTS = (
     *(name + suffix for name in (jsonl.PAGES, jsonl.ITEMS) for suffix in jsonl.SUFFIXES.values()),

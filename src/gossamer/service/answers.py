@@ -75,7 +75,7 @@ class Answers:
         def read() -> dict[str, Any]:
             steps: deque[Sent] = deque(maxlen=_MOST_STEPS)
             counted = 0
-            for one in walked(job.folder, name, job.settings):
+            for one in walked(job.stored(), name, job.settings):
                 if query.since <= one.step.at < query.until:
                     steps.append(one)
                     counted += 1

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 from starlette.responses import Response, StreamingResponse
 
-from gossamer import settings as configuration
 from gossamer.errors import ConfigError
 from gossamer.model import PageRow
 from gossamer.service.asked import AskBody, AskPages, AskUrl
 from gossamer.service.desk import Desk, cursor_of, one_url, position_of
 from gossamer.service.routing import Asked, Endpoint, Refused
-from gossamer.service.rows import Place as Position
-from gossamer.service.rows import search, versions
 from gossamer.service.tasks import keeps_bodies
 from gossamer.service.views import Page, PageList, Versions
 from gossamer.settings import Settings
-from gossamer.sink import segments
-from gossamer.sink.jsonl import PAGES
-from gossamer.stored.places import Place
-from gossamer.stored.search import Before, Wanted, has_rows
-from gossamer.stored.search import search as search_any
+from gossamer.storage.query import Cursor, GoOn, Search, versions_of
+from gossamer.storage.reader import StoredJob
 
 _SEARCH_SECONDS = 20.0
 """How long a store that has no order is read through, for one search."""
@@ -57,18 +50,14 @@ class PagesView:
                      **fixed),
         ]  # fmt: skip
 
-    async def _folder(self, job: str) -> tuple[Path, Settings]:
+    async def _stored(self, job: str) -> tuple[StoredJob, Settings]:
         reached = await self._desk.directory.reach(job)
-        return reached.folder, reached.settings
-
-    async def _place(self, job: str) -> Place:
-        folder, settings = await self._folder(job)
-        return Place(folder, configuration.dump(settings), job)
+        return reached.stored(), reached.settings
 
     async def search(self, asked: Asked[AskPages, None]) -> PageList:
         job, query = asked.path["job"], asked.query
-        place, (_, settings) = await self._place(job), await self._folder(job)
-        wanted = Wanted(
+        stored, settings = await self._stored(job)
+        terms = Search(
             site=query.site.lower() if query.site is not None else None,
             site_by=settings.site_by,
             status=query.status,
@@ -78,19 +67,19 @@ class PagesView:
         )
         until = self._desk.clock.monotonic() + _SEARCH_SECONDS
         try:
-            found, going_on = await self._desk.reading.read(
-                lambda: _search(place, wanted, query, keep_on=lambda: self._desk.clock.monotonic() < until)
+            found, after = await self._desk.reading.read(
+                lambda: _search(stored, terms, query, go_on=lambda: self._desk.clock.monotonic() < until)
             )
         except ConfigError as error:
             raise Refused(409, str(error), hint=error.hint) from None
         pages = [_page(row, settings) for row in found]
-        return PageList(job=job, pages=pages, next=None if going_on is None else cursor_of(going_on))
+        return PageList(job=job, pages=pages, next=None if after is None else cursor_of(after))
 
     async def _versions(self, job: str, url: str) -> Versions:
-        place, (_, settings) = await self._place(job), await self._folder(job)
+        stored, settings = await self._stored(job)
         url = one_url(url)
         try:
-            found = await self._desk.reading.read(lambda: _versions(place, url))
+            found = await self._desk.reading.read(lambda: _versions(stored, url))
         except ConfigError as error:
             raise Refused(409, str(error), hint=error.hint) from None
         return Versions(job=job, url=url, versions=[_page(row, settings) for row in found])
@@ -106,11 +95,11 @@ class PagesView:
         return found.versions[0] if at is None else min(found.versions, key=lambda one: abs(one.fetched_at - at))
 
     async def body(self, asked: Asked[AskBody, None]) -> Response:
-        place, (_, settings) = await self._place(asked.path["job"]), await self._folder(asked.path["job"])
+        stored, settings = await self._stored(asked.path["job"])
         if not keeps_bodies(settings):
             raise Refused(409, "no sink of this job keeps whole pages", hint="crawl with --sink warc beside jsonl")
         url, at = one_url(asked.query.url), asked.query.at
-        kind, pieces = await self._desk.reading.read(lambda: _body(place, url, at))
+        kind, pieces = await self._desk.reading.read(lambda: _body(stored, url, at))
         return StreamingResponse(pieces, 200, {**_FENCED, "x-stored-type": kind}, _TYPE)
 
 
@@ -120,38 +109,27 @@ def _page(row: PageRow, settings: Settings) -> Page:
     return Page(has_body=bool(row.status) and not row.copy_of and keeps_bodies(settings), cut=row.cut or "", **plain)
 
 
-def _has_lines(place: Place) -> bool:
-    """Whether there are plain lines, which are read from their end: that finds the newest first."""
-    return (place.folder / segments.FOLDER).is_dir() or (place.folder / PAGES).exists()
-
-
-def _search(
-    place: Place, wanted: Wanted, query: AskPages, *, keep_on: Callable[[], bool]
-) -> tuple[list[PageRow], Position | Before | None]:
-    if _has_lines(place):
-        start = position_of(query.cursor, Position, Position("", 0)) if query.cursor is not None else None
-        return search(place.folder, wanted, start, query.limit)
-    if not has_rows(place) and any(name.partition(":")[0] == "jsonl" for name in place.sinks):
-        # Nothing is stored yet.
+def _search(stored: StoredJob, terms: Search, query: AskPages, *, go_on: GoOn) -> tuple[list[PageRow], Cursor | None]:
+    reader = stored.first("rows")
+    if reader is None and stored.awaits("rows"):
         return [], None
-    before = position_of(query.cursor, Before, Before(0.0, "")) if query.cursor is not None else None
-    found = search_any(place, wanted, before, query.limit + 1, keep_on)
-    shown = found[: query.limit]
-    return shown, Before(shown[-1].fetched_at, shown[-1].url) if len(found) > query.limit else None
+    reader = reader or stored.need("rows")
+    after = position_of(query.cursor, reader.cursor, None) if query.cursor is not None else None
+    return reader.search(terms, after=after, limit=query.limit, go_on=go_on)
 
 
-def _versions(place: Place, url: str) -> list[PageRow]:
-    if _has_lines(place):
-        return versions(place.folder, url)
-    from gossamer.stored.lookup import versions_of
+def _versions(stored: StoredJob, url: str) -> list[PageRow]:
+    # A tree of bodies has no rows to be listed, but answers for a URL.
+    reader = stored.first("rows") or stored.first("bodies")
+    if reader is None and stored.awaits("rows"):
+        return []
+    return versions_of((reader or stored.need("rows")).rows(Search(url=url)))
 
-    return versions_of(place, url)
 
-
-def _body(place: Place, url: str, at: float | None) -> tuple[str, Iterator[bytes]]:
+def _body(job: StoredJob, url: str, at: float | None) -> tuple[str, Iterator[bytes]]:
     from gossamer.stored import open_stored
 
-    stored = open_stored(place)
+    stored = open_stored(job)
     try:
         version = stored.find(url, at)
         if version is None:

@@ -8,15 +8,14 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from gossamer.errors import ConfigError, SinkError, SinkFull
 from gossamer.masks import has_password, masked_address
 from gossamer.settings import Settings
-from gossamer.sink.base import Opening, Opens, Sink
+from gossamer.sink.base import Opening, Sink
+from gossamer.storage.registry import FORMATS, find_sink, parted
 
 __all__ = [
     "Opening",
@@ -36,48 +35,6 @@ __all__ = [
 log = logging.getLogger("gossamer.sink")
 Types = Mapping[str, Mapping[str, str]]
 """Types of items: name -> field -> what it holds."""
-GROUP = "gossamer.sinks"
-"""The entry points that name the sinks of other packages."""
-
-
-class Kind(NamedTuple):
-    """A sink of our own: where its code is, how it may be named, and whether it wants pages whole."""
-
-    code: str
-    forms: tuple[str, ...]
-    keeps_pages: bool = False
-    is_shared: bool = False
-    """Whether it is on a server, so that workers of all machines write to the same one."""
-
-
-_MYSQL, _POSTGRESQL = "gossamer.sink.mysql:open_mysql", "gossamer.sink.postgresql:open_postgresql"
-_STREAM = "gossamer.sink.stream:open_stream"
-
-
-KINDS: Mapping[str, Kind] = {
-    "jsonl": Kind("gossamer.sink.jsonl:open_jsonl", ("jsonl", "jsonl:zstd", "jsonl:gzip")),
-    "csv": Kind("gossamer.sink.csv:open_csv", ("csv",)),
-    "sqlite": Kind("gossamer.sink.sqlite:open_sqlite", ("sqlite", "sqlite:/path")),
-    "warc": Kind("gossamer.sink.warc:open_warc", ("warc", "warc:/path"), keeps_pages=True),
-    "parquet": Kind("gossamer.sink.parquet:open_parquet", ("parquet", "parquet:/path", "parquet?by=day,site")),
-    "folder": Kind("gossamer.sink.tree:open_tree", ("folder:/path",), keeps_pages=True),
-    "mysql": Kind(_MYSQL, ("mysql://user@host/database",), is_shared=True),
-    "mariadb": Kind(_MYSQL, ("mariadb://user@host/database",), is_shared=True),
-    "postgresql": Kind(_POSTGRESQL, ("postgresql://user@host/database",), is_shared=True),
-    "postgres": Kind(_POSTGRESQL, ("postgres://user@host/database",), is_shared=True),
-    **{
-        f"{form}{scheme}": Kind(
-            "gossamer.sink.objects:open_objects",
-            (f"{form}{scheme}://{'/path' if scheme == 'file' else 'bucket/prefix'}",),
-            keeps_pages=bool(form),
-            is_shared=True,
-        )
-        for form in ("", "warc+")
-        for scheme in ("s3", "gs", "az", "file")
-    },
-    "redis+stream": Kind(_STREAM, ("redis+stream://host:port/0?stream=NAME",), is_shared=True),
-    "rediss+stream": Kind(_STREAM, ("rediss+stream://host:port/0?stream=NAME",), is_shared=True),
-}
 
 
 def check_sinks(names: Sequence[str]) -> None:
@@ -85,10 +42,10 @@ def check_sinks(names: Sequence[str]) -> None:
     if len(set(names)) < len(names):
         raise ConfigError("sink: the same one is named twice")
     for name in names:
-        kind, target = _parted(name)
-        own = KINDS.get(kind)
+        kind, target = parted(name)
+        own = FORMATS.get(kind)
         if own is None:
-            _find(name)
+            find_sink(name)
         elif kind == "parquet":
             from gossamer.sink.parquet import read_target
 
@@ -105,9 +62,9 @@ def check_sinks(names: Sequence[str]) -> None:
 def keeps_pages(names: Sequence[str]) -> bool:
     """Whether one of these sinks wants the bodies, the headers and the links of pages."""
     return any(
-        own.keeps_pages if (own := KINDS.get(kind)) else bool(getattr(_find(name), "keeps_pages", False))
+        "bodies" in own.keeps if (own := FORMATS.get(kind)) else bool(getattr(find_sink(name), "keeps_pages", False))
         for name in names
-        for kind in (_parted(name)[0],)
+        for kind in (parted(name)[0],)
     )
 
 
@@ -165,7 +122,7 @@ def finish_archives(settings: Settings, folder: Path, *, live: Collection[str] =
     `live` are the workers that the frontier has heard of lately. A shared folder may have no locks, and then a living
     worker's file looks like a dead one's; on this machine a lock is enough."""
     for name in settings.sink:
-        kind, target = _parted(name)
+        kind, target = parted(name)
         if kind not in ("warc", "parquet"):
             continue
         for path, finish in _left(kind, target, folder):
@@ -199,7 +156,7 @@ def _open(
     job: str = "",
     types: Types | None = None,
 ) -> Sink:
-    kind, target = _parted(name)
+    kind, target = parted(name)
     if has_password(name):
         log.warning("the password in %s is kept with the job's settings; ${NAME} is not", masked_address(name))
     opening = Opening(
@@ -212,37 +169,12 @@ def _open(
         job=job,
         types=types or {},
     )
-    return _find(name)(opening)
+    return find_sink(name)(opening)
 
 
 def _is_on_a_server(name: str) -> bool:
-    own = KINDS.get(_parted(name)[0])
-    return own.is_shared if own is not None else bool(getattr(_find(name), "is_shared", False))
-
-
-def _find(name: str) -> Opens:
-    """What opens a sink of this name: ours, or one that an installed package offers."""
-    kind = _parted(name)[0]
-    if kind in KINDS:
-        module, _, function = KINDS[kind].code.partition(":")
-        opens: Opens = getattr(import_module(module), function)
-        return opens
-    from importlib.metadata import entry_points
-
-    for point in entry_points(group=GROUP, name=kind):
-        loaded: Any = point.load()
-        return loaded  # type: ignore[no-any-return]
-    forms = ", ".join(form for own in KINDS.values() for form in own.forms)
-    raise ConfigError(
-        f"sink {masked_address(name)!r}: there is no such sink",
-        hint=f"there are {forms}, and what installed packages offer as {GROUP}",
-    )
-
-
-def _parted(name: str) -> tuple[str, str]:
-    """The kind of a sink, and what stands behind it: a place, options, or both."""
-    found = re.match(r"([^:?]*):?(.*)", name, re.DOTALL)
-    return (found[1], found[2]) if found else (name, "")
+    own = FORMATS.get(parted(name)[0])
+    return own.is_shared if own is not None else bool(getattr(find_sink(name), "is_shared", False))
 
 
 def _fits(name: str, form: str) -> bool:

@@ -71,7 +71,12 @@ class Opening:
 
         `elsewhere` than in the job's folder others may write too, and a job of the same name among them."""
         own = f"{self.name}-{self.worker}" if self.worker else self.name
-        return f"{own}-{blake2b(os.fsencode(self.home), digest_size=4).hexdigest()}" if elsewhere else own
+        return f"{own}-{name_digest(self.home)}" if elsewhere else own
+
+
+def name_digest(home: Path) -> str:
+    """What tells jobs of one name apart in the names of files: a digest of the folder, from the root."""
+    return blake2b(os.fsencode(home), digest_size=4).hexdigest()
 
 
 class Opens(Protocol):

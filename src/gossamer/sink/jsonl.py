@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
+import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import IO, Any
 
 import msgspec
 import zstandard
 
+from gossamer.errors import SinkError
 from gossamer.model import Record
 from gossamer.sink.appended import AppendedFiles
 from gossamer.sink.base import Opening
@@ -51,26 +53,34 @@ def open_jsonl(opening: Opening) -> JsonlSink:
 
 
 def lines_of(folder: Path, name: str) -> Iterator[bytes]:
-    """The lines of `pages.jsonl` or `items.jsonl`, in whichever form they are there; FileNotFoundError if in none."""
-    if (path := folder / f"{name}.zst").exists():
-        yield from _zstd_lines(path)
-    elif (path := folder / f"{name}.gz").exists():
-        with gzip.open(path) as lines:
+    """The whole lines that `pages.jsonl` or `items.jsonl` has now, in whichever form it is there; FileNotFoundError if
+    in none. What is behind the last of them is being written, or was when a kill came."""
+    suffix = next((one for one in list(SUFFIXES.values())[::-1] if (folder / (name + one)).exists()), "")
+    path, rest = folder / (name + suffix), b""
+    with path.open("rb") as file:
+        for piece in _plain_pieces(file, suffix, path):
+            lines = (rest + piece).splitlines(keepends=True)
+            rest = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
             yield from lines
-    else:
-        with (folder / name).open("rb") as file:
-            yield from file
 
 
-def _zstd_lines(path: Path) -> Iterator[bytes]:
-    rest = b""
-    with path.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) as reader:
-        while piece := reader.read(_READ_BYTES):
-            *lines, rest = (rest + piece).split(b"\n")
-            for line in lines:
-                yield line + b"\n"
-    if rest:
-        yield rest
+def _plain_pieces(file: IO[bytes], suffix: str, path: Path) -> Iterator[bytes]:
+    """What a file has now, decompressed; a frame that is not whole, as far as it goes."""
+    left = os.fstat(file.fileno()).st_size
+    inflate: Any = None
+    while left > 0 and (data := file.read(min(_READ_BYTES, left))):
+        left -= len(data)
+        while data and suffix:
+            if inflate is None or inflate.eof:
+                inflate = zlib.decompressobj(31) if suffix == ".gz" else zstandard.ZstdDecompressor().decompressobj()
+            try:
+                piece = inflate.decompress(data)
+            except (zlib.error, zstandard.ZstdError) as error:
+                raise SinkError(f"{path}: {error}", hint="was the file changed?") from None
+            data = inflate.unused_data if inflate.eof else b""
+            yield piece
+        if not suffix:
+            yield data
 
 
 def _line(buffer: bytearray, value: object) -> None:

@@ -58,3 +58,8 @@ class LastWords:
         entries.extend(self._held[bucket])
         del self._held[bucket][:]
         return entries
+
+
+def visit_of(key: int, token: int) -> int:
+    """Key and token as one number of 64 bits."""
+    return (key * 0x9E3779B97F4A7C15 + token) % (1 << 64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from itertools import islice
@@ -19,6 +19,7 @@ from gossamer.extras import unusable
 from gossamer.model import PageRow, Record
 from gossamer.sink import disk
 from gossamer.sink.parquet_items import ItemColumns, decoded, known_columns
+from gossamer.storage.base import page_row
 
 try:
     import pyarrow as pa
@@ -226,9 +227,11 @@ def read(folder: Path) -> Iterator[Record]:
 
 
 class Snapshot:
-    """What is in a folder at one moment, however often it is read, while logs grow and become files."""
+    """What is in a folder at one moment, however often it is read, while logs grow and become files.
 
-    def __init__(self, folder: Path) -> None:
+    Of a folder that several jobs write to, only the files whose names, without an ending, are `ours`."""
+
+    def __init__(self, folder: Path, ours: Callable[[str], bool] | None = None) -> None:
         self._folder = folder
         self._stack = ExitStack()
         self._logs: list[tuple[Path, IO[bytes], int]] = []
@@ -237,7 +240,11 @@ class Snapshot:
             with suppress(FileNotFoundError):
                 file = self._stack.enter_context(log.open("rb"))
                 self._logs.append((log, file, os.fstat(file.fileno()).st_size))
-        self._sealed = sealed(folder, but={log.name for log, _, _ in self._logs})
+        self.files = sealed(folder, but={log.name for log, _, _ in self._logs})
+        """Those with pages."""
+        if ours is not None:
+            self._logs = [one for one in self._logs if ours(one[0].name.removesuffix(LOG))]
+            self.files = [path for path in self.files if ours(path.name.removesuffix(SUFFIX))]
 
     def __enter__(self) -> Snapshot:
         return self
@@ -247,20 +254,34 @@ class Snapshot:
 
     def stamps(self) -> Iterator[tuple[int, int]]:
         """Key and token of each record."""
-        for path in self._sealed:
+        for path in self.files:
             for batch in pq.ParquetFile(path).iter_batches(_DECODED, columns=["key", "token"]):
                 yield from zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
         for row in self._rows():
             yield row.key, row.token
 
-    def records(self) -> Iterator[Record]:
-        """All visits."""
-        for path in self._sealed:
+    def records(self, *, items: bool = True) -> Iterator[Record]:
+        """All visits, with their items if these are asked for."""
+        for path in self.files:
             # Files of the same name, in the same part of the tree, have the items of these pages.
-            yield from _joined(path, self._folder / ITEMS / path.relative_to(self._folder / PAGES))
+            beside = self._folder / ITEMS / path.relative_to(self._folder / PAGES)
+            yield from _joined(path, beside if items else None)
         for row in self._rows():
-            of_page = tuple(msgspec.json.decode(item) for item in row.items)
+            of_page = tuple(msgspec.json.decode(item) for item in row.items) if items else ()
             yield PlacedRecord(key=row.key, token=row.token, page=row.page, items=of_page, warc=row.warc)
+
+    def pages(self, filters: Any = None) -> Iterator[PageRow]:
+        """The rows of all visits; of files only those that pass the filters of pyarrow, if there are some."""
+        yield from self.waiting_pages()
+        for path in self.files:
+            if filters is None:
+                yield from (record.page for record in _joined(path, None))
+            else:
+                yield from map(page_row, page_values(pq.read_table(path, filters=filters, partitioning=None)))
+
+    def waiting_pages(self) -> Iterator[PageRow]:
+        """The rows of visits that are in no Parquet file yet."""
+        return (row.page for row in self._rows())
 
     def _rows(self) -> Iterator[Row]:
         for log, file, size in self._logs:
@@ -268,27 +289,31 @@ class Snapshot:
             yield from _rows(file, log, size)
 
 
-def _joined(pages: Path, items: Path) -> Iterator[Record]:
-    of_page = _items_of(items)
+def page_values(table: Any) -> Iterator[dict[str, Any]]:
+    """The rows of a table or a batch as values, times in epoch seconds."""
+    # pyarrow gives moments as datetimes, which would want another package for their nanoseconds.
+    at = table.schema.get_field_index("fetched_at")
+    for row in table.set_column(at, "fetched_at", table.column(at).cast(pa.int64())).to_pylist():
+        row["fetched_at"] /= 1e6
+        yield row
+
+
+def _joined(pages: Path, items: Path | None) -> Iterator[Record]:
+    of_page = _items_of(items) if items is not None else iter(())
     waiting = next(of_page, None)
     file = pq.ParquetFile(pages)
     names = [name for name in ("key", "token", *_PAGE_FIELDS, *_PLACE_FIELDS) if name in file.schema_arrow.names]
     for batch in file.iter_batches(_DECODED, columns=names):
-        # pyarrow gives moments as datetimes, which would want another package for their nanoseconds.
-        at = batch.schema.get_field_index("fetched_at")
-        batch = batch.set_column(at, "fetched_at", batch.column(at).cast(pa.int64()))
-        for row in batch.to_pylist():
+        for row in page_values(batch):
             key, token = row.pop("key"), row.pop("token")
-            row["fetched_at"] /= 1e6
             place = [row.pop(name, None) for name in _PLACE_FIELDS]
             warc = Place(*place) if place[0] is not None else None
-            page = PageRow(**{name: value for name, value in row.items() if value is not None})
             found = []
             # Both files are in the order of the log.
             while waiting is not None and waiting[0] == (key, token):
                 found.append(waiting[1])
                 waiting = next(of_page, None)
-            yield PlacedRecord(key=key, token=token, page=page, items=tuple(found), warc=warc)
+            yield PlacedRecord(key=key, token=token, page=page_row(row), items=tuple(found), warc=warc)
 
 
 def _items_of(path: Path) -> Iterator[tuple[tuple[int, int], Any]]:

@@ -15,7 +15,7 @@ from gossamer.errors import SinkError, SinkFull
 from gossamer.model import Record
 from gossamer.sink import disk
 from gossamer.sink.base import without_page
-from gossamer.sink.latest import LastWords
+from gossamer.sink.latest import LastWords, visit_of
 
 FOLDER, SUFFIX = "segments", ".jsonl"
 _encode_into = msgspec.json.Encoder().encode_into
@@ -173,11 +173,6 @@ def gather(folder: Path, *, all_visits: bool = False) -> Iterator[Record]:
         for number, (_, line) in enumerate(_lines(path, size), begin):
             if counts[number]:
                 yield _decode(line)
-
-
-def visit_of(key: int, token: int) -> int:
-    """Key and token as one number of 64 bits."""
-    return (key * 0x9E3779B97F4A7C15 + token) % (1 << 64)
 
 
 def _lines(path: Path, size: int) -> Iterator[tuple[Stamp, bytes]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gossamer.errors import ArchiveError
+from gossamer.sink.warc import OPEN
 
 try:
     from isal import igzip_lib, isal_zlib
@@ -241,7 +242,14 @@ class Reader:
 def read_records(path: Path, *, start: int = 0, stop: int | None = None) -> Generator[WarcRecord]:
     """The records of a file; each is to be read before the next is asked for."""
     try:
-        with path.open("rb", buffering=0) as file:
+        with current(path).open("rb", buffering=0) as file:
             yield from Reader(file, path, start=start, stop=stop)
     except OSError as error:
         raise ArchiveError(f"{path}: {error.strerror}", hint="is the file still there, and may it be read?") from error
+
+
+def current(path: Path) -> Path:
+    """A file by the name that it has now: one that was being written may be finished."""
+    if path.name.endswith(OPEN) and not path.exists():
+        return path.with_name(path.name.removesuffix(OPEN))
+    return path

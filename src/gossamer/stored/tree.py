@@ -1,24 +1,26 @@
-"""Pages that the sink `folder` keeps as files: their URLs are in the job's lines, their bodies in the tree."""
+"""Pages that the sink `folder` keeps as files: their URLs are in what another sink keeps, their bodies in the tree."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from gossamer.errors import ArchiveError
 from gossamer.extract.sniff import computed_type, is_html
 from gossamer.model import PageRow
-from gossamer.sink.jsonl import PAGES, SUFFIXES, lines_of
-from gossamer.sink.segments import FOLDER as SEGMENTS
-from gossamer.sink.segments import gather
 from gossamer.sink.tree import HTMLS, place_of
 from gossamer.stored.page import StoredPage, Version
 from gossamer.stored.shelf import OnFault, Part, Which
 from gossamer.stored.visits import MAX_BODY_BYTES
+
+if TYPE_CHECKING:
+    from gossamer.storage.reader import StoredJob
 
 _PART_BYTES = 500_000
 _encode = msgspec.json.Encoder().encode
@@ -28,15 +30,17 @@ _decode = msgspec.json.Decoder(PageRow).decode
 class TreeShelf:
     """A tree of bodies. It has one version of each page, the last, and knows neither headers nor labels."""
 
-    def __init__(self, tree: Path, folder: Path, drafts: Path) -> None:
+    def __init__(self, tree: Path, folder: Path, drafts: Path, job: StoredJob | None = None) -> None:
+        """`job` is where the rows of its pages are; only `parts` asks for these."""
         self._tree = tree
         self._folder = folder
+        self._job = job
         name = blake2b(os.fsencode(f"{tree}\0{folder}"), digest_size=12).hexdigest()
         self._listing = drafts / f"{name}.rows"
 
     def versions(self, url: str) -> list[Version]:
         """The stored body of a URL, if there is one; its time is that of the file."""
-        path = self._path(url)
+        path = body_path(self._tree, url)
         try:
             found = path.stat()
         except OSError:
@@ -49,9 +53,8 @@ class TreeShelf:
         return self._page(row)
 
     def row(self, version: Version) -> PageRow:
-        """What is known of a body without its line: when it was stored, and how long it is."""
-        size = Path(version.file).stat().st_size
-        return PageRow(url=version.url, status=version.status, fetched_at=version.fetched_at, bytes=size)
+        """What is known of a body without its row."""
+        return row_of_body(version.url, Path(version.file))
 
     def stream(self, version: Version, size: int) -> Iterator[bytes]:
         """The body in pieces."""
@@ -66,7 +69,7 @@ class TreeShelf:
         """All pages, a thousand or so at a time, in the order of the job's lines."""
         start = end = 0
         with self._listing.open("wb") as file:
-            for row in self._rows():
+            for row in self._pages():
                 end += file.write(_encode(row) + b"\n")
         with self._listing.open("rb") as file:
             while start < end:
@@ -94,7 +97,7 @@ class TreeShelf:
                 yield _decode(line)
 
     def _page(self, row: PageRow) -> StoredPage:
-        path = self._path(row.url)
+        path = body_path(self._tree, row.url)
         try:
             if os.stat(path).st_size > MAX_BODY_BYTES:
                 raise ArchiveError(f"{row.url} ({path}): a body of over {MAX_BODY_BYTES} bytes")
@@ -108,32 +111,40 @@ class TreeShelf:
             url=row.url, status=row.status, headers=headers, body=body, fetched_at=fetched_at, row=row, file=str(path)
         )
 
-    def _path(self, url: str) -> Path:
-        place = place_of(url)
-        return self._tree / HTMLS / place.host / place.key
-
-    def _rows(self) -> Iterator[PageRow]:
-        """The line of each page whose body was stored, once: the last one. Costs about 100 bytes of memory a page."""
-        last = {hash(row.url): number for number, row in enumerate(self._lines()) if _is_page(row)}
-        for number, row in enumerate(self._lines()):
-            if last.get(hash(row.url)) == number:
-                yield row
-
-    def _lines(self) -> Iterator[PageRow]:
-        if (self._folder / SEGMENTS).is_dir():
-            for record in gather(self._folder):
-                yield record.page
-            return
-        if not any((self._folder / f"{PAGES}{suffix}").exists() for suffix in SUFFIXES.values()):
+    def _pages(self) -> Iterator[PageRow]:
+        """The row of each page whose body was stored, once: the last one. Costs about 100 bytes of memory a page."""
+        if self._job is None or (reader := self._job.first("rows")) is None:
+            folder = self._job.folder if self._job is not None else "the job"
             raise ArchiveError(
-                f"{self._tree} keeps bodies without their URLs, and {self._folder} has no {PAGES} to tell them",
+                f"{self._tree} keeps bodies without their URLs, and {folder} has no pages.jsonl to tell them",
                 hint="crawl with --sink jsonl --sink folder:/path, or with --sink warc, which keeps both",
             )
-        for number, line in enumerate(lines_of(self._folder, PAGES), 1):
-            try:
-                yield _decode(line)
-            except msgspec.DecodeError as error:
-                raise ArchiveError(f"{self._folder / PAGES}, line {number}: {error}") from None
+        last: dict[int, int] = {}
+        # Read once, as it is now: a job that goes on may have other rows in other places a moment later.
+        with tempfile.TemporaryFile() as file:
+            for record in reader.records(all_visits=not self._job.is_fleets):
+                if _is_page(record.page):
+                    last[hash(record.page.url)] = file.tell()
+                    file.write(_encode(record.page) + b"\n")
+            file.seek(0)
+            at = 0
+            for line in file:
+                row = _decode(line)
+                if last[hash(row.url)] == at:
+                    yield row
+                at += len(line)
+
+
+def body_path(tree: Path, url: str) -> Path:
+    """Where the body of a page is."""
+    place = place_of(url)
+    return tree / HTMLS / place.host / place.key
+
+
+def row_of_body(url: str, path: Path) -> PageRow:
+    """What is known of a body without its row: when it was stored, and how long it is."""
+    about = path.stat()
+    return PageRow(url=url, status=200, fetched_at=about.st_mtime, bytes=about.st_size)
 
 
 def _is_page(row: PageRow) -> bool:

@@ -10,8 +10,9 @@ from typing import Self
 
 from gossamer import urls
 from gossamer.model import PageRow
+from gossamer.storage.reader import StoredJob
+from gossamer.storage.warc_reader import ENDINGS
 from gossamer.stored.page import StoredPage, Version
-from gossamer.stored.places import WARC
 from gossamer.stored.shelf import OnFault, Part, Shelf, Which
 from gossamer.stored.tree import TreeShelf
 
@@ -27,16 +28,20 @@ class Stored:
         *,
         drafts: Path | None = None,
         only: Mapping[str, Set[int]] | None = None,
+        jobs: Mapping[Path, StoredJob] | None = None,
     ) -> None:
+        """`jobs` has for the folders of trees what knows the rows of their pages."""
         # A folder of our own: what was stored may be read-only, or somebody else's.
         self._own = tempfile.TemporaryDirectory(prefix="gossamer-index-") if drafts is None else None
         self.drafts = Path(self._own.name) if self._own is not None else drafts or Path()
         """Where indexes are that had to be made; processes that read the same may share them."""
         self.warcs = tuple(warcs)
         self.trees = tuple(trees)
-        """Trees of bodies, each with the folder of the job whose lines tell their URLs."""
+        """Trees of bodies, each with the folder of the job whose rows tell their URLs."""
         self._shelf = Shelf(self.warcs, self.drafts, shared=drafts is not None, only=only)
-        self._trees = {str(folder): TreeShelf(tree, folder, self.drafts) for tree, folder in self.trees}
+        self._trees = {
+            str(folder): TreeShelf(tree, folder, self.drafts, (jobs or {}).get(folder)) for tree, folder in self.trees
+        }
 
     def __enter__(self) -> Self:
         return self
@@ -97,6 +102,6 @@ class Stored:
             yield from self.part(part, on_fault)
 
     def _holder(self, version: Version) -> Shelf | TreeShelf:
-        if version.file.endswith(WARC):
+        if version.file.endswith(ENDINGS):
             return self._shelf
         return next(tree for tree in self._trees.values())

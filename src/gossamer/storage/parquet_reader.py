@@ -1,0 +1,152 @@
+"""Reads what the sink parquet writes: Parquet files, and the logs whose rows are in none of them yet.
+
+A log becomes files and goes away while others read. What is open can still be read then, so the logs are opened first
+and the files listed after that: no visit is missed, and none is seen twice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import msgspec
+
+from gossamer.model import PageRow, Record
+from gossamer.sink.base import TABLES, name_digest
+from gossamer.storage import query, selects
+from gossamer.storage.base import Keeps, Reader, SqlSource, page_row
+from gossamer.storage.query import Cursor, GoOn, Search, TimeCursor
+
+if TYPE_CHECKING:
+    from gossamer.storage.reader import StoredJob
+
+_SELECT_PAGES = (
+    "SELECT * REPLACE (make_timestamp(epoch_us(fetched_at)) AS fetched_at)"
+    " FROM read_parquet({files}, union_by_name = true, hive_partitioning = false)"
+)
+# Not the columns that the sink makes of fields: rows that are still in a log have none.
+_SELECT_ITEMS = _SELECT_PAGES.replace(
+    "* REPLACE (make_timestamp(epoch_us(fetched_at)) AS fetched_at)",
+    "key, token, site, url, make_timestamp(epoch_us(fetched_at)) AS fetched_at, number, item::JSON AS item",
+)
+
+
+def parquet_readers(job: StoredJob) -> Iterator[Reader]:
+    """That of the folder with the job, of the one that `parquet:/path` names, or of the folder itself."""
+    if (job.folder / TABLES).is_dir():
+        yield ParquetReader(job.folder / TABLES)
+    elif (job.folder / "pages").is_dir() or (job.folder.name == TABLES and job.folder.is_dir()):
+        yield ParquetReader(job.folder)
+    for folder in job.targets("parquet"):
+        if folder.is_dir():
+            yield ParquetReader(folder, _ours(job))
+
+
+def _ours(job: StoredJob) -> Callable[[str], bool]:
+    """Which files of a folder that several jobs may write to are this one's: their names say so."""
+    if job.is_fleets:
+        # Workers have folders of their own, so that the digests in the names differ.
+        name = quote(job.job or job.folder.absolute().name, safe="")
+        pattern = re.compile(rf"{re.escape(name)}-.+-[0-9a-f]{{8}}-\d+")
+    else:
+        name = quote(job.folder.absolute().name, safe="")
+        pattern = re.compile(rf"{re.escape(name)}-{name_digest(job.folder.absolute())}-\d+")
+    return lambda name: pattern.fullmatch(name) is not None
+
+
+class ParquetReader:
+    """A folder with `pages/`, `items/` and logs; of a folder that jobs share, the files whose names are `ours`."""
+
+    cursor: type[Cursor] = TimeCursor
+    keeps: frozenset[Keeps] = frozenset(("rows", "items", "items by page", "keys", "visits", "columns"))
+
+    def __init__(self, folder: Path, ours: Callable[[str], bool] | None = None) -> None:
+        self._folder, self._ours = folder, ours
+        self.place = str(folder)
+
+    def records(self, *, all_visits: bool = False, items: bool = False) -> Iterator[Record]:
+        from gossamer.sink.parquet_files import Snapshot
+
+        with Snapshot(self._folder, self._ours) as snapshot:
+            counts = query.last_words(snapshot.stamps(), all_visits=all_visits)
+            for record, is_wanted in zip(snapshot.records(items=items), counts, strict=True):
+                if is_wanted:
+                    yield record
+
+    def rows(self, terms: Search) -> Iterator[PageRow]:
+        from gossamer.sink.parquet_files import Snapshot
+
+        with Snapshot(self._folder, self._ours) as snapshot:
+            yield from filter(terms.fits, snapshot.pages(filters=_filters(terms)))
+
+    def search(
+        self, terms: Search, *, after: Cursor | None, limit: int, go_on: GoOn
+    ) -> tuple[list[PageRow], Cursor | None]:
+        rows = self._newest(terms, after if isinstance(after, TimeCursor) else None, limit + 1)
+        return query.newest(rows, terms, after=after, limit=limit, go_on=go_on)
+
+    def _newest(self, terms: Search, before: TimeCursor | None, limit: int) -> Iterator[PageRow | None]:
+        """Of each file only the newest that fit."""
+        from gossamer.sink.parquet_files import Snapshot
+
+        with Snapshot(self._folder, self._ours) as snapshot:
+            yield from snapshot.waiting_pages()
+            for path in snapshot.files:
+                yield None
+                yield from _newest_in(path, terms, before, limit)
+
+    def items(self) -> Iterator[bytes]:
+        for record in self.records(items=True):
+            yield from map(msgspec.json.encode, record.items)
+
+    def sql_sources(self, spill: Path) -> Mapping[str, Sequence[SqlSource]]:
+        logs = [path for path in sorted(self._folder.glob("*.jsonl")) if self._ours is None or self._ours(path.stem)]
+        waiting = {path.stem for path in logs}
+        pages, items = (self._sealed(kind, waiting) for kind in ("pages", "items"))
+        return {
+            "_visits": [
+                SqlSource(pages, _SELECT_PAGES, has_keys=True),
+                SqlSource(logs, selects.RECORD_PAGES, has_keys=True),
+            ],
+            "_items": [SqlSource(items, _SELECT_ITEMS), SqlSource(logs, selects.RECORD_ITEMS)],
+        }
+
+    def _sealed(self, kind: str, waiting: Container[str]) -> list[Path]:
+        found = sorted((self._folder / kind).rglob("*.parquet"))
+        return [path for path in found if path.stem not in waiting and (self._ours is None or self._ours(path.stem))]
+
+
+def _filters(terms: Search) -> list[tuple[str, str, Any]] | None:
+    """Terms as pyarrow takes them, which skips row groups."""
+    found: list[tuple[str, str, Any]] = [("url", "==", terms.url)] if terms.url else []
+    found += [("status", "==", terms.status)] if terms.status is not None else []
+    return found or None
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """The columns that terms bear on."""
+
+    url: str
+    status: int
+    fetched_at: float
+
+
+def _newest_in(path: Path, terms: Search, before: TimeCursor | None, limit: int) -> Iterator[PageRow]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from gossamer.sink.parquet_files import page_values
+
+    table = pq.read_table(path, columns=["url", "status", "fetched_at"], partitioning=None)
+    times = [value / 1e6 for value in table.column("fetched_at").cast(pa.int64()).to_pylist()]
+    rows = zip(table.column("url").to_pylist(), table.column("status").to_pylist(), times, strict=True)
+    fit = [
+        (at, url, number)
+        for number, (url, status, at) in enumerate(rows)
+        if terms.fits(_Answer(url, status or 0, at)) and (before is None or (at, url) < before)
+    ]
+    if newest := sorted(fit, reverse=True)[:limit]:
+        found = pq.read_table(path, partitioning=None).take(pa.array([number for _, _, number in newest]))
+        yield from map(page_row, page_values(found))

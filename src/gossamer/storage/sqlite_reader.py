@@ -1,0 +1,193 @@
+"""Reads the tables that the sink sqlite writes: pages in the order of time, and items beside their pages."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from gossamer.errors import ConfigError
+from gossamer.model import PageRow, Record
+from gossamer.sink.sqlite import FILE
+from gossamer.sink.typed import MORE, NUMBER, PAGE
+from gossamer.storage import query, selects
+from gossamer.storage.base import Keeps, Reader, SqlSource, page_row
+from gossamer.storage.query import Cursor, GoOn, Search, TimeCursor
+
+if TYPE_CHECKING:
+    from gossamer.storage.reader import StoredJob
+
+_STEPS_A_LOOK = 1_000_000
+"""Of SQLite's own steps, between two looks at the clock."""
+_DECLARED = {
+    "INTEGER": "BIGINT", "REAL": "DOUBLE", "BOOLEAN": "BOOLEAN", "JSON_TEXT": "JSON", "TIMESTAMP_TEXT": "TIMESTAMP",
+    "DATE_TEXT": "DATE",
+}  # fmt: skip
+
+
+def sqlite_readers(job: StoredJob) -> Iterator[Reader]:
+    """That of the file in the job's folder, or where `sqlite:/path` says."""
+    path = next((path for path in (job.folder / FILE, *job.targets("sqlite")) if path.exists()), None)
+    if path is not None:
+        yield SqliteReader(path)
+
+
+class SqliteReader:
+    """`pages`, one row a page, and the tables of items. Each call sees the file as it was when it began."""
+
+    cursor: type[Cursor] = TimeCursor
+    keeps: frozenset[Keeps] = frozenset(("rows", "items", "items by page", "keys"))
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.place = str(path)
+
+    def records(self, *, all_visits: bool = False, items: bool = False) -> Iterator[Record]:
+        with self._opened() as database:
+            tables = _item_tables(database) if items else {}
+            for row in database.execute("SELECT * FROM pages ORDER BY key"):
+                of_page = _items_of(database, row["key"], tables) if items else ()
+                yield Record(key=row["key"], token=row["token"], page=page_row(_values(row)), items=of_page)
+
+    def rows(self, terms: Search) -> Iterator[PageRow]:
+        where, values = _conditions(terms, None)
+        with self._opened() as database:
+            for row in database.execute(f"SELECT * FROM pages WHERE {where}", values):
+                if terms.fits(found := page_row(_values(row))):
+                    yield found
+
+    def search(
+        self, terms: Search, *, after: Cursor | None, limit: int, go_on: GoOn
+    ) -> tuple[list[PageRow], Cursor | None]:
+        """In the order of time, so that the first ones are enough."""
+        where, values = _conditions(terms, after if isinstance(after, TimeCursor) else None)
+        found: list[PageRow] = []
+        with self._opened() as database:
+            database.set_progress_handler(lambda: not go_on(), _STEPS_A_LOOK)
+            try:
+                rows = database.execute(
+                    f"SELECT * FROM pages WHERE {where} ORDER BY fetched_at DESC, url DESC",
+                    values,
+                )
+                for row in rows:
+                    # A site of a whole domain is found by reading on.
+                    if terms.fits(page := page_row(_values(row))):
+                        found.append(page)
+                    if len(found) > limit:
+                        break
+            except sqlite3.OperationalError:
+                if go_on():
+                    raise
+                raise query.too_many() from None
+        last = found[limit - 1] if len(found) > limit else None
+        return found[:limit], TimeCursor(last.fetched_at, last.url) if last is not None else None
+
+    def items(self) -> Iterator[bytes]:
+        for record in self.records(items=True):
+            yield from map(msgspec.json.encode, record.items)
+
+    def sql_sources(self, spill: Path) -> Mapping[str, Sequence[SqlSource]]:
+        """As lines: the reader of such files is not a part of DuckDB itself."""
+        views = selects.spilled(self.records(items=True), spill)
+        with self._opened() as database:
+            for number, (table, kinds) in enumerate(_item_tables(database).items()):
+                path = spill / f"items-{number}.jsonl"
+                with path.open("wb") as file:
+                    for row in database.execute(f"SELECT * FROM {table}"):
+                        file.write(msgspec.json.encode(_in_utc(row, kinds)) + b"\n")
+                columns = {name: _DECLARED.get(kind, "VARCHAR") for name, kind in kinds.items()}
+                views[table] = [SqlSource([path], f"SELECT * FROM {selects.read_json(columns)})")]
+        return views
+
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        try:
+            uri = f"{self._path.absolute().as_uri()}?mode=ro"
+            with closing(sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)) as database:
+                database.row_factory = sqlite3.Row
+                database.execute("BEGIN")
+                database.execute("SELECT key FROM pages LIMIT 1").fetchall()
+                yield database
+        except sqlite3.DatabaseError as error:
+            raise ConfigError(
+                f"{self._path} is not what the sink sqlite writes: {error}", hint="name a job with other sinks"
+            ) from None
+
+
+def _conditions(terms: Search, before: TimeCursor | None) -> tuple[str, list[Any]]:
+    """Terms as SQL, as far as that goes."""
+    tests: list[tuple[str, tuple[Any, ...]]] = []
+    if terms.url:
+        tests.append(("url = ?", (terms.url,)))
+    elif heads := terms.beginnings:
+        either = " OR ".join("substr(url, 1, ?) = ?" for _ in heads)
+        tests.append((f"({either})", tuple(value for head in heads for value in (len(head), head))))
+    if terms.status is not None:
+        tests.append(("status = ?", (terms.status,)))
+    if terms.since is not None:
+        tests.append(("fetched_at >= ?", (terms.since,)))
+    if terms.until is not None:
+        tests.append(("fetched_at < ?", (terms.until,)))
+    if before is not None:
+        tests.append(("(fetched_at, url) < (?, ?)", (before.fetched_at, before.url)))
+    return " AND ".join(text for text, _ in tests) or "1", [value for _, some in tests for value in some]
+
+
+def _values(row: sqlite3.Row) -> dict[str, Any]:
+    return {name: row[name] for name in row.keys()}  # noqa: SIM118
+
+
+def _item_tables(database: sqlite3.Connection) -> dict[str, dict[str, str]]:
+    """The tables of types of items: name, as SQL has it -> column -> its type."""
+    found = database.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name GLOB 'items_*'")
+    tables = {}
+    for (name,) in found.fetchall():
+        kinds = {row["name"]: row["type"] for row in database.execute(f'PRAGMA table_info("{name}")')}
+        if PAGE in kinds and NUMBER in kinds:
+            tables[f'"{name}"'] = kinds
+    return tables
+
+
+def _items_of(
+    database: sqlite3.Connection, key: int, tables: Mapping[str, Mapping[str, str]]
+) -> tuple[dict[str, Any], ...]:
+    """The items of a page, in their order."""
+    found = database.execute("SELECT number, item FROM items WHERE key = ?", (key,))
+    numbered = [(number, json.loads(item)) for number, item in found]
+    for name, kinds in tables.items():
+        of_type = database.execute(f"SELECT * FROM {name} WHERE {PAGE} = ?", (key,))
+        numbered += [(row[NUMBER], _typed_item(row, kinds)) for row in of_type]
+    return tuple(item for _, item in sorted(numbered, key=lambda one: one[0]))
+
+
+def _typed_item(row: sqlite3.Row, kinds: Mapping[str, str]) -> dict[str, Any]:
+    """The item that a row was made of; a field that it did not have is null."""
+    item: dict[str, Any] = {}
+    for name, kind in kinds.items():
+        value = row[name]
+        if value is not None and kind == "JSON_TEXT":
+            value = json.loads(value)
+        elif value is not None and kind == "BOOLEAN":
+            value = bool(value)
+        if name == MORE:
+            item.update(value or {})
+        elif name not in (PAGE, NUMBER):
+            item[name] = value
+    return item
+
+
+def _in_utc(row: sqlite3.Row, kinds: Mapping[str, str]) -> dict[str, Any]:
+    """A row of a type of items, its times in UTC without saying so, as all are in SQL here."""
+    values = {NUMBER: row[NUMBER], PAGE: row[PAGE], MORE: row[MORE], **_typed_item(row, kinds)}
+    for name, kind in kinds.items():
+        if kind == "TIMESTAMP_TEXT" and values[name]:
+            when = datetime.fromisoformat(values[name])
+            if when.tzinfo is not None:
+                values[name] = when.astimezone(UTC).replace(tzinfo=None).isoformat()
+    return values
