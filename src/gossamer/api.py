@@ -252,6 +252,11 @@ class AsyncJobHandle:
         """Queue URLs; how many of them the job did not know."""
         return await self._ask(lambda job: job.add(read_seeds(urls)))
 
+    async def delete(self, *, results: bool = False) -> None:
+        """Delete the job, with `results` also what it has stored in its folder; JobRunning if somebody works on it."""
+        await self._ask(lambda job: job.remove(results=results))
+        await self.aclose()
+
     async def why(self, url: str, *, page: str = "") -> dict[str, Any]:
         """The history of a URL, as `gossamer why --json` prints it; `page` is one with a link to it."""
         from gossamer.story import tell
@@ -267,10 +272,6 @@ class AsyncJobHandle:
     async def items(self, *, all_visits: bool = False) -> Results:
         """The items that its spider found."""
         return await self._ask(partial(_results, all_visits=all_visits, items=True))
-
-    async def delete(self) -> None:
-        """Delete the job from its frontier; `FrontierError` while somebody works on it. What it has stored stays."""
-        await self._ask(lambda job: job.remove())
 
     async def aclose(self) -> None:
         """Let go of the job, which goes on."""
@@ -346,6 +347,10 @@ class JobHandle:
         """Queue URLs; how many of them the job did not know."""
         return self._wait(self._handle.add(*urls))
 
+    def delete(self, *, results: bool = False) -> None:
+        """Delete the job, with `results` also what it has stored in its folder; JobRunning if somebody works on it."""
+        self._wait(self._handle.delete(results=results))
+
     def why(self, url: str, *, page: str = "") -> dict[str, Any]:
         """The history of a URL, as `gossamer why --json` prints it; `page` is one with a link to it."""
         return self._wait(self._handle.why(url, page=page))
@@ -357,10 +362,6 @@ class JobHandle:
     def items(self, *, all_visits: bool = False) -> Results:
         """The items that its spider found."""
         return self._wait(self._handle.items(all_visits=all_visits))
-
-    def delete(self) -> None:
-        """Delete the job from its frontier; `FrontierError` while somebody works on it. What it has stored stays."""
-        self._wait(self._handle.delete())
 
     def close(self) -> None:
         """Let go of the job, which goes on."""

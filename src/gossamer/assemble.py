@@ -19,6 +19,7 @@ from gossamer.engine.crowds import Crowds
 from gossamer.engine.extractor import Extractor, make_spider
 from gossamer.engine.gate import LoadGate
 from gossamer.engine.handle import Handler, Linker
+from gossamer.engine.lifecycle import Lifecycle
 from gossamer.engine.marker import Marker
 from gossamer.engine.recent import Memory, Recent
 from gossamer.engine.region import Places
@@ -134,8 +135,9 @@ async def worker(
     marker = Marker(None if settings.parse_processes else marker_path)
     extractor: ParserPool | Careful
     if settings.parse_processes:
-        extractor = _parsers(settings)
+        extractor, lifecycle = _parsers(settings), Lifecycle(spider)
     else:
+        lifecycle = Lifecycle(spider, spider.pipelines)
         guard = Guard()
         here = Extractor(spider, settings, guard=guard)
         extractor = Careful(here, settings, guard=guard, marker=marker, start=begin_parsers, suspects=suspects)
@@ -155,6 +157,7 @@ async def worker(
             store,
             fetch=fetch,
             handler=handler,
+            lifecycle=lifecycle,
             recent=recent,
             settings=settings,
             clock=clock,
@@ -168,7 +171,6 @@ async def worker(
             machine=machine,
         )
     finally:
-        await extractor.aclose()
         await downloader.aclose()
         marker.close()
         if trail is not None:

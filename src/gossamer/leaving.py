@@ -37,7 +37,8 @@ def end_now(code: int) -> NoReturn:
 class _Signals:
     """The first signal drains, the second cancels `task`; whatever then stands in the way, the process ends soon."""
 
-    def __init__(self, stop: Callable[[int], None], interrupt: Callable[[], None]) -> None:
+    def __init__(self, stop: Callable[[int], None], interrupt: Callable[[], None], *, only_first: bool) -> None:
+        self._only_first = only_first
         self._stop = stop
         self._interrupt = interrupt
         self._loop = asyncio.get_running_loop()
@@ -51,6 +52,8 @@ class _Signals:
         """Runs between any two instructions: what is more than a note is left to the loop."""
         self._presses += 1
         self._interrupt()
+        if self._presses > 1 and self._only_first:
+            return
         if self._presses > 1:
             last = threading.Timer(_LAST_SECONDS, end_now, (INTERRUPTED,))
             last.daemon = True
@@ -76,9 +79,11 @@ async def leaving(
     """Have the first SIGINT or SIGTERM call `stop`, and the second cancel this task, which is then interrupted.
 
     `interrupt` is called within the signal handler: a spider that is at work may hold off the loop. With the
-    `settings` of a job, a process beside this one sees to it that signals are looked at. Without `ctrl_c`, that is
-    for the supervisor."""
-    signals = _Signals(stop, interrupt)
+    `settings` of a job, a process beside this one sees to it that signals are looked at.
+
+    Without `ctrl_c`, this is a worker of a supervisor, which gets Ctrl-C and a second signal itself: where a process
+    manager sends SIGTERM to all processes, a worker gets one more from its supervisor."""
+    signals = _Signals(stop, interrupt, only_first=not ctrl_c)
     before = {signal.SIGTERM: signal.signal(signal.SIGTERM, signals.handle)}
     before[signal.SIGINT] = signal.signal(signal.SIGINT, signals.handle if ctrl_c else signal.SIG_IGN)
     try:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from gossamer import urls
 from gossamer.engine.extractor import make_spider
-from gossamer.engine.handle import Linker
+from gossamer.engine.handle import Linker, Score
+from gossamer.engine.lifecycle import Lifecycle
 from gossamer.engine.recent import Recent
 from gossamer.extract.spider import Spider
 from gossamer.frontier.base import Fleet
@@ -53,8 +55,14 @@ async def begin(fleet: Fleet, settings: Settings, seeds: Sequence[str]) -> int:
 
     What the tree of its sink has is not fetched; what that only links to is. Until all of it is known the job rests:
     else workers would fetch what is about to be found. Killed on the way, it is done from the start by the next run."""
-    spider, recent = make_spider(settings), Recent(_REMEMBERED)
-    score = spider.score if type(spider).score is not Spider.score else None
+    spider = make_spider(settings)
+    has_score = type(spider).score is not Spider.score
+    async with Lifecycle(spider) if has_score else nullcontext():
+        return await _begin(fleet, settings, seeds, spider.score if has_score else None)
+
+
+async def _begin(fleet: Fleet, settings: Settings, seeds: Sequence[str], score: Score | None) -> int:
+    recent = Recent(_REMEMBERED)
     linker = Linker(settings, fleet.secret, recent, score=score)
     requests = [linker.seed(url) for url in seeds]
     place = tree_folder(settings.sink)

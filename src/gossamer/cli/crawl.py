@@ -35,7 +35,7 @@ from gossamer.cli.terminal import plain, put, say
 from gossamer.clock import SystemClock
 from gossamer.engine.orphans import die_with
 from gossamer.engine.supervisor import FATAL
-from gossamer.errors import ConfigError, JobMissing, OwnerGone, SchemaMismatch
+from gossamer.errors import ConfigError, GossamerError, JobMissing, OwnerGone, SchemaMismatch
 from gossamer.fleet import FleetCrawl, join_fleet
 from gossamer.frontier.backends import is_address, is_fleet
 from gossamer.job import Crawl, Summary
@@ -297,18 +297,15 @@ def worker(
                 )
             )  # fmt: skip
         except (JobMissing, SchemaMismatch, ConfigError) as error:
-            if not supervised:
-                raise
-            say(f"error: {error}")
-            if error.hint:
-                say(f"hint: {error.hint}")
-            return FATAL
+            return _fatal(error, supervised)
         return Exit.OK
     if not place:
         raise ConfigError("which crawl?", hint="gossamer worker DIR, or gossamer worker FRONTIER --job NAME")
     _refuse_fleet_options("region", "shards", "own_results", "wait")
     try:
         run_loop(join(jobs.folder_of(place, ()), name=own_name, supervised=supervised))
+    except ConfigError as error:
+        return _fatal(error, supervised)
     except JobMissing:
         check_folder(jobs.folder_of(place, ()), place)
         raise
@@ -317,3 +314,13 @@ def worker(
             return Exit.ERROR
         say(str(gone))
     return Exit.OK
+
+
+def _fatal(error: GossamerError, supervised: int) -> int:
+    """The exit code that keeps a supervisor from starting the worker again: the next one would fail alike."""
+    if not supervised:
+        raise error
+    say(f"error: {error}")
+    if error.hint:
+        say(f"hint: {error.hint}")
+    return FATAL

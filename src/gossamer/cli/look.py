@@ -25,9 +25,11 @@ from gossamer.cli.terminal import plain, put, say
 from gossamer.clock import Clock, SystemClock
 from gossamer.cut import cut_words, format_cut
 from gossamer.download import open_downloader
+from gossamer.engine.budget import Guard, Interrupted
 from gossamer.engine.extractor import Extractor, make_spider
 from gossamer.engine.gate import Gate
 from gossamer.engine.judge import MAX_HOPS
+from gossamer.engine.lifecycle import Lifecycle
 from gossamer.errors import (
     ConfigError,
     Disallowed,
@@ -38,6 +40,8 @@ from gossamer.errors import (
 )
 from gossamer.extract.main_part import LEAST_SHARE
 from gossamer.extract.page import Page
+from gossamer.extract.spider import Spider
+from gossamer.leaving import leaving
 from gossamer.middleware.base import Fetch, compose
 from gossamer.middleware.robots import product_token
 from gossamer.model import REDIRECTS, Request, Response
@@ -54,7 +58,8 @@ _FETCHING = """
 class Look:
     """Fetches one page at a time, with the guard, the rules and the delay of a crawl, and follows redirects."""
 
-    def __init__(self, fetch: Fetch, settings: Settings, clock: Clock) -> None:
+    def __init__(self, spider: Spider, fetch: Fetch, settings: Settings, clock: Clock) -> None:
+        self.spider = spider
         self._fetch = fetch
         self._settings = settings
         self._clock = clock
@@ -118,12 +123,14 @@ class Look:
 async def looking(settings: Settings) -> AsyncIterator[Look]:
     """A Look with everything it needs, which is closed again at the end."""
     clock = SystemClock()
+    spider = make_spider(settings)
     downloader = open_downloader(settings, clock=clock)
     gate_of_loads(downloader, settings, clock)
     try:
-        ring = middlewares(make_spider(settings), settings, clock, jar=jar_of(settings, clock))
+        ring = middlewares(spider, settings, clock, jar=jar_of(settings, clock))
         innermost: Fetch = downloader.fetch
-        yield Look(compose(ring, innermost), settings, clock)
+        async with Lifecycle(spider, spider.pipelines):
+            yield Look(spider, compose(ring, innermost), settings, clock)
     finally:
         await downloader.aclose()
 
@@ -165,6 +172,8 @@ async def _fetch(url: str, mode: str | None, settings: Settings, *, quiet: bool)
 
     async with looking(settings) as look:
         page = await _page_or_advice(look, url, told)
+        if mode == "items":
+            return await _print_items(look.spider, page, settings)
     # From here on there is nothing to lose, and neither C code nor a spider is to hold off Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if mode == "headers":
@@ -179,8 +188,6 @@ async def _fetch(url: str, mode: str | None, settings: Settings, *, quiet: bool)
         _print_main_part(page, quiet=quiet)
     elif mode == "whole":
         _print_lines(page.to_markdown(main=False).split("\n"))
-    elif mode == "items":
-        return await _print_items(page, settings)
     else:
         _print_body(page)
     if page.cut and not quiet:
@@ -203,8 +210,13 @@ def _print_main_part(page: Page, *, quiet: bool) -> None:
         say(f"note: the main part is {page.main_share:.0%} of the visible text; --whole prints all of it")
 
 
-async def _print_items(page: Page, settings: Settings) -> int:
-    found = await Extractor(make_spider(settings), settings).extract(page.request, page.response)
+async def _print_items(spider: Spider, page: Page, settings: Settings) -> int:
+    guard = Guard()
+    try:
+        async with leaving(lambda _: guard.hurry(), interrupt=guard.stop, settings=settings):
+            found = await Extractor(spider, settings, guard=guard).extract(page.request, page.response)
+    except Interrupted:
+        return Exit.INTERRUPTED
     _print_lines([msgspec.json.encode(item).decode() for item in found.items])
     for one in found.rejected:
         say(f"rejected: {plain(one.type)} {plain(one.field)}: {plain(one.error, 300)}")
@@ -285,7 +297,7 @@ def shell(url: str, **options: Any) -> int:
             names: dict[str, Any] = {
                 "page": loop.run(_page_or_advice(look, target)),
                 "fetch": lambda url: loop.run(_page_or_advice(look, _one_url(url))),
-                "spider": make_spider(settings),
+                "spider": look.spider,
                 "settings": settings,
             }
             return _explore(names)

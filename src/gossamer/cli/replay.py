@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shlex
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from gossamer.cli.options import given, some_settings
 from gossamer.cli.start import read_settings, run
 from gossamer.cli.terminal import plain, put, say
 from gossamer.export.where import Where
+from gossamer.leaving import leaving
 from gossamer.replay.run import Replay, Replayed
 from gossamer.settings import Settings
 from gossamer.sink.aside import REJECTED
@@ -67,13 +69,28 @@ def replay(
     with open_stored(*found) as stored:
         work = Replay(stored, settings, target, processes=processes or 0, all_visits=all_visits, where=conditions)
         work.hatch()
-        result = run(work.run())
+        result = run(_until_signal(work))
     if as_json:
         put(f"{json.dumps(msgspec.to_builtins(result))}\n".encode())
     if not quiet:
         for line in _lines(result, target):
             say(line)
     return Exit.SOME_FAILED if result.failed or result.unread else Exit.OK
+
+
+async def _until_signal(work: Replay) -> Replayed:
+    """SIGTERM and Ctrl-C end the replay: its processes close their spiders, and the files of the last one stay."""
+    task = asyncio.current_task()
+    assert task is not None
+
+    def stop(_: int) -> None:
+        task.cancel()
+
+    try:
+        async with leaving(stop):
+            return await work.run()
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
 
 
 def _found(place: str, frontier: str) -> str | StoredJob:

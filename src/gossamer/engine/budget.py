@@ -151,6 +151,11 @@ class Guard:
         self._before: Any = None
         self._is_ours = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether nothing more is to begin."""
+        return self._stop_at is not None
+
     def stop(self) -> None:
         """The crawl is to end: pages in hand have a moment left. May be called by a signal handler."""
         if self._stop_at is None:

@@ -48,6 +48,10 @@ class Extracts(Protocol):
         """The crawl is to end, and pages in hand have a moment left."""
         ...
 
+    async def aclose(self) -> None:
+        """End what handles pages elsewhere; spiders there are closed first."""
+        ...
+
 
 class Handled(NamedTuple):
     """A page's record, the requests that it leads to, and all else that it gave."""
@@ -233,6 +237,10 @@ class Handler:
     def stop(self) -> None:
         """The crawl is to end, and pages in hand have a moment left."""
         self._extractor.stop()
+
+    async def aclose(self) -> None:
+        """Nothing more is to be handled."""
+        await self._extractor.aclose()
 
     async def handle(
         self,

@@ -1,4 +1,9 @@
-"""Parser processes: pages are parsed, and handlers run, where they block nobody and can be killed."""
+"""Parser processes: pages are parsed, and handlers run, where they block nobody and can be killed.
+
+Each opens a spider of its own before its first page, and closes it when the worker closes the pipe. At the end of a
+crawl it is asked with a signal to leave its page; only one that stays in C code for longer is killed, and is the one
+whose spider is not closed. SIGINT and SIGTERM, which a terminal or a process manager sends to all processes, are for
+the worker alone: it decides what becomes of the page."""
 
 from __future__ import annotations
 
@@ -16,10 +21,12 @@ import msgspec
 
 from gossamer import settings as configuration
 from gossamer.engine import allocator, wire
-from gossamer.engine.budget import Interrupted, hard_seconds, hung
+from gossamer.engine.budget import Guard, Interrupted, hard_seconds, hung
 from gossamer.engine.extractor import Extracted, Extractor, died, make_spider, too_costly
 from gossamer.engine.handle import Aside
-from gossamer.engine.orphans import die_with
+from gossamer.engine.lifecycle import Lifecycle, leave_on_signal
+from gossamer.engine.orphans import LEAVE, die_with, hold_signals, leave_signals_to_parent
+from gossamer.errors import ExtractError, GossamerError
 from gossamer.model import Request, Response
 from gossamer.settings import Settings
 
@@ -28,6 +35,12 @@ _PATIENCE_SECONDS = 5.0
 """Time on the clock that a process gets on top of its CPU time: it may have to wait for a processor."""
 _GRACE_SECONDS = 1.0
 """What pages in hand get when the crawl is to end."""
+_INTERRUPTED = b""
+"""The answer for a page that was interrupted."""
+_DONE = b""
+"""The answer when the spider was opened or closed; else it is the error and its hint."""
+_EXIT_SECONDS = 10.0
+"""Time that a process has to end once its spider is closed: functions of `atexit` and threads of the spider."""
 _NICENESS = 5
 _WAITING_BYTES = 64 * 1024 * 1024
 """Bodies that may wait for a process while their visits take no place from others."""
@@ -42,6 +55,7 @@ class Order(msgspec.Struct, array_like=True, frozen=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_order = msgspec.msgpack.Decoder(Order).decode
+_decode_failure = msgspec.msgpack.Decoder(tuple[str, str]).decode
 _decode_extracted = msgspec.msgpack.Decoder(Extracted).decode
 
 
@@ -56,8 +70,9 @@ class ParserPool:
         self._settings = settings
         self._niceness = _NICENESS if is_aside else 0
         self._idle: asyncio.Queue[asyncio.subprocess.Process | None] = asyncio.Queue()
-        self._all: set[asyncio.subprocess.Process] = set()
-        self._watches: dict[asyncio.subprocess.Process | None, asyncio.TimerHandle] = {}
+        self._ready: set[asyncio.subprocess.Process] = set()
+        """Those that have opened their spider."""
+        self._watches: dict[asyncio.subprocess.Process, asyncio.TimerHandle] = {}
         self._overdue: set[asyncio.subprocess.Process] = set()
         self._stopping: asyncio.TimerHandle | None = None
         self._is_over = False
@@ -73,10 +88,13 @@ class ParserPool:
         if self._stopping is None:
             grace = min(_GRACE_SECONDS, self._settings.drain_seconds)
             self._stopping = asyncio.get_running_loop().call_later(grace, self._end)
+            for process in self._ready:
+                _tell_to_leave(process)
 
     def _end(self) -> None:
+        """Kill those that have a page in hand still; the others are closed by `aclose`."""
         self._is_over = True
-        for process in list(self._all):
+        for process in list(self._watches):
             self._discard(process)
 
     async def extract(
@@ -99,11 +117,19 @@ class ParserPool:
 
     async def _extract(self, request: Request, response: Response) -> Extracted:
         process = await self._idle.get()
-        try:
-            if self._is_over:
-                raise Interrupted
-            if process is None or process.returncode is not None:
+        if self._stopping is None and (process is None or process.returncode is not None):
+            try:
                 process = await self._start()
+            except BaseException:
+                self._idle.put_nowait(None)
+                raise
+        elif process is None or process.returncode is not None:
+            self._idle.put_nowait(None)
+            raise Interrupted
+        if self._is_over:
+            self._idle.put_nowait(process)
+            raise Interrupted
+        try:
             assert process.stdin is not None
             assert process.stdout is not None
             self._watch(process, len(response.body))
@@ -121,12 +147,13 @@ class ParserPool:
             if process in self._watches:
                 self._watches.pop(process).cancel()
         if answer is None:
-            assert process is not None
             # Nobody else may get it: that it has died is not always known yet, and the next page would be charged too.
             self._discard(process)
             self._idle.put_nowait(None)
             return await self._post_mortem(process, response)
         self._idle.put_nowait(process)
+        if answer == _INTERRUPTED:
+            raise Interrupted
         return _decode_extracted(answer)
 
     async def _post_mortem(self, process: asyncio.subprocess.Process, response: Response) -> Extracted:
@@ -164,39 +191,69 @@ class ParserPool:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=1 << 20,
+            preexec_fn=hold_signals,
         )
         assert process.stdin is not None
         assert process.stdout is not None
-        self._all.add(process)
-        process.stdin.write(wire.frame(_encode(configuration.dump(self._settings))))
-        # It may take long to load what a spider imports: that is not charged to the page.
-        await wire.read_frame(process.stdout)
+        try:
+            process.stdin.write(wire.frame(_encode(configuration.dump(self._settings))))
+            # It may take long to load what a spider imports, and to open it: that is not charged to the page.
+            if (answer := await wire.read_frame(process.stdout)) is not None:
+                _raise_failure(answer)
+        except BaseException:
+            self._discard(process)
+            raise
+        self._ready.add(process)
+        if self._stopping is not None:
+            _tell_to_leave(process)
         return process
 
-    def _discard(self, process: asyncio.subprocess.Process | None) -> None:
-        if process is None:
-            return
-        self._all.discard(process)
+    def _discard(self, process: asyncio.subprocess.Process) -> None:
+        self._ready.discard(process)
         if process.returncode is None:
             process.kill()
 
     async def aclose(self) -> None:
-        """End all processes: those without a page in order, the others at once."""
+        """Have all processes close their spiders, and end; an ExtractError if one could not."""
         if self._stopping is not None:
             self._stopping.cancel()
-        leaving = [process for process in self._all if process.returncode is None]
-        for process in leaving:
-            if process in self._watches:
-                process.kill()
-            elif process.stdin is not None:
-                process.stdin.close()
-        waiting = [asyncio.ensure_future(process.wait()) for process in leaving]
-        if waiting:
-            await asyncio.wait(waiting, timeout=_GRACE_SECONDS)
-        for process in leaving:
+        closing = [self._close(process) for process in self._ready if process.returncode is None]
+        self._ready.clear()
+        failures = [found for found in await asyncio.gather(*closing, return_exceptions=True) if found is not None]
+        for failure in failures[1:]:
+            log.error("%s", failure)
+        if failures:
+            raise failures[0]
+
+    async def _close(self, process: asyncio.subprocess.Process) -> None:
+        """Wait for the spider, for as long as it takes: as in the worker itself, a second Ctrl-C ends it."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.close()
+            if (answer := await wire.read_frame(process.stdout)) is None:
+                raise ExtractError("a parser process died before its spider was closed")
+            _raise_failure(answer)
+            async with asyncio.timeout(_EXIT_SECONDS):
+                await process.wait()
+        except TimeoutError:
+            log.warning("a parser process was killed: it did not end %.0f s after its spider", _EXIT_SECONDS)
+        finally:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+
+
+def _tell_to_leave(process: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):
+        process.send_signal(LEAVE)
+
+
+def _raise_failure(answer: bytes) -> None:
+    """Raise the error with which a process could not open or close its spider."""
+    if answer != _DONE:
+        said, hint = _decode_failure(answer)
+        raise ExtractError(said, hint=hint)
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -220,8 +277,7 @@ def main() -> None:
     """Be a parser: settings first, then pages, until the worker closes the pipe."""
     parent, niceness = int(sys.argv[1]), int(sys.argv[2])
     die_with(parent)
-    # Ctrl-C reaches all processes of a terminal: what becomes of the page in hand is decided by the worker.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_signals_to_parent()
     os.nice(niceness)
     with suppress(OSError):
         # Where memory runs out, it is the page in hand here that took it.
@@ -244,15 +300,39 @@ def main() -> None:
         return
     values: dict[str, Any] = msgspec.msgpack.decode(first)
     settings = configuration.build(values)
-    extractor = Extractor(make_spider(settings), settings)
-    answer(b"")
-    with asyncio.Runner() as runner:
-        while (data := read()) is not None:
-            began, order = time.process_time(), _decode_order(data)
+    guard = Guard()
+
+    def handle(data: bytes) -> bytes:
+        began, order = time.process_time(), _decode_order(data)
+        try:
             found = runner.run(extractor.extract(order.request, order.response, hard=True))
-            answer(_encode(msgspec.structs.replace(found, seconds=time.process_time() - began)))
-            del order
-            allocator.trim_after(len(data))
+        except Interrupted:
+            return _INTERRUPTED
+        return _encode(msgspec.structs.replace(found, seconds=time.process_time() - began))
+
+    with asyncio.Runner() as runner:
+        try:
+            spider = make_spider(settings)
+            extractor = Extractor(spider, settings, guard=guard)
+            lifecycle = Lifecycle(spider, spider.pipelines)
+            runner.run(lifecycle.open())
+        except GossamerError as error:
+            answer(_encode((str(error), error.hint)))
+            return
+        leave_on_signal(guard, runner.get_loop())
+        answer(_DONE)
+        closed = _DONE
+        try:
+            while (data := read()) is not None:
+                answer(handle(data))
+                allocator.trim_after(len(data))
+        finally:
+            # Where the spider ends the process in the middle of a page, that has no answer.
+            try:
+                runner.run(lifecycle.close())
+            except GossamerError as error:
+                closed = _encode((str(error), error.hint))
+        answer(closed)
 
 
 if __name__ == "__main__":

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from gossamer.clock import Clock
 from gossamer.download.base import Remembers
+from gossamer.engine.budget import Interrupted
 from gossamer.engine.commit import Committer
 from gossamer.engine.context import Context
 from gossamer.engine.crowds import Crowds
 from gossamer.engine.gate import LoadGate, Rulebook
 from gossamer.engine.handle import Handler
+from gossamer.engine.lifecycle import Lifecycle
 from gossamer.engine.machine import Machine
 from gossamer.engine.recent import Memory
 from gossamer.engine.region import Places
@@ -43,6 +46,7 @@ class Engine:
         *,
         fetch: Fetch,
         handler: Handler,
+        lifecycle: Lifecycle,
         recent: Memory,
         settings: Settings,
         clock: Clock,
@@ -56,6 +60,7 @@ class Engine:
         machine: Measures | None = None,
     ) -> None:
         self._machine = machine
+        self._lifecycle = lifecycle
         self._frontier = frontier
         self._settings = settings
         self._clock = clock
@@ -123,11 +128,22 @@ class Engine:
         If they cannot be stored in time, because a sink or the frontier is away, `run` raises what stood in the way."""
         self._stop.set()
         self._changed.set()
+        self._lifecycle.stop()
         self._context.handler.stop()
         self._committer.hurry(self._settings.drain_seconds)
 
     async def run(self) -> JobState:
-        """Work until the job is finished or stopped."""
+        """Work until the job is finished or stopped.
+
+        The spider is opened before the first lease, and closed when all pages are committed and nothing is leased."""
+        try:
+            async with self._lifecycle, aclosing(self._context.handler):
+                return await self._work()
+        except Interrupted:
+            # Stopped while the spider was being opened.
+            return "running"
+
+    async def _work(self) -> JobState:
         try:
             async with asyncio.TaskGroup() as tasks:
                 committing = tasks.create_task(self._committer.run())

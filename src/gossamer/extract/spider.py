@@ -25,7 +25,9 @@ class Spider:
     """What to do with each page. As it stands it takes nothing and follows every link in scope.
 
     `parse` handles a page; a request with `label="product"` goes to `parse_product`. A handler is a generator of items
-    and requests, plain or async, or returns a list or None. It does no I/O, so that it can be run over stored pages."""
+    and requests, plain or async, or returns a list or None. It does no I/O, so that it can be run over stored pages.
+
+    `open` and `close`, and those of pipelines that have them, are called once in each process that runs the spider."""
 
     name: ClassVar[str] = ""
     start: ClassVar[Sequence[str]] = ()
@@ -37,7 +39,9 @@ class Spider:
     item_types: ClassVar[type | Sequence[type]] = ()
     """Types that items must fit: dataclasses, attrs classes, pydantic models or msgspec Structs."""
     pipelines: ClassVar[Sequence[Callable[[Any], Any]]] = ()
-    """Functions that each item goes through in turn, before it is held against its type; None drops it."""
+    """Functions that each item goes through in turn, before it is held against its type; None drops it.
+
+    An object with `__call__` may have `open` and `close`, which are called like those of the spider."""
     fetch_middleware: Sequence[Any] = ()
     parse_middleware: Sequence[Any] = ()
 
@@ -47,6 +51,18 @@ class Spider:
             cls.follows_links = False
         if "name" not in cls.__dict__:
             cls.name = cls.__name__
+
+    def open(self) -> Awaitable[None] | None:
+        """Called before everything else, in each process that runs the spider; may be `async`.
+
+        What it raises ends the run. It runs in the thread and the event loop of the handlers."""
+        return None
+
+    def close(self) -> Awaitable[None] | None:
+        """Called once nothing more comes, before the process exits, also after a signal; may be `async`.
+
+        By then all pages are stored. What it raises makes the command fail."""
+        return None
 
     def parse(self, page: Page) -> Yielded:
         """Handle a page that has no label."""

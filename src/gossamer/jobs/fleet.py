@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from gossamer import settings as configuration
 from gossamer.engine.handle import Linker
 from gossamer.engine.pulse import is_live
 from gossamer.engine.recent import Recent
-from gossamer.errors import Held, JobStopped, SinkError
+from gossamer.errors import JobStopped, SinkError
 from gossamer.fleet import results_folder, scale
 from gossamer.frontier.advice import Advice
-from gossamer.frontier.backends import create_fleet, open_fleet, remove_job
+from gossamer.frontier.backends import create_fleet, open_fleet
 from gossamer.frontier.base import Fleet
 from gossamer.frontier.regions import parse_part
 from gossamer.jobs.job import (
@@ -29,7 +28,6 @@ from gossamer.jobs.job import (
     lookup_any_name,
     state_word,
 )
-from gossamer.masks import masked_address
 from gossamer.model import Counts, JobState, Pulse, RegionView, ShardView
 from gossamer.results import compare, forgotten_words, is_cheap, is_results, repair_command
 from gossamer.settings import Settings
@@ -38,6 +36,7 @@ from gossamer.sink.segments import has_segments, segment_bytes
 from gossamer.takeover import begin
 
 if TYPE_CHECKING:
+    from gossamer.jobs.removal import Removed
     from gossamer.storage.reader import StoredJob
 
 _UNFINISHED: tuple[JobState, ...] = ("running", "paused", "stopping")
@@ -172,15 +171,10 @@ class FleetJob:
         self.settings = settings
         return live
 
-    async def remove(self) -> None:
-        working = [worker.worker for worker in await self.workers() if is_live(worker)]
-        if working:
-            place = quote(masked_address(self.frontier))
-            raise Held(
-                f"job {self.name!r} is not deleted: workers are on it ({', '.join(working[:5])})",
-                hint=f"stop it first: gossamer stop {quote(self.name)} --frontier {place}",
-            )
-        await remove_job(self.frontier, self.name)
+    async def remove(self, *, results: bool = False) -> Removed:
+        from gossamer.jobs.removal import delete_job
+
+        return await delete_job(self, results=results)
 
     def stored(self) -> StoredJob:
         from gossamer.storage.reader import StoredJob

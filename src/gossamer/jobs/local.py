@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,10 +14,9 @@ from gossamer import settings as configuration
 from gossamer.clock import Clock, SystemClock
 from gossamer.engine import wire
 from gossamer.engine.remote import Connection, connect
-from gossamer.errors import Held, JobStopped
+from gossamer.errors import JobStopped
 from gossamer.folders import FRONTIER, OWNER, save_settings, stored_settings
 from gossamer.frontier.advice import Advice, advise
-from gossamer.frontier.backends import owned_url, remove_job
 from gossamer.frontier.sqlite_look import SqliteLook
 from gossamer.frontier.sqlite_survey import survey
 from gossamer.jobs.job import SITES, JobStatus, Known, State, cut_pages, lookup_any_name, state_word
@@ -27,6 +25,7 @@ from gossamer.settings import VERSION
 from gossamer.sink.aside import count_rejected
 
 if TYPE_CHECKING:
+    from gossamer.jobs.removal import Removed
     from gossamer.storage.reader import StoredJob
 
 _LANES_SECONDS = 1.0
@@ -119,9 +118,10 @@ class RunningJob:
         self.settings = configuration.build({**configuration.dump(self.settings), **changes})
         return True
 
-    async def remove(self) -> None:
-        hint = f"stop it first: gossamer stop {quote(self.name)}"
-        raise Held(f"job {self.name!r} is not deleted: it is running", hint=hint)
+    async def remove(self, *, results: bool = False) -> Removed:
+        from gossamer.jobs.removal import delete_job
+
+        return await delete_job(self, results=results)
 
     def stored(self) -> StoredJob:
         return _stored(self.folder)
@@ -211,8 +211,10 @@ class StoppedJob:
         await asyncio.to_thread(save_settings, self.folder, self.settings)
         return False
 
-    async def remove(self) -> None:
-        await remove_job(owned_url("", self.folder), self.name)
+    async def remove(self, *, results: bool = False) -> Removed:
+        from gossamer.jobs.removal import delete_job
+
+        return await delete_job(self, results=results)
 
     def stored(self) -> StoredJob:
         return _stored(self.folder)

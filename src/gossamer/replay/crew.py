@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Sequence
 
 import msgspec
 
 from gossamer import settings as configuration
-from gossamer.errors import WorkersDie
+from gossamer.errors import ExtractError, WorkersDie
 from gossamer.replay.orders import Done, Setup
 from gossamer.replay.worker import Worker
 from gossamer.settings import Settings
 from gossamer.stored import Part, Stored
 from gossamer.stored.shelf import Which
 
+log = logging.getLogger("gossamer.engine")
 _AHEAD = 4
 """Parts that are worked on or wait for their turn, for each process."""
 
@@ -47,6 +49,21 @@ class Crew:
 
     async def run(self, take: Callable[[Done], None]) -> None:
         """Work through all parts; `take` gets what each gave, in the order of what is stored."""
+        try:
+            await self._work(take)
+        except BaseException:
+            for failure in await self._close():
+                log.error("%s", failure)
+            raise
+        if failures := await self._close():
+            raise failures[0]
+
+    async def _close(self) -> list[BaseException]:
+        """Close all processes; what went wrong."""
+        ended = await asyncio.gather(*(process.aclose() for process in self._processes), return_exceptions=True)
+        return [failure for failure in ended if failure is not None]
+
+    async def _work(self, take: Callable[[Done], None]) -> None:
         idle: asyncio.Queue[Worker] = asyncio.Queue()
         processes = self._processes
         for process in processes:
@@ -68,11 +85,8 @@ class Crew:
                         take(await under_way.pop(0))
                 for task in under_way:
                     take(await task)
-        except* WorkersDie as group_of:
+        except* (WorkersDie, ExtractError) as group_of:
             raise group_of.exceptions[0] from None
-        finally:
-            for process in processes:
-                await process.aclose()
 
     def _setup(self) -> Setup:
         return Setup(

@@ -40,6 +40,17 @@ class At(msgspec.Struct, tag="at", frozen=True):
     url: str
 
 
+class Closing(msgspec.Struct, tag="closing", frozen=True):
+    """No page is in hand any more; the spider is being closed."""
+
+
+class Left(msgspec.Struct, tag="left", frozen=True):
+    """The last message: the spider is closed, or why it could not be opened or closed."""
+
+    error: str = ""
+    hint: str = ""
+
+
 class Done(msgspec.Struct, tag="done", frozen=True, kw_only=True):
     """What a part gave: lines of files, and figures."""
 

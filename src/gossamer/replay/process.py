@@ -5,27 +5,29 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 
 from gossamer import settings as configuration
-from gossamer.engine.budget import hung
+from gossamer.engine.budget import Guard, Interrupted, hung
 from gossamer.engine.extractor import Extracted, Extractor, died, make_spider, row_of, too_costly
-from gossamer.engine.orphans import die_with
-from gossamer.errors import ArchiveError
+from gossamer.engine.lifecycle import Lifecycle, leave_on_signal
+from gossamer.engine.orphans import die_with, leave_signals_to_parent
+from gossamer.errors import ArchiveError, GossamerError
 from gossamer.model import PageRow
-from gossamer.replay.orders import At, Done, Order, Setup
+from gossamer.replay.orders import At, Closing, Done, Left, Order, Setup
 from gossamer.settings import Settings
 from gossamer.stored import Stored, StoredPage
 
 _EXAMPLES = 20
-Tell = Callable[[At | Done], None]
+Message = At | Done | Closing | Left
+Tell = Callable[[Message], None]
 Meets = Callable[[PageRow], bool]
 
 
@@ -103,14 +105,23 @@ def _line(buffer: bytearray, value: object) -> None:
 
 
 async def work(
-    order: Order, stored: Stored, extractor: Extractor, settings: Settings, tell: Tell, where: Meets | None = None
+    order: Order,
+    stored: Stored,
+    extractor: Extractor,
+    settings: Settings,
+    tell: Tell,
+    where: Meets | None = None,
+    *,
+    guard: Guard,
 ) -> Done:
-    """Run the spider over one part."""
+    """Run the spider over one part; Interrupted if this process is to leave."""
     tally = Tally()
     fatal, costly = frozenset(order.fatal), frozenset(order.costly)
     for number, page in enumerate(stored.part(order.part, tally.unread)):
         # A page of a tree has no offset: its number in the part stands for it.
         place = page.offset or -1 - number
+        if guard.is_stopping:
+            raise Interrupted
         if where is not None and not where(page.row or _bare(page)):
             continue
         if place in fatal:
@@ -135,18 +146,19 @@ def _where(conditions: list[str]) -> Meets | None:
 
 
 def serve(setup: Setup, source: BinaryIO, target: BinaryIO) -> None:
-    """Work through orders until their source ends."""
-    # What this process has done so far is of no use without the rest, and a spider in C code must not hold off Ctrl-C.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """Work through orders until their source ends, or a signal comes; then close the spider.
+
+    It is opened with the first order: where there are fewer parts than processes, some never need it."""
+    leave_signals_to_parent()
     if sys.platform == "linux":
         die_with(os.getppid())
     settings = configuration.build(setup.settings)
-    extractor = Extractor(make_spider(settings), settings)
+    guard = Guard()
     where = _where(setup.where)
     trees = [(Path(tree), Path(folder)) for tree, folder in setup.trees]
     stored = Stored([Path(path) for path in setup.warcs], trees, drafts=Path(setup.drafts))
 
-    def tell(message: At | Done) -> None:
+    def tell(message: Message) -> None:
         data = _encode(message)
         target.write(len(data).to_bytes(4, "big"))
         target.write(data)
@@ -156,9 +168,29 @@ def serve(setup: Setup, source: BinaryIO, target: BinaryIO) -> None:
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
     with asyncio.Runner() as runner:
-        while (data := _read(source)) is not None:
-            order = msgspec.msgpack.decode(data, type=Order)
-            runner.run(_answer(work(order, stored, extractor, settings, tell, where), tell))
+        leave_on_signal(guard, runner.get_loop())
+        data = _read(source)
+        if data is None:
+            return
+        left = Left()
+        try:
+            spider = make_spider(settings)
+            extractor = Extractor(spider, settings, guard=guard)
+            lifecycle = Lifecycle(spider, spider.pipelines)
+            runner.run(lifecycle.open())
+            try:
+                with suppress(Interrupted):
+                    while data is not None and not guard.is_stopping:
+                        order = msgspec.msgpack.decode(data, type=Order)
+                        runner.run(_answer(work(order, stored, extractor, settings, tell, where, guard=guard), tell))
+                        data = _read(source)
+                tell(Closing())
+            finally:
+                # Also where the spider ends the process in the middle of a page, which has no answer then.
+                runner.run(lifecycle.close())
+        except GossamerError as error:
+            left = Left(str(error), error.hint)
+        tell(left)
 
 
 async def _answer(doing: Coroutine[Any, Any, Done], tell: Tell) -> None:

@@ -8,19 +8,26 @@ import signal
 import socket
 import sys
 import threading
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 
 import msgspec
 
-from gossamer.errors import WorkersDie
-from gossamer.replay.orders import At, Done, Order, Setup
+from gossamer.engine.orphans import LEAVE, hold_signals
+from gossamer.errors import ExtractError, WorkersDie
+from gossamer.leaving import end_now
+from gossamer.replay.orders import At, Closing, Done, Left, Order, Setup
 from gossamer.stored import Part
 
 _MOST_DEATHS = 100
 _LIMIT_BYTES = 1 << 20
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(At | Done).decode
+_decode = msgspec.msgpack.Decoder(At | Done | Closing | Left).decode
+_LEAVE_SECONDS = 1.5
+"""Time for a page in hand when the replay is to end: Python code is interrupted after half a second."""
+_EXIT_SECONDS = 10.0
+"""Time that a process has to end once its spider is closed."""
 
 
 class Worker:
@@ -32,6 +39,7 @@ class Worker:
         self._pid = 0
         self._process: asyncio.subprocess.Process | None = None
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._is_busy = False
 
     def hatch(self, siblings: Sequence[Worker]) -> None:
         """Begin it as a copy of this process; where this one has threads, of which a copy would have none, later."""
@@ -52,14 +60,17 @@ class Worker:
             for each in (ours, *(one._hatched for one in siblings)):
                 if each is not None:
                     each.close()
+            # Temporary folders of the parent are not for its copies to take away at their exit.
+            for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+                finalizer.atexit = False
             # A print in a spider goes where messages go.
             os.dup2(2, 1)
             with theirs.makefile("rb") as source, theirs.makefile("wb") as target:
                 process.serve(self._setup, source, target)
         except BaseException as error:
             sys.excepthook(type(error), error, error.__traceback__)
-            os._exit(1)
-        os._exit(0)
+            end_now(1)
+        end_now(0)
 
     async def do(self, part: Part) -> Done:
         """Work through a part. A page of which the process dies costs that page only: it is found, and left out."""
@@ -69,18 +80,21 @@ class Worker:
         for _ in range(_MOST_DEATHS):
             last: At | None = None
             reader, writer = self._streams or await self._start()
+            self._is_busy = True
             try:
                 _send(writer, _encode(Order(part, careful, fatal, costly)))
                 await writer.drain()
                 while True:
-                    size = int.from_bytes(await reader.readexactly(4), "big")
-                    found = _decode(await reader.readexactly(size))
+                    found = await _receive(reader)
                     if isinstance(found, Done):
+                        self._is_busy = False
                         return found
-                    last = found
+                    if isinstance(found, Left):
+                        raise ExtractError(found.error, hint=found.hint)
+                    last = found if isinstance(found, At) else last
             except (ConnectionError, asyncio.IncompleteReadError):
                 pass
-            code = await self.aclose()
+            code = await self._reap()
             if last is not None:
                 (costly if code == -signal.SIGVTALRM else fatal).append(last.offset)
             elif careful:
@@ -100,6 +114,7 @@ class Worker:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=_LIMIT_BYTES,
+            preexec_fn=hold_signals,
         )
         assert process.stdin is not None
         assert process.stdout is not None
@@ -107,8 +122,38 @@ class Worker:
         _send(process.stdin, _encode(self._setup))
         return self._streams
 
-    async def aclose(self) -> int:
-        """End the process; its exit code, negative for the signal that had ended it."""
+    async def aclose(self) -> None:
+        """Have the process close its spider, and end it; an ExtractError if the spider could not be closed.
+
+        A page in hand is interrupted; where that does not help, because it is in C code, the process is killed."""
+        try:
+            if self._streams is not None and (pid := self._pid or (self._process.pid if self._process else 0)):
+                await self._leave(pid, *self._streams)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            raise ExtractError("a process of the replay died before its spider was closed") from None
+        except TimeoutError:
+            pass
+        finally:
+            await self._reap()
+
+    async def _leave(self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with asyncio.timeout(None) as limit:
+            if self._is_busy:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, LEAVE)
+                limit.reschedule(asyncio.get_running_loop().time() + _LEAVE_SECONDS)
+            writer.write_eof()
+            while not isinstance(found := await _receive(reader), Left):
+                if isinstance(found, Closing):
+                    # As in a crawl: this takes as long as it takes, and a second Ctrl-C ends it.
+                    limit.reschedule(None)
+            limit.reschedule(asyncio.get_running_loop().time() + _EXIT_SECONDS)
+            await reader.read()
+        if found.error:
+            raise ExtractError(found.error, hint=found.hint)
+
+    async def _reap(self) -> int:
+        """The exit code of the process, which is killed if it still runs; negative for the signal that ended it."""
         code = 0
         streams, self._streams = self._streams, None
         if streams is not None:
@@ -126,6 +171,12 @@ class Worker:
                 os.kill(pid, signal.SIGKILL)
                 code = os.waitstatus_to_exitcode((await asyncio.to_thread(os.waitpid, pid, 0))[1])
         return code
+
+
+async def _receive(reader: asyncio.StreamReader) -> At | Done | Closing | Left:
+    size = int.from_bytes(await reader.readexactly(4), "big")
+    found: At | Done | Closing | Left = _decode(await reader.readexactly(size))
+    return found
 
 
 def _send(writer: asyncio.StreamWriter, data: bytes) -> None:
