@@ -28,6 +28,14 @@ NO_FRONTIERS = (
 )
 """The addresses here are those of sinks, servers for tests, and proxies."""
 WAYS_IN = {"cli", "service", "api"}
+OPENED_BY_JOBS = {
+    *(f"engine.{name}" for name in ("coordinator", "remote", "wire")),
+    *(f"frontier.{path.relative_to(SOURCE / 'frontier').parts[0].removesuffix('.py')}"
+      for path in (SOURCE / "frontier").rglob("*.py")),
+} - {"frontier.backends", "frontier.base", "frontier.regions", "frontier.advice", "frontier.policy"}  # fmt: skip
+REGISTRY = {"Compacts", "MovesShards", "ability", "backend_of", "check", "find_backend", "is_address", "is_fleet",
+            "is_in_memory"}  # fmt: skip
+"""What the ways in may ask the registry of frontiers: about an address, never for a job."""
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 UNSAFE_CALLS = {"eval", "exec", "compile", "__import__"}
 PREFIXES = {"startswith", "removeprefix", "match", "fullmatch", "search", "index", "find", "split"}
@@ -136,6 +144,20 @@ def test_ways_in_do_not_import_one_another(path: Path) -> None:
 
 
 @every_module
+def test_ways_in_reach_jobs_by_their_handle_only(path: Path) -> None:
+    """They open no frontier, no owner's socket and no frontier's file themselves: `jobs/` does, whatever the kind."""
+    if part(path) not in WAYS_IN:
+        return
+    for line, name in imports(path):
+        room, _, rest = name.removeprefix("gossamer.").partition(".")
+        module, _, thing = rest.partition(".")
+        opens = (room == "frontier" and module == "backends" and thing not in REGISTRY) or (
+            name.startswith("gossamer.") and f"{room}.{module}" in OPENED_BY_JOBS
+        )
+        assert not opens, f"{path}:{line} imports {name}"
+
+
+@every_module
 def test_nothing_is_unpickled_or_evaluated(path: Path) -> None:
     for line, name in imports(path):
         assert name.split(".")[0] not in UNSAFE_MODULES, f"{path}:{line} imports {name}"
@@ -217,3 +239,7 @@ def test_a_forbidden_import_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     bad.write_text("def ask():\n    from gossamer.cli.audit import lines\n")
     with pytest.raises(AssertionError):
         test_ways_in_do_not_import_one_another(bad)
+    for opening in ("engine.remote import connect", "frontier.backends import open_fleet", "frontier.sqlite import x"):
+        bad.write_text(f"from gossamer.{opening}\n")
+        with pytest.raises(AssertionError):
+            test_ways_in_reach_jobs_by_their_handle_only(bad)

@@ -252,6 +252,11 @@ class AsyncJobHandle:
         """Queue URLs; how many of them the job did not know."""
         return await self._ask(lambda job: job.add(read_seeds(urls)))
 
+    async def delete(self, *, results: bool = False) -> None:
+        """Delete the job, with `results` also what it has stored in its folder; JobRunning if somebody works on it."""
+        await self._ask(lambda job: job.remove(results=results))
+        await self.aclose()
+
     async def why(self, url: str, *, page: str = "") -> dict[str, Any]:
         """The history of a URL, as `gossamer why --json` prints it; `page` is one with a link to it."""
         from gossamer.story import tell
@@ -341,6 +346,10 @@ class JobHandle:
     def add(self, *urls: str) -> int:
         """Queue URLs; how many of them the job did not know."""
         return self._wait(self._handle.add(*urls))
+
+    def delete(self, *, results: bool = False) -> None:
+        """Delete the job, with `results` also what it has stored in its folder; JobRunning if somebody works on it."""
+        self._wait(self._handle.delete(results=results))
 
     def why(self, url: str, *, page: str = "") -> dict[str, Any]:
         """The history of a URL, as `gossamer why --json` prints it; `page` is one with a link to it."""

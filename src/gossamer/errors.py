@@ -31,6 +31,7 @@ GossamerError
     JobMissing         the job that a worker was told to join is not there
     OwnerGone          the process that owns the job has ended
     JobStopped         the job is not in a state for that: nobody works on it, or it has ended
+    JobRunning         somebody works on the job, and what was asked needs it at rest
   SinkError            output could not be stored; stops the job, because losing data silently is worse
     SinkFull           no space, or no answer from its server: the crawl waits until there is
   ArchiveError         what was stored cannot be read: it is not there, cut off, or not what it should be
@@ -221,6 +222,10 @@ class OwnerGone(FrontierError):
 
 class JobStopped(FrontierError):
     """The job is not in a state for what was asked: nobody works on it, or it has ended."""
+
+
+class JobRunning(FrontierError):
+    """Somebody works on the job, and what was asked needs it at rest."""
 
 
 class SinkError(GossamerError):

@@ -158,6 +158,8 @@ class Crawl:
         sinks: list[Sink] = []
         store: OwnerStore | None = None
         try:
+            if folder is not None and not frontier.marks and not (await frontier.counts()).known:
+                _refuse_old_files(folder)
             linker = Linker(settings, frontier.secret, Recent())
             if folder is not None:
                 types = item_columns(settings, self._spider)
@@ -192,8 +194,11 @@ class Crawl:
 
     async def _open_frontier(self) -> OwnedFrontier:
         folder, backend = self._folder, owned_backend(self._url)
-        if folder is not None and is_in_memory(self._url):
-            _refuse_old_files(folder)
+        if folder is not None and is_in_memory(self._url) and (folder / FRONTIER).exists():
+            raise ConfigError(
+                f"{folder / FRONTIER} is from an earlier run, which a frontier in memory cannot go on with",
+                hint="choose another --job, or leave out --frontier memory:",
+            )
         job = folder.name if folder is not None else ""
         return await backend.create(self._url, job, self._settings, clock=self._clock)
 
@@ -251,10 +256,10 @@ class Crawl:
 
 
 def _refuse_old_files(folder: Path) -> None:
-    """A frontier in memory knows nothing of earlier runs, and would write over their output."""
-    for name in (FRONTIER, "pages.jsonl", "pages.jsonl.zst", "pages.jsonl.gz", "pages.csv"):
+    """A new frontier knows nothing of what earlier ones stored, and the files would be cut off to begin anew."""
+    for name in ("pages.jsonl", "pages.jsonl.zst", "pages.jsonl.gz", "pages.csv"):
         if (folder / name).exists() and (folder / name).stat().st_size:
             raise ConfigError(
-                f"{folder / name} is from an earlier run, which a frontier in memory cannot go on with",
-                hint="choose another --job, or leave out --frontier memory:",
+                f"{folder / name} is from an earlier run, with which this job, a new one, cannot go on",
+                hint="move it away, or choose another --job",
             )

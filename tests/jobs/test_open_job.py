@@ -16,10 +16,12 @@ import pytest
 import redis
 
 import gossamer
-from gossamer.errors import JobMissing, JobStopped
+from gossamer.errors import JobMissing, JobRunning, JobStopped
 from gossamer.fleet import join_fleet
-from gossamer.frontier.backends import create_fleet
-from gossamer.takeover import begin
+from gossamer.frontier.backends import open_fleet
+from gossamer.jobs.find import list_names
+from gossamer.jobs.fleet import submit_job
+from gossamer.model import Pulse
 from gossamer.testing.servers import RedisServer
 from gossamer.testing.web import SimWeb
 
@@ -134,12 +136,7 @@ def test_a_package_that_is_missing_is_named(web: SimWeb, tmp_path: Path, monkeyp
 def test_a_job_on_a_fleet(server: RedisServer, web: SimWeb, tmp_path: Path) -> None:
     settings = gossamer.Settings(sink=(f"jsonl:{tmp_path}/out",), allow_private=True, delay=0.0)
 
-    async def submit() -> None:
-        fleet = await create_fleet(server.url, "shop", settings)
-        await begin(fleet, settings, web.seeds)
-        await fleet.aclose()
-
-    asyncio.run(submit())
+    asyncio.run(submit_job(server.url, "shop", settings, web.seeds))
     with gossamer.open_job("shop", server.url) as job:
         assert (job.state(), job.counts().queued) == ("resting", 2)
         job.pause()
@@ -170,6 +167,41 @@ def test_a_job_that_is_not_there_and_a_handle_that_is_forgotten(web: SimWeb, tmp
     while any(thread.is_alive() for thread in threads):
         assert time.monotonic() < end, "its thread has not ended"
         time.sleep(0.01)
+
+
+def test_a_job_is_deleted_unless_somebody_works_on_it(server: RedisServer, web: SimWeb, tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    process = start(folder, web, "--delay", "0.1")
+    try:
+        until(lambda: sum(stored(folder).values()) > 3)
+        with gossamer.open_job(str(folder)) as job:
+            with pytest.raises(JobRunning, match="is running: owner") as refused:
+                job.delete()
+            assert f"gossamer stop {folder}" in refused.value.hint
+            job.stop()
+            assert process.wait(60) == 0
+            job.delete()
+            with pytest.raises(gossamer.ConfigError, match="there is no job"):
+                job.counts()
+        assert sum(stored(folder).values()) > 3, "what it has stored stays"
+    finally:
+        kill_tree(process)
+
+    async def on_a_fleet(url: str) -> None:
+        settings = gossamer.Settings(sink=(f"jsonl:{tmp_path}/out",))
+        await submit_job(url, "shop", settings, web.seeds)
+        fleet = await open_fleet(url, "shop", worker="w")
+        await fleet.beat(Pulse(worker="w"))
+        async with gossamer.open_job("shop", url) as job:
+            with pytest.raises(JobRunning, match="is running: w"):
+                await job.delete()
+            await fleet.beat(Pulse(worker="w", left=True))
+            await fleet.aclose()
+            await job.delete()
+        assert await list_names(url) == []
+
+    for url in (server.url, f"folder:{tmp_path}/shared"):
+        asyncio.run(on_a_fleet(url))
 
 
 def test_a_handle_works_where_a_loop_runs_already(web: SimWeb, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ CONTENTS = {
         "pause": Entry("cli.steer:pause", "Pause a running crawl."),
         "resume": Entry("cli.steer:resume", "Let a paused crawl go on."),
         "stop": Entry("cli.steer:stop", "Stop a running crawl; nothing is lost."),
+        "delete": Entry("cli.delete:delete", "Delete a job; its results stay unless you say otherwise."),
         "add": Entry("cli.steer:add", "Add URLs to a running crawl."),
         "why": Entry("cli.why:why", "Tell the whole story of a URL: found, let in, visited or not."),
         "audit": Entry("cli.audit:audit", "List every request to a site, with gaps and rules."),

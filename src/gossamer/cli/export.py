@@ -15,8 +15,8 @@ from gossamer.cli.terminal import say
 from gossamer.errors import FrontierError, JobMissing, SinkError
 from gossamer.export import FORMATS, Export, write
 from gossamer.export.where import Where
-from gossamer.frontier.backends import is_fleet, open_fleet
-from gossamer.jobs.find import find_stored
+from gossamer.frontier.backends import is_fleet
+from gossamer.jobs.find import find_job, find_stored
 from gossamer.results import MARKER, compare, is_results, read_marker, repair_command
 from gossamer.sink import wants_segments
 from gossamer.sink.segments import has_segments
@@ -86,40 +86,41 @@ def export(
 
 async def _compare(name: str, frontier: str, place: StoredJob, *, incomplete: bool) -> None:
     """Refuse to export a part of a job as if it were all of it."""
-    marker = read_marker(place.folder)
+    home = place.folder
+    marker = read_marker(home)
     if "/" in name and marker is None:
         return
-    job = marker.job if marker is not None and "/" in name else name
+    name = marker.job if marker is not None and "/" in name else name
     try:
-        fleet = await open_fleet(frontier, job)
+        job = await find_job(name, frontier)
     except JobMissing:
         # Otherwise the address is that of other jobs.
         if marker is not None:
-            say(f"warning: not compared with the frontier: job {job!r} is not there (any more)")
+            say(f"warning: not compared with the frontier: job {name!r} is not there (any more)")
         return
     except FrontierError as error:
         say(f"warning: not compared with the frontier: {error}")
         return
     try:
-        if not has_segments(place.folder) and not (fleet.settings.results_id and wants_segments(fleet.settings.sink)):
+        if not has_segments(home) and not (job.settings.results_id and wants_segments(job.settings.sink)):
             return
-        if not is_results(place.folder, fleet.settings):
-            what = f"{place.folder} is not the results folder of job {job!r}: {MARKER} is missing, or of another job"
+        if not is_results(home, job.settings):
+            what = f"{home} is not the results folder of job {name!r}: {MARKER} is missing, or of another job"
             hint = "is the folder mounted on this machine?"
         else:
-            found = await compare(fleet, place.folder)
+            found = await compare(job, home)
             if not found.missing:
                 return
-            what = f"{found.missing:,} of {found.stored:,} stored pages of job {job!r} have no record in {place.folder}"
+            what = f"{found.missing:,} of {found.stored:,} stored pages of job {name!r} have no record in {home}"
             if found.is_live:
                 say(f"warning: {what} yet: workers are at work")
                 return
-            hint = f"{repair_command(job, frontier)} queues them again"
+            hint = f"{repair_command(name, frontier)} queues them again"
     except FrontierError as error:
         say(f"warning: not compared with the frontier: {error}")
         return
     finally:
-        await fleet.aclose()
+        await job.aclose()
     if not incomplete:
         raise SinkError(what, hint=f"{hint}; --incomplete exports what is there")
     say(f"warning: {what}")

@@ -19,14 +19,14 @@ from gossamer.cli.terminal import plain, say
 from gossamer.clock import SystemClock
 from gossamer.errors import ConfigError
 from gossamer.fleet import claim_results, results_folder
-from gossamer.frontier.backends import backend_of, check, create_fleet, is_fleet
+from gossamer.frontier.backends import backend_of, check, is_fleet
 from gossamer.frontier.regions import parse_part
+from gossamer.jobs.fleet import submit_job
 from gossamer.masks import masked_address
 from gossamer.model import Finding
 from gossamer.results import MARKER, is_results, repair_command
 from gossamer.settings import Settings
 from gossamer.sink import is_shared, shared_folder, wants_segments
-from gossamer.takeover import begin
 
 
 @click.command(cls=Sectioned)
@@ -88,8 +88,4 @@ async def _submit(frontier: str, job: str, settings: Settings, seeds: Sequence[s
     if wants_segments(settings.sink) and not is_results(folder, settings):
         say(f"warning: {folder} has no {MARKER} of this job on this machine, and workers refuse to start without it")
         say(f"hint: on a machine that has the folder: {repair_command(job, frontier)} --adopt-folder")
-    fleet = await create_fleet(frontier, job, settings, shards=shards)
-    try:
-        return await begin(fleet, settings, seeds)
-    finally:
-        await fleet.aclose()
+    return await submit_job(frontier, job, settings, seeds, shards=shards)

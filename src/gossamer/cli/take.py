@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from gossamer import job as jobs
 from gossamer import settings as configuration
 from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
@@ -21,21 +20,14 @@ from gossamer.cli.terminal import plain, say
 from gossamer.clock import SystemClock
 from gossamer.engine.pulse import is_live
 from gossamer.errors import ConfigError, JobMissing
-from gossamer.frontier.backends import (
-    backend_of,
-    create_fleet,
-    find_backend,
-    is_fleet,
-    is_in_memory,
-    open_fleet,
-    owned_backend,
-    owned_url,
-)
+from gossamer.folders import folder_of
+from gossamer.frontier.backends import backend_of, find_backend, is_fleet
 from gossamer.frontier.base import Fleet, OwnedFrontier
 from gossamer.imports.findings import Finding, Found
 from gossamer.imports.intake import Intake, Maker, PageMaker, Tally
 from gossamer.imports.listings import read_cdxj, read_list, read_sitemap, read_warc
 from gossamer.imports.scrapy_state import is_jobdir, read_jobdir, read_scrapy_redis
+from gossamer.jobs.find import create_frontier, open_job
 from gossamer.settings import Settings
 
 KINDS = ("list", "sitemap", "warc", "cdxj", "jobdir", "scrapy-redis")
@@ -182,14 +174,10 @@ class _Work:
             return await self._open_project()
         if is_fleet(self._url):
             settings = read_settings(None, {**await self._kept(), **self._values})
-            fleet = await create_fleet(self._url, self._name, settings, worker=_IMPORTER)
-            return fleet, fleet.settings, PageMaker(fleet.settings, fleet.secret)
-        if is_in_memory(self._url):
-            raise ConfigError("a job in memory ends with this command", hint="leave --frontier away, or name a server")
-        folder = jobs.folder_of(self._name, ())
-        settings = read_settings(folder, self._values)
-        url = owned_url(self._url, folder)
-        frontier = await owned_backend(url).create(url, self._name, settings, clock=SystemClock())
+        else:
+            settings = read_settings(folder_of(self._name, ()), self._values)
+        frontier = await create_frontier(self._name, self._url, settings, worker=_IMPORTER)
+        settings = settings if isinstance(frontier, OwnedFrontier) else frontier.settings
         return frontier, settings, PageMaker(settings, frontier.secret)
 
     async def _open_project(self) -> tuple[Fleet | OwnedFrontier, Settings, Maker]:
@@ -212,13 +200,10 @@ class _Work:
     async def _kept(self) -> dict[str, Any]:
         """The settings of a job that is there already."""
         try:
-            fleet = await open_fleet(self._url, self._name, worker=_IMPORTER)
+            async with open_job(self._name, self._url) as job:
+                return configuration.dump(job.settings)
         except JobMissing:
             return {}
-        try:
-            return configuration.dump(fleet.settings)
-        finally:
-            await fleet.aclose()
 
     async def _check_rest(self, fleet: Fleet) -> None:
         """What was fetched before is settled here, and must not be leased to anybody meanwhile."""

@@ -8,15 +8,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gossamer import settings as configuration
-from gossamer.clock import Clock
+from gossamer.clock import Clock, SystemClock
 from gossamer.errors import ConfigError, FrontierError, GossamerError, JobMissing
 from gossamer.fleet import results_folder
 from gossamer.folders import FRONTIER, folder_of
-from gossamer.frontier.backends import backend_of, is_fleet, open_fleet
-from gossamer.frontier.backends import list_jobs as names_of
+from gossamer.frontier.backends import (
+    backend_of,
+    create_fleet,
+    is_fleet,
+    is_in_memory,
+    open_fleet,
+    owned_backend,
+    owned_url,
+)
+from gossamer.frontier.base import Fleet, OwnedFrontier
 from gossamer.jobs.fleet import FleetJob
 from gossamer.jobs.job import Job, JobSummary
 from gossamer.jobs.local import RunningJob, StoppedJob
+from gossamer.settings import Settings
 from gossamer.sink.segments import FOLDER as SEGMENTS
 
 if TYPE_CHECKING:
@@ -86,11 +95,16 @@ def guess_name(site: str, frontier: str = "") -> str:
 async def list_jobs(frontier: str = "") -> list[JobSummary]:
     """The jobs on a fleet's frontier, or those in this folder and in its `crawls/`, in the order of their names."""
     if is_fleet(frontier):
-        names = await names_of(frontier)
+        names = await list_names(frontier)
         return [await _summary(name, FleetJob.open(frontier, name, folder_of(name, ()))) for name in names]
     paths = [path.parent for place in ("crawls", ".") for path in Path(place).glob(f"*/{FRONTIER}")]
     folders = {folder.name: folder for folder in paths}
     return [await _summary(name, open_folder(folder, name=name)) for name, folder in sorted(folders.items())]
+
+
+async def list_names(frontier: str) -> list[str]:
+    """The names of the jobs on a frontier, in order, a thousand at most."""
+    return await backend_of(frontier).list_jobs(frontier)
 
 
 async def _summary(name: str, opening: Awaitable[Job]) -> JobSummary:
@@ -103,6 +117,18 @@ async def _summary(name: str, opening: Awaitable[Job]) -> JobSummary:
             await job.aclose()
     except GossamerError as error:
         return JobSummary(name=name, problem=str(error))
+
+
+async def create_frontier(name: str, frontier: str, settings: Settings, *, worker: str) -> Fleet | OwnedFrontier:
+    """The frontier of a job, made if it is not there, for a program that puts requests of its own into it.
+
+    These are the job's settings from now on. `worker` is the name of the program among the workers of a fleet."""
+    if is_fleet(frontier):
+        return await create_fleet(frontier, name, settings, worker=worker)
+    if is_in_memory(frontier):
+        raise ConfigError("a job in memory ends with this command", hint="leave --frontier away, or name a server")
+    url = owned_url(frontier, folder_of(name, ()))
+    return await owned_backend(url).create(url, name, settings, clock=SystemClock())
 
 
 async def find_stored(name: str, frontier: str = "") -> StoredJob:

@@ -30,10 +30,13 @@ from gossamer.jobs.job import (
 )
 from gossamer.model import Counts, JobState, Pulse, RegionView, ShardView
 from gossamer.results import compare, forgotten_words, is_cheap, is_results, repair_command
+from gossamer.settings import Settings
 from gossamer.sink import wants_segments
 from gossamer.sink.segments import has_segments, segment_bytes
+from gossamer.takeover import begin
 
 if TYPE_CHECKING:
+    from gossamer.jobs.removal import Removed
     from gossamer.storage.reader import StoredJob
 
 _UNFINISHED: tuple[JobState, ...] = ("running", "paused", "stopping")
@@ -168,6 +171,11 @@ class FleetJob:
         self.settings = settings
         return live
 
+    async def remove(self, *, results: bool = False) -> Removed:
+        from gossamer.jobs.removal import delete_job
+
+        return await delete_job(self, results=results)
+
     def stored(self) -> StoredJob:
         from gossamer.storage.reader import StoredJob
 
@@ -176,6 +184,15 @@ class FleetJob:
     async def aclose(self) -> None:
         self._closed = True
         await self._fleet.aclose()
+
+
+async def submit_job(url: str, name: str, settings: Settings, urls: Sequence[str], *, shards: str = "") -> int:
+    """Make a job with its first URLs, for workers to join; how many of the URLs it did not know."""
+    fleet = await create_fleet(url, name, settings, shards=shards)
+    try:
+        return await begin(fleet, settings, urls)
+    finally:
+        await fleet.aclose()
 
 
 def merge_regions(shards: Iterable[ShardView]) -> dict[str, RegionView]:

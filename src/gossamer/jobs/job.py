@@ -20,6 +20,7 @@ from gossamer.settings import Settings
 from gossamer.sink.trail import cut_of, has_trail, trail_bytes
 
 if TYPE_CHECKING:
+    from gossamer.jobs.removal import Removed
     from gossamer.scrapy.intake import Names
     from gossamer.storage.reader import StoredJob
 
@@ -156,6 +157,10 @@ class Job(Protocol):
 
     async def limit(self, changes: Mapping[str, Any]) -> bool:
         """Change settings of the job; whether they are in force at once, and not from the next run on."""
+        ...
+
+    async def remove(self, *, results: bool = False) -> Removed:
+        """Delete the job, with `results` also what it has stored in its folder; JobRunning if somebody works on it."""
         ...
 
     def stored(self) -> StoredJob:

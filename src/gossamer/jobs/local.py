@@ -25,6 +25,7 @@ from gossamer.settings import VERSION
 from gossamer.sink.aside import count_rejected
 
 if TYPE_CHECKING:
+    from gossamer.jobs.removal import Removed
     from gossamer.storage.reader import StoredJob
 
 _LANES_SECONDS = 1.0
@@ -117,6 +118,11 @@ class RunningJob:
         self.settings = configuration.build({**configuration.dump(self.settings), **changes})
         return True
 
+    async def remove(self, *, results: bool = False) -> Removed:
+        from gossamer.jobs.removal import delete_job
+
+        return await delete_job(self, results=results)
+
     def stored(self) -> StoredJob:
         return _stored(self.folder)
 
@@ -204,6 +210,11 @@ class StoppedJob:
         self.settings = configuration.build({**configuration.dump(self.settings), **changes})
         await asyncio.to_thread(save_settings, self.folder, self.settings)
         return False
+
+    async def remove(self, *, results: bool = False) -> Removed:
+        from gossamer.jobs.removal import delete_job
+
+        return await delete_job(self, results=results)
 
     def stored(self) -> StoredJob:
         return _stored(self.folder)

@@ -19,9 +19,9 @@ from gossamer.clock import Clock
 from gossamer.engine.extractor import make_spider
 from gossamer.errors import JobMissing
 from gossamer.fleet import results_folder
-from gossamer.frontier.backends import backend_of, create_fleet, list_jobs, open_fleet
-from gossamer.jobs.find import open_folder
-from gossamer.jobs.fleet import FleetJob
+from gossamer.frontier.backends import backend_of
+from gossamer.jobs.find import list_names, open_folder
+from gossamer.jobs.fleet import FleetJob, submit_job
 from gossamer.jobs.job import Job
 from gossamer.jobs.local import StoppedJob
 from gossamer.results import mark
@@ -30,7 +30,6 @@ from gossamer.service.routing import Refused
 from gossamer.service.shapes import JOB_NAME
 from gossamer.settings import Settings
 from gossamer.sink import is_shared, shared_folder, wants_segments
-from gossamer.takeover import begin
 
 log = logging.getLogger("gossamer.service")
 MOST_JOBS = 1000
@@ -217,7 +216,7 @@ class OnFrontier:
         now = self._clock.monotonic()
         if self._listed_at is None or now - self._listed_at > _LIST_SECONDS:
             self._listed_at = now
-            found = await list_jobs(self._url)
+            found = await list_names(self._url)
             self._names = sorted({name for name in (*found, *self._named) if _NAME.fullmatch(name)})[:MOST_JOBS]
         return self._names
 
@@ -250,17 +249,13 @@ class OnFrontier:
                 hint="the operator names it: gossamer serve --sink jsonl:/mnt/shared/crawl",
             )
         with suppress(JobMissing):
-            await (await open_fleet(self._url, name)).aclose()
+            await (await FleetJob.open(self._url, name, self._root / name)).aclose()
             raise Refused(409, f"there is a job {name!r} already", hint="choose another name, or resume it")
         # A spider that cannot be loaded is found out before anything is kept.
         await asyncio.to_thread(make_spider, settings)
         folder = results_folder(self._url, name, settings, self._root / name)
         settings = await asyncio.to_thread(_with_results_id, settings, folder, name, parents=shared is not None)
-        fleet = await create_fleet(self._url, name, settings)
-        try:
-            added = await begin(fleet, settings, urls)
-        finally:
-            await fleet.aclose()
+        added = await submit_job(self._url, name, settings, urls)
         self._named.add(name)
         self._listed_at = None
         return added

@@ -113,6 +113,8 @@ def refusal(error: BaseException) -> Response:
             return problem(400, str(error), getattr(error, "hint", ""))
         case errors.Held():
             return problem(409, str(error), error.hint)
+        case errors.JobRunning():
+            return problem(409, str(error), "stop it first")
         case errors.JobStopped():
             # Its own hint is for people at the command line.
             return problem(409, str(error), "resume it first")

@@ -21,8 +21,6 @@ from gossamer.service.watch import Watched
 from gossamer.settings import Settings
 from gossamer.sink import tree_folder
 
-_ENDED = ("finished", "resting", "failed")
-
 
 class Tasks:
     """Handlers of everything under /api/jobs that is about a job as a whole."""
@@ -140,12 +138,10 @@ class Tasks:
         return watched.job(self._desk.directory.place)
 
     async def _running(self, name: str) -> tuple[jobs.Job, Watched]:
-        """A job that can be steered."""
         watched = await self._desk.watch.ask(name)
-        reached = await self._desk.directory.reach(name)
-        if self._desk.directory.place == "embedded" and watched.state in ("starting", *_ENDED):
-            raise Refused(409, f"the job is {watched.state}", hint="resume it first")
-        return reached, watched
+        if watched.state == "starting":
+            raise Refused(409, "the job is being started", hint="ask again in a moment")
+        return await self._desk.directory.reach(name), watched
 
     async def add(self, asked: Asked[Nothing, MoreUrls]) -> Added:
         seeds, refused = sorted_out(asked.body.urls)
