@@ -18,7 +18,8 @@ from gossamer.jobs.fleet import shard_words
 from gossamer.jobs.job import JobStatus, ResultsStatus
 from gossamer.model import Pulse
 
-_MOST_WORKERS, _MOST_ROWS = 20, 10
+_MOST_WORKERS = 20
+_MOST_ROWS = 10
 _MANY_SHARDS, _WIDE_NUMBERS = 12, 24
 _COUNTS = (
     ("stored", "queued", "known"),
