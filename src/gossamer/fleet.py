@@ -131,7 +131,7 @@ async def join_fleet(
                 secret=frontier.secret,
                 clock=clock,
                 marker_path=marker_path,
-                places=places if region else None,
+                places=places,
                 trail=Trail(results, name, most_bytes=frontier.settings.trail_bytes),
                 refused=refused,
                 machine=Machine(workers=supervised or 1),

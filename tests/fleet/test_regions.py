@@ -89,8 +89,9 @@ async def far_away(port: int) -> AsyncIterator[None]:
 class Member:
     """A worker of a region, which sees the even sites near and the odd ones far away if it is in eu."""
 
-    def __init__(self, url: str, folder: Path, region: str) -> None:
+    def __init__(self, url: str, folder: Path, region: str, *, name: str = "") -> None:
         self._url = url
+        self._name = name or region
         self._folder = folder
         self.region = region
         self.places: Places | None = None
@@ -98,7 +99,7 @@ class Member:
 
     async def run(self) -> None:
         """Work to the end."""
-        frontier = await open_fleet(self._url, "job", worker=self.region, region=self.region)
+        frontier = await open_fleet(self._url, "job", worker=self._name, region=self.region)
         settings = msgspec.structs.replace(
             frontier.settings, user_agent=f"gossamer in {self.region}", resolve=tuple(self._addresses())
         )
@@ -107,11 +108,11 @@ class Member:
         if self.places is not None:
             # The relay is late only with what it carries: it takes connections at once.
             self.places.connects = None
-        store = FleetStore(frontier, [SegmentSink(self._folder, self.region)])
+        store = FleetStore(frontier, [SegmentSink(self._folder, self._name)])
         async with worker(
             frontier, store, settings=settings, secret=frontier.secret, clock=clock, places=self.places
         ) as self.engine:
-            pulse = Pulse(worker=self.region, region=self.region)
+            pulse = Pulse(worker=self._name, region=self.region)
             heart = Heart(frontier, self.engine, pulse=pulse, clock=clock, places=self.places, every=BEAT_SECONDS)
             async with beating(heart):
                 await self.engine.run()
@@ -231,6 +232,26 @@ def test_a_region_whose_worker_died_waits_under_rules_and_is_taken_over_under_au
         else:
             for site, regions in from_regions(web.log()).items():
                 assert set(regions) == {"eu" if site in ("s0", "s2") else "us"}
+
+
+def test_a_worker_without_a_region_leases_from_regions_that_have_no_worker(server: RedisServer, tmp_path: Path) -> None:
+    """It moves no site: the sites stay in their region."""
+
+    async def scenario(web: SimWeb) -> dict[str, int]:
+        frontier = await submit(server, web, job(region_by="auto", regions={"us": ["*"]}))
+        await frontier.steer("running")
+        async with far_away(web.plan.port):
+            await Member(server.url, tmp_path, "", name="anybody").run()
+        assert (await frontier.counts()).finished
+        moved = {site: ((await frontier.site(site)) or {})["memo"] for site in {entry.site for entry in web.log()}}
+        await frontier.aclose()
+        return moved
+
+    with SimWeb(sites=2, pages_per_site=3, page_bytes=2000, names=True) as web:
+        moved = asyncio.run(asyncio.wait_for(scenario(web), 60))
+        is_whole(web)
+        assert len(moved) == 2
+        assert not any("connect" in memo for memo in moved.values())
 
 
 def lease(memo: dict[str, Any] | None = None, *, lane: int = 0, requests: int = 4) -> Lease:

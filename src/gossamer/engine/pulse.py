@@ -57,7 +57,7 @@ class Measured(Protocol):
 class Heart:
     """Sends the pulses of one worker.
 
-    With `places` it also looks which regions are alive, and has the sites of the others leased by this worker too."""
+    With `places` it also looks which regions are alive, and notes the others there for the engine to lease from."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class Heart:
         if self._clock.monotonic() - self._began_at > within:
             shards = await self._fleet.shards()
             waiting = {name for shard in shards for name, view in shard.regions.items() if view.ready or view.later}
-            self._fleet.also = frozenset(waiting - places.live - {places.here, ""})
+            places.also = frozenset(waiting - places.live - {places.here, ""})
 
 
 @asynccontextmanager

@@ -21,14 +21,18 @@ _CONNECT, _HOME, _MOVES = "connect", "home", "moves"
 
 @dataclass(slots=True)
 class Places:
-    """A worker's region, and the regions that have live workers at this moment."""
+    """A worker's region, and what its heartbeat has found out about the others."""
 
     here: str
+    """Empty where the worker has no region: it moves no sites then, but leases from regions without workers too."""
     unreachable_seconds: float
     """What a site that cannot be reached is taken to need."""
     live: frozenset[str] = frozenset()
+    """Regions that have live workers at this moment."""
     connects: Connects | None = None
     """What tells the time that connecting takes; without it, the time to the headers of an answer counts."""
+    also: frozenset[str] = frozenset()
+    """Other regions in which sites wait and no worker is live: the engine leases from them too."""
 
 
 class Placing:

@@ -191,7 +191,9 @@ class Engine:
                 continue
             sent_at = self._clock.monotonic()
             try:
-                grant = await self._frontier.lease(free, batch=settings.batch, seconds=settings.lease_seconds)
+                grant = await self._frontier.lease(
+                    free, batch=settings.batch, seconds=settings.lease_seconds, **self._others()
+                )
             except Unavailable as error:
                 log.warning("waiting for the frontier: %s", error)
                 self._forget()
@@ -217,6 +219,11 @@ class Engine:
         finally:
             del self._visits[visit.lease.token], self._tasks[visit.lease.token]
             self._changed.set()
+
+    def _others(self) -> dict[str, Any]:
+        """Regions without live workers, if there are any: only frontiers of fleets know of them."""
+        places = self._context.places
+        return {"also": places.also} if places is not None and places.also else {}
 
     def _free(self) -> int:
         """How many more lanes to ask for: those that sleep out their delay take nobody's place."""

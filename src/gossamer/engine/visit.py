@@ -68,7 +68,7 @@ class Visit:
             context.remembers.recall(lease.site, lease.memo)
         if context.loads is not None:
             context.loads.learn(lease.robots)
-        self._placing = Placing(lease, context.places) if context.places is not None else None
+        self._placing = Placing(lease, context.places) if context.places is not None and context.places.here else None
 
     def renewed(self, sent_at: float, ttl: float) -> None:
         """The lease is ours for `ttl` from now on. The last part of it is too short to look up a name and connect."""

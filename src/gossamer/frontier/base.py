@@ -173,8 +173,11 @@ class Fleet(JobFrontier, Protocol):
     """A frontier that workers on many machines share; the job's settings live in it."""
 
     settings: Settings
-    also: frozenset[str]
-    """Regions beside its own that this worker leases from: those whose workers are all gone."""
+
+    async def lease(self, limit: int, *, batch: int, seconds: float, also: frozenset[str] = frozenset()) -> Grant:
+        """As every frontier does. `also`: regions beside its own that this worker leases from, as they have no live
+        worker. It is passed only where there are any."""
+        ...
 
     async def beat(self, pulse: Pulse) -> None:
         """Keep what a worker tells about itself; an old pulse of the same name is replaced."""

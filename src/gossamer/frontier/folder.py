@@ -78,7 +78,6 @@ class FolderFrontier(FolderRepair):
         self.secret = secret
         self.settings = owner.settings
         self.worker = owner.worker
-        self.also: frozenset[str] = frozenset()
         self.owner = owner
         self._clock = owner.clock
         self._survey = Survey(owner)
@@ -131,7 +130,12 @@ class FolderFrontier(FolderRepair):
         """Remember that it has."""
         await self.owner.run(write_adopted, self.owner.share, tree)
 
-    async def lease(self, limit: int, *, batch: int, seconds: float, worker: str = "") -> Grant:
+    async def lease(
+        self, limit: int, *, batch: int, seconds: float, also: frozenset[str] = frozenset(), worker: str = ""
+    ) -> Grant:
+        """As every frontier does. `also` is not looked at: the shards that a worker may claim are those of its region.
+
+        A folder refuses jobs whose regions take over each other's sites (`region_by` auto)."""
         owner, worker = self.owner, worker or self.worker
         if self._tending is not None and self._tending.done():
             # Nobody beats for us any more: what ended it is worth an end with words.

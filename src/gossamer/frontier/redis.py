@@ -68,8 +68,6 @@ class RedisFrontier(RedisRepair):
         self.settings = settings
         self.worker = worker
         self.region = region
-        self.also: frozenset[str] = frozenset()
-        """Regions without live workers of their own, from which this one leases too."""
         self.calm = False
         """Whether to lease no suspects."""
         self.lapsed = 0
@@ -138,7 +136,7 @@ class RedisFrontier(RedisRepair):
             weight = min(0.5, sent / MOST_LINKS)
             self._novelty += (new / sent - self._novelty) * weight
 
-    async def lease(self, limit: int, *, batch: int, seconds: float) -> Grant:
+    async def lease(self, limit: int, *, batch: int, seconds: float, also: frozenset[str] = frozenset()) -> Grant:
         for _ in range(_MOST_UNFOLDED):
             (
                 granted,
@@ -157,7 +155,7 @@ class RedisFrontier(RedisRepair):
                 batch=batch,
                 seconds=seconds,
                 worker=self.worker,
-                regions=list({self.region, ""} | self.also),
+                regions=list({self.region, ""} | also),
                 calm=self.calm,
                 spare=self.spare,
                 elsewhere=self.elsewhere,

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -104,6 +104,14 @@ async def divide(shards: Sequence[Shard], max_pages: int | None) -> None:
         await shards[0].limit(max_pages, reserved=used)
 
 
+class _Terms(NamedTuple):
+    """What one call of `lease` asks every shard for."""
+
+    batch: int
+    seconds: float
+    also: frozenset[str]
+
+
 class Sharded:
     """All shards of a job, of which this worker leases from a `part`.
 
@@ -150,16 +158,6 @@ class Sharded:
     def in_order(self) -> Sequence[Shard]:
         """The shards, in the order of their numbers."""
         return self._shards
-
-    @property
-    def also(self) -> frozenset[str]:
-        """Regions beside its own that this worker leases from."""
-        return self._shards[0].also
-
-    @also.setter
-    def also(self, regions: frozenset[str]) -> None:
-        for shard in self._shards:
-            shard.also = regions
 
     def _of(self, site: str) -> int:
         return shard_of(site, len(self._shards))
@@ -264,7 +262,8 @@ class Sharded:
         if answer.outbox:
             self._outboxes.add(shard)
 
-    async def lease(self, limit: int, *, batch: int, seconds: float) -> Grant:
+    async def lease(self, limit: int, *, batch: int, seconds: float, also: frozenset[str] = frozenset()) -> Grant:
+        terms = _Terms(batch, seconds, also)
         await self._sweep_outboxes()
         if self.settings.max_pages is not None and self._compared_life != self._lives:
             life = self._lives
@@ -276,18 +275,18 @@ class Sharded:
         found: list[Lease] = []
         # A few first; if they have too little, all the others.
         width = max(1, len(asked) // 4) if limit > 0 else len(asked)
-        error = await self._sweep(asked, limit, grants, found, width=width, batch=batch, seconds=seconds)
+        error = await self._sweep(asked, limit, grants, found, terms, width=width)
         over = [shard for shard in grants if self._shards[shard].passed]
         if over and len(found) < limit:
             # Nobody else is ready, in no shard: so those are served who have had their share.
-            fault = await self._sweep(over, limit, grants, found, batch=batch, seconds=seconds, spare=True)
+            fault = await self._sweep(over, limit, grants, found, terms, spare=True)
             error = error or fault
         if not found and self._gave_back:
             # One that was asked before may take it.
             self._gave_back = False
-            return await self.lease(limit, batch=batch, seconds=seconds)
+            return await self.lease(limit, batch=batch, seconds=seconds, also=also)
         if not found and limit > 0:
-            found = await self._one_suspect(grants, batch=batch, seconds=seconds)
+            found = await self._one_suspect(grants, terms)
         leases = tuple(found)
         if error is not None and not leases:
             raise error
@@ -310,9 +309,8 @@ class Sharded:
         limit: int,
         grants: dict[int, Grant],
         found: list[Lease],
+        terms: _Terms,
         *,
-        batch: int,
-        seconds: float,
         width: int | None = None,
         spare: bool = False,
     ) -> Unavailable | None:
@@ -322,7 +320,7 @@ class Sharded:
         while asked and (len(found) < limit or not begun):
             shares = _shares(limit - len(found), asked[:width])
             asked, width, begun = asked[len(shares) :], None, True
-            calls = [self._ask(shard, share, batch, seconds, spare=spare) for shard, share in shares.items()]
+            calls = [self._ask(shard, share, terms, spare=spare) for shard, share in shares.items()]
             answers = await asyncio.gather(*calls, return_exceptions=True)
             for (shard, share), answer in zip(shares.items(), answers):
                 if isinstance(answer, Unavailable):
@@ -337,7 +335,7 @@ class Sharded:
                         asked.append(shard)
         return error
 
-    async def _one_suspect(self, grants: dict[int, Grant], *, batch: int, seconds: float) -> list[Lease]:
+    async def _one_suspect(self, grants: dict[int, Grant], terms: _Terms) -> list[Lease]:
         """A suspect, if this worker has none: shards do not know of each other's, so they are asked in turn."""
         now = asyncio.get_running_loop().time()
         self._suspects = {lease: ends for lease, ends in self._suspects.items() if ends > now}
@@ -346,7 +344,7 @@ class Sharded:
         for shard in grants:
             if not self._shards[shard].lapsed or (ours and shard not in ours):
                 continue
-            grant = await self._ask(shard, 1, batch, seconds, calm=False, spare=True)
+            grant = await self._ask(shard, 1, terms, calm=False, spare=True)
             if grant.leases:
                 grants[shard] = grant
                 return list(grant.leases)
@@ -371,12 +369,10 @@ class Sharded:
         outbox = sum(grant.outbox for grant in known.values())
         return Grant(leases=leases, wait=min(waits), job=state, news=news, run=self._lives, outbox=outbox)
 
-    async def _ask(
-        self, number: int, limit: int, batch: int, seconds: float, *, calm: bool = True, spare: bool = False
-    ) -> Grant:
+    async def _ask(self, number: int, limit: int, terms: _Terms, *, calm: bool = True, spare: bool = False) -> Grant:
         shard, total = self._shards[number], self.settings.max_pages
         shard.calm, shard.spare = calm, spare
-        grant = await self._lease(number, limit, batch=batch, seconds=seconds)
+        grant = await self._lease(number, limit, terms)
         if total is None or grant.leases or shard.passed or grant.job not in ("running", "finished"):
             return grant
         ledger, counts = self._shards[0], await shard.counts()
@@ -387,10 +383,10 @@ class Sharded:
             await ledger.reserve(returned, limit=total)
             self._gave_back = True
         if counts.queued and room <= 0:
-            taken = await self._reserve(min(limit * batch, _MOST_RESERVED), total)
+            taken = await self._reserve(min(limit * terms.batch, _MOST_RESERVED), total)
             if taken > 0:
                 await shard.allow(taken)
-                return await self._lease(number, limit, batch=batch, seconds=seconds)
+                return await self._lease(number, limit, terms)
         return grant
 
     async def _reserve(self, pages: int, total: int) -> int:
@@ -438,12 +434,12 @@ class Sharded:
             self._unallowed = None
         return True
 
-    async def _lease(self, number: int, limit: int, *, batch: int, seconds: float) -> Grant:
+    async def _lease(self, number: int, limit: int, terms: _Terms) -> Grant:
         shard = self._shards[number]
         before = shard.handed
         shard.elsewhere = self._handed - before
         try:
-            grant = await shard.lease(limit, batch=batch, seconds=seconds)
+            grant = await shard.lease(limit, batch=terms.batch, seconds=terms.seconds, also=terms.also)
         finally:
             self._handed += shard.handed - before
         self._heard(number, grant)

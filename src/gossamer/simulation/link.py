@@ -207,7 +207,6 @@ class ShardLink(Link):
     passed = 0
     handed = 0
     elsewhere = 0
-    also: frozenset[str] = frozenset()
 
     def __init__(self, number: int, servers: Servers, life: Life, witness: Witness, **how: Any) -> None:
         super().__init__(life, self._reach, witness, name=f"/{number}", **how)
@@ -223,7 +222,7 @@ class ShardLink(Link):
     def _manner(self) -> dict[str, Any]:
         return {"suspect": not self.calm, "over_share": self.spare}
 
-    async def lease(self, limit: int, *, batch: int, seconds: float) -> Grant:
+    async def lease(self, limit: int, *, batch: int, seconds: float, also: frozenset[str] = frozenset()) -> Grant:
         grant = await super().lease(limit, batch=batch, seconds=seconds)
         self.lapsed = self._servers.machines[self.server].journals[self._number].has_losses
         return grant

@@ -260,9 +260,9 @@ class SweptShards(Sharded):
         """The same shards."""
         return cls(frontier._shards, part=frontier._part, close=frontier._close)
 
-    async def lease(self, limit: int, *, batch: int, seconds: float) -> Grant:
+    async def lease(self, limit: int, *, batch: int, seconds: float, also: frozenset[str] = frozenset()) -> Grant:
         await self._sweep_all()
-        return await super().lease(limit, batch=batch, seconds=seconds)
+        return await super().lease(limit, batch=batch, seconds=seconds, also=also)
 
     async def counts(self) -> Counts:
         await self._sweep_all()

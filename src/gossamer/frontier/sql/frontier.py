@@ -67,8 +67,6 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
         self.secret = secret
         self.worker = worker
         self.region = region
-        self.also: frozenset[str] = frozenset()
-        """Regions without live workers of their own, from which this one leases too."""
         self.shard = shard
         self.region_of: Callable[[str], str] | None = None
         """Where a new site belongs; sites belong nowhere, and so to everybody, unless this says so."""
@@ -131,9 +129,10 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
             added, run = added + found, run or now
         return added, run
 
-    async def lease(self, limit: int, *, batch: int, seconds: float) -> Grant:
+    async def lease(self, limit: int, *, batch: int, seconds: float, also: frozenset[str] = frozenset()) -> Grant:
+        regions = list({self.region, ""} | also)
         while True:
-            grant, empty, has_inbox = await self._lease(limit, batch=batch, seconds=seconds)
+            grant, empty, has_inbox = await self._lease(limit, batch=batch, seconds=seconds, regions=regions)
             if has_inbox and await drain(self, self._call, self._admission) and not grant.leases:
                 continue
             self._empty |= empty
@@ -148,9 +147,9 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
                     continue
             return grant
 
-    async def _lease(self, limit: int, *, batch: int, seconds: float) -> tuple[Grant, set[int], bool]:
-        regions = list({self.region, ""} | self.also)
-
+    async def _lease(
+        self, limit: int, *, batch: int, seconds: float, regions: Sequence[str]
+    ) -> tuple[Grant, set[int], bool]:
         async def work(call: Call) -> tuple[Grant, set[int], bool]:
             await call.open(totals=True, regions=regions, most=limit)
             news = call.totals["news"]
