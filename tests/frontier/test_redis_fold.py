@@ -266,7 +266,7 @@ def test_a_lease_that_finds_a_block_first_is_not_empty(redis_server: RedisServer
         async with workers(redis_server.url, size=4) as (frontier,):
             await frontier.add(requests(frontier, 40))
             # Another client took what was loose, saw the block, and died.
-            await frontier._call("lease", limit=1, batch=4, seconds=60, worker="dead", regions=[""])
+            await frontier._call("lease", limit=1, batch=4, seconds=60, worker="dead", regions=[""], suspects=True)
             store.hset(job_key("j"), "clock", "4000000000")
             lease = (await frontier.lease(1, batch=4, seconds=60)).leases[0]
             await frontier.complete(outcomes(lease))

@@ -25,6 +25,7 @@ from gossamer.frontier.redis_look import every_site, inspect, lookup, sites
 from gossamer.frontier.redis_places import call_shard
 from gossamer.frontier.redis_repair import RedisRepair
 from gossamer.frontier.redis_wire import Load, first_values, packed_note, read_lease, text, told_keys
+from gossamer.frontier.sharded import ShardGrant
 from gossamer.model import (
     Counts,
     Grant,
@@ -68,16 +69,6 @@ class RedisFrontier(RedisRepair):
         self.settings = settings
         self.worker = worker
         self.region = region
-        self.calm = False
-        """Whether to lease no suspects."""
-        self.lapsed = 0
-        """Requests that were lost with a worker, when last a lease was asked for: suspects may be among them."""
-        self.spare = True
-        """Whether to lease from sites that have had their share of the fetches, where nobody else is ready."""
-        self.passed = 0
-        """Lanes that were ready and not leased, because of that."""
-        self.handed = self.elsewhere = 0
-        """Requests that were ever handed out here, and in the other shards, as far as is known: see `share`."""
         self.shard = shard
         self._alone = alone
         self._links = links
@@ -137,28 +128,31 @@ class RedisFrontier(RedisRepair):
             self._novelty += (new / sent - self._novelty) * weight
 
     async def lease(self, limit: int, *, batch: int, seconds: float, also: frozenset[str] = frozenset()) -> Grant:
+        return (await self.lease_shard(limit, batch=batch, seconds=seconds, also=also)).grant
+
+    async def lease_shard(
+        self,
+        limit: int,
+        *,
+        batch: int,
+        seconds: float,
+        also: frozenset[str] = frozenset(),
+        suspects: bool = True,
+        over_quota: bool = True,
+        handed_elsewhere: int = 0,
+    ) -> ShardGrant:
+        """As `lease`, and what the shard saw: see `Shard.lease_shard`."""
         for _ in range(_MOST_UNFOLDED):
-            (
-                granted,
-                wait,
-                state,
-                news,
-                to_unfold,
-                self.lapsed,
-                self.handed,
-                self.passed,
-                run,
-                outbox,
-            ) = await self._call(
+            granted, wait, state, news, to_unfold, lost, handed_out, passed_over, run, outbox = await self._call(
                 "lease",
                 limit=limit,
                 batch=batch,
                 seconds=seconds,
                 worker=self.worker,
                 regions=list({self.region, ""} | also),
-                calm=self.calm,
-                spare=self.spare,
-                elsewhere=self.elsewhere,
+                suspects=suspects,
+                over_quota=over_quota,
+                handed_elsewhere=handed_elsewhere,
                 **self._limit(),
             )
             try:
@@ -179,7 +173,7 @@ class RedisFrontier(RedisRepair):
                 leases.append(lease)
                 self._pages[lease.token] = {request.key: request.url for request in lease.requests}
         self._in_vain = 0 if leases else self._in_vain + 1
-        return Grant(
+        grant = Grant(
             leases=tuple(leases),
             wait=float(wait) if wait else None,
             job=text(state),
@@ -187,6 +181,7 @@ class RedisFrontier(RedisRepair):
             run=crc32(run),
             outbox=int(outbox),
         )
+        return ShardGrant(grant, int(lost), int(passed_over), int(handed_out))
 
     async def extend(self, leases: Sequence[Lease], *, seconds: float) -> list[Lease]:
         if not leases:

@@ -26,6 +26,18 @@ _SWEEP_SECONDS = 1.0
 _MOST_PARCELS = 64
 
 
+class ShardGrant(NamedTuple):
+    """The answer to `lease_shard`: the grant, and what the shard saw."""
+
+    grant: Grant
+    lost: int = 0
+    """Requests of the shard that were lost with a worker: where there are none, it has no suspects."""
+    passed_over: int = 0
+    """Lanes or sites that were ready and not leased, because they are over their quota."""
+    handed_out: int = 0
+    """Requests that the shard has handed out since the job began."""
+
+
 class Shard(Fleet, Protocol):
     """One shard of a fleet's frontier, with its part of what the whole job may store, and its outbox."""
 
@@ -75,6 +87,25 @@ class Shard(Fleet, Protocol):
         Nothing happens if the box does not begin at `box.first` any more: another worker has done it."""
         ...
 
+    async def lease_shard(
+        self,
+        limit: int,
+        *,
+        batch: int,
+        seconds: float,
+        also: frozenset[str] = frozenset(),
+        suspects: bool = True,
+        over_quota: bool = True,
+        handed_elsewhere: int = 0,
+    ) -> ShardGrant:
+        """As `lease`, for a caller that looks after several shards.
+
+        Without `suspects`, no request is leased that was lost twice with its worker: a worker gets one at a time, and a
+        shard knows of its own only. Without `over_quota`, no site is leased that has used up its quota, although nobody
+        else here is ready: sites of other shards may be. `handed_elsewhere` is what the other shards have handed out,
+        as far as the caller knows: a site's quota is a share of what all of them hand out."""
+        ...
+
     async def limit(self, pages: int | None, *, reserved: int | None = None) -> int: ...
 
     async def reserve(self, pages: int, *, limit: int) -> tuple[int, int]: ...
@@ -82,19 +113,6 @@ class Shard(Fleet, Protocol):
     async def allow(self, pages: int) -> tuple[int, int]: ...
 
     def heed(self, settings: Settings) -> None: ...
-
-    calm: bool
-    """Whether to lease no suspects."""
-    lapsed: int
-    """Requests that were lost with a worker, when last a lease was asked for."""
-    spare: bool
-    """Whether to lease from sites that have had their share of the fetches, where nobody else is ready."""
-    passed: int
-    """How much was ready and passed over, because of that."""
-    handed: int
-    """Requests that were ever handed out here, when last a lease was asked for."""
-    elsewhere: int
-    """The same of all other shards: each site is in one shard, but its share is that of all fetches."""
 
 
 async def divide(shards: Sequence[Shard], max_pages: int | None) -> None:
@@ -149,7 +167,9 @@ class Sharded:
         self._swept_at = 0.0
         self._leaving: set[int] = set()
         """Shards that may move to another server: links for their neighbors are put into their outboxes, too."""
-        self._handed = 0
+        self._handed: dict[int, int] = {}
+        """Shard -> requests that it has handed out since the job began, when it answered last."""
+        self._handed_by_all = 0
         self._suspects: dict[tuple[str, int], float] = {}
         self.secret = shards[0].secret
         self.settings = shards[0].settings
@@ -271,15 +291,15 @@ class Sharded:
             self._compared_life = life
         now = asyncio.get_running_loop().time()
         asked = [shard for shard in self._part if shard not in self._last or self._last[shard][0] <= now]
-        grants: dict[int, Grant] = {}
+        grants: dict[int, ShardGrant] = {}
         found: list[Lease] = []
         # A few first; if they have too little, all the others.
         width = max(1, len(asked) // 4) if limit > 0 else len(asked)
         error = await self._sweep(asked, limit, grants, found, terms, width=width)
-        over = [shard for shard in grants if self._shards[shard].passed]
+        over = [shard for shard, answer in grants.items() if answer.passed_over]
         if over and len(found) < limit:
             # Nobody else is ready, in no shard: so those are served who have had their share.
-            fault = await self._sweep(over, limit, grants, found, terms, spare=True)
+            fault = await self._sweep(over, limit, grants, found, terms, over_quota=True)
             error = error or fault
         if not found and self._gave_back:
             # One that was asked before may take it.
@@ -293,8 +313,8 @@ class Sharded:
         gave = {self._of(lease.site) for lease in leases}
         # Who gave comes last, so that the sites of all shards have their turn.
         self._part.sort(key=lambda shard: (shard in gave, shard in grants))
-        for shard, grant in grants.items():
-            has_more = shard in gave or self._shards[shard].passed
+        for shard, (grant, _, passed_over, _) in grants.items():
+            has_more = shard in gave or passed_over
             quiet = 0.0 if has_more else min(self.quiet_seconds, grant.wait or self.quiet_seconds)
             self._last[shard] = now + quiet, grant
         for lease in leases:
@@ -307,12 +327,12 @@ class Sharded:
         self,
         asked: list[int],
         limit: int,
-        grants: dict[int, Grant],
+        grants: dict[int, ShardGrant],
         found: list[Lease],
         terms: _Terms,
         *,
         width: int | None = None,
-        spare: bool = False,
+        over_quota: bool = False,
     ) -> Unavailable | None:
         """Ask shards, the first `width` of them first, until there are enough leases; why one could not answer."""
         error: Unavailable | None = None
@@ -320,7 +340,7 @@ class Sharded:
         while asked and (len(found) < limit or not begun):
             shares = _shares(limit - len(found), asked[:width])
             asked, width, begun = asked[len(shares) :], None, True
-            calls = [self._ask(shard, share, terms, spare=spare) for shard, share in shares.items()]
+            calls = [self._ask(shard, share, terms, over_quota=over_quota) for shard, share in shares.items()]
             answers = await asyncio.gather(*calls, return_exceptions=True)
             for (shard, share), answer in zip(shares.items(), answers):
                 if isinstance(answer, Unavailable):
@@ -329,25 +349,25 @@ class Sharded:
                     raise answer
                 else:
                     grants[shard] = answer
-                    found += answer.leases
-                    if len(answer.leases) >= share > 0:
+                    found += answer.grant.leases
+                    if len(answer.grant.leases) >= share > 0:
                         # It may have more.
                         asked.append(shard)
         return error
 
-    async def _one_suspect(self, grants: dict[int, Grant], terms: _Terms) -> list[Lease]:
+    async def _one_suspect(self, grants: dict[int, ShardGrant], terms: _Terms) -> list[Lease]:
         """A suspect, if this worker has none: shards do not know of each other's, so they are asked in turn."""
         now = asyncio.get_running_loop().time()
         self._suspects = {lease: ends for lease, ends in self._suspects.items() if ends > now}
         # The shard of the one that we have knows whether we still have it.
         ours = {self._of(site) for site, _ in self._suspects}
-        for shard in grants:
-            if not self._shards[shard].lapsed or (ours and shard not in ours):
+        for shard, before in grants.items():
+            if not before.lost or (ours and shard not in ours):
                 continue
-            grant = await self._ask(shard, 1, terms, calm=False, spare=True)
-            if grant.leases:
-                grants[shard] = grant
-                return list(grant.leases)
+            answer = await self._ask(shard, 1, terms, suspects=True, over_quota=True)
+            if answer.grant.leases:
+                grants[shard] = answer
+                return list(answer.grant.leases)
         return []
 
     def _forget(self, site: str, token: int) -> None:
@@ -369,12 +389,14 @@ class Sharded:
         outbox = sum(grant.outbox for grant in known.values())
         return Grant(leases=leases, wait=min(waits), job=state, news=news, run=self._lives, outbox=outbox)
 
-    async def _ask(self, number: int, limit: int, terms: _Terms, *, calm: bool = True, spare: bool = False) -> Grant:
+    async def _ask(
+        self, number: int, limit: int, terms: _Terms, *, suspects: bool = False, over_quota: bool = False
+    ) -> ShardGrant:
         shard, total = self._shards[number], self.settings.max_pages
-        shard.calm, shard.spare = calm, spare
-        grant = await self._lease(number, limit, terms)
-        if total is None or grant.leases or shard.passed or grant.job not in ("running", "finished"):
-            return grant
+        answer = await self._lease(number, limit, terms, suspects=suspects, over_quota=over_quota)
+        grant = answer.grant
+        if total is None or grant.leases or answer.passed_over or grant.job not in ("running", "finished"):
+            return answer
         ledger, counts = self._shards[0], await shard.counts()
         _, room = await shard.allow(0)
         if not counts.queued and not counts.leased and room > 0:
@@ -386,8 +408,8 @@ class Sharded:
             taken = await self._reserve(min(limit * terms.batch, _MOST_RESERVED), total)
             if taken > 0:
                 await shard.allow(taken)
-                return await self._lease(number, limit, terms)
-        return grant
+                return await self._lease(number, limit, terms, suspects=suspects, over_quota=over_quota)
+        return answer
 
     async def _reserve(self, pages: int, total: int) -> int:
         """Take pages from what is left of the job's limit; how many."""
@@ -434,16 +456,21 @@ class Sharded:
             self._unallowed = None
         return True
 
-    async def _lease(self, number: int, limit: int, terms: _Terms) -> Grant:
-        shard = self._shards[number]
-        before = shard.handed
-        shard.elsewhere = self._handed - before
-        try:
-            grant = await shard.lease(limit, batch=terms.batch, seconds=terms.seconds, also=terms.also)
-        finally:
-            self._handed += shard.handed - before
-        self._heard(number, grant)
-        return grant
+    async def _lease(self, number: int, limit: int, terms: _Terms, *, suspects: bool, over_quota: bool) -> ShardGrant:
+        answer = await _lease_shard(
+            self._shards[number],
+            limit,
+            batch=terms.batch,
+            seconds=terms.seconds,
+            also=terms.also,
+            suspects=suspects,
+            over_quota=over_quota,
+            handed_elsewhere=self._handed_by_all - self._handed.get(number, 0),
+        )
+        self._handed_by_all += answer.handed_out - self._handed.get(number, 0)
+        self._handed[number] = answer.handed_out
+        self._heard(number, answer.grant)
+        return answer
 
     async def _is_over(self) -> bool:
         """Whether the job is finished, and has stored what it may."""
@@ -617,6 +644,20 @@ def _shares(limit: int, shards: Sequence[int]) -> dict[int, int]:
         return dict.fromkeys(shards, 0)
     some = shards[:limit]
     return {shard: limit // len(some) + (place < limit % len(some)) for place, shard in enumerate(some)}
+
+
+async def _lease_shard(
+    shard: Any, limit: int, *, suspects: bool, over_quota: bool, handed_elsewhere: int, **how: Any
+) -> ShardGrant:
+    """Lease from a shard, also from one that still takes and gives such values as attributes."""
+    if hasattr(shard, "lease_shard"):
+        kept: ShardGrant = await shard.lease_shard(
+            limit, suspects=suspects, over_quota=over_quota, handed_elsewhere=handed_elsewhere, **how
+        )
+        return kept
+    shard.calm, shard.spare, shard.elsewhere = not suspects, over_quota, handed_elsewhere
+    grant = await shard.lease(limit, **how)
+    return ShardGrant(grant, shard.lapsed, shard.passed, shard.handed)
 
 
 async def _all(calls: Iterable[Awaitable[Any]]) -> list[Any]:

@@ -50,7 +50,7 @@ function operations.lease()
     needs_memory()
     if given.seconds > number('longest') then call('HSET', job_key, 'longest', given.seconds) end
     if room() <= 0 then lapse_all_ended() end
-    local leases, left, busy = {}, room(), given.calm or has_suspect(given.worker)
+    local leases, left, busy = {}, room(), not given.suspects or has_suspect(given.worker)
     local passed, refused, over, sets = {}, {}, {}, ready_sets()
     local function try(found, lane, site, most)
         local lease = lease_lane(site, lane, math.min(given.batch, left, most), not busy)
@@ -88,7 +88,7 @@ function operations.lease()
         end
     end
     -- Those who have had their share get what the others leave; where there are more shards, when all have been asked.
-    for _, lane in ipairs(given.spare and over or {}) do
+    for _, lane in ipairs(given.over_quota and over or {}) do
         if #leases >= given.limit or left <= 0 then break end
         try(lane[1], lane[2], lane[3], given.batch)
     end
@@ -106,7 +106,7 @@ function operations.lease()
     if #leases == 0 then check_ready_sets() end
     return {
         leases, first and text(math.max(0, first - now)) or false, state(), total('news'), to_unfold, total('lapsed'),
-        total('handed'), given.spare and 0 or #over, job.run or '', total('outbox'),
+        total('handed'), given.over_quota and 0 or #over, job.run or '', total('outbox'),
     }
 end
 

@@ -93,7 +93,7 @@ local function must_rest(site, lane)
 end
 -- The quota of sites, by the rule in share.py: what a site was handed in this half of the window and the one before. A worker
 -- that has not heard of all the other shards takes this half for an older one than the site has counted in: it is the same.
-local function share_number() return math.floor((total('handed') + (given.elsewhere or 0)) / number('share_half')) end
+local function share_number() return math.floor((total('handed') + (given.handed_elsewhere or 0)) / number('share_half')) end
 local function shares_of(site)
     local age = share_number() - num(site, 'sh')
     if age <= 0 then return num(site, 'sn'), num(site, 'sb') end
