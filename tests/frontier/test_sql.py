@@ -512,16 +512,15 @@ def test_shards_share_out_what_the_job_may_store(server: SqlServer) -> None:
     asyncio.run(play())
 
 
-def test_a_calm_worker_leases_no_suspects(server: SqlServer) -> None:
+def test_no_suspects_are_leased_where_they_are_not_asked_for(server: SqlServer) -> None:
     async def check(frontier: SqlFrontier) -> None:
         await frontier.add(pages(1))
         for _ in range(2):
             await frontier.lease(9, batch=9, seconds=60)
             await frontier.abandon("one", blamed=[1])
-        frontier.calm = True
-        assert (await frontier.lease(9, batch=9, seconds=60)).leases == ()
-        assert frontier.lapsed == 1
-        frontier.calm = False
+        answer = await frontier.lease_shard(9, batch=9, seconds=60, suspects=False)
+        assert answer.grant.leases == ()
+        assert answer.lost == 1
         (lease,) = (await frontier.lease(9, batch=9, seconds=60)).leases
         assert lease.suspect
 

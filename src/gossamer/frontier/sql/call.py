@@ -72,7 +72,7 @@ class Call:
         self.restarts = 0
         self.rest_until = 0
         self.longest = 0
-        self.elsewhere = 0
+        self.handed_elsewhere = 0
         """Requests that the other shards have handed out."""
         self.has_inbox = False
         self.is_leaving = False
@@ -158,7 +158,7 @@ class Call:
 
         All that was ever handed out is summed over the stripes, so no row is everybody's; what others hand out in
         this moment is not in it yet."""
-        return (self.total("handed") + self.elsewhere) // max(1, self.settings.share_window // 2)
+        return (self.total("handed") + self.handed_elsewhere) // max(1, self.settings.share_window // 2)
 
     async def lock(self, ids: Iterable[int], *, skip: bool = False) -> None:
         """Lock sites, in their order; with `skip`, those that nobody else has locked."""

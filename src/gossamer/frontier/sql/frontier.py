@@ -14,6 +14,7 @@ from gossamer import settings as configuration
 from gossamer.errors import FrontierError, JobMissing, Leaving, Unavailable
 from gossamer.frontier.outbox import Parcel
 from gossamer.frontier.portions import MOST_LINKS, portions
+from gossamer.frontier.sharded import ShardGrant
 from gossamer.frontier.sql.call import STRIPES, Call, Changed, NeedsWhole
 from gossamer.frontier.sql.database import Database, Dialect
 from gossamer.frontier.sql.handover import ANNOUNCED, ARRIVING, GONE, LEAVING, Moved, decide, is_abandoned
@@ -81,16 +82,6 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
         """The database from which the shard came here, while that may be forgotten."""
         self.closing: Callable[[], Awaitable[None]] | None = None
         """Closes all connections, where there are more than this one."""
-        self.calm = False
-        """Whether to lease no suspects."""
-        self.lapsed = 0
-        """Suspects that wait or are leased, when last a lease was asked for."""
-        self.spare = True
-        """Whether to lease from sites that have had their share of the fetches, where nobody else is ready."""
-        self.passed = 0
-        """Sites that were ready and passed over, because of that."""
-        self.handed = self.elsewhere = 0
-        """Requests that were ever handed out here, and in the other shards, as far as is known: see `share`."""
         self._alone = alone
         self._database = database
         self._job = job
@@ -130,9 +121,35 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
         return added, run
 
     async def lease(self, limit: int, *, batch: int, seconds: float, also: frozenset[str] = frozenset()) -> Grant:
+        return (await self.lease_shard(limit, batch=batch, seconds=seconds, also=also)).grant
+
+    async def lease_shard(
+        self,
+        limit: int,
+        *,
+        batch: int,
+        seconds: float,
+        also: frozenset[str] = frozenset(),
+        suspects: bool = True,
+        over_quota: bool = True,
+        handed_elsewhere: int = 0,
+    ) -> ShardGrant:
+        """As `lease`, and what the shard saw: see `Shard.lease_shard`."""
         regions = list({self.region, ""} | also)
+
+        async def work(call: Call) -> tuple[ShardGrant, set[int], bool]:
+            await call.open(totals=True, regions=regions, most=limit)
+            call.handed_elsewhere = handed_elsewhere
+            leasing = Leasing(
+                call, worker=self.worker, regions=regions, batch=batch, seconds=seconds, suspects=suspects
+            )
+            grant = await self._take(call, leasing, limit, seconds, over_quota=over_quota)
+            answer = ShardGrant(grant, call.total("suspects"), leasing.passed_over, call.total("handed"))
+            return answer, leasing.empty, call.has_inbox
+
         while True:
-            grant, empty, has_inbox = await self._lease(limit, batch=batch, seconds=seconds, regions=regions)
+            answer, empty, has_inbox = await self._lease(work)
+            grant = answer.grant
             if has_inbox and await drain(self, self._call, self._admission) and not grant.leases:
                 continue
             self._empty |= empty
@@ -145,41 +162,39 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
                 if idle:
                     # What sleeps now says when it wakes, and a site that was closed may have been the last one.
                     continue
-            return grant
+            return answer
+
+    async def _take(self, call: Call, leasing: Leasing, limit: int, seconds: float, *, over_quota: bool) -> Grant:
+        """Lease what this worker may have, and write it down."""
+        news = call.totals["news"]
+        state = await self._state(call)
+        if state != "running":
+            outbox = await self._waiting(call)
+            return Grant(job=state, news=news, run=call.run, outbox=outbox)  # type: ignore[arg-type]
+        if seconds * 1e6 > call.longest:
+            await call.db.fetch("set_longest", round(seconds * 1e6))
+        await leasing.take(limit, over_quota=over_quota)
+        await leasing.write()
+        wait = await leasing.wait(limit)
+        if wait is None and not leasing.leases and not leasing.empty:
+            await call.must_be_whole()
+        leases = await self._leases(call, leasing, seconds)
+        state, outbox = await self._state(call), await self._waiting(call)
+        return Grant(leases=leases, wait=wait, job=state, news=news, run=call.run, outbox=outbox)  # type: ignore[arg-type]
 
     async def _lease(
-        self, limit: int, *, batch: int, seconds: float, regions: Sequence[str]
-    ) -> tuple[Grant, set[int], bool]:
-        async def work(call: Call) -> tuple[Grant, set[int], bool]:
-            await call.open(totals=True, regions=regions, most=limit)
-            news = call.totals["news"]
-            state = await self._state(call)
-            if state != "running":
-                outbox = await self._waiting(call)
-                return Grant(job=state, news=news, run=call.run, outbox=outbox), set(), call.has_inbox  # type: ignore[arg-type]
-            if seconds * 1e6 > call.longest:
-                await call.db.fetch("set_longest", round(seconds * 1e6))
-            leasing = Leasing(call, worker=self.worker, regions=regions, batch=batch, seconds=seconds, calm=self.calm)
-            call.elsewhere = self.elsewhere
-            await leasing.take(limit, spare=self.spare)
-            self.lapsed, self.handed, self.passed = call.total("suspects"), call.total("handed"), leasing.passed
-            await leasing.write()
-            wait = await leasing.wait(limit)
-            if wait is None and not leasing.leases and not leasing.empty:
-                await call.must_be_whole()
-            leases = await self._leases(call, leasing, seconds)
-            state, outbox = await self._state(call), await self._waiting(call)
-            grant = Grant(leases=leases, wait=wait, job=state, news=news, run=call.run, outbox=outbox)  # type: ignore[arg-type]
-            return grant, leasing.empty, call.has_inbox
-
+        self, work: Callable[[Call], Awaitable[tuple[ShardGrant, set[int], bool]]]
+    ) -> tuple[ShardGrant, set[int], bool]:
         lock = "stripe" if self.settings.max_pages is None else "shard"
-        grant, empty, has_inbox = await self._call(work, opens=False, lock=lock)
-        for lease in grant.leases:
+        answer, empty, has_inbox = await self._call(work, opens=False, lock=lock)
+        leases = answer.grant.leases
+        for lease in leases:
             self._pages[lease.token] = {request.key: request.url for request in lease.requests}
-        if unreadable := [lease for lease in grant.leases if not lease.requests]:
+        if unreadable := [lease for lease in leases if not lease.requests]:
             await self._park(unreadable)
-            grant = msgspec.structs.replace(grant, leases=tuple(lease for lease in grant.leases if lease.requests))
-        return grant, empty, has_inbox
+            readable = tuple(lease for lease in leases if lease.requests)
+            answer = answer._replace(grant=msgspec.structs.replace(answer.grant, leases=readable))
+        return answer, empty, has_inbox
 
     async def _leases(self, call: Call, leasing: Leasing, seconds: float) -> tuple[Lease, ...]:
         kept: dict[int, tuple[dict[str, bytes], dict[str, Any]]] = {}

@@ -20,10 +20,10 @@ class Leasing:
     """One `lease`. It never waits for another's lock: what is locked is looked at next time."""
 
     def __init__(
-        self, call: Call, *, worker: str, regions: Sequence[str], batch: int, seconds: float, calm: bool = False
+        self, call: Call, *, worker: str, regions: Sequence[str], batch: int, seconds: float, suspects: bool = True
     ) -> None:
         self.call = call
-        self._calm = calm
+        self._suspects = suspects
         self._worker = worker
         self._regions = regions
         self._batch = batch
@@ -35,17 +35,17 @@ class Leasing:
         self._refused: set[int] = set()
         self._over: list[Site] = []
         """Sites that have had their share of the fetches: they get what the others leave."""
-        self.passed = 0
+        self.passed_over = 0
         """How many of these got nothing."""
         self._left = NEVER
 
-    async def take(self, limit: int, *, spare: bool = True) -> None:
-        """Lease up to `limit` lanes; with `spare`, of sites that have had their share too, if there are no others."""
+    async def take(self, limit: int, *, over_quota: bool = True) -> None:
+        """Lease up to `limit` lanes; with `over_quota`, sites over their quota come after all others."""
         call = self.call
         if call.room <= 0:
             await self._take_back()
         self._left = call.room
-        self._busy = self._calm
+        self._busy = not self._suspects
         passed: set[int] = set()
         while len(self.leases) < limit and self._left > 0:
             fresh: list[Site] = []
@@ -62,8 +62,8 @@ class Leasing:
             await self._lapse([*fresh, *over])
             self._busy = self._busy or (call.total("suspects") > 0 and await self._has_suspect())
             await self._serve(fresh, limit)
-        if not spare:
-            self.passed = len(self._over)
+        if not over_quota:
+            self.passed_over = len(self._over)
         elif self._over and len(self.leases) < limit and self._left > 0:
             await self._serve(self._over, limit, whole=True)
 
