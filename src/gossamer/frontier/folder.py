@@ -181,8 +181,8 @@ class FolderFrontier(FolderRepair):
         if room <= 0 or seconds <= 0:
             return [], min((at for shard in shards if (at := shard.next_expiry()) is not None), default=None)
         leases: list[Lease] = []
-        for over_share in (False, True):
-            turns = [(shard.next_turn(over_share=over_share), shard) for shard in shards]
+        for over_quota in (False, True):
+            turns = [(shard.next_turn(over_quota=over_quota), shard) for shard in shards]
             due = [(turn, shard.number, shard) for turn, shard in turns if turn is not None]
             heapq.heapify(due)
             later: list[float] = []
@@ -194,15 +194,15 @@ class FolderFrontier(FolderRepair):
                     batch=min(batch, room),
                     seconds=seconds,
                     worker=worker,
-                    suspect=not busy,
-                    over_share=over_share,
+                    suspects=not busy,
+                    over_quota=over_quota,
                 )
                 leases += grant.leases
                 room -= sum(len(lease.requests) for lease in grant.leases)
                 if not grant.leases:
                     # Nothing there is for this worker now.
                     later += [] if grant.wait is None else [now + grant.wait]
-                elif (turn := shard.next_turn(over_share=over_share)) is not None:
+                elif (turn := shard.next_turn(over_quota=over_quota)) is not None:
                     heapq.heappush(due, (turn, number, shard))
         if room <= 0:
             later += [at for shard in shards if (at := shard.next_expiry()) is not None]

@@ -106,12 +106,14 @@ class Shard(LocalFrontier):
         batch: int,
         seconds: float,
         worker: str = "",
-        suspect: bool = True,
-        over_share: bool = True,
+        suspects: bool = True,
+        over_quota: bool = True,
     ) -> Grant:
         while not self.leaving:
             try:
-                grant = await self._lease_at_hand(limit, batch, seconds, worker, suspect=suspect, over_share=over_share)
+                grant = await self._lease_at_hand(
+                    limit, batch, seconds, worker, suspects=suspects, over_quota=over_quota
+                )
             except NotAtHand as missing:
                 await self.journal.fetch(missing.numbers, missing.visits)
                 continue
@@ -126,12 +128,12 @@ class Shard(LocalFrontier):
         return await self.journal.read(numbers, self._state.visits)
 
     async def _lease_at_hand(
-        self, limit: int, batch: int, seconds: float, worker: str, *, suspect: bool, over_share: bool
+        self, limit: int, batch: int, seconds: float, worker: str, *, suspects: bool, over_quota: bool
     ) -> Grant:
         self._state.last_token = max(self._state.last_token, self._common.last_token)
         try:
             return await super().lease(
-                limit, batch=batch, seconds=seconds, worker=worker, suspect=suspect, over_share=over_share
+                limit, batch=batch, seconds=seconds, worker=worker, suspects=suspects, over_quota=over_quota
             )
         finally:
             self._common.last_token = max(self._state.last_token, self._common.last_token)
@@ -156,9 +158,9 @@ class Shard(LocalFrontier):
         """Pages stored over the job's life."""
         return self._state.stored
 
-    def next_turn(self, *, over_share: bool) -> tuple[float, int] | None:
+    def next_turn(self, *, over_quota: bool) -> tuple[float, int] | None:
         """When the next lane may be leased, and its place in the order of all shards of this worker."""
-        return self._state.schedule.next_turn(over_share=over_share)
+        return self._state.schedule.next_turn(over_quota=over_quota)
 
     def next_expiry(self) -> float | None:
         """When the next lease runs out."""

@@ -118,8 +118,8 @@ class LocalFrontier:
         batch: int,
         seconds: float,
         worker: str = "",
-        suspect: bool = True,
-        over_share: bool = True,
+        suspects: bool = True,
+        over_quota: bool = True,
     ) -> Grant:
         state, schedule = self._state, self._state.schedule
         if state.job != "running" or state.is_over():
@@ -131,9 +131,9 @@ class LocalFrontier:
         room = state.room()
         leases: list[Lease] = []
         passed: list[Site] = []
-        busy = not suspect or state.has_suspect(worker, now)
+        busy = not suspects or state.has_suspect(worker, now)
         if room > 0 and limit > 0:
-            for lane in schedule.due(now, over_share=over_share):
+            for lane in schedule.due(now, over_quota=over_quota):
                 try:
                     lease = self._lease(lane, min(batch, room), seconds, now, worker, suspect=not busy)
                 except FrontierError:
@@ -179,7 +179,7 @@ class LocalFrontier:
         lanes = len(site.lanes)
         size = policy.batch_size(batch, delay=delay, seconds=seconds, waiting=site.queue.size, lanes=lanes)
         size = min(site.room(), size)
-        if not lane.over_share:
+        if not lane.over_quota:
             size = min(size, schedule.share.left(site.name))
         numbers = schedule.take(site, size, now, suspect=suspect)
         if not numbers:

@@ -39,7 +39,7 @@ class Lane:
         "last_token",
         "next_at",
         "number",
-        "over_share",
+        "over_quota",
         "settling",
         "site",
         "suspect",
@@ -57,7 +57,7 @@ class Lane:
         self.heap_at: float | None = None
         self.batch: dict[int, int] = {}
         self.settling = 0
-        self.over_share = False
+        self.over_quota = False
         self.suspect = False
         self.excused = False
         """Whether its holder is known to be alive, though the lease may expire: no request is to blame for that."""
@@ -122,7 +122,7 @@ class Schedule:
         self.queued = self.delayed = self.leased = 0
         self.share = Share(settings)
         self._heap: list[tuple[float, int, Lane]] = []
-        self._over_share: list[tuple[float, int, Lane]] = []
+        self._over_quota: list[tuple[float, int, Lane]] = []
         self._turn = 0
         self.order: Iterator[int] = count(-(1 << 60))
         """Breaks ties. Several schedules may share one that begins at 0: what they had before stays unlike."""
@@ -192,8 +192,8 @@ class Schedule:
         lane.heap_at = ready_at
         order = next(self.order) if order is None else order
         # A lease that ends must be noticed in any case.
-        lane.over_share = not lane.token and not self.share.left(lane.site.name)
-        heapq.heappush(self._over_share if lane.over_share else self._heap, (ready_at, order, lane))
+        lane.over_quota = not lane.token and not self.share.left(lane.site.name)
+        heapq.heappush(self._over_quota if lane.over_quota else self._heap, (ready_at, order, lane))
 
     def _ready_at(self, lane: Lane) -> float | None:
         site = lane.site
@@ -226,10 +226,10 @@ class Schedule:
         """The gap that one lane keeps, so that all lanes together keep the site's rate."""
         return site.delay * len(site.lanes)
 
-    def due(self, now: float, *, over_share: bool = True) -> Iterator[Lane]:
+    def due(self, now: float, *, over_quota: bool = True) -> Iterator[Lane]:
         """The lanes that are ready now, each out of its heap once given: those that have waited longest first.
 
-        Sites that have had their share come last, or not at all; `Lane.over_share` says which they are."""
+        Sites that have had their share come last, or not at all; `Lane.over_quota` says which they are."""
         self._come_back()
         while (first := self._first(self._heap)) is not None and first[0] <= now:
             heapq.heappop(self._heap)
@@ -239,8 +239,8 @@ class Schedule:
                 yield lane
             else:
                 self._enter(lane, first[0])
-        while over_share and (first := self._first(self._over_share)) is not None and first[0] <= now:
-            heapq.heappop(self._over_share)
+        while over_quota and (first := self._first(self._over_quota)) is not None and first[0] <= now:
+            heapq.heappop(self._over_quota)
             first[1].heap_at = None
             yield first[1]
 
@@ -253,8 +253,8 @@ class Schedule:
         """When the window has moved on, those who waited for that are like the others again."""
         if self._turn != self.share.turns:
             self._turn = self.share.turns
-            waiting = {id(lane): lane for at, _, lane in self._over_share if lane.heap_at == at}
-            self._over_share.clear()
+            waiting = {id(lane): lane for at, _, lane in self._over_quota if lane.heap_at == at}
+            self._over_quota.clear()
             for lane in waiting.values():
                 assert lane.heap_at is not None
                 self._enter(lane, lane.heap_at)
@@ -264,10 +264,10 @@ class Schedule:
         first = self.next_turn()
         return None if first is None else first[0]
 
-    def next_turn(self, *, over_share: bool = True) -> tuple[float, int] | None:
+    def next_turn(self, *, over_quota: bool = True) -> tuple[float, int] | None:
         """The same, with the place of the lane among those that are ready at the same time."""
         self._come_back()
-        heaps = (self._heap, self._over_share) if over_share else (self._heap,)
+        heaps = (self._heap, self._over_quota) if over_quota else (self._heap,)
         firsts = [(found[0], heap[0][1]) for heap in heaps if (found := self._first(heap)) is not None]
         first = min(firsts, default=(NEVER, 0))
         return None if first[0] == NEVER else first
@@ -280,7 +280,7 @@ class Schedule:
         """The top of a heap; lanes that are ready later than they were entered for sink down on the way."""
         while heap:
             entered_at, _, lane = heap[0]
-            valid = lane.heap_at == entered_at and lane.over_share == (heap is self._over_share)
+            valid = lane.heap_at == entered_at and lane.over_quota == (heap is self._over_quota)
             ready_at = self._ready_at(lane) if valid else None
             if ready_at is not None and ready_at <= entered_at:
                 return ready_at, lane

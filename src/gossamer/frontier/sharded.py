@@ -457,8 +457,7 @@ class Sharded:
         return True
 
     async def _lease(self, number: int, limit: int, terms: _Terms, *, suspects: bool, over_quota: bool) -> ShardGrant:
-        answer = await _lease_shard(
-            self._shards[number],
+        answer = await self._shards[number].lease_shard(
             limit,
             batch=terms.batch,
             seconds=terms.seconds,
@@ -644,20 +643,6 @@ def _shares(limit: int, shards: Sequence[int]) -> dict[int, int]:
         return dict.fromkeys(shards, 0)
     some = shards[:limit]
     return {shard: limit // len(some) + (place < limit % len(some)) for place, shard in enumerate(some)}
-
-
-async def _lease_shard(
-    shard: Any, limit: int, *, suspects: bool, over_quota: bool, handed_elsewhere: int, **how: Any
-) -> ShardGrant:
-    """Lease from a shard, also from one that still takes and gives such values as attributes."""
-    if hasattr(shard, "lease_shard"):
-        kept: ShardGrant = await shard.lease_shard(
-            limit, suspects=suspects, over_quota=over_quota, handed_elsewhere=handed_elsewhere, **how
-        )
-        return kept
-    shard.calm, shard.spare, shard.elsewhere = not suspects, over_quota, handed_elsewhere
-    grant = await shard.lease(limit, **how)
-    return ShardGrant(grant, shard.lapsed, shard.passed, shard.handed)
 
 
 async def _all(calls: Iterable[Awaitable[Any]]) -> list[Any]:

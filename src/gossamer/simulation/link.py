@@ -11,6 +11,7 @@ from gossamer.engine.store import Result, Store
 from gossamer.errors import GossamerError, Unavailable
 from gossamer.frontier.local import LocalFrontier
 from gossamer.frontier.outbox import Box, Parcel
+from gossamer.frontier.sharded import ShardGrant
 from gossamer.model import Counts, Grant, Lease, Outcome, Receipt, Request, SiteNote
 from gossamer.simulation.life import Life, give_up
 from gossamer.simulation.shards import Elsewhere, OpenShard
@@ -63,11 +64,14 @@ class Link:
         return await self._call(lambda server: server.frontier.add(requests))
 
     async def lease(self, limit: int, *, batch: int, seconds: float) -> Grant:
+        return await self._lease(limit, batch=batch, seconds=seconds)
+
+    async def _lease(self, limit: int, **how: Any) -> Grant:
+        seconds: float = how["seconds"]
+
         async def lease(server: Server) -> Grant:
             ready, asked_at = await self._witness.ready_sites(server.frontier), asyncio.get_running_loop().time()
-            grant = await server.frontier.lease(
-                limit, batch=batch, seconds=seconds, worker=self._life.name, **self._manner()
-            )
+            grant = await server.frontier.lease(limit, worker=self._life.name, **how)
             # A server that stood still meanwhile hands out what has expired, and what others may have by now.
             is_late = asyncio.get_running_loop().time() >= asked_at + seconds
             self._witness.granted(grant, ready, is_late=is_late)
@@ -86,10 +90,6 @@ class Link:
             for token in on_the_way:
                 self._left.pop(token, None)
             raise
-
-    def _manner(self) -> dict[str, Any]:
-        """How else a lease is asked for."""
-        return {}
 
     async def extend(self, leases: Sequence[Lease], *, seconds: float) -> list[Lease]:
         ours = await self._call(lambda server: server.frontier.extend(leases, seconds=seconds))
@@ -201,13 +201,6 @@ class Link:
 class ShardLink(Link):
     """One shard as a worker of a fleet sees it: as much of the protocol `Shard` as an engine asks for."""
 
-    calm = False
-    lapsed = 0
-    spare = True
-    passed = 0
-    handed = 0
-    elsewhere = 0
-
     def __init__(self, number: int, servers: Servers, life: Life, witness: Witness, **how: Any) -> None:
         super().__init__(life, self._reach, witness, name=f"/{number}", **how)
         self._number = number
@@ -219,13 +212,23 @@ class ShardLink(Link):
     def _reach(self) -> Server:
         return self._servers.machines[self.server].server(self._number)
 
-    def _manner(self) -> dict[str, Any]:
-        return {"suspect": not self.calm, "over_share": self.spare}
-
     async def lease(self, limit: int, *, batch: int, seconds: float, also: frozenset[str] = frozenset()) -> Grant:
-        grant = await super().lease(limit, batch=batch, seconds=seconds)
-        self.lapsed = self._servers.machines[self.server].journals[self._number].has_losses
-        return grant
+        return (await self.lease_shard(limit, batch=batch, seconds=seconds, also=also)).grant
+
+    async def lease_shard(
+        self,
+        limit: int,
+        *,
+        batch: int,
+        seconds: float,
+        also: frozenset[str] = frozenset(),
+        suspects: bool = True,
+        over_quota: bool = True,
+        handed_elsewhere: int = 0,
+    ) -> ShardGrant:
+        """As `Shard.lease_shard` does, in a world of one region and no quota."""
+        grant = await self._lease(limit, batch=batch, seconds=seconds, suspects=suspects, over_quota=over_quota)
+        return ShardGrant(grant, lost=self._servers.machines[self.server].journals[self._number].has_losses)
 
     async def run(self) -> str:
         async def run(server: Server) -> str:
