@@ -13,6 +13,7 @@ from gossamer.errors import ConfigError, FrontierError, JobMissing, SchemaMismat
 from gossamer.frontier.backends import list_jobs
 from gossamer.frontier.sharded import Sharded, divide
 from gossamer.frontier.sql import SqlFrontier, open_sql
+from gossamer.frontier.sql.frontier import ShardContext
 from gossamer.frontier.sql.job import FORMAT, dialect_of
 from gossamer.model import Outcome, Pulse, Request
 from gossamer.settings import Settings, SiteSettings
@@ -53,6 +54,10 @@ def run(server: SqlServer, check: Check, settings: Settings = FREE, **options: A
             await frontier.aclose()
 
     asyncio.run(play())
+
+
+def _germany(site: str) -> str:
+    return "eu" if site.endswith(".de") else ""
 
 
 def good(frontier: SqlFrontier, url: str, **values: Any) -> Request:
@@ -153,20 +158,19 @@ def test_an_entry_of_the_inbox_waits_for_its_time(server: SqlServer) -> None:
 def test_the_inbox_gives_other_shards_what_is_theirs(server: SqlServer) -> None:
     passed: list[str] = []
 
-    async def check(frontier: SqlFrontier) -> None:
-        async def forward(links: Any) -> tuple[set[int], set[int]]:
-            passed.extend(one.url for one, _, _ in links if one.site == "b.example")
-            ours = {one.key for one, _, _ in links if one.site == "a.example"}
-            return ours, {one.key for one, _, _ in links} - ours
+    async def forward(links: Any) -> tuple[set[int], set[int]]:
+        passed.extend(one.url for one, _, _ in links if one.site == "b.example")
+        ours = {one.key for one, _, _ in links if one.site == "a.example"}
+        return ours, {one.key for one, _, _ in links} - ours
 
-        frontier.forward = forward
+    async def check(frontier: SqlFrontier) -> None:
         await asyncio.to_thread(
             server.ask, "INSERT INTO inbox (url) VALUES ('https://a.example/'), ('https://b.example/')"
         )
         (lease,) = (await frontier.lease(9, batch=9, seconds=60)).leases
         assert lease.site == "a.example"
 
-    run(server, check)
+    run(server, check, context=ShardContext(forward=forward))
     assert passed == ["https://b.example/"]
 
 
@@ -208,10 +212,9 @@ def test_jobs_and_shards_of_one_database_are_apart(server: SqlServer) -> None:
 
 def test_a_region_has_its_sites_and_those_of_nobody(server: SqlServer) -> None:
     async def play() -> None:
-        anybody = await open_sql(server.url, "job", FREE, worker="x")
+        anybody = await open_sql(server.url, "job", FREE, worker="x", context=ShardContext(region_of=_germany))
         europe = await open_sql(server.url, "job", FREE, worker="e", region="eu")
         asia = await open_sql(server.url, "job", FREE, worker="a", region="as")
-        anybody.region_of = lambda name: "eu" if name.endswith(".de") else ""
         await anybody.add([page(1, "x.de"), page(2, "x.de"), page(3, "y.com")])
         lease = next(one for one in (await europe.lease(9, batch=1, seconds=60)).leases if one.site == "x.de")
         assert (await asia.lease(9, batch=1, seconds=60)).leases == ()
@@ -228,7 +231,6 @@ def test_a_region_has_its_sites_and_those_of_nobody(server: SqlServer) -> None:
 
 def test_sites_of_a_region_and_those_of_nobody_have_their_turns(server: SqlServer) -> None:
     async def check(frontier: SqlFrontier) -> None:
-        frontier.region_of = lambda name: "eu" if name.endswith(".de") else ""
         sites = [f"{number}.{end}" for end in ("de", "com") for number in range(3)]
         await frontier.add([page(10 * place + n, site) for place, site in enumerate(sites) for n in range(4)])
         served = []
@@ -238,7 +240,7 @@ def test_sites_of_a_region_and_those_of_nobody_have_their_turns(server: SqlServe
             await frontier.complete(outcomes(lease))
         assert sorted(served) == sorted(sites)
 
-    run(server, check, region="eu")
+    run(server, check, region="eu", context=ShardContext(region_of=_germany))
 
 
 def test_everything_is_known_of_a_url(server: SqlServer) -> None:

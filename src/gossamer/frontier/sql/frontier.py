@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -18,7 +19,7 @@ from gossamer.frontier.sharded import ShardGrant
 from gossamer.frontier.sql.call import STRIPES, Call, Changed, NeedsWhole
 from gossamer.frontier.sql.database import Database, Dialect
 from gossamer.frontier.sql.handover import ANNOUNCED, ARRIVING, GONE, LEAVING, Moved, decide, is_abandoned
-from gossamer.frontier.sql.inbox import drain
+from gossamer.frontier.sql.inbox import Forward, drain
 from gossamer.frontier.sql.leasing import Leasing, lull
 from gossamer.frontier.sql.ledger import SqlLedger
 from gossamer.frontier.sql.outbox import put
@@ -48,6 +49,25 @@ class Settled(NamedTuple):
     parcels: int
 
 
+@dataclass(frozen=True, slots=True)
+class ShardContext:
+    """What a shard needs of its job's other shards and databases; where nothing is given, it has none."""
+
+    region_of: Callable[[str], str] | None = None
+    """The region of a new site, empty if it has none. Without it no site has one, and every worker may lease it."""
+    forward: Forward | None = None
+    """Delivers links of the inbox that belong to other shards."""
+    reach: Callable[[str], Database] | None = None
+    """The connection to another database, by its name."""
+    follow: Callable[[str], Awaitable[Database]] | None = None
+    """Opens the database that the shard has moved to."""
+    close: Callable[[], Awaitable[None]] | None = None
+    """Closes all connections, where there are more than that of the shard."""
+
+
+ALONE = ShardContext()
+
+
 class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
     """The frontier of one shard of a job; any number of these, in any number of processes, share it."""
 
@@ -63,31 +83,22 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
         region: str = "",
         shard: int = 0,
         alone: bool = True,
+        context: ShardContext = ALONE,
     ) -> None:
         self.settings = settings
         self.secret = secret
         self.worker = worker
         self.region = region
         self.shard = shard
-        self.region_of: Callable[[str], str] | None = None
-        """Where a new site belongs; sites belong nowhere, and so to everybody, unless this says so."""
-        self.forward: Callable[[Sequence[Link]], Awaitable[tuple[set[int], set[int]]]] | None = None
-        """Brings those links of the inbox that belong to other shards to them: the keys that are ours, and theirs that
-        they have now; the others stay."""
-        self.reach: Callable[[str], Database] | None = None
-        """The connection to another database, by its name."""
-        self.follow: Callable[[str], Awaitable[Database]] | None = None
-        """Opens the database to which the shard has gone."""
         self._left: Database | None = None
         """The database from which the shard came here, while that may be forgotten."""
-        self.closing: Callable[[], Awaitable[None]] | None = None
-        """Closes all connections, where there are more than this one."""
         self._alone = alone
         self._database = database
         self._job = job
         self._revision = revision
         self._stripe = random.randrange(STRIPES)
-        self._admission = Admission(secret, lambda name: self.region_of(name) if self.region_of else "")
+        self._context = context
+        self._admission = Admission(secret, context.region_of)
         self._pages: dict[int, dict[int, str]] = {}
         """Token -> key -> URL of what is leased here: the links found there name it."""
         self._empty: set[int] = set()
@@ -150,7 +161,7 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
         while True:
             answer, empty, has_inbox = await self._lease(work)
             grant = answer.grant
-            if has_inbox and await drain(self, self._call, self._admission) and not grant.leases:
+            if has_inbox and await self._drain() and not grant.leases:
                 continue
             self._empty |= empty
             self._admission.doubt(empty)
@@ -195,6 +206,9 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
             readable = tuple(lease for lease in leases if lease.requests)
             answer = answer._replace(grant=msgspec.structs.replace(answer.grant, leases=readable))
         return answer, empty, has_inbox
+
+    async def _drain(self) -> int:
+        return await drain(self._call, self._admission, secret=self.secret, forward=self._context.forward)
 
     async def _leases(self, call: Call, leasing: Leasing, seconds: float) -> tuple[Lease, ...]:
         kept: dict[int, tuple[dict[str, bytes], dict[str, Any]]] = {}
@@ -382,7 +396,7 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
         return "finished" if call.state == "running" and await self._is_over(call) else call.state
 
     async def aclose(self) -> None:
-        await (self.closing or self._database.aclose)()
+        await (self._context.close or self._database.aclose)()
 
     async def _call(
         self,
@@ -428,15 +442,16 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
             return
         if phase == ARRIVING or (phase == LEAVING and not await is_abandoned(here)):
             raise moved.waits(self._job, self.server)
-        if self.follow is None or self.reach is None:
+        follow, reach = self._context.follow, self._context.reach
+        if follow is None or reach is None:
             if phase in (LEAVING, ANNOUNCED):
                 raise moved.waits(self._job, self.server)
             raise FrontierError(
                 f"shard {self.shard} of job {self._job!r} has gone to {place}", hint="give that address"
             )
-        if phase == GONE or await decide(here, self.reach(place), self._job, self.shard, moved):
+        if phase == GONE or await decide(here, reach(place), self._job, self.shard, moved):
             try:
-                self._database, self._left = await self.follow(place), here
+                self._database, self._left = await follow(place), here
             except JobMissing:
                 # It may have forgotten that between two questions.
                 if phase == GONE:

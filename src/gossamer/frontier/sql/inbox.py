@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from gossamer import urls
 from gossamer.frontier.sql.call import Call
@@ -15,10 +15,9 @@ _MOST = 1000
 _HIGHEST = 1_000_000_000
 
 
-class _Frontier(Protocol):
-    secret: bytes
-    settings: Settings
-    forward: Callable[[Sequence[Link]], Awaitable[tuple[set[int], set[int]]]] | None
+Forward = Callable[[Sequence[Link]], Awaitable[tuple[set[int], set[int]]]]
+"""Delivers those of these links that belong to other shards: the keys that are ours, and those that the other shards
+have now. Links in neither stay in the inbox."""
 
 
 def site_of(url: str, settings: Settings) -> str:
@@ -40,14 +39,16 @@ def read(text: str, priority: int, *, secret: bytes, settings: Settings) -> Requ
     return Request(url, key, site_of(url, settings), max(-_HIGHEST, min(_HIGHEST, priority)))
 
 
-async def drain(frontier: _Frontier, run: Callable[..., Awaitable[Any]], admission: Admission) -> int:
+async def drain(
+    run: Callable[..., Awaitable[Any]], admission: Admission, *, secret: bytes, forward: Forward | None
+) -> int:
     """Take what is in the inbox, some at a time; how many entries were good."""
 
     async def look(call: Call) -> dict[int, Link]:
         found: dict[int, Link] = {}
         for entry, text, priority, wait in await call.db.take_inbox(_MOST):
             try:
-                request = read(text, priority, secret=frontier.secret, settings=call.settings)
+                request = read(text, priority, secret=secret, settings=call.settings)
             except ValueError as error:
                 await call.db.refuse_inbox(entry, str(error)[:200])
             else:
@@ -56,9 +57,9 @@ async def drain(frontier: _Frontier, run: Callable[..., Awaitable[Any]], admissi
 
     ours: set[int] | None = None
     theirs: set[int] = set()
-    if frontier.forward is not None:
+    if forward is not None:
         # They are there before they are gone from here: a crash in between gives them twice, which is once.
-        ours, theirs = await frontier.forward(list((await run(look)).values()))
+        ours, theirs = await forward(list((await run(look)).values()))
 
     async def work(call: Call) -> int:
         found = await look(call)

@@ -13,7 +13,7 @@ from gossamer import settings as configuration
 from gossamer.errors import ConfigError, FrontierError, JobMissing, SchemaMismatch, Unavailable
 from gossamer.frontier.sql.call import STRIPES
 from gossamer.frontier.sql.database import Database, Dialect, digest
-from gossamer.frontier.sql.frontier import SqlFrontier
+from gossamer.frontier.sql.frontier import ALONE, ShardContext, SqlFrontier
 from gossamer.frontier.sql.handover import HERE
 from gossamer.settings import Settings
 
@@ -44,6 +44,7 @@ async def open_sql(
     shard: int = 0,
     secret: bytes | None = None,
     alone: bool = True,
+    context: ShardContext = ALONE,
 ) -> SqlFrontier:
     """Join one shard of a job in a database; with settings, make it if it is not there.
 
@@ -54,14 +55,24 @@ async def open_sql(
         if settings is not None:
             await make_job(database, job, settings, secret or secrets.token_bytes(16))
             await make_shard(database, job, shard)
-        return await open_shard(database, job, shard, settings, worker=worker, region=region, alone=alone)
+        return await open_shard(
+            database, job, shard, settings, worker=worker, region=region, alone=alone, context=context
+        )
     except BaseException:
         await database.aclose()
         raise
 
 
 async def open_shard(
-    database: Database, job: str, shard: int, settings: Settings | None, *, worker: str, region: str, alone: bool
+    database: Database,
+    job: str,
+    shard: int,
+    settings: Settings | None,
+    *,
+    worker: str,
+    region: str,
+    alone: bool,
+    context: ShardContext = ALONE,
 ) -> SqlFrontier:
     """A shard that is there, or was before it went elsewhere."""
     row = await database.run(lambda db: _read(db, job, shard))
@@ -81,6 +92,7 @@ async def open_shard(
         region=region,
         shard=shard,
         alone=alone,
+        context=context,
     )
 
 

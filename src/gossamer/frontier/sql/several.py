@@ -12,7 +12,8 @@ from gossamer.frontier.placement import placement, shard_of
 from gossamer.frontier.regions import Part, parse_part, region_of
 from gossamer.frontier.sharded import Sharded, divide
 from gossamer.frontier.sql.database import Database, Dialect, digest
-from gossamer.frontier.sql.frontier import SqlFrontier
+from gossamer.frontier.sql.frontier import ShardContext, SqlFrontier
+from gossamer.frontier.sql.inbox import Forward
 from gossamer.frontier.sql.job import ensure_outbox, make_shard, open_shard, seat
 from gossamer.frontier.sql.places import Databases, Root
 from gossamer.frontier.sql.settling import Link
@@ -72,12 +73,18 @@ async def _open(
     own: list[SqlFrontier] = []
     for shard, name in enumerate(root.placement):
         database = databases.at(name)
-        frontier = await open_shard(database, job, shard, settings, worker=worker, region=region, alone=count == 1)
-        frontier.region_of = lambda site: region_of(own[0].settings.regions, site)
-        frontier.follow, frontier.reach = _follower(databases, job, shard), databases.at
-        frontier.forward = _forwarder(own, shard) if count > 1 else None
-        frontier.closing = databases.aclose
-        own.append(frontier)
+        context = ShardContext(
+            region_of=lambda site: region_of(own[0].settings.regions, site),
+            forward=_forwarder(own, shard) if count > 1 else None,
+            reach=databases.at,
+            follow=_follower(databases, job, shard),
+            close=databases.aclose,
+        )
+        own.append(
+            await open_shard(
+                database, job, shard, settings, worker=worker, region=region, alone=count == 1, context=context
+            )
+        )
     return own
 
 
@@ -126,9 +133,7 @@ def _follower(databases: Databases, job: str, shard: int) -> Callable[[str], Awa
     return follow
 
 
-def _forwarder(
-    own: Sequence[SqlFrontier], number: int
-) -> Callable[[Sequence[Link]], Awaitable[tuple[set[int], set[int]]]]:
+def _forwarder(own: Sequence[SqlFrontier], number: int) -> Forward:
     async def bring(shard: int, links: Sequence[Link]) -> set[int]:
         try:
             await own[shard].admit(links)
