@@ -371,10 +371,10 @@ class RedisFrontier(RedisRepair):
         except faults.RedisError as error:
             raise translate(error, self._job) from error
         if (found := record.get(b"settings")) is not None and found != self._said:
-            self.heed(read_root(record, self._job).settings)
+            self.apply(read_root(record, self._job).settings)
             self._said = found
 
-    def heed(self, settings: Settings) -> None:
+    def apply(self, settings: Settings) -> None:
         """Go on with these settings, of which only limits and delays are others than before."""
         self.settings = settings
         self._first.clear()
@@ -385,7 +385,7 @@ class RedisFrontier(RedisRepair):
         for first in range(0, len(names), _MOST_DELAYS):
             await self._call("own", delays={name: delays[name] for name in names[first : first + _MOST_DELAYS]})
 
-    async def limit(self, pages: int | None, *, reserved: int | None = None) -> int:
+    async def set_limit(self, pages: int | None, *, reserved: int | None = None) -> int:
         """Begin, or end, to have a part of what the job may store; how many pages that part is."""
         return int(await self._call("limit", pages=pages, reserved=reserved))
 

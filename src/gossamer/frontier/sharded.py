@@ -106,20 +106,30 @@ class Shard(Fleet, Protocol):
         as far as the caller knows: a site's quota is a share of what all of them hand out."""
         ...
 
-    async def limit(self, pages: int | None, *, reserved: int | None = None) -> int: ...
+    async def set_limit(self, pages: int | None, *, reserved: int | None = None) -> int:
+        """Begin to have a part of what the whole job may store, or end it (None); how many pages that part is.
 
-    async def reserve(self, pages: int, *, limit: int) -> tuple[int, int]: ...
+        The first shard also keeps the account of all parts, which begins with `reserved` pages given away."""
+        ...
 
-    async def allow(self, pages: int) -> tuple[int, int]: ...
+    async def reserve(self, pages: int, *, limit: int) -> tuple[int, int]:
+        """Take pages from what is left of the job's limit, or give them back; how many, and what is left then."""
+        ...
 
-    def heed(self, settings: Settings) -> None: ...
+    async def allow(self, pages: int) -> tuple[int, int]:
+        """Let this shard store more, or less; only what is not used can be taken away. How many, and what is left."""
+        ...
+
+    def apply(self, settings: Settings) -> None:
+        """Continue with these settings, which differ from the last ones in limits and delays only."""
+        ...
 
 
 async def divide(shards: Sequence[Shard], max_pages: int | None) -> None:
     """Begin, or end, to share out what a job may store among its shards; the first keeps what is left of it."""
-    used = sum(await asyncio.gather(*(shard.limit(max_pages) for shard in shards)))
+    used = sum(await asyncio.gather(*(shard.set_limit(max_pages) for shard in shards)))
     if max_pages is not None:
-        await shards[0].limit(max_pages, reserved=used)
+        await shards[0].set_limit(max_pages, reserved=used)
 
 
 class _Terms(NamedTuple):
@@ -436,7 +446,7 @@ class Sharded:
 
     async def _allowed(self, total: int) -> int:
         """What all shards may store, together."""
-        return sum(await _all(shard.limit(total) for shard in self._shards))
+        return sum(await _all(shard.set_limit(total) for shard in self._shards))
 
     async def _return_unallowed(self, total: int) -> bool:
         """Give back what the ledger gave away and no shard has: its server has forgotten it, or a worker was killed on
@@ -603,7 +613,7 @@ class Sharded:
         await self._shards[0].refresh()
         self.settings = self._shards[0].settings
         for shard in self._shards[1:]:
-            shard.heed(self.settings)
+            shard.apply(self.settings)
 
     async def workers(self) -> list[Pulse]:
         return await self._shards[0].workers()

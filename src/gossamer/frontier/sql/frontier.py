@@ -461,7 +461,7 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
     async def refresh(self) -> None:
         await self._reload()
 
-    def heed(self, settings: Settings) -> None:
+    def apply(self, settings: Settings) -> None:
         """Each shard reads its own record."""
 
     async def _reload(self) -> None:

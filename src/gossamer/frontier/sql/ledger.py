@@ -13,7 +13,7 @@ class SqlLedger:
 
     _call: Callable[..., Awaitable[Any]]
 
-    async def limit(self, pages: int | None, *, reserved: int | None = None) -> int:
+    async def set_limit(self, pages: int | None, *, reserved: int | None = None) -> int:
         """Begin, or end, to have a part of what the job may store; how many pages that part is."""
 
         async def work(call: Call) -> int:
