@@ -63,15 +63,10 @@ class Link:
     async def add(self, requests: Sequence[Request]) -> int:
         return await self._call(lambda server: server.frontier.add(requests))
 
-    async def lease(self, limit: int, *, batch: int, seconds: float) -> Grant:
-        return await self._lease(limit, batch=batch, seconds=seconds)
-
-    async def _lease(self, limit: int, **how: Any) -> Grant:
-        seconds: float = how["seconds"]
-
+    async def lease(self, limit: int, *, batch: int, seconds: float, **how: Any) -> Grant:
         async def lease(server: Server) -> Grant:
             ready, asked_at = await self._witness.ready_sites(server.frontier), asyncio.get_running_loop().time()
-            grant = await server.frontier.lease(limit, worker=self._life.name, **how)
+            grant = await server.frontier.lease(limit, batch=batch, seconds=seconds, worker=self._life.name, **how)
             # A server that stood still meanwhile hands out what has expired, and what others may have by now.
             is_late = asyncio.get_running_loop().time() >= asked_at + seconds
             self._witness.granted(grant, ready, is_late=is_late)
@@ -212,9 +207,6 @@ class ShardLink(Link):
     def _reach(self) -> Server:
         return self._servers.machines[self.server].server(self._number)
 
-    async def lease(self, limit: int, *, batch: int, seconds: float, also: frozenset[str] = frozenset()) -> Grant:
-        return (await self.lease_shard(limit, batch=batch, seconds=seconds, also=also)).grant
-
     async def lease_shard(
         self,
         limit: int,
@@ -227,7 +219,7 @@ class ShardLink(Link):
         handed_elsewhere: int = 0,
     ) -> ShardGrant:
         """As `Shard.lease_shard` does, in a world of one region and no quota."""
-        grant = await self._lease(limit, batch=batch, seconds=seconds, suspects=suspects, over_quota=over_quota)
+        grant = await self.lease(limit, batch=batch, seconds=seconds, suspects=suspects, over_quota=over_quota)
         return ShardGrant(grant, lost=self._servers.machines[self.server].journals[self._number].has_losses)
 
     async def run(self) -> str:
