@@ -8,6 +8,13 @@ from typing import Any
 
 import msgspec
 
+from gossamer.extras import unusable
+
+try:
+    from asyncmy.converters import escape_string
+except ImportError as missing:
+    raise unusable("mysql", "the frontier in MariaDB or MySQL", missing) from missing
+
 PARTS = re.compile(r"\$(\d+|c\d|rows|text|where|json2|json|a|b)\b")
 _encode = msgspec.json.Encoder().encode
 
@@ -58,8 +65,8 @@ def literal(value: Any) -> str:
 
 
 def quoted(text: str) -> str:
-    # The session's sql_mode is ours, so a backslash is what it is by default.
-    return "'" + text.replace("\\", "\\\\").replace("'", "''").replace("\0", "\\0") + "'"
+    # By the driver, as it writes parameters. The session's sql_mode is ours, so a backslash escapes, as it does there.
+    return f"'{escape_string(text)}'"
 
 
 def _by_site(rows: Sequence[Sequence[Any]], column: int) -> str:
