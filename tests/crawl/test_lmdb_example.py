@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -46,12 +47,30 @@ def run(words: list[str], env: dict[str, str], timeout: float = 110) -> subproce
     return subprocess.run(words, env=env, capture_output=True, text=True, timeout=timeout, check=False)
 
 
+def suite(path: Path, env: dict[str, str], *options: str) -> str:
+    """What pytest says of a suite that passes, run over the installed package and not over the source beside it."""
+    words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--import-mode=importlib", "-rs"]
+    done = run([*words, *options, str(path)], env, timeout=290)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 @pytest.mark.timeout(300)
 def test_the_installed_package_passes_its_suite(installed: dict[str, str]) -> None:
-    words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--import-mode=importlib", "-rs", str(PACKAGE)]
-    done = run(words, installed, timeout=290)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "SKIPPED" not in done.stdout
+    assert "SKIPPED" not in suite(PACKAGE, installed)
+
+
+def test_the_code_of_the_how_to_page_is_that_of_the_package(installed: dict[str, str], tmp_path: Path) -> None:
+    page = (PACKAGE.parents[1] / "docs" / "howto" / "write-a-frontier.md").read_text("utf-8")
+    backend, tests = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    source = (PACKAGE / "gossamer_lmdb.py").read_text("utf-8")
+    for name in re.findall(r"def (\w+)\(", backend):
+        assert f"def {name}(self, url: str" in source
+    (entry,) = re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert entry in (PACKAGE / "pyproject.toml").read_text("utf-8")
+    path = tmp_path / "test_page.py"
+    path.write_text(tests)
+    suite(path, installed, "-k", "test_p7")
 
 
 def test_without_the_package_its_address_is_a_mistake(tmp_path: Path) -> None:
