@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 from gossamer.cli import gossamer as command_line
 from gossamer.cli import named
 from gossamer.cli.contents import PLACES
+from gossamer.frontier.base import Frontier
 from gossamer.model import PageRow
 from gossamer.settings import FIELDS, SiteSettings
 from gossamer.testing.frontier import FrontierSuite
@@ -220,10 +222,11 @@ def test_example_runs(path: Path, web: SimWeb, tmp_path: Path) -> None:
 
 
 def blocks() -> list[tuple[str, str]]:
-    """Every piece of Python in the documents, with its place; that about sinks is run by tests/sink/test_naming.py."""
+    """Every piece of Python in the documents, with its place; what is about sinks and frontiers is run by
+    tests/sink/test_naming.py and tests/crawl/test_lmdb_example.py."""
     found = []
     for path in WRITTEN:
-        if path.name == "write-a-sink.md":
+        if path.name in ("write-a-sink.md", "write-a-frontier.md"):
             continue
         pieces = re.findall(r"^```python\n(.*?)^```", path.read_text("utf-8"), re.DOTALL | re.MULTILINE)
         found += [(f"{short(path)}-{number}", piece) for number, piece in enumerate(pieces, 1)]
@@ -249,3 +252,28 @@ def test_code_in_the_documents_runs(code: str, web: SimWeb, tmp_path: Path) -> N
         assert run([str(file)], tmp_path).stdout
     else:
         run_spider(file, web, tmp_path)
+
+
+def test_every_promise_of_a_frontier_says_where_each_backend_keeps_it() -> None:
+    lines = text_of("docs/explanation/promises.md").splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("| **P")]
+    promises = re.findall(r"^ +(P\d+) +(.*)$", Frontier.__doc__ or "", re.MULTILINE)
+    assert [row[0] for row in rows] == [f"**{number}** {promise}" for number, promise in promises]
+    assert {len(row) for row in rows} == {5}
+    assert [row[0] for row in rows for cell in row[1:] if "::" not in cell] == [], "a backend without a place"
+    named = [place for row in rows for cell in row for place in re.findall(r"`([\w/]+\.\w+)::([\w.]+)`", cell)]
+    assert [f"{path}::{name}" for path, name in named if name not in names_in(path)] == []
+
+
+def names_in(path: str) -> set[str]:
+    """What a module of the frontier defines: functions, classes and their methods, or statements by their names."""
+    file = ROOT / "src" / "gossamer" / "frontier" / path
+    text = file.read_text("utf-8") if file.is_file() else ""
+    if file.suffix == ".lua":
+        return set(re.findall(r"^(?:local )?function ([\w.]+)", text, re.MULTILINE))
+    if file.suffix == ".sql":
+        return set(re.findall(r"^-- name: (\w+)", text, re.MULTILINE))
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    tops = [node for node in ast.parse(text).body if isinstance(node, kinds)]
+    inside = [(top, node) for top in tops for node in top.body if isinstance(node, kinds)]
+    return {top.name for top in tops} | {f"{top.name}.{node.name}" for top, node in inside}

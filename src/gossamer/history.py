@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from gossamer import urls
+from gossamer.errors import NotKept, SinkError
 from gossamer.model import PageRow
 from gossamer.settings import Settings
 from gossamer.sink.trail import Step, has_trail, steps
 from gossamer.storage.query import Search, versions_of
 from gossamer.storage.reader import StoredJob
 
+log = logging.getLogger("gossamer.history")
 _UNSENT = frozenset(("dns", "nxdomain", "forbidden"))
 """Faults that came before anything could be sent to the site."""
 
@@ -61,9 +64,15 @@ def walked(job: StoredJob, site: str, settings: Settings) -> Iterator[Sent]:
 
 
 def stored(job: StoredJob, url: str) -> list[PageRow]:
-    """The rows of one page, the last word last; none where only bodies are kept, or nothing."""
+    """The rows of one page, the last word last; none where only bodies are kept, or nothing.
+
+    A server that is away does not keep others from being asked."""
     reader = job.first("rows")
-    return list(reversed(versions_of(reader.rows(Search(url=url))))) if reader is not None else []
+    try:
+        return list(reversed(versions_of(reader.rows(Search(url=url))))) if reader is not None else []
+    except (NotKept, SinkError) as error:
+        log.warning("stored pages cannot be read: %s", error)
+        return []
 
 
 def _step(row: PageRow) -> Step:

@@ -172,10 +172,10 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
 def test_pages_that_are_elsewhere_are_read_there_or_the_place_is_named(tmp_path: Path) -> None:
     job, file = tmp_path / "job", tmp_path / "else.db"
     job.mkdir()
-    (job / "job.toml").write_text('sink = ["s3://bucket/a", "mysql://me:hidden@host/db"]\n')
+    (job / "job.toml").write_text('sink = ["s3://bucket/a", "redis+stream://me:hidden@host/0?stream=x"]\n')
     said = export(job, code=2)
     assert "s3://bucket/a" in said
-    assert "mysql://me:***@host/db" in said
+    assert "redis+stream://me:***@host/0" in said
     (job / "job.toml").write_text(f'sink = ["sqlite:{file}"]\n')
     store(job, f"sqlite:{file}", [record(1), record(2)])
     assert len(export(job, "--format", "urls").split()) == 2

@@ -39,7 +39,7 @@ from gossamer.errors import ConfigError, GossamerError, JobMissing, OwnerGone, S
 from gossamer.fleet import FleetCrawl, join_fleet
 from gossamer.frontier.backends import is_address, is_fleet
 from gossamer.job import Crawl, Summary
-from gossamer.jobs.find import check_folder
+from gossamer.jobs.find import check_folder, was_begun
 from gossamer.leaving import leaving
 from gossamer.masks import masked_address
 from gossamer.member import join
@@ -125,7 +125,7 @@ def crawl(
         )
     else:
         _refuse_fleet_options("region", "shards", "own_results")
-        if not first_urls and not (folder / jobs.FRONTIER).exists():
+        if not first_urls and not was_begun(folder, frontier):
             raise JobMissing(f"there is no job in {folder}", hint="give a URL to start one")
         run = Crawl(folder, settings, first_urls, frontier=frontier)
     notifier = Notifier(notify)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -18,6 +19,7 @@ from gossamer.errors import GossamerError
 from gossamer.jobs.find import find_stored
 from gossamer.report import Tally, render, stored_rows
 from gossamer.report.rows import REPORT
+from gossamer.sink import is_shared
 from gossamer.storage.reader import StoredJob
 
 log = logging.getLogger("gossamer.report")
@@ -45,8 +47,11 @@ def report(name: str, frontier: str, out: str) -> int:
 
 
 def leave_report(folder: Path) -> Path | None:
-    """The report that a crawl leaves beside its files; that it cannot be written is no reason to fail."""
-    job = StoredJob.of(folder)
+    """The report that a crawl leaves beside its files; that it cannot be written is no reason to fail.
+
+    What is on a server is read when somebody asks: at its end a crawl does not have all of it sent back."""
+    found = StoredJob.of(folder)
+    job = replace(found, sinks=[name for name in found.sinks if not is_shared((name,))])
     if job.first("rows") is None:
         return None
     path = folder / REPORT

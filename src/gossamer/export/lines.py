@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
+from itertools import chain, islice
 from typing import IO, NamedTuple
 
 import msgspec
@@ -34,10 +35,13 @@ def write_items(export: Export) -> int:
 def write_csv(export: Export) -> int:
     """Pages as pages.csv has them, without formulas."""
     count = 0
+    records = export.records()
+    # Before the names of the columns: nothing is printed where there is nothing to export.
+    first = list(islice(records, 1))
     with export.output() as out:
         rows = csv.writer(_Encoded(out))
         rows.writerow(_COLUMNS)
-        for record in export.records():
+        for record in chain(first, records):
             rows.writerow([cell(getattr(record.page, name)) for name in _COLUMNS])
             count += 1
     return count

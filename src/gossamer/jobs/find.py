@@ -68,6 +68,14 @@ async def open_folder(folder: Path, *, name: str, clock: Clock | None = None) ->
         return StoppedJob(folder, name=name, clock=clock)
 
 
+def was_begun(folder: Path, frontier: str) -> bool:
+    """Whether a job of this machine was begun before: in its folder, or on a frontier of another kind with an owner."""
+    if (folder / FRONTIER).exists():
+        return True
+    url = owned_url(frontier, folder)
+    return url != owned_url("", folder) and owned_backend(url).settings(url, folder.name) is not None
+
+
 def check_folder(folder: Path, name: str) -> None:
     """Refuse a name or folder that is no job's, as a mistake of who named it."""
     if not (folder / FRONTIER).exists():

@@ -22,7 +22,8 @@ _ALL: frozenset[Keeps] = _LAST | {"visits"}
 _MYSQL = SinkFormat(
     ("mysql://user@host/database",),
     "gossamer.sink.mysql:open_mysql",
-    keeps=_LAST,
+    "gossamer.storage.tables_reader:table_readers",
+    _LAST,
     is_shared=True,
 )
 _POSTGRESQL = _MYSQL._replace(
@@ -89,11 +90,11 @@ READERS: Sequence[str] = tuple(
     dict.fromkeys(
         (
             _SEGMENTS,
-            *(FORMATS[name].reader for name in ("jsonl", "parquet", "sqlite", "csv", "warc", "folder")),
+            *(FORMATS[name].reader for name in ("jsonl", "parquet", "sqlite", "csv", "warc", "folder", "postgresql")),
         )
     )
 )
-"""What finds the readers of a job, the best first."""
+"""What finds the readers of a job, the best first: files before servers."""
 
 
 def parted(name: str) -> tuple[str, str]:

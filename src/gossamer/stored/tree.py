@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gossamer.errors import ArchiveError
+from gossamer.errors import ArchiveError, NotKept
 from gossamer.extract.sniff import computed_type, is_html
 from gossamer.model import PageRow
 from gossamer.sink.tree import HTMLS, place_of
@@ -115,7 +115,7 @@ class TreeShelf:
         """The row of each page whose body was stored, once: the last one. Costs about 100 bytes of memory a page."""
         if self._job is None or (reader := self._job.first("rows")) is None:
             folder = self._job.folder if self._job is not None else "the job"
-            raise ArchiveError(
+            raise NotKept(
                 f"{self._tree} keeps bodies without their URLs, and {folder} has no pages.jsonl to tell them",
                 hint="crawl with --sink jsonl --sink folder:/path, or with --sink warc, which keeps both",
             )

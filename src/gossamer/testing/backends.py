@@ -20,7 +20,7 @@ from gossamer.engine.recent import Recent
 from gossamer.engine.remote import Connection, RemoteFrontier, connect
 from gossamer.engine.stats import Stats
 from gossamer.engine.store import OwnerStore
-from gossamer.frontier.base import Fleet, Frontier
+from gossamer.frontier.base import Fleet, Frontier, OwnedBackend, OwnedFrontier
 from gossamer.frontier.local import LocalFrontier, open_memory
 from gossamer.frontier.redis_job import client, job_key
 from gossamer.frontier.redis_link import addresses
@@ -214,6 +214,70 @@ class RemoteHarness(SqliteHarness):
 
     async def marks(self) -> Mapping[str, int]:
         raise SkipTest("marks are the owner's: a worker has none")
+
+
+class OwnedHarness(LocalHarness):
+    """Any backend whose jobs have one owner and live in files: `{folder}` in its address is where they are kept.
+
+    It is killed as `kill -9` would: the files are taken as they are at a moment, and the next frontier opens these."""
+
+    local: OwnedFrontier
+
+    def __init__(self, backend: OwnedBackend, url: str, folder: Path, settings: Settings) -> None:
+        self.backend = backend
+        self.url = url
+        self.settings = settings
+        self.clock = MachineClock()
+        self._lives = folder
+        self._folder = folder / "life-0"
+        self._count = 0
+
+    @property
+    def shared(self) -> Shared:
+        return cast(Shared, self.local)
+
+    async def begin(self) -> None:
+        """Open the job in the folder of this life."""
+        url = self.url.format(folder=self._folder)
+        self.frontier = self.local = await self.backend.create(url, _JOB, self.settings, clock=self.clock)
+
+    async def reopen(self, settings: Settings | None = None) -> None:
+        self.settings = settings or self.settings
+        await self._live_on(self._copied())
+
+    async def remember(self) -> None:
+        self._remembered = self._copied()
+
+    async def forget(self) -> None:
+        await self._live_on(self._remembered)
+
+    async def _live_on(self, folder: Path) -> None:
+        # What closing tidies up is in the files of the life that is over.
+        await self.local.aclose()
+        self._folder = folder
+        self.clock.restart()
+        await self.begin()
+
+    def _copied(self) -> Path:
+        self._count += 1
+        folder = self._lives / f"life-{self._count}"
+        shutil.copytree(self._folder, folder)
+        return folder
+
+    async def marks(self) -> Mapping[str, int]:
+        return self.local.marks
+
+
+@asynccontextmanager
+async def owned(backend: OwnedBackend, settings: Settings, *, url: str) -> AsyncIterator[OwnedHarness]:
+    """A backend with one owner on a manual clock, at an address such as `lmdb:{folder}`."""
+    with tempfile.TemporaryDirectory(prefix="gossamer-") as folder:
+        harness = OwnedHarness(backend, url, Path(folder), settings)
+        await harness.begin()
+        try:
+            yield harness
+        finally:
+            await harness.local.aclose()
 
 
 @asynccontextmanager

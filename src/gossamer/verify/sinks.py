@@ -40,10 +40,9 @@ def made_its_own(sinks: Sequence[str], table: str) -> list[str]:
 
 async def read_back(name: str, folder: Path, *, is_fleet: bool) -> list[Row]:
     """The rows that a sink holds. A fleet's workers may have kept a visit that did not count: the last word counts."""
-    if (kind := parted(name)[0]) in _TABLES:
-        rows = await _ask(name, "SELECT url, status FROM {}")
-        return [Row(str(url), int(status or 0)) for url, status in rows]
-    job = StoredJob(folder, [expand(name, source="sink")])
+    kind = parted(name)[0]
+    # The reader of tables expands the address itself, as the sink does.
+    job = StoredJob(folder, [name if kind in _TABLES else expand(name, source="sink")])
     reader = await asyncio.to_thread(_reader_of, job, kind)
     if reader is None:
         return []

@@ -1,0 +1,18 @@
+"""The suite that Gossamer's own frontiers pass: `pip install . pytest && pytest`."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+
+from gossamer.frontier.backends import owned_backend
+from gossamer.settings import Settings
+from gossamer.testing.backends import owned
+from gossamer.testing.frontier import FrontierSuite, Harness
+
+URL = "lmdb:{folder}"
+
+
+class TestLmdb(FrontierSuite):
+    def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
+        # By its address, as commands find it: the package has to be installed.
+        return owned(owned_backend(URL), settings, url=URL)
