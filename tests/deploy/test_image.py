@@ -77,7 +77,7 @@ def test_one_compose_file_brings_everything() -> None:
 
 def test_the_compose_file_is_what_the_specification_allows() -> None:
     checker = Path(sys.executable).parent / "check-jsonschema"
-    words = [checker, "--builtin-schema", "vendor.compose-spec", DEPLOY / "compose.yaml"]
+    words = [str(checker), "--builtin-schema", "vendor.compose-spec", str(DEPLOY / "compose.yaml")]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stdout
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -47,7 +48,8 @@ def events(served: Served, most: int) -> list[tuple[str, dict[str, object]]]:
 
 def all_sites(served: Served, job: str) -> set[str]:
     """All sites of a job, one by one."""
-    found, cursor = [], {}
+    found: list[Any] = []
+    cursor: dict[str, Any] = {}
     while True:
         page = served.get(f"/api/jobs/{job}/sites", sort="site", order="asc", limit=1, **cursor)
         found += [row["site"] for row in page["sites"]]
@@ -167,7 +169,7 @@ def metrics_tell_of_jobs_and_never_of_sites(served: Served, web: SimWeb) -> None
     for metric in METRICS.values():
         family = families[metric.name.removesuffix("_total")]
         assert (family.type, family.documentation) == (metric.kind, metric.help)
-        assert all((one.name, one.labels.keys()) == (metric.name, set(metric.labels)) for one in family.samples)
+        assert all((one.name, set(one.labels)) == (metric.name, set(metric.labels)) for one in family.samples)
 
 
 def test_a_part_is_served_alone(tmp_path: Path) -> None:
