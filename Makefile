@@ -6,8 +6,8 @@ JOBS ?= 4
 TESTS ?= $(addprefix tests/,cli conformance download export extract frontier imports middleware replay scrapy_plugin service \
 	sim sink stored verify crawl/test_whole_crawls.py fleet/test_fleet_commands.py deploy/test_other_ways.py \
 	test_public_api.py test_settings.py test_urls.py)
-# Quick ones: most bugs show there first. FAST=tests/cli for one room.
-FAST ?= $(addprefix tests/,extract middleware plan sim imports jobs test_cut.py test_public_api.py test_settings.py test_urls.py)
+# Quick ones: most bugs show there first. 25 s of CPU; FAST=tests/extract for another room.
+FAST ?= $(addprefix tests/,middleware plan sim imports extract/test_scope.py test_cut.py test_public_api.py test_settings.py test_urls.py)
 SECONDS ?= 3600
 
 .PHONY: help setup setup-dev services crawl test test-fast test-long test-wheel test-lowest test-highest fuzz check suites gates \
