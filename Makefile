@@ -6,9 +6,11 @@ JOBS ?= 4
 TESTS ?= $(addprefix tests/,cli conformance download export extract frontier imports middleware replay scrapy_plugin service \
 	sim sink stored verify crawl/test_whole_crawls.py fleet/test_fleet_commands.py deploy/test_other_ways.py \
 	test_public_api.py test_settings.py test_urls.py)
+# Quick ones: most bugs show there first. 25 s of CPU; FAST=tests/extract for another room.
+FAST ?= $(addprefix tests/,middleware plan sim imports extract/test_scope.py test_cut.py test_public_api.py test_settings.py test_urls.py)
 SECONDS ?= 3600
 
-.PHONY: help setup setup-dev services crawl test test-long test-wheel test-lowest test-highest fuzz check suites gates \
+.PHONY: help setup setup-dev services crawl test test-fast test-long test-wheel test-lowest test-highest fuzz check suites gates \
 	soak bench bench-all reference docs package lock clean
 
 help: ## this list
@@ -33,6 +35,9 @@ test: setup-dev services check ## all checks, and the tests that take less than 
 		echo "== Failed tests run once more, one at a time; those that pass now are flaky:" && \
 		$(BIN)/python -m pytest -rs -v --last-failed --last-failed-no-failures none; }
 
+test-fast: setup-dev ## the tests without servers, browsers and whole crawls, for the inner loop; under 2 minutes
+	$(BIN)/python -m pytest -n $(JOBS) $(FAST)
+
 test-long: setup-dev services ## the tests that take longer
 	$(BIN)/python -m pytest -rs -n $(JOBS) -m long --timeout 1800
 
@@ -48,10 +53,11 @@ test-highest: setup-dev services ## the same with the newest that there are
 fuzz: setup-dev ## every parser with random input for 5 minutes: SECONDS_LEFT=60 for one, SEED=N to begin with
 	@JOBS=$(JOBS) scripts/fuzz
 
-check: setup-dev ## style, types and architecture
+check: setup-dev ## style, types and architecture, of Python and of the dashboard's JavaScript
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/oxlint --deny-warnings src/gossamer/service/static
 	$(BIN)/python -m pytest -p no:cacheprovider tests/test_architecture.py
 
 suites: setup-dev services ## scores of the outside suites in ../shared/suites, then the hard gates

@@ -73,10 +73,10 @@ def version(name: str) -> str:
     if name in NATIVE:
         folder, _, _, lister, mark = NATIVE[name]
         return _run(*lister.split(), folder=ENVIRONMENTS / "native" / folder).partition(mark)[2].split()[0]
-    folder = environment(name)
+    place = environment(name)
     if name in NODE_PACKAGES:
-        package = folder / "node_modules" / NODE_PACKAGES[name].rpartition("@")[0]
-        return str(json.loads((package / "package.json").read_text())["version"])
+        found = place / "node_modules" / NODE_PACKAGES[name].rpartition("@")[0]
+        return str(json.loads((found / "package.json").read_text())["version"])
     package = PYTHON_PACKAGES[name].split()[0].partition("[")[0].partition("==")[0]
     return _run(str(folder), "-c", f"import importlib.metadata as m; print(m.version('{package}'))").strip()
 

@@ -91,7 +91,7 @@ def sampled() -> None:
         leave(code)
 
     # The command may leave by os._exit, which runs no `finally`.
-    os._exit = write_and_leave
+    os._exit = write_and_leave  # type: ignore[assignment]
     try:
         runpy.run_module("gossamer", run_name="__main__", alter_sys=True)
     finally:
@@ -110,7 +110,7 @@ def main() -> None:
     if shape is REAL:
         install()
     with ExitStack() as stack:
-        web = stack.enter_context(cast(SimWeb, Nginx()) if shape is REAL else shape.web(shape.plan))
+        web: Any = stack.enter_context(cast(SimWeb, Nginx()) if shape is REAL else shape.web(shape.plan))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="attribution-")))
         scene = Scene(web, folder, shape, Path())
         scene.seeds.write_text("\n".join(web.seeds))

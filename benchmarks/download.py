@@ -128,7 +128,7 @@ def measure(
 
         await asyncio.gather(*(one() for _ in range(AT_ONCE)))
 
-    uvloop.run(client(run))
+    uvloop.run(client(run))  # type: ignore[arg-type]
     return found
 
 

@@ -33,7 +33,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import redis
 
@@ -146,7 +146,7 @@ class Player:
 
     def round(self, case: str) -> Cost:
         self._pipe.send(case)
-        return self._pipe.recv()
+        return self._pipe.recv()  # type: ignore[no-any-return]
 
     def end(self) -> None:
         self._pipe.send("")
@@ -205,7 +205,7 @@ def crawl_seconds(pages: int) -> float:
 
 def linear(sizes: list[int], rounds: int) -> None:
     """Print what a page costs in crawls of growing size."""
-    found = {pages: [] for pages in sizes}
+    found: dict[int, list[Any]] = {pages: [] for pages in sizes}
     for _ in range(rounds):
         for pages in sizes:
             found[pages].append(crawl_seconds(pages))

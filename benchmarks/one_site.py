@@ -15,6 +15,7 @@ import statistics
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from _fleet import urls
 from _peers import NotInstalled, environment, version
@@ -27,7 +28,7 @@ AT_ONCE = 8
 
 
 def crawl(name: str, pages: int, latency: float) -> Cost:
-    fields = {"sites": 1, "pages_per_site": pages, "page_bytes": 40_000, "links_per_page": 100}
+    fields: dict[str, Any] = {"sites": 1, "pages_per_site": pages, "page_bytes": 40_000, "links_per_page": 100}
     with (
         SimWeb(**fields, latency_seconds=latency) as web,
         tempfile.TemporaryDirectory(prefix="one-site-") as place,

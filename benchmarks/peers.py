@@ -22,7 +22,7 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from _contenders import CONTENDERS, Contender, Scene
 from _fleet import process_seconds, requests, urls
@@ -66,9 +66,9 @@ class Failed(Exception):
 def crawl(contender: Contender, shape: Shape, *, kill: bool = False) -> Crawl:
     """One crawl of a new web; with `kill` all of it is killed half-way and started again."""
     with ExitStack() as stack:
-        web = stack.enter_context(shape.web(shape.plan))
+        web: Any = stack.enter_context(shape.web(shape.plan))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="peers-")))
-        log = {"appendonly": "yes"} if shape.is_durable else {}
+        log: dict[str, Any] = {"appendonly": "yes"} if shape.is_durable else {}
         server = stack.enter_context(RedisServer(**log)) if contender.needs_redis else None
         scene = Scene(web, folder, shape, environment(contender.environment) if contender.environment else Path())
         scene.seeds.write_text("\n".join(web.seeds))

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from _peers import SCRIPTS, Run, environment, measure
 from gossamer.testing.web import SimWeb
@@ -47,7 +48,12 @@ SPIDERS = {"links": LINKS, "items": ITEMS}
 
 def fill(folder: Path, *, pages: int, hosts: int) -> list[str]:
     """Crawl into a WARC archive, and the same pages into the caches of Scrapy; their URLs."""
-    plan = {"sites": hosts, "pages_per_site": pages // hosts, "page_bytes": 40_000, "links_per_page": 100}
+    plan: dict[str, Any] = {
+        "sites": hosts,
+        "pages_per_site": pages // hosts,
+        "page_bytes": 40_000,
+        "links_per_page": 100,
+    }
     with SimWeb(**plan) as web:
         (folder / "seeds.txt").write_text("\n".join(web.seeds))
         subprocess.run(
@@ -106,7 +112,7 @@ def main() -> None:
         runs: dict[str, list[Run]] = {name: [] for name in contenders}
         for number in range(choice.runs):
             for name, contender in contenders.items():
-                run = contender()
+                run = contender()  # type: ignore[no-untyped-call]
                 runs[name].append(run)
                 load = os.getloadavg()[0]
                 cost = f"{run.cpu_seconds:7.2f} s CPU, {run.wall_seconds:6.2f} s"

@@ -59,24 +59,24 @@ def main() -> None:
     try:
         import protego
     except ImportError:
-        protego = None
+        protego = None  # type: ignore[assignment]
         print("protego is not installed: no comparison")
     for name, text in (("small", small()), ("300 rules", large()), ("hostile", hostile())):
         rules = parse(text.encode(), AGENT)
         matcher = Matcher(rules)
         packed = Robots(kind="rules", rules=rules).pack()
         paths = ["/" + "a" * 2000] if name == "hostile" else PATHS
-        check = microseconds(lambda matcher=matcher, paths=paths: [matcher.allowed(path) for path in paths]) / len(
+        check = microseconds(lambda matcher=matcher, paths=paths: [matcher.allowed(path) for path in paths]) / len(  # type: ignore[misc]
             paths
         )
         line = (
-            f"{name:10} check {check:9.2f}   parse {microseconds(lambda text=text: parse(text.encode(), AGENT)):9.1f}"
+            f"{name:10} check {check:9.2f}   parse {microseconds(lambda text=text: parse(text.encode(), AGENT)):9.1f}"  # type: ignore[misc]
         )
-        line += f"   unpack + compile {microseconds(lambda packed=packed: Matcher(unpack(packed).rules)):9.1f}"
+        line += f"   unpack + compile {microseconds(lambda packed=packed: Matcher(unpack(packed).rules)):9.1f}"  # type: ignore[misc]
         if protego is not None and name != "hostile":
             theirs = protego.Protego.parse(text)
             urls = ["http://x.org" + path for path in paths]
-            other = microseconds(lambda theirs=theirs, urls=urls: [theirs.can_fetch(url, AGENT) for url in urls]) / len(
+            other = microseconds(lambda theirs=theirs, urls=urls: [theirs.can_fetch(url, AGENT) for url in urls]) / len(  # type: ignore[misc]
                 urls
             )
             line += f"   protego check {other:9.2f} ({other / check:.1f}x)"

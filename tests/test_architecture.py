@@ -170,16 +170,16 @@ def test_nothing_is_unpickled_or_evaluated(path: Path) -> None:
 def test_modules_keep_no_state(path: Path) -> None:
     """No `global`, no empty container to fill, and no changes to a container that belongs to the module."""
     module = tree(path)
-    containers = set()
+    containers: set[str] = set()
     for node in module.body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             if isinstance(node.value, ast.Dict | ast.List | ast.Set | ast.DictComp | ast.ListComp | ast.SetComp):
                 containers.update(target.id for target in targets if isinstance(target, ast.Name))
             assert not _is_empty_container(node.value), f"{path}:{node.lineno} keeps an empty container"
-    for node in ast.walk(module):
-        assert not isinstance(node, ast.Global), f"{path}:{node.lineno} uses global"
-        assert _changed(node) not in containers, f"{path}:{getattr(node, 'lineno', 0)} changes a module's container"
+    for part in ast.walk(module):
+        assert not isinstance(part, ast.Global), f"{path}:{part.lineno} uses global"
+        assert _changed(part) not in containers, f"{path}:{getattr(part, 'lineno', 0)} changes a module's container"
 
 
 def _is_empty_container(value: ast.expr) -> bool:

@@ -40,7 +40,14 @@ def test_the_cpu_of_an_orphan_counts(tmp_path: Path) -> None:
 def test_a_kill_leaves_no_descendant(tmp_path: Path) -> None:
     result, told = tmp_path / "cost.json", tmp_path / "pid"
     code = f"import os, time, pathlib; pathlib.Path({str(told)!r}).write_text(str(os.getpid())); time.sleep(600)"
-    command = [sys.executable, TALLY, result, sys.executable, "-c", f"{orphan(code)}\nimport time\ntime.sleep(600)"]
+    command = [
+        sys.executable,
+        str(TALLY),
+        str(result),
+        sys.executable,
+        "-c",
+        f"{orphan(code)}\nimport time\ntime.sleep(600)",
+    ]
     with subprocess.Popen(command) as process:
         try:
             while not told.exists() or not told.read_text():

@@ -14,7 +14,7 @@ MODULES = {
     "postgresql": ("asyncpg",),
     "redis": ("redis.asyncio",),
     "scrapy": ("scrapy",),
-    "service": ("starlette.applications", "uvicorn"),
+    "service": ("prometheus_client", "starlette.applications", "uvicorn"),
     "sql": ("duckdb",),
     "telemetry": ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http"),
     "warc": ("isal.isal_zlib",),

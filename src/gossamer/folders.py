@@ -1,4 +1,7 @@
-"""The folder of a job: where it is, and the settings and seeds that it begins with."""
+"""The folder of a job: where it is, and the settings and seeds that it begins with.
+
+The standard library reads TOML but does not write it. Ten lines here write flat settings, so that the core needs no
+package for that."""
 
 from __future__ import annotations
 

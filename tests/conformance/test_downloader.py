@@ -877,7 +877,7 @@ def test_proxies_are_used_and_a_dead_one_is_passed_over(kind: str) -> None:
             await downloader.fetch(Request(url="http://0.example/"))
 
     async def main() -> None:
-        nonlocal live
+        nonlocal live  # type: ignore[misc]
         async with Server({f"http://{n}.example/": ok(b"by proxy") for n in range(4)}) as live:
             async with Server({}) as dead:
                 pass
@@ -989,7 +989,12 @@ def test_every_hostile_reply_ends_typed_and_in_time(kind: str, raw_servers: list
         for path in heavy - waits:
             await get(downloader, path)
 
-    limits = {"connect_seconds": 2, "max_body_bytes": 1_000_000, "max_decoded_bytes": 2_000_000, "partial": "refuse"}
+    limits: dict[str, Any] = {
+        "connect_seconds": 2,
+        "max_body_bytes": 1_000_000,
+        "max_decoded_bytes": 2_000_000,
+        "partial": "refuse",
+    }
     run(kind, crowd, fetch_seconds=2, **limits)
     # What ends by another limit than time gets the time it takes on a busy machine.
     run(kind, live, fetch_seconds=20, **limits)

@@ -53,7 +53,7 @@ class TestRedisFolding(TestRedis):
     """Queues are folded from four requests on."""
 
     # It wants them all in one batch, and a batch may end where a block begins.
-    test_p3_an_add_whose_caller_went_away_adds_each_key_once = None
+    test_p3_an_add_whose_caller_went_away_adds_each_key_once = None  # type: ignore[assignment]
 
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
         return backends.redis(settings, self.url, fold=4)

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -56,7 +56,14 @@ def crawl(folder: Path, web: SimWeb, *options: str, timeout: float = 90) -> subp
     )
 
 
-def start(folder: Path, web: SimWeb, *options: str) -> subprocess.Popen[str]:
+class Seeded(Protocol):
+    """A web that runs."""
+
+    @property
+    def seeds(self) -> list[str]: ...
+
+
+def start(folder: Path, web: Seeded, *options: str) -> subprocess.Popen[str]:
     """A crawl in a process group of its own, so that its whole tree can be killed."""
     return subprocess.Popen(
         command(folder, web.seeds, *options),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import stored
@@ -14,11 +15,11 @@ from gossamer.testing.web import SimWeb
 
 
 class Shop(gossamer.Spider):
-    def parse(self, page: gossamer.Page):
+    def parse(self, page: gossamer.Page) -> Any:
         yield {"title": page.title}
         yield page.follow(page.links()[0], label="second")
 
-    def parse_second(self, page: gossamer.Page):
+    def parse_second(self, page: gossamer.Page) -> Any:
         yield {"second": page.title}
 
 
@@ -50,7 +51,7 @@ def test_leaving_the_loop_stops_the_crawl() -> None:
 
 
 def test_with_a_job_the_crawl_is_kept_and_resumed(tmp_path: Path) -> None:
-    options = {"delay": 0, "allow_private": True, "job": str(tmp_path / "job")}
+    options: dict[str, Any] = {"delay": 0, "allow_private": True, "job": str(tmp_path / "job")}
     with SimWeb(sites=1, pages_per_site=20, page_bytes=2000) as web:
         for number, _ in enumerate(gossamer.crawl(web.seeds[0], batch=1, **options)):
             if number == 5:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from rawweb import Asked, RawWeb, reply
 
@@ -39,8 +40,8 @@ def test_a_spider_posts_turns_pages_and_keeps_files(tmp_path: Path) -> None:
         web.answers |= {"/": reply("x"), "/a.bin": reply(FILE, headers=kind), "/b.bin": reply(FILE[:-1], headers=kind)}
         web.answers["/huge.bin"] = reply(FILE + b"x")
         web.answers["/page.bin"] = reply(FILE)
-        limits = {"max_body_bytes": 1000, "max_decoded_bytes": 1000, "max_file_bytes": len(FILE)}
-        places = {"job": str(tmp_path / "job"), "sink": ["jsonl", f"folder:{tmp_path / 'tree'}"]}
+        limits: dict[str, Any] = {"max_body_bytes": 1000, "max_decoded_bytes": 1000, "max_file_bytes": len(FILE)}
+        places: dict[str, Any] = {"job": str(tmp_path / "job"), "sink": ["jsonl", f"folder:{tmp_path / 'tree'}"]}
         pages = gossamer.crawl(
             f"http://127.0.0.1:{web.port}/",
             f"http://127.0.0.1:{web.port}/page.bin",

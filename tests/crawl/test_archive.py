@@ -36,7 +36,7 @@ def archived(folder: Path) -> tuple[Counter[str], dict[str, str]]:
         subprocess.run([Path(sys.executable).with_name(tool), *options, together], check=True)
     for path in paths:
         for record in ArchiveIterator(str(path), parse_http=True):
-            url = record.headers.get("WARC-Target-URI")
+            url = record.headers.get("WARC-Target-URI") or ""
             if record.record_type in (WarcRecordType.response, WarcRecordType.revisit):
                 counts[url] += 1
                 digests[url] = hashlib.sha1(record.reader.read()).hexdigest()
@@ -56,7 +56,7 @@ def test_kills_and_resumes_leave_each_page_once_in_the_archive(tmp_path: Path) -
         for _ in range(2):
             process = start(folder, web, *sinks)
             seen = size(folder)
-            until(lambda seen=seen: size(folder) > seen)
+            until(lambda seen=seen: size(folder) > seen)  # type: ignore[misc]
             kill_tree(process)
         done = crawl(folder, web, *sinks)
         assert done.returncode == 0, done.stderr

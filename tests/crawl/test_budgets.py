@@ -193,7 +193,7 @@ def test_functions_that_wait_for_the_exit_are_called(tmp_path: Path) -> None:
             job = tmp_path / f"job-{presses}"
             process = start(job, web, "--delay", "0.5" if presses else "0", "--spider", str(spider))
             if presses:
-                until(lambda job=job: sum(stored(job).values()) > 1)
+                until(lambda job=job: sum(stored(job).values()) > 1)  # type: ignore[misc]
             for _ in range(presses):
                 os.kill(process.pid, signal.SIGINT)
                 time.sleep(0.05)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import children, crawl, kill_tree, rows, start, stored, until
@@ -34,11 +35,12 @@ def kill_and_resume(tmp_path: Path, *, kills: int, workers: int, seed: int) -> N
     spider.write_text(SPIDER)
     options = ("--delay", str(DELAY), "--workers", str(workers), "--spider", str(spider), "--lease-seconds", "5")
     with SimWeb(sites=12, pages_per_site=80, page_bytes=4000, latency_seconds=0.02) as web:
-        deaths, moments = 0, []
+        deaths = 0
+        moments: list[Any] = []
         while deaths < kills:
             process = start(folder, web, *options)
             seen = sum(stored_lines(folder))
-            until(lambda seen=seen, process=process: sum(stored_lines(folder)) > seen or process.poll() is not None)
+            until(lambda seen=seen, process=process: sum(stored_lines(folder)) > seen or process.poll() is not None)  # type: ignore[misc]
             time.sleep(chance.uniform(0.0, 0.3))
             if process.poll() is not None:
                 kill_tree(process)

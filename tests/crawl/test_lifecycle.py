@@ -196,7 +196,7 @@ def test_a_second_signal_ends_a_close_that_does_not_end(tmp_path: Path) -> None:
         with SimWeb(sites=1, pages_per_site=2, page_bytes=2000) as web:
             endless = noting(tmp_path, close=f"note('closing'); {close}")
             process = start(tmp_path / "job", web, "--delay", "0", *endless)
-            until(lambda pid=process.pid: "closing" in notes(tmp_path).get(pid, ()))
+            until(lambda pid=process.pid: "closing" in notes(tmp_path).get(pid, ()))  # type: ignore[misc]
             for _ in range(2):
                 os.kill(process.pid, signal.SIGINT)
                 time.sleep(0.2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -83,7 +84,9 @@ def test_places_go_and_come_back_with_the_memory_in_virtual_time() -> None:
 
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(fetch()) for _ in range(200)]
-            running.append(tasks.create_task(regulate(slots, weather, clock, changed=lambda: seen.append(slots.limit))))
+            running.append(
+                tasks.create_task(regulate(slots, cast(Any, weather), clock, changed=lambda: seen.append(slots.limit)))
+            )
             await clock.sleep(10)
             assert (slots.limit, slots.used, seen) == (100, 100, [])
             weather.memory = 0.97
@@ -157,7 +160,7 @@ def test_the_tightest_limit_of_a_cgroup_of_version_2_counts(tmp_path: Path) -> N
     assert Machine(tmp_path, workers=4).free_bytes() == 50 * MIB, "four begin together"
     (tmp_path / pod / "worker" / "cpu.stat").write_text("usage_usec 1450000\n")
     processor, memory = found.shares(1.0)
-    assert (processor, memory) == (pytest.approx(0.9, abs=0.2), pytest.approx(0.8))
+    assert (processor, memory) == (pytest.approx(0.9, abs=0.2), pytest.approx(0.8))  # type: ignore[comparison-overlap]
 
 
 def test_a_container_of_version_1_sees_its_own_limit(tmp_path: Path) -> None:

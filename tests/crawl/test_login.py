@@ -162,13 +162,13 @@ def test_a_worker_that_has_not_heard_of_a_log_in_does_not_undo_it() -> None:
         clock.advance(1)
         jar.store(Response(url="http://shop.test/in", status=200, headers=(("set-cookie", value),)))
         memo |= msgspec.json.decode(msgspec.json.encode(lane.news()))
-    for lane in (0, 1, 2):
+    for number in (0, 1, 2):
         third = CookieJar(clock)
-        held = SiteCookies(third, lease("shop.test", lane, memo))
+        held = SiteCookies(third, lease("shop.test", number, memo))
         assert set(third.header("http://shop.test/home").split("; ")) == {"member=yes", "seen=1"}
         # All that it knows is known there, but for what its own place does not say yet.
         memo |= held.news()
-        assert SiteCookies(third, lease("shop.test", lane, memo)).news() == {}
+        assert SiteCookies(third, lease("shop.test", number, memo)).news() == {}
     assert "yes" not in str(masked_memo(memo))
 
 

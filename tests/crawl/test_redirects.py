@@ -116,7 +116,7 @@ def test_h08_a_redirect_to_a_metadata_service_is_never_followed(
         for number, target in enumerate(METADATA):
             web.answers[f"/{number}"] = redirect(target)
             seeds.append(web.url(f"/{number}"))
-        names = {"inside.test": ("169.254.169.254",)}
+        names: dict[str, tuple[str, ...]] = {"inside.test": ("169.254.169.254",)}
         # Even with private addresses allowed.
         summary, reached = crawl_diverted(monkeypatch, tmp_path, seeds, names, allow_private=True, robots=False)
     assert reached == {"127.0.0.1"}

@@ -131,7 +131,7 @@ def test_a_request_is_not_sent_when_the_lease_expired_on_its_way_to_the_wire() -
             return Watched(None)
 
         downloader._resolver.resolve = resolve  # type: ignore[method-assign]
-        downloader._open = connect  # type: ignore[method-assign]
+        downloader._open = connect  # type: ignore[assignment, method-assign]
         async with worker(memory, FleetStore(memory, []), settings=settings, secret=b"s" * 16, clock=clock) as engine:
             engine._context.fetch = downloader.fetch
             (lease,) = (await memory.lease(1, batch=1, seconds=60.0)).leases

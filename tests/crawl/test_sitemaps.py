@@ -319,7 +319,8 @@ def test_what_a_store_may_have_forgotten_of_a_sitemap_is_added_again(forgets: bo
         running = asyncio.create_task(committer.run())
         # In the meantime others commit, and prove nothing.
         listed = Listed([Request("http://a.test/2", 2, "a.test")], 1, 1)
-        for number, entry in enumerate((listed, Result(other), Result(outcome)), 1):
+        entries: list[Result | Listed] = [listed, Result(other), Result(outcome)]
+        for number, entry in enumerate(entries, 1):
             await committer.put(entry)
             while len(recorder.calls) < number:
                 await asyncio.sleep(0)

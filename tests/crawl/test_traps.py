@@ -177,12 +177,14 @@ def test_filters_without_end_sleep_and_say_why(tmp_path: Path, strategy: str) ->
         frontier = open_sqlite(tmp_path / "job" / "frontier.db", Settings(), clock=LoopClock())
         known = await frontier.lookup("http://a.test/facets")
         await frontier.aclose()
+        assert known is not None
         return known["site_state"]["memo"]
 
     memo, asleep = asyncio.run(look()), "http://a.test/facets?size=xl&page=9&order=up&view=list&colour=red"
     now = LoopClock()._epoch + 3600
     said = path_ruling(asleep, memo, Settings(alike_pages=15), now=now)
     assert said is not None
+    assert said.evidence is not None
     assert (said.rule, said.evidence["copies"]) == ("asleep", 15)
     assert said.evidence["since"].startswith("http://a.test/facets?")
     assert path_ruling("http://a.test/list?page=99", memo, Settings(), now=now) is None
@@ -199,7 +201,7 @@ def test_filters_that_lead_to_new_pages_stay_awake() -> None:
 def _after_queries(queries: Iterable[str], places: dict[str, Any], path: str = "/index.php") -> dict[str, Any]:
     for query in queries:
         target, rules = f"{path}?{query}", Settings(alike_pages=6)
-        known = {"likeness": 7, "leads_on": True, "leads_away": False, "now": 1.0}
+        known: dict[str, Any] = {"likeness": 7, "leads_on": True, "leads_away": False, "now": 1.0}
         after = combinations.after_page(places, f"http://a.test{target}", target, settings=rules, **known)
         places = places if after is None else after
     return places

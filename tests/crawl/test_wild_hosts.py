@@ -34,7 +34,7 @@ def test_h42_h43_what_has_no_end_stops_at_its_budget(tmp_path: Path, start: str,
     folder = tmp_path / "job"
 
     class Endless(dict[str, object]):
-        def get(self, key: str, default: object = None) -> object:  # type: ignore[override]
+        def get(self, key: str, default: object = None) -> object:
             known = super().get(key, default)
             return known if known is not None or key.startswith("/") else self.other(key)
 

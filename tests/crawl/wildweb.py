@@ -122,7 +122,7 @@ def bad_certificates(tools: Path, folder: Path) -> Iterator[list[dict[str, Any]]
     """The servers with certificates good and bad: for each, its URL and whether to accept it."""
     for _ in range(_CASES_NEED_TIME):
         port = random.SystemRandom().randrange(20_000, 30_000)
-        command = [sys.executable, tools / "tls_cases.py", folder, str(port)]
+        command = [sys.executable, str(tools / "tls_cases.py"), str(folder), str(port)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert process.stdout
         if process.stdout.readline().startswith("ready"):

@@ -72,7 +72,7 @@ class Pod:
         number = next(each["containerPort"] for each in self._container["ports"] if each["name"] == port)
         try:
             with urlopen(f"http://127.0.0.1:{number}{probe['httpGet']['path']}", timeout=seconds) as answer:
-                return 200 <= answer.status < 400
+                return bool(200 <= answer.status < 400)
         except OSError:
             return False
 

@@ -234,7 +234,7 @@ def test_f22_f66_workers_follow_the_advice_up_down_to_zero_and_back_with_nothing
     service = Workload(objects, "Deployment", "-service", tmp_path)
     workers = Workload(objects, "Deployment", "-worker", tmp_path)
     keda = Keda(objects)
-    plan = {"sites": 320, "pages_per_site": 6, "page_bytes": 2000, "latency_seconds": 0.02}
+    plan: dict[str, Any] = {"sites": 320, "pages_per_site": 6, "page_bytes": 2000, "latency_seconds": 0.02}
     with running(service, workers), SimWeb(**plan) as web, Gate() as gate:
         service.scale(1)
         service.pods[0].until_ready()
@@ -328,7 +328,7 @@ def test_f24_pods_of_two_versions_roll_over_on_one_frontier_or_the_new_ones_refu
 def test_a_worker_with_the_settings_of_the_chart_stays_under_400_mb(server: RedisServer, tmp_path: Path) -> None:
     """64 fetches at once of pages of 300 KB with 500 links each: more than most sites have."""
     workers = Workload(rendered(values(server)), "Deployment", "-worker", tmp_path)
-    plan = {"sites": 128, "pages_per_site": 6, "page_bytes": 300_000, "links_per_page": 500}
+    plan: dict[str, Any] = {"sites": 128, "pages_per_site": 6, "page_bytes": 300_000, "links_per_page": 500}
     with running(workers), SimWeb(**plan) as web:
         workers.scale(1)
         submit(server, tmp_path, web.seeds, "--delay", "0")

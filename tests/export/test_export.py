@@ -129,9 +129,9 @@ def test_a_job_becomes_one_parquet_file(tmp_path: Path, sink: str) -> None:
     records = [record(number, url=f"http://a.example/{number}") for number in range(9_000)]
     store(tmp_path / "job", sink, records, [visit(9_000, token=2, title="later")])
     export(tmp_path / "job", "--format", "parquet", "--out", tmp_path / "out.parquet", "--where", "status=200")
-    rows = duckdb.sql(
-        f"SELECT url, title, epoch(fetched_at), key, warc_offset FROM '{tmp_path}/out.parquet'"
-    ).fetchall()
+    found = duckdb.sql(f"SELECT url, title, epoch(fetched_at), key, warc_offset FROM '{tmp_path}/out.parquet'")
+    assert found
+    rows = found.fetchall()
     expected = {one.page.url: one for one in [*records, visit(9_000, title="later")] if one.page.status == 200}
     assert len(rows) == len(expected) == 6_001
     for url, title, fetched_at, key, offset in rows:

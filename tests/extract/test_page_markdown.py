@@ -32,7 +32,7 @@ def whole(html: str) -> str:
 
 def rendered(html: str) -> str:
     """What a renderer makes of our Markdown."""
-    return MarkdownIt("commonmark").enable(["table", "strikethrough"]).render(whole(html))
+    return str(MarkdownIt("commonmark").enable(["table", "strikethrough"]).render(whole(html)))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -58,7 +58,7 @@ def test_allow_and_deny_are_searched_in_the_whole_url() -> None:
 @pytest.mark.parametrize("setting", ["allow", "deny"])
 def test_a_wrong_regular_expression_is_named(setting: str) -> None:
     with pytest.raises(ConfigError, match=rf"{setting}: '\(x'"):
-        Scope(Settings(**{setting: ("good", "(x")}))
+        Scope(Settings(**cast(dict[str, Any], {setting: ("good", "(x")})))
 
 
 def test_patterns_keep_their_own_flags_and_groups() -> None:
@@ -152,7 +152,7 @@ URLS = st.lists(st.builds(lambda host, parts: f"http://{host}/{'/'.join(parts)}"
         *({"max_url_length": 40}, {"max_segments": 3}, {"max_repeats": 1}),
     ],
 )
-def test_many_links_are_judged_as_each_alone(settings: dict[str, object], urls: list[str]) -> None:
+def test_many_links_are_judged_as_each_alone(settings: dict[str, Any], urls: list[str]) -> None:
     scope = Scope(Settings(**settings))
     for page in ("http://a.example/x", "http://www.a.example/"):
         assert scope.refusals(urls, page, 1) == [scope.refuse(url, page, 1) for url in urls]

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import redis
 
@@ -18,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
 from chainweb import ChainWeb
 from processes import stored, until
 
-LOGGED = {"appendonly": "yes", "appendfsync": "everysec", "auto_aof_rewrite_percentage": "0"}
+LOGGED: dict[str, Any] = {"appendonly": "yes", "appendfsync": "everysec", "auto_aof_rewrite_percentage": "0"}
 """A server whose append-only file only grows, so that a copy of it is what was on the disk at that moment."""
 
 
@@ -61,7 +62,9 @@ def is_whole(web: ChainWeb, folder: Path, *, delay: float) -> None:
 def too_close(web: ChainWeb, delay: float) -> list[str]:
     """Requests to the same host within its delay, with their times since the first of all, and their connections."""
     log = sorted(web.log(), key=lambda entry: entry.arrived_at)
-    last, found, began = {}, [], log[0].arrived_at
+    last: dict[str, Any] = {}
+    found: list[str] = []
+    began = log[0].arrived_at
     for entry in log:
         before = last.get(entry.origin)
         if before is not None and entry.arrived_at - before.headers_at < delay:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from typing import Self
+from typing import Any, Self
 
 from gossamer.testing.faulty_proxy import FaultyProxy
 from gossamer.testing.sqlservers import MariaServer, PostgresServer, SqlServer
@@ -118,7 +118,7 @@ class MariaPair(Pair):
     server = MariaServer
 
     def _start(self) -> None:
-        options = {"log_bin": "binlog", "binlog_format": "ROW"}
+        options: dict[str, Any] = {"log_bin": "binlog", "binlog_format": "ROW"}
         self.primary = MariaServer(in_memory=True, server_id="1", **options).__enter__()
         self.standby = MariaServer(
             in_memory=True, server_id="2", log_slave_updates="ON", read_only="ON", replicate_do_db="gossamer", **options

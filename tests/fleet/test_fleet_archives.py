@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -29,7 +29,7 @@ JOB = "news"
 
 
 @pytest.fixture
-def server(redis_server: RedisServer) -> Iterator[RedisServer]:
+def server(redis_server: RedisServer) -> RedisServer:
     with redis.Redis.from_url(redis_server.url) as store:
         store.flushall()
     return redis_server
@@ -68,7 +68,12 @@ def test_a_job_is_found_by_its_name_whichever_machines_kept_its_pages(
         }
 
         async def crawl() -> None:
-            common = {"delay": 0.0, "allow_private": True, "dedupe": True, "sink": (f"warc:{tmp_path / 'shared'}",)}
+            common: dict[str, Any] = {
+                "delay": 0.0,
+                "allow_private": True,
+                "dedupe": True,
+                "sink": (f"warc:{tmp_path / 'shared'}",),
+            }
             await work(server, JOB, seed, tmp_path / "one", Settings(max_pages=2, **common))
             await work(server, JOB, seed, tmp_path / "two", Settings(max_pages=10, **common))
             # Another job, whose name begins with this one's, in the same folder.

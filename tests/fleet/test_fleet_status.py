@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from processes import environment, until
 
 
 @pytest.fixture
-def server(redis_server: RedisServer) -> Iterator[RedisServer]:
+def server(redis_server: RedisServer) -> RedisServer:
     with redis.Redis.from_url(redis_server.url) as store:
         store.flushall()
     return redis_server
@@ -134,7 +133,7 @@ def test_a_pulse_says_what_was_done_since_the_last_one_and_that_a_worker_leaves(
         heart = Heart(
             frontier, engine, pulse=Pulse(worker="w", region="eu", shards="1/4"), clock=SystemClock(), every=0.1
         )
-        seen = []
+        seen: list[Any] = []
         try:
             async with beating(heart):
                 while not seen or not seen[-1].rate:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import redis
@@ -26,7 +27,7 @@ DELAY = 0.02
 
 
 @pytest.fixture
-def server(redis_server: RedisServer) -> Iterator[RedisServer]:
+def server(redis_server: RedisServer) -> RedisServer:
     with redis.Redis.from_url(redis_server.url) as store:
         store.flushall()
     return redis_server
@@ -65,7 +66,7 @@ def test_connections_that_break_in_the_middle_of_calls_lose_nothing(
             "--lease-seconds", "2", "--max-deliveries", "50",
         )  # fmt: skip
         until(lambda: len(web.log()) > 20)
-        proxy.every, proxy.fault = every, fault
+        proxy.every, proxy.fault = every, cast(Any, fault)
         assert process.wait(90) == 0, process.stderr.read() if process.stderr else ""
         kill_tree(process)
         assert proxy.faults > 3

@@ -185,7 +185,7 @@ def test_one_server_that_forgets_loses_no_page(tmp_path: Path, seed: int) -> Non
         is_whole(web, tmp_path / "job", delay=delay)
 
 
-REPLICATION = {
+REPLICATION: dict[str, Any] = {
     "masteruser": "replica", "masterauth": "x", "repl_diskless_sync_delay": "0", "repl_timeout": "5",
     "user": "replica on >x +psync +replconf +ping",
 }  # fmt: skip
@@ -214,7 +214,7 @@ def test_a_fail_over_to_a_replica_that_lags_loses_no_page(tmp_path: Path, seed: 
         until(lambda: about(second)["master_link_status"] == "up")
         sentinels = [stack.enter_context(Sentinel(first)) for _ in range(3)]
         for sentinel in sentinels:
-            until(lambda sentinel=sentinel: knows_all(sentinel))
+            until(lambda sentinel=sentinel: knows_all(sentinel))  # type: ignore[misc]
         hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in sentinels)
         words = options(web, f"redis+sentinel://{hosts}/main/0", delay, choose.choice([1, 4]))
         process = start(tmp_path / "job", web, *words)
@@ -248,7 +248,11 @@ class LaggingCluster(Cluster):
     """A Redis Cluster whose replicas can be kept from hearing of anything."""
 
     def _node(self) -> RedisServer:
-        places = {"cluster_enabled": "yes", "cluster_node_timeout": "2000", "cluster_config_file": "n.conf"}
+        places: dict[str, Any] = {
+            "cluster_enabled": "yes",
+            "cluster_node_timeout": "2000",
+            "cluster_config_file": "n.conf",
+        }
         return self._stack.enter_context(RedisServer(**{**LOGGED, **REPLICATION, **places}))
 
 

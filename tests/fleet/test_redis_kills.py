@@ -88,7 +88,7 @@ def test_f25_redis_killed_and_started_again_costs_only_fetches(server: RedisServ
             folder, web, "--frontier", server.url, "--delay", str(DELAY), "--workers", "2", "--lease-seconds", "3"
         )
         for done in (60, 240):
-            until(lambda done=done: len(web.log()) > done, 40)
+            until(lambda done=done: len(web.log()) > done, 40)  # type: ignore[misc]
             server.kill()
             time.sleep(0.5)
             assert process.poll() is None

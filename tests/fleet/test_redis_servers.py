@@ -393,7 +393,7 @@ def watched(pair: tuple[RedisServer, RedisServer]) -> Iterator[tuple[Sequence[Re
         sentinels = [stack.enter_context(Sentinel(pair[0])) for _ in range(3)]
         for sentinel in sentinels:
             with redis.Redis.from_url(sentinel.url) as asked:
-                until(lambda asked=asked: _knows_all(asked))
+                until(lambda asked=asked: _knows_all(asked))  # type: ignore[misc]
         hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in sentinels)
         yield pair, sentinels, f"redis+sentinel://:{PASSWORD}@{hosts}/main/0"
 
@@ -405,7 +405,7 @@ def primary_port(sentinel: Sentinel) -> int:
 
 def _knows_all(sentinel: redis.Redis) -> bool:
     state = sentinel.sentinel_master("main")
-    return int(state["num-other-sentinels"]) == 2 and int(state["num-slaves"]) == 1
+    return isinstance(state, dict) and int(state["num-other-sentinels"]) == 2 and int(state["num-slaves"]) == 1
 
 
 @pytest.mark.long

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -189,7 +190,7 @@ def test_a_server_that_is_down_stops_its_own_shards_only(servers: list[RedisServ
         down = names.index(places[shard_of(sites[0], 12)])
         lost = {site for site in sites if places[shard_of(site, 12)] == names[down]}
         servers[down].stop()
-        found = []
+        found: list[Any] = []
         while len(found) < 60 - len(lost):
             found += (await frontier.lease(100, batch=1, seconds=60)).leases
         assert {lease.site for lease in found} == set(sites) - lost
@@ -397,21 +398,21 @@ def test_a_call_in_a_slot_that_is_on_its_way_changes_nothing(cluster: Cluster) -
         lease = (await frontier.lease(1, batch=10, seconds=60)).leases[0]
         before = await frontier.counts()
         stores = [redis.Redis.from_url(node.url) for node in cluster.nodes]
-        slot = stores[0].execute_command("CLUSTER", "KEYSLOT", job_key("j"))
-        source = next(store for store in stores if store.execute_command("CLUSTER", "COUNTKEYSINSLOT", slot))
+        slot = stores[0].execute_command("CLUSTER", "KEYSLOT", job_key("j"))  # type: ignore[no-untyped-call]
+        source = next(store for store in stores if store.execute_command("CLUSTER", "COUNTKEYSINSLOT", slot))  # type: ignore[no-untyped-call]
         target = next(store for store in stores if store is not source)
-        names = {store: store.execute_command("CLUSTER", "MYID") for store in (source, target)}
-        target.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", names[source])
-        source.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", names[target])
-        moving = source.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 1000)
+        names = {store: store.execute_command("CLUSTER", "MYID") for store in (source, target)}  # type: ignore[no-untyped-call]
+        target.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", names[source])  # type: ignore[no-untyped-call]
+        source.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", names[target])  # type: ignore[no-untyped-call]
+        moving = source.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 1000)  # type: ignore[no-untyped-call]
         port = target.connection_pool.connection_kwargs["port"]
         for key in moving:
-            source.execute_command("MIGRATE", "127.0.0.1", port, key, 0, 5000)
+            source.execute_command("MIGRATE", "127.0.0.1", port, key, 0, 5000)  # type: ignore[no-untyped-call]
             for call in (frontier.complete(outcomes(lease)), frontier.lease(1, batch=1, seconds=60)):
                 with pytest.raises(Unavailable):
                     await call
         for store in stores:
-            store.execute_command("CLUSTER", "SETSLOT", slot, "NODE", names[target])
+            store.execute_command("CLUSTER", "SETSLOT", slot, "NODE", names[target])  # type: ignore[no-untyped-call]
         assert await frontier.counts() == before
         assert (await frontier.complete(outcomes(lease))).accepted == 10
         for store in stores:

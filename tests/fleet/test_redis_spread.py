@@ -32,6 +32,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from powercut import forget, logged_servers
 
 AT_ONCE = Settings(delay=0.0, robots=False)
+MOVER: Any = redis_move
+"""The module, whose steps the tests replace."""
 Call = Callable[[], Awaitable[Any]]
 
 
@@ -47,27 +49,27 @@ class Moving:
     async def to(self, number: int) -> list[Move]:
         """All of it, to this server."""
         ours, both = self.names[number], ",".join(server.url for server in self.servers)
-        redis_move.placement = lambda count, _: [ours] * count  # type: ignore[assignment]
+        MOVER.placement = lambda count, _: [ours] * count
         try:
             return [move async for move in spread(both, "j", forget_seconds=0.05)]
         finally:
-            redis_move.placement = placement
+            MOVER.placement = placement
 
     async def until(self, stopped: str, number: int = 1) -> None:
         """As far as the mover comes that dies before this step."""
-        real = redis_move.step
+        real = MOVER.step
 
         async def dying(links: Links, server: str, job: str, shard: int, operation: str, **given: Any) -> Any:
             if operation in (stopped, "kill", "stay"):
                 raise _Died(operation)
             return await real(links, server, job, shard, operation, **given)
 
-        redis_move.step = dying  # type: ignore[assignment]
+        MOVER.step = dying
         try:
             with pytest.raises(_Died):
                 await self.to(number)
         finally:
-            redis_move.step = real
+            MOVER.step = real
 
     async def copy(self, number: int) -> Copy | None:
         return await look(self.links, self.names[number], "j", 0)
@@ -145,12 +147,12 @@ def test_a_source_keeps_its_data_until_the_target_has_outlived_them(servers: lis
     async def test(moving: Moving) -> None:
         held = await lease(moving)
         both = ",".join(server.url for server in servers)
-        redis_move.placement = lambda *_: [moving.names[1]]  # type: ignore[assignment]
+        MOVER.placement = lambda *_: [moving.names[1]]
         try:
             mover = spread(both, "j", forget_seconds=1.5)
             assert (await anext(mover)).target == moving.names[1]
         finally:
-            redis_move.placement = placement
+            MOVER.placement = placement
         assert moving.keys(0) == moving.keys(1) > 0
         assert await moving.place() == 1
         began = time.monotonic()
@@ -350,7 +352,8 @@ def test_where_both_forget_the_move_it_has_not_been(servers: list[RedisServer]) 
 
 def test_a_target_that_forgets_while_data_come_in_is_given_them_again(servers: list[RedisServer]) -> None:
     async def test(moving: Moving) -> None:
-        real, attempts = redis_move.step, []
+        real = MOVER.step
+        attempts: list[str] = []
 
         async def cut(links: Links, server: str, job: str, shard: int, operation: str, **given: Any) -> Any:
             if operation == "leave" and len(attempts) < 2:
@@ -358,11 +361,11 @@ def test_a_target_that_forgets_while_data_come_in_is_given_them_again(servers: l
                 await asyncio.to_thread(servers[len(attempts) - 1].restart)
             return await real(links, server, job, shard, operation, **given)
 
-        redis_move.step = cut  # type: ignore[assignment]
+        MOVER.step = cut
         try:
             await moving.to(1)
         finally:
-            redis_move.step = real
+            MOVER.step = real
         assert len(attempts) == 2
         assert await moving.place() == 1
         await moving.whole()
@@ -381,9 +384,9 @@ def test_what_was_decided_before_is_refused(servers: list[RedisServer]) -> None:
             return await step(moving.links, server, "j", 0, operation, **given)
 
         await moving.until("depart")
-        for given in ({"run": run}, {"run": "another"}):
-            assert await late(here, "confirm", target=there, **given) == 0
-            assert await late(here, "follow", target=there, nonce="n", generation=99, **given) == 0
+        for other in (run, "another"):
+            assert await late(here, "confirm", target=there, run=other) == 0
+            assert await late(here, "follow", target=there, nonce="n", generation=99, run=other) == 0
         assert await late(here, "leave", target=there, nonce="n", run=run) == 0
         assert await late(here, "reclaim", target=there, nonce="n") == 0
         assert await late(here, "bury", target=there, nonce="n") == 0
@@ -392,7 +395,7 @@ def test_what_was_decided_before_is_refused(servers: list[RedisServer]) -> None:
         assert await late(here, "kill", nonce="n") == 0
         await moving.until("bury")
         for operation in ("reclaim", "bury", "leave", "stay", "renew"):
-            given = {"target": there, "nonce": "n", "run": run, "seconds": 9}
+            given: dict[str, Any] = {"target": there, "nonce": "n", "run": run, "seconds": 9}
             assert await late(here, operation, **given) == 0
         assert await late(there, "settle", nonce="n") == 0
         assert await late(there, "land", nonce="n", run=run, names=[], ends=[]) == 0

@@ -46,7 +46,7 @@ SITES, PAGES = 8, 40
 
 
 @pytest.fixture
-def server(redis_server: RedisServer) -> Iterator[RedisServer]:
+def server(redis_server: RedisServer) -> RedisServer:
     with redis.Redis.from_url(redis_server.url) as store:
         store.flushall()
     return redis_server

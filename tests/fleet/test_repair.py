@@ -310,7 +310,13 @@ def test_many_thousand_pages_are_repaired_in_parts(place: str, request: pytest.F
             while done < len(found):
                 grant = await fleet.lease(30, batch=500, seconds=30.0)
                 for lease in grant.leases:
-                    told = {"site": lease.site, "lane": lease.lane, "token": lease.token, "status": "done", "code": 200}
+                    told: dict[str, Any] = {
+                        "site": lease.site,
+                        "lane": lease.lane,
+                        "token": lease.token,
+                        "status": "done",
+                        "code": 200,
+                    }
                     await fleet.complete([Outcome(key=one.key, **told) for one in lease.requests])
                     done += len(lease.requests)
         finally:

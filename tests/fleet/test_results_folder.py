@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -185,7 +186,7 @@ def _forget_the_id(frontier: str, job: str) -> None:
 
     with redis.Redis.from_url(frontier) as store:
         key = f"gossamer:{{{job}}}:root"
-        settings = json.loads(store.hget(key, "settings"))  # type: ignore[arg-type]
+        settings = json.loads(store.hget(key, "settings"))
         del settings["results_id"]
         store.hset(key, "settings", json.dumps(settings))
 
@@ -239,7 +240,8 @@ def test_records_that_a_finished_frontier_has_forgotten_are_reported(
         assert "forget_seconds" not in done.stderr
         with redis.Redis.from_url(url) as store:
             store.hincrby(job_key(job), "stored", -3)
-        (warning,) = machine.status(job)["warnings"]  # type: ignore[misc]
+        warnings: Any = machine.status(job)["warnings"]
+        (warning,) = warnings
         assert warning.startswith("3 recorded pages are not known to the frontier any more")
         assert f"gossamer add {job}" in warning
         again = machine.run("crawl", *web.seeds, "--job", job, *OPTIONS)

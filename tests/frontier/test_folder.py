@@ -148,7 +148,7 @@ def test_workers_share_out_the_shards_and_a_new_one_gets_its_part(tmp_path: Path
 def test_p8_workers_on_their_own_machines_fetch_everything_once(tmp_path: Path) -> None:
     async def run(fleet: Fleet) -> None:
         one, two, three = [await fleet.hire(name) for name in ("one", "two", "three")]
-        wanted = []
+        wanted: list[Any] = []
         for site in range(20):
             numbers = range(site * 100, site * 100 + 9)
             wanted += numbers
@@ -665,7 +665,8 @@ def test_the_regions_of_a_job_stay_as_they_were(tmp_path: Path) -> None:
     async def run(fleet: Fleet) -> None:
         await (await fleet.hire("one")).aclose()
         url = f"folder:{tmp_path}"
-        for other in ({}, {"eu": ("*.eu", "*.fr")}, {"eu": ("*.eu",), "us": ("*",)}):
+        others: list[dict[str, tuple[str, ...]]] = [{}, {"eu": ("*.eu", "*.fr")}, {"eu": ("*.eu",), "us": ("*",)}]
+        for other in others:
             with pytest.raises(ConfigError, match="stay as they were"):
                 await open_folder(url, JOB, Settings(regions=other))
         with pytest.raises(ConfigError, match="the rules give them"):

@@ -76,7 +76,8 @@ async def crawl(frontier: FolderFrontier, clock: MachineClock) -> list[int]:
         for lease in grant.leases:
             links = tuple(page(key * 10 + n + 3, f"{n}.example") for key in keys(lease) if key < 10 for n in range(3))
             receipt = await insist(
-                lambda lease=lease, links=links: frontier.complete(outcomes(lease, links=links)), clock
+                lambda lease=lease, links=links: frontier.complete(outcomes(lease, links=links)),  # type: ignore[misc]
+                clock,
             )
             assert receipt.stale == 0
             done += keys(lease)

@@ -56,7 +56,9 @@ class Opened:
             await frontier.aclose()
 
     async def __call__(self, job: str = "j", given: Settings | None = AT_ONCE, worker: str = "w") -> RedisFrontier:
-        self._open.append(await open_redis(self.url, job, given, worker=worker))
+        opened = await open_redis(self.url, job, given, worker=worker)
+        assert isinstance(opened, RedisFrontier)
+        self._open.append(opened)
         return self._open[-1]
 
 
@@ -163,7 +165,7 @@ def test_a_hundred_thousand_keys_are_packed_and_exact(redis_server: RedisServer,
     buckets = names(store, "j", "seen")
     assert {store.object("encoding", bucket) for bucket in buckets} == {b"intset"}
     assert sum(store.scard(bucket) for bucket in buckets) == 100_000
-    bytes_a_key = sum(store.memory_usage(bucket, samples=0) for bucket in buckets) / 100_000
+    bytes_a_key = sum(store.memory_usage(bucket, samples=0) or 0 for bucket in buckets) / 100_000
     print(f"{bytes_a_key:.1f} bytes a known key")
     assert bytes_a_key < 12
 
@@ -323,8 +325,8 @@ def test_what_is_not_a_request_is_parked_and_the_worker_lives(
         async with Opened(redis_server.url) as opened:
             frontier = await opened()
             await frontier.add(pages(1, 2, 3) + pages(4, site="b.example"))
-            store.lset(f"{job_key('j')[:-3]}queue:a.example:0", 1, stranger)
-            store.lset(f"{job_key('j')[:-3]}queue:b.example:0", 0, stranger)
+            store.lset(f"{job_key('j')[:-3]}queue:a.example:0", 1, stranger)  # type: ignore[arg-type]
+            store.lset(f"{job_key('j')[:-3]}queue:b.example:0", 0, stranger)  # type: ignore[arg-type]
             assert sorted(await crawl(frontier)) == [1, 3]
             counts = await frontier.counts()
             assert (counts.done, counts.parked, counts.finished) == (2, 2, True)
@@ -341,7 +343,7 @@ def test_an_entry_that_is_there_twice_is_handed_out_once(redis_server: RedisServ
             frontier = await opened()
             await frontier.add(pages(1, 2, 3))
             queue = f"{job_key('j')[:-3]}queue:a.example:0"
-            store.lset(queue, 1, store.lindex(queue, 0))
+            store.lset(queue, 1, store.lindex(queue, 0))  # type: ignore[arg-type]
             assert await crawl(frontier) == [1, 3]
             counts = await frontier.counts()
             assert (counts.done, counts.parked, counts.leased, counts.finished) == (2, 1, 0, True)
@@ -358,7 +360,7 @@ def test_a_stranger_among_delayed_requests_is_parked_too(redis_server: RedisServ
             await frontier.complete(outcomes(lease, "retry", again_in=0.0))
             later = f"{job_key('j')[:-3]}later:a.example"
             victim = store.zrange(later, 0, 0)[0]
-            store.zrem(later, victim)
+            store.zrem(later, victim)  # type: ignore[arg-type]
             store.zadd(later, {pickle.dumps(print): 1.0})
             assert len(await crawl(frontier)) == 1
             assert (await frontier.counts()).parked == 1
@@ -688,10 +690,10 @@ def test_a_lost_answer_costs_nothing() -> None:
                 done: list[int] = []
                 for round_number in range(60):
                     new = pages(*range(10 * round_number, 10 * round_number + 10), site=f"{round_number % 7}.example")
-                    await insist(lambda new=new: frontier.add(new))
+                    await insist(lambda new=new: frontier.add(new))  # type: ignore[misc]
                     for lease in (await insist(lambda: take(frontier, 3, batch=4, seconds=30))).leases:
                         found = outcomes(lease, links=(page(10_000 + lease.token % 97),))
-                        receipt = await insist(lambda found=found: frontier.complete(found))
+                        receipt = await insist(lambda found=found: frontier.complete(found))  # type: ignore[misc]
                         assert receipt.accepted + receipt.repeated == len(lease.requests)
                         done += keys(lease)
                     store.hincrbyfloat(job_key("j"), "clock", 10.0)
@@ -765,8 +767,9 @@ def test_a_url_can_be_looked_up_wherever_it_is(redis_server: RedisServer, store:
             await frontier.complete([msgspec.structs.replace(results[0], status="retry", again_in=60.0), results[1]])
             states = {url: await frontier.lookup(url) for url in (first, second, third, *(r.url for r in found[-1:]))}
             assert [about and about["state"] for about in states.values()] == ["delayed", "known", "leased", "queued"]
-            assert states[third]["worker"] == "w"
+            assert (states[third] or {})["worker"] == "w"
             middle = await frontier.lookup(found[1000].url)
+            assert middle is not None
             assert (middle["state"], middle["request"]["url"]) == ("queued", found[1000].url), "inside a block"
             assert await frontier.lookup("https://a.example/never") is None
             assert (await frontier.sites())[0]["queued"] == 1997

@@ -22,7 +22,7 @@ from gossamer.frontier.redis import RedisFrontier
 from gossamer.frontier.redis_fold import fold, fold_lists, unfold
 from gossamer.frontier.redis_job import job_key
 from gossamer.frontier.redis_open import open_redis
-from gossamer.model import Request
+from gossamer.model import Request, Status
 from gossamer.settings import Settings
 from gossamer.testing.harness import keys, note, outcomes
 from gossamer.testing.servers import RedisServer
@@ -93,7 +93,7 @@ def blocks(store: redis.Redis) -> int:
 def check_books(store: redis.Redis, frontier: RedisFrontier, queued: int) -> None:
     """What the site's record says of its blocks is what is in the list."""
     elements = store.lrange(QUEUE, 0, -1)
-    sizes = [len(unfold(element, SITE, frontier.secret)) for element in elements]
+    sizes = [len(unfold(element, SITE, frontier.secret)) for element in elements]  # type: ignore[arg-type]
     record = store.hgetall(f"{PREFIX}site:{SITE}")
     folded = [place for place, element in enumerate(elements) if element[:1] == b"\xff"]
     assert sum(sizes) == queued
@@ -387,10 +387,10 @@ def test_when_folding_fails_what_was_added_is_added(redis_server: RedisServer, s
                     raise Unavailable("gone for a moment")
                 return await call(operation, *entries, **given)
 
-            frontier._call = broken
+            frontier._call = broken  # type: ignore[assignment, method-assign]
             assert await frontier.add(requests(frontier, 40)) == 40
             assert blocks(store) == 0
-            frontier._call = call
+            frontier._call = call  # type: ignore[method-assign]
             await frontier.add(requests(frontier, 4, 50))
             assert blocks(store) > 3
 
@@ -408,13 +408,13 @@ def test_when_unfolding_fails_what_was_leased_is_leased(redis_server: RedisServe
                     raise Unavailable("out of memory")
                 return await call(operation, *entries, **given)
 
-            frontier._call = broken
+            frontier._call = broken  # type: ignore[assignment, method-assign]
             lease = (await frontier.lease(1, batch=4, seconds=60)).leases[0]
             assert len(lease.requests) == 4
             await frontier.complete(outcomes(lease))
             with pytest.raises(Unavailable):
                 await frontier.lease(1, batch=4, seconds=60)
-            frontier._call = call
+            frontier._call = call  # type: ignore[method-assign]
             assert len(await drain(frontier)) == 36
 
     asyncio.run(run())
@@ -436,7 +436,7 @@ def test_far_revisits_are_folded_and_come_back_with_their_state(
             while (grant := await frontier.lease(1, batch=4, seconds=60)).leases:
                 (lease,) = grant.leases
                 visited += len(lease.requests)
-                status = "failed" if visited % 3 else "done"
+                status: Status = "failed" if visited % 3 else "done"
                 await frontier.complete(outcomes(lease, status, again_in=604_800.0, state={"etag": str(visited)}))
             counts = await frontier.counts()
             assert (counts.done + counts.failed, counts.revisits, counts.finished) == (60, 60, True)
@@ -531,7 +531,7 @@ def test_a_block_that_nobody_can_read_is_parked_whole(
             elements = store.lrange(QUEUE, 0, -1)
             places = [place for place, element in enumerate(elements) if element[:1] == b"\xff"]
             for place in (places[0], places[2], places[-1]):
-                store.lset(QUEUE, place, elements[place][:12] + b"nonsense")
+                store.lset(QUEUE, place, elements[place][:12] + b"nonsense")  # type: ignore[arg-type, operator]
             assert len(await drain(frontier)) == 42 - 3 * 4
             counts = await frontier.counts()
             assert (counts.done, counts.parked, counts.queued) == (42 - 3 * 4, 3 * 4, 0)
@@ -548,7 +548,7 @@ def test_when_the_last_that_waits_is_a_damaged_block_the_job_ends(
         async with workers(redis_server.url, size=2) as (frontier,):
             await frontier.add(requests(frontier, 10))
             assert blocks(store) == 4
-            store.lset(QUEUE, 5, b"\xff\x00\x00\x02")
+            store.lset(QUEUE, 5, b"\xff\x00\x00\x02")  # type: ignore[arg-type]
             assert len(await drain(frontier)) == 8
             assert (await frontier.counts()).parked == 2
 

@@ -374,7 +374,7 @@ def test_a_promotion_is_another_run_also_when_it_is_the_second_of_one_life() -> 
     """A -> B -> A: the run id of A stays the same, and what B had acknowledged in between may be gone."""
 
     async def run() -> None:
-        fast = {"repl_diskless_sync_delay": "0"}
+        fast: dict[str, Any] = {"repl_diskless_sync_delay": "0"}
         with RedisServer(**fast) as a, RedisServer(replicaof=f"127.0.0.1 {a.port}", **fast) as b:
             with redis.Redis.from_url(a.url) as on_a, redis.Redis.from_url(b.url) as on_b:
                 frontier = await open_redis(a.url, "j", SETTINGS)

@@ -241,7 +241,7 @@ def test_f39_a_full_volume_is_waited_for(kind: type[SqlServer]) -> None:
     if mounted.returncode:
         volume.rmdir()
         pytest.skip("no volume can be mounted here")
-    options = (
+    options: dict[str, Any] = (
         {"innodb_log_file_size": "16M"} if kind is MariaServer else {"max_wal_size": "64MB", "min_wal_size": "32MB"}
     )
     try:
@@ -439,7 +439,7 @@ def test_a_refusal_names_what_mends_it(kind: type[SqlServer]) -> None:
 
 def test_a_server_that_may_lose_its_last_second_has_its_lanes_rest_after_a_start(kind: type[SqlServer]) -> None:
     """A lease that it lost with that second may still be held: nobody else goes to that site before it ends."""
-    options = {"fsync": "off"} if kind is PostgresServer else {"innodb_flush_log_at_trx_commit": "0"}
+    options: dict[str, Any] = {"fsync": "off"} if kind is PostgresServer else {"innodb_flush_log_at_trx_commit": "0"}
 
     async def play(server: SqlServer) -> None:
         frontier = await open_sql(server.url, "job", FREE, worker="one")

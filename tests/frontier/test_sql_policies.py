@@ -50,7 +50,7 @@ class TestMariaDB(_Policies):
 class TestShards(Shares):
     """Eight shards with few sites: some are alone in theirs."""
 
-    test_a_crawl_of_one_site_is_not_slowed = None
+    test_a_crawl_of_one_site_is_not_slowed = None  # type: ignore[assignment]
 
     @pytest.fixture(autouse=True)
     def _server(self, postgres_server: PostgresServer) -> None:

@@ -401,7 +401,7 @@ def test_f51_a_file_that_is_not_ours_is_refused_and_left_as_it_is(tmp_path: Path
 def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
     path = tmp_path / "100%3f ?mode=memory#ü'" / "frontier.db"
     for key in (1, 2):
-        assert play(lambda frontier, key=key: frontier.add(pages(key)), path) == 1
+        assert play(lambda frontier, key=key: frontier.add(pages(key)), path) == 1  # type: ignore[misc]
     assert play(lambda frontier: frontier.counts(), path).known == 2
 
 

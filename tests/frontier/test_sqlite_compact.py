@@ -14,6 +14,7 @@ from gossamer.clock import ManualClock, SystemClock
 from gossamer.frontier import sqlite_compact
 from gossamer.frontier.local import LocalFrontier
 from gossamer.frontier.sqlite import open_sqlite
+from gossamer.model import Status
 from gossamer.settings import Settings
 from gossamer.testing.harness import outcome, pages
 
@@ -44,7 +45,7 @@ asyncio.run(main())
 
 @pytest.fixture(autouse=True)
 def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sqlite_compact.Compaction.__init__.__kwdefaults__, "spare", 50)
+    monkeypatch.setitem(sqlite_compact.Compaction.__init__.__kwdefaults__, "spare", 50)  # type: ignore[arg-type]
 
 
 def rows_of(path: Path) -> int:
@@ -64,7 +65,7 @@ async def visit(frontier: LocalFrontier, rounds: int, clock: ManualClock) -> Non
             for lease in (await frontier.lease(3, batch=URLS, seconds=60)).leases:
                 ends = []
                 for one in lease.requests:
-                    status = "retry" if one.key == 3 and one.tries < 2 and number % 5 == 4 else "done"
+                    status: Status = "retry" if one.key == 3 and one.tries < 2 and number % 5 == 4 else "done"
                     visits = (one.state or {}).get("visits", 0) + 1
                     state = {"visits": visits} if status == "done" else None
                     again_in = 100.0 if status == "done" else 1.0

@@ -524,7 +524,7 @@ def run(name: str, seed: int, seconds: float) -> tuple[list[dict[str, Any]], int
         found[last["number"]] = {**last, "why": f"did not end within {KILL_SECONDS} s of CPU"}
     elif code:
         raise RuntimeError(f"{name}: the fuzzer ended with {code} in {last}")
-    return list(found.values()), last.get("cases", last.get("number", 0))
+    return list(found.values()), int(last.get("cases", last.get("number", 0)))
 
 
 def main() -> int:

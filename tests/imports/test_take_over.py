@@ -17,7 +17,7 @@ from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import lxml.html
@@ -290,7 +290,7 @@ def test_values_that_json_does_not_know_come_over_as_text_and_lists_and_it_is_sa
 ) -> None:
     jobdir(
         [
-            pickle.dumps(scrapy.Request(f"http://a.example/{number}", meta=meta).to_dict(), 4)
+            pickle.dumps(scrapy.Request(f"http://a.example/{number}", meta=cast(Any, meta)).to_dict(), 4)
             for number, meta in enumerate((VALUES, {"since": datetime(2026, 2, 1)}, {"raw": b"\xff"}))
         ]
     )
@@ -380,7 +380,7 @@ def test_a_project_that_leaves_scrapy_redis_fetches_nothing_that_its_dupefilter_
                 "http://a.example/1", "http://a.example/form", "http://a.example/other", "http://b.example/",
                 "http://b.example/json",
             }  # fmt: skip
-            assert kept["http://a.example/1"].callback.__name__ == "parse_item"
+            assert kept["http://a.example/1"].callback.__name__ == "parse_item"  # type: ignore[union-attr]
             assert type(kept["http://a.example/form"]) is scrapy.FormRequest
         finally:
             await fleet.aclose()

@@ -15,5 +15,5 @@ class FolderMachine(FrontierMachine):
         return folder.folder(settings, shards=3)
 
 
-class TestFolder(FolderMachine.TestCase):
+class TestFolder(FolderMachine.TestCase):  # type: ignore[misc, valid-type]
     settings = settings(max_examples=30, stateful_step_count=50, deadline=None)

@@ -42,19 +42,19 @@ class RedisShardsMachine(FrontierMachine):
         return backends.redis(settings, self.url, shards="3", fold=2)
 
 
-class TestMemory(MemoryMachine.TestCase):
+class TestMemory(MemoryMachine.TestCase):  # type: ignore[misc, valid-type]
     settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
 
 
-class TestSqlite(SqliteMachine.TestCase):
+class TestSqlite(SqliteMachine.TestCase):  # type: ignore[misc, valid-type]
     settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
 
 
-class TestRemote(RemoteMachine.TestCase):
+class TestRemote(RemoteMachine.TestCase):  # type: ignore[misc, valid-type]
     settings = settings(max_examples=30, stateful_step_count=50, deadline=None)
 
 
-class TestRedis(RedisMachine.TestCase):
+class TestRedis(RedisMachine.TestCase):  # type: ignore[misc, valid-type]
     settings = settings(max_examples=30, stateful_step_count=50, deadline=None)
 
     @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ class TestRedis(RedisMachine.TestCase):
         RedisMachine.url = redis_server.url
 
 
-class TestRedisShards(RedisShardsMachine.TestCase):
+class TestRedisShards(RedisShardsMachine.TestCase):  # type: ignore[misc, valid-type]
     settings = settings(max_examples=10, stateful_step_count=50, deadline=None)
 
     @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ class MariaMachine(PostgresMachine):
     url: ClassVar[str]
 
 
-class TestPostgreSQL(PostgresMachine.TestCase):
+class TestPostgreSQL(PostgresMachine.TestCase):  # type: ignore[misc, valid-type]
     settings = settings(max_examples=12, stateful_step_count=40, deadline=None)
 
     @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ class TestPostgreSQL(PostgresMachine.TestCase):
         PostgresMachine.url = postgres_server.url
 
 
-class TestMariaDB(MariaMachine.TestCase):
+class TestMariaDB(MariaMachine.TestCase):  # type: ignore[misc, valid-type]
     settings = settings(max_examples=12, stateful_step_count=40, deadline=None)
 
     @pytest.fixture(autouse=True)

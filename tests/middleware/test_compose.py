@@ -26,7 +26,7 @@ def test_the_first_of_the_list_is_the_outermost() -> None:
         seen.append("fetch")
         return Response(url=request.url, status=200)
 
-    composed = compose([noting("a"), noting("b")], fetch)
+    composed = compose([noting("a"), noting("b")], fetch)  # type: ignore[list-item]
     assert asyncio.run(composed(Request(url="http://a.test/"))).status == 200
     assert seen == ["a in", "b in", "fetch", "b out", "a out"]
 
@@ -38,7 +38,7 @@ def test_the_same_shape_wraps_a_parser() -> None:
         return lambda page: (item.upper() for item in parse(page))
 
     parse = compose([shout], lambda page: iter(page.split()))
-    assert list(parse("two words")) == ["TWO", "WORDS"]
+    assert list(parse("two words")) == ["TWO", "WORDS"]  # type: ignore[no-untyped-call]
 
 
 def test_nothing_around_is_the_thing_itself() -> None:

@@ -219,7 +219,7 @@ def test_the_middleware_sends_back_what_was_set() -> None:
         return Response(url=request.url, status=200, headers=(("set-cookie", "a=1"),))
 
     async def main() -> None:
-        layered = compose([cookies(CookieJar(ManualClock()))], fetch)
+        layered = compose([cookies(CookieJar(ManualClock()))], fetch)  # type: ignore[list-item]
         await layered(Request(url="http://a.test/"))
         await layered(Request(url="http://a.test/", headers={"x": "y"}))
         await layered(Request(url="http://a.test/", headers={"Cookie": "mine=1"}))

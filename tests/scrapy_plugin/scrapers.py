@@ -130,8 +130,8 @@ def answer(method: str, path: str, body: bytes, found: Site) -> tuple[int, str, 
 
 def saying_page(path: str) -> str:
     if path.startswith("/author/"):
-        number = path.split("/")[2]
-        return f"<h1>Author {number}</h1><span class=born>19{number}</span>"
+        author = path.split("/")[2]
+        return f"<h1>Author {author}</h1><span class=born>19{author}</span>"
     number = int(path.split("/")[2]) if path != "/" else 1
     shown = "".join(
         f"<div class=saying><span class=text>Saying {number}.{place}</span><small>Author {(number + place) % 7}</small>"

@@ -41,7 +41,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture
-def store(redis_server: RedisServer) -> Iterator[str]:
+def store(redis_server: RedisServer) -> str:
     with redis.Redis.from_url(redis_server.url) as server:
         server.flushall()
     return redis_server.url
@@ -283,7 +283,8 @@ def test_three_processes_under_kills_on_every_backend(
     maria_server: SqlServer,
     empty_databases: Callable[..., list[str]],
 ) -> None:
-    address, options = store, ("-s", 'GOSSAMER_SETTINGS={"lease_seconds": 15}')
+    address = store
+    options: tuple[str, ...] = ("-s", 'GOSSAMER_SETTINGS={"lease_seconds": 15}')
     if kind == "selectreactor":
         options += ("-s", "TWISTED_REACTOR=twisted.internet.selectreactor.SelectReactor")
     else:
@@ -298,7 +299,7 @@ def test_three_processes_under_kills_on_every_backend(
 
         running, moments = [start(number) for number in range(3)], []
         for number in range(3, 6):
-            until(lambda number=number: len(web.log()) > 60 * (number - 2), 200)
+            until(lambda number=number: len(web.log()) > 60 * (number - 2), 200)  # type: ignore[misc]
             victim = running.pop(0)
             victim.kill()
             victim.wait()

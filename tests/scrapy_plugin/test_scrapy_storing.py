@@ -62,7 +62,7 @@ def test_every_field_of_a_request_comes_back_as_it_was() -> None:
         body=b"\xff\x00\xfe",
         cookies=[{"name": "a", "value": "b", "path": "/"}],
         meta={
-            "depth": 3, "cookiejar": ("a", 1), "set": {1, 2}, "frozen": frozenset("ab"), 5: b"bytes", ("t", 1): None,
+            "depth": 3, "cookiejar": ("a", 1), "set": {1, 2}, "frozen": frozenset("ab"), 5: b"bytes", ("t", 1): None,  # type: ignore[dict-item]
             "huge": 2**200, "when": datetime(2026, 1, 2, 3, tzinfo=UTC), "day": date(2026, 1, 2),
             "price": Decimal("1.10"), "nested": [{"deep": (1, [2, {3}])}], "item": Thing(name="n"), "float": 0.1,
         },
@@ -194,6 +194,7 @@ def test_a_process_that_joins_changes_no_setting_of_the_job(
             frontier = await open_frontier(read_options(ScrapySettings(project), "joined"))
             try:
                 kept = await open_fleet(url, "joined")
+                assert hasattr(frontier, "settings")
                 found += [frontier.settings.delay, kept.settings.delay]
                 await kept.aclose()
             finally:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 READ, WRITE = "a-token-that-only-reads-1", "a-token-that-does-all-22"
 
@@ -56,6 +57,13 @@ class Served:
     def state(self, job: str, *wanted: str) -> dict[str, Any]:
         """Wait until a job is in one of these states."""
         return self.until(lambda: (found := self.get(f"/api/jobs/{job}"))["state"] in wanted and found)  # type: ignore[no-any-return]
+
+    def metric(self, name: str, **labels: str) -> float | None:
+        """The number of a series, as Prometheus reads it; None if there is no such series."""
+        families = text_string_to_metric_families(self.get("/metrics"))
+        found = [one.value for family in families for one in family.samples if (one.name, one.labels) == (name, labels)]
+        assert len(found) < 2, f"{name} {labels} is there {len(found)} times"
+        return found[0] if found else None
 
     def _remember(self) -> None:
         """The crawls that it has started by now; they would outlive it."""

@@ -21,7 +21,7 @@ def test_pages_that_were_cut_are_counted_by_limit(tmp_path: Path) -> None:
         (limit, pages) = job["cut"].popitem()
         assert limit == "max_links"
         assert pages > 0
-        assert f'gossamer_cut_pages_total{{job="shop",reason="max_links"}} {pages}' in served.get("/metrics")
+        assert served.metric("gossamer_cut_pages_total", job="shop", reason="max_links") == pages
         story = served.get("/api/jobs/shop/why", url=seed)
         assert story["cut"].startswith("max_links:")
         listed = served.get("/api/jobs/shop/pages", limit=100)["pages"]

@@ -214,9 +214,9 @@ def test_clients_that_take_nothing_keep_nobody_from_being_served(served: Served)
             except OSError:
                 # The service has stopped to read: nothing that it has answered was taken.
                 assert number == 0
-        served.until(lambda: "gossamer_event_clients 60" in served.get("/metrics"))
+        served.until(lambda: served.metric("gossamer_event_clients") == 60)
         assert served.get("/api/jobs")["jobs"] == []
     finally:
         for own in hanging:
             own.close()
-    served.until(lambda: "gossamer_event_clients 0" in served.get("/metrics"))
+    served.until(lambda: served.metric("gossamer_event_clients") == 0)

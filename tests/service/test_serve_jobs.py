@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from served import Served, serving
 
+from gossamer.service.metrics import METRICS
+from gossamer.settings import VERSION
 from gossamer.sim.log import fetched
 from gossamer.testing.web import SimWeb
 
@@ -44,7 +48,8 @@ def events(served: Served, most: int) -> list[tuple[str, dict[str, object]]]:
 
 def all_sites(served: Served, job: str) -> set[str]:
     """All sites of a job, one by one."""
-    found, cursor = [], {}
+    found: list[Any] = []
+    cursor: dict[str, Any] = {}
     while True:
         page = served.get(f"/api/jobs/{job}/sites", sort="site", order="asc", limit=1, **cursor)
         found += [row["site"] for row in page["sites"]]
@@ -154,10 +159,17 @@ def what_cannot_be_done_is_said(served: Served) -> None:
 
 def metrics_tell_of_jobs_and_never_of_sites(served: Served, web: SimWeb) -> None:
     text = served.get("/metrics")
-    assert 'gossamer_jobs{state="finished"} 1' in text
-    assert 'gossamer_requests_total{job="shop",answer="ok"}' in text
+    assert served.metric("gossamer_jobs", state="finished") == 1
+    assert (served.metric("gossamer_requests_total", job="shop", answer="ok") or 0) > 0
+    assert served.metric("gossamer_info", version=VERSION) == 1
     assert not [seed for seed in web.seeds if seed.split("/")[2].split(":")[0] in text]
     assert sum(not line.startswith("#") for line in text.splitlines()) < 1000
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert {name.removesuffix("_total") for name in METRICS} == families.keys()
+    for metric in METRICS.values():
+        family = families[metric.name.removesuffix("_total")]
+        assert (family.type, family.documentation) == (metric.kind, metric.help)
+        assert all((one.name, set(one.labels)) == (metric.name, set(metric.labels)) for one in family.samples)
 
 
 def test_a_part_is_served_alone(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 from served import Served, serving
 
@@ -49,8 +50,9 @@ def searched(served: Served, job: str, sinks: str) -> None:
         assert "--sink jsonl" in served.get(f"{job}/pages", 409)["hint"]
         return
 
-    def found(**query: object) -> list[float]:
-        times, cursor = [], {}
+    def found(**query: Any) -> list[float]:
+        times: list[float] = []
+        cursor: dict[str, Any] = {}
         while True:
             answer = served.get(f"{job}/pages", limit=1, **query, **cursor)
             times += [round(page["fetched_at"] - NOW, 2) for page in answer["pages"]]

@@ -6,6 +6,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO
 
 import pytest
@@ -30,7 +31,7 @@ def running(*options: str) -> Iterator[tuple[subprocess.Popen[str], IO[str], IO[
         process.stderr.close()
 
 
-def test_seeds_go_to_stdout_and_advice_to_stderr(tmp_path):
+def test_seeds_go_to_stdout_and_advice_to_stderr(tmp_path: Path) -> None:
     path = tmp_path / "requests.log"
     options = ["--sites", "3", "--pages", "2", "--bytes", "3000", "--links", "5", "--log", str(path), "--addresses"]
     with running(*options) as (process, stdout, stderr):
@@ -46,7 +47,7 @@ def test_seeds_go_to_stdout_and_advice_to_stderr(tmp_path):
     assert [entry.url for entry in log.read(path)] == [seeds[2]]
 
 
-def test_a_reader_that_leaves_does_not_end_the_web():
+def test_a_reader_that_leaves_does_not_end_the_web() -> None:
     with running("--sites", "5000", "--pages", "1", "--addresses") as (process, stdout, stderr):
         seed = stdout.readline().strip()
         stdout.close()
@@ -71,13 +72,13 @@ def test_a_reader_that_leaves_does_not_end_the_web():
         (["--log", "/nowhere/at/all.log"], "/nowhere/at/all.log"),
     ],
 )
-def test_bad_input_is_named_and_is_a_usage_error(options, words):
+def test_bad_input_is_named_and_is_a_usage_error(options: list[str], words: str) -> None:
     result = CliRunner().invoke(simweb, options)
     assert result.exit_code == 2
     assert words in result.output
 
 
-def test_help_lists_every_kind():
+def test_help_lists_every_kind() -> None:
     text = CliRunner().invoke(simweb, ["--help"]).output
     assert "robots-wildcards" in text
     assert "spellings" in text

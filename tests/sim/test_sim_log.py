@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
+from typing import Any, cast
 
 from gossamer.sim import log
 from gossamer.sim.log import Entry, LogWriter
@@ -12,7 +14,7 @@ def entry(
     return Entry(arrived, headers, finished, f"http://{site}", "GET", target, status, 5000, "test")
 
 
-def test_what_is_written_is_read_back_in_order_of_arrival(tmp_path):
+def test_what_is_written_is_read_back_in_order_of_arrival(tmp_path: Path) -> None:
     path = tmp_path / "log"
     writer = LogWriter(path)
     writer.write((20.5, 20.6, 20.7), ("http://a.sim", "GET", "/x\ty\n\x1b"), 200, (1, "agent\twith\ntabs"))
@@ -27,7 +29,7 @@ def test_what_is_written_is_read_back_in_order_of_arrival(tmp_path):
     writer.close()
 
 
-def test_half_a_line_at_the_end_is_left_for_later(tmp_path):
+def test_half_a_line_at_the_end_is_left_for_later(tmp_path: Path) -> None:
     path = tmp_path / "log"
     writer = LogWriter(path)
     for second in (1.0, 2.0):
@@ -37,7 +39,7 @@ def test_half_a_line_at_the_end_is_left_for_later(tmp_path):
     assert [found.arrived_at for found in log.read(path)] == [1.0]
 
 
-def test_a_gap_counts_from_the_headers_of_the_previous_answer():
+def test_a_gap_counts_from_the_headers_of_the_previous_answer() -> None:
     entries = [
         entry(0.0, 0.5, 3.0, target="/robots.txt"),
         entry(1.5, 1.6, 1.7),
@@ -48,12 +50,12 @@ def test_a_gap_counts_from_the_headers_of_the_previous_answer():
     assert {site: round(gap, 6) for site, gap in log.gaps(entries[:2]).items()} == {"a.sim": 1.0}
 
 
-def test_a_request_before_the_answer_is_a_negative_gap():
+def test_a_request_before_the_answer_is_a_negative_gap() -> None:
     entries = [entry(0.0, 5.0, 5.0), entry(1.0, 1.1, 1.1), entry(7.0, 7.0, 7.0)]
     assert log.gaps(entries) == {"a.sim": -4.0}
 
 
-def test_overlap_is_counted_per_site():
+def test_overlap_is_counted_per_site() -> None:
     entries = [
         entry(0.0, 0.1, 2.0),
         entry(1.0, 1.1, 3.0),
@@ -64,7 +66,7 @@ def test_overlap_is_counted_per_site():
     assert log.max_overlap(entries) == {"a.sim": 2, "b.sim": 1}
 
 
-def test_robots_files_are_counted_apart():
+def test_robots_files_are_counted_apart() -> None:
     entries = [entry(0, 0, 0, target="/robots.txt"), entry(1, 1, 1), entry(2, 2, 2, status=500), entry(3, 3, 3)]
     assert log.fetched(entries) == {"http://a.sim/": 3}
     assert log.fetched(entries, robots=True) == {"http://a.sim/": 3, "http://a.sim/robots.txt": 1}
@@ -72,7 +74,7 @@ def test_robots_files_are_counted_apart():
     assert log.robots_fetches(entries) == {"a.sim": 1}
 
 
-def test_the_verdict_names_every_kind_of_difference():
+def test_the_verdict_names_every_kind_of_difference() -> None:
     fates = {
         "http://a.sim/": "page",
         "http://a.sim/lost": "page",
@@ -98,7 +100,7 @@ def test_the_verdict_names_every_kind_of_difference():
         ("/typo", 404),
     ]
     entries = [entry(at, at, at, target=target, status=status) for at, (target, status) in enumerate(asked)]
-    verdict = log.judge(entries, fates)
+    verdict = log.judge(entries, cast(Any, fates))
     assert verdict.missed == {"http://a.sim/lost", "http://a.sim/broken"}
     assert verdict.forbidden == {"http://a.sim/private": 1}
     assert verdict.repeated == {"http://a.sim/twice": 2}

@@ -4,6 +4,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from typing import Any
 
 import msgspec
 import pytest
@@ -34,13 +35,13 @@ def digest_of(plan: WebPlan, hash_seed: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
 
 
-def test_same_seed_gives_the_same_bytes_in_every_process():
+def test_same_seed_gives_the_same_bytes_in_every_process() -> None:
     plan = WebPlan(seed=7, sites=len(kinds.FEATURES), pages_per_site=4, kinds=("all",), port=8000)
     assert digest_of(plan, "1") == digest_of(plan, "2")
     assert digest_of(plan, "1") != digest_of(msgspec.structs.replace(plan, seed=8), "1")
 
 
-def test_a_page_does_not_depend_on_what_was_asked_before():
+def test_a_page_does_not_depend_on_what_was_asked_before() -> None:
     plan = WebPlan(sites=3, pages_per_site=20, port=8000)
     used, fresh = Pages(plan), Pages(plan)
     for page in range(20):
@@ -48,7 +49,7 @@ def test_a_page_does_not_depend_on_what_was_asked_before():
     assert used.answer(2, plan.path(2, 13)) == fresh.answer(2, plan.path(2, 13))
 
 
-def test_sizes_and_links_are_exact_where_they_are_fixed():
+def test_sizes_and_links_are_exact_where_they_are_fixed() -> None:
     plan = WebPlan(sites=40, pages_per_site=100, page_bytes=40_000, links_per_page=100, port=8000)
     pages = Pages(plan)
     for page in range(100):
@@ -57,7 +58,7 @@ def test_sizes_and_links_are_exact_where_they_are_fixed():
         assert body.count(b"<a href=") == 100
 
 
-def test_sizes_are_spread_as_on_the_real_web():
+def test_sizes_are_spread_as_on_the_real_web() -> None:
     plan = WebPlan(sites=2000, pages_per_site=1, port=8000)
     pages = Pages(plan)
     sizes = sorted(len(pages.answer(site, "/").body) for site in range(2000))
@@ -66,7 +67,7 @@ def test_sizes_are_spread_as_on_the_real_web():
 
 
 @pytest.mark.parametrize("names", [True, False])
-def test_hosts_and_sites_map_both_ways(names):
+def test_hosts_and_sites_map_both_ways(names: bool) -> None:
     plan = WebPlan(names=names, port=8000)
     for site in (0, 1, 253, 254, 65_023, 65_024, 5_000_000):
         assert plan.site_of(plan.host(site)) == site
@@ -76,7 +77,7 @@ def test_hosts_and_sites_map_both_ways(names):
     ] * 6
 
 
-def test_every_url_of_a_plan_is_normal_and_answers_as_its_fate_says():
+def test_every_url_of_a_plan_is_normal_and_answers_as_its_fate_says() -> None:
     plan = WebPlan(sites=len(kinds.FEATURES) + 1, pages_per_site=12, kinds=("all",), page_bytes=2000, port=8000)
     pages = Pages(plan)
     families = {"page": (2,), "redirect": (3,), "loop": (3,), "missing": (4,)}
@@ -89,7 +90,7 @@ def test_every_url_of_a_plan_is_normal_and_answers_as_its_fate_says():
         assert (answer.times > 0) == (fate == "flaky") or fate == "robots", (url, fate)
 
 
-def test_paths_that_no_page_has_are_not_found():
+def test_paths_that_no_page_has_are_not_found() -> None:
     plan = WebPlan(sites=1, pages_per_site=10, port=8000)
     pages = Pages(plan)
     path = plan.path(0, 4)
@@ -105,7 +106,7 @@ def test_paths_that_no_page_has_are_not_found():
         assert pages.answer(0, target).status == 404
 
 
-def test_a_web_without_end_goes_on():
+def test_a_web_without_end_goes_on() -> None:
     plan = WebPlan(sites=1, pages_per_site=0, links_per_page=10, page_bytes=4000, port=8000)
     pages = Pages(plan)
     target = plan.path(0, 10**9)
@@ -114,7 +115,7 @@ def test_a_web_without_end_goes_on():
         plan.reachable()
 
 
-def test_every_charset_says_what_it_is_and_holds_its_title():
+def test_every_charset_says_what_it_is_and_holds_its_title() -> None:
     plan = WebPlan(sites=1, pages_per_site=len(CHARSETS), kinds=("charsets",), port=8000)
     pages = Pages(plan)
     for page, (charset, told, phrase) in enumerate(CHARSETS):
@@ -136,12 +137,12 @@ def test_every_charset_says_what_it_is_and_holds_its_title():
         ({"kinds": ()}, "at least one kind"),
     ],
 )
-def test_kinds_that_make_no_sense_are_refused_with_words(fields, words):
+def test_kinds_that_make_no_sense_are_refused_with_words(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         WebPlan(**fields)
 
 
-def test_a_slow_site_takes_times_that_differ():
+def test_a_slow_site_takes_times_that_differ() -> None:
     plan = WebPlan(sites=1, kinds=("slow",), port=8000)
     waits = {plan.wait_seconds(0, plan.path(0, page)) for page in range(25)}
     assert len(waits) == 25
@@ -149,7 +150,7 @@ def test_a_slow_site_takes_times_that_differ():
     assert WebPlan(latency_seconds=0.2).wait_seconds(0, "/") == 0.2
 
 
-def test_digests_of_pages_differ():
+def test_digests_of_pages_differ() -> None:
     plan = WebPlan(sites=20, pages_per_site=20, port=8000)
     pages = Pages(plan)
     bodies = [pages.answer(site, plan.path(site, page)).body for site in range(20) for page in range(20)]

@@ -50,7 +50,7 @@ class Stranger(asyncio.Transport):
         ("::1", "::1", False),
     ],
 )
-def test_only_loopback_is_served(local, peer, served):
+def test_only_loopback_is_served(local: str, peer: str, served: bool) -> None:
     async def ask() -> Stranger:
         stranger = Stranger(local, peer)
         connection = Connection(SimServer(WebPlan(port=80)), asyncio.get_running_loop())
@@ -72,7 +72,7 @@ def talk(web: SimWeb, data: bytes, *, host: str = "127.0.0.1") -> bytes:
         return found
 
 
-def test_requests_sent_ahead_are_answered_in_order():
+def test_requests_sent_ahead_are_answered_in_order() -> None:
     with (
         SimWeb(sites=1, pages_per_site=3, page_bytes=2000) as web,
         socket.create_connection(("127.0.0.1", web.plan.port), timeout=60) as plug,
@@ -99,27 +99,27 @@ def test_requests_sent_ahead_are_answered_in_order():
         (b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", b"400"),
     ],
 )
-def test_bad_requests_are_refused_and_the_web_goes_on(data, status):
+def test_bad_requests_are_refused_and_the_web_goes_on(data: bytes, status: bytes) -> None:
     with SimWeb(sites=1, pages_per_site=1, page_bytes=2000) as web:
         assert talk(web, data).split(b" ")[1] == status
         assert b" 200 OK" in talk(web, b"GET / HTTP/1.0\r\n\r\n")
 
 
-def test_head_gives_the_headers_alone():
+def test_head_gives_the_headers_alone() -> None:
     with SimWeb(sites=1, pages_per_site=1, page_bytes=2000, links_per_page=5) as web:
         answer = talk(web, b"HEAD / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
         assert b"Content-Length: 2000" in answer
         assert answer.endswith(b"\r\n\r\n")
 
 
-def test_an_unknown_name_is_told_so():
+def test_an_unknown_name_is_told_so() -> None:
     with SimWeb(sites=1, pages_per_site=1, names=True) as web:
         answer = talk(web, b"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 421")
         assert web.seeds[0].encode() in answer
 
 
-def test_a_client_that_leaves_amid_an_answer_is_noted_without_status():
+def test_a_client_that_leaves_amid_an_answer_is_noted_without_status() -> None:
     with SimWeb(sites=1, pages_per_site=1, page_bytes=20_000_000) as web:
         with socket.create_connection(("127.0.0.1", web.plan.port), timeout=60) as plug:
             plug.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
@@ -129,7 +129,7 @@ def test_a_client_that_leaves_amid_an_answer_is_noted_without_status():
         assert entries == {"/": 0, "/next": 404}
 
 
-def test_times_in_the_log_are_in_order():
+def test_times_in_the_log_are_in_order() -> None:
     with SimWeb(sites=1, pages_per_site=1, page_bytes=2000, latency_seconds=0.05) as web:
         talk(web, b"GET / HTTP/1.0\r\nUser-Agent: me/1 (+x)\r\n\r\n")
         (entry,) = web.log()
@@ -138,7 +138,7 @@ def test_times_in_the_log_are_in_order():
         assert (entry.method, entry.status, entry.agent, entry.url) == ("GET", 200, "me/1 (+x)", web.seeds[0])
 
 
-def test_a_dark_site_resets_and_comes_back():
+def test_a_dark_site_resets_and_comes_back() -> None:
     with SimWeb(sites=2, pages_per_site=1, page_bytes=2000) as web:
         request = b"GET / HTTP/1.0\r\n\r\n"
         web.darken(1)
@@ -151,7 +151,7 @@ def test_a_dark_site_resets_and_comes_back():
 
 
 @pytest.mark.parametrize("names", [True, False])
-def test_tls_holds_for_every_host(names):
+def test_tls_holds_for_every_host(names: bool) -> None:
     with SimWeb(sites=120, pages_per_site=1, page_bytes=40_000, tls=True, names=names) as web:
         trust = ssl.create_default_context(cafile=str(web.ca_file))
         for site in (0, 49, 50, 119):
@@ -166,12 +166,12 @@ def test_tls_holds_for_every_host(names):
         assert log.fetched(web.log()) == {web.url(site): 1 for site in (0, 49, 50, 119)}
 
 
-def test_a_port_in_use_is_told():
+def test_a_port_in_use_is_told() -> None:
     with SimWeb(sites=1, pages_per_site=1) as web, pytest.raises(ConfigError, match=f"port {web.plan.port}"):
         SimWeb(web.plan).start()
 
 
-def test_the_web_ends_with_the_process_that_started_it():
+def test_the_web_ends_with_the_process_that_started_it() -> None:
     script = (
         "import sys, signal; from gossamer.testing.web import SimWeb; web = SimWeb(sites=1); web.start(); "
         "print(web.plan.port, flush=True); signal.pause()"

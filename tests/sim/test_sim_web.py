@@ -85,7 +85,7 @@ class Reader:
                 status, headers, body = self.fetch(url)
                 if status not in (0, 429) and status < 500:
                     break
-            found: list[tuple[str, int]] = []
+            found: list[tuple[str | None, int]] = []
             if status // 100 == 3 and hops < 10:
                 found = [(urls.join(url, headers["location"]), hops + 1)]
             elif status == 200:
@@ -100,23 +100,23 @@ class Reader:
         title = tree.select_one("title")
         self.titles[url] = title.text if title else ""
         self.items[url] = [
-            {"name": item.select_one(".name").text, "price": item.select_one(".price").text}
+            {word: found.text for word in ("name", "price") if (found := item.select_one(f".{word}"))}
             for item in tree.select("div.item")
         ]
         meta = {(node.attr("name") or "").lower(): node.attr("content") or "" for node in tree.select("meta")}
         if "nofollow" in headers.get("x-robots-tag", "") + meta.get("robots", ""):
             return []
         base = tree.select_one("base[href]")
-        root = urls.join(url, base.attr("href")) if base else url
+        root = urls.join(url, base.attr("href") or "") if base else url
         hrefs = [
             node.attr("href")
             for node in tree.select(":is(a, area, link[rel=canonical])[href]:not(template *)")
             if "nofollow" not in (node.attr("rel") or "")
         ]
         for node in tree.select("meta[http-equiv]"):
-            if node.attr("http-equiv").lower() == "refresh":
-                hrefs.append(node.attr("content").split("URL=")[1])
-        return [urls.join(root or url, href) for href in hrefs]
+            if (node.attr("http-equiv") or "").lower() == "refresh":
+                hrefs.append((node.attr("content") or "").split("URL=")[1])
+        return [urls.join(root or url, href or "") for href in hrefs]
 
 
 def matches(pattern: str, target: str) -> bool:
@@ -156,7 +156,7 @@ def decoded(headers: dict[str, str], body: bytes) -> str:
 
 
 @pytest.mark.parametrize("names", [False, True])
-def test_a_reference_crawler_fetches_exactly_what_the_plan_says(names):
+def test_a_reference_crawler_fetches_exactly_what_the_plan_says(names: bool) -> None:
     with SimWeb(
         sites=len(kinds.FEATURES) + 1, pages_per_site=13, kinds=("all",), page_bytes=3000, links_per_page=8, names=names
     ) as web:
@@ -177,7 +177,7 @@ def test_a_reference_crawler_fetches_exactly_what_the_plan_says(names):
         assert len(reader.titles) > 400
 
 
-def test_a_greedy_crawler_is_found_out():
+def test_a_greedy_crawler_is_found_out() -> None:
     with SimWeb(
         sites=4, pages_per_site=7, kinds=("robots-part", "nofollow", "outside", "hidden"), page_bytes=3000
     ) as web:
@@ -191,14 +191,14 @@ def test_a_greedy_crawler_is_found_out():
         assert verdict.missed == web.reachable()
 
 
-def test_one_seed_asks_for_its_own_site_only():
+def test_one_seed_asks_for_its_own_site_only() -> None:
     with SimWeb(sites=5, pages_per_site=9, page_bytes=3000, links_per_page=30) as web:
         Reader(web).crawl(web.seeds[2:3])
         assert web.judge(sites=[2]) == log.Verdict(frozenset(), {}, {}, {})
         assert len(web.judge().missed) == 4 * 9
 
 
-def test_sites_of_a_plain_web_lead_to_one_another():
+def test_sites_of_a_plain_web_lead_to_one_another() -> None:
     with SimWeb(sites=9, pages_per_site=3, page_bytes=3000, links_per_page=10) as web:
         reader = Reader(web)
         found, queue = set(), [web.seeds[0]]
@@ -206,12 +206,12 @@ def test_sites_of_a_plain_web_lead_to_one_another():
             url = queue.pop()
             if url and url not in found:
                 found.add(url)
-                queue.extend(reader.links(url, *reader.fetch(url)[1:]))
+                queue.extend(link for link in reader.links(url, *reader.fetch(url)[1:]) if link)
         assert found == web.reachable()
 
 
 @pytest.mark.parametrize("kind", list(kinds.TRAPS))
-def test_traps_have_no_end_and_are_known_as_traps(kind):
+def test_traps_have_no_end_and_are_known_as_traps(kind: str) -> None:
     with SimWeb(sites=1, pages_per_site=3, kinds=(kind,), page_bytes=2000) as web:
         reader = Reader(web)
         first = [
@@ -229,7 +229,7 @@ def test_traps_have_no_end_and_are_known_as_traps(kind):
             assert all(map(web.plan.is_trap, layer))
 
 
-def test_sitemaps_list_every_page_and_the_orphans():
+def test_sitemaps_list_every_page_and_the_orphans() -> None:
     with SimWeb(sites=1, pages_per_site=6, kinds=("robots-sitemap",), page_bytes=2000) as web:
         reader = Reader(web)
         lines = reader.fetch(web.url(0, "/robots.txt"))[2].decode().splitlines()
@@ -241,7 +241,7 @@ def test_sitemaps_list_every_page_and_the_orphans():
         assert len(orphans) == 5
 
 
-def test_bodies_are_coded_only_for_clients_that_accept_it():
+def test_bodies_are_coded_only_for_clients_that_accept_it() -> None:
     with SimWeb(sites=1, pages_per_site=1, kinds=("gzip",), page_bytes=20_000) as web:
         connection = http.client.HTTPConnection(web.plan.host(0), web.plan.port, timeout=5)
         sizes = Counter[str]()
@@ -254,9 +254,9 @@ def test_bodies_are_coded_only_for_clients_that_accept_it():
         connection.close()
 
 
-def test_a_crawler_that_ignores_base_misses_pages():
+def test_a_crawler_that_ignores_base_misses_pages() -> None:
     class Astray(Reader):
-        def links(self, url, headers, body):
+        def links(self, url: str, headers: dict[str, str], body: bytes) -> list[str | None]:
             return super().links(url, headers, re.sub(rb"<base [^>]*>", b"", body))
 
     with SimWeb(sites=1, pages_per_site=30, kinds=("bases",), page_bytes=2000, links_per_page=2) as web:
@@ -265,5 +265,5 @@ def test_a_crawler_that_ignores_base_misses_pages():
         assert web.judge().unknown
 
 
-def test_eight_charsets_are_there():
+def test_eight_charsets_are_there() -> None:
     assert len({charset for charset, _, _ in CHARSETS}) == 8

@@ -65,7 +65,7 @@ def ignore_the_delay_after_a_crash(patch: pytest.MonkeyPatch) -> None:
 
 
 def ignore_the_delay_after_a_restart(patch: pytest.MonkeyPatch) -> None:
-    real = local.restore
+    real = local.restore  # type: ignore[attr-defined]
 
     def restore(state: State, past: Any) -> None:
         real(state, past)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,8 @@ def test_of_each_key_the_first_record_with_the_highest_token_counts(held: int, m
     chance = random.Random(7)
     told = [(chance.randrange(500) << chance.choice((0, 54)), chance.randrange(1 << 63)) for _ in range(3000)]
     told += chance.choices(told, k=1000)
-    words, expected = latest.LastWords(), {}
+    words = latest.LastWords()
+    expected: dict[Any, Any] = {}
     for number, (key, token) in enumerate(told):
         words.add(key, token)
         if key not in expected or token > told[expected[key]][1]:

@@ -180,7 +180,7 @@ def test_one_sink_that_fails_stops_the_job_and_none_keeps_what_did_not_count(tmp
     async def run(times: int) -> None:
         frontier = open_sqlite(tmp_path / "frontier.db", settings, clock=SystemClock())
         last = Full(0)
-        sinks = [JsonlSink(tmp_path, frontier.marks), Full(times, SinkError), last]
+        sinks: list[Any] = [JsonlSink(tmp_path, frontier.marks), Full(times, SinkError), last]
         store = OwnerStore(frontier, sinks, Stats(SystemClock()))
         result = await leased(frontier)
         if times:

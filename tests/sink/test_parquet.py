@@ -185,7 +185,7 @@ def test_two_that_seal_the_same_log_leave_it_whole(tmp_path: Path) -> None:
         return rows
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "rows_of", lambda path: (patch.undo(), late(path))[1])
+        patch.setattr(files, "rows_of", lambda path: (patch.undo(), late(path))[1])  # type: ignore[func-returns-value]
         files.seal(log, tmp_path / "parquet")
     assert numbers(tmp_path) == list(range(6))
     assert not list(tmp_path.rglob("*.draft"))

@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,7 +108,8 @@ def test_workers_that_write_the_same_pages_at_once_leave_the_highest_token_of_ea
 @pytest.mark.parametrize("kind", [PostgresServer, pytest.param(MariaServer, marks=pytest.mark.long)])
 def test_a_killed_server_has_what_was_acknowledged_and_is_waited_for(kind: type[SqlServer], table: str) -> None:
     # Without fsync PostgreSQL starts sooner; a kill takes nothing from the system's own memory.
-    with kind(**({"fsync": "off"} if kind is PostgresServer else {})) as server:
+    options: dict[str, Any] = {"fsync": "off"} if kind is PostgresServer else {}
+    with kind(**options) as server:
         asyncio.run(kill_and_start(server, table))
         assert len(rows(server, table)) == 2001
 

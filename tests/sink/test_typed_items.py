@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import attrs
 import msgspec
@@ -81,7 +81,13 @@ def test_columns_are_the_fields_as_they_are_written() -> None:
         "Struct": {"pageTitle": "str", "kind": "str"},
         "Author": {"full_name": "str", "born": "json"},
     }  # fmt: skip
-    for types in ({"A": {"x": "str", "X": "str"}}, {"A": {"_page": "str"}}, {"A": {}, "a": {}}, {"Rejected": {}}):
+    wrong: list[dict[str, Any]] = [
+        {"A": {"x": "str", "X": "str"}},
+        {"A": {"_page": "str"}},
+        {"A": {}, "a": {}},
+        {"Rejected": {}},
+    ]
+    for types in wrong:
         with pytest.raises(ConfigError):
             item_tables(types, "items")
 
@@ -92,7 +98,7 @@ class Everything(Spider):
     def parse(self, page: Any) -> Any:
         yield Product("'); DROP TABLE pages; --\0", float("inf") if page.body == b"odd" else 9.5, tags=["a", "\0"])
         yield Author("Ada", {"year": 1815})
-        yield Model(**{"@id": 7, "color": "red", "more": [1]})
+        yield Model(**cast(Any, {"@id": 7, "color": "red", "more": [1]}))
         yield Struct("Title")
 
 

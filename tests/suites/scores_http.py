@@ -49,7 +49,7 @@ async def _scores(port: int) -> list[Score]:
     }
     lengths = await _lengths()
     exits = {case["test"]: case["curl_exit"] for case in _json("http-curl/replies.json")}
-    curl = {test: _ends_well(found[f"/curl/{test}"], broken=exits[test] in BROKEN) for test in exits}
+    curl = {str(test): _ends_well(found[f"/curl/{test}"], broken=exits[test] in BROKEN) for test in exits}
     odd = {path: answer is not None for path, answer in found.items() if path.startswith("/asis/")}
     packed = {path: _unpacked(path, answer) for path, answer in found.items() if path.startswith("/bomb/")}
     return [

@@ -42,7 +42,7 @@ def scores() -> list[Score]:
 def details() -> Score:
     """Names of agents, the part of a URL that rules are about, and escapes in rules."""
     extra = json.loads((SUITE / "robots_test_cc_extra.json").read_text("utf-8"))
-    results = {}
+    results: dict[str, bool] = {}
     for agent, good in extra["valid_user_agents"]:
         results[f"agent {agent!r} {len(results)}"] = (bool(agent) and product_token(agent) == agent.lower()) is good
     for url, path in extra["path_params_query"]:

@@ -144,7 +144,8 @@ with SimWeb(sites=2, pages_per_site=8) as web:
     subprocess.run([{str(programs / "gossamer")!r}, "crawl", *web.seeds, *options], check=True)
     assert not web.judge().missed
 """
-    for words in ([programs / "python", "-c", crawl], [programs / "python", "-m", "gossamer", "status", "first"]):
+    python = str(programs / "python")
+    for words in ([python, "-c", crawl], [python, "-m", "gossamer", "status", "first"]):
         subprocess.run(words, cwd=tmp_path, env=environment, check=True, timeout=120, capture_output=True)
     assert len((tmp_path / "crawls" / "first" / "pages.jsonl").read_text().splitlines()) >= 16
     assert (tmp_path / "env" / "share" / "man" / "man1" / "gossamer.1").is_file()

@@ -1,4 +1,6 @@
-"""Pickles read as data: plain values are built by an interpreter of our own, and whatever would run code is refused."""
+"""Pickles read as data: plain values are built by an interpreter of our own, and whatever would run code is refused.
+
+No library does this: `pickle` runs what a pickle names, and `pickletools` only lists its operations."""
 
 from __future__ import annotations
 

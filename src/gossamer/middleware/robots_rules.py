@@ -1,4 +1,8 @@
-"""The rules of a robots.txt for one agent, and what answers whether they allow a path."""
+"""The rules of a robots.txt for one agent, and what answers whether they allow a path.
+
+Protego takes 1.5 times as long to check a path against a dozen rules, and 1.9 times against 300 (benchmarks/robots.py).
+Of Google's 145 cases it passes 131 and this module 141; the other four are deliberate, with reasons in
+tests/suites/scores_robots.py."""
 
 from __future__ import annotations
 

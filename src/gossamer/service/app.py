@@ -75,8 +75,7 @@ class Front:
 
     async def metrics(self, _: Asked[Nothing, None]) -> Response:
         desk = self._desk
-        text = exposition(desk.watch, desk.hub, now=desk.clock.epoch())
-        return Response(text, media_type=CONTENT_TYPE)
+        return Response(exposition(desk.watch, desk.hub, now=desk.clock.epoch()), media_type=CONTENT_TYPE)
 
     async def openapi(self, _: Asked[Nothing, None]) -> Response:
         return json(document(self.table, secured=not self._desk.doorkeeper.is_open))

@@ -1,12 +1,17 @@
-"""The metrics, in the text format of Prometheus: from what was seen last, so that a scrape asks nothing of a job.
+"""The metrics of the service for Prometheus: from what was seen last, so that a scrape asks nothing of a job.
 
-Without prometheus-client, which would save three short functions: its exposition of 25 jobs takes 2.4 ms of CPU instead
-of 0.7 ms, and loading it 8 ms. Its parser reads the text that is written here."""
+`prometheus-client` writes the text. Nothing is kept in it between scrapes: all that is counted is in the service's
+state."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
+
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
 
 from gossamer.cut import by_known_reason
 from gossamer.model import Counts
@@ -18,6 +23,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _MOST_JOBS = 25
 """With their 27 series each, and one for each limit that cut a page, this stays below 1,000; of more jobs those that
 run come first."""
+_ACTIVE = ("running", "paused", "stopping")
 _STATES = ("starting", "running", "paused", "stopping", "finished", "resting", "failed")
 _CLASSES = ("ok", "redirects", "client_errors", "server_errors", "faults", "skipped")
 _URLS = ("queued", "delayed", "leased", "done", "failed", "skipped", "parked")
@@ -60,82 +66,72 @@ METRICS = {
         Metric("gossamer_workers", "gauge", "Workers that are there.", ("job",)),
     )
 }  # fmt: skip
-Labels = Mapping[str, str]
+Sample = tuple[Sequence[str], float]
+"""The values of a metric's labels, in their order, and the number."""
 
 
-def exposition(watch: Watch, hub: Hub, *, now: float) -> str:
+def exposition(watch: Watch, hub: Hub, *, now: float) -> bytes:
     """All metrics as text."""
-    watched = sorted(watch.watched, key=lambda one: (one.state not in ("running", "paused", "stopping"), one.name))
-    shown = watched[:_MOST_JOBS]
-    states: list[str] = [one.state for one in watched]
-    lines: list[str] = []
-
-    def put(name: str, values: Iterable[tuple[Labels, float]]) -> None:
-        metric = METRICS[name]
-        lines.append(f"# HELP {name} {metric.help}")
-        lines.append(f"# TYPE {name} {metric.kind}")
-        lines.extend(f"{name}{_labels(labels)} {_number(value)}" for labels, value in values)
-
-    put("gossamer_info", [({"version": VERSION}, 1)])
-    put("gossamer_jobs", [({"state": state}, states.count(state)) for state in _STATES])
-    put("gossamer_frontier_up", [({}, float(watch.is_ready))])
-    put("gossamer_event_clients", [({}, hub.clients)])
-    put("gossamer_events_missed_total", [({}, hub.missed)])
-    put("gossamer_job_up", _each(shown, lambda one: float(not one.problem)))
-    put("gossamer_job_running", _each(shown, lambda one: float(one.state == "running")))
-    put("gossamer_job_age_seconds", [
-        ({"job": one.name}, max(0.0, now - one.sampled_at)) for one in shown if one.sampled_at is not None
-    ])  # fmt: skip
-    put("gossamer_urls", _counted(shown, _URLS, getattr))
-    put("gossamer_urls_known", _count(shown, lambda counts: counts.known))
-    put("gossamer_pages_stored", _count(shown, lambda counts: counts.stored))
-    put("gossamer_sites", _count(shown, lambda counts: counts.sites))
-    put("gossamer_sites_by_state", _counted(shown, _SITES, lambda counts, word: getattr(counts, f"{word}_sites")))
-    put("gossamer_requests_total", [
-        ({"job": one.name, "answer": word}, one.tally.classes[word]) for one in shown for word in _CLASSES
-    ])  # fmt: skip
-    put("gossamer_bytes_total", _each(shown, lambda one: one.tally.bytes))
-    put("gossamer_cut_pages_total", [
-        ({"job": one.name, "reason": reason}, pages)
-        for one in shown for reason, pages in by_known_reason(one.tally.cut.by_reason).items()
-    ])  # fmt: skip
-    put("gossamer_pages_per_second", _each(shown, lambda one: one.pages_per_second))
-    put("gossamer_requests_too_early_total", _each(shown, lambda one: one.tally.too_short))
-    put("gossamer_stale_total", _count(shown, lambda counts: counts.stale))
-    put("gossamer_workers", _each(shown, lambda one: one.workers))
-    return "\n".join(lines) + "\n"
+    return generate_latest(_Seen(watch, hub, now))
 
 
-def _each(shown: Sequence[Watched], value: Callable[[Watched], float]) -> Iterator[tuple[Labels, float]]:
-    for one in shown:
-        yield {"job": one.name}, value(one)
+class _Seen(Collector):
+    """What was seen last, in the form that prometheus-client takes."""
+
+    def __init__(self, watch: Watch, hub: Hub, now: float) -> None:
+        self._watch, self._hub, self._now = watch, hub, now
+
+    def collect(self) -> Iterator[Family]:
+        for name, samples in self._samples():
+            metric = METRICS[name]
+            kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+            family = kind(name, metric.help, labels=metric.labels)
+            for values, number in samples:
+                family.add_metric(values, number)
+            yield family
+
+    def _samples(self) -> Iterator[tuple[str, Iterable[Sample]]]:
+        watched = sorted(self._watch.watched, key=lambda one: (one.state not in _ACTIVE, one.name))
+        shown = watched[:_MOST_JOBS]
+        states: list[str] = [one.state for one in watched]
+        yield "gossamer_info", [((VERSION,), 1)]
+        yield "gossamer_jobs", [((state,), states.count(state)) for state in _STATES]
+        yield "gossamer_frontier_up", [((), self._watch.is_ready)]
+        yield "gossamer_event_clients", [((), self._hub.clients)]
+        yield "gossamer_events_missed_total", [((), self._hub.missed)]
+        yield "gossamer_job_up", _each(shown, lambda one: not one.problem)
+        yield "gossamer_job_running", _each(shown, lambda one: one.state == "running")
+        yield "gossamer_job_age_seconds", [
+            ((one.name,), max(0.0, self._now - one.sampled_at)) for one in shown if one.sampled_at is not None
+        ]  # fmt: skip
+        yield "gossamer_urls", _counted(shown, _URLS, getattr)
+        yield "gossamer_urls_known", _count(shown, lambda counts: counts.known)
+        yield "gossamer_pages_stored", _count(shown, lambda counts: counts.stored)
+        yield "gossamer_sites", _count(shown, lambda counts: counts.sites)
+        yield "gossamer_sites_by_state", _counted(
+            shown, _SITES, lambda counts, word: getattr(counts, f"{word}_sites")
+        )  # fmt: skip
+        yield "gossamer_requests_total", [
+            ((one.name, word), one.tally.classes[word]) for one in shown for word in _CLASSES
+        ]  # fmt: skip
+        yield "gossamer_bytes_total", _each(shown, lambda one: one.tally.bytes)
+        yield "gossamer_cut_pages_total", [
+            ((one.name, reason), pages)
+            for one in shown for reason, pages in by_known_reason(one.tally.cut.by_reason).items()
+        ]  # fmt: skip
+        yield "gossamer_pages_per_second", _each(shown, lambda one: one.pages_per_second)
+        yield "gossamer_requests_too_early_total", _each(shown, lambda one: one.tally.too_short)
+        yield "gossamer_stale_total", _count(shown, lambda counts: counts.stale)
+        yield "gossamer_workers", _each(shown, lambda one: one.workers)
 
 
-def _count(shown: Sequence[Watched], value: Callable[[Counts], float]) -> Iterator[tuple[Labels, float]]:
-    for one in shown:
-        if one.counts is not None:
-            yield {"job": one.name}, value(one.counts)
+def _each(shown: Sequence[Watched], value: Callable[[Watched], float]) -> Iterator[Sample]:
+    return (((one.name,), value(one)) for one in shown)
 
 
-def _counted(
-    shown: Sequence[Watched], words: Sequence[str], value: Callable[[Counts, str], float]
-) -> Iterator[tuple[Labels, float]]:
-    for one in shown:
-        if one.counts is not None:
-            for word in words:
-                yield {"job": one.name, "state": word}, value(one.counts, word)
+def _count(shown: Sequence[Watched], value: Callable[[Counts], float]) -> Iterator[Sample]:
+    return (((one.name,), value(one.counts)) for one in shown if one.counts is not None)
 
 
-def _labels(labels: Labels) -> str:
-    if not labels:
-        return ""
-    inside = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
-    return f"{{{inside}}}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if float(value).is_integer() else repr(float(value))
+def _counted(shown: Sequence[Watched], words: Sequence[str], value: Callable[[Counts, str], float]) -> Iterator[Sample]:
+    return (((one.name, word), value(one.counts, word)) for one in shown if one.counts is not None for word in words)

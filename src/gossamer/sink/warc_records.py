@@ -1,7 +1,10 @@
 """WARC 1.1 records of one visit, as bytes: pure functions, and nothing from the network ends a line of them.
 
 The body is stored as it is after decoding. Headers that spoke of it before that (Content-Encoding, Transfer-Encoding,
-Content-Length) have the prefix X-Crawler-, and a Content-Length that is true takes their place."""
+Content-Length) have the prefix X-Crawler-, and a Content-Length that is true takes their place.
+
+`warcio` takes 0.13 ms for the request and the response of a page of 40 KB without compression, and 8.9 ms with its own;
+the sink takes 0.23 ms for these and the metadata, compressed and indexed (benchmarks/sink_warc.py)."""
 
 from __future__ import annotations
 

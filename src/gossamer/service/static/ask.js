@@ -12,12 +12,8 @@ async function ask(path, { method = "GET", body = null, query = {}, signal } = {
   const search = words.length ? `?${new URLSearchParams(words)}` : "";
   let answer;
   try {
-    answer = await fetch(`api${path}${search}`, {
-      method,
-      signal,
-      headers: body ? { "content-type": "application/json" } : {},
-      body: body ? JSON.stringify(body) : null,
-    });
+    const content = body && { body: JSON.stringify(body), headers: { "content-type": "application/json" } };
+    answer = await fetch(`api${path}${search}`, { method, signal, ...content });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Refusal(0, { message: "the service cannot be reached", hint: "is `gossamer serve` still running?" });

@@ -43,7 +43,7 @@ function legend(series) {
 export function overTime(label, { start, step, series, stacked = false, unit = "", wide = 640 }) {
   const length = series[0]?.values.length ?? 0;
   if (length < 2) return h("p", { class: "none" }, "not enough of the past yet");
-  const bases = new Array(length).fill(0);
+  const bases = Array.from({ length }, () => 0);
   const layers = series.map((one) => one.values.map((value, place) => {
     if (value === null || value === undefined) return null;
     const base = stacked ? bases[place] : 0;
