@@ -67,3 +67,43 @@ def test_formatting_of_an_honest_page_stays(body: bytes) -> None:
 def test_formatting_for_readers_without_frames_does_not_multiply() -> None:
     one = page(b"<frameset><noframes>" + OPEN + PLACES + b"<a href=/in>x</a><noframes><a href=/no></noframes>")
     assert one.links() == ["http://a.example/in"]
+
+
+def test_what_is_left_out_makes_no_other_tags_of_what_is_around_it() -> None:
+    hidden = b"".join(b"<<i>b y=%d>" % number for number in range(2000))
+    one = page(b"<p>" + OPEN + hidden + PLACES)
+    assert len(one.css("*")) < 5000
+    assert one.cut["formatting"]
+
+
+ROOTS = {
+    "html": b"".join(b"<html a%d=1>" % number for number in range(30_000)),
+    "body, in capitals": b"<p>" + b"".join(b"<BoDy\ta%d>" % number for number in range(30_000)),
+    "few with many each": b"<p>"
+    + b"".join(b"<html " + b"a%d " * 400 % (*range(40 * n, 40 * n + 400),) + b">" for n in range(500)),
+    "tags between which another one is left out": b"".join(
+        b"<html a%d><<body x>html b%d>" % (number, number) for number in range(30_000)
+    ),
+    "in styles of pictures": b"".join(b"<svg><style><body a%d></style></svg>" % number for number in range(30_000)),
+    "ends in attributes": b"".join(b"<html a='>' b%d='>'>" % number for number in range(30_000)),
+    "for readers without frames": b"<noframes>"
+    + b"".join(b"<body a%d=1>" % number for number in range(30_000))
+    + b"</noframes>",
+}
+
+
+@pytest.mark.parametrize("name", ROOTS)
+def test_attributes_of_repeated_roots_do_not_multiply(name: str) -> None:
+    """Without the guard most of them take ten gigabytes."""
+    one = page(ROOTS[name] + b"<a href=/end>end</a>")
+    assert one.links() == ["http://a.example/end"]
+    assert sum(len(found.attrib) for found in one.css("html, body")) < 20_000
+    assert bool(one.cut) == (name != "for readers without frames")
+
+
+def test_repeated_roots_of_honest_pages_stay() -> None:
+    parts = b"<html lang=en><body class=part><p>x" * 40
+    one = page(b"<html lang=en><body>" + parts + b"<p>y" * 60_000)
+    assert one.css("html").attrib == {"lang": "en"}
+    assert one.css("body").attrib == {"class": "part"}
+    assert not one.cut

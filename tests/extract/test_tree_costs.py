@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -26,6 +27,7 @@ BODIES = {
     "foster": "<table>" * 100_000 + "x" * 100_000,
     "table text": "<table>" + "x<b>" * 200_000,
     "tables": "<table><tr><td>" * 100_000,
+    "roots": "".join(f"<html a{i}=1>" for i in range(60_000)),
     "font": "<font size=1>" * 100_000 + "</div>" * 100_000,
     "attributes": "<div " + " ".join(f"a{i}=1" for i in range(200_000)) + ">",
     "one attribute": "<div " + "a=1 " * 400_000 + ">",
@@ -74,32 +76,46 @@ CSS = [
 XPATH = ["//div//div//div//div//a", "//a/..", "//div[@id='x']//a/@href", "count(//*//*//*)"]
 
 
+TRIES = 3
+"""Other programs on the machine make single times longer: the least counts."""
+
+
+def read(page: Page) -> None:
+    assert len(page.title) <= 4096
+    assert isinstance(page.links(), list)
+    assert isinstance(page.text, str)
+
+
+def strings(page: Page) -> None:
+    assert isinstance(page.css("body ::text").getall(), list)
+    assert isinstance(page.css("html").get(), str)
+
+
+WORK: dict[str, Callable[[Page], object]] = {
+    "title, links and text": read,
+    **{query: (lambda page, query=query: page.css(query)) for query in CSS},
+    **{query: (lambda page, query=query: page.xpath(query)) for query in XPATH},
+    "strings": strings,
+}
+
+
 @pytest.mark.parametrize("name", BODIES)
 def test_hostile_markup_costs_less_than_a_second_a_megabyte(name: str) -> None:
     body = BODIES[name].encode()
     headers = (("content-type", "text/html; charset=utf-8"),)
-    page = Page(Response(url=URL, status=200, headers=headers, body=body), Request(url=URL))
     most = max(0.5, len(body) / 1_000_000)
-    costs = {}
-
-    def cost(what: str, began: float) -> None:
-        costs[what] = time.process_time() - began
-
-    began = time.process_time()
-    assert len(page.title) <= 4096
-    assert isinstance(page.links(), list)
-    assert isinstance(page.text, str)
-    cost("title, links and text", began)
-    for query in CSS:
-        began = time.process_time()
-        page.css(query)
-        cost(query, began)
-    for query in XPATH:
-        began = time.process_time()
-        page.xpath(query)
-        cost(query, began)
-    began = time.process_time()
-    assert isinstance(page.css("body ::text").getall(), list)
-    assert isinstance(page.css("html").get(), str)
-    cost("strings", began)
+    page, costs = new(body, headers), {}
+    for what, work in WORK.items():
+        for _ in range(TRIES):
+            page = new(body, headers) if work is read else page
+            began = time.process_time()
+            work(page)
+            spent = time.process_time() - began
+            costs[what] = min(spent, costs.get(what, spent))
+            if spent <= most:
+                break
     assert {what: round(seconds, 2) for what, seconds in costs.items() if seconds > most} == {}
+
+
+def new(body: bytes, headers: tuple[tuple[str, str], ...]) -> Page:
+    return Page(Response(url=URL, status=200, headers=headers, body=body), Request(url=URL))

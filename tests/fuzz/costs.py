@@ -56,7 +56,9 @@ LEAST_SECONDS = 0.1
 KILL_SECONDS = 10
 """CPU time after which a case does not end."""
 GROWTH = 3.0
-"""By this factor the time of twice the text may be longer."""
+"""Where the time of twice the text is longer by more than this factor, it is looked at closer."""
+CONFIRMED_GROWTH = 64.0
+"""By this factor the time of 16 times the text may be longer: quadratic work takes 256 times as long."""
 Parse = Callable[[str], Any]
 
 TAGS = [
@@ -466,12 +468,19 @@ def excess(parse: Parse, case: Case) -> str:
         limit = max(LEAST_SECONDS, per_mb * len(text) / 1e6)
         if spent > limit or (before > NOTICED_SECONDS / 2 and spent > GROWTH * before):
             # Others on the machine, and first calls, only make it longer: the least of a few counts.
-            once = min(cost(parse, case.text(size // 2)) for _ in range(3))
-            spent = min(spent, *(cost(parse, text) for _ in range(2)))
+            for _ in range(6):
+                spent = min(spent, cost(parse, text))
+                if spent <= limit or spent > 3 * limit:
+                    break
             if spent > limit:
                 return f"{spent:.2f} s of CPU for {len(text):,} characters"
-            if spent > NOTICED_SECONDS and spent > GROWTH * once:
-                return f"{once:.3f} s of CPU for half of it, {spent:.3f} s for {len(text):,} characters"
+            if spent > NOTICED_SECONDS:
+                part, long = case.text(size // 4), case.text(4 * size)
+                small, large = min(cost(parse, part) for _ in range(3)), cost(parse, long)
+                if large > CONFIRMED_GROWTH * small:
+                    small, large = min(small, cost(parse, part)), min(large, cost(parse, long))
+                if large > CONFIRMED_GROWTH * small:
+                    return f"{small:.4f} s of CPU for {len(part):,} characters, {large:.3f} s for {len(long):,}"
         size, before = 2 * size, spent
     return ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import costs
+import morsels
 import pytest
 
 SEED = int(os.environ.get("COST_SEED", "1"))
@@ -27,6 +28,18 @@ def test_a_quadratic_parser_is_found_and_its_case_made_small(monkeypatch: pytest
     found, _ = costs.run("quadratic", 1, 2.0)
     assert found
     assert all(" + " not in one["case"] and one["case"].count("(") == 1 for one in found)
+
+
+def test_quadratic_work_is_not_taken_for_linear(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(morsels, "QUICK_SECONDS", 0.02)
+
+    def quadratic(text: str) -> None:
+        for start in range(0, len(text), 4):
+            text.find("b", start)
+
+    with pytest.raises(AssertionError, match="for four times as many"):
+        morsels.takes_linear_work(quadratic, lambda size: "a" * size, size=100_000)
+    morsels.takes_linear_work(lambda text: [letter for letter in text for _ in range(2)], lambda size: "a" * 20 * size)
 
 
 def test_a_parser_that_does_not_end_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
