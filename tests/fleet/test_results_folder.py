@@ -268,6 +268,8 @@ def test_a_machine_dies_with_its_disk_in_mid_crawl(frontier: str, job: str, tmp_
                 worker.kill()
                 worker.wait()
 
+        # Until then nobody knows that it will not come back.
+        time.sleep(max(0.0, killed_at + LIVE_SECONDS + 1 - time.monotonic()))
         left = machine.urls(job, "--incomplete")
         lost, requests = web.all - set(left), sum(web.fetched().values())
         seen = machine.status(job)
@@ -277,8 +279,6 @@ def test_a_machine_dies_with_its_disk_in_mid_crawl(frontier: str, job: str, tmp_
         failed = machine.run("export", job, "--format", "urls", code=1)
         assert f"{len(lost)} of 300 stored pages" in failed.stderr
 
-        # Until then nobody knows that it will not come back.
-        time.sleep(max(0.0, killed_at + LIVE_SECONDS + 1 - time.monotonic()))
         (tmp_path / "seeds").write_text("\n".join(web.seeds))
         by_name = frontier.startswith("redis")
         walk = ("--walk", "--seeds", f"{tmp_path}/seeds") if by_name and with_log else ()

@@ -47,19 +47,20 @@ class FolderRepair:
         """Wait until no other worker can have a shard; Held if one is alive.
 
         Killed workers leave a heartbeat behind. It counts as one of a living worker until it has been watched for a
-        while, and until its lease has ended."""
+        while, and until its lease has ended; before that, `_balance` would give it shards."""
         owner, heard = self.owner, dict[str, int]()
         while True:
             async with owner._tending:
                 await owner.look(fresh=True)
             others = [beat for name, beat in owner.peers.beats.items() if name in owner.peers.live - {owner.session}]
-            doubtful = [beat for beat in others if beat.worker and is_running(beat.life) is not False]
-            for beat in doubtful:
-                if is_running(beat.life) or heard.setdefault(beat.session, beat.number) != beat.number:
+            for beat in others:
+                if beat.worker and (
+                    is_running(beat.life) or heard.setdefault(beat.session, beat.number) != beat.number
+                ):
                     raise Held(
                         "other workers are at work for this job", hint="stop them: gossamer stop JOB --frontier ..."
                     )
-            if not doubtful:
+            if not owner.has_company:
                 return
             await owner.clock.sleep(owner.every_seconds)
 
@@ -67,7 +68,9 @@ class FolderRepair:
         owner = self.owner
         async with owner._tending:
             async with owner.writing:
-                shard = owner.shards[number]
+                shard = owner.shards.get(number)
+                if shard is None:
+                    raise Held(f"shard {number} is another worker's by now", hint="stop all workers, and try again")
                 shard.leaving = True
                 await shard.journal.forget_visits(unvisited, written_off=written_off)
                 owner.shards.pop(number)
