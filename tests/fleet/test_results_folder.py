@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +19,7 @@ from uuid import uuid4
 import pytest
 import redis
 
+from gossamer.engine.pulse import LIVE_SECONDS
 from gossamer.frontier.redis_job import job_key
 from gossamer.results import count_records
 from gossamer.sim.log import fetched
@@ -24,7 +27,9 @@ from gossamer.sink.segments import has_records
 from gossamer.testing.web import SimWeb
 from gossamer.verify.fleet import children
 
+sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
+from chainweb import chain_web
 from processes import until
 
 SERVERS = {"redis": "redis_server", "postgresql": "postgres_server", "mariadb": "maria_server"}
@@ -227,6 +232,71 @@ def test_lost_segments_are_reported_and_their_pages_fetched_again(frontier: str,
         found = machine.status(job)
         assert (found["state"], found["results"]["missing"]) == ("finished", 0)  # type: ignore[index]
         assert Counter(machine.urls(job)) == before, "every page exactly once"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("seed", range(10))
+def test_a_machine_dies_with_its_disk_in_mid_crawl(frontier: str, job: str, tmp_path: Path, seed: int) -> None:
+    """Its worker is killed and all that it stored is gone, half of the time with its request log; the others finish."""
+    choose = random.Random(f"disk {seed}")
+    delay, with_log = choose.uniform(0.1, 0.3), seed % 2 == 1
+    machine, shared = Machine(frontier, tmp_path / "home"), tmp_path / "shared"
+    with chain_web(300, hosts=40, seed=seed) as web:
+        words = ("--sink", f"jsonl:{shared}", *OPTIONS, *web.options, "--delay", str(delay))
+        machine.run("submit", *web.seeds, "--job", job, *words)
+        workers = {name: machine.start("worker", "--job", job, "--name", name) for name in ("one", "two", "three")}
+        try:
+            share = choose.uniform(0.1, 0.8)
+            until(lambda: len(web.fetched()) >= share * 300, 120)
+            segments = {
+                name: found
+                for name in workers
+                if (found := [*(shared / "segments").glob(f"{name}-*")]) and has_lines(found)
+            }
+            name = choose.choice(sorted(segments))
+            workers[name].kill()
+            workers.pop(name).communicate()
+            killed_at = time.monotonic()
+            for path in shared.rglob(f"{name}-*"):
+                if path.is_file() and (with_log or path.parent.name == "segments"):
+                    path.unlink()
+            for worker in workers.values():
+                _, said = worker.communicate(timeout=120)
+                assert worker.returncode == 0, said
+        finally:
+            for worker in workers.values():
+                worker.kill()
+                worker.wait()
+
+        # Until then nobody knows that it will not come back.
+        time.sleep(max(0.0, killed_at + LIVE_SECONDS + 1 - time.monotonic()))
+        left = machine.urls(job, "--incomplete")
+        lost, requests = web.all - set(left), sum(web.fetched().values())
+        seen = machine.status(job)
+        assert len(left) == len(set(left))
+        assert lost
+        assert (seen["state"], seen["results"]["missing"]) == ("finished", len(lost))  # type: ignore[index]
+        failed = machine.run("export", job, "--format", "urls", code=1)
+        assert f"{len(lost)} of 300 stored pages" in failed.stderr
+
+        (tmp_path / "seeds").write_text("\n".join(web.seeds))
+        by_name = frontier.startswith("redis")
+        walk = ("--walk", "--seeds", f"{tmp_path}/seeds") if by_name and with_log else ()
+        repaired = json.loads(machine.run("repair", job, "--json", *walk).stdout)
+        assert repaired["missing"] == len(lost)
+        work(machine, job, "four", "five")
+        if not walk:
+            assert repaired["queued"] == len(lost)
+            assert sum(web.fetched().values()) - requests == len(lost), "nothing else is fetched"
+        found = machine.status(job)
+        assert (found["state"], found["results"]["missing"]) == ("finished", 0)  # type: ignore[index]
+        assert Counter(machine.urls(job)) == Counter(web.all)
+        assert not web.impolite(delay)
+
+
+def has_lines(paths: list[Path]) -> bool:
+    return any(b"\n" in path.read_bytes() for path in paths)
 
 
 def test_records_that_a_finished_frontier_has_forgotten_are_reported(

@@ -793,6 +793,52 @@ def test_a_dead_worker_of_the_same_name_is_followed_at_once_if_its_end_can_be_se
     play(run, tmp_path)
 
 
+def test_a_repair_waits_until_those_who_were_killed_must_be_dead(tmp_path: Path) -> None:
+    """The heartbeat that they leave behind is that of a living worker to whoever has just come."""
+
+    with subprocess.Popen(["true"]) as process:
+        life = this_process().replace(f" {os.getpid()} ", f" {process.pid} ")
+
+    async def run(fleet: Fleet) -> None:
+        waited = []
+        for number, seen in enumerate((life, "", "other-boot pid:[1] 1 1")):
+            killed = await fleet.hire(f"one-{number}")
+            await killed.add(pages(1))
+            assert await fetch(killed) == [1]
+            killed.owner.life = seen
+            await killed.owner.renew()
+            killed.owner.abort()
+            repairer, before = await fleet.hire("repair"), fleet.clock.monotonic()
+            assert (await repairer.requeue_lost(lambda key: False)).queued == 1
+            waited.append(fleet.clock.monotonic() - before)
+            # A round before that would have given it shards, which are as many as those of the living.
+            assert not repairer.owner.has_company
+            await repairer.aclose()
+        assert min(waited) >= LEASE
+
+    play(run, tmp_path)
+
+
+def test_a_repair_takes_no_shard_of_a_living_worker(tmp_path: Path) -> None:
+    async def run(fleet: Fleet) -> None:
+        living = await fleet.hire("one")
+        await living.add(pages(1))
+        assert await fetch(living) == [1]
+        repairer = await fleet.hire("repair")
+        for life in (living.owner.life, "elsewhere"):
+            living.owner.life = life
+            await living.owner.renew()
+            repairing = asyncio.create_task(repairer.requeue_lost(lambda key: False))
+            while not repairing.done():
+                await living.owner.renew()
+            with pytest.raises(Held, match="other workers are at work"):
+                await repairing
+        await living.aclose()
+        assert (await repairer.requeue_lost(lambda key: False)).queued == 1
+
+    play(run, tmp_path)
+
+
 def test_a_process_is_told_from_its_successor() -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         started = _look_up(str(process.pid))[1]

@@ -34,6 +34,7 @@ def found(*urls: str, forget_seconds: float = 10.0) -> list[Finding]:
         (GOOD, "good", "everysec", ""),
         ({**GOOD, "appendfsync": "always"}, "good", "power cut", ""),
         ({**GOOD, "appendfsync": "no"}, "weak", "half a minute", "CONFIG SET appendfsync everysec"),
+        ({**GOOD, "no_appendfsync_on_rewrite": "yes"}, "weak", "rewrites", "CONFIG SET no-appendfsync-on-rewrite no"),
         ({}, "weak", "loses the job", "CONFIG SET appendonly yes"),
         ({"save": "60 1"}, "weak", "snapshots only", "CONFIG SET appendonly yes"),
     ],
@@ -75,11 +76,14 @@ def test_replicas_that_may_lag_for_long_are_weak_where_that_loses_pages() -> Non
             assert [one.state for one in found(first.url)] == ["good"]
             weak = [one for one in found(first.url, second.url) if one.state == "weak"]
             assert len(weak) == 1
-            assert "min-replicas-to-write 1" in weak[0].mend
+            assert "min-replicas-to-write 1 and min-replicas-max-lag 8," in weak[0].mend
             store.config_set("min-replicas-to-write", 1)
             store.config_set("min-replicas-max-lag", 30)
             assert [one.state for one in found(first.url, second.url)].count("weak") == 1
+            # A replica that stands still is counted for up to two seconds longer than this.
             store.config_set("min-replicas-max-lag", 10)
+            assert [one.state for one in found(first.url, second.url)].count("weak") == 1
+            store.config_set("min-replicas-max-lag", 8)
             assert {one.state for one in found(first.url, second.url)} == {"good"}
             assert {one.state for one in found(first.url, second.url, forget_seconds=5)} == {"good", "weak"}
         assert "bad" in {one.state for one in found(replica.url)}

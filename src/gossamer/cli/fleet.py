@@ -77,7 +77,7 @@ def submit(urls: tuple[str, ...], seeds: Any, name: str, frontier: str, shards: 
 async def _weaknesses(frontier: str, settings: Settings) -> list[Finding]:
     """Why the store of a job may lose pages; what cannot be found out now is not said."""
     found = check(frontier, clock=SystemClock(), forget_seconds=settings.forget_seconds)
-    return [one async for one in found if one.subject == "durability" and one.state != "good"]
+    return [one async for one in found if one.subject in ("durability", "standbys") and one.state != "good"]
 
 
 async def _submit(frontier: str, job: str, settings: Settings, seeds: Sequence[str], *, shards: str) -> int:

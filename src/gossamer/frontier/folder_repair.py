@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gossamer.errors import Held, Unavailable
 from gossamer.frontier.folder_chain import Chain, ShardPast, read_chain
+from gossamer.frontier.folder_life import is_running
 from gossamer.frontier.folder_owner import Owner
 from gossamer.frontier.journal import DONE, FAILED
 from gossamer.frontier.repair import HasRecord, Requeued
@@ -33,21 +34,43 @@ class FolderRepair:
     async def _take_all(self) -> list[int]:
         """Have every shard that anybody ever had; their numbers."""
         owner = self.owner
+        await self._be_alone()
         async with owner._tending:
             await owner.look(fresh=True)
-            if owner.has_company:
-                raise Held("other workers are at work for this job", hint="stop them: gossamer stop JOB --frontier ...")
             used = {number: found.number for number, found in owner.claims.newest.items() if found.number}
             await owner.take({number: claim for number, claim in used.items() if number not in owner.shards})
             if missing := used.keys() - owner.shards.keys():
                 raise Unavailable(f"{len(missing)} shards of the job could not be taken", hint="try again")
         return sorted(used)
 
+    async def _be_alone(self) -> None:
+        """Wait until no other worker can have a shard; Held if one is alive.
+
+        Killed workers leave a heartbeat behind. It counts as one of a living worker until it has been watched for a
+        while, and until its lease has ended; before that, `_balance` would give it shards."""
+        owner, heard = self.owner, dict[str, int]()
+        while True:
+            async with owner._tending:
+                await owner.look(fresh=True)
+            others = [beat for name, beat in owner.peers.beats.items() if name in owner.peers.live - {owner.session}]
+            for beat in others:
+                if beat.worker and (
+                    is_running(beat.life) or heard.setdefault(beat.session, beat.number) != beat.number
+                ):
+                    raise Held(
+                        "other workers are at work for this job", hint="stop them: gossamer stop JOB --frontier ..."
+                    )
+            if not owner.has_company:
+                return
+            await owner.clock.sleep(owner.every_seconds)
+
     async def _rewrite(self, number: int, unvisited: frozenset[int], *, written_off: int = 0) -> None:
         owner = self.owner
         async with owner._tending:
             async with owner.writing:
-                shard = owner.shards[number]
+                shard = owner.shards.get(number)
+                if shard is None:
+                    raise Held(f"shard {number} is another worker's by now", hint="stop all workers, and try again")
                 shard.leaving = True
                 await shard.journal.forget_visits(unvisited, written_off=written_off)
                 owner.shards.pop(number)

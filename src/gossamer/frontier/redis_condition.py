@@ -13,7 +13,8 @@ from gossamer.frontier.redis_link import Links, addresses, server_name
 from gossamer.frontier.redis_refusals import check_rights
 from gossamer.model import Finding
 
-_MAY_ASK = "ACL SETUSER name +config|get"
+_LAG_SLACK_SECONDS = 2
+"""Redis compares min-replicas-max-lag once a second, in whole seconds: a replica may lack this much more."""
 
 
 class Kept(NamedTuple):
@@ -22,7 +23,9 @@ class Kept(NamedTuple):
     persistence: dict[str, Any]
     replication: dict[str, Any]
     appendfsync: str
-    """Empty where the user may not ask for it; so are the next three."""
+    """Empty where the user may not ask for it; so are `save`, `min_replicas` and `max_lag`."""
+    syncs_in_rewrites: bool
+    """Whether the append-only file is synced as often while it is rewritten, too."""
     save: str
     min_replicas: str
     max_lag: str
@@ -107,10 +110,10 @@ def _place(node: Any) -> str:
 
 
 async def _kept(server: Any, *, is_alone: bool) -> Kept:
-    names = ("appendfsync", "save", "min-replicas-to-write", "min-replicas-max-lag")
-    fsync, save, least, lag = [await _option(server, name) for name in names]
+    names = ("appendfsync", "no-appendfsync-on-rewrite", "save", "min-replicas-to-write", "min-replicas-max-lag")
+    fsync, pauses, save, least, lag = [await _option(server, name) for name in names]
     persistence, replication = await server.info("persistence"), await server.info("replication")
-    return Kept(persistence, replication, fsync, save, least, lag, is_alone)
+    return Kept(persistence, replication, fsync, pauses != "yes", save, least, lag, is_alone)
 
 
 async def _option(server: Any, name: str) -> str:
@@ -140,6 +143,9 @@ def _on_disk(kept: Kept) -> Finding:
         return Finding("durability", "weak", "no append-only file: a restart of Redis loses the job", append)
     if kept.persistence.get("aof_last_write_status", "ok") != "ok":
         return Finding("durability", "bad", "Redis cannot write its append-only file", "free its disk")
+    if kept.appendfsync in ("always", "everysec") and not kept.syncs_in_rewrites:
+        says = "while Redis rewrites its append-only file nothing is synced: a power cut may then lose half a minute"
+        return Finding("durability", "weak", says, "CONFIG SET no-appendfsync-on-rewrite no, and in redis.conf")
     if kept.appendfsync == "always":
         return Finding("durability", "good", "what was acknowledged survives a power cut (appendfsync always)")
     if kept.appendfsync == "everysec":
@@ -155,20 +161,22 @@ def _on_disk(kept: Kept) -> Finding:
 
 
 def _on_replicas(kept: Kept, forget_seconds: float) -> Finding:
-    wanted = f"min-replicas-to-write 1 and min-replicas-max-lag {int(forget_seconds)}"
+    most = int(forget_seconds) - _LAG_SLACK_SECONDS
+    wanted = f"min-replicas-to-write 1 and min-replicas-max-lag {most}"
     if not kept.min_replicas:
         says = "this user may not ask how far a replica may lag that takes the primary's place"
         return Finding(
             "durability", "weak", says, f"check that redis.conf has {wanted}, or: ACL SETUSER name +config|get"
         )
     lag = int(kept.max_lag or 0)
-    if int(kept.min_replicas) < 1 or not 0 < lag <= forget_seconds:
+    if int(kept.min_replicas) < 1 or not 0 < lag <= most:
         says = (
             f"a replica may take the primary's place that lags by more than forget_seconds ({forget_seconds:g} s; "
             f"min-replicas-to-write {kept.min_replicas}, min-replicas-max-lag {lag}): that loses pages"
         )
         return Finding("durability", "weak", says, f"CONFIG SET {wanted}, and in redis.conf")
-    return Finding("durability", "good", f"a replica that takes the primary's place lags by {lag} s at most")
+    says = f"a replica that takes the primary's place lags by {lag + _LAG_SLACK_SECONDS} s at most"
+    return Finding("durability", "good", says)
 
 
 def _room(memory: dict[str, Any]) -> Finding:

@@ -130,10 +130,7 @@ async def _check(url: str, clock: Clock, *, is_one_of_several: bool, forget_seco
         if not weaknesses:
             yield Finding("durability", "good", f"{whose}what was acknowledged survives a kill and a power cut")
         if count := await database.standbys():
-            what = "its asynchronous standby" if count == 1 else f"one of its {count} asynchronous standbys"
-            most = f" if that lacks at most {forget_seconds:g} s (forget_seconds)" if is_one_of_several else ""
-            says = f"{whose}a fail-over to {what} repeats the pages that are missing there, and loses none{most}"
-            yield Finding("standbys", "good", says)
+            yield _on_standbys(count, whose, forget_seconds if is_one_of_several else None)
     except TimeoutError:
         yield Finding("frontier", "bad", "the database does not answer", "is it started, and its address right?")
     except Exception as error:
@@ -147,6 +144,20 @@ async def _check(url: str, clock: Clock, *, is_one_of_several: bool, forget_seco
 
 async def _has_outbox(dialect: Dialect) -> bool:
     return dialect.has_outbox
+
+
+def _on_standbys(count: int, whose: str, forget_seconds: float | None) -> Finding:
+    """What a fail-over to an asynchronous standby does.
+
+    With `forget_seconds` the job is in several databases, so that a page and its links may be in two of them: no
+    setting of a server bounds how far its standby is behind."""
+    what = "its asynchronous standby" if count == 1 else f"one of its {count} asynchronous standbys"
+    if forget_seconds is None:
+        says = f"{whose}a fail-over to {what} repeats the pages that are missing there, and loses none"
+        return Finding("standbys", "good", says)
+    says = f"{whose}a fail-over to {what} that lacks more than {forget_seconds:g} s (forget_seconds) loses pages"
+    mend = "have it synchronous, or submit the job with as many --forget-seconds as it may ever be behind"
+    return Finding("standbys", "weak", says, mend)
 
 
 class _DatabaseMeter:
