@@ -113,7 +113,7 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def kill_tree(process: subprocess.Popen[str]) -> None:
+def kill_tree(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
     """kill -9 of a crawl and all its workers."""
     try:
         os.killpg(process.pid, signal.SIGKILL)

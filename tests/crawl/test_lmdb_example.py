@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,10 @@ def test_without_the_package_its_address_is_a_mistake(tmp_path: Path) -> None:
     assert "there is no such frontier" in done.stderr
 
 
+def has_grown(path: Path, size: int) -> bool:
+    return path.exists() and path.stat().st_size > size
+
+
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_kills_leave_no_trace_in_the_files(installed: dict[str, str], tmp_path: Path, workers: str) -> None:
     spider, folder, kept = tmp_path / "shop.py", tmp_path / "job", tmp_path / "kept"
@@ -93,7 +98,7 @@ def test_kills_leave_no_trace_in_the_files(installed: dict[str, str], tmp_path: 
                 words, env=installed, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
             )
             before = pages.stat().st_size if pages.exists() else 0
-            until(lambda before=before: pages.exists() and pages.stat().st_size > before)
+            until(partial(has_grown, pages, before))
             time.sleep(0.05 * death)
             assert crawling.poll() is None, "it was over before it could be killed"
             kill_tree(crawling)

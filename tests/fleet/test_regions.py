@@ -237,7 +237,7 @@ def test_a_region_whose_worker_died_waits_under_rules_and_is_taken_over_under_au
 def test_a_worker_without_a_region_leases_from_regions_that_have_no_worker(server: RedisServer, tmp_path: Path) -> None:
     """It moves no site: the sites stay in their region."""
 
-    async def scenario(web: SimWeb) -> dict[str, int]:
+    async def scenario(web: SimWeb) -> dict[str, Any]:
         frontier = await submit(server, web, job(region_by="auto", regions={"us": ["*"]}))
         await frontier.steer("running")
         async with far_away(web.plan.port):

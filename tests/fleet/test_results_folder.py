@@ -72,8 +72,8 @@ class Machine:
         assert "Traceback" not in said
         return subprocess.CompletedProcess(words, code, out, said)
 
-    def status(self, job: str) -> dict[str, object]:
-        found: dict[str, object] = json.loads(self.run("status", job, "--json").stdout)
+    def status(self, job: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.run("status", job, "--json").stdout)
         return found
 
     def urls(self, job: str, *words: str) -> list[str]:
@@ -201,15 +201,15 @@ def test_lost_segments_are_reported_and_their_pages_fetched_again(frontier: str,
     with SimWeb(sites=4, pages_per_site=20, page_bytes=2000) as web:
         crawl(machine, job, web, shared)
         whole = machine.status(job)
-        assert (whole["state"], whole["results"]["missing"], whole["warnings"]) == ("finished", 0, [])  # type: ignore[index]
+        assert (whole["state"], whole["results"]["missing"], whole["warnings"]) == ("finished", 0, [])
         before = Counter(machine.urls(job))
         assert set(before) == set(fetched(web.log()))
         lost = lose(shared)
 
         # It is told, with a command that can be pasted.
         seen = machine.status(job)
-        assert (seen["state"], seen["results"]["missing"]) == ("finished", lost)  # type: ignore[index]
-        assert f"gossamer repair {job} --frontier" in seen["warnings"][0]  # type: ignore[index]
+        assert (seen["state"], seen["results"]["missing"]) == ("finished", lost)
+        assert f"gossamer repair {job} --frontier" in seen["warnings"][0]
         machine.run("status", job, "--check", code=1)
         failed = machine.run("export", job, "--format", "urls", code=1)
         assert f"{lost} of {sum(before.values())} stored pages" in failed.stderr
@@ -230,7 +230,7 @@ def test_lost_segments_are_reported_and_their_pages_fetched_again(frontier: str,
         assert len(times) == requests, "nothing else is fetched"
         assert Counter(times.values()) == {1: sum(before.values()) - lost, 2: lost}
         found = machine.status(job)
-        assert (found["state"], found["results"]["missing"]) == ("finished", 0)  # type: ignore[index]
+        assert (found["state"], found["results"]["missing"]) == ("finished", 0)
         assert Counter(machine.urls(job)) == before, "every page exactly once"
 
 
@@ -250,9 +250,9 @@ def test_a_machine_dies_with_its_disk_in_mid_crawl(frontier: str, job: str, tmp_
             share = choose.uniform(0.1, 0.8)
             until(lambda: len(web.fetched()) >= share * 300, 120)
             segments = {
-                name: found
+                name: written
                 for name in workers
-                if (found := [*(shared / "segments").glob(f"{name}-*")]) and has_lines(found)
+                if (written := [*(shared / "segments").glob(f"{name}-*")]) and has_lines(written)
             }
             name = choose.choice(sorted(segments))
             workers[name].kill()
@@ -276,7 +276,7 @@ def test_a_machine_dies_with_its_disk_in_mid_crawl(frontier: str, job: str, tmp_
         seen = machine.status(job)
         assert len(left) == len(set(left))
         assert lost
-        assert (seen["state"], seen["results"]["missing"]) == ("finished", len(lost))  # type: ignore[index]
+        assert (seen["state"], seen["results"]["missing"]) == ("finished", len(lost))
         failed = machine.run("export", job, "--format", "urls", code=1)
         assert f"{len(lost)} of 300 stored pages" in failed.stderr
 
@@ -290,7 +290,7 @@ def test_a_machine_dies_with_its_disk_in_mid_crawl(frontier: str, job: str, tmp_
             assert repaired["queued"] == len(lost)
             assert sum(web.fetched().values()) - requests == len(lost), "nothing else is fetched"
         found = machine.status(job)
-        assert (found["state"], found["results"]["missing"]) == ("finished", 0)  # type: ignore[index]
+        assert (found["state"], found["results"]["missing"]) == ("finished", 0)
         assert Counter(machine.urls(job)) == Counter(web.all)
         assert not web.impolite(delay)
 
@@ -344,13 +344,13 @@ def test_a_healthy_job_raises_no_alarm_whatever_its_pages_come_to(frontier: str,
         assert counts["failed"]
         assert counts["skipped"]
     found = machine.status(job)
-    assert (found["state"], found["results"]["missing"]) == ("finished", 0)  # type: ignore[index]
+    assert (found["state"], found["results"]["missing"]) == ("finished", 0)
     assert len(machine.urls(job)) >= counts["stored"]
     repaired = json.loads(machine.run("repair", job, "--json").stdout)
     assert (repaired["missing"], repaired["queued"], repaired["written_off"]) == (0, 0, 0)
     after = machine.status(job)
-    assert (after["state"], after["counts"]["stored"]) == ("finished", counts["stored"])  # type: ignore[index]
-    assert not any("not known to the frontier" in warning for warning in after["warnings"])  # type: ignore[attr-defined]
+    assert (after["state"], after["counts"]["stored"]) == ("finished", counts["stored"])
+    assert not any("not known to the frontier" in warning for warning in after["warnings"])
 
 
 def test_on_redis_lost_pages_that_nothing_names_are_found_by_a_walk(
@@ -372,7 +372,7 @@ def test_on_redis_lost_pages_that_nothing_names_are_found_by_a_walk(
         assert walked["walked"]
         work(machine, job, "one", "two")
         found = machine.status(job)
-        assert (found["state"], found["results"]["missing"]) == ("finished", 0)  # type: ignore[index]
+        assert (found["state"], found["results"]["missing"]) == ("finished", 0)
         assert Counter(machine.urls(job)) == before
 
 
@@ -395,7 +395,7 @@ def test_a_lost_results_folder_is_begun_anew_only_if_that_is_said(frontier: str,
         repaired = json.loads(machine.run(*words).stdout)
         assert repaired["missing"] == 16
         work(machine, job, "one", "two")
-        assert machine.status(job)["results"]["missing"] == 0  # type: ignore[index]
+        assert machine.status(job)["results"]["missing"] == 0
         assert len(set(machine.urls(job))) == len(machine.urls(job)) == 16
 
 
