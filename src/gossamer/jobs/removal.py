@@ -19,15 +19,15 @@ from gossamer.frontier.backends import owned_url, remove_job
 from gossamer.jobs.job import Job
 from gossamer.masks import masked_address
 from gossamer.results import MARKER
-from gossamer.sink import csv, jsonl, objects, segments, sqlite, trail, warc
+from gossamer.sink import csv, jsonl, segments, sqlite, trail, warc
 from gossamer.sink.aside import REJECTED
-from gossamer.sink.base import TABLES
+from gossamer.sink.base import SPOOL, TABLES
 from gossamer.storage.reader import elsewhere
 
 _RESULTS = (
     *(name + suffix for name in (jsonl.PAGES, jsonl.ITEMS) for suffix in jsonl.SUFFIXES.values()),
     csv.PAGES, csv.ITEMS, sqlite.FILE, f"{sqlite.FILE}-wal", f"{sqlite.FILE}-shm", f"{sqlite.FILE}-journal", REJECTED,
-    warc.FOLDER, TABLES, objects.SPOOL, segments.FOLDER, trail.FOLDER, "report.html",
+    warc.FOLDER, TABLES, SPOOL, segments.FOLDER, trail.FOLDER, "report.html",
 )  # fmt: skip
 """What jobs store in their folder."""
 _RECORDS = (MARKER, SETTINGS)

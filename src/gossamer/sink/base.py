@@ -14,8 +14,10 @@ import msgspec
 from gossamer.model import Record
 from gossamer.settings import Settings
 
+SPOOL = "spool"
 TABLES = "parquet"
-"""The folder of a job's Parquet files; named here, because their own modules need a package that may be missing."""
+"""Folders of files on their way to a bucket, and of Parquet files; named here, because their own modules need a
+package that may be missing."""
 
 
 class Sink(Protocol):

@@ -19,13 +19,13 @@ from gossamer.clock import Clock, SystemClock
 from gossamer.errors import ConfigError, SinkError, SinkFull
 from gossamer.model import Record
 from gossamer.sink import disk
-from gossamer.sink.base import Opening, Sink
+from gossamer.sink.base import SPOOL, Opening, Sink
 from gossamer.sink.bucket import Bucket
 from gossamer.sink.lines import LineFiles
 from gossamer.sink.warc import WarcSink
 
 log = logging.getLogger("gossamer.sink")
-SPOOL, PROBE = "spool", ".gossamer"
+PROBE = ".gossamer"
 OBJECT_SECONDS, SPOOL_BYTES = 300, 4_000_000_000
 _OPEN, _LOCK, _NAME = ".open", "lock", "name"
 _AT_ONCE, _LONGEST_WAIT_SECONDS = 4, 30.0
