@@ -19,7 +19,7 @@ import redis
 
 from _tally import environment
 from gossamer.engine.orphans import dies_with_us
-from gossamer.sim.log import Entry, fetched
+from gossamer.sim.log import SimRequest, fetched
 from gossamer.testing.servers import RedisServer
 from gossamer.testing.web import SimWeb
 
@@ -130,7 +130,7 @@ def urls(path: Path) -> Counter[str]:
     return found
 
 
-def rate(log: list[Entry]) -> float:
+def rate(log: list[SimRequest]) -> float:
     """Pages a second from the first request to the last answer."""
     if len(log) < 2:
         return 0.0

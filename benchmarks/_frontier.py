@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from gossamer import urls
-from gossamer.engine.recent import Recent
+from gossamer.engine.recent import RecentKeys
 from gossamer.errors import Unavailable
 from gossamer.frontier.base import Frontier
 from gossamer.model import Lease, Outcome, Request
@@ -85,7 +85,7 @@ class Pages:
         secret: bytes,
         served: Callable[[], float],
         *,
-        recent: Recent,
+        recent: RecentKeys,
         even_sites: int | None = None,
     ) -> None:
         self._frontier = frontier

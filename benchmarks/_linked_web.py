@@ -22,8 +22,8 @@ from typing import Self, cast
 
 import msgspec
 
-from gossamer.sim.child import run
-from gossamer.sim.log import Entry, LogWriter, read
+from gossamer.sim.child import run_simweb
+from gossamer.sim.log import LogWriter, SimRequest, read
 from gossamer.sim.site import WebPlan
 from gossamer.sim.words import ADJECTIVES, NOUNS
 
@@ -62,7 +62,7 @@ class LinkedWeb:
     def seeds(self) -> list[str]:
         return self.plan.seeds()
 
-    def log(self) -> list[Entry]:
+    def log(self) -> list[SimRequest]:
         return read(self.log_path)
 
     def reachable(self) -> set[str]:
@@ -193,7 +193,7 @@ async def serve(plan: WebPlan, log_path: Path) -> None:
 def main() -> None:
     sites, pages, page_bytes, links = map(int, sys.argv[1:5])
     plan = WebPlan(sites=sites, pages_per_site=pages, page_bytes=page_bytes, links_per_page=links)
-    run(serve(plan, Path(sys.argv[5])))
+    run_simweb(serve(plan, Path(sys.argv[5])))
 
 
 if __name__ == "__main__":

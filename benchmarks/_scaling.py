@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from _fleet import DEADLINE_SECONDS, process_seconds
 from _namespaces import Namespaces, Relay, are_allowed
-from gossamer.sim.log import Entry, fetched
+from gossamer.sim.log import SimRequest, fetched
 from gossamer.testing.web import SimWeb
 
 AT_ONCE, LATENCY_SECONDS, SITE_PAGES = 8, 0.2, 30
@@ -128,7 +128,7 @@ def command(url: str, *words: str) -> None:
         sys.exit(f"gossamer {words[0]} failed: {done.stderr}")
 
 
-def speeds(log: list[Entry]) -> tuple[float, float]:
+def speeds(log: list[SimRequest]) -> tuple[float, float]:
     """Pages a second of the whole crawl, and of its middle eight tenths."""
     first, last = log[0].arrived_at, max(entry.finished_at for entry in log)
     tenth = (last - first) / 10

@@ -18,7 +18,7 @@ from math import log
 from types import TracebackType
 from typing import Self
 
-from gossamer.sim.pages import Pages
+from gossamer.sim.pages import PageRenderer
 from gossamer.sim.site import WebPlan
 
 MEDIAN_SECONDS, SPREAD, LEAST_SECONDS, MOST_SECONDS = 0.4, 1.0, 0.05, 5.0
@@ -70,7 +70,7 @@ class SlowWeb:
 async def serve(sites: int, scale: float) -> None:
     listener = socket.create_server(("0.0.0.0", 0), backlog=4096)
     plan = WebPlan(sites=sites, pages_per_site=1, port=listener.getsockname()[1])
-    pages = Pages(plan)
+    pages = PageRenderer(plan)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from gossamer.extract import fingerprint
 from gossamer.extract.encoding import detect
 from gossamer.extract.links import LinkMemo
-from gossamer.extract.metadata import metadata
+from gossamer.extract.metadata import read_metadata
 from gossamer.extract.page import Page
 from gossamer.extract.text import main_text
 from gossamer.model import Request, Response
@@ -95,7 +95,7 @@ def main() -> None:
         "text": lambda: _text(parsed),
         "main text": lambda: main_text(parsed.tree),
         "main text and SimHash": lambda: fingerprint.simhash(main_text(parsed.tree)),
-        "metadata": lambda: metadata(parsed.tree),
+        "metadata": lambda: read_metadata(parsed.tree),
         "whole step, cold memo": lambda: crawl_step(source, LinkMemo()),
         "whole step, warm memo": lambda: crawl_step(source, warm),
     }

@@ -23,11 +23,11 @@ from urllib.parse import urldefrag, urljoin
 from _fleet import Account, Crawl, finish, machine, process_seconds, start
 from gossamer import urls
 from gossamer.engine.handle import Linker
-from gossamer.engine.recent import Recent
+from gossamer.engine.recent import RecentKeys
 from gossamer.frontier.backends import create_fleet
 from gossamer.model import Outcome, Request
 from gossamer.settings import Settings
-from gossamer.sim.pages import Pages
+from gossamer.sim.pages import PageRenderer
 from gossamer.sim.site import WebPlan
 from gossamer.testing.servers import RedisServer
 from gossamer.testing.web import SimWeb
@@ -54,7 +54,7 @@ def crawl(case: str, web_plan: WebPlan) -> Crawl:
         return account.crawl(web, [Path(folder) / "job" / "pages.jsonl"])
 
 
-def links_of(pages: Pages, plan: WebPlan, request: Request) -> tuple[str, ...]:
+def links_of(pages: PageRenderer, plan: WebPlan, request: Request) -> tuple[str, ...]:
     """The links of a page, without fetching it."""
     site = plan.site_of(urls.host(urls.host_port(request.url)))
     if site is None or site >= plan.sites:
@@ -66,7 +66,7 @@ def links_of(pages: Pages, plan: WebPlan, request: Request) -> tuple[str, ...]:
 
 async def play_back(web_plan: WebPlan) -> tuple[float, float, int]:
     """CPU seconds of the client and of Redis for the frontier alone, and the pages that it took."""
-    pages, settings, recent = Pages(web_plan), Settings(delay=0, robots=False, allow_private=True), Recent()
+    pages, settings, recent = PageRenderer(web_plan), Settings(delay=0, robots=False, allow_private=True), RecentKeys()
     client, count = 0.0, 0
     with RedisServer() as server:
         idle = process_seconds(server.pid)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from _fleet import children, finish, machine, requests, start, until, urls
-from gossamer.sim.log import Entry, fetched, max_overlap
+from gossamer.sim.log import SimRequest, fetched, max_overlap
 from gossamer.testing.servers import RedisServer
 from gossamer.testing.web import SimWeb
 
@@ -41,7 +41,7 @@ class Manners(NamedTuple):
     repeated: int
 
 
-def all_gaps(log: Iterable[Entry]) -> list[float]:
+def all_gaps(log: Iterable[SimRequest]) -> list[float]:
     """Seconds from the headers of an answer to the next request at its site; negative where they overlap."""
     found = []
     for _, entries in groupby(sorted(log, key=lambda entry: (entry.site, entry.arrived_at)), lambda entry: entry.site):

@@ -20,7 +20,7 @@ import redis
 
 from _frontier import Pages, done, machine, request
 from gossamer.cli.start import run
-from gossamer.engine.recent import Recent
+from gossamer.engine.recent import RecentKeys
 from gossamer.frontier.redis_open import open_redis
 from gossamer.measure.servers import cpu_of
 from gossamer.settings import Settings
@@ -34,7 +34,7 @@ async def measure(server: RedisServer, known: int, choice: argparse.Namespace) -
     watch.flushall()
     frontier = await open_redis(server.url, "benchmark", SETTINGS, worker="bench")
     empty = watch.info("memory")["used_memory"]
-    pages = Pages(frontier, frontier.secret, lambda: cpu_of(server.pid), recent=Recent())
+    pages = Pages(frontier, frontier.secret, lambda: cpu_of(server.pid), recent=RecentKeys())
     await pages.fill(known)
     queued = (watch.info("memory")["used_memory"] - empty) / known
     results = [f"{case} {await pages.rounds(case, pages=choice.pages, rounds=choice.rounds)}" for case in choice.cases]

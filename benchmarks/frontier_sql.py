@@ -27,8 +27,8 @@ import time
 
 from _frontier import BATCH, CASES, LINKS, NEW, SITES, Pages, done, machine, request
 from gossamer.cli.start import run
-from gossamer.engine.recent import Recent
-from gossamer.frontier.sql import open_sql
+from gossamer.engine.recent import RecentKeys
+from gossamer.frontier.sql.job import open_sql
 from gossamer.measure.servers import cpu_of
 from gossamer.settings import Settings
 from gossamer.testing.sqlservers import MariaServer, PostgresServer, SqlServer
@@ -66,7 +66,7 @@ def settle(server: SqlServer) -> None:
 
 
 async def measure(server: SqlServer, known: int, choice: argparse.Namespace) -> None:
-    recent = Recent(int(choice.memory)) if choice.memory else Recent()
+    recent = RecentKeys(int(choice.memory)) if choice.memory else RecentKeys()
     frontier = await open_sql(server.url, f"benchmark-{known}", SETTINGS, worker="bench")
     pages = Pages(frontier, frontier.secret, lambda: cpu_of(server.pid), recent=recent)
     started, served = time.perf_counter(), cpu_of(server.pid)
@@ -111,7 +111,7 @@ def side_by_side(server: SqlServer, choice: argparse.Namespace, known: int = 200
 
     async def make() -> None:
         frontier = await open_sql(server.url, "clients", SETTINGS)
-        await Pages(frontier, frontier.secret, float, recent=Recent()).fill(known)
+        await Pages(frontier, frontier.secret, float, recent=RecentKeys()).fill(known)
         await frontier.aclose()
 
     run(make())

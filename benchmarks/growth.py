@@ -44,9 +44,9 @@ from frontier_sql import settle, size
 from frontier_sql import start as start_sql
 from gossamer.cli.start import run
 from gossamer.clock import SystemClock
-from gossamer.engine.recent import Recent
+from gossamer.engine.recent import RecentKeys
 from gossamer.frontier.redis_open import open_redis
-from gossamer.frontier.sql import open_sql
+from gossamer.frontier.sql.job import open_sql
 from gossamer.frontier.sqlite import open_sqlite
 from gossamer.measure.servers import cpu_of
 from gossamer.settings import Settings
@@ -83,7 +83,7 @@ class Task(NamedTuple):
 @asynccontextmanager
 async def opened(task: Task, folder: Path) -> AsyncIterator[tuple[Pages, Callable[[], float]]]:
     """The pages to play, and a function that tells the bytes that the store takes."""
-    even, recent = task.even_sites, Recent(64) if task.store == "embedded" else Recent()
+    even, recent = task.even_sites, RecentKeys(64) if task.store == "embedded" else RecentKeys()
     with ExitStack() as stack:
         if task.store == "embedded":
             local = open_sqlite(folder / "frontier.db", SETTINGS, clock=SystemClock())

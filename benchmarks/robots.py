@@ -6,7 +6,8 @@ import platform
 import time
 from collections.abc import Callable
 
-from gossamer.middleware.robots import Matcher, Robots, parse, unpack
+from gossamer.middleware.robots import Robots, parse, unpack
+from gossamer.middleware.robots_rules import Matcher
 
 AGENT = "Gossamer/0.1"
 PATHS = ["/", "/shop/item-17.html", "/shop/section-3/item?id=9&sort=price", "/private/x", "/a/b/c/d.pdf", "/search?q=x"]

@@ -31,12 +31,12 @@ import msgspec
 
 from gossamer.clock import SystemClock
 from gossamer.engine.handle import Linker
-from gossamer.engine.recent import Recent
+from gossamer.engine.recent import RecentKeys
 from gossamer.frontier.sqlite import open_sqlite
-from gossamer.job import save_settings
+from gossamer.job_folder import save_settings
 from gossamer.model import PageRow
 from gossamer.settings import build
-from gossamer.sink.trail import Step
+from gossamer.sink.trail import SentRequest
 from gossamer.testing.web import SimWeb
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -76,7 +76,7 @@ async def fill(folder: Path, *, sites: int, urls: int) -> None:
     settings = build({"allow_private": True, "resolve": ["*=127.0.0.1"], "scope": "any", "robots": False})
     save_settings(folder, settings)
     frontier = open_sqlite(folder / "frontier.db", settings, clock=SystemClock())
-    linker = Linker(settings, frontier.secret, Recent())
+    linker = Linker(settings, frontier.secret, RecentKeys())
     for first in range(0, urls, 20_000):
         names = (f"http://s{n % sites}.example:9/page-{n}" for n in range(first, min(urls, first + 20_000)))
         await frontier.add([linker.seed(name) for name in names])
@@ -88,7 +88,7 @@ async def fill(folder: Path, *, sites: int, urls: int) -> None:
             url, at, status = f"http://s{n % sites}.example:9/page-{n}", now - 3600 + n * 3600 * 3 / urls, 200
             if n % 50 == 0:
                 status = 404
-            step = Step(url=url, at=at, status=status, latency=0.1, bytes=20_000, delay=1.0)
+            step = SentRequest(url=url, at=at, status=status, latency=0.1, bytes=20_000, delay=1.0)
             trail.write(msgspec.json.encode(step) + b"\n")
             row = PageRow(url=url, status=status, title=f"Page {n}", fetched_at=at, bytes=20_000, digest="0" * 40)
             pages.write(msgspec.json.encode(row) + b"\n")

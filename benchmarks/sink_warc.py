@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gossamer.model import Exchange, PageRow, Record
 from gossamer.settings import Settings
-from gossamer.sim.pages import Pages
+from gossamer.sim.pages import PageRenderer
 from gossamer.sim.site import WebPlan
 from gossamer.sink import open_sinks
 from gossamer.testing.web import SimWeb
@@ -44,7 +44,7 @@ def bodies() -> tuple[str, list[bytes]]:
         real = [gzip.decompress(path.read_bytes()) for path in sorted(REAL.iterdir())]
         return "real pages", [(body * 3)[:PAGE_BYTES] for body in real if len(body) * 3 >= PAGE_BYTES]
     plan = WebPlan(sites=1, pages_per_site=150, page_bytes=PAGE_BYTES)
-    web = Pages(plan)
+    web = PageRenderer(plan)
     return "simulated pages", [web.answer(0, plan.path(0, number)).body for number in range(150)]
 
 

@@ -12,7 +12,9 @@ from typing import Any
 
 import msgspec
 
-from gossamer import Page, Request, Response, Spider
+from gossamer.extract.page import Page
+from gossamer.extract.spider import Spider
+from gossamer.model import Request, Response
 
 Fetch = Callable[[Request], Awaitable[Response]]
 Parse = Callable[[Page], Awaitable[list[Any]]]

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from gossamer import Page, Spider
+from gossamer.extract.page import Page
+from gossamer.extract.spider import Spider
 
 
 class Letters(Spider):

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from gossamer.cli.progress import Progress
 from gossamer.cli.view import FRAMES_A_SECOND, frame
-from gossamer.job import Crawl
+from gossamer.job import LocalRun
 from gossamer.settings import Settings
 from gossamer.testing.web import SimWeb
 
@@ -32,7 +32,7 @@ INDENTED = re.compile(
 )
 
 
-async def watch(run: Crawl) -> Progress:
+async def watch(run: LocalRun) -> Progress:
     """Look at the crawl as the live view does, then stop it."""
     crawling = asyncio.create_task(run.run())
     progress = Progress(run)
@@ -67,7 +67,7 @@ def main() -> None:
         settings = Settings(
             allow_private=True, delay=0.5, resolve=("*.sim=127.0.0.1",), max_pages=5000, backoff_seconds=5.0
         )
-        asyncio.run(watch(Crawl(Path(folder) / "sites", settings, web.seeds)))
+        asyncio.run(watch(LocalRun(Path(folder) / "sites", settings, web.seeds)))
 
 
 if __name__ == "__main__":

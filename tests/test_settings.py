@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gossamer import settings as configuration
 from gossamer.cli.start import read_settings
 from gossamer.errors import ConfigError
-from gossamer.job import save_settings, stored_settings
+from gossamer.job_folder import save_settings, stored_settings
 from gossamer.settings import FIELDS, Settings, SiteSettings, build, dump, from_environment, from_file
 
 HOSTILE = "\x00\x01\t\n\r\x1b\x7f\x85\u2028\u202e\ufeff\U0001f600 ' \" \\ ''' \"\"\" # = [x] \\u0041 é"

@@ -25,10 +25,10 @@ import msgspec
 from gossamer import settings as configuration
 from gossamer.clock import Clock
 from gossamer.errors import ConfigError, Held, JobMissing, SchemaMismatch, Unavailable
-from gossamer.folders import save_settings, stored_settings
 from gossamer.frontier.base import OwnedBackend, OwnedFrontier
-from gossamer.frontier.journal import Change, OutcomeRow, Past, SiteRow, vars_of
-from gossamer.frontier.local import LocalFrontier
+from gossamer.frontier.journal import Change, JournalSite, OutcomeRow, Past, vars_of
+from gossamer.frontier.local import EmbeddedFrontier
+from gossamer.job_folder import save_settings, stored_settings
 from gossamer.model import JobState, Request
 from gossamer.settings import Settings
 
@@ -73,7 +73,7 @@ class LmdbBackend(OwnedBackend):
             undo.pop_all()
             undo.callback(journal.close)
             save_settings(folder, settings)
-            frontier = LocalFrontier(journal, journal.past(), settings=settings, clock=clock)
+            frontier = EmbeddedFrontier(journal, journal.past(), settings=settings, clock=clock)
             undo.pop_all()
         return frontier
 
@@ -240,8 +240,8 @@ class LmdbPast(Past):
         self.lapses = {_number(key): count for key, count in self._all("lapses", int) if count}
         self.hastened = {_number(key): pair for key, pair in self._all("hints", tuple[float, float])}
 
-    def sites(self) -> Iterator[tuple[int, str, SiteRow | None]]:
-        notes = dict(self._all("notes", SiteRow))
+    def sites(self) -> Iterator[tuple[int, str, JournalSite | None]]:
+        notes = dict(self._all("notes", JournalSite))
         for key, name in self._all("sites", str):
             yield _number(key), name, notes.get(key)
 

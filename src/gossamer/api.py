@@ -25,7 +25,8 @@ from gossamer.errors import ConfigError, OwnerGone
 from gossamer.extract.page import Page
 from gossamer.extract.spider import Spider
 from gossamer.extras import unusable
-from gossamer.job import Crawl, folder_of, read_seeds
+from gossamer.job import LocalRun
+from gossamer.job_folder import folder_of, read_seeds
 from gossamer.model import Counts, Record
 from gossamer.settings import Settings, build
 
@@ -65,7 +66,7 @@ class Pages:
             return parse_and_deliver
 
         self._spider.parse_middleware = [deliver, *self._spider.parse_middleware]
-        run = Crawl(self._folder, self._settings, self._seeds, spider=self._spider)
+        run = LocalRun(self._folder, self._settings, self._seeds, spider=self._spider)
 
         async def work() -> None:
             try:
@@ -183,7 +184,7 @@ class Results:
         records, batches = self._records(), []
         while some := list(islice(records, _BATCH)):
             # Files of lines have neither key nor token.
-            rows = [files.Row(one.key or None, one.token or None, one.page) for one in some]  # type: ignore[arg-type]
+            rows = [files.LogRow(one.key or None, one.token or None, one.page) for one in some]  # type: ignore[arg-type]
             batches.append(files.page_batch(rows))
         return pa.Table.from_batches(batches, files.PAGE_SCHEMA)
 

@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING
 
 from gossamer import telemetry
 from gossamer.clock import Clock, SystemClock
-from gossamer.download import Downloader, Locates, Remembers, open_downloader
-from gossamer.download.dns import Names, Resolver
+from gossamer.download import open_downloader
+from gossamer.download.base import Downloader, Locates, Remembers
+from gossamer.download.dns import NameResolver, Resolver
 from gossamer.engine.budget import Guard
 from gossamer.engine.careful import Careful
-from gossamer.engine.crowds import Crowds
+from gossamer.engine.crowds import AddressLimits
 from gossamer.engine.extractor import Extractor, make_spider
 from gossamer.engine.gate import LoadGate
 from gossamer.engine.handle import Handler, Linker
 from gossamer.engine.lifecycle import Lifecycle
-from gossamer.engine.marker import Marker
-from gossamer.engine.recent import Memory, Recent
+from gossamer.engine.marker import CrashMarker
+from gossamer.engine.recent import KnownKeys, RecentKeys
 from gossamer.engine.region import Places
 from gossamer.engine.run import Engine
 from gossamer.engine.slots import Measures
@@ -34,7 +35,7 @@ from gossamer.middleware.cache import cache
 from gossamer.middleware.cookies import CookieJar, cookies
 from gossamer.middleware.sessions import sessions
 from gossamer.settings import Settings
-from gossamer.sink.trail import Trail
+from gossamer.sink.trail import RequestLog
 
 if TYPE_CHECKING:
     from gossamer.engine.parsers import ParserPool
@@ -80,11 +81,11 @@ def gate_of_loads(downloader: Downloader, settings: Settings, clock: Clock) -> L
     return gate
 
 
-def crowds_of(downloader: Downloader, settings: Settings) -> Crowds | None:
+def crowds_of(downloader: Downloader, settings: Settings) -> AddressLimits | None:
     """The places at each address, if their number is limited: names are then looked up before pages are asked for."""
     if settings.per_address is None or not isinstance(downloader, Locates):
         return None
-    return Crowds(downloader, settings.per_address)
+    return AddressLimits(downloader, settings.per_address)
 
 
 def _parsers(settings: Settings) -> ParserPool:
@@ -97,7 +98,7 @@ def _parsers(settings: Settings) -> ParserPool:
 
 
 @asynccontextmanager
-async def worker(
+async def build_worker(
     frontier: Frontier,
     store: Store,
     *,
@@ -108,9 +109,9 @@ async def worker(
     spider: Spider | None = None,
     refused: Counter[str] | None = None,
     places: Places | None = None,
-    trail: Trail | None = None,
+    trail: RequestLog | None = None,
     tracing: Tracing | None = None,
-    memory: Memory | None = None,
+    memory: KnownKeys | None = None,
     machine: Measures | None = None,
     suspects: Collection[int] = (),
 ) -> AsyncIterator[Engine]:
@@ -120,10 +121,10 @@ async def worker(
     tracing = tracing or telemetry.begin()
     begin_parsers = None if spider is not None else partial(_parsers, settings)
     spider = spider or make_spider(settings)
-    recent = memory or Recent()
+    recent = memory or RecentKeys()
     score = spider.score if type(spider).score is not Spider.score else None
     linker = Linker(settings, secret, recent, refused=refused, score=score)
-    names: Names | None = None
+    names: NameResolver | None = None
     if tracing is not None:
         from gossamer.telemetry import parts
 
@@ -132,7 +133,7 @@ async def worker(
     downloader = open_downloader(settings, clock=clock, resolver=names)
     loads = gate_of_loads(downloader, settings, clock)
     jar = jar_of(settings, clock)
-    marker = Marker(None if settings.parse_processes else marker_path)
+    marker = CrashMarker(None if settings.parse_processes else marker_path)
     extractor: ParserPool | Careful
     if settings.parse_processes:
         extractor, lifecycle = _parsers(settings), Lifecycle(spider)

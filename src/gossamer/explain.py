@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from gossamer import urls
 from gossamer.extract.scope import Scope
 from gossamer.frontier import combinations, traps
-from gossamer.middleware.robots import Matcher, Robots, Rulings, unpack
+from gossamer.middleware.robots import Robots, unpack
+from gossamer.middleware.robots_rules import Matcher, Rulings
 from gossamer.settings import Settings
 
 
@@ -149,7 +150,7 @@ def path_ruling(url: str, memo: Mapping[str, Any], settings: Settings, *, now: f
     """Whether the part of the site that the URL belongs to is asleep, or has given its pages; None if neither."""
     target = urls.path_query(url)
     prefix = traps.prefix_of(target)
-    family = combinations.evidence(memo, target, now=now)
+    family = combinations.combination_evidence(memo, target, now=now)
     if family is not None:
         query = f"{', '.join(family['common'])} in its query" if family["common"] else "any query"
         words = (

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import msgspec
 
-from gossamer.assemble import worker
+from gossamer.assemble import build_worker
 from gossamer.clock import Clock, SystemClock
 from gossamer.download.connects import Connects
 from gossamer.engine.extractor import item_columns
 from gossamer.engine.machine import Machine
 from gossamer.engine.marker import left_behind
-from gossamer.engine.pulse import EVERY_SECONDS, Heart, beating, is_live
+from gossamer.engine.pulse import EVERY_SECONDS, HeartbeatSender, beating, is_live
 from gossamer.engine.region import Places
 from gossamer.engine.stats import Stats
 from gossamer.engine.store import FleetStore
@@ -28,16 +28,17 @@ from gossamer.engine.supervisor import Supervisor
 from gossamer.errors import ConfigError, FrontierError, JobMissing, SinkError, Unavailable
 from gossamer.frontier.advice import Advice, advise
 from gossamer.frontier.backends import backend_of, create_fleet, open_fleet
-from gossamer.frontier.base import Fleet
+from gossamer.frontier.base import FleetFrontier
 from gossamer.gathered import export
-from gossamer.job import Summary
+from gossamer.job import RunSummary
 from gossamer.leaving import leaving, watched
-from gossamer.model import Counts, JobState, Pulse
+from gossamer.model import Counts, Heartbeat, JobState
 from gossamer.results import check_results, compare, forgotten_words, is_results, mark, repair_command
 from gossamer.settings import Settings
-from gossamer.sink import Sink, finish_archives, fleet_sinks, shared_folder, wants_segments
+from gossamer.sink import finish_archives, fleet_sinks, shared_folder, wants_segments
+from gossamer.sink.base import Sink
 from gossamer.sink.segments import SegmentSink, has_records
-from gossamer.sink.trail import Trail, cut_of
+from gossamer.sink.trail import RequestLog, cut_of
 from gossamer.takeover import begin
 
 log = logging.getLogger("gossamer.fleet")
@@ -124,7 +125,7 @@ async def join_fleet(
         refused: Counter[str] = Counter()
         places = places_of(frontier.settings, region, clock)
         try:
-            async with worker(
+            async with build_worker(
                 frontier,
                 store,
                 settings=frontier.settings,
@@ -132,7 +133,7 @@ async def join_fleet(
                 clock=clock,
                 marker_path=marker_path,
                 places=places,
-                trail=Trail(results, name, most_bytes=frontier.settings.trail_bytes),
+                trail=RequestLog(results, name, most_bytes=frontier.settings.trail_bytes),
                 refused=refused,
                 machine=Machine(workers=supervised or 1),
                 suspects=(key,) if key else (),
@@ -147,8 +148,8 @@ async def join_fleet(
                 else:
                     signals(engine.stop)
                     ways = watched(frontier.settings)
-                pulse = Pulse(worker=name, region=region, shards=shards)
-                heart = Heart(frontier, engine, pulse=pulse, clock=clock, places=places, refused=refused)
+                pulse = Heartbeat(worker=name, region=region, shards=shards)
+                heart = HeartbeatSender(frontier, engine, pulse=pulse, clock=clock, places=places, refused=refused)
                 async with ways, beating(heart):
                     state = await engine.run()
         finally:
@@ -160,7 +161,7 @@ async def join_fleet(
         await frontier.aclose()
 
 
-async def _finish_archives(frontier: Fleet, settings: Settings, folder: Path) -> None:
+async def _finish_archives(frontier: FleetFrontier, settings: Settings, folder: Path) -> None:
     """Whoever ends last puts in order what killed workers left, also those of machines that never return."""
     try:
         live = [pulse.worker for pulse in await frontier.workers() if is_live(pulse)]
@@ -170,7 +171,7 @@ async def _finish_archives(frontier: Fleet, settings: Settings, folder: Path) ->
     await asyncio.to_thread(finish_archives, settings, folder, live=live)
 
 
-async def _joined(url: str, job: str, *, name: str, region: str, shards: str, patient: bool) -> Fleet:
+async def _joined(url: str, job: str, *, name: str, region: str, shards: str, patient: bool) -> FleetFrontier:
     """Join a job. The successor of a worker that died waits for a store that is away, as the others do."""
     while True:
         try:
@@ -182,7 +183,7 @@ async def _joined(url: str, job: str, *, name: str, region: str, shards: str, pa
             await asyncio.sleep(1.0)
 
 
-async def scale(fleet: Fleet, *, least: int = 0, most: int | None = None) -> Advice:
+async def scale(fleet: FleetFrontier, *, least: int = 0, most: int | None = None) -> Advice:
     """How many workers the job can feed at this moment."""
     counts, shards, sites = await fleet.counts(), await fleet.shards(), await fleet.sites(100)
     pulses = [pulse for pulse in await fleet.workers() if is_live(pulse)]
@@ -196,7 +197,7 @@ def places_of(settings: Settings, region: str, clock: Clock) -> Places | None:
     return Places(region, settings.fetch_seconds, connects=Connects(clock))
 
 
-class FleetCrawl:
+class FleetRun:
     """A crawl on a fleet's frontier with workers on this machine; others may join from elsewhere."""
 
     def __init__(
@@ -217,7 +218,7 @@ class FleetCrawl:
         self._shards = shards
         self._job = job
         self._seeds = seeds
-        self._frontier: Fleet | None = None
+        self._frontier: FleetFrontier | None = None
         self._supervisor: Supervisor | None = None
         self._stop_wanted = ""
         self._stored_before = self._failed_before = 0
@@ -266,7 +267,7 @@ class FleetCrawl:
                 await asyncio.sleep(wait)
         return await self.counts()
 
-    async def _refused(self, frontier: Fleet, *, since: float) -> Counter[str]:
+    async def _refused(self, frontier: FleetFrontier, *, since: float) -> Counter[str]:
         """Links that the workers of the last `since` seconds did not follow, as far as they live or have left in good
         order."""
         refused: Counter[str] = Counter()
@@ -276,7 +277,7 @@ class FleetCrawl:
                     refused.update(pulse.refused)
         return refused
 
-    async def _watch_the_time(self, frontier: Fleet) -> None:
+    async def _watch_the_time(self, frontier: FleetFrontier) -> None:
         """Stop when the run has had its time, by the limit that holds then: it may be changed while it runs."""
         clock = SystemClock()
         began_at = clock.monotonic()
@@ -290,7 +291,7 @@ class FleetCrawl:
             with suppress(FrontierError):
                 await frontier.refresh()
 
-    async def _compare(self, frontier: Fleet) -> None:
+    async def _compare(self, frontier: FleetFrontier) -> None:
         """Fail where pages that count as stored have no record in what was gathered."""
         try:
             found = await compare(frontier, self.folder)
@@ -310,7 +311,7 @@ class FleetCrawl:
             hint = f"{repair_command(self._job, self._url)} queues them again"
             raise SinkError(f"job {self._job!r}: {what}", hint=hint)
 
-    async def run(self) -> Summary:
+    async def run(self) -> RunSummary:
         """Run to the end, then gather what was stored: here by this machine's workers, in a shared place by all."""
         self.settings = await claim_results(self._url, self._job, self.settings, self.folder)
         if not self._own_results:
@@ -350,7 +351,7 @@ class FleetCrawl:
             counts = await self._last_counts()
             state: JobState = counts.job
             refused = await self._refused(frontier, since=SystemClock().epoch() - began_at)
-            return Summary(state, counts, self.stats, refused, self._stop_wanted)
+            return RunSummary(state, counts, self.stats, refused, self._stop_wanted)
         finally:
             if timer is not None:
                 timer.cancel()

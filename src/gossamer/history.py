@@ -10,11 +10,11 @@ from gossamer import urls
 from gossamer.errors import NotKept, SinkError
 from gossamer.model import PageRow
 from gossamer.settings import Settings
-from gossamer.sink.trail import Step, has_trail, steps
+from gossamer.sink.trail import SentRequest, has_trail, steps
 from gossamer.storage.query import Search, versions_of
 from gossamer.storage.reader import StoredJob
 
-log = logging.getLogger("gossamer.history")
+history_log = logging.getLogger("gossamer.history")
 _UNSENT = frozenset(("dns", "nxdomain", "forbidden"))
 """Faults that came before anything could be sent to the site."""
 
@@ -22,7 +22,7 @@ _UNSENT = frozenset(("dns", "nxdomain", "forbidden"))
 class Sent(NamedTuple):
     """One step of the trail, and whose it was."""
 
-    step: Step
+    step: SentRequest
     worker: str = ""
 
     @property
@@ -35,7 +35,7 @@ _SLACK_SECONDS, _SLACK_SHARE = 0.002, 0.001
 """Times are written down in milliseconds, and clocks are set: a thousandth is twice what they are slewed by."""
 
 
-def rested(one: Step, before: Step | None) -> float | None:
+def rested(one: SentRequest, before: SentRequest | None) -> float | None:
     """Seconds from the headers of the answer before, from which the delay counts, to a request; None for the first one.
 
     By the worker's own clock where one worker had both in hand, else by the times that were written down."""
@@ -44,7 +44,7 @@ def rested(one: Step, before: Step | None) -> float | None:
     return one.rest if one.rest is not None else one.at - before.at - before.latency
 
 
-def is_too_short(one: Step, rest: float) -> bool:
+def is_too_short(one: SentRequest, rest: float) -> bool:
     """Whether a rest was shorter than the delay of its time. Several lanes keep a rate together, not a gap."""
     slack = _SLACK_SECONDS if one.rest is not None else _SLACK_SECONDS + _SLACK_SHARE * one.delay
     return one.lanes == 1 and rest + slack < one.delay
@@ -71,12 +71,12 @@ def stored(job: StoredJob, url: str) -> list[PageRow]:
     try:
         return list(reversed(versions_of(reader.rows(Search(url=url))))) if reader is not None else []
     except (NotKept, SinkError) as error:
-        log.warning("stored pages cannot be read: %s", error)
+        history_log.warning("stored pages cannot be read: %s", error)
         return []
 
 
-def _step(row: PageRow) -> Step:
-    return Step(
+def _step(row: PageRow) -> SentRequest:
+    return SentRequest(
         url=row.url,
         at=row.fetched_at,
         status=row.status,

@@ -8,53 +8,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from gossamer.assemble import worker
+from gossamer.assemble import build_worker
 from gossamer.clock import Clock, SystemClock
 from gossamer.engine.coordinator import Coordinator
 from gossamer.engine.extractor import item_columns
 from gossamer.engine.handle import Linker
 from gossamer.engine.marker import left_behind
-from gossamer.engine.recent import AtHand, Recent
+from gossamer.engine.recent import FrontierKeys, RecentKeys
 from gossamer.engine.run import Engine
 from gossamer.engine.stats import Stats
 from gossamer.engine.store import OwnerStore
 from gossamer.engine.supervisor import Supervisor
 from gossamer.errors import ConfigError
-from gossamer.extract.spider import Spider, spider_seeds, spider_settings
-from gossamer.folders import (
-    FRONTIER,
-    OWNER,
-    SETTINGS,
-    folder_of,
-    read_seeds,
-    save_settings,
-    stored_settings,
-)
+from gossamer.extract.spider import Spider
 from gossamer.frontier.backends import is_in_memory, owned_backend, owned_url
 from gossamer.frontier.base import OwnedFrontier
+from gossamer.job_folder import FRONTIER, OWNER, save_settings
 from gossamer.model import Counts, JobState
 from gossamer.settings import Settings
-from gossamer.sink import Sink, open_sinks
-from gossamer.sink.aside import AsideSink
-from gossamer.sink.trail import Trail
+from gossamer.sink import open_sinks
+from gossamer.sink.aside import RejectedSink
+from gossamer.sink.base import Sink
+from gossamer.sink.trail import RequestLog
 
 if TYPE_CHECKING:
     from gossamer.telemetry.tracing import Tracing
-
-__all__ = [
-    "FRONTIER",
-    "OWNER",
-    "SETTINGS",
-    "Crawl",
-    "Stoppable",
-    "Summary",
-    "folder_of",
-    "read_seeds",
-    "save_settings",
-    "spider_seeds",
-    "spider_settings",
-    "stored_settings",
-]
 
 
 class Stoppable(Protocol):
@@ -66,7 +44,7 @@ class Stoppable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class RunSummary:
     """How a run ended."""
 
     state: JobState
@@ -77,7 +55,7 @@ class Summary:
     """Why the run ended before the job did: `seconds` or a signal."""
 
 
-class Crawl:
+class LocalRun:
     """One run of an embedded job: opens it, adds the seeds, works until it is over, and closes it.
 
     `folder` None keeps everything in memory, for as long as the run lasts. `frontier` is an address of an owned
@@ -151,7 +129,7 @@ class Crawl:
         joined = len(self.coordinator.workers) if self.coordinator is not None else 0
         return joined + isinstance(self._running, Engine)
 
-    async def run(self) -> Summary:
+    async def run(self) -> RunSummary:
         """Run to the end."""
         settings, folder = self._settings, self._folder
         frontier = self._frontier = await self._open_frontier()
@@ -160,10 +138,13 @@ class Crawl:
         try:
             if folder is not None and not frontier.marks and not (await frontier.counts()).known:
                 _refuse_old_files(folder)
-            linker = Linker(settings, frontier.secret, Recent())
+            linker = Linker(settings, frontier.secret, RecentKeys())
             if folder is not None:
                 types = item_columns(settings, self._spider)
-                sinks = [*open_sinks(settings, folder, frontier.marks, types=types), AsideSink(folder, frontier.marks)]
+                sinks = [
+                    *open_sinks(settings, folder, frontier.marks, types=types),
+                    RejectedSink(folder, frontier.marks),
+                ]
                 self._suspects = [left_behind(path) for path in (folder / "handling").glob("*")]
                 await frontier.blame(self._suspects)
             store = self._store = OwnerStore(frontier, sinks, self.stats)
@@ -177,7 +158,7 @@ class Crawl:
                 await self.coordinator.start()
             state = await self._work(frontier, store, linker)
             counts = await frontier.counts()
-            return Summary(
+            return RunSummary(
                 counts.job if counts.finished else state, counts, self.stats, linker.refused, self._stop_wanted
             )
         finally:
@@ -213,7 +194,7 @@ class Crawl:
                 )
                 return await self._until_done(supervisor)
             marker = folder / "handling" / OWNER if folder is not None else None
-            async with worker(
+            async with build_worker(
                 frontier,
                 store,
                 settings=settings,
@@ -221,10 +202,10 @@ class Crawl:
                 clock=self._clock,
                 marker_path=marker,
                 spider=self._spider,
-                trail=Trail(folder, OWNER, most_bytes=settings.trail_bytes) if folder is not None else None,
+                trail=RequestLog(folder, OWNER, most_bytes=settings.trail_bytes) if folder is not None else None,
                 refused=linker.refused,
                 tracing=self._tracing,
-                memory=AtHand(frontier),
+                memory=FrontierKeys(frontier),
                 suspects=self._suspects,
             ) as engine:
                 return await self._until_done(engine)

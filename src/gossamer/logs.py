@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from gossamer.errors import ConfigError
-from gossamer.masks import masked
+from gossamer.redact import masked
 
 FORMATS = ("text", "kv", "json")
 VARIABLES = {"format": "GOSSAMER_LOG_FORMAT", "file": "GOSSAMER_LOG_FILE", "level": "GOSSAMER_LOG_LEVEL"}
@@ -38,7 +38,7 @@ def _escaped(sign: str) -> str:
     return sign.encode("unicode_escape").decode("ascii")
 
 
-class Line(logging.Formatter):
+class LogFormatter(logging.Formatter):
     """One record as one line, whatever text from the network is in it."""
 
     def __init__(self, form: str) -> None:
@@ -86,7 +86,7 @@ def start(*, quiet: bool = False, environment: Mapping[str, str] = os.environ) -
     check(form, environment.get(VARIABLES["level"], ""))
     path = environment.get(VARIABLES["file"])
     handler = _to_file(path) if path else logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Line(form))
+    handler.setFormatter(LogFormatter(form))
     logging.basicConfig(handlers=[handler], level=logging.ERROR if quiet and not path else logging.WARNING, force=True)
     for room, level in _levels(environment.get(VARIABLES["level"], "")).items():
         logging.getLogger(f"gossamer.{room}" if room else "gossamer").setLevel(level.upper())

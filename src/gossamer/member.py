@@ -6,16 +6,16 @@ import asyncio
 from collections import Counter
 from pathlib import Path
 
-from gossamer.assemble import worker
+from gossamer.assemble import build_worker
 from gossamer.clock import SystemClock
 from gossamer.engine.machine import Machine
-from gossamer.engine.remote import Connection, RemoteFrontier, RemoteStore, connect
+from gossamer.engine.remote import OwnerConnection, RemoteFrontier, RemoteStore, connect
 from gossamer.engine.run import Engine
 from gossamer.errors import OwnerGone
 from gossamer.leaving import leaving
 from gossamer.model import JobState
 from gossamer.settings import build
-from gossamer.sink.trail import Trail
+from gossamer.sink.trail import RequestLog
 
 
 async def join(folder: Path, *, name: str, supervised: int = 0) -> JobState:
@@ -26,7 +26,7 @@ async def join(folder: Path, *, name: str, supervised: int = 0) -> JobState:
     marker_path = Path(welcome.folder) / "handling" / name
     try:
         async with (
-            worker(
+            build_worker(
                 frontier,
                 RemoteStore(connection, refused),
                 settings=settings,
@@ -34,7 +34,7 @@ async def join(folder: Path, *, name: str, supervised: int = 0) -> JobState:
                 clock=SystemClock(),
                 marker_path=marker_path,
                 refused=refused,
-                trail=Trail(Path(welcome.folder), name, most_bytes=settings.trail_bytes),
+                trail=RequestLog(Path(welcome.folder), name, most_bytes=settings.trail_bytes),
                 machine=Machine(workers=supervised or 1),
             ) as engine,
             leaving(lambda _: engine.stop(), interrupt=engine.interrupt, settings=settings, ctrl_c=not supervised),
@@ -44,7 +44,7 @@ async def join(folder: Path, *, name: str, supervised: int = 0) -> JobState:
         await frontier.aclose()
 
 
-async def _until_gone(engine: Engine, connection: Connection) -> JobState:
+async def _until_gone(engine: Engine, connection: OwnerConnection) -> JobState:
     """Run to the end, or until the owner is gone."""
     running = asyncio.create_task(engine.run())
     gone = asyncio.create_task(connection.gone.wait())

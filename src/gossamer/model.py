@@ -324,7 +324,7 @@ class Finding(NamedTuple):
     mend: str = ""
 
 
-class Pulse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a worker of a fleet tells about itself, every few seconds."""
 
     worker: str

@@ -25,7 +25,7 @@ _LEAST_PAGES = 50
 """With fewer pages since the last look, a share says nothing."""
 
 
-class Look(NamedTuple):
+class RunSample(NamedTuple):
     """A run at one moment."""
 
     at: float
@@ -35,7 +35,7 @@ class Look(NamedTuple):
     """Whether something can be fetched: sites are ready or being fetched, and nobody has paused the job."""
 
 
-class Run(Protocol):
+class ObservedRun(Protocol):
     """What is watched."""
 
     async def counts(self) -> Counts: ...
@@ -52,11 +52,11 @@ class Judge:
     def __init__(self, *, stalled_after: float, errors_above: float) -> None:
         self._stalled_after = stalled_after
         self._errors_above = errors_above
-        self._moved: Look | None = None
-        self._base: Look | None = None
+        self._moved: RunSample | None = None
+        self._base: RunSample | None = None
         self._told: set[str] = set()
 
-    def events(self, look: Look) -> list[tuple[str, str]]:
+    def events(self, look: RunSample) -> list[tuple[str, str]]:
         """What has to be said now: a word, and a sentence."""
         found = []
         if self._moved is None or look.pages > self._moved.pages or not look.works:
@@ -116,13 +116,13 @@ def check(target: str) -> None:
         )
 
 
-async def watch(run: Run, notifier: Notifier, judge: Judge, *, job: str, clock: Clock) -> None:
+async def watch(run: ObservedRun, notifier: Notifier, judge: Judge, *, job: str, clock: Clock) -> None:
     """Look at a run for as long as it goes on, and say what its judge finds."""
     while True:
         await clock.sleep(LOOK_SECONDS)
         counts, (pages, failures) = await run.counts(), run.figures
         works = counts.job == "running" and bool(counts.ready_sites or counts.leased)
-        for event, text in judge.events(Look(clock.monotonic(), pages, failures, works)):
+        for event, text in judge.events(RunSample(clock.monotonic(), pages, failures, works)):
             await notifier.tell(event, text, job=job, pages=pages, failures=failures)
 
 

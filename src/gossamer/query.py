@@ -12,7 +12,7 @@ from typing import Any
 from gossamer.errors import ConfigError
 from gossamer.extras import unusable
 from gossamer.sink import trail
-from gossamer.sink.trail import Step
+from gossamer.sink.trail import SentRequest
 from gossamer.storage.base import SqlSource
 from gossamer.storage.reader import StoredJob
 from gossamer.storage.selects import KEY_COLUMNS, PAGE_COLUMNS, columns_for, quoted, read_json
@@ -103,7 +103,7 @@ def _list(paths: Sequence[Path]) -> str:
     return "[" + ", ".join(quoted(str(path.absolute())) for path in paths) + "]"
 
 
-_STEP = {name: kind for name, kind in columns_for(Step).items() if name != "at"}
+_STEP = {name: kind for name, kind in columns_for(SentRequest).items() if name != "at"}
 _OF_ITEM = {"number": "BIGINT", "item": "JSON"}
 _REQUESTS = (
     "SELECT regexp_extract(filename, '([^/]*)[.]jsonl$', 1) AS worker, split_part(url, '/', 3) AS site,"

@@ -14,7 +14,7 @@ from gossamer.engine.pulse import is_live
 from gossamer.errors import ConfigError
 from gossamer.fleet import results_folder
 from gossamer.frontier.backends import create_fleet, open_fleet
-from gossamer.frontier.base import Fleet
+from gossamer.frontier.base import FleetFrontier
 from gossamer.frontier.placement import shard_of
 from gossamer.frontier.repair import FindsLost, Requeued, TakesUrls, shards_of
 from gossamer.model import Record, Request
@@ -123,7 +123,7 @@ async def _mark(url: str, job: str, folder: Path, *, adopt: bool) -> None:
 
 
 async def _requeue_found(
-    fleet: Fleet, shards: Sequence[FindsLost], recorded: RecordedKeys, place: Path, before: Comparison
+    fleet: FleetFrontier, shards: Sequence[FindsLost], recorded: RecordedKeys, place: Path, before: Comparison
 ) -> Repaired:
     """Have each shard queue its own pages that have no record, and write off what nobody can fetch again."""
     total = Requeued()

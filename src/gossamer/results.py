@@ -25,8 +25,8 @@ import msgspec
 
 from gossamer.engine.pulse import is_live
 from gossamer.errors import ConfigError
-from gossamer.masks import masked_address
-from gossamer.model import Counts, Pulse
+from gossamer.model import Counts, Heartbeat
+from gossamer.redact import masked_address
 from gossamer.settings import Settings
 from gossamer.sink import wants_segments
 from gossamer.sink.latest import LastWords, visit_of
@@ -125,14 +125,14 @@ def repair_command(job: str, frontier: str) -> str:
     return f"gossamer repair {quote(job)} --frontier {quote(masked_address(frontier))}"
 
 
-class Watched(Protocol):
+class ResultsWatch(Protocol):
     """What a comparison needs of a fleet's frontier."""
 
     settings: Settings
 
     async def counts(self) -> Counts: ...
 
-    async def workers(self) -> list[Pulse]: ...
+    async def workers(self) -> list[Heartbeat]: ...
 
 
 class Comparison(NamedTuple):
@@ -177,7 +177,7 @@ def counts_visits(settings: Settings, counts: Counts) -> bool:
     return bool(settings.recrawl or counts.revisits or counts.freshness is not None)
 
 
-async def compare(fleet: Watched, folder: Path, *, but: str = "") -> Comparison:
+async def compare(fleet: ResultsWatch, folder: Path, *, but: str = "") -> Comparison:
     """Compare the frontier with the segments in a folder; reads all of them. `but` is a worker that does not count."""
     # In this order: a record is there before its outcome is.
     live = any(is_live(pulse) for pulse in await fleet.workers() if pulse.worker != but)

@@ -15,7 +15,7 @@ from gossamer.fleet import join_fleet
 from gossamer.frontier.backends import open_fleet
 from gossamer.leaving import leaving
 
-log = logging.getLogger("gossamer.standby")
+standby_log = logging.getLogger("gossamer.standby")
 TOUCH_SECONDS = 2.0
 _LOOK_SECONDS = 2.0
 
@@ -99,7 +99,7 @@ class Standby:
                 if not wait:
                     await self._work()
                 elif wait != said:
-                    log.info("waiting: %s", wait)
+                    standby_log.info("waiting: %s", wait)
                 said = wait
                 if not self._leaving.is_set():
                     with suppress(TimeoutError):
@@ -120,7 +120,7 @@ class Standby:
         except Unavailable as error:
             # Before it has joined; later the engine waits by itself.
             self._health.say("away")
-            log.warning("waiting for the frontier: %s", error)
+            standby_log.warning("waiting for the frontier: %s", error)
         finally:
             self._stop = lambda: None
 

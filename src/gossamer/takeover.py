@@ -12,9 +12,9 @@ from gossamer import urls
 from gossamer.engine.extractor import make_spider
 from gossamer.engine.handle import Linker, Score
 from gossamer.engine.lifecycle import Lifecycle
-from gossamer.engine.recent import Recent
+from gossamer.engine.recent import RecentKeys
 from gossamer.extract.spider import Spider
-from gossamer.frontier.base import Fleet
+from gossamer.frontier.base import FleetFrontier
 from gossamer.model import Request
 from gossamer.settings import Settings
 from gossamer.sink import tree_folder
@@ -50,7 +50,7 @@ class Sorted(NamedTuple):
     missing: list[Request]
 
 
-async def begin(fleet: Fleet, settings: Settings, seeds: Sequence[str]) -> int:
+async def begin(fleet: FleetFrontier, settings: Settings, seeds: Sequence[str]) -> int:
     """Give a job its seeds and let it run; how many of them were new.
 
     What the tree of its sink has is not fetched; what that only links to is. Until all of it is known the job rests:
@@ -61,8 +61,8 @@ async def begin(fleet: Fleet, settings: Settings, seeds: Sequence[str]) -> int:
         return await _begin(fleet, settings, seeds, spider.score if has_score else None)
 
 
-async def _begin(fleet: Fleet, settings: Settings, seeds: Sequence[str], score: Score | None) -> int:
-    recent = Recent(_REMEMBERED)
+async def _begin(fleet: FleetFrontier, settings: Settings, seeds: Sequence[str], score: Score | None) -> int:
+    recent = RecentKeys(_REMEMBERED)
     linker = Linker(settings, fleet.secret, recent, score=score)
     requests = [linker.seed(url) for url in seeds]
     place = tree_folder(settings.sink)

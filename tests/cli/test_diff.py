@@ -61,7 +61,7 @@ def jobs(tmp_path: Path) -> list[str]:
     return [str(tmp_path / "a"), str(tmp_path / "b")]
 
 
-def diff(*words: str, code: int = 3) -> str:
+def run_diff(*words: str, code: int = 3) -> str:
     done = CliRunner().invoke(gossamer, ["diff", *words], standalone_mode=False)
     assert done.exception is None, done.exception
     assert done.return_value == code
@@ -69,14 +69,14 @@ def diff(*words: str, code: int = 3) -> str:
 
 
 def test_pages_are_told_that_are_new_gone_or_changed(jobs: list[str]) -> None:
-    assert diff(*jobs).replace("http://a.example/", "") == EXPECTED.lstrip()
-    said = [json.loads(line) for line in diff(*jobs, "--json", "--only", "gone").splitlines()]
+    assert run_diff(*jobs).replace("http://a.example/", "") == EXPECTED.lstrip()
+    said = [json.loads(line) for line in run_diff(*jobs, "--json", "--only", "gone").splitlines()]
     assert said[0] == {"kind": "gone", "url": "http://a.example/failed", "why": "timeout: 10 s"}
     assert said[-1] == {"gone": 3}
-    assert diff(*jobs, "--count") == "2 new\n3 gone\n5 changed\n"
-    assert diff(*jobs, "--where", "url~layout", "--by", "text", code=0) == ""
-    assert diff(*jobs, "--where", "url~a.example/text", "--by", "text") == "~ http://a.example/text  (text)\n"
-    assert diff(jobs[0], jobs[0], code=0) == ""
+    assert run_diff(*jobs, "--count") == "2 new\n3 gone\n5 changed\n"
+    assert run_diff(*jobs, "--where", "url~layout", "--by", "text", code=0) == ""
+    assert run_diff(*jobs, "--where", "url~a.example/text", "--by", "text") == "~ http://a.example/text  (text)\n"
+    assert run_diff(jobs[0], jobs[0], code=0) == ""
 
 
 def test_more_pages_than_fit_into_memory_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pytest
 from commands import environment, gossamer, small_site
 
 from gossamer.errors import ConfigError
-from gossamer.logs import Line, check
+from gossamer.logs import LogFormatter, check
 from gossamer.testing.web import SimWeb
 
 FAST = ("--allow-private", "--delay", "0", "--quiet")
@@ -37,7 +37,7 @@ def record(message: str, **extra: object) -> logging.LogRecord:
 @pytest.mark.parametrize("form", ["text", "kv", "json"])
 @pytest.mark.parametrize(("text", "shown"), SECRETS, ids=[shown[:12] for _, shown in SECRETS])
 def test_h66_no_form_of_a_line_holds_a_secret(form: str, text: str, shown: str) -> None:
-    line = Line(form).format(record(f"lost: {text}", url=text))
+    line = LogFormatter(form).format(record(f"lost: {text}", url=text))
     assert "hushhush" not in line
     if form == "json":
         told = json.loads(line)
@@ -46,7 +46,7 @@ def test_h66_no_form_of_a_line_holds_a_secret(form: str, text: str, shown: str) 
 
 @pytest.mark.parametrize("form", ["text", "kv", "json"])
 def test_h65_foreign_text_stays_on_its_line_and_is_not_obeyed(form: str) -> None:
-    line = Line(form).format(record("title \x1b[2J\r\nERROR fake\u2028x", url='a b="c"\n\x07'))
+    line = LogFormatter(form).format(record("title \x1b[2J\r\nERROR fake\u2028x", url='a b="c"\n\x07'))
     assert line.isprintable()
     if form == "json":
         assert json.loads(line)["level"] == "warning"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from commands import gossamer, small_site
 
-from gossamer.notices import Judge, Look
+from gossamer.notices import Judge, RunSample
 from gossamer.testing.servers import free_port
 
 FAST = ("--allow-private", "--delay", "0", "--quiet")
@@ -56,7 +56,7 @@ def test_nobody_there_to_be_told_costs_nothing_but_a_warning(tmp_path: Path) -> 
 
 def looks(*rows: tuple[float, int, int, bool]) -> list[list[str]]:
     judge = Judge(stalled_after=60, errors_above=0.5)
-    return [[word for word, _ in judge.events(Look(*row))] for row in rows]
+    return [[word for word, _ in judge.events(RunSample(*row))] for row in rows]
 
 
 def test_a_stall_is_told_once_and_again_after_it_went_on() -> None:

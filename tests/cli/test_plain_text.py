@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.cli import figures
-from gossamer.logs import Line, plain
+from gossamer.logs import LogFormatter, plain
 
 
 @given(st.text())
@@ -32,7 +32,7 @@ def test_long_text_is_cut() -> None:
 
 def test_a_log_record_is_one_line() -> None:
     record = logging.LogRecord("gossamer", logging.WARNING, "", 0, "title %s", ("\x1b[2J\nERROR fake",), None)
-    assert Line("text").format(record) == r"WARNING gossamer: title \x1b[2J\nERROR fake"
+    assert LogFormatter("text").format(record) == r"WARNING gossamer: title \x1b[2J\nERROR fake"
 
 
 @pytest.mark.parametrize(

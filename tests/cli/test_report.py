@@ -11,16 +11,17 @@ import pytest
 from commands import gossamer, small_site
 
 from gossamer.model import PageRow
-from gossamer.report import Tally, render, stored_rows
 from gossamer.report.charts import Bar, bars
-from gossamer.report.tally import MOST_TIMES, Most
+from gossamer.report.page import render
+from gossamer.report.rows import stored_rows
+from gossamer.report.tally import MOST_TIMES, Most, ReportCounts
 from gossamer.storage.reader import StoredJob
 
 CHART = re.compile(r'<svg viewBox="[^"]*" role="img" aria-label="([^"]*)">(.*?)</svg>', re.DOTALL)
 
 
-def tally_of(*rows: PageRow) -> Tally:
-    tally = Tally()
+def tally_of(*rows: PageRow) -> ReportCounts:
+    tally = ReportCounts()
     for row in rows:
         tally.add(row)
     return tally
@@ -74,7 +75,7 @@ def test_text_of_others_is_shown_and_not_obeyed() -> None:
 
 
 def test_what_is_kept_does_not_grow_with_the_rows() -> None:
-    tally = Tally()
+    tally = ReportCounts()
     for number in range(60_000):
         tally.add(PageRow(url=f"https://s{number}.example/", status=200, bytes=1000, fetched_at=1e9 + 7 * number))
     assert len(tally.times) <= MOST_TIMES

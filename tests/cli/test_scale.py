@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.frontier.advice import Advice, advise, measure
-from gossamer.model import Counts, Pulse, RegionView, ShardView
+from gossamer.model import Counts, Heartbeat, RegionView, ShardView
 from gossamer.settings import Settings, build
 from gossamer.testing.servers import RedisServer
 
@@ -23,7 +23,7 @@ def shard(number: int = 0, **regions: RegionView) -> ShardView:
 
 
 def advice(
-    *regions: dict[str, RegionView], queued: int = 1_000_000, pulses: tuple[Pulse, ...] = (), **choice: Any
+    *regions: dict[str, RegionView], queued: int = 1_000_000, pulses: tuple[Heartbeat, ...] = (), **choice: Any
 ) -> Advice:
     settings: Settings = choice.pop("settings", Settings())
     counts = Counts(queued=queued, leased=choice.pop("leased", 0), job=choice.pop("job", "running"))
@@ -51,12 +51,12 @@ def test_as_many_workers_as_the_sites_can_feed() -> None:
 
 
 def test_saturated_workers_tell_what_a_worker_can_do() -> None:
-    slow = tuple(Pulse(worker=f"w{n}", rate=50.0, load=1.0, fetching=60, active=64) for n in range(3))
+    slow = tuple(Heartbeat(worker=f"w{n}", rate=50.0, load=1.0, fetching=60, active=64) for n in range(3))
     found = advice(ready(5_000), pulses=slow)
     assert found.is_measured
     assert found.worker_pages_per_second == 50.0
     assert found.workers == 80
-    idle = tuple(Pulse(worker=f"w{n}", rate=0.5, load=0.01, fetching=0) for n in range(3))
+    idle = tuple(Heartbeat(worker=f"w{n}", rate=0.5, load=0.01, fetching=0) for n in range(3))
     assert advice(ready(5_000), pulses=idle).is_measured is False
 
 
@@ -67,7 +67,7 @@ def test_the_delay_of_the_sites_themselves_counts() -> None:
 
 
 def test_slow_answers_need_fetches_at_once() -> None:
-    waiting = (Pulse(worker="w", rate=12.0, load=0.05, fetching=60, active=64),)
+    waiting = (Heartbeat(worker="w", rate=12.0, load=0.05, fetching=60, active=64),)
     assert measure(waiting).latency == 5.0
     found = advice(ready(1_200), pulses=waiting, settings=build({"concurrency": 64}))
     # 1,200 lanes with a page in 6 s each, of which 5 are spent on the wire: 1,000 fetches at once.
@@ -125,7 +125,7 @@ def test_limits_hold_and_are_named() -> None:
 def test_advice_is_never_absurd(
     lanes: list[int], queued: int, rates: list[tuple[float, float, int]], delay: float
 ) -> None:
-    pulses = tuple(Pulse(worker=str(n), rate=r, load=load, fetching=f) for n, (r, load, f) in enumerate(rates))
+    pulses = tuple(Heartbeat(worker=str(n), rate=r, load=load, fetching=f) for n, (r, load, f) in enumerate(rates))
     regions = {f"r{number}": RegionView(ready=count) for number, count in enumerate(lanes)}
     found = advice(regions, queued=queued, pulses=pulses, settings=build({"delay": delay}))
     assert (found.workers > 0) == (sum(lanes) > 0)

@@ -11,11 +11,11 @@ import termios
 
 import pyte
 
-from gossamer.cli.screen import Line, Screen, Writer
+from gossamer.cli.screen import Screen, ScreenLine, Writer
 
 
-def lines(*texts: str) -> list[Line]:
-    return [Line(text, len(text)) for text in texts]
+def lines(*texts: str) -> list[ScreenLine]:
+    return [ScreenLine(text, len(text)) for text in texts]
 
 
 class Glass:

@@ -19,8 +19,9 @@ from gossamer.query import ask
 from gossamer.settings import Settings
 from gossamer.sink import open_sinks
 from gossamer.sink.segments import SegmentSink
-from gossamer.sink.trail import Step, Trail
-from gossamer.testing.sinks import HOSTILE, hostile, visit
+from gossamer.sink.trail import RequestLog, SentRequest
+from gossamer.testing.sink_writer import visit
+from gossamer.testing.sinks import HOSTILE, hostile
 
 KINDS = [
     "jsonl",
@@ -54,8 +55,8 @@ def store(folder: Path, kind: str) -> None:
         for sink in sinks:
             if kind != "log":
                 await sink.aclose()
-        trail = Trail(folder, "w 1")
-        trail.note(Step(url="http://site.example/robots.txt", at=1_700_000_000.5, status=404, latency=0.25))
+        trail = RequestLog(folder, "w 1")
+        trail.note(SentRequest(url="http://site.example/robots.txt", at=1_700_000_000.5, status=404, latency=0.25))
         await trail.aclose()
 
     asyncio.run(run())

@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Sampler
 from opentelemetry.trace import SpanKind, StatusCode
 
 from gossamer.errors import ConfigError
-from gossamer.job import Crawl
+from gossamer.job import LocalRun
 from gossamer.settings import build
 from gossamer.telemetry import asked_by
 from gossamer.telemetry.provider import open_tracing
@@ -42,7 +42,7 @@ def crawled(
     provider = TracerProvider(sampler, shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     chosen = build({"allow_private": True, "delay": 0.0, "commit_seconds": 0.01, **settings})
-    asyncio.run(Crawl(folder, chosen, seeds, tracing=Tracing(provider)).run())
+    asyncio.run(LocalRun(folder, chosen, seeds, tracing=Tracing(provider)).run())
     return list(exporter.get_finished_spans())
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from commands import environment, gossamer, small_site
 
-from gossamer.cli.suggest import Survey
+from gossamer.cli.suggest import SelectorSurvey
 from gossamer.extract.page import Page
 from gossamer.model import Request, Response
 from gossamer.testing.web import SimWeb
@@ -21,7 +21,7 @@ def page(html: str) -> Page:
 
 
 def test_what_repeats_is_suggested_with_what_it_gives() -> None:
-    survey = Survey()
+    survey = SelectorSurvey()
     for turn in range(3):
         things = "".join(
             f'<li class="product odd"><h3>Thing {turn}{number}</h3><b class="price">{number}.50</b></li>'
@@ -39,7 +39,7 @@ def test_what_repeats_is_suggested_with_what_it_gives() -> None:
 
 def test_suggested_selectors_select(tmp_path: Path) -> None:
     html = "".join(f'<div class="a-b c_d"><span class="n">{n}</span><a href=/>x{n}</a></div>' for n in range(4))
-    survey = Survey()
+    survey = SelectorSurvey()
     survey.read(page(html))
     for suggestion in survey.suggestions():
         assert page(html).css(suggestion.selector).getall()[:3] == list(suggestion.samples)
@@ -47,7 +47,7 @@ def test_suggested_selectors_select(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("html", ["", "<p>nothing</p>", "<div class='\x1b[2J a'>x</div>" * 3, "<div class=x>" * 3000])
 def test_odd_pages_suggest_nothing_wrong(html: str) -> None:
-    survey = Survey()
+    survey = SelectorSurvey()
     survey.read(page(html))
     for suggestion in survey.suggestions():
         page(html).css(suggestion.selector)

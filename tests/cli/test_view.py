@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gossamer.cli.progress import History, Progress
+from gossamer.cli.progress import Progress, RateHistory
 from gossamer.cli.view import follow, frame, progress_line, rendered
 from gossamer.clock import ManualClock
-from gossamer.job import Crawl
+from gossamer.job import LocalRun
 from gossamer.model import Counts, Outcome, PageRow, Record, SiteNote
 from gossamer.settings import Settings
 
 EVIL = "http://h/\x1b[2J[bold red]x[/]\r\nERROR\u202e" + "y" * 300
 
 
-class Run(Crawl):
+class Run(LocalRun):
     """A crawl that only says what it is told to."""
 
     def __init__(self, **settings: object) -> None:
@@ -169,7 +169,7 @@ def test_the_counts_are_asked_for_seldom_where_they_are_dear() -> None:
 
 
 def test_a_long_history_keeps_its_shape_in_bounded_space() -> None:
-    history = History()
+    history = RateHistory()
     pages = 0
     for second in range(100_000):
         pages += 10 if second < 50_000 else 0

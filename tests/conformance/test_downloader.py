@@ -21,8 +21,9 @@ import trustme
 
 from gossamer.clock import SystemClock
 from gossamer.compression import zstd
-from gossamer.download import Downloader, open_downloader
-from gossamer.download.dns import Answer, Names
+from gossamer.download import open_downloader
+from gossamer.download.base import Downloader
+from gossamer.download.dns import NameResolver, ResolvedName
 from gossamer.errors import (
     BadCertificate,
     BadEncoding,
@@ -104,7 +105,7 @@ def run(
     kind: str,
     test: Callable[[Downloader], Awaitable[None]],
     *,
-    resolver: Names | None = None,
+    resolver: NameResolver | None = None,
     **settings: Any,
 ) -> None:
     values = {
@@ -723,9 +724,9 @@ class Fixed:
         self.names = names
         self.asked: list[str] = []
 
-    async def resolve(self, host: str) -> Answer:
+    async def resolve(self, host: str) -> ResolvedName:
         self.asked.append(host)
-        return Answer(self.names[host.split(".", maxsplit=1)[0]], time.monotonic() + 60)
+        return ResolvedName(self.names[host.split(".", maxsplit=1)[0]], time.monotonic() + 60)
 
     async def aclose(self) -> None: ...
 

@@ -8,7 +8,8 @@ import pytest
 
 from gossamer.settings import Settings
 from gossamer.testing import folder
-from gossamer.testing.frontier import FrontierSuite, Harness
+from gossamer.testing.frontier import FrontierSuite
+from gossamer.testing.harness import Harness
 
 HOSTILE = Path(__file__).parents[2] / "../shared/suites/hostile-strings/blns.json"
 

@@ -11,8 +11,8 @@ import pytest
 
 from gossamer.settings import Settings
 from gossamer.testing import backends
-from gossamer.testing.frontier import FrontierSuite, Harness
-from gossamer.testing.harness import pages
+from gossamer.testing.frontier import FrontierSuite
+from gossamer.testing.harness import Harness, pages
 from gossamer.testing.servers import RedisServer
 
 HOSTILE = Path(__file__).parents[2] / "../shared/suites/hostile-strings/blns.json"

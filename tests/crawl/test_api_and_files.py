@@ -8,8 +8,9 @@ from typing import Any
 
 from rawweb import Asked, RawWeb, reply
 
-import gossamer
-from gossamer import Page, Spider
+from gossamer.api import crawl
+from gossamer.extract.page import Page
+from gossamer.extract.spider import Spider
 
 FILE = bytes(range(256)) * 1200
 
@@ -42,7 +43,7 @@ def test_a_spider_posts_turns_pages_and_keeps_files(tmp_path: Path) -> None:
         web.answers["/page.bin"] = reply(FILE)
         limits: dict[str, Any] = {"max_body_bytes": 1000, "max_decoded_bytes": 1000, "max_file_bytes": len(FILE)}
         places: dict[str, Any] = {"job": str(tmp_path / "job"), "sink": ["jsonl", f"folder:{tmp_path / 'tree'}"]}
-        pages = gossamer.crawl(
+        pages = crawl(
             f"http://127.0.0.1:{web.port}/",
             f"http://127.0.0.1:{web.port}/page.bin",
             spider=Catalogue,

@@ -10,7 +10,7 @@ from rawweb import RawWeb, page, reply
 
 from gossamer.download import proxies
 from gossamer.errors import GossamerError
-from gossamer.job import Crawl
+from gossamer.job import LocalRun
 from gossamer.settings import build
 from gossamer.testing.proxies import ProxyServer
 
@@ -25,7 +25,7 @@ def test_while_the_proxy_is_gone_nothing_is_charged_to_anybody(tmp_path: Path, m
         async with ProxyServer() as proxy:
             pass
         settings = build({**VALUES, "proxy": [proxy.url]})
-        crawl = Crawl(tmp_path, settings, [f"http://{number}.test:{web.port}/" for number in range(5)])
+        crawl = LocalRun(tmp_path, settings, [f"http://{number}.test:{web.port}/" for number in range(5)])
         running = asyncio.create_task(crawl.run())
         await asyncio.sleep(1.5)
         assert not running.done()
@@ -46,7 +46,7 @@ def test_sessions_go_by_their_own_proxies_and_keep_their_cookies(tmp_path: Path)
         async with ProxyServer() as one, ProxyServer() as two:
             values = {**VALUES, "proxy": [one.url, two.url], "sessions": 4, "robots": False}
             try:
-                summary = await Crawl(folder, build(values), [f"http://a.test:{web.port}/"]).run()
+                summary = await LocalRun(folder, build(values), [f"http://a.test:{web.port}/"]).run()
             except GossamerError as error:
                 raise AssertionError(error) from error
             assert summary.counts.done == 21

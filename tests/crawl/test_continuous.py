@@ -16,11 +16,11 @@ import msgspec
 import pytest
 
 from gossamer.extract.spider import Spider
-from gossamer.job import Crawl, Summary
+from gossamer.job import LocalRun, RunSummary
 from gossamer.middleware.base import Fetch
 from gossamer.model import Request, Response
 from gossamer.settings import Settings
-from gossamer.testing.changing import DAY, WEEK, ChangingWeb, Hit
+from gossamer.testing.changing import DAY, WEEK, ChangingHit, ChangingWeb
 from gossamer.testing.virtual import LoopClock, run
 
 SLACK = 600.0
@@ -36,7 +36,7 @@ class Week12:
     """A continuous crawl in virtual time; `web` and `summary` are there when it is over."""
 
     web: ChangingWeb
-    summary: Summary
+    summary: RunSummary
     also: Sequence[Callable[[Fetch], Fetch]] = ()
     """Middleware before the web."""
 
@@ -63,7 +63,7 @@ class Week12:
         self.web = ChangingWeb(clock, sites=self._sites, pages=self._pages, **self._web)
         spider = Spider()
         spider.fetch_middleware = [*self.also, self.web.middleware]
-        self.summary = await Crawl(self.folder, settings, self.web.seeds, spider=spider, clock=clock).run()
+        self.summary = await LocalRun(self.folder, settings, self.web.seeds, spider=spider, clock=clock).run()
 
     def weeks(self, path: str) -> list[float]:
         """When a page of the first site was visited, in whole weeks; each visit must be on time."""
@@ -220,7 +220,7 @@ async def _live(folder: Path, copy: Path, start: float, end: float) -> ChangingW
         recrawl="table", lease_seconds=DAY, commit_seconds=1.0, robots_seconds=400 * DAY, max_seconds=end + 60 - start
     )
 
-    hits: list[Hit] = []
+    hits: list[ChangingHit] = []
 
     async def kill() -> None:
         await clock.sleep(end - start)
@@ -230,7 +230,7 @@ async def _live(folder: Path, copy: Path, start: float, end: float) -> ChangingW
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(kill())
-        await Crawl(folder, settings, web.seeds, spider=spider, clock=clock).run()
+        await LocalRun(folder, settings, web.seeds, spider=spider, clock=clock).run()
     web.hits = hits
     return web
 

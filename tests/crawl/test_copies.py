@@ -12,13 +12,13 @@ import pytest
 from rawweb import RawWeb, reply
 from siphashc import siphash
 
-from gossamer.engine.copies import Copies
+from gossamer.engine.copies import NearDuplicates
 from gossamer.engine.extractor import Extracted, Extractor
 from gossamer.extract import fingerprint
 from gossamer.extract.spider import Spider
 from gossamer.model import Lease, Request, Response
 from gossamer.settings import Settings
-from gossamer.stored import open_stored
+from gossamer.stored.open import open_stored
 
 
 def words(seed: int) -> str:
@@ -71,16 +71,16 @@ def test_of_near_duplicates_one_is_kept_and_the_others_have_their_line(tmp_path:
 def test_what_was_kept_goes_with_the_site_from_worker_to_worker() -> None:
     """A page fetched again, after a kill or on a revisit, is no copy of itself; lanes learn of each other."""
     memo: dict[str, Any] = {}
-    first = Copies(lease(memo, 1, 2, 3))
+    first = NearDuplicates(lease(memo, 1, 2, 3))
     assert first.saw(1, 0) is None
     assert first.note(1) == {}
     assert first.saw(2, 0b111) == 0
     assert first.saw(3, 0b1111_0000) is None
     memo |= first.note(3)
-    second = Copies(lease(memo, 4, lane=1))
+    second = NearDuplicates(lease(memo, 4, lane=1))
     assert second.saw(1, 1) is None
     assert second.saw(4, 0b1111_0001) == 0b1111_0000
-    again = Copies(lease(memo, 1, 5))
+    again = NearDuplicates(lease(memo, 1, 5))
     assert again.saw(1, 0b11) is None
     assert again.saw(5, 0b11111) == 0b11
 
@@ -88,7 +88,7 @@ def test_what_was_kept_goes_with_the_site_from_worker_to_worker() -> None:
 @pytest.mark.parametrize("cut", [{"max_links": 3}, {"disconnect": None}])
 def test_a_page_that_was_cut_is_neither_copy_nor_original(cut: dict[str, int | None]) -> None:
     memo: dict[str, Any] = {}
-    copies = Copies(lease(memo, 1, 2, 3, 4))
+    copies = NearDuplicates(lease(memo, 1, 2, 3, 4))
     part = Extracted(simhash=0, tells=True, cut=cut)
     assert copies.saw(1, part.compared) is None
     assert copies.saw(2, 0) is None, "the part is no original"
@@ -113,12 +113,12 @@ def test_parts_of_pages_do_not_look_like_copies_that_put_a_path_to_sleep() -> No
 def test_the_memo_has_a_bound_and_forgets_what_was_not_met_for_longest() -> None:
     memo: dict[str, Any] = {}
     for number in range(400):
-        copies = Copies(lease(memo, number))
+        copies = NearDuplicates(lease(memo, number))
         assert copies.saw(number, number * 0x9E3779B97F4A7C15 % 2**64) is None
         memo |= copies.note(number)
     assert len(memo["kept.0"]) == 256 * 24
-    assert Copies(lease(memo, 9)).saw(9999, 399 * 0x9E3779B97F4A7C15 % 2**64) is not None
-    assert Copies(lease(memo, 9)).saw(9999, 0) is None
+    assert NearDuplicates(lease(memo, 9)).saw(9999, 399 * 0x9E3779B97F4A7C15 % 2**64) is not None
+    assert NearDuplicates(lease(memo, 9)).saw(9999, 0) is None
 
 
 def test_a_simhash_has_the_bits_that_most_pairs_of_words_have() -> None:

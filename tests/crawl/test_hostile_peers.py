@@ -56,7 +56,7 @@ def connect(folder: Path) -> socket.socket:
     return peer
 
 
-def answer(peer: socket.socket) -> wire.Answer | None:
+def answer(peer: socket.socket) -> wire.WireReply | None:
     """What the owner says; None if it hangs up."""
     received = b""
     while len(received) < 4 or len(received) < 4 + int.from_bytes(received[:4], "big"):

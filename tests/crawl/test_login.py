@@ -15,11 +15,11 @@ from rawweb import Asked, RawWeb, page, redirect, reply
 
 from gossamer.clock import ManualClock
 from gossamer.engine.handle import Linker
-from gossamer.engine.recent import Recent
+from gossamer.engine.recent import RecentKeys
 from gossamer.engine.sitecookies import SiteCookies
-from gossamer.masks import masked_memo
 from gossamer.middleware.cookies import CookieJar
 from gossamer.model import Lease, Request, Response, secret
+from gossamer.redact import masked_memo
 from gossamer.settings import build
 
 PASSWORD = "p&ss w=rd ü"
@@ -109,7 +109,7 @@ def test_a_secret_is_not_posted_again_somewhere_else() -> None:
     def answer(status: int) -> Response:
         return Response(url=posted.url, status=status)
 
-    linker = Linker(build({"scope": "any"}), b"k" * 16, Recent())
+    linker = Linker(build({"scope": "any"}), b"k" * 16, RecentKeys())
     kind = {"content-type": "application/x-www-form-urlencoded", "x": "y"}
     posted = Request("https://a.test/in", method="POST", body=f"w={secret('WORD')}".encode(), headers=kind)
     (home,) = linker.hop(posted, "https://a.test/other", answer(307))

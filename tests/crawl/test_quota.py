@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from gossamer.engine.handle import MAX_SCORE, Linker
-from gossamer.engine.recent import Recent
+from gossamer.engine.recent import RecentKeys
 from gossamer.extract.spider import Spider
-from gossamer.frontier.share import Share
+from gossamer.frontier.share import SiteQuota
 from gossamer.model import Request
 from gossamer.settings import Settings, SiteSettings
 from gossamer.testing.stage import play
@@ -45,7 +45,7 @@ def test_a_crawl_of_one_site_takes_the_same_time_with_a_share() -> None:
 
 
 def test_a_share_looks_back_half_a_window_at_least() -> None:
-    share = Share(Settings(site_share=0.1, share_window=100))
+    share = SiteQuota(Settings(site_share=0.1, share_window=100))
     assert share.left("a") == 10
     assert not share.count("a", 10)
     assert (share.left("a"), share.left("b")) == (0, 10)
@@ -56,7 +56,7 @@ def test_a_share_looks_back_half_a_window_at_least() -> None:
 
 
 def test_few_counters_are_kept() -> None:
-    share = Share(Settings(site_share=0.1, share_window=1000))
+    share = SiteQuota(Settings(site_share=0.1, share_window=1000))
     for site in range(100_000):
         share.count(f"{site}.test", 1)
     assert len(share._now) + len(share._before) <= 1000
@@ -71,7 +71,7 @@ class Scored(Spider):
 
 
 def linked(*paths: str) -> dict[str, int]:
-    linker = Linker(Settings(), SECRET, Recent(), score=Scored().score)
+    linker = Linker(Settings(), SECRET, RecentKeys(), score=Scored().score)
     page = Request("http://a.test/", site="a.test")
     return {
         link.url.rpartition("/")[2]: link.priority
@@ -88,7 +88,7 @@ def test_a_score_that_raises_costs_the_link_its_priority_only() -> None:
 
 
 def test_a_priority_of_the_spiders_own_goes_before_its_score() -> None:
-    linker = Linker(Settings(), SECRET, Recent(), score=Scored().score)
+    linker = Linker(Settings(), SECRET, RecentKeys(), score=Scored().score)
     page = Request("http://a.test/", site="a.test")
     made = (Request("http://a.test/7", priority=3), Request("http://a.test/8"))
     assert [link.priority for link in linker.adopt(page, made)] == [3, 8]
@@ -96,7 +96,7 @@ def test_a_priority_of_the_spiders_own_goes_before_its_score() -> None:
 
 @pytest.mark.parametrize("strategy", ["bfs", "dfs", "best", "random"])
 def test_a_crawl_goes_by_score_in_every_strategy(strategy: str) -> None:
-    from gossamer.job import Crawl
+    from gossamer.job import LocalRun
     from gossamer.testing.stage import Stage
     from gossamer.testing.virtual import LoopClock, run
 
@@ -105,7 +105,7 @@ def test_a_crawl_goes_by_score_in_every_strategy(strategy: str) -> None:
         stage, spider = Stage(clock, {"a.test": 30}, lambda host, path, at: None), Scored()
         spider.fetch_middleware = [stage.middleware]
         settings = Settings(strategy=strategy, batch=1)  # type: ignore[arg-type]
-        await Crawl(None, settings, ["http://a.test/"], spider=spider, clock=clock).run()
+        await LocalRun(None, settings, ["http://a.test/"], spider=spider, clock=clock).run()
         return [asked.path for asked in stage.asked]
 
     assert run(crawl()) == ["/", *(f"/{number}" for number in range(29, 0, -1))]

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import random
 
-from gossamer.engine.recent import Recent
+from gossamer.engine.recent import RecentKeys
 
 
 def test_what_never_entered_is_never_known() -> None:
     chance = random.Random(1)
-    recent = Recent(1000)
+    recent = RecentKeys(1000)
     entered: set[int] = set()
     for _ in range(300):
         keys = [chance.getrandbits(63) for _ in range(50)]
@@ -21,7 +21,7 @@ def test_what_never_entered_is_never_known() -> None:
 
 def test_the_last_keys_are_known_and_few_are_lost_before_it_is_half_full() -> None:
     chance = random.Random(1)
-    recent = Recent(200_000)
+    recent = RecentKeys(200_000)
     keys = [chance.getrandbits(63) for _ in range(100_000)]
     for first in range(0, len(keys), 50):
         recent.update(keys[first : first + 50])
@@ -32,7 +32,7 @@ def test_the_last_keys_are_known_and_few_are_lost_before_it_is_half_full() -> No
 
 
 def test_cleared_it_knows_nothing() -> None:
-    recent = Recent()
+    recent = RecentKeys()
     keys = list(range(1, 50_000))
     recent.update(keys)
     recent.clear()
@@ -41,7 +41,7 @@ def test_cleared_it_knows_nothing() -> None:
 
 def test_many_that_enter_at_once_find_room() -> None:
     chance = random.Random(1)
-    recent = Recent(200_000)
+    recent = RecentKeys(200_000)
     keys = [chance.getrandbits(63) for _ in range(20_000)]
     recent.update(keys)
     assert len(recent.unknown(keys)) < 200

@@ -20,9 +20,9 @@ from rawweb import Asked, RawWeb, page, redirect, reply
 from gossamer.clock import Clock
 from gossamer.download.client import HttpDownloader
 from gossamer.download.connections import Connection, Connections, Target
-from gossamer.download.dns import Answer
+from gossamer.download.dns import ResolvedName
 from gossamer.errors import ConnectFailed
-from gossamer.job import Crawl, Summary
+from gossamer.job import LocalRun, RunSummary
 from gossamer.settings import Settings, build
 
 METADATA = [
@@ -76,8 +76,8 @@ class Diverted(HttpDownloader):
         super().__init__(settings, clock, self)
         self._connections = Loopback(names, reached)
 
-    async def resolve(self, host: str) -> Answer:
-        return Answer(self._names[host], self._clock.monotonic() + 60)
+    async def resolve(self, host: str) -> ResolvedName:
+        return ResolvedName(self._names[host], self._clock.monotonic() + 60)
 
     async def aclose(self) -> None:
         self._resolver = Nobody()
@@ -85,7 +85,7 @@ class Diverted(HttpDownloader):
 
 
 class Nobody:
-    async def resolve(self, host: str) -> Answer:
+    async def resolve(self, host: str) -> ResolvedName:
         raise AssertionError(host)
 
     async def aclose(self) -> None: ...
@@ -97,7 +97,7 @@ def crawl_diverted(
     seeds: list[str],
     names: dict[str, tuple[str, ...]],
     **settings: Any,
-) -> tuple[Summary, set[str]]:
+) -> tuple[RunSummary, set[str]]:
     """A whole crawl in this process; how it ended, and every name and address that was reached for."""
     reached: set[str] = set()
     monkeypatch.setattr(
@@ -105,7 +105,7 @@ def crawl_diverted(
         lambda settings, *, clock, resolver: Diverted(settings, clock, names, reached),
     )
     values = {"delay": 0, "tries": 1, "commit_seconds": 0.02, "backoff_seconds": 0.1, "site_failures": 1, **settings}
-    return asyncio.run(Crawl(folder, build(values), seeds).run()), reached
+    return asyncio.run(LocalRun(folder, build(values), seeds).run()), reached
 
 
 def test_h08_a_redirect_to_a_metadata_service_is_never_followed(

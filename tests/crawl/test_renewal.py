@@ -6,15 +6,15 @@ from typing import cast
 
 import msgspec
 
-from gossamer.assemble import worker
+from gossamer.assemble import build_worker
 from gossamer.clock import ManualClock
 from gossamer.download.client import HttpDownloader
 from gossamer.download.connections import Connection
-from gossamer.download.dns import Answer
+from gossamer.download.dns import ResolvedName
 from gossamer.engine.store import FleetStore
 from gossamer.engine.visit import Visit
 from gossamer.frontier.base import Frontier
-from gossamer.frontier.local import LocalFrontier, open_memory
+from gossamer.frontier.local import EmbeddedFrontier, open_memory
 from gossamer.model import Lease, Request, Response
 from gossamer.settings import Settings
 from gossamer.testing.harness import keys, pages
@@ -25,7 +25,7 @@ SETTINGS = Settings(lease_seconds=60.0, connect_seconds=3.0)
 class Stingy:
     """A frontier that gives less time than is asked for."""
 
-    def __init__(self, frontier: LocalFrontier, ttl: float) -> None:
+    def __init__(self, frontier: EmbeddedFrontier, ttl: float) -> None:
         self._frontier = frontier
         self._ttl = ttl
         self.asked = asyncio.Event()
@@ -44,7 +44,9 @@ def test_a_renewed_lease_is_ours_for_as_long_as_the_frontier_says() -> None:
         (lease,) = (await memory.lease(1, batch=1, seconds=60.0)).leases
         frontier = Stingy(memory, 21.0)
         store = FleetStore(memory, [])
-        async with worker(cast(Frontier, frontier), store, settings=SETTINGS, secret=b"s" * 16, clock=clock) as engine:
+        async with build_worker(
+            cast(Frontier, frontier), store, settings=SETTINGS, secret=b"s" * 16, clock=clock
+        ) as engine:
             visit = engine._visits[lease.token] = Visit(lease, engine._context, sent_at=clock.monotonic())
             asked_at = clock.monotonic() + 20.0
             renewing = asyncio.create_task(engine._renew())
@@ -81,7 +83,9 @@ def test_a_visit_rests_after_the_request_of_an_earlier_one_whose_lease_expired()
         settings = msgspec.structs.replace(SETTINGS, delay=5.0, robots=False, sitemaps=False)
         memory = open_memory(settings, clock=clock, secret=b"s" * 16)
         await memory.add(pages(1))
-        async with worker(memory, FleetStore(memory, []), settings=settings, secret=b"s" * 16, clock=clock) as engine:
+        async with build_worker(
+            memory, FleetStore(memory, []), settings=settings, secret=b"s" * 16, clock=clock
+        ) as engine:
             context = engine._context
             context.fetch = web.fetch
             (lease,) = (await memory.lease(1, batch=1, seconds=60.0)).leases
@@ -118,9 +122,9 @@ def test_a_request_is_not_sent_when_the_lease_expired_on_its_way_to_the_wire() -
         await memory.add(pages(1))
         downloader = HttpDownloader(settings, clock)
 
-        async def resolve(host: str) -> Answer:
+        async def resolve(host: str) -> ResolvedName:
             clock.advance(70.0)
-            return Answer(("127.0.0.1",), clock.monotonic() + 60.0)
+            return ResolvedName(("127.0.0.1",), clock.monotonic() + 60.0)
 
         class Watched(Connection):
             async def exchange(self, *_: object) -> None:
@@ -132,7 +136,9 @@ def test_a_request_is_not_sent_when_the_lease_expired_on_its_way_to_the_wire() -
 
         downloader._resolver.resolve = resolve  # type: ignore[method-assign]
         downloader._open = connect  # type: ignore[assignment, method-assign]
-        async with worker(memory, FleetStore(memory, []), settings=settings, secret=b"s" * 16, clock=clock) as engine:
+        async with build_worker(
+            memory, FleetStore(memory, []), settings=settings, secret=b"s" * 16, clock=clock
+        ) as engine:
             engine._context.fetch = downloader.fetch
             (lease,) = (await memory.lease(1, batch=1, seconds=60.0)).leases
             visit = Visit(lease, engine._context, sent_at=clock.monotonic())

@@ -23,7 +23,7 @@ from gossamer.engine.commit import Committer, Listed
 from gossamer.engine.store import Result
 from gossamer.extract.spider import Spider
 from gossamer.frontier.local import open_memory
-from gossamer.job import Crawl, Summary
+from gossamer.job import LocalRun, RunSummary
 from gossamer.model import Outcome, Receipt, Request, Response, SiteNote
 from gossamer.settings import Settings, build
 from gossamer.sim.log import cut_short, gaps
@@ -45,11 +45,11 @@ def robots(*sitemaps: str, rules: str = "") -> bytes:
     return reply("".join(f"Sitemap: {url}\n" for url in sitemaps) + rules)
 
 
-def go(web: RawWeb, *hosts: str, folder: Path | None = None, **settings: Any) -> Summary:
+def go(web: RawWeb, *hosts: str, folder: Path | None = None, **settings: Any) -> RunSummary:
     """Crawl the first pages of some hosts of a web, with sitemaps."""
     values = {"sitemaps": True, "delay": 0.0, "allow_private": True, "resolve": ("*.test=127.0.0.1",), "tries": 1}
     seeds = [f"http://{host}:{web.port}/" for host in hosts or ("a.test",)]
-    return asyncio.run(Crawl(folder, build({**values, **settings}), seeds).run())
+    return asyncio.run(LocalRun(folder, build({**values, **settings}), seeds).run())
 
 
 def asked(web: RawWeb) -> list[str]:
@@ -367,7 +367,7 @@ def weeks(says: Says, *, days_per_change: Callable[[int], float], folder: Path |
         spider.fetch_middleware = [web.middleware]
         values = {"recrawl": "table", "max_seconds": 6 * WEEK - DAY, "lease_seconds": DAY, "commit_seconds": 1.0}
         settings = build({**values, "sitemaps": True, "robots_seconds": 400 * DAY})
-        await Crawl(folder, settings, web.seeds, spider=spider, clock=clock).run()
+        await LocalRun(folder, settings, web.seeds, spider=spider, clock=clock).run()
         return web
 
     found: Listing = run(go_by())

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from processes import crawl
 
-from gossamer.assemble import worker
+from gossamer.assemble import build_worker
 from gossamer.engine.handle import Linker
-from gossamer.engine.recent import Recent
+from gossamer.engine.recent import RecentKeys
 from gossamer.engine.run import Engine
 from gossamer.engine.store import FleetStore, Result
 from gossamer.extract.spider import Spider
@@ -44,7 +44,7 @@ def play(after_page: Callable[[int, Engine], None] = lambda number, engine: None
     async def scene() -> list[int]:
         clock, spider, fetches = LoopClock(), Spider(), 0
         frontier = open_memory(SETTINGS, clock=clock, secret=SECRET)
-        linker = Linker(SETTINGS, SECRET, Recent())
+        linker = Linker(SETTINGS, SECRET, RecentKeys())
         await frontier.add([linker.seed(f"http://a.test/seed/{number}") for number in range(SEEDS)])
         store = Watched(frontier)
 
@@ -63,7 +63,9 @@ def play(after_page: Callable[[int, Engine], None] = lambda number, engine: None
             )
 
         spider.fetch_middleware = [lambda _: fetch]
-        async with worker(frontier, store, settings=SETTINGS, secret=SECRET, clock=clock, spider=spider) as engine:
+        async with build_worker(
+            frontier, store, settings=SETTINGS, secret=SECRET, clock=clock, spider=spider
+        ) as engine:
             assert await engine.run() == "finished"
         assert (await frontier.counts()).done == SEEDS + TARGETS
         return [len(result.outcome.links) for result in store.results[:SEEDS]]

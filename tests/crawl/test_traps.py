@@ -15,16 +15,16 @@ from processes import crawl
 
 from gossamer import urls
 from gossamer.engine.handle import Linker
-from gossamer.engine.recent import Recent
+from gossamer.engine.recent import RecentKeys
 from gossamer.explain import path_ruling
 from gossamer.extract import fingerprint
 from gossamer.extract.spider import Spider
 from gossamer.frontier import combinations, traps
-from gossamer.job import Crawl
+from gossamer.job import LocalRun
 from gossamer.model import Request, Response
 from gossamer.settings import Settings
 from gossamer.sim.log import fetched
-from gossamer.sim.traps import answer
+from gossamer.sim.traps import trap_answer
 from gossamer.testing.virtual import LoopClock, run
 from gossamer.testing.web import SimWeb
 
@@ -112,7 +112,7 @@ async def _stroll(folder: Path | None, clock: LoopClock, *, copies: bool, **sett
     web, spider = Endless(clock, copies=copies), Spider()
     spider.fetch_middleware = [web.middleware]
     values = {"alike_pages": 10, "max_pages": 200, **settings}
-    done = await Crawl(folder, Settings(**values), ["http://a.test/"], spider=spider, clock=clock).run()
+    done = await LocalRun(folder, Settings(**values), ["http://a.test/"], spider=spider, clock=clock).run()
     return web, done
 
 
@@ -147,7 +147,7 @@ class Filters(OneSite):
         self._fruitful = fruitful
 
     def _body(self, path: str) -> bytes:
-        trapped = answer(0, 0, path, frozenset({"facets"}))
+        trapped = trap_answer(0, 0, path, frozenset({"facets"}))
         if trapped is not None:
             good = f'<a href="/good/{zlib.crc32(path.encode())}">more</a>' if self._fruitful else ""
             return trapped.body.replace(b"</h1>", b"</h1>" + good.encode())
@@ -159,7 +159,7 @@ async def _filtered(folder: Path | None, clock: LoopClock, *, fruitful: bool, **
     web, spider = Filters(clock, fruitful=fruitful), Spider()
     spider.fetch_middleware = [web.middleware]
     values = {"alike_pages": 15, "max_pages": 300, **settings}
-    await Crawl(folder, Settings(**values), ["http://a.test/"], spider=spider, clock=clock).run()
+    await LocalRun(folder, Settings(**values), ["http://a.test/"], spider=spider, clock=clock).run()
     return web
 
 
@@ -202,7 +202,7 @@ def _after_queries(queries: Iterable[str], places: dict[str, Any], path: str = "
     for query in queries:
         target, rules = f"{path}?{query}", Settings(alike_pages=6)
         known: dict[str, Any] = {"likeness": 7, "leads_on": True, "leads_away": False, "now": 1.0}
-        after = combinations.after_page(places, f"http://a.test{target}", target, settings=rules, **known)
+        after = combinations.after_combination(places, f"http://a.test{target}", target, settings=rules, **known)
         places = places if after is None else after
     return places
 
@@ -213,20 +213,20 @@ def test_of_a_path_with_many_uses_only_what_the_row_has_in_common_sleeps() -> No
     asleep = {
         target
         for target in ("do=events&y=9", "y=9&do=events&x=1", "do=events", "do=news&y=9", "id=7")
-        if combinations.evidence(memo, f"/index.php?{target}", now=2.0)
+        if combinations.combination_evidence(memo, f"/index.php?{target}", now=2.0)
     }
     assert asleep == {"do=events&y=9", "y=9&do=events&x=1"}
-    assert combinations.evidence(memo, "/other.php?do=events&y=9", now=2.0) is None
+    assert combinations.combination_evidence(memo, "/other.php?do=events&y=9", now=2.0) is None
     # The same parameters once more: then their values do not matter.
     other = [row.replace("events", "tags") for row in rows]
     both = {"queries.0": _after_queries(other, memo["queries.0"])}
-    assert combinations.evidence(both, "/index.php?do=news&y=9", now=2.0)
-    assert combinations.evidence(both, "/index.php?id=7", now=2.0) is None
+    assert combinations.combination_evidence(both, "/index.php?do=news&y=9", now=2.0)
+    assert combinations.combination_evidence(both, "/index.php?id=7", now=2.0) is None
 
 
 def test_pages_that_are_counted_do_not_sleep_and_cost_the_memo_nothing() -> None:
     places = _after_queries((f"page={number}" for number in range(50)), {})
-    assert not combinations.evidence({"queries.0": places}, "/index.php?page=51", now=2.0)
+    assert not combinations.combination_evidence({"queries.0": places}, "/index.php?page=51", now=2.0)
     assert _after_queries((f"page={number}" for number in range(50, 99)), places) == places
     for number in range(99):
         places = _after_queries(("x=1",), places, f"/{number}.php")
@@ -291,7 +291,7 @@ def test_dates_far_away_are_not_followed(target: str, far: bool) -> None:
 
 
 def test_a_calendar_is_left_at_its_edge() -> None:
-    linker = Linker(Settings(), SECRET, Recent())
+    linker = Linker(Settings(), SECRET, RecentKeys())
     page = Request("http://a.test/calendar/2028/12", site="a.test")
     links = ("http://a.test/calendar/2028/11", "http://a.test/calendar/2029/1")
     assert [link.url for link in linker.follow(page, links, year=2026)] == [links[0]]

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 
 from gossamer.cli import fleet_status
-from gossamer.frontier.base import Fleet
+from gossamer.frontier.base import FleetFrontier
 from gossamer.frontier.folder import FolderFrontier, open_folder
-from gossamer.frontier.folder_share import Share
-from gossamer.frontier.local import LocalFrontier
+from gossamer.frontier.folder_share import SharedFolder
+from gossamer.frontier.local import EmbeddedFrontier
 from gossamer.frontier.redis_job import client, job_key
 from gossamer.frontier.redis_open import open_redis
 from gossamer.frontier.sharded import Sharded
-from gossamer.frontier.sql import open_databases
 from gossamer.frontier.sql.database import Database
 from gossamer.frontier.sql.job import dialect_of
+from gossamer.frontier.sql.several import open_databases
 from gossamer.frontier.sqlite import open_sqlite
 from gossamer.jobs.fleet import FleetJob
 from gossamer.settings import Settings
@@ -57,14 +57,14 @@ class Place:
 class Embedded(Place):
     """The files are taken as they are at some moment, which is what `kill -9` leaves."""
 
-    _frontier: LocalFrontier
+    _frontier: EmbeddedFrontier
 
     def __init__(self, folder: Path, settings: Settings, clock: LoopClock) -> None:
         self._path = folder / "0" / "frontier.db"
         self._path.parent.mkdir()
         self._settings, self._clock = settings, clock
 
-    async def open(self, life: int) -> LocalFrontier:
+    async def open(self, life: int) -> EmbeddedFrontier:
         self._frontier = open_sqlite(self._path, self._settings, clock=self._clock)
         return self._frontier
 
@@ -86,7 +86,7 @@ class ThreadClock(LoopClock):
         return self._loop.time()
 
 
-class LoopShare(Share):
+class LoopShare(SharedFolder):
     """A folder whose server lives in the loop's time."""
 
     def __init__(self, root: Path, clock: LoopClock) -> None:
@@ -124,12 +124,12 @@ class Redis(Place):
     """What the server has acknowledged is in its file, though nobody waits for the disk."""
 
     late = SLOT_SECONDS
-    _frontier: Fleet
+    _frontier: FleetFrontier
 
     def __init__(self, server: RedisServer, shards: int, settings: Settings) -> None:
         self._server, self._shards, self._settings = server, shards, settings
 
-    async def open(self, life: int) -> Fleet:
+    async def open(self, life: int) -> FleetFrontier:
         self._client = client.Redis.from_url(self._server.url)
         if not life:
             await self._client.flushall()
@@ -153,13 +153,13 @@ class Redis(Place):
 class Table(Place):
     """A database."""
 
-    _frontier: Fleet
+    _frontier: FleetFrontier
     _database: Database
 
     def __init__(self, server: SqlServer, settings: Settings) -> None:
         self._server, self._settings = server, settings
 
-    async def open(self, life: int) -> Fleet:
+    async def open(self, life: int) -> FleetFrontier:
         self._database = Database(dialect_of(self._server.url))
         if not life:
             await self._database.run(lambda db: db.make_tables())
@@ -256,9 +256,9 @@ def twelve_weeks(kind: Kind, recrawl: str) -> None:
                 )
                 ends.append(web.now)
                 shown = {}
-                if not isinstance(frontier, LocalFrontier):
+                if not isinstance(frontier, EmbeddedFrontier):
                     job = FleetJob(frontier, "redis://", JOB, Path("unused"))
-                    shown = fleet_status.as_json(await patiently(job.status()))
+                    shown = fleet_status.status_json(await patiently(job.status()))
                 await patiently(place.kill())
             assert not counts.finished
             assert counts.known == 4 * 25
@@ -267,6 +267,6 @@ def twelve_weeks(kind: Kind, recrawl: str) -> None:
                 weeks.check_table(web, kills=ends[:-1], late=place.late)
             weeks.check_freshness(web, counts.freshness)
             if shown:
-                assert f"{counts.freshness:.1%} of the copies" in "\n".join(fleet_status.lines(JOB, shown))
+                assert f"{counts.freshness:.1%} of the copies" in "\n".join(fleet_status.status_lines(JOB, shown))
 
     run(weeks_go_by())

@@ -25,7 +25,7 @@ from manifests import one, rendered
 
 import gossamer as package
 from gossamer.frontier.backends import open_fleet
-from gossamer.model import Counts, Pulse
+from gossamer.model import Counts, Heartbeat
 from gossamer.settings import VERSION
 from gossamer.sim.log import fetched, gaps, max_overlap
 from gossamer.testing.servers import RedisServer, free_port
@@ -69,10 +69,10 @@ def submit(server: RedisServer, folder: Path, seeds: list[str], *more: str) -> N
     gossamer(server, "submit", "--job", "shop", *place, *options, *more)
 
 
-def seen(server: RedisServer) -> tuple[Counts, list[Pulse]]:
+def seen(server: RedisServer) -> tuple[Counts, list[Heartbeat]]:
     """The counts of the job, and its workers."""
 
-    async def look() -> tuple[Counts, list[Pulse]]:
+    async def look() -> tuple[Counts, list[Heartbeat]]:
         fleet = await open_fleet(server.url, "shop")
         try:
             return await fleet.counts(), list(await fleet.workers())

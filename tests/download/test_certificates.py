@@ -17,9 +17,10 @@ import pytest
 import trustme
 
 from gossamer.clock import SystemClock
-from gossamer.download import Downloader, open_downloader
+from gossamer.download import open_downloader
+from gossamer.download.base import Downloader
 from gossamer.errors import ConfigError, ConnectFailed, TlsRefused
-from gossamer.job import Crawl
+from gossamer.job import LocalRun
 from gossamer.model import Request
 from gossamer.settings import build
 
@@ -165,7 +166,7 @@ def test_the_record_of_a_page_says_that_its_certificate_was_bad(tmp_path: Path) 
         values = {"allow_private": True, "resolve": ["*.test=127.0.0.1"], "robots": False, "cookies": True, "tries": 1}
         settings = build({**values, "ca_file": str(tmp_path / "ca.pem"), "bad_tls": "record", "delay": 0})
         seeds = [f"https://good.test:{good.port}/", f"https://bad.test:{bad.port}/", f"https://bad.test:{bad.port}/2"]
-        summary = await Crawl(tmp_path / "job", settings, seeds).run()
+        summary = await LocalRun(tmp_path / "job", settings, seeds).run()
         assert (summary.counts.done, summary.counts.failed) == (3, 0)
         assert not [head for head in bad.heads if "cookie" in head.lower()]
 

@@ -11,7 +11,7 @@ import pytest
 from gossamer.clock import SystemClock
 from gossamer.download.client import Host, HttpDownloader
 from gossamer.download.connections import Connection, Target
-from gossamer.download.dns import Answer
+from gossamer.download.dns import ResolvedName
 from gossamer.download.guard import check_address, check_url
 from gossamer.errors import ConnectFailed, FetchError, Forbidden
 from gossamer.model import Request
@@ -56,9 +56,9 @@ class Recording(HttpDownloader):
         self.pinned: list[tuple[str, tuple[str, ...]]] = []
         super().__init__(build(settings), SystemClock(), self)
 
-    async def resolve(self, host: str) -> Answer:
+    async def resolve(self, host: str) -> ResolvedName:
         addresses = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        return Answer(addresses, 0.0)
+        return ResolvedName(addresses, 0.0)
 
     async def aclose(self) -> None: ...
 

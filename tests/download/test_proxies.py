@@ -14,8 +14,9 @@ import pytest
 import trustme
 
 from gossamer.clock import SystemClock
-from gossamer.download import Downloader, open_downloader
+from gossamer.download import open_downloader
 from gossamer.download import proxies as module
+from gossamer.download.base import Downloader
 from gossamer.errors import ConfigError, ConnectFailed, ProxyFailed, TlsRefused
 from gossamer.model import Request
 from gossamer.settings import build

@@ -22,7 +22,7 @@ from gossamer.settings import Settings
 from gossamer.sink import open_sinks
 from gossamer.sink.segments import SegmentSink
 from gossamer.stored.records import read_records
-from gossamer.testing.sinks import visit
+from gossamer.testing.sink_writer import visit
 
 DAY = 1_767_225_600.0
 """The first moment of 2026."""

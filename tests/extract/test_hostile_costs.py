@@ -14,7 +14,7 @@ from gossamer.extract.links import MAX_LINKS, parse_refresh
 from gossamer.extract.page import Page
 from gossamer.extract.sniff import is_html
 from gossamer.extract.srcset import parse_srcset
-from gossamer.middleware import robots
+from gossamer.middleware import robots, robots_rules
 from gossamer.model import Request, Response
 
 URL = "http://a.example/"
@@ -31,7 +31,7 @@ def read(body: bytes) -> None:
 
 
 def ask(body: bytes) -> None:
-    matcher = robots.Matcher(robots.parse(b"User-agent: *\n" + body, "gossamer"))
+    matcher = robots_rules.Matcher(robots.parse(b"User-agent: *\n" + body, "gossamer"))
     for number in range(20):
         matcher.allowed(f"/{'a' * 1000}/{number}")
 

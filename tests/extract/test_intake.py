@@ -10,7 +10,7 @@ import pydantic
 import pytest
 
 from gossamer.errors import ConfigError
-from gossamer.extract.intake import Dropped, Intake
+from gossamer.extract.intake import Dropped, ItemPipeline
 from gossamer.extract.schema import Fitted
 from gossamer.model import Rejected
 
@@ -46,7 +46,7 @@ class Struct(msgspec.Struct):
 KINDS = pytest.mark.parametrize("kind", [Data, Attrs, Model, Struct])
 
 
-def take(item: Any, intake: Intake) -> Any:
+def take(item: Any, intake: ItemPipeline) -> Any:
     found = asyncio.run(intake.take(item, URL))
     return found.item if isinstance(found, Fitted) else found
 
@@ -55,8 +55,8 @@ def take(item: Any, intake: Intake) -> Any:
 def test_items_are_made_to_fit_their_type(kind: type) -> None:
     """Text of a page becomes the number that the type wants, and what was left out gets its default."""
     wanted = {"name": "x", "price": 1.5, "tags": []}
-    assert take({"name": "x", "price": "1.5"}, Intake(kind)) == wanted
-    assert take(kind(name="x", price=1.5), Intake(kind)) == wanted
+    assert take({"name": "x", "price": "1.5"}, ItemPipeline(kind)) == wanted
+    assert take(kind(name="x", price=1.5), ItemPipeline(kind)) == wanted
 
 
 @KINDS
@@ -71,7 +71,7 @@ def test_items_are_made_to_fit_their_type(kind: type) -> None:
     ],
 )
 def test_what_does_not_fit_is_kept_aside_with_page_and_field(kind: type, item: dict[str, Any], field: str) -> None:
-    found = take(item, Intake(kind))
+    found = take(item, ItemPipeline(kind))
     assert isinstance(found, Rejected)
     assert (found.url, found.type, found.item) == (URL, kind.__name__, item)
     assert found.field.startswith(field)
@@ -79,14 +79,14 @@ def test_what_does_not_fit_is_kept_aside_with_page_and_field(kind: type, item: d
 
 
 def test_validators_of_attrs_and_instances_that_lie_are_rejected() -> None:
-    low = take({"name": "x", "price": -1}, Intake(Attrs))
+    low = take({"name": "x", "price": -1}, ItemPipeline(Attrs))
     assert isinstance(low, Rejected)
     assert low.field == "price"
-    lying = take(Data(name=5, price="much"), Intake(Data))  # type: ignore[arg-type]
+    lying = take(Data(name=5, price="much"), ItemPipeline(Data))  # type: ignore[arg-type]
     assert isinstance(lying, Rejected)
     assert lying.item["price"] == "much"
-    assert isinstance(take(Struct("x", 1), Intake(Data)), Rejected)
-    unstorable = take({"name": "x", "price": object()}, Intake(Data))
+    assert isinstance(take(Struct("x", 1), ItemPipeline(Data)), Rejected)
+    unstorable = take({"name": "x", "price": object()}, ItemPipeline(Data))
     assert isinstance(unstorable, Rejected)
     assert "object" in unstorable.item["price"]
 
@@ -95,12 +95,12 @@ def test_of_several_types_the_first_that_fits_is_taken() -> None:
     class Offer(msgspec.Struct):
         seller: str
 
-    intake = Intake([Data, Offer])
+    intake = ItemPipeline([Data, Offer])
     assert take({"seller": "s"}, intake) == {"seller": "s"}
     assert take(Offer("s"), intake) == {"seller": "s"}
     assert isinstance(take({"buyer": "b"}, intake), Rejected)
     with pytest.raises(ConfigError, match="not a type of items"):
-        Intake(int)
+        ItemPipeline(int)
 
 
 def test_pipelines_run_in_their_order_and_nothing_gets_lost() -> None:
@@ -110,7 +110,7 @@ def test_pipelines_run_in_their_order_and_nothing_gets_lost() -> None:
     async def only_named(item: dict[str, Any]) -> dict[str, Any] | None:
         return item if item["name"] else None
 
-    intake = Intake(Data, [strip, only_named])
+    intake = ItemPipeline(Data, [strip, only_named])
     assert take({"name": " x ", "price": 1}, intake) == {"name": "x", "price": 1.0, "tags": []}
     assert take({"name": "  ", "price": 1}, intake) == Dropped("only_named")
     raised = take({"price": 1}, intake)
@@ -118,4 +118,4 @@ def test_pipelines_run_in_their_order_and_nothing_gets_lost() -> None:
     assert raised.error == "pipeline strip: KeyError: 'name'"
     assert raised.item == {"price": 1}
     # Without types, what a pipeline returns must still be storable.
-    assert isinstance(take({"name": "x"}, Intake((), [lambda item: object()])), Rejected)
+    assert isinstance(take({"name": "x"}, ItemPipeline((), [lambda item: object()])), Rejected)

@@ -23,12 +23,12 @@ from gossamer.extract import (
     timestamps,
     xhtml,
 )
-from gossamer.extract.metadata import metadata
+from gossamer.extract.metadata import read_metadata
 from gossamer.extract.page import Page
 from gossamer.frontier import traps
-from gossamer.masks import masked, masked_url
-from gossamer.middleware import robots, setcookie
+from gossamer.middleware import robots, robots_rules, setcookie
 from gossamer.model import Request, Response
+from gossamer.redact import masked, masked_url
 from gossamer.settings import build
 from gossamer.sink.warc_index import Member, line_of_member
 from gossamer.stored import visits
@@ -51,7 +51,7 @@ def html(text: str) -> None:
 def blocks(text: str) -> None:
     script = f'<script type="application/ld+json">{text}</script>'.encode()
     headers = (("content-type", "text/html; charset=utf-8"),)
-    metadata(Page(Response(url=URL, status=200, headers=headers, body=script), Request(url=URL)).tree)
+    read_metadata(Page(Response(url=URL, status=200, headers=headers, body=script), Request(url=URL)).tree)
 
 
 def undeclared(text: str) -> None:
@@ -62,7 +62,7 @@ def undeclared(text: str) -> None:
 
 def rules(text: str) -> None:
     parsed = robots.parse(b"user-agent: *\n" + text.encode(), "gossamer")
-    robots.Matcher(parsed).allowed("/" + "a" * 2000)
+    robots_rules.Matcher(parsed).allowed("/" + "a" * 2000)
 
 
 def member(text: str) -> None:

@@ -168,7 +168,7 @@ def test_a_picture_in_the_page_is_no_link_that_was_too_long() -> None:
 
 
 def test_a_hundred_thousand_links_are_a_matter_of_settings() -> None:
-    found = module.Found(None, [f"/{n}/{'x' * 120}" for n in range(100_001)], [])
+    found = module.PageLinks(None, [f"/{n}/{'x' * 120}" for n in range(100_001)], [])
     listed = module.links(page("").tree, found, URL, max_links=100_000)
     assert (len(listed.urls), listed.cut) == (100_000, {"max_links": 1})
     assert module.links(page("").tree, found, URL, max_links=100_001).cut == {}

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from gossamer.sim.log import Entry, LogWriter, fetched, gaps, read
+from gossamer.sim.log import LogWriter, SimRequest, fetched, gaps, read
 
 
 class Chain(NamedTuple):
@@ -64,7 +64,7 @@ class ChainWeb:
     def all(self) -> set[str]:
         return {self.url(page) for page in range(self.chain.pages)}
 
-    def log(self) -> list[Entry]:
+    def log(self) -> list[SimRequest]:
         return read(self._log)
 
     def fetched(self) -> Counter[str]:

@@ -16,14 +16,14 @@ import msgspec
 import pytest
 import redis
 
-from gossamer.cli.fleet_status import as_json, lines
+from gossamer.cli.fleet_status import status_json, status_lines
 from gossamer.clock import SystemClock
-from gossamer.engine.pulse import EVERY_SECONDS, LIVE_SECONDS, Heart, beating, is_live, live_regions
+from gossamer.engine.pulse import EVERY_SECONDS, LIVE_SECONDS, HeartbeatSender, beating, is_live, live_regions
 from gossamer.errors import Unavailable
 from gossamer.frontier.backends import create_fleet
 from gossamer.jobs.find import open_job
 from gossamer.jobs.fleet import FleetJob, find_warnings
-from gossamer.model import Counts, Pulse, RegionView, ShardView
+from gossamer.model import Counts, Heartbeat, RegionView, ShardView
 from gossamer.settings import Settings, build
 from gossamer.testing.faulty_proxy import FaultyProxy
 from gossamer.testing.servers import RedisServer
@@ -58,7 +58,7 @@ def worker(server: RedisServer, job: str, name: str, *options: str) -> subproces
 def status(server: RedisServer, job: str) -> dict[str, Any]:
     async def ask() -> dict[str, Any]:
         async with open_job(job, server.url) as opened:
-            return as_json(await opened.status())
+            return status_json(await opened.status())
 
     return asyncio.run(ask())
 
@@ -127,11 +127,11 @@ class Counting:
 
 
 def test_a_pulse_says_what_was_done_since_the_last_one_and_that_a_worker_leaves(server: RedisServer) -> None:
-    async def scenario() -> list[Pulse]:
+    async def scenario() -> list[Heartbeat]:
         frontier = await create_fleet(server.url, "pulse", Settings())
         engine = Counting()
-        heart = Heart(
-            frontier, engine, pulse=Pulse(worker="w", region="eu", shards="1/4"), clock=SystemClock(), every=0.1
+        heart = HeartbeatSender(
+            frontier, engine, pulse=Heartbeat(worker="w", region="eu", shards="1/4"), clock=SystemClock(), every=0.1
         )
         seen: list[Any] = []
         try:
@@ -156,7 +156,7 @@ def test_a_pulse_says_what_was_done_since_the_last_one_and_that_a_worker_leaves(
 def test_a_pulse_survives_a_frontier_that_is_away(server: RedisServer) -> None:
     async def scenario(proxy: FaultyProxy) -> None:
         frontier = await create_fleet(server.url_at(proxy.port), "pulse", Settings())
-        heart = Heart(frontier, Counting(), pulse=Pulse(worker="w"), clock=SystemClock(), every=0.05)
+        heart = HeartbeatSender(frontier, Counting(), pulse=Heartbeat(worker="w"), clock=SystemClock(), every=0.05)
         try:
             async with beating(heart):
                 while not await frontier.workers():
@@ -180,7 +180,7 @@ def test_a_pulse_survives_a_frontier_that_is_away(server: RedisServer) -> None:
 def test_a_worker_leaves_though_nobody_hears_its_last_pulse() -> None:
     async def scenario(server: RedisServer) -> None:
         frontier = await create_fleet(server.url, "pulse", Settings())
-        async with beating(Heart(frontier, Counting(), pulse=Pulse(worker="w"), clock=SystemClock())):
+        async with beating(HeartbeatSender(frontier, Counting(), pulse=Heartbeat(worker="w"), clock=SystemClock())):
             server.pause()
         server.resume()
         await frontier.aclose()
@@ -190,9 +190,9 @@ def test_a_worker_leaves_though_nobody_hears_its_last_pulse() -> None:
 
 
 def test_a_worker_whose_pulse_stays_away_is_dead() -> None:
-    fresh, old = Pulse(worker="a", region="eu"), Pulse(worker="b", region="us", silent=LIVE_SECONDS + 1)
-    gone = Pulse(worker="c", region="asia", left=True)
-    assert live_regions([fresh, old, gone, Pulse(worker="d")]) == {"eu"}
+    fresh, old = Heartbeat(worker="a", region="eu"), Heartbeat(worker="b", region="us", silent=LIVE_SECONDS + 1)
+    gone = Heartbeat(worker="c", region="asia", left=True)
+    assert live_regions([fresh, old, gone, Heartbeat(worker="d")]) == {"eu"}
 
 
 def test_warnings_name_what_no_worker_takes() -> None:
@@ -201,12 +201,12 @@ def test_warnings_name_what_no_worker_takes() -> None:
         for number in range(8)
     ]
     running = Counts(queued=3)
-    assert find_warnings(running, [Pulse(worker="w", region="eu")], shards) == []
-    half = find_warnings(running, [Pulse(worker="w", region="eu", shards="0-3/8")], shards)
+    assert find_warnings(running, [Heartbeat(worker="w", region="eu")], shards) == []
+    half = find_warnings(running, [Heartbeat(worker="w", region="eu", shards="0-3/8")], shards)
     assert half == ["no worker takes shards 4-7 of 8 shards"]
-    other = find_warnings(running, [Pulse(worker="w", region="us")], shards)
+    other = find_warnings(running, [Heartbeat(worker="w", region="us")], shards)
     assert other == ["region eu has work on 8 sites, but no worker: start one with --region eu"]
-    assert "take them over" in find_warnings(running, [Pulse(worker="w", region="us")], shards, is_auto=True)[0]
+    assert "take them over" in find_warnings(running, [Heartbeat(worker="w", region="us")], shards, is_auto=True)[0]
     assert find_warnings(Counts(job="finished", finished=True), [], shards) == []
 
 
@@ -214,9 +214,13 @@ def _large() -> dict[str, Any]:
     """A fleet of 500 workers, 256 shards and 100 sites, with names that a terminal must not obey."""
     evil = "\x1b[2Jevil"
     pulses = [
-        {**{name: getattr(pulse, name) for name in Pulse.__struct_fields__}, "live": number != 7}
+        {**{name: getattr(pulse, name) for name in Heartbeat.__struct_fields__}, "live": number != 7}
         for number in range(500)
-        if (pulse := Pulse(worker=f"w{number}{evil}", region="eu", host=evil * 20, pages=10**9, rate=number, silent=3))
+        if (
+            pulse := Heartbeat(
+                worker=f"w{number}{evil}", region="eu", host=evil * 20, pages=10**9, rate=number, silent=3
+            )
+        )
     ]
     counts = msgspec.to_builtins(Counts(queued=10**12))
     shards = [
@@ -234,7 +238,7 @@ def _large() -> dict[str, Any]:
 
 
 def test_a_large_fleet_fits_on_a_screen() -> None:
-    text = [click.unstyle(line) for line in lines("shop", _large())]
+    text = [click.unstyle(line) for line in status_lines("shop", _large())]
     assert len(text) < 70
     assert "w7\\x1b" in next(line for line in text if "dead" in line), "those that are wanting come first"
     assert "  ... and 480 more" in text
@@ -249,7 +253,7 @@ def test_status_of_several_shards_is_their_sum(server: RedisServer, tmp_path: Pa
         settings = build({"regions": {"eu": ["*"]}})
         frontier = await create_fleet(server.url, "sum", settings, shards="0-1/4", worker="w")
         try:
-            return as_json(await FleetJob(frontier, server.url, "sum", tmp_path).status())
+            return status_json(await FleetJob(frontier, server.url, "sum", tmp_path).status())
         finally:
             await frontier.aclose()
 

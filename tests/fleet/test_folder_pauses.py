@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.settings import Settings
-from gossamer.sim.log import Entry, fetched, gaps, max_overlap
+from gossamer.sim.log import SimRequest, fetched, gaps, max_overlap
 from gossamer.sink.segments import gather
 from gossamer.testing.folder_worker import submit
 from gossamer.testing.web import SimWeb
@@ -103,9 +103,9 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
             fleet.kill()
 
 
-def too_close(log: list[Entry]) -> list[str]:
+def too_close(log: list[SimRequest]) -> list[str]:
     """Requests that came before the delay of their site was over, with those before them."""
-    last: dict[str, Entry] = {}
+    last: dict[str, SimRequest] = {}
     found = []
     for entry in log:
         before = last.get(entry.site)

@@ -15,7 +15,7 @@ import redis
 
 from gossamer.errors import Unavailable
 from gossamer.frontier.backends import create_fleet, open_fleet
-from gossamer.model import Lease, Outcome, Pulse
+from gossamer.model import Heartbeat, Lease, Outcome
 from gossamer.settings import Settings
 from gossamer.sim.log import gaps
 from gossamer.testing.faulty_proxy import Fault, FaultyRedisProxy
@@ -89,7 +89,7 @@ def test_every_call_says_that_the_server_is_away_and_passes_when_it_is_back(serv
                 "abandon": lambda: frontier.abandon("nobody"),
                 "counts": frontier.counts,
                 "shards": frontier.shards,
-                "beat": lambda: frontier.beat(Pulse(worker="w")),
+                "beat": lambda: frontier.beat(Heartbeat(worker="w")),
                 "workers": frontier.workers,
                 "refresh": frontier.refresh,
                 "steer": lambda: frontier.steer("running"),

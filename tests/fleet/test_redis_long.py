@@ -18,7 +18,7 @@ import pytest
 
 from gossamer.frontier.backends import open_fleet
 from gossamer.model import Counts
-from gossamer.sim.log import Entry, fetched, gaps
+from gossamer.sim.log import SimRequest, fetched, gaps
 from gossamer.testing.faulty_proxy import FaultyProxy
 from gossamer.testing.servers import RedisServer
 from gossamer.testing.web import SimWeb
@@ -127,7 +127,7 @@ class Storm:
         self.late = 0
         """Outcomes that were refused because their worker had slept past its lease."""
 
-    def may_repeat(self, log: list[Entry]) -> int:
+    def may_repeat(self, log: list[SimRequest]) -> int:
         """How many fetches may have been in vain.
 
         Of each worker that was killed or asleep, what it had under way or not yet committed. Of each outage, what the
@@ -216,14 +216,14 @@ def is_exact(web: SimWeb, folder: Path, past: Storm, *, delay: float) -> None:
     assert not too_soon(log, past, delay=delay)
 
 
-def too_soon(log: list[Entry], past: Storm, *, delay: float) -> list[str]:
+def too_soon(log: list[SimRequest], past: Storm, *, delay: float) -> list[str]:
     """The requests that came before their time, each with what had happened shortly before.
 
     A worker that is stopped between its look at the clock and the write of a request writes it when it wakes: nobody
     can take back what is on its way to the kernel. Such a request, at the moment of waking, is not counted."""
     awake = [at for at, what in past.events if what.endswith("awake")]
     found: list[str] = []
-    last: dict[str, Entry] = {}
+    last: dict[str, SimRequest] = {}
     for entry in log:
         before = last.get(entry.site, entry)
         gap = entry.arrived_at - before.headers_at

@@ -21,14 +21,14 @@ import trustme
 from gossamer.errors import FrontierError
 from gossamer.frontier.backends import create_fleet, open_fleet
 from gossamer.frontier.redis_refusals import CHANNELS, COMMANDS, KEYS
-from gossamer.masks import masked_address
 from gossamer.model import Grant, Outcome
+from gossamer.redact import masked_address
 from gossamer.settings import Settings
 from gossamer.sim.log import gaps
 from gossamer.testing import backends
 from gossamer.testing.faulty_proxy import FaultyProxy
-from gossamer.testing.frontier import FrontierSuite, Harness
-from gossamer.testing.harness import pages
+from gossamer.testing.frontier import FrontierSuite
+from gossamer.testing.harness import Harness, pages
 from gossamer.testing.servers import Certificate, RedisServer, Sentinel
 from gossamer.testing.web import SimWeb
 

@@ -22,7 +22,7 @@ from gossamer.frontier.backends import list_jobs
 from gossamer.frontier.placement import placement, shard_of
 from gossamer.frontier.redis_job import job_key
 from gossamer.frontier.redis_link import server_name
-from gossamer.frontier.redis_move import Move, spread
+from gossamer.frontier.redis_move import RedisShardMove, spread
 from gossamer.frontier.redis_open import open_redis
 from gossamer.model import Request
 from gossamer.settings import Settings
@@ -144,7 +144,7 @@ def test_a_server_that_is_added_in_the_middle_takes_its_shards(servers: list[Red
     assert sum(len(sites_on(server)) for server in servers) == 16
 
 
-async def all_moves(url: str, job: str) -> list[Move]:
+async def all_moves(url: str, job: str) -> list[RedisShardMove]:
     return [move async for move in spread(url, job)]
 
 
@@ -159,7 +159,7 @@ def test_moving_keeps_leases_clocks_and_what_is_known(servers: list[RedisServer]
         moves = await all_moves(both, "j")
         names = [server_name(server.url) for server in servers[:2]]
         assert [move.target for move in moves] == placement(8, names)
-        assert await all_moves(both, "j") == [Move(move.shard, move.target, move.target, 0) for move in moves]
+        assert await all_moves(both, "j") == [RedisShardMove(move.shard, move.target, move.target, 0) for move in moves]
         receipt = await old.complete([outcome for lease in leases for outcome in outcomes(lease)])
         assert (receipt.accepted, receipt.stale) == (20, 0), "a worker that does not know of it finds the new place"
         new = await open_redis(servers[1].url, "j", worker="x")

@@ -19,8 +19,8 @@ from gossamer.frontier.durability import outlive
 from gossamer.frontier.placement import placement
 from gossamer.frontier.redis import RedisFrontier
 from gossamer.frontier.redis_job import job_key
-from gossamer.frontier.redis_link import Links, addresses, server_name
-from gossamer.frontier.redis_move import Move, spread
+from gossamer.frontier.redis_link import RedisConnections, addresses, server_name
+from gossamer.frontier.redis_move import RedisShardMove, spread
 from gossamer.frontier.redis_open import open_redis
 from gossamer.frontier.redis_places import Copy, look, step
 from gossamer.model import Lease
@@ -43,10 +43,10 @@ class Moving:
     def __init__(self, servers: list[RedisServer], frontier: RedisFrontier) -> None:
         self.servers = servers
         self.frontier = frontier
-        self.links = Links([server.url for server in servers])
+        self.links = RedisConnections([server.url for server in servers])
         self.names = [server_name(server.url) for server in servers]
 
-    async def to(self, number: int) -> list[Move]:
+    async def to(self, number: int) -> list[RedisShardMove]:
         """All of it, to this server."""
         ours, both = self.names[number], ",".join(server.url for server in self.servers)
         MOVER.placement = lambda count, _: [ours] * count
@@ -59,7 +59,9 @@ class Moving:
         """As far as the mover comes that dies before this step."""
         real = MOVER.step
 
-        async def dying(links: Links, server: str, job: str, shard: int, operation: str, **given: Any) -> Any:
+        async def dying(
+            links: RedisConnections, server: str, job: str, shard: int, operation: str, **given: Any
+        ) -> Any:
             if operation in (stopped, "kill", "stay"):
                 raise _Died(operation)
             return await real(links, server, job, shard, operation, **given)
@@ -122,7 +124,7 @@ async def begun(servers: list[RedisServer]) -> AsyncIterator[Moving]:
     frontier = await open_redis(servers[0].url, "j", AT_ONCE, worker="w")
     assert isinstance(frontier, RedisFrontier)
     moving = Moving(servers, frontier)
-    frontier._links = Links([server.url for server in servers])
+    frontier._links = RedisConnections([server.url for server in servers])
     try:
         await frontier.add([page(number, f"{number % 5}.test") for number in range(50)])
         yield moving
@@ -355,7 +357,7 @@ def test_a_target_that_forgets_while_data_come_in_is_given_them_again(servers: l
         real = MOVER.step
         attempts: list[str] = []
 
-        async def cut(links: Links, server: str, job: str, shard: int, operation: str, **given: Any) -> Any:
+        async def cut(links: RedisConnections, server: str, job: str, shard: int, operation: str, **given: Any) -> Any:
             if operation == "leave" and len(attempts) < 2:
                 attempts.append(operation)
                 await asyncio.to_thread(servers[len(attempts) - 1].restart)

@@ -18,19 +18,19 @@ from struct import pack
 import msgspec
 import pytest
 
-from gossamer.assemble import worker
+from gossamer.assemble import build_worker
 from gossamer.clock import SystemClock
 from gossamer.download import connects
 from gossamer.download.client import HttpDownloader
 from gossamer.download.connects import Connects
 from gossamer.engine.handle import Linker
-from gossamer.engine.pulse import Heart, beating
-from gossamer.engine.recent import Recent
+from gossamer.engine.pulse import HeartbeatSender, beating
+from gossamer.engine.recent import RecentKeys
 from gossamer.engine.region import Places, Placing
 from gossamer.engine.store import FleetStore
 from gossamer.fleet import places_of
 from gossamer.frontier.backends import create_fleet, open_fleet
-from gossamer.model import Lease, Pulse, Request
+from gossamer.model import Heartbeat, Lease, Request
 from gossamer.settings import build
 from gossamer.sink.segments import SegmentSink
 from gossamer.testing.servers import RedisServer
@@ -102,9 +102,11 @@ async def member(url: str, folder: Path, region: str, seen: dict[str, Places]) -
     assert places is not None
     seen[region] = places
     store = FleetStore(frontier, [SegmentSink(folder, region)])
-    async with worker(frontier, store, settings=settings, secret=frontier.secret, clock=clock, places=places) as engine:
-        pulse = Pulse(worker=region, region=region)
-        async with beating(Heart(frontier, engine, pulse=pulse, clock=clock, places=places)):
+    async with build_worker(
+        frontier, store, settings=settings, secret=frontier.secret, clock=clock, places=places
+    ) as engine:
+        pulse = Heartbeat(worker=region, region=region)
+        async with beating(HeartbeatSender(frontier, engine, pulse=pulse, clock=clock, places=places)):
             await engine.run()
     await store.aclose()
     await frontier.aclose()
@@ -114,7 +116,7 @@ async def crawl(server: RedisServer, web: SimWeb, folder: Path) -> dict[str, dic
     """A crawl by two regions; what was measured of each site."""
     settings = build({"allow_private": True, "delay": 0.01, "batch": 4, "region_by": "auto"})
     frontier = await create_fleet(server.url, "job", settings)
-    linker = Linker(settings, frontier.secret, Recent())
+    linker = Linker(settings, frontier.secret, RecentKeys())
     await frontier.add([linker.seed(url) for url in web.seeds])
     await frontier.steer("paused")
     far = await relay(web.plan.port)

@@ -15,22 +15,22 @@ import msgspec
 import pytest
 import redis
 
-from gossamer.assemble import worker
+from gossamer.assemble import build_worker
 from gossamer.clock import SystemClock
 from gossamer.engine.handle import Linker
-from gossamer.engine.pulse import Heart, beating, live_regions
-from gossamer.engine.recent import Recent
+from gossamer.engine.pulse import HeartbeatSender, beating, live_regions
+from gossamer.engine.recent import RecentKeys
 from gossamer.engine.region import Places, Placing
 from gossamer.engine.run import Engine
 from gossamer.engine.store import FleetStore
 from gossamer.errors import ConnectFailed
 from gossamer.fleet import places_of
 from gossamer.frontier.backends import create_fleet, open_fleet
-from gossamer.frontier.base import Fleet
+from gossamer.frontier.base import FleetFrontier
 from gossamer.jobs.fleet import merge_regions
-from gossamer.model import Lease, Pulse, Request
+from gossamer.model import Heartbeat, Lease, Request
 from gossamer.settings import Settings, build
-from gossamer.sim.log import Entry, gaps
+from gossamer.sim.log import SimRequest, gaps
 from gossamer.sink.segments import SegmentSink
 from gossamer.testing.servers import RedisServer
 from gossamer.testing.web import SimWeb
@@ -109,11 +109,13 @@ class Member:
             # The relay is late only with what it carries: it takes connections at once.
             self.places.connects = None
         store = FleetStore(frontier, [SegmentSink(self._folder, self._name)])
-        async with worker(
+        async with build_worker(
             frontier, store, settings=settings, secret=frontier.secret, clock=clock, places=self.places
         ) as self.engine:
-            pulse = Pulse(worker=self._name, region=self.region)
-            heart = Heart(frontier, self.engine, pulse=pulse, clock=clock, places=self.places, every=BEAT_SECONDS)
+            pulse = Heartbeat(worker=self._name, region=self.region)
+            heart = HeartbeatSender(
+                frontier, self.engine, pulse=pulse, clock=clock, places=self.places, every=BEAT_SECONDS
+            )
             async with beating(heart):
                 await self.engine.run()
         await store.aclose()
@@ -124,10 +126,10 @@ class Member:
             yield f"s{site}.sim={NEAR if (site % 2 == 0) == (self.region == 'eu') else FAR}"
 
 
-async def submit(server: RedisServer | Place, web: SimWeb, settings: Settings) -> Fleet:
+async def submit(server: RedisServer | Place, web: SimWeb, settings: Settings) -> FleetFrontier:
     """The job, paused until somebody lets it run."""
     frontier = await create_fleet(server.url, "job", settings)
-    linker = Linker(settings, frontier.secret, Recent())
+    linker = Linker(settings, frontier.secret, RecentKeys())
     await frontier.add([linker.seed(url) for url in web.seeds])
     await frontier.steer("paused")
     return frontier
@@ -137,7 +139,7 @@ def job(**values: Any) -> Settings:
     return build({"allow_private": True, "delay": DELAY, "batch": 4, "commit_seconds": 0.02, **values})
 
 
-def from_regions(log: Sequence[Entry]) -> dict[str, list[str]]:
+def from_regions(log: Sequence[SimRequest]) -> dict[str, list[str]]:
     """The regions that each site was fetched from, page by page."""
     found: dict[str, list[str]] = {}
     for entry in log:

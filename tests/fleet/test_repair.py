@@ -11,7 +11,7 @@ import pytest
 
 from gossamer import urls
 from gossamer.frontier.backends import create_fleet, open_fleet
-from gossamer.frontier.base import Fleet
+from gossamer.frontier.base import FleetFrontier
 from gossamer.model import Lease, Outcome, PageRow, Record, Request, SiteNote
 from gossamer.repair import Repaired, repair
 from gossamer.results import compare, count_records, mark
@@ -42,7 +42,7 @@ class Job:
             **values,
         )  # fmt: skip
 
-    async def open(self, worker: str = "", settings: Settings | None = None) -> Fleet:
+    async def open(self, worker: str = "", settings: Settings | None = None) -> FleetFrontier:
         shards = "" if self.frontier.startswith("folder:") or settings is None else f"0-{SHARDS - 1}/{SHARDS}"
         if settings is None:
             return await open_fleet(self.frontier, self.name, worker=worker)
@@ -56,7 +56,7 @@ class Job:
         finally:
             await fleet.aclose()
 
-    def request(self, fleet: Fleet, url: str, **values: Any) -> Request:
+    def request(self, fleet: FleetFrontier, url: str, **values: Any) -> Request:
         key = urls.fingerprint(fleet.secret, url, values.get("method", "GET"), values.get("body", b""))
         return Request(url, key, urls.host_port(url), **values)
 
@@ -81,7 +81,7 @@ class Job:
             await sink.aclose()
             await fleet.aclose()
 
-    async def store(self, fleet: Fleet, sink: SegmentSink, lease: Lease, some: Any, **outcome: Any) -> None:
+    async def store(self, fleet: FleetFrontier, sink: SegmentSink, lease: Lease, some: Any, **outcome: Any) -> None:
         rows = [PageRow(url=one.url, status=200, depth=one.depth, links=1, fetched_at=1.0) for one in some]
         await sink.write([
             Record(key=one.key, token=lease.token, page=row) for one, row in zip(some, rows, strict=True)
@@ -113,7 +113,7 @@ class Job:
             await fleet.aclose()
 
 
-async def a_lease(fleet: Fleet, batch: int) -> Lease:
+async def a_lease(fleet: FleetFrontier, batch: int) -> Lease:
     while True:
         for lease in (await fleet.lease(1, batch=batch, seconds=30.0)).leases:
             return lease

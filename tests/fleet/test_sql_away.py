@@ -13,8 +13,11 @@ from typing import Any
 import pytest
 
 from gossamer.errors import FrontierError, Unavailable
-from gossamer.frontier.sql import SqlFrontier, mysql_session, open_databases, open_sql, postgresql
-from gossamer.model import Grant, Pulse
+from gossamer.frontier.sql import mysql_session, postgresql
+from gossamer.frontier.sql.frontier import SqlFrontier
+from gossamer.frontier.sql.job import open_sql
+from gossamer.frontier.sql.several import open_databases
+from gossamer.model import Grant, Heartbeat
 from gossamer.settings import Settings
 from gossamer.testing.harness import outcomes, page
 from gossamer.testing.sqlservers import PostgresServer, SqlServer
@@ -61,7 +64,7 @@ def calls(frontier: SqlFrontier, grant: Grant) -> dict[str, Callable[[], Awaitab
         "complete": lambda: frontier.complete(outcomes(lease)),
         "extend": lambda: frontier.extend([lease], seconds=60),
         "release": lambda: frontier.release([lease]),
-        "beat": lambda: frontier.beat(Pulse(worker="one")),
+        "beat": lambda: frontier.beat(Heartbeat(worker="one")),
         "refresh": lambda: frontier.refresh(),
         "counts": lambda: frontier.counts(),
         "add": lambda: frontier.add([page(9)]),

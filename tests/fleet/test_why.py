@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 from gossamer import urls
 from gossamer.cli import gossamer as command_line
-from gossamer.cli.audit import lines
+from gossamer.cli.audit import audit_lines
 from gossamer.clock import SystemClock
 from gossamer.errors import ConfigError
 from gossamer.fleet import join_fleet
@@ -29,14 +29,15 @@ from gossamer.frontier.sqlite import open_sqlite
 from gossamer.frontier.sqlite_look import SqliteLook
 from gossamer.history import walked
 from gossamer.inspect.audit import site_audit
-from gossamer.job import Crawl, folder_of, save_settings
+from gossamer.job import LocalRun
+from gossamer.job_folder import folder_of, save_settings
 from gossamer.jobs.find import open_job
 from gossamer.jobs.job import Known, State, read_state
 from gossamer.jobs.local import StoppedJob
 from gossamer.middleware.robots import settle
 from gossamer.model import Outcome, Request, SiteNote
 from gossamer.settings import Settings, SiteSettings
-from gossamer.sink.trail import Step, Trail, steps
+from gossamer.sink.trail import RequestLog, SentRequest, steps
 from gossamer.storage.reader import StoredJob
 from gossamer.story import tell
 from gossamer.takeover import begin
@@ -63,7 +64,7 @@ async def crawled(place: str, job: str, folder: Path, settings: Settings, seeds:
     """A crawl to its end in this process; what to ask for it by."""
     if not place:
         save_settings(folder, settings)
-        await Crawl(folder, settings, seeds).run()
+        await LocalRun(folder, settings, seeds).run()
         return str(folder)
     fleet = await create_fleet(place, job, settings)
     await begin(fleet, settings, seeds)
@@ -365,7 +366,7 @@ def test_a_link_that_was_passed_over_by_wish_is_told_by_its_rule(tmp_path: Path)
 
 def test_a_running_crawl_is_asked_through_its_owner(tmp_path: Path) -> None:
     async def play(web: SimWeb) -> list[dict[str, Any]]:
-        crawl = Crawl(tmp_path, Settings(allow_private=True, robots=False, delay=30.0), web.seeds)
+        crawl = LocalRun(tmp_path, Settings(allow_private=True, robots=False, delay=30.0), web.seeds)
         running = asyncio.create_task(crawl.run())
         while (await crawl.counts()).done < 1:
             await asyncio.sleep(0.02)
@@ -394,15 +395,15 @@ def test_without_a_trail_stored_pages_are_listed_and_it_says_so(tmp_path: Path) 
     assert (len(found), {one.step.status for one in found}) == (4, {200})
     about = {"delay": 0.01, "robots": {}}
     audited = site_audit(StoppedJob(tmp_path), site, about, found)
-    assert any("no trail was kept" in line for line in lines(audited))
+    assert any("no trail was kept" in line for line in audit_lines(audited))
 
 
 def test_a_trail_outlives_kills_and_full_disks(tmp_path: Path) -> None:
     """A torn line costs nobody else a line, and what the disk did not take is written when it does."""
 
     async def play() -> None:
-        trail = Trail(tmp_path, "w/1")
-        trail.note(Step(url="http://a.example/1", at=1.0, status=200))
+        trail = RequestLog(tmp_path, "w/1")
+        trail.note(SentRequest(url="http://a.example/1", at=1.0, status=200))
         await trail.aclose()
         (path,) = (tmp_path / "trail").iterdir()
         with path.open("ab") as file:
@@ -410,13 +411,13 @@ def test_a_trail_outlives_kills_and_full_disks(tmp_path: Path) -> None:
         path.chmod(0o444)
         path.rename(tmp_path / "kept")
         path.mkdir()
-        trail = Trail(tmp_path, "w/1")
-        trail.note(Step(url="http://a.example/3", at=3.0, status=200))
+        trail = RequestLog(tmp_path, "w/1")
+        trail.note(SentRequest(url="http://a.example/3", at=3.0, status=200))
         await trail.flush()
         path.rmdir()
         (tmp_path / "kept").rename(path)
         path.chmod(0o644)
-        trail.note(Step(url="http://b.example/4", at=4.0, skipped="robots"))
+        trail.note(SentRequest(url="http://b.example/4", at=4.0, skipped="robots"))
         await trail.aclose()
 
     asyncio.run(play())

@@ -22,7 +22,7 @@ from gossamer.frontier.folder_balance import Scene, to_give, to_take
 from gossamer.frontier.folder_claims import Beat, Claims
 from gossamer.frontier.folder_layout import Layout
 from gossamer.frontier.folder_life import _look_up, is_running, this_process
-from gossamer.frontier.folder_share import Share
+from gossamer.frontier.folder_share import SharedFolder
 from gossamer.model import Lease
 from gossamer.settings import Settings
 from gossamer.testing.folder import JOB, FolderHarness
@@ -115,7 +115,7 @@ def site_in(shard: int) -> str:
 
 
 def test_a_claim_after_one_that_was_swept_long_ago_takes_nothing(tmp_path: Path) -> None:
-    share = Share(tmp_path)
+    share = SharedFolder(tmp_path)
     share.make_folders("claims", "tmp")
     quick, late = Claims(share, 1), Claims(share, 1)
     for number in range(12):

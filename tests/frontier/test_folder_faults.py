@@ -22,7 +22,7 @@ from gossamer.errors import SchemaMismatch, Unavailable
 from gossamer.frontier.folder import FolderFrontier, open_folder
 from gossamer.frontier.folder_job import place_of
 from gossamer.frontier.folder_post import Post
-from gossamer.frontier.folder_share import Share
+from gossamer.frontier.folder_share import SharedFolder
 from gossamer.settings import Settings
 from gossamer.testing.backends import MachineClock
 from gossamer.testing.folder import JOB, TimedShare
@@ -180,7 +180,7 @@ def test_a_write_that_failed_half_way_is_written_over(tmp_path: Path) -> None:
 
 
 def _race(root: str, entries: int, start: Any, won: Any) -> None:
-    share = Share(Path(root))
+    share = SharedFolder(Path(root))
     start.wait()
     mine = [number for number in range(entries) if share.claim(f"claims/{number:06}", os.urandom(8))]
     won.put(mine)
@@ -189,7 +189,7 @@ def _race(root: str, entries: int, start: Any, won: Any) -> None:
 def test_of_eight_who_race_for_an_entry_one_wins(tmp_path: Path) -> None:
     """F48: 8 processes, 10,000 entries."""
     entries, racers = 10_000, 8
-    Share(tmp_path).make_folders("tmp", "claims")
+    SharedFolder(tmp_path).make_folders("tmp", "claims")
     context = multiprocessing.get_context("fork")
     start, won = context.Barrier(racers), context.Queue()
     processes = [context.Process(target=_race, args=(str(tmp_path), entries, start, won)) for _ in range(racers)]
@@ -220,7 +220,7 @@ while True:
 
 def test_killed_senders_leave_no_half_letter(tmp_path: Path) -> None:
     """F47: killed between the write of a file and its renaming; what is left over is swept."""
-    share = Share(tmp_path)
+    share = SharedFolder(tmp_path)
     share.make_folders("tmp", "inbox", "refused")
     chance = random.Random(3)
     for life in range(12):

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from gossamer.frontier.folder import FolderFrontier, open_folder
-from gossamer.model import Pulse
+from gossamer.model import Heartbeat
 from gossamer.settings import Settings
 from gossamer.testing.folder import FolderHarness
 from gossamer.testing.harness import note, outcomes, page
@@ -46,7 +46,7 @@ def test_a_visitor_sees_the_queues_of_all_workers_of_the_dead_and_of_those_that_
                 wanted
             )
 
-        await worker.beat(Pulse(worker="worker"))
+        await worker.beat(Heartbeat(worker="worker"))
         assert same(await queues(visitor)), "of a worker that lives, as it told"
         told = list((visitor.owner.share.root / "told").iterdir())
         worker.owner.abort()
@@ -58,7 +58,7 @@ def test_a_visitor_sees_the_queues_of_all_workers_of_the_dead_and_of_those_that_
         for _ in range(4):
             harness.clock.advance(1.25)
             await heir.owner.tend()
-        await heir.beat(Pulse(worker="heir"))
+        await heir.beat(Heartbeat(worker="heir"))
         assert same(await queues(visitor))
         await heir.aclose()
         harness.clock.advance(1.25)

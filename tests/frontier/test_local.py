@@ -10,15 +10,15 @@ import pytest
 from gossamer.clock import ManualClock
 from gossamer.errors import Unavailable
 from gossamer.frontier import policy
-from gossamer.frontier.journal import Change, MemoryJournal, Past, SiteRow
-from gossamer.frontier.local import LocalFrontier, open_memory
+from gossamer.frontier.journal import Change, JournalSite, MemoryJournal, Past
+from gossamer.frontier.local import EmbeddedFrontier, open_memory
 from gossamer.model import Request, SiteNote
 from gossamer.settings import Settings
 from gossamer.testing import virtual
 from gossamer.testing.harness import keys, note, outcome, outcomes, page, pages
 
 
-def play(scene: Callable[[LocalFrontier, ManualClock], Coroutine[Any, Any, None]], **settings: Any) -> None:
+def play(scene: Callable[[EmbeddedFrontier, ManualClock], Coroutine[Any, Any, None]], **settings: Any) -> None:
     clock = ManualClock()
     asyncio.run(scene(open_memory(Settings(**settings), clock=clock, secret=b"0" * 16), clock))
 
@@ -26,7 +26,7 @@ def play(scene: Callable[[LocalFrontier, ManualClock], Coroutine[Any, Any, None]
 def test_a_lane_does_not_lapse_while_its_results_are_being_stored() -> None:
     """A slow disk between the check of the tokens and the commit; also for what is only noted of a site."""
 
-    async def scene(frontier: LocalFrontier, clock: ManualClock) -> None:
+    async def scene(frontier: EmbeddedFrontier, clock: ManualClock) -> None:
         await frontier.add(pages(1) + pages(2, site="b.example"))
         first, second = (await frontier.lease(2, batch=1, seconds=10)).leases
         async with frontier.settling(outcomes(first), notes=[note(second, memo={"x": 1})]) as settlement:
@@ -41,7 +41,7 @@ def test_a_lane_does_not_lapse_while_its_results_are_being_stored() -> None:
 
 
 def test_the_last_pages_that_may_be_stored_do_not_lapse_while_they_are_being_stored() -> None:
-    async def scene(frontier: LocalFrontier, clock: ManualClock) -> None:
+    async def scene(frontier: EmbeddedFrontier, clock: ManualClock) -> None:
         await frontier.add(pages(1) + pages(2, site="b.example"))
         (lease,) = (await frontier.lease(2, batch=1, seconds=10)).leases
         async with frontier.settling(outcomes(lease)) as settlement:
@@ -55,7 +55,7 @@ def test_the_last_pages_that_may_be_stored_do_not_lapse_while_they_are_being_sto
 
 
 def test_results_that_could_not_be_stored_count_for_nothing() -> None:
-    async def scene(frontier: LocalFrontier, clock: ManualClock) -> None:
+    async def scene(frontier: EmbeddedFrontier, clock: ManualClock) -> None:
         await frontier.add(pages(1))
         (lease,) = (await frontier.lease(1, batch=1, seconds=10)).leases
         late = outcome(lease, 99)
@@ -76,7 +76,7 @@ def test_results_that_could_not_be_stored_count_for_nothing() -> None:
 def test_an_idle_worker_hears_of_results_that_could_not_be_stored() -> None:
     """Meanwhile the lane could not lapse, so the worker was told to wait for news only."""
 
-    async def scene(frontier: LocalFrontier, clock: ManualClock) -> None:
+    async def scene(frontier: EmbeddedFrontier, clock: ManualClock) -> None:
         await frontier.add(pages(1))
         (lease,) = (await frontier.lease(1, batch=1, seconds=10)).leases
         with pytest.raises(OSError, match="disk"):  # noqa: PT012
@@ -94,13 +94,13 @@ def test_an_idle_worker_hears_of_results_that_could_not_be_stored() -> None:
 class HeldPast(Past):
     """A site that is to be left alone until a time that lies far ahead: the clock was set back since."""
 
-    def sites(self) -> Iterator[tuple[int, str, SiteRow | None]]:
-        yield 1, "a.example", SiteRow(0.0, 1e12, {}, {}, "")
+    def sites(self) -> Iterator[tuple[int, str, JournalSite | None]]:
+        yield 1, "a.example", JournalSite(0.0, 1e12, {}, {}, "")
 
 
 def test_a_clock_that_was_set_back_makes_no_hold_endless() -> None:
     async def scene() -> None:
-        frontier = LocalFrontier(MemoryJournal(), HeldPast(), settings=Settings(), clock=ManualClock())
+        frontier = EmbeddedFrontier(MemoryJournal(), HeldPast(), settings=Settings(), clock=ManualClock())
         site = await frontier.site("a.example")
         assert site is not None
         assert site["hold"] == policy.HOLD_MAX_SECONDS
@@ -122,7 +122,7 @@ class FaultyJournal(MemoryJournal):
 def test_a_read_error_takes_nothing_out_of_the_hands_of_others() -> None:
     async def scene() -> None:
         journal = FaultyJournal()
-        frontier = LocalFrontier(journal, Past(), settings=Settings(), clock=ManualClock())
+        frontier = EmbeddedFrontier(journal, Past(), settings=Settings(), clock=ManualClock())
         await frontier.add(pages(1) + pages(2, site="b.example") + pages(3, site="c.example"))
         journal.unreadable = 2
         found = [keys(*(await frontier.lease(9, batch=1, seconds=60)).leases) for _ in range(2)]
@@ -157,7 +157,7 @@ class FullJournal(MemoryJournal):
 def test_a_loss_that_was_not_written_down_in_time_is_not_held_against_a_request_that_was_answered() -> None:
     async def scene() -> None:
         journal, clock = FullJournal(), ManualClock()
-        frontier = LocalFrontier(journal, Past(), settings=Settings(), clock=clock)
+        frontier = EmbeddedFrontier(journal, Past(), settings=Settings(), clock=clock)
         await frontier.add(pages(1))
         await frontier.lease(1, batch=1, seconds=10)
         clock.advance(1000.0)
@@ -174,7 +174,7 @@ def test_a_loss_that_was_not_written_down_in_time_is_not_held_against_a_request_
 def test_a_loss_while_the_one_before_is_written_down_is_counted_too() -> None:
     async def scene() -> None:
         journal, clock = FullJournal(), ManualClock()
-        frontier = LocalFrontier(journal, Past(), settings=Settings(), clock=clock)
+        frontier = EmbeddedFrontier(journal, Past(), settings=Settings(), clock=clock)
         await frontier.add(pages(1))
         await frontier.lease(1, batch=1, seconds=10)
         journal.is_quick.clear()
@@ -192,7 +192,7 @@ def test_a_loss_while_the_one_before_is_written_down_is_counted_too() -> None:
 
 
 def test_steering_and_answers_to_people() -> None:
-    async def scene(frontier: LocalFrontier, clock: ManualClock) -> None:
+    async def scene(frontier: EmbeddedFrontier, clock: ManualClock) -> None:
         await frontier.add(pages(1, 2, 3) + pages(4, site="b.example"))
         (lease,) = (await frontier.lease(1, batch=2, seconds=60)).leases
         await frontier.complete([outcome(lease, 1, "retry", again_in=50.0)], notes=[note(lease, hold=20.0)])
@@ -246,7 +246,7 @@ def test_p4_a_lease_does_not_wait_for_its_turn_to_write_down_what_was_lost() -> 
     async def main() -> None:
         clock, journal, past = ManualClock(), Slow(), Past()
         past.secret = b"0" * 16
-        frontier = LocalFrontier(journal, past, settings=Settings(delay=0.0, robots=False), clock=clock)
+        frontier = EmbeddedFrontier(journal, past, settings=Settings(delay=0.0, robots=False), clock=clock)
         journal.may_write.set()
         await frontier.add(pages(1))
         lost = (await frontier.lease(1, batch=1, seconds=10)).leases[0]
@@ -333,7 +333,7 @@ def test_a_key_is_known_once_it_is_written_down_and_new_again_when_that_failed()
 
     async def main() -> None:
         journal = Slow()
-        frontier = LocalFrontier(journal, Past(), settings=Settings(), clock=virtual.LoopClock())
+        frontier = EmbeddedFrontier(journal, Past(), settings=Settings(), clock=virtual.LoopClock())
         for journal.fails, left in ((True, {1, 2}), (False, {2})):
             adding = asyncio.ensure_future(frontier.add(pages(1)))
             await asyncio.sleep(0.5)
@@ -348,7 +348,7 @@ def test_a_key_is_known_once_it_is_written_down_and_new_again_when_that_failed()
 def test_what_waited_to_be_written_leaves_no_room_behind() -> None:
     """Each page is compared with it: a set that keeps the room of a large change would be walked through each time."""
 
-    async def scene(frontier: LocalFrontier, clock: ManualClock) -> None:
+    async def scene(frontier: EmbeddedFrontier, clock: ManualClock) -> None:
         await frontier.add(pages(*range(1, 20_000)))
         assert frontier.unknown(range(1, 20_000)) == set()
         assert sys.getsizeof(frontier._state.unwritten) == sys.getsizeof(set())

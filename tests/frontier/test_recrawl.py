@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.frontier import freshness, recrawl
-from gossamer.frontier.recrawl import Found, Rule, Visited
+from gossamer.frontier.recrawl import Found, Rule, VisitOutcome
 from gossamer.settings import Settings
 from gossamer.testing import backends, folder
 from gossamer.testing.harness import Harness
@@ -77,7 +77,7 @@ def test_the_setting_is_read() -> None:
 
 def weeks_after(*codes: int, settings: Settings = SETTINGS) -> list[float | None]:
     """The waits, in weeks, after visits that ended with these codes."""
-    visited, waits = Visited(), []
+    visited, waits = VisitOutcome(), []
     for code in codes:
         if code == 200:
             visited = recrawl.succeeded(visited, "same", settings, now=1.0)
@@ -103,12 +103,12 @@ def test_gone_pages_fade_out() -> None:
 
 
 def test_without_recrawl_nothing_comes_again() -> None:
-    assert recrawl.again_in(Visited(seen_at=1.0), Rule(""), SETTINGS) is None
+    assert recrawl.again_in(VisitOutcome(seen_at=1.0), Rule(""), SETTINGS) is None
 
 
 @given(st.lists(st.booleans(), max_size=200))
 def test_adaptive_intervals_stay_in_their_bounds(changes: list[bool]) -> None:
-    visited = recrawl.succeeded(Visited(), "new", SETTINGS, now=1.0)
+    visited = recrawl.succeeded(VisitOutcome(), "new", SETTINGS, now=1.0)
     for changed in changes:
         before = visited.interval
         visited = recrawl.succeeded(visited, "changed" if changed else "same", SETTINGS, now=2.0)
@@ -118,7 +118,7 @@ def test_adaptive_intervals_stay_in_their_bounds(changes: list[bool]) -> None:
 
 def test_a_hint_makes_the_first_interval_shorter_and_never_longer() -> None:
     def first(lastmod: float | None) -> float:
-        return recrawl.succeeded(Visited(), "new", SETTINGS, now=1e9, lastmod=lastmod).interval
+        return recrawl.succeeded(VisitOutcome(), "new", SETTINGS, now=1e9, lastmod=lastmod).interval
 
     assert first(None) == WEEK
     assert first(1e9 - DAY) == DAY
@@ -130,21 +130,21 @@ def test_a_hint_makes_the_first_interval_shorter_and_never_longer() -> None:
 @pytest.mark.parametrize(
     ("before", "digest", "text", "found"),
     [
-        (Visited(), "a", "x", "new"),
-        (Visited(seen_at=1.0, digest="a", text="x"), "b", "x", "same"),
-        (Visited(seen_at=1.0, digest="a", text="x"), "a", "y", "changed"),
-        (Visited(seen_at=1.0, digest="a"), "a", "", "same"),
-        (Visited(seen_at=1.0, digest="a"), "b", "", "changed"),
-        (Visited(seen_at=1.0, digest="a", text="x"), "b", "", "changed"),
+        (VisitOutcome(), "a", "x", "new"),
+        (VisitOutcome(seen_at=1.0, digest="a", text="x"), "b", "x", "same"),
+        (VisitOutcome(seen_at=1.0, digest="a", text="x"), "a", "y", "changed"),
+        (VisitOutcome(seen_at=1.0, digest="a"), "a", "", "same"),
+        (VisitOutcome(seen_at=1.0, digest="a"), "b", "", "changed"),
+        (VisitOutcome(seen_at=1.0, digest="a", text="x"), "b", "", "changed"),
     ],
 )
-def test_the_main_text_decides_what_is_a_change(before: Visited, digest: str, text: str, found: Found) -> None:
+def test_the_main_text_decides_what_is_a_change(before: VisitOutcome, digest: str, text: str, found: Found) -> None:
     assert recrawl.compared(before, digest=digest, text=text) == found
 
 
 @given(st.text(max_size=2000), st.text(max_size=2000), st.floats(0, 4e9), st.integers(0, 10**9))
 def test_a_state_is_small_and_comes_back_whole(etag: str, modified: str, now: float, failures: int) -> None:
-    visited = Visited(
+    visited = VisitOutcome(
         etag=recrawl.validator(etag),
         modified=recrawl.validator(modified),
         digest="f" * 40,
@@ -165,7 +165,7 @@ def test_a_state_is_small_and_comes_back_whole(etag: str, modified: str, now: fl
 
 @pytest.mark.parametrize("state", [None, {}, {"etag": 5}, {"other": "thing"}, {"looks": "many"}])
 def test_a_state_of_others_counts_as_none(state: dict[str, Any] | None) -> None:
-    assert recrawl.read(state) == Visited()
+    assert recrawl.read(state) == VisitOutcome()
 
 
 @pytest.mark.parametrize("value", ["x" * 301, "é", 'a"\r\nX: y', "\0"])

@@ -11,8 +11,8 @@ from gossamer.frontier.regions import (
     MARGIN_SECONDS,
     MOST_REGIONS,
     NEAR_SECONDS,
-    Part,
-    Standing,
+    RegionMeasure,
+    ShardRange,
     check_region,
     check_regions,
     parse_part,
@@ -88,14 +88,14 @@ def test_rules_that_can_be_meant_are_taken() -> None:
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("0-63/256", Part(0, 63, 256)),
-        ("7/16", Part(7, 7, 16)),
-        (" 5-5/6 ", Part(5, 5, 6)),
-        ("256", Part(0, 255, 256)),
-        ("0-0/1", Part(0, 0, 1)),
+        ("0-63/256", ShardRange(0, 63, 256)),
+        ("7/16", ShardRange(7, 7, 16)),
+        (" 5-5/6 ", ShardRange(5, 5, 6)),
+        ("256", ShardRange(0, 255, 256)),
+        ("0-0/1", ShardRange(0, 0, 1)),
     ],
 )
-def test_a_part_is_read_and_written(text: str, part: Part) -> None:
+def test_a_part_is_read_and_written(text: str, part: ShardRange) -> None:
     assert parse_part(text) == part
     assert parse_part(str(part)) == part
     assert list(part.shards) == [number for number in range(part.of) if part.first <= number <= part.last]
@@ -130,7 +130,7 @@ class Site:
     def __init__(self, here: str, live: set[str]) -> None:
         self.here = here
         self.live = live
-        self.standing = Standing()
+        self.standing = RegionMeasure()
         self.moves: list[str] = []
 
     def visit(self, seconds: float) -> None:
@@ -167,14 +167,14 @@ def test_a_site_that_is_as_slow_everywhere_settles() -> None:
 
 def test_a_little_faster_is_no_reason_to_move() -> None:
     for here, there in ((0.3, 0.25), (NEAR_SECONDS + 0.005, NEAR_SECONDS + 0.005 - MARGIN_SECONDS)):
-        standing = Standing({"eu": here, "us": there}, "eu", 0)
+        standing = RegionMeasure({"eu": here, "us": there}, "eu", 0)
         assert place("x.org", standing, here="eu", seconds=here, live={"eu", "us"})[0] == "eu"
-    standing = Standing({"eu": 0.3, "us": 0.15}, "eu", 0)
+    standing = RegionMeasure({"eu": 0.3, "us": 0.15}, "eu", 0)
     assert place("x.org", standing, here="eu", seconds=0.3, live={"eu", "us"})[0] == "us"
 
 
 def test_no_site_moves_to_a_region_without_live_workers() -> None:
-    standing = Standing({"eu": 0.3, "us": 0.01}, "eu", 0)
+    standing = RegionMeasure({"eu": 0.3, "us": 0.01}, "eu", 0)
     assert place("x.org", standing, here="eu", seconds=0.3, live={"eu"})[0] == "eu"
 
 
@@ -234,5 +234,5 @@ def test_a_site_is_always_where_somebody_is(visits: list[tuple[float, set[str]]]
 
 def test_different_sites_are_not_all_sent_to_one_region_first() -> None:
     live = {"a", "b", "c", "d"}
-    first = {place(f"s{number}.org", Standing(), here="a", seconds=1.0, live=live)[0] for number in range(50)}
+    first = {place(f"s{number}.org", RegionMeasure(), here="a", seconds=1.0, live=live)[0] for number in range(50)}
     assert first == live - {"a"}

@@ -12,7 +12,7 @@ from gossamer.frontier.journal import DONE
 from gossamer.frontier.local import open_memory
 from gossamer.frontier.queues import Queue
 from gossamer.frontier.schedule import Lane, Schedule
-from gossamer.frontier.share import Share
+from gossamer.frontier.share import SiteQuota
 from gossamer.model import RegionView
 from gossamer.settings import Settings
 from gossamer.testing.harness import outcomes, page
@@ -160,7 +160,7 @@ def test_a_long_queue_is_first_in_first_out_and_gives_its_memory_back() -> None:
 
 
 def test_a_share_looks_back_over_the_half_that_is_being_filled_and_the_one_before() -> None:
-    share = Share(Settings(site_share=0.5, share_window=8))
+    share = SiteQuota(Settings(site_share=0.5, share_window=8))
     assert [share.count("a", 2), share.count("b", 1), share.left("a")] == [False, False, 2]
     assert share.count("b", 1), "a half is full with its last request"
     assert (share.left("a"), share.left("b"), share.turns) == (2, 2, 1)

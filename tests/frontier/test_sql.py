@@ -12,10 +12,9 @@ from gossamer import urls
 from gossamer.errors import ConfigError, FrontierError, JobMissing, SchemaMismatch
 from gossamer.frontier.backends import list_jobs
 from gossamer.frontier.sharded import Sharded, divide
-from gossamer.frontier.sql import SqlFrontier, open_sql
-from gossamer.frontier.sql.frontier import ShardContext
-from gossamer.frontier.sql.job import FORMAT, dialect_of
-from gossamer.model import Outcome, Pulse, Request
+from gossamer.frontier.sql.frontier import ShardContext, SqlFrontier
+from gossamer.frontier.sql.job import FORMAT, dialect_of, open_sql
+from gossamer.model import Heartbeat, Outcome, Request
 from gossamer.settings import Settings, SiteSettings
 from gossamer.testing.harness import keys, note, outcome, outcomes, page, pages
 from gossamer.testing.sqlservers import TABLES, MariaServer, PostgresServer, SqlServer
@@ -272,8 +271,8 @@ def test_everything_is_known_of_a_url(server: SqlServer) -> None:
 def test_the_last_pulse_of_each_worker_is_kept(server: SqlServer) -> None:
     async def check(frontier: SqlFrontier) -> None:
         for pages_done in (1, 2):
-            await frontier.beat(Pulse(worker="w", pages=pages_done, region="eu"))
-        await frontier.beat(Pulse(worker="W"))
+            await frontier.beat(Heartbeat(worker="w", pages=pages_done, region="eu"))
+        await frontier.beat(Heartbeat(worker="W"))
         first, second = await frontier.workers()
         assert (first.worker, second.worker, second.pages, second.region) == ("W", "w", 2, "eu")
         assert 0.0 <= second.silent < 60.0

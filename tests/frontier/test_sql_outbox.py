@@ -10,11 +10,12 @@ import pytest
 
 from gossamer.errors import FrontierError, Leaving, Unavailable
 from gossamer.frontier.outbox import Box, Parcel, pack_links, unpack_links
-from gossamer.frontier.sql import SqlFrontier, open_databases, open_sql
 from gossamer.frontier.sql.database import digest
-from gossamer.frontier.sql.handover import ANNOUNCED, Where
-from gossamer.frontier.sql.job import open_shard
+from gossamer.frontier.sql.frontier import SqlFrontier
+from gossamer.frontier.sql.handover import ANNOUNCED, ShardLocation
+from gossamer.frontier.sql.job import open_shard, open_sql
 from gossamer.frontier.sql.places import Databases
+from gossamer.frontier.sql.several import open_databases
 from gossamer.settings import Settings
 from gossamer.testing.harness import outcome, outcomes, page
 from gossamer.testing.sqlservers import PostgresServer, SqlServer
@@ -132,7 +133,7 @@ def test_a_shard_that_may_move_takes_links_for_its_neighbors_as_parcels_only(pla
         await frontier.add([page(1)])
         (lease,) = (await frontier.lease(1, batch=1, seconds=9)).leases
         run = await frontier.run()
-        place = Where(generation=1, target=places[1], run=run).text
+        place = ShardLocation(generation=1, target=places[1], run=run).text
         await ask(frontier, f"UPDATE gossamer_shards SET phase = {ANNOUNCED}, place = '{place}'")
         with pytest.raises(Leaving):
             await frontier.complete([outcome(lease, 1)], run=run)

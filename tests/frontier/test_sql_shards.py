@@ -11,12 +11,13 @@ import pytest
 
 from gossamer import urls
 from gossamer.errors import ConfigError, JobMissing, Unavailable
-from gossamer.frontier.base import Fleet
-from gossamer.frontier.sql import open_databases, open_sql, spread_sql
+from gossamer.frontier.base import FleetFrontier
 from gossamer.frontier.sql.database import CARGO, Database
-from gossamer.frontier.sql.handover import Where
-from gossamer.frontier.sql.move import _freeze
+from gossamer.frontier.sql.handover import ShardLocation
+from gossamer.frontier.sql.job import open_sql
+from gossamer.frontier.sql.move import _freeze, spread_sql
 from gossamer.frontier.sql.places import like
+from gossamer.frontier.sql.several import open_databases
 from gossamer.model import Request
 from gossamer.settings import Settings
 from gossamer.testing.harness import outcome, outcomes, page
@@ -37,7 +38,7 @@ def places(running: SqlServer, empty_databases: Callable[..., list[str]]) -> lis
     return empty_databases(running, "first", "second", "third")
 
 
-def good(fleet: Fleet, url: str) -> Request:
+def good(fleet: FleetFrontier, url: str) -> Request:
     return Request(url, urls.fingerprint(fleet.secret, url), urls.host_port(url))
 
 
@@ -45,7 +46,7 @@ def seeds(sites: int = SITES, each: int = 3) -> list[Request]:
     return [page(site * 100 + number, f"{site}.example") for site in range(sites) for number in range(each)]
 
 
-async def fetch_all(fleet: Fleet, links: Callable[[int], list[Request]] | None = None) -> Counter[int]:
+async def fetch_all(fleet: FleetFrontier, links: Callable[[int], list[Request]] | None = None) -> Counter[int]:
     """Crawl to the end; how often each key was fetched."""
     fetched: Counter[int] = Counter()
     while (grant := await fleet.lease(5, batch=2, seconds=60)).job != "finished":
@@ -255,7 +256,7 @@ def test_two_who_spread_at_once_do_no_harm(places: list[str]) -> None:
         async for _ in spread_sql(url, "job", forget_seconds=0.0):
             pass
 
-    async def patient(fleet: Fleet) -> Counter[int]:
+    async def patient(fleet: FleetFrontier) -> Counter[int]:
         fetched: Counter[int] = Counter()
         while True:
             try:
@@ -377,7 +378,7 @@ def test_a_late_transaction_cannot_write_to_a_shard_that_leaves(places: list[str
 
             async def late(call: Any) -> None:
                 await frontier._admission.admit(call, [(page(1), "", 0)])
-                await mover._database.run(lambda db: _freeze(db, Where(0, "elsewhere", "", "ticket")))
+                await mover._database.run(lambda db: _freeze(db, ShardLocation(0, "elsewhere", "", "ticket")))
                 await call.flush()
 
             with pytest.raises(Unavailable, match="on its way"):

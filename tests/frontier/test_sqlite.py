@@ -20,7 +20,7 @@ import pytest
 
 from gossamer.clock import ManualClock, SystemClock
 from gossamer.errors import FrontierError, GossamerError, Held, SchemaMismatch, Unavailable
-from gossamer.frontier.local import LocalFrontier
+from gossamer.frontier.local import EmbeddedFrontier
 from gossamer.frontier.ownership import holder, refuse_network_folder
 from gossamer.frontier.sqlite import open_sqlite
 from gossamer.settings import Settings
@@ -62,7 +62,9 @@ asyncio.run(main())
 """
 
 
-def play(scene: Callable[[LocalFrontier], Coroutine[Any, Any, Any]], path: Path, settings: Settings = SETTINGS) -> Any:
+def play(
+    scene: Callable[[EmbeddedFrontier], Coroutine[Any, Any, Any]], path: Path, settings: Settings = SETTINGS
+) -> Any:
     """Open the file, do something with it, and close it again."""
 
     async def run() -> Any:
@@ -157,7 +159,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-async def fill(frontier: LocalFrontier, start: int) -> int:
+async def fill(frontier: EmbeddedFrontier, start: int) -> int:
     """Add until it fails; the first key that was not added."""
     key = start
     with pytest.raises(Unavailable) as caught:  # noqa: PT012
@@ -168,7 +170,7 @@ async def fill(frontier: LocalFrontier, start: int) -> int:
     return key
 
 
-async def survive_a_full_disk(frontier: LocalFrontier, free: Callable[[], None]) -> None:
+async def survive_a_full_disk(frontier: EmbeddedFrontier, free: Callable[[], None]) -> None:
     first = await fill(frontier, 1000)
     counts = await frontier.counts()
     assert counts.known == counts.queued == first - 1000 + 1
@@ -190,7 +192,7 @@ def test_f43_a_full_disk_stops_nothing_for_good(small_disk: Path) -> None:
     path = small_disk / "job" / "frontier.db"
     filler = small_disk / "filler"
 
-    async def scene(frontier: LocalFrontier) -> None:
+    async def scene(frontier: EmbeddedFrontier) -> None:
         await frontier.add(pages(1, site="first.example"))
         filler.write_bytes(bytes(200_000))
         await survive_a_full_disk(frontier, filler.unlink)
@@ -216,7 +218,7 @@ def test_f43_a_write_error_stops_nothing_for_good(tmp_path: Path) -> None:
     path = tmp_path / "frontier.db"
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    async def scene(frontier: LocalFrontier) -> None:
+    async def scene(frontier: EmbeddedFrontier) -> None:
         await frontier.add(pages(1, site="first.example"))
         resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, hard))
         await survive_a_full_disk(frontier, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard)))
@@ -242,7 +244,7 @@ def test_f44_a_second_owner_is_refused_and_told_who_the_first_is(tmp_path: Path)
 
 
 def test_f44_a_second_owner_in_the_same_process_is_refused(tmp_path: Path) -> None:
-    async def scene(_: LocalFrontier) -> None:
+    async def scene(_: EmbeddedFrontier) -> None:
         with pytest.raises(Held, match=f"pid {os.getpid()}"):
             open_sqlite(tmp_path / "frontier.db", SETTINGS, clock=SystemClock())
 
@@ -272,12 +274,12 @@ def test_f45_a_copy_made_while_it_runs_is_a_whole_frontier(tmp_path: Path) -> No
 def test_f45_a_long_reader_does_not_let_the_log_grow_for_good(tmp_path: Path) -> None:
     path, log = tmp_path / "frontier.db", tmp_path / "frontier.db-wal"
 
-    async def grow(frontier: LocalFrontier, start: int) -> int:
+    async def grow(frontier: EmbeddedFrontier, start: int) -> int:
         for key in range(start, start + 6000, 100):
             await frontier.add([page(number, label="x" * 1000) for number in range(key, key + 100)])
         return log.stat().st_size
 
-    async def scene(frontier: LocalFrontier) -> None:
+    async def scene(frontier: EmbeddedFrontier) -> None:
         alone = await grow(frontier, 0)
         assert alone < 6_000_000
         reader = sqlite3.connect(path, isolation_level=None)
@@ -296,7 +298,7 @@ def test_f45_a_long_reader_does_not_let_the_log_grow_for_good(tmp_path: Path) ->
 def test_counts_writes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "frontier.db"
 
-    async def scene(frontier: LocalFrontier) -> None:
+    async def scene(frontier: EmbeddedFrontier) -> None:
         await frontier.add(pages(1, 2, 3))
         await frontier.lease(1, batch=1, seconds=0.0)
         before = [(file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in sorted(tmp_path.iterdir())]
@@ -331,7 +333,7 @@ def test_f46_network_folders_are_refused(tmp_path: Path) -> None:
 
 
 def frontier_file(path: Path) -> None:
-    async def scene(frontier: LocalFrontier) -> None:
+    async def scene(frontier: EmbeddedFrontier) -> None:
         await frontier.add([page(number, label="x" * 200) for number in range(500)])
         lease = (await frontier.lease(1, batch=100, seconds=60)).leases[0]
         await frontier.complete(outcomes(lease))
@@ -415,7 +417,7 @@ def test_a_folder_that_cannot_be_written_to_is_said(tmp_path: Path) -> None:
 def test_a_request_that_cannot_be_stored_does_no_harm(tmp_path: Path, bad: dict[str, Any]) -> None:
     path = tmp_path / "frontier.db"
 
-    async def scene(frontier: LocalFrontier) -> None:
+    async def scene(frontier: EmbeddedFrontier) -> None:
         await frontier.add(pages(1))
         with pytest.raises((TypeError, ValueError, OverflowError)):
             await frontier.add([page(2), page(3, "b.example", **bad)])
@@ -432,7 +434,7 @@ def test_a_request_that_cannot_be_stored_does_no_harm(tmp_path: Path, bad: dict[
 
 
 def test_a_read_error_loses_no_request(tmp_path: Path) -> None:
-    async def scene(frontier: LocalFrontier) -> None:
+    async def scene(frontier: EmbeddedFrontier) -> None:
         journal: Any = frontier._journal
         await frontier.add(pages(1, 2, 3))
         journal._reader.close()
@@ -451,7 +453,7 @@ def test_a_page_that_kills_its_owner_is_isolated_then_parked(tmp_path: Path) -> 
     play(lambda frontier: frontier.add([*pages(1, 2, 3), page(4, priority=9)]), path)
     deliveries: list[tuple[list[int], bool]] = []
 
-    async def life(frontier: LocalFrontier) -> None:
+    async def life(frontier: EmbeddedFrontier) -> None:
         await frontier.blame([2, 777] if deliveries else [0])
         for lease in (await frontier.lease(1, batch=9, seconds=60)).leases:
             deliveries.append((keys(lease), lease.suspect))

@@ -12,7 +12,7 @@ import pytest
 
 from gossamer.clock import ManualClock, SystemClock
 from gossamer.frontier import sqlite_compact
-from gossamer.frontier.local import LocalFrontier
+from gossamer.frontier.local import EmbeddedFrontier
 from gossamer.frontier.sqlite import open_sqlite
 from gossamer.model import Status
 from gossamer.settings import Settings
@@ -57,7 +57,7 @@ def rows_of(path: Path) -> int:
         connection.close()
 
 
-async def visit(frontier: LocalFrontier, rounds: int, clock: ManualClock) -> None:
+async def visit(frontier: EmbeddedFrontier, rounds: int, clock: ManualClock) -> None:
     """Visit each page so often; every fifth time one of them has to be tried again."""
     for number in range(rounds):
         left = URLS

@@ -39,7 +39,7 @@ from gossamer.extract.srcset import parse_srcset
 from gossamer.extract.text import main_text
 from gossamer.extract.timestamps import http_time, w3c_time
 from gossamer.frontier import policy
-from gossamer.middleware import robots
+from gossamer.middleware import robots, robots_rules
 from gossamer.middleware.cookies import CookieJar
 from gossamer.model import Response
 from gossamer.settings import build
@@ -344,7 +344,7 @@ def rules(chance: random.Random) -> Parse:
 
     def read(text: str) -> None:
         body = f"User-agent: *\n{text}".encode("utf-8", "replace")
-        robots.Matcher(robots.parse(body, "gossamer")).allowed(path)
+        robots_rules.Matcher(robots.parse(body, "gossamer")).allowed(path)
 
     return read
 

@@ -13,7 +13,7 @@ from morsels import LINE_ENDS, octets, pumped, takes_linear_work, texts
 
 from gossamer import urls
 from gossamer.extract.sitemap import PROBLEMS, parse
-from gossamer.middleware import robots
+from gossamer.middleware import robots, robots_rules
 
 ROBOTS = (
     *(
@@ -85,10 +85,10 @@ def test_a_robots_txt_says_something_to_everybody(body: bytes, path: str, agent:
     assert rules == robots.parse(body, agent)
     assert rules.count <= body.count(b"\n") + body.count(b"\r") + 1
     assert rules.crawl_delay is None or 0 <= rules.crawl_delay <= robots.MAX_DELAY_SECONDS
-    assert robots.Matcher(rules).allowed("/robots.txt")
-    allowed = robots.Matcher(rules).allowed(path)
+    assert robots_rules.Matcher(rules).allowed("/robots.txt")
+    allowed = robots_rules.Matcher(rules).allowed(path)
     if not any("%" in pattern for pattern, _ in rules.lines()) and "%" not in path:
-        ruling = robots.Rulings(rules).of(path)
+        ruling = robots_rules.Rulings(rules).of(path)
         assert allowed == (ruling is None or ruling[1] or path == "/robots.txt")
     for status in (200, 404, 503, None):
         kept = robots.settle(None, status, body, agent=agent, now=1e9, ttl=60)
@@ -105,7 +105,7 @@ def test_rules_match_as_the_standard_describes_it(rules: list[tuple[str, bool]],
     if "%" in path:
         return
     lines = "".join(f"{'Allow' if allow else 'Disallow'}: {pattern}\n" for pattern, allow in rules)
-    matcher = robots.Matcher(robots.parse(f"User-agent: *\n{lines}".encode(), "gossamer"))
+    matcher = robots_rules.Matcher(robots.parse(f"User-agent: *\n{lines}".encode(), "gossamer"))
     best = (0, True)
     for pattern, allow in rules:
         end = pattern.endswith("$")
@@ -157,7 +157,7 @@ def test_what_is_listed_is_found(listed: list[str | None], kind: str) -> None:
 @given(pumped(ROBOTS), st.sampled_from(["/a/b/c?d=e", "/" + "a" * 2000, "/" + "ab" * 1000]))
 def test_h45_a_robots_txt_takes_linear_work(text: Callable[[int], str], path: str) -> None:
     def read_and_ask(body: str) -> None:
-        matcher = robots.Matcher(robots.parse(f"User-agent: *\n{body}".encode("utf-8", "replace"), "gossamer"))
+        matcher = robots_rules.Matcher(robots.parse(f"User-agent: *\n{body}".encode("utf-8", "replace"), "gossamer"))
         matcher.allowed(path)
 
     takes_linear_work(read_and_ask, text)

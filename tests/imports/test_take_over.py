@@ -36,11 +36,11 @@ from gossamer.clock import SystemClock
 from gossamer.errors import ConfigError
 from gossamer.frontier.backends import create_fleet, open_fleet
 from gossamer.frontier.sqlite import open_sqlite
-from gossamer.imports.findings import Found, Seen
-from gossamer.imports.intake import Intake, stand_ins
+from gossamer.imports.findings import ImportedFingerprint, ImportedRequest
+from gossamer.imports.intake import Importer, stand_ins
 from gossamer.imports.marshals import read_marshal
-from gossamer.imports.pickles import NotPlain, read_pickle
-from gossamer.job import stored_settings
+from gossamer.imports.pickles import UnsafePickle, read_pickle
+from gossamer.job_folder import stored_settings
 from gossamer.model import Counts, Request
 from gossamer.settings import Settings
 from gossamer.testing.servers import RedisServer
@@ -104,7 +104,7 @@ def test_plain_values_of_a_pickle_are_read_as_pickle_reads_them(value: Any) -> N
     for protocol in range(6):
         try:
             assert read_pickle(pickle.dumps(value, protocol)) == value
-        except NotPlain:
+        except UnsafePickle:
             # The oldest protocols have another way to make objects.
             assert protocol < 2
 
@@ -114,7 +114,7 @@ def test_plain_values_in_marshal_are_read_as_marshal_reads_them(value: Any) -> N
     for version in range(5):
         try:
             assert read_marshal(marshal.dumps(value, version)) == value
-        except NotPlain:
+        except UnsafePickle:
             assert version < 2
 
 
@@ -148,7 +148,7 @@ class Evil:
 )
 def test_a_pickle_that_would_run_code_or_has_no_end_is_refused(data: bytes, here: Path) -> None:
     """H56."""
-    with pytest.raises(NotPlain):
+    with pytest.raises(UnsafePickle):
         read_pickle(data)
     assert not (here / "ran").exists()
 
@@ -158,7 +158,7 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     for read in (read_pickle, read_marshal):
         try:
             read(data)
-        except NotPlain:
+        except UnsafePickle:
             pass
 
 
@@ -343,7 +343,7 @@ def test_a_queue_of_scrapy_redis_becomes_pages_of_a_job(
 def test_a_project_that_leaves_scrapy_redis_fetches_nothing_that_its_dupefilter_has_seen(
     store: redis.Redis, redis_server: RedisServer, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from gossamer.scrapy import ScrapyRedisFingerprinter
+    from gossamer.scrapy.fingerprints import ScrapyRedisFingerprinter
     from gossamer.scrapy.storing import key_of, restore
 
     left_by_scrapy_redis(store)
@@ -462,8 +462,8 @@ def test_a_fleet_knows_what_was_fetched_in_every_shard(redis_server: RedisServer
         try:
             shards = len(await fleet.shards())
             assert shards == 4
-            intake = Intake(fleet, fleet.settings, Known(), clock=SystemClock(), shards=shards)
-            await intake.take([Seen(b"f" * 20)])
+            intake = Importer(fleet, fleet.settings, Known(), clock=SystemClock(), shards=shards)
+            await intake.take([ImportedFingerprint(b"f" * 20)])
         finally:
             await fleet.aclose()
 
@@ -472,10 +472,10 @@ def test_a_fleet_knows_what_was_fetched_in_every_shard(redis_server: RedisServer
 
         changed: Counter[str] = Counter()
 
-        def request(self, found: Found) -> Request | str:
+        def request(self, found: ImportedRequest) -> Request | str:
             return "none here"
 
-        def seen(self, seen: Seen, shards: int) -> list[Request] | str:
+        def seen(self, seen: ImportedFingerprint, shards: int) -> list[Request] | str:
             return stand_ins(77, seen.fingerprint.hex(), shards)
 
     asyncio.run(begin())

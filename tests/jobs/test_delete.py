@@ -14,7 +14,7 @@ from gossamer.errors import ConfigError, JobMissing, JobRunning
 from gossamer.fleet import join_fleet
 from gossamer.frontier.backends import create_fleet, list_jobs, open_fleet
 from gossamer.jobs.find import open_job
-from gossamer.model import Pulse, Request
+from gossamer.model import Heartbeat, Request
 from gossamer.settings import Settings
 from gossamer.takeover import begin
 from gossamer.testing.servers import RedisServer
@@ -143,11 +143,11 @@ def test_a_job_of_a_fleet(address: str, web: SimWeb, tmp_path: Path, monkeypatch
         known = await make("stays")
         await join_fleet(address, "gone", tmp_path / "home", name="w1", own_results=True)
         worker = await open_fleet(address, "gone", worker="w2")
-        await worker.beat(Pulse(worker="w2"))
+        await worker.beat(Heartbeat(worker="w2"))
         async with open_job("gone", address) as job:
             with pytest.raises(JobRunning, match="w2"):
                 await job.remove()
-        await worker.beat(Pulse(worker="w2", left=True))
+        await worker.beat(Heartbeat(worker="w2", left=True))
         await worker.aclose()
         async with open_job("gone", address) as job:
             removed = await job.remove()

@@ -6,7 +6,7 @@ from hypothesis import settings
 
 from gossamer.settings import Settings
 from gossamer.testing import folder
-from gossamer.testing.frontier import Harness
+from gossamer.testing.harness import Harness
 from gossamer.testing.machine import FrontierMachine
 
 

@@ -8,7 +8,7 @@ from hypothesis import settings
 
 from gossamer.settings import Settings
 from gossamer.testing import backends
-from gossamer.testing.frontier import Harness
+from gossamer.testing.harness import Harness
 from gossamer.testing.machine import FrontierMachine
 from gossamer.testing.servers import RedisServer
 

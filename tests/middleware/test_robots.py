@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.middleware import robots, robots_rules
-from gossamer.middleware.robots import Matcher, Robots, Rules, is_due, parse, settle, unpack
+from gossamer.middleware.robots import Robots, is_due, parse, settle, unpack
+from gossamer.middleware.robots_rules import Matcher, Rules
 
 AGENT = "Gossamer/0.1 (+https://example.org)"
 DAY = 86_400.0
@@ -193,8 +194,8 @@ def test_the_rule_that_is_told_is_the_one_that_decides() -> None:
     """An escape does not make a rule longer than what it stands for."""
     rules = parse(b"User-agent: *\nDisallow: /%7Ejoe\nAllow: /~joe/", AGENT)
     assert Matcher(rules).allowed("/~joe/")
-    assert robots.Rulings(rules).of("/~joe/") == ("/~joe/", True)
-    assert robots.Rulings(rules).of("/~joe") == ("/%7Ejoe", False)
+    assert robots_rules.Rulings(rules).of("/~joe/") == ("/~joe/", True)
+    assert robots_rules.Rulings(rules).of("/~joe") == ("/%7Ejoe", False)
 
 
 def test_robots_txt_itself_is_always_allowed() -> None:

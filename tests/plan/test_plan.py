@@ -15,8 +15,8 @@ from hypothesis import strategies as some
 from gossamer.cli import named
 from gossamer.errors import ConfigError
 from gossamer.plan import units
-from gossamer.plan.figures import Figures, Store, read_figures, reference, write_figures
-from gossamer.plan.needs import Machine, Part, Wish, plan
+from gossamer.plan.figures import Figures, StoreCost, read_figures, reference, write_figures
+from gossamer.plan.needs import MachineSize, Part, Requirements, plan_crawl
 from gossamer.plan.web import KNOWN_HOSTS, Hosts, usual_hosts
 from gossamer.plan.whatif import rows
 
@@ -32,7 +32,7 @@ PLAIN = Figures(
     warc_cpu_seconds=0.0004,
     warc_ratio=0.25,
     frontiers={
-        "redis": Store(
+        "redis": StoreCost(
             client_cpu_seconds=0.0,
             server_cpu_seconds=1e-4,
             queued_bytes=50,
@@ -42,9 +42,9 @@ PLAIN = Figures(
         )
     },
 )
-TRILLION = Wish(pages=1e12, period_seconds=7 * 86_400, page_bytes=10_000, hosts=1.3e9)
+TRILLION = Requirements(pages=1e12, period_seconds=7 * 86_400, page_bytes=10_000, hosts=1.3e9)
 wishes = some.builds(
-    Wish,
+    Requirements,
     pages=some.floats(1e9, 1e13),
     period_seconds=some.floats(3600, 1e8),
     page_bytes=some.floats(1000, 1e6),
@@ -59,7 +59,7 @@ wishes = some.builds(
 
 
 def test_a_trillion_pages_a_week_by_hand() -> None:
-    found = plan(TRILLION, PLAIN)
+    found = plan_crawl(TRILLION, PLAIN)
     assert found.pages_per_second == pytest.approx(1_653_439, rel=1e-6)
     assert found.raw_bytes == 10e15
     assert found.stored_bytes == 2.5e15
@@ -74,7 +74,7 @@ def test_a_trillion_pages_a_week_by_hand() -> None:
 
 def test_a_small_crawl_by_hand() -> None:
     """86,400 pages a day on 10 equal hosts: one page a second, which one machine does."""
-    found = plan(Wish(pages=86_400, period_seconds=86_400, page_bytes=10_000, hosts=10), PLAIN)
+    found = plan_crawl(Requirements(pages=86_400, period_seconds=86_400, page_bytes=10_000, hosts=10), PLAIN)
     assert (found.pages_per_second, found.workers, found.servers, found.shards) == (1.0, 1, 1, 1)
     assert found.raw_bytes == 864e6
     assert found.frontier_bytes == pytest.approx(86_400 * (100 + 0.14 / 0.57 * 50 + 0.29 / 0.57 * 10))
@@ -82,8 +82,8 @@ def test_a_small_crawl_by_hand() -> None:
 
 
 @given(wishes)
-def test_twice_the_web_takes_twice_of_everything(wish: Wish) -> None:
-    one, two = plan(wish, PLAIN), plan(change(wish, pages=2 * wish.pages, hosts=2 * wish.hosts), PLAIN)
+def test_twice_the_web_takes_twice_of_everything(wish: Requirements) -> None:
+    one, two = plan_crawl(wish, PLAIN), plan_crawl(change(wish, pages=2 * wish.pages, hosts=2 * wish.hosts), PLAIN)
     for name in ("pages_per_second", "raw_bytes", "stored_bytes", "cores", "frontier_bytes", "sites_at_once"):
         assert getattr(two, name) == pytest.approx(2 * getattr(one, name))
     for name in ("workers", "servers", "shards"):
@@ -91,8 +91,8 @@ def test_twice_the_web_takes_twice_of_everything(wish: Wish) -> None:
 
 
 @given(wishes)
-def test_more_pages_on_the_same_hosts_never_take_less(wish: Wish) -> None:
-    one, two = plan(wish, PLAIN), plan(change(wish, pages=2 * wish.pages), PLAIN)
+def test_more_pages_on_the_same_hosts_never_take_less(wish: Requirements) -> None:
+    one, two = plan_crawl(wish, PLAIN), plan_crawl(change(wish, pages=2 * wish.pages), PLAIN)
     assert two.raw_bytes >= 2 * one.raw_bytes
     assert two.cores >= one.cores
     assert two.cost >= one.cost
@@ -120,9 +120,9 @@ def _store(figures: Figures, **values: float) -> Figures:
 
 
 @given(wishes)
-def test_relief_of_the_bottleneck_that_is_named_helps(wish: Wish) -> None:
-    found = plan(wish, PLAIN)
-    better = plan(*RELIEFS[found.bottleneck](wish, PLAIN))
+def test_relief_of_the_bottleneck_that_is_named_helps(wish: Requirements) -> None:
+    found = plan_crawl(wish, PLAIN)
+    better = plan_crawl(*RELIEFS[found.bottleneck](wish, PLAIN))
     if found.bottleneck == "politeness":
         assert found.polite_share < 0.999
         assert better.polite_share > found.polite_share
@@ -132,9 +132,9 @@ def test_relief_of_the_bottleneck_that_is_named_helps(wish: Wish) -> None:
 
 
 @given(wishes)
-def test_nothing_that_money_buys_saves_as_much_as_the_dearest_part(wish: Wish) -> None:
+def test_nothing_that_money_buys_saves_as_much_as_the_dearest_part(wish: Requirements) -> None:
     """Halve all that workers need, all that the frontier needs, what is stored, what is sent: one at a time."""
-    found = plan(wish, PLAIN)
+    found = plan_crawl(wish, PLAIN)
     half = {
         "workers": (
             change(
@@ -155,7 +155,7 @@ def test_nothing_that_money_buys_saves_as_much_as_the_dearest_part(wish: Wish) -
             PLAIN,
         ),
     }
-    saved = {group: found.cost - plan(*relief).cost for group, relief in half.items()}
+    saved = {group: found.cost - plan_crawl(*relief).cost for group, relief in half.items()}
     groups = dict.fromkeys(found.worker_needs, "workers") | dict.fromkeys(found.server_needs, "frontier")
     dearest = groups.get(found.next_bottleneck, found.next_bottleneck)
     # Whole machines are rented, none of which costs a thousand dollars.
@@ -182,8 +182,11 @@ def test_the_shape_of_the_web_is_that_of_the_crawls_it_was_drawn_from() -> None:
 
 
 def test_a_machine_with_more_of_what_lacks_takes_fewer_of_them() -> None:
-    narrow = change(TRILLION, worker=Machine(cores=64, memory_bytes=256e9, bits_per_second=1e9))
-    found, wider = plan(narrow, PLAIN), plan(change(narrow, worker=change(narrow.worker, bits_per_second=2e9)), PLAIN)
+    narrow = change(TRILLION, worker=MachineSize(cores=64, memory_bytes=256e9, bits_per_second=1e9))
+    found, wider = (
+        plan_crawl(narrow, PLAIN),
+        plan_crawl(change(narrow, worker=change(narrow.worker, bits_per_second=2e9)), PLAIN),
+    )
     assert max(found.worker_needs, key=lambda need: found.worker_needs[need]) == "bandwidth"
     assert math.isclose(wider.workers, found.workers / 2, rel_tol=0.01)
 

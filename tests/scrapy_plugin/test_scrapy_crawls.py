@@ -21,7 +21,7 @@ from scrapy.settings import Settings as ScrapySettings
 
 from gossamer.errors import ConfigError, Held
 from gossamer.frontier.backends import open_fleet
-from gossamer.job import stored_settings
+from gossamer.job_folder import stored_settings
 from gossamer.jobs.find import open_job
 from gossamer.model import Counts
 from gossamer.scrapy.options import open_frontier, read_options

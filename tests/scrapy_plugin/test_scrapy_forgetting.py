@@ -17,7 +17,7 @@ from scrapy.settings import Settings as ScrapySettings
 
 from gossamer.frontier.backends import open_fleet
 from gossamer.model import Counts, Grant, Request
-from gossamer.scrapy.courier import Courier, Parcel
+from gossamer.scrapy.courier import BridgeMessage, FrontierBridge
 from gossamer.scrapy.options import read_options
 from gossamer.settings import Settings
 from gossamer.testing.servers import RedisServer
@@ -68,14 +68,14 @@ class Scrapy:
 
 
 @contextmanager
-def courier(url: str) -> Iterator[tuple[Courier, Scrapy]]:
+def courier(url: str) -> Iterator[tuple[FrontierBridge, Scrapy]]:
     """A courier that is at work."""
 
     def soon(act: Callable[..., object], *arguments: Any, **named: Any) -> None:
         act(*arguments, **named)
 
     told, values = Scrapy(), {"GOSSAMER_FRONTIER": url, "GOSSAMER_SETTINGS": {"lease_seconds": 2, "forget_seconds": 5}}
-    found = Courier(read_options(ScrapySettings(values), "walk"), told, soon)
+    found = FrontierBridge(read_options(ScrapySettings(values), "walk"), told, soon)
     found.start()
     try:
         until(lambda: told.is_open)
@@ -85,8 +85,8 @@ def courier(url: str) -> Iterator[tuple[Courier, Scrapy]]:
         until(lambda: not told.is_open)
 
 
-def start_requests(first: int, last: int) -> Parcel:
-    return Parcel(tuple(Request(f"http://h{n}.test/", key=n, site=f"h{n}.test") for n in range(first, last)))
+def start_requests(first: int, last: int) -> BridgeMessage:
+    return BridgeMessage(tuple(Request(f"http://h{n}.test/", key=n, site=f"h{n}.test") for n in range(first, last)))
 
 
 def counts(url: str) -> Counts:

@@ -12,20 +12,20 @@ import pytest
 
 from gossamer.clock import ManualClock
 from gossamer.history import Sent
-from gossamer.masks import masked_url
 from gossamer.model import Counts, PageRow
 from gossamer.notices import Notifier
-from gossamer.service.herald import Herald
+from gossamer.redact import masked_url
+from gossamer.service.herald import JobNotifier
 from gossamer.service.launch import linear
 from gossamer.service.mapped import drawn, standing
-from gossamer.service.ring import PACES, Past, Ring
+from gossamer.service.ring import PACES, RingBuffer, TimeSeries
 from gossamer.service.stream import Hub
 from gossamer.service.tail import Tail
-from gossamer.service.tally import Tally
+from gossamer.service.tally import JobCounters
 from gossamer.service.views import SiteRow
 from gossamer.service.watch import Watch
 from gossamer.settings import Settings
-from gossamer.sink.trail import Step, Trail
+from gossamer.sink.trail import RequestLog, SentRequest
 from gossamer.storage.query import Search, versions_of
 from gossamer.storage.reader import StoredJob
 
@@ -33,7 +33,7 @@ NOW = 1_700_000_000.0
 
 
 def test_a_ring_forgets_what_is_old_and_shows_gaps_as_such() -> None:
-    ring = Ring(10, 6)
+    ring = RingBuffer(10, 6)
     for second in range(0, 200, 5):
         ring.add(NOW + second, {"pages": 1})
     ring.level(NOW + 195, {"queued": 7})
@@ -47,18 +47,18 @@ def test_a_ring_forgets_what_is_old_and_shows_gaps_as_such() -> None:
 
 
 def test_the_past_before_the_first_look_is_unknown_and_not_zero() -> None:
-    past = Past()
+    past = TimeSeries()
     past.add(NOW, {"pages": 3})
     assert past.read(1, NOW + 2, 4)[1].pages == [None, None, 3.0, 0.0]
     assert all(len(past.read(step, NOW, 5000)[1].pages) == length - 1 for step, length in PACES.items())
 
 
 def sent(url: str, at: float, **more: object) -> Sent:
-    return Sent(Step(url=url, at=at, **{"status": 200, "delay": 1.0, **more}), "w")  # type: ignore[arg-type]
+    return Sent(SentRequest(url=url, at=at, **{"status": 200, "delay": 1.0, **more}), "w")  # type: ignore[arg-type]
 
 
 def test_a_rest_counts_from_the_answer_and_a_short_one_is_found() -> None:
-    tally = Tally(Past())
+    tally = JobCounters(TimeSeries())
     tally.saw([sent("http://a/1", NOW, latency=0.5), sent("http://a/2", NOW + 1.5), sent("http://b/1", NOW + 1.6)])
     assert (tally.politeness("x").too_short, tally.politeness("x").counted) == (0, 1)
     tally.saw([sent("http://a/3?token=s3cret", NOW + 2.4)])
@@ -68,7 +68,7 @@ def test_a_rest_counts_from_the_answer_and_a_short_one_is_found() -> None:
 
 def test_a_rest_is_told_by_the_workers_own_clock_where_it_knows_it() -> None:
     """A clock that was set between two requests makes no rest too short, and hides none that was."""
-    tally = Tally(Past())
+    tally = JobCounters(TimeSeries())
     tally.saw([sent("http://a/1", NOW, latency=0.5), sent("http://a/2", NOW + 0.6, rest=1.0)])
     assert tally.politeness("x").too_short == 0
     tally.saw([sent("http://a/3", NOW + 9.0, rest=0.9)])
@@ -106,7 +106,7 @@ def test_a_map_of_any_number_of_sites_is_bounded_and_adds_up() -> None:
 
 
 def test_a_hundred_thousand_failures_and_sites_take_bounded_room() -> None:
-    tally = Tally(Past())
+    tally = JobCounters(TimeSeries())
     tally.saw(
         sent(f"http://s{n % 30_000}.example/{n}", NOW + n / 100, status=0, error=f"odd-{n % 300}")
         for n in range(100_000)
@@ -134,16 +134,16 @@ def test_what_looks_like_a_secret_is_not_shown(url: str, shown: str) -> None:
 
 
 def test_the_tail_gives_every_line_once_torn_ones_never(tmp_path: Path) -> None:
-    async def write(trail: Trail, *steps: Step) -> None:
+    async def write(trail: RequestLog, *steps: SentRequest) -> None:
         for step in steps:
             trail.note(step)
         await trail.flush()
 
-    first, second = Trail(tmp_path, "one"), Trail(tmp_path, "two")
+    first, second = RequestLog(tmp_path, "one"), RequestLog(tmp_path, "two")
     tail = Tail(tmp_path)
     assert tail.look() == []
-    asyncio.run(write(first, Step(url="http://a/1", at=2.0), Step(url="http://a/2", at=4.0)))
-    asyncio.run(write(second, Step(url="http://b/1", at=3.0)))
+    asyncio.run(write(first, SentRequest(url="http://a/1", at=2.0), SentRequest(url="http://a/2", at=4.0)))
+    asyncio.run(write(second, SentRequest(url="http://b/1", at=3.0)))
     assert [one.step.url for one in tail.look()] == ["http://a/1", "http://b/1", "http://a/2"]
     with (tmp_path / "trail" / "one.jsonl").open("ab") as file:
         file.write(b'{"url":"http://a/3","at":5.0')
@@ -228,7 +228,7 @@ def test_the_herald_tells_of_ends_stalls_and_errors_once_each(tmp_path: Path) ->
     async def run() -> list[tuple[str, str]]:
         clock = ManualClock()
         notifier = Notifier([f"exec:tee -a {told}"])
-        herald = Herald(notifier, stalled_after=60.0, errors_above=0.5, clock=clock)
+        herald = JobNotifier(notifier, stalled_after=60.0, errors_above=0.5, clock=clock)
 
         async def saw(before: str, state: str, **counts: int) -> None:
             herald.saw("shop", before, state, Counts(ready_sites=1, **counts), "disk full")  # type: ignore[arg-type]

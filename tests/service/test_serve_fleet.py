@@ -14,13 +14,13 @@ from served import serving
 
 from gossamer.clock import ManualClock
 from gossamer.engine.handle import Linker
-from gossamer.engine.pulse import Heart, beating
-from gossamer.engine.recent import Recent
+from gossamer.engine.pulse import HeartbeatSender, beating
+from gossamer.engine.recent import RecentKeys
 from gossamer.frontier.backends import create_fleet
 from gossamer.frontier.folder import FolderFrontier
 from gossamer.frontier.sharded import Sharded
 from gossamer.jobs.fleet import FleetJob
-from gossamer.model import Lease, Pulse
+from gossamer.model import Heartbeat, Lease
 from gossamer.settings import build
 from gossamer.testing.servers import RedisServer
 from gossamer.testing.sqlservers import SqlServer
@@ -98,10 +98,10 @@ async def limits_are_heard_of(url: str, folder: Path, shards: str = "") -> None:
         return [lease for _ in range(4) for lease in (await worker.lease(5, batch=1, seconds=60)).leases]
 
     try:
-        await worker.beat(Pulse(worker="w"))
+        await worker.beat(Heartbeat(worker="w"))
         if isinstance(worker, FolderFrontier):
             await worker.owner.renew()
-        linker = Linker(worker.settings, worker.secret, Recent())
+        linker = Linker(worker.settings, worker.secret, RecentKeys())
         await worker.add([linker.seed(f"http://{name}.example/") for name in "abc"])
         (lease,) = (await worker.lease(1, batch=1, seconds=60)).leases
         assert lease.delay == 1.0
@@ -123,7 +123,7 @@ async def limits_are_heard_of(url: str, folder: Path, shards: str = "") -> None:
         assert {site["site"] for site in seen} == {f"{name}.example" for name in "abcd"}
         await limit(max_seconds=12.0)
         clock = ManualClock()
-        async with beating(Heart(worker, Still(), pulse=Pulse(worker="w"), clock=clock)):
+        async with beating(HeartbeatSender(worker, Still(), pulse=Heartbeat(worker="w"), clock=clock)):
             while (await reached.counts()).job != "stopping":
                 await asyncio.sleep(0.01)
     finally:

@@ -9,8 +9,8 @@ from typing import Any
 from served import Served, serving
 
 from gossamer.clock import SystemClock
-from gossamer.folders import FRONTIER, save_settings
 from gossamer.frontier.sqlite import open_sqlite
+from gossamer.job_folder import FRONTIER, save_settings
 from gossamer.model import Exchange, PageRow, Record
 from gossamer.settings import Settings
 from gossamer.sink import open_sinks

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from gossamer.sim import log
-from gossamer.sim.log import Entry, LogWriter
+from gossamer.sim.log import LogWriter, SimRequest
 
 
 def entry(
     arrived: float, headers: float, finished: float, *, target: str = "/", site: str = "a.sim", status: int = 200
-) -> Entry:
-    return Entry(arrived, headers, finished, f"http://{site}", "GET", target, status, 5000, "test")
+) -> SimRequest:
+    return SimRequest(arrived, headers, finished, f"http://{site}", "GET", target, status, 5000, "test")
 
 
 def test_what_is_written_is_read_back_in_order_of_arrival(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_what_is_written_is_read_back_in_order_of_arrival(tmp_path: Path) -> Non
     assert path.read_bytes() == b""
     writer.flush()
     first, second = log.read(path)
-    assert first == Entry(10.123456, 10.2, 10.3, "http://a.sim:81", "HEAD", "/", 404, 2, "")
+    assert first == SimRequest(10.123456, 10.2, 10.3, "http://a.sim:81", "HEAD", "/", 404, 2, "")
     assert (second.target, second.agent) == ("/x\\ty\\n\\x1b", "agent\\twith\\ntabs")
     assert first.url == "http://a.sim:81/"
     assert first.site == "a.sim:81"

@@ -12,7 +12,7 @@ import pytest
 from gossamer import urls
 from gossamer.errors import ConfigError
 from gossamer.sim import kinds
-from gossamer.sim.pages import Pages
+from gossamer.sim.pages import PageRenderer
 from gossamer.sim.site import CHARSETS, WebPlan
 
 DIGEST = """
@@ -43,7 +43,7 @@ def test_same_seed_gives_the_same_bytes_in_every_process() -> None:
 
 def test_a_page_does_not_depend_on_what_was_asked_before() -> None:
     plan = WebPlan(sites=3, pages_per_site=20, port=8000)
-    used, fresh = Pages(plan), Pages(plan)
+    used, fresh = PageRenderer(plan), PageRenderer(plan)
     for page in range(20):
         used.answer(1, plan.path(1, page))
     assert used.answer(2, plan.path(2, 13)) == fresh.answer(2, plan.path(2, 13))
@@ -51,7 +51,7 @@ def test_a_page_does_not_depend_on_what_was_asked_before() -> None:
 
 def test_sizes_and_links_are_exact_where_they_are_fixed() -> None:
     plan = WebPlan(sites=40, pages_per_site=100, page_bytes=40_000, links_per_page=100, port=8000)
-    pages = Pages(plan)
+    pages = PageRenderer(plan)
     for page in range(100):
         body = pages.answer(3, plan.path(3, page)).body
         assert len(body) == 40_000
@@ -60,7 +60,7 @@ def test_sizes_and_links_are_exact_where_they_are_fixed() -> None:
 
 def test_sizes_are_spread_as_on_the_real_web() -> None:
     plan = WebPlan(sites=2000, pages_per_site=1, port=8000)
-    pages = Pages(plan)
+    pages = PageRenderer(plan)
     sizes = sorted(len(pages.answer(site, "/").body) for site in range(2000))
     for place, expected in ((200, 6_000), (500, 14_000), (1000, 35_000), (1500, 78_000), (1800, 152_000)):
         assert 0.85 * expected < sizes[place] < 1.15 * expected
@@ -79,7 +79,7 @@ def test_hosts_and_sites_map_both_ways(names: bool) -> None:
 
 def test_every_url_of_a_plan_is_normal_and_answers_as_its_fate_says() -> None:
     plan = WebPlan(sites=len(kinds.FEATURES) + 1, pages_per_site=12, kinds=("all",), page_bytes=2000, port=8000)
-    pages = Pages(plan)
+    pages = PageRenderer(plan)
     families = {"page": (2,), "redirect": (3,), "loop": (3,), "missing": (4,)}
     for url, fate in plan.fates(sitemaps=True).items():
         site = plan.site_of(urls.host(urls.host_port(url)))
@@ -92,7 +92,7 @@ def test_every_url_of_a_plan_is_normal_and_answers_as_its_fate_says() -> None:
 
 def test_paths_that_no_page_has_are_not_found() -> None:
     plan = WebPlan(sites=1, pages_per_site=10, port=8000)
-    pages = Pages(plan)
+    pages = PageRenderer(plan)
     path = plan.path(0, 4)
     for target in (
         path + "0",
@@ -108,7 +108,7 @@ def test_paths_that_no_page_has_are_not_found() -> None:
 
 def test_a_web_without_end_goes_on() -> None:
     plan = WebPlan(sites=1, pages_per_site=0, links_per_page=10, page_bytes=4000, port=8000)
-    pages = Pages(plan)
+    pages = PageRenderer(plan)
     target = plan.path(0, 10**9)
     assert plan.path(0, 2 * 10**9 + 1).encode() in pages.answer(0, target).body
     with pytest.raises(ConfigError, match="without end"):
@@ -117,7 +117,7 @@ def test_a_web_without_end_goes_on() -> None:
 
 def test_every_charset_says_what_it_is_and_holds_its_title() -> None:
     plan = WebPlan(sites=1, pages_per_site=len(CHARSETS), kinds=("charsets",), port=8000)
-    pages = Pages(plan)
+    pages = PageRenderer(plan)
     for page, (charset, told, phrase) in enumerate(CHARSETS):
         answer = pages.answer(0, plan.path(0, page))
         text = answer.body.decode(charset)
@@ -152,6 +152,6 @@ def test_a_slow_site_takes_times_that_differ() -> None:
 
 def test_digests_of_pages_differ() -> None:
     plan = WebPlan(sites=20, pages_per_site=20, port=8000)
-    pages = Pages(plan)
+    pages = PageRenderer(plan)
     bodies = [pages.answer(site, plan.path(site, page)).body for site in range(20) for page in range(20)]
     assert len({hashlib.sha256(body).digest() for body in bodies}) == 400

@@ -13,7 +13,7 @@ import pytest
 
 from gossamer.errors import ConfigError
 from gossamer.sim import log
-from gossamer.sim.server import Connection, SimServer
+from gossamer.sim.server import SimConnection, SimServer
 from gossamer.sim.site import WebPlan
 from gossamer.testing.web import SimWeb
 
@@ -53,7 +53,7 @@ class Stranger(asyncio.Transport):
 def test_only_loopback_is_served(local: str, peer: str, served: bool) -> None:
     async def ask() -> Stranger:
         stranger = Stranger(local, peer)
-        connection = Connection(SimServer(WebPlan(port=80)), asyncio.get_running_loop())
+        connection = SimConnection(SimServer(WebPlan(port=80)), asyncio.get_running_loop())
         connection.connection_made(stranger)
         connection.data_received(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         return stranger

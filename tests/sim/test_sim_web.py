@@ -163,7 +163,7 @@ def test_a_reference_crawler_fetches_exactly_what_the_plan_says(names: bool) -> 
         reader = Reader(web)
         reader.crawl(web.seeds)
         verdict = web.judge()
-        assert verdict == log.Verdict(frozenset(), {}, {}, {})
+        assert verdict == log.CrawlVerdict(frozenset(), {}, {}, {})
         counts = log.fetched(web.log())
         assert {url for url in counts if not web.plan.is_trap(url)} >= web.reachable()
         assert not log.disallowed(web.log(), web.plan.forbidden())
@@ -194,7 +194,7 @@ def test_a_greedy_crawler_is_found_out() -> None:
 def test_one_seed_asks_for_its_own_site_only() -> None:
     with SimWeb(sites=5, pages_per_site=9, page_bytes=3000, links_per_page=30) as web:
         Reader(web).crawl(web.seeds[2:3])
-        assert web.judge(sites=[2]) == log.Verdict(frozenset(), {}, {}, {})
+        assert web.judge(sites=[2]) == log.CrawlVerdict(frozenset(), {}, {}, {})
         assert len(web.judge().missed) == 4 * 9
 
 

@@ -14,10 +14,10 @@ from gossamer.engine.run import Engine
 from gossamer.engine.store import FleetStore, OwnerStore
 from gossamer.engine.visit import Visit
 from gossamer.errors import SchemaMismatch
-from gossamer.frontier import local
+from gossamer.frontier import local, restore
 from gossamer.frontier.schedule import NEVER, Lane, Schedule, Site
 from gossamer.frontier.settlement import Settlement
-from gossamer.frontier.share import Share
+from gossamer.frontier.share import SiteQuota
 from gossamer.frontier.state import State
 from gossamer.middleware import robots
 from gossamer.model import Lease, Outcome
@@ -65,16 +65,16 @@ def ignore_the_delay_after_a_crash(patch: pytest.MonkeyPatch) -> None:
 
 
 def ignore_the_delay_after_a_restart(patch: pytest.MonkeyPatch) -> None:
-    real = local.restore  # type: ignore[attr-defined]
+    real = restore.restore
 
-    def restore(state: State, past: Any) -> None:
+    def without_delay(state: State, past: Any) -> None:
         real(state, past)
         for site in state.schedule.sites.values():
             for lane in site.lanes:
                 lane.next_at = state.clock.monotonic()
             state.schedule.wake(site)
 
-    patch.setattr(local, "restore", restore)
+    patch.setattr(local, "restore", without_delay)
 
 
 def complete_before_the_sink_wrote(patch: pytest.MonkeyPatch) -> None:
@@ -118,13 +118,13 @@ def fetch_after_the_lease_has_ended(patch: pytest.MonkeyPatch) -> None:
 
 
 def believe_in_every_renewal(patch: pytest.MonkeyPatch) -> None:
-    real = local.LocalFrontier.extend
+    real = local.EmbeddedFrontier.extend
 
     async def extend(self: Any, leases: Sequence[Lease], *, seconds: float) -> list[Lease]:
         await real(self, leases, seconds=seconds)
         return list(leases)
 
-    patch.setattr(local.LocalFrontier, "extend", extend)
+    patch.setattr(local.EmbeddedFrontier, "extend", extend)
 
 
 def keep_keys_of_a_failed_write(patch: pytest.MonkeyPatch) -> None:
@@ -149,13 +149,13 @@ def count_retries_as_ends(patch: pytest.MonkeyPatch) -> None:
 
 
 def hand_tokens_out_twice(patch: pytest.MonkeyPatch) -> None:
-    real = local.LocalFrontier._lease
+    real = local.EmbeddedFrontier._lease
 
     def lease(self: Any, *args: Any, **named: Any) -> Any:
         self._state.last_token -= self._state.last_token % 4 == 3
         return real(self, *args, **named)
 
-    patch.setattr(local.LocalFrontier, "_lease", lease)
+    patch.setattr(local.EmbeddedFrontier, "_lease", lease)
 
 
 def drop_the_lanes_of_the_dead(patch: pytest.MonkeyPatch) -> None:
@@ -183,13 +183,13 @@ def never_renew(patch: pytest.MonkeyPatch) -> None:
 
 
 def tell_workers_of_no_delay(patch: pytest.MonkeyPatch) -> None:
-    real = local.LocalFrontier._lease
+    real = local.EmbeddedFrontier._lease
 
     def lease(self: Any, *args: Any, **named: Any) -> Any:
         found = real(self, *args, **named)
         return None if found is None else msgspec.structs.replace(found, delay=0.0)
 
-    patch.setattr(local.LocalFrontier, "_lease", lease)
+    patch.setattr(local.EmbeddedFrontier, "_lease", lease)
 
 
 def never_ask_for_robots_again(patch: pytest.MonkeyPatch) -> None:
@@ -224,7 +224,7 @@ def finish_while_pages_wait_for_their_time(patch: pytest.MonkeyPatch) -> None:
 
 
 def acknowledge_what_is_not_written(patch: pytest.MonkeyPatch) -> None:
-    real, calls = local.LocalFrontier._write, [0]
+    real, calls = local.EmbeddedFrontier._write, [0]
 
     async def write(self: Any, change: Any) -> Sequence[int]:
         calls[0] += 1
@@ -232,7 +232,7 @@ def acknowledge_what_is_not_written(patch: pytest.MonkeyPatch) -> None:
             return await real(self, change)
         return [0] * len(change.outcomes)
 
-    patch.setattr(local.LocalFrontier, "_write", write)
+    patch.setattr(local.EmbeddedFrontier, "_write", write)
 
 
 def raise_on_a_stale_token(patch: pytest.MonkeyPatch) -> None:
@@ -259,7 +259,7 @@ def blame_no_page(patch: pytest.MonkeyPatch) -> None:
 
 
 def let_sites_have_all(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Share, "left", lambda self, site: 1 << 30)
+    patch.setattr(SiteQuota, "left", lambda self, site: 1 << 30)
 
 
 def exceed_the_budget_of_a_site(patch: pytest.MonkeyPatch) -> None:
@@ -277,13 +277,13 @@ def exceed_the_pages_of_a_job(patch: pytest.MonkeyPatch) -> None:
 
 
 def try_for_ever(patch: pytest.MonkeyPatch) -> None:
-    real = local.LocalFrontier._load
+    real = local.EmbeddedFrontier._load
 
     def load(self: Any, *args: Any) -> Any:
         self._state.tries.clear()
         return real(self, *args)
 
-    patch.setattr(local.LocalFrontier, "_load", load)
+    patch.setattr(local.EmbeddedFrontier, "_load", load)
 
 
 def come_again_too_soon(patch: pytest.MonkeyPatch) -> None:

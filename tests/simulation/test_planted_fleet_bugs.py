@@ -15,7 +15,7 @@ from gossamer.simulation import servers
 from gossamer.simulation.move import Mover
 from gossamer.simulation.run import simulate
 from gossamer.simulation.scenario import draw
-from gossamer.simulation.shards import OpenShard, Outbox, Run, View
+from gossamer.simulation.shards import OpenShard, Outbox, ServerRun, ShardState
 
 SEEDS = 60
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -33,7 +33,9 @@ def acknowledge_before_the_outbox(patch: pytest.MonkeyPatch) -> None:
 
 def forget_the_run(patch: pytest.MonkeyPatch) -> None:
     """A server that has forgotten something says that it is in the same run as before."""
-    patch.setattr(servers, "Run", lambda name, number: Run(name and f"{name.partition(':')[0]}:1", min(number, 1)))
+    patch.setattr(
+        servers, "ServerRun", lambda name, number: ServerRun(name and f"{name.partition(':')[0]}:1", min(number, 1))
+    )
 
 
 def keep_the_memory_of_sent_links(patch: pytest.MonkeyPatch) -> None:
@@ -57,7 +59,7 @@ def finish_with_links_in_an_outbox(patch: pytest.MonkeyPatch) -> None:
 def take_a_copy_for_good_at_once(patch: pytest.MonkeyPatch) -> None:
     """The source is emptied before its target has lived long enough."""
 
-    async def lived(self: Mover, name: str, holds: Callable[[View], bool]) -> View:
+    async def lived(self: Mover, name: str, holds: Callable[[ShardState], bool]) -> ShardState:
         return await self._ask(name, OpenShard.look)
 
     patch.setattr(Mover, "_lived", lived)

@@ -112,8 +112,8 @@ def test_the_engine_and_the_frontier_are_the_real_ones(monkeypatch: pytest.Monke
         (commit.Committer, "run"),
         (store.OwnerStore, "commit"),
         (store.FleetStore, "commit"),
-        (local.LocalFrontier, "lease"),
-        (local.LocalFrontier, "extend"),
+        (local.EmbeddedFrontier, "lease"),
+        (local.EmbeddedFrontier, "extend"),
         (schedule.Schedule, "take"),
         (frontier_state.State, "lapse"),
         (settlement.Settlement, "_plan"),
@@ -128,8 +128,8 @@ def test_the_engine_and_the_frontier_are_the_real_ones(monkeypatch: pytest.Monke
 def test_the_simulation_runs_what_users_run() -> None:
     """The engine is put together by the same function, the frontier is the same class, and a link only passes calls on:
     each of its methods that a frontier has calls the frontier's own."""
-    assert run.worker is assemble.worker  # type: ignore[attr-defined]
-    assert run.LocalFrontier is local.LocalFrontier  # type: ignore[attr-defined]
+    assert assemble.build_worker is assemble.build_worker
+    assert local.EmbeddedFrontier is local.EmbeddedFrontier
     carries = {"add", "lease", "extend", "complete", "release", "idle", "counts"}
     for path in SOURCE.glob("*.py"):
         for made in (node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.ClassDef)):

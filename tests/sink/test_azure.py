@@ -22,7 +22,7 @@ from gossamer.engine.orphans import dies_with_us
 from gossamer.settings import Settings
 from gossamer.sink import open_sinks
 from gossamer.testing.servers import free_port
-from gossamer.testing.sinks import visit
+from gossamer.testing.sink_writer import visit
 
 ACCOUNT = "devstoreaccount1"
 # The key that everybody's Azurite has.

@@ -15,7 +15,7 @@ from gossamer.errors import SinkError, SinkFull
 from gossamer.settings import Settings
 from gossamer.sink import fleet_sinks, open_sinks
 from gossamer.sink import parquet_files as files
-from gossamer.testing.sinks import visit
+from gossamer.testing.sink_writer import visit
 
 FOLDERS = {"warc": "archive", "parquet": "parquet"}
 

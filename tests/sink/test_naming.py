@@ -17,9 +17,9 @@ from gossamer.clock import SystemClock
 from gossamer.engine.stats import Stats
 from gossamer.engine.store import FleetStore, OwnerStore, Result
 from gossamer.errors import ConfigError, SinkError, SinkFull
-from gossamer.frontier.local import LocalFrontier
+from gossamer.frontier.local import EmbeddedFrontier
 from gossamer.frontier.sqlite import open_sqlite
-from gossamer.job import save_settings
+from gossamer.job_folder import save_settings
 from gossamer.model import Outcome, PageRow, Record, Request
 from gossamer.settings import Settings, build
 from gossamer.sink import check_sinks, fleet_sinks, keeps_pages, open_sinks
@@ -142,7 +142,7 @@ def record(number: int) -> Record:
     return Record(key=number, token=1, page=PageRow(url=f"http://e.example/{number}", fetched_at=1.0))
 
 
-async def leased(frontier: LocalFrontier) -> Result:
+async def leased(frontier: EmbeddedFrontier) -> Result:
     await frontier.add([Request("http://e.example/1", 1, "e.example")])
     (lease,) = (await frontier.lease(1, batch=1, seconds=60)).leases
     outcome = Outcome(site=lease.site, lane=lease.lane, token=lease.token, key=1, status="done")

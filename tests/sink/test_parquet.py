@@ -20,7 +20,8 @@ from gossamer.sink import check_sinks, finish_archives, fleet_sinks, open_sinks
 from gossamer.sink import parquet_files as files
 from gossamer.sink.parquet import SEAL_SECONDS, ParquetSink
 from gossamer.sink.parquet_items import SCHEMA as ITEM_SCHEMA
-from gossamer.testing.sinks import small_disk, visit
+from gossamer.testing.sink_writer import visit
+from gossamer.testing.sinks import small_disk
 
 FIRST_DAY = 1_767_225_600.0
 NO_SITE = "__HIVE_DEFAULT_PARTITION__"
@@ -180,7 +181,7 @@ def test_two_that_seal_the_same_log_leave_it_whole(tmp_path: Path) -> None:
     log = left_log(tmp_path)
     rows = list(files.rows_of(log))
 
-    def late(_: Path) -> list[files.Row]:
+    def late(_: Path) -> list[files.LogRow]:
         files.seal(log, tmp_path / "parquet")
         return rows
 

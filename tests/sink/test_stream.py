@@ -18,7 +18,7 @@ from gossamer.sink import fleet_sinks
 from gossamer.sink.base import Sink
 from gossamer.testing.faulty_proxy import FaultyRedisProxy
 from gossamer.testing.servers import RedisServer
-from gossamer.testing.sinks import visit
+from gossamer.testing.sink_writer import visit
 from gossamer.testing.web import SimWeb
 
 

@@ -20,7 +20,8 @@ from gossamer.model import PageRow, Record, Rejected
 from gossamer.settings import Settings
 from gossamer.sink import fleet_sinks, is_shared, open_sinks, wants_segments
 from gossamer.sink.base import Sink
-from gossamer.testing.sinks import small_disk, visit
+from gossamer.testing.sink_writer import visit
+from gossamer.testing.sinks import small_disk
 from gossamer.testing.sqlservers import MariaServer, PostgresServer, SqlServer
 
 

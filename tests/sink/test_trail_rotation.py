@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from gossamer.service.tail import Tail
-from gossamer.sink.trail import FOLDER, Step, Trail, dropped_until, parts, steps
+from gossamer.sink.trail import FOLDER, RequestLog, SentRequest, dropped_until, parts, steps
 
 MOST_BYTES = 16_000
 
@@ -14,9 +14,9 @@ def leave(folder: Path, worker: str, first: int, count: int, *, most_bytes: int 
     """Steps with these numbers, in many small writes."""
 
     async def go() -> None:
-        trail = Trail(folder, worker, most_bytes=most_bytes)
+        trail = RequestLog(folder, worker, most_bytes=most_bytes)
         for number in range(first, first + count):
-            trail.note(Step(url=f"http://a.test/{number:06}", at=float(number)))
+            trail.note(SentRequest(url=f"http://a.test/{number:06}", at=float(number)))
             await trail.flush()
         await trail.aclose()
 
@@ -57,11 +57,11 @@ def test_files_of_workers_that_are_long_gone_make_way_first(tmp_path: Path) -> N
 
 def test_a_worker_whose_file_was_dropped_begins_another(tmp_path: Path) -> None:
     async def go() -> None:
-        trail = Trail(tmp_path, "idle", most_bytes=MOST_BYTES)
-        trail.note(Step(url="http://a.test/000001", at=1.0))
+        trail = RequestLog(tmp_path, "idle", most_bytes=MOST_BYTES)
+        trail.note(SentRequest(url="http://a.test/000001", at=1.0))
         await trail.flush()
         (tmp_path / FOLDER / "idle.jsonl").unlink()
-        trail.note(Step(url="http://a.test/000002", at=2.0))
+        trail.note(SentRequest(url="http://a.test/000002", at=2.0))
         await trail.aclose()
 
     asyncio.run(go())

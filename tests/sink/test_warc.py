@@ -25,7 +25,7 @@ from gossamer.sink.warc import Placed, WarcSink, finish_left, open_warc
 from gossamer.sink.warc_index import keys, scan, surt
 from gossamer.sink.warc_members import Press
 from gossamer.sink.warc_records import digest_of_hex, payload_digest
-from gossamer.testing.sinks import visit
+from gossamer.testing.sink_writer import visit
 
 URL = "http://www.site.example/a?b=1"
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from gossamer.errors import ArchiveError
-from gossamer.imports.findings import Found
+from gossamer.imports.findings import ImportedRequest
 from gossamer.imports.listings import read_warc
-from gossamer.stored import open_stored
+from gossamer.stored.open import open_stored
 
 PLAIN, MEMBERS = "plain", "members"
 both = pytest.mark.parametrize("form", [PLAIN, MEMBERS])
@@ -77,7 +77,7 @@ def test_behind_a_broken_record_the_next_one_is_read(tmp_path: Path, form: str, 
     assert pages == dict.fromkeys(("first", "third", "fourth"), b"hello")
     assert len(faults) == 1
     assert f"{path}, byte" in faults[0]
-    taken = [found.url for found in read_warc(path) if isinstance(found, Found)]
+    taken = [found.url for found in read_warc(path) if isinstance(found, ImportedRequest)]
     assert taken == [f"http://o.example/{name}" for name in ("first", "third", "fourth")]
 
 

@@ -15,7 +15,7 @@ from gossamer.model import Exchange, PageRow, Record
 from gossamer.sink.jsonl import JsonlSink
 from gossamer.sink.tree import TreeSink
 from gossamer.sink.warc import WarcSink
-from gossamer.stored import open_stored
+from gossamer.stored.open import open_stored
 from gossamer.stored.records import read_records
 
 URL = "http://www.site.example/a?b=1"

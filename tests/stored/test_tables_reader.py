@@ -19,7 +19,8 @@ from gossamer.sink import open_sinks
 from gossamer.storage.query import Search
 from gossamer.storage.reader import StoredJob
 from gossamer.storage.tables_reader import TablesReader
-from gossamer.testing.sinks import HOSTILE, hostile, visit
+from gossamer.testing.sink_writer import visit
+from gossamer.testing.sinks import HOSTILE, hostile
 from gossamer.testing.sqlservers import SqlServer
 
 TYPES = {

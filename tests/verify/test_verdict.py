@@ -6,23 +6,23 @@ import msgspec
 import pytest
 
 from gossamer.sim.answer import Fate
-from gossamer.sim.log import Entry
-from gossamer.verify.verdict import Blow, Row, Verdict, judge
+from gossamer.sim.log import SimRequest
+from gossamer.verify.verdict import Blow, ProofVerdict, StoredRow, judge
 
 DELAY = 1.0
 PAGES = [f"http://127.0.0.1:80/{name}" for name in "abcd"]
 FATES: dict[str, Fate] = {**dict.fromkeys(PAGES, "page"), "http://127.0.0.1:80/private": "robots"}
 
 
-def asked(at: float, name: str, *, takes: float = 0.1, port: int = 1) -> Entry:
-    return Entry(at, at + takes, at + takes, "http://127.0.0.1:80", "GET", f"/{name}", 200, port, "gossamer")
+def asked(at: float, name: str, *, takes: float = 0.1, port: int = 1) -> SimRequest:
+    return SimRequest(at, at + takes, at + takes, "http://127.0.0.1:80", "GET", f"/{name}", 200, port, "gossamer")
 
 
 LOG = [asked(100.0 + 1.2 * number, name) for number, name in enumerate("abcd")]
-STORED = [Row(url, 200) for url in PAGES]
+STORED = [StoredRow(url, 200) for url in PAGES]
 
 
-def verdict(log: list[Entry] = LOG, stored: list[Row] = STORED, *blows: Blow) -> Verdict:
+def verdict(log: list[SimRequest] = LOG, stored: list[StoredRow] = STORED, *blows: Blow) -> ProofVerdict:
     return judge(log, {"jsonl": stored}, FATES, blows=blows, delay=DELAY, in_hand=2)
 
 
@@ -37,14 +37,14 @@ def test_a_perfect_crawl_is_good() -> None:
     ("log", "stored", "broken"),
     [
         (LOG, STORED[1:], "lost"),
-        (LOG, [*STORED[1:], Row(PAGES[0], 500)], "lost"),
+        (LOG, [*STORED[1:], StoredRow(PAGES[0], 500)], "lost"),
         (LOG, [*STORED, STORED[2]], "stored_twice"),
         ([*LOG, asked(105.0, "private")], STORED, "forbidden"),
         ([*LOG, asked(104.5, "robots.txt")], STORED, "impolite"),
         ([*LOG[:1], asked(100.05, "robots.txt", port=2), *LOG[1:]], STORED, "impolite"),
     ],
 )
-def test_whatever_is_wrong_is_told(log: list[Entry], stored: list[Row], broken: str) -> None:
+def test_whatever_is_wrong_is_told(log: list[SimRequest], stored: list[StoredRow], broken: str) -> None:
     found = verdict(log, stored)
     assert not found.is_good
     wrong = [name for name in ("lost", "stored_twice", "forbidden", "impolite") if getattr(found, name)]

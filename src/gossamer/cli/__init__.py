@@ -16,10 +16,11 @@ from click.shell_completion import CompletionItem
 from gossamer import logs
 from gossamer.cli.contents import CONTENTS, LINES, PLACES
 from gossamer.cli.exits import Exit
-from gossamer.cli.terminal import flush_output, hold_standard_streams, plain, say
+from gossamer.cli.terminal import flush_output, hold_standard_streams, say
 from gossamer.engine.allocator import give_back_freed_memory
 from gossamer.errors import ConfigError, GossamerError
 from gossamer.leaving import end_now
+from gossamer.logs import plain
 from gossamer.settings import VERSION
 
 _MENDING = {

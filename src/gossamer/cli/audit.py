@@ -15,7 +15,7 @@ from gossamer.cli.exits import Exit
 from gossamer.cli.figures import brief, many, size
 from gossamer.cli.plot import drawn
 from gossamer.cli.start import check_out, run
-from gossamer.cli.terminal import plain, put, say
+from gossamer.cli.terminal import put, say
 from gossamer.cli.why import about_a_job, one_url
 from gossamer.clock import SystemClock
 from gossamer.errors import ConfigError
@@ -23,6 +23,7 @@ from gossamer.explain import when
 from gossamer.history import walked
 from gossamer.inspect.audit import site_audit
 from gossamer.jobs.find import guess_name, open_job
+from gossamer.logs import plain
 from gossamer.sink.trail import dropped_until
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -43,7 +44,7 @@ def audit(site: str, name: str, frontier: str, as_json: bool, since: str, until:
     host = urls.host_port(one_url(site))
     now = SystemClock().epoch()
     span = (_moment(since, now) if since else 0.0, _moment(until, now) if until else float("inf"))
-    found = run(_ask(host, name or guess_name(host, frontier), frontier, span))
+    found = run(_ask_audit(host, name or guess_name(host, frontier), frontier, span))
     if plot is not None:
         check_out(plot, "--plot")
         plot.write_text(drawn(found), "utf-8")
@@ -51,7 +52,7 @@ def audit(site: str, name: str, frontier: str, as_json: bool, since: str, until:
     if as_json:
         put(json.dumps(found).encode() + b"\n")
     elif plot is None:
-        for line in lines(found):
+        for line in audit_lines(found):
             put(f"{plain(line, 4000)}\n".encode("utf-8", "replace"))
     return Exit.OK
 
@@ -67,7 +68,7 @@ def _moment(text: str, now: float) -> float:
         raise ConfigError(f"{text!r} is no time", hint="as in 30m, 2h, 7d, 2026-05-01 or 2026-05-01T14:30") from None
 
 
-async def _ask(host: str, name: str, frontier: str, span: tuple[float, float]) -> dict[str, Any]:
+async def _ask_audit(host: str, name: str, frontier: str, span: tuple[float, float]) -> dict[str, Any]:
     async with open_job(name, frontier) as job:
         name = urls.registered_domain(host) if job.settings.site_by == "domain" else host
         site = await job.site(name)
@@ -79,7 +80,7 @@ async def _ask(host: str, name: str, frontier: str, span: tuple[float, float]) -
         return {**site_audit(job, name, site, steps), "dropped_until": dropped if dropped > span[0] else 0.0}
 
 
-def lines(found: Mapping[str, Any]) -> Iterator[str]:
+def audit_lines(found: Mapping[str, Any]) -> Iterator[str]:
     """The audit for people: what it comes to, then every request."""
     requests = found["requests"]
     if not requests:

@@ -14,8 +14,7 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from gossamer import job as jobs
-from gossamer import logs
+from gossamer import job_folder, logs
 from gossamer.assemble import check_fetching
 from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
@@ -31,19 +30,21 @@ from gossamer.cli.options import (
 )
 from gossamer.cli.start import check_seeds, read_lines, read_settings, refuse_windows
 from gossamer.cli.start import run as run_loop
-from gossamer.cli.terminal import plain, put, say
+from gossamer.cli.terminal import put, say
 from gossamer.clock import SystemClock
 from gossamer.engine.orphans import die_with
 from gossamer.engine.supervisor import FATAL
 from gossamer.errors import ConfigError, GossamerError, JobMissing, OwnerGone, SchemaMismatch
-from gossamer.fleet import FleetCrawl, join_fleet
+from gossamer.extract import spider
+from gossamer.fleet import FleetRun, join_fleet
 from gossamer.frontier.backends import is_address, is_fleet
-from gossamer.job import Crawl, Summary
+from gossamer.job import LocalRun, RunSummary
 from gossamer.jobs.find import check_folder, was_begun
 from gossamer.leaving import leaving
-from gossamer.masks import masked_address
+from gossamer.logs import plain
 from gossamer.member import join
 from gossamer.notices import Judge, Notifier, watch
+from gossamer.redact import masked_address
 from gossamer.standby import HealthFile, Standby
 
 
@@ -107,31 +108,31 @@ def crawl(
     logs.start(quiet=quiet)
     refuse_windows()
     on_fleet = is_fleet(frontier)
-    first_urls = jobs.read_seeds([*urls, *(read_lines(seeds) if seeds else ())])
-    folder = jobs.folder_of(name, ()) if name else None
+    first_urls = job_folder.read_seeds([*urls, *(read_lines(seeds) if seeds else ())])
+    folder = job_folder.folder_of(name, ()) if name else None
     settings = read_settings(folder, given(options))
     if not first_urls and settings.spider:
-        first_urls = jobs.read_seeds(jobs.spider_seeds(settings))
+        first_urls = job_folder.read_seeds(spider.spider_seeds(settings))
     if folder is None:
         check_seeds(first_urls)
-        folder = jobs.folder_of("", first_urls)
+        folder = job_folder.folder_of("", first_urls)
         settings = read_settings(folder, given(options))
-    run: Crawl | FleetCrawl
+    run: LocalRun | FleetRun
     job = ""
     if on_fleet:
         job = name or folder.name
-        run = FleetCrawl(
+        run = FleetRun(
             frontier, job, folder, settings, first_urls, region=region, shards=shards, own_results=own_results
         )
     else:
         _refuse_fleet_options("region", "shards", "own_results")
         if not first_urls and not was_begun(folder, frontier):
             raise JobMissing(f"there is no job in {folder}", hint="give a URL to start one")
-        run = Crawl(folder, settings, first_urls, frontier=frontier)
+        run = LocalRun(folder, settings, first_urls, frontier=frontier)
     notifier = Notifier(notify)
     # What could not be fetched with must not be kept: the next run would have it again.
     asyncio.run(check_fetching(settings))
-    jobs.save_settings(folder, settings)
+    job_folder.save_settings(folder, settings)
     judge = Judge(stalled_after=stalled_after, errors_above=errors_above)
     summary = run_loop(_told(run, quiet, notifier, judge, job or folder.name))
     if run.folder is not None:
@@ -162,7 +163,7 @@ def _refuse_fleet_options(*names: str) -> None:
             )
 
 
-async def _told(run: Crawl | FleetCrawl, quiet: bool, notifier: Notifier, judge: Judge, job: str) -> Summary:
+async def _told(run: LocalRun | FleetRun, quiet: bool, notifier: Notifier, judge: Judge, job: str) -> RunSummary:
     """The crawl, with notices of how it goes and how it ended."""
     noticing = asyncio.create_task(watch(run, notifier, judge, job=job, clock=SystemClock()))
     try:
@@ -179,7 +180,7 @@ async def _told(run: Crawl | FleetCrawl, quiet: bool, notifier: Notifier, judge:
     return summary
 
 
-async def _crawl(run: Crawl | FleetCrawl, quiet: bool) -> Summary:
+async def _crawl(run: LocalRun | FleetRun, quiet: bool) -> RunSummary:
     def stop(number: int) -> None:
         run.stop(signal.Signals(number).name)
         if not quiet:
@@ -192,7 +193,7 @@ async def _crawl(run: Crawl | FleetCrawl, quiet: bool) -> Summary:
 
         watching = asyncio.create_task(follow(run))
     # A second signal costs only what is under way: the state on disk is good at every moment.
-    settings = run.settings if isinstance(run, Crawl) and run.settings.workers == 1 else None
+    settings = run.settings if isinstance(run, LocalRun) and run.settings.workers == 1 else None
     try:
         async with leaving(stop, interrupt=run.interrupt, settings=settings):
             return await run.run()
@@ -202,7 +203,7 @@ async def _crawl(run: Crawl | FleetCrawl, quiet: bool) -> Summary:
             await asyncio.gather(watching, return_exceptions=True)
 
 
-def _exit_code(summary: Summary) -> int:
+def _exit_code(summary: RunSummary) -> int:
     if summary.stopped_by == "SIGINT":
         return Exit.INTERRUPTED
     if summary.counts.finished and summary.counts.failed + summary.counts.parked:
@@ -210,7 +211,7 @@ def _exit_code(summary: Summary) -> int:
     return Exit.OK
 
 
-def _as_json(summary: Summary, folder: Path | None) -> dict[str, Any]:
+def _as_json(summary: RunSummary, folder: Path | None) -> dict[str, Any]:
     stats = summary.stats
     return {
         "job": str(folder) if folder else None,
@@ -281,7 +282,7 @@ def worker(
     if is_address(place) and is_fleet(place):
         if not name:
             raise ConfigError("which job?", hint="name it: gossamer worker FRONTIER --job NAME")
-        folder = Path(out) if out else jobs.folder_of(name, ())
+        folder = Path(out) if out else job_folder.folder_of(name, ())
         if wait:
             standby = Standby(
                 place, name, folder, name=own_name, region=region, shards=shards, own_results=own_results,
@@ -303,11 +304,11 @@ def worker(
         raise ConfigError("which crawl?", hint="gossamer worker DIR, or gossamer worker FRONTIER --job NAME")
     _refuse_fleet_options("region", "shards", "own_results", "wait")
     try:
-        run_loop(join(jobs.folder_of(place, ()), name=own_name, supervised=supervised))
+        run_loop(join(job_folder.folder_of(place, ()), name=own_name, supervised=supervised))
     except ConfigError as error:
         return _fatal(error, supervised)
     except JobMissing:
-        check_folder(jobs.folder_of(place, ()), place)
+        check_folder(job_folder.folder_of(place, ()), place)
         raise
     except OwnerGone as gone:
         if supervised:

@@ -10,11 +10,12 @@ import click
 from gossamer.cli.exits import Exit
 from gossamer.cli.start import run
 from gossamer.cli.steer import on_a_job
-from gossamer.cli.terminal import plain, put, say
+from gossamer.cli.terminal import put, say
 from gossamer.errors import ConfigError
 from gossamer.jobs.find import open_job
 from gossamer.jobs.removal import Removed, check_rest, delete_job
-from gossamer.masks import masked_address
+from gossamer.logs import plain
+from gossamer.redact import masked_address
 
 
 @click.command()

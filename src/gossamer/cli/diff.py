@@ -12,10 +12,11 @@ import msgspec
 from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
 from gossamer.cli.start import run
-from gossamer.cli.terminal import plain, put, say
+from gossamer.cli.terminal import put, say
 from gossamer.compare import KINDS, Difference, differences
 from gossamer.export.where import Where
 from gossamer.jobs.find import find_stored
+from gossamer.logs import plain
 from gossamer.model import Record
 from gossamer.storage.reader import StoredJob
 
@@ -52,7 +53,7 @@ def diff(old: str, new: str, only: tuple[str, ...], by: str, conditions: tuple[s
             continue
         counts[one.kind] += 1
         if not count:
-            put(msgspec.json.encode(one) + b"\n" if as_json else _line(one))
+            put(msgspec.json.encode(one) + b"\n" if as_json else _diff_line(one))
     if by == "text" and not all(side.have_text for side in sides):
         say("hint: texts can be compared only where both crawls kept them, with --text")
     found = {kind: counts[kind] for kind in KINDS if not only or kind in only}
@@ -80,5 +81,5 @@ class _Pages:
                 yield record
 
 
-def _line(one: Difference) -> bytes:
+def _diff_line(one: Difference) -> bytes:
     return f"{_SIGNS[one.kind]} {plain(one.url, 8000)}{f'  ({plain(one.why)})' if one.why else ''}\n".encode()

@@ -10,18 +10,18 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from gossamer import checkup, urls
-from gossamer import job as jobs
+from gossamer import checkup, job_folder, urls
 from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
 from gossamer.cli.options import some_settings
 from gossamer.cli.start import read_settings, run
-from gossamer.cli.terminal import plain, put
+from gossamer.cli.terminal import put
 from gossamer.clock import SystemClock
 from gossamer.errors import ConfigError
 from gossamer.frontier.backends import check, is_fleet
-from gossamer.masks import masked_address
+from gossamer.logs import plain
 from gossamer.model import Finding
+from gossamer.redact import masked_address
 from gossamer.settings import Settings
 
 _SIGNS = {"good": ("ok  ", "green"), "weak": ("weak", "yellow"), "bad": ("bad ", "red")}
@@ -71,7 +71,7 @@ async def _look(job: str, frontier: str, host: str, settings: Settings, as_json:
 
 async def _findings(job: str, frontier: str, host: str, settings: Settings) -> AsyncIterator[Finding]:
     clock = SystemClock()
-    folder = jobs.folder_of(job, [f"http://{host}/"])
+    folder = job_folder.folder_of(job, [f"http://{host}/"])
     for found in (*checkup.python(), *checkup.extras(), *checkup.files(settings), *checkup.memory()):
         yield found
     for found in checkup.disk(folder):

@@ -8,22 +8,24 @@ from typing import Any
 
 import click
 
-from gossamer import job as jobs
+from gossamer import job_folder
 from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
 from gossamer.cli.figures import many
 from gossamer.cli.guide import Sectioned
 from gossamer.cli.options import given, settings_options, shards_option
 from gossamer.cli.start import check_seeds, read_lines, read_settings, run
-from gossamer.cli.terminal import plain, say
+from gossamer.cli.terminal import say
 from gossamer.clock import SystemClock
 from gossamer.errors import ConfigError
+from gossamer.extract import spider
 from gossamer.fleet import claim_results, results_folder
 from gossamer.frontier.backends import backend_of, check, is_fleet
 from gossamer.frontier.regions import parse_part
 from gossamer.jobs.fleet import submit_job
-from gossamer.masks import masked_address
+from gossamer.logs import plain
 from gossamer.model import Finding
+from gossamer.redact import masked_address
 from gossamer.results import MARKER, is_results, repair_command
 from gossamer.settings import Settings
 from gossamer.sink import is_shared, shared_folder, wants_segments
@@ -53,12 +55,12 @@ def submit(urls: tuple[str, ...], seeds: Any, name: str, frontier: str, shards: 
     if urls and urls[0].endswith(".py"):
         values["spider"], urls = urls[0], urls[1:]
     settings = read_settings(None, values)
-    first_urls = jobs.read_seeds([*urls, *(read_lines(seeds) if seeds else ())])
+    first_urls = job_folder.read_seeds([*urls, *(read_lines(seeds) if seeds else ())])
     if not first_urls and settings.spider:
-        first_urls = jobs.read_seeds(jobs.spider_seeds(settings))
+        first_urls = job_folder.read_seeds(spider.spider_seeds(settings))
     if not name:
         check_seeds(first_urls)
-    job = name or jobs.folder_of("", first_urls).name
+    job = name or job_folder.folder_of("", first_urls).name
     has_folder = backend_of(frontier).results_folder(frontier, job) is not None
     if not has_folder and shared_folder(settings.sink) is None and not is_shared(settings.sink):
         raise ConfigError(
@@ -81,7 +83,7 @@ async def _weaknesses(frontier: str, settings: Settings) -> list[Finding]:
 
 
 async def _submit(frontier: str, job: str, settings: Settings, seeds: Sequence[str], *, shards: str) -> int:
-    folder = results_folder(frontier, job, settings, jobs.folder_of(job, ()))
+    folder = results_folder(frontier, job, settings, job_folder.folder_of(job, ()))
     # A shared folder whose parent is not here is not mounted here: made anew, it would be another one.
     has_folder = backend_of(frontier).results_folder(frontier, job) is not None
     settings = await claim_results(frontier, job, settings, folder, parents=has_folder)

@@ -11,12 +11,12 @@ import click
 import msgspec
 
 from gossamer.cli.figures import brief, many, rate, size, span
-from gossamer.cli.terminal import plain
 from gossamer.engine.pulse import is_live
-from gossamer.folders import OWNER
+from gossamer.job_folder import OWNER
 from gossamer.jobs.fleet import shard_words
 from gossamer.jobs.job import JobStatus, ResultsStatus
-from gossamer.model import Pulse
+from gossamer.logs import plain
+from gossamer.model import Heartbeat
 
 _MOST_WORKERS = 20
 _MOST_ROWS = 10
@@ -31,7 +31,7 @@ _COUNTS = (
 Row = Sequence[str]
 
 
-def as_json(status: JobStatus) -> dict[str, Any]:
+def status_json(status: JobStatus) -> dict[str, Any]:
     """A status as `status --json` prints it. Scripts read these shapes: the workers of a job of this machine are a
     mapping of names to processes, those of a fleet's job a list."""
     found: dict[str, Any] = {"state": status.state, "counts": msgspec.to_builtins(status.counts)}
@@ -67,11 +67,11 @@ def cut_lines(found: Mapping[str, Any] | None) -> list[str]:
     return [f"  {'cut':10} {found['pages']:>12,} pages ({reasons})"]
 
 
-def _plain_values(pulse: Pulse) -> dict[str, Any]:
-    return {name: getattr(pulse, name) for name in Pulse.__struct_fields__}
+def _plain_values(pulse: Heartbeat) -> dict[str, Any]:
+    return {name: getattr(pulse, name) for name in Heartbeat.__struct_fields__}
 
 
-def lines(name: str, found: Mapping[str, Any]) -> list[str]:
+def status_lines(name: str, found: Mapping[str, Any]) -> list[str]:
     """What `as_json` gives, as a terminal shows it: bounded, whatever the size of the fleet."""
     workers = found["workers"]
     live = [worker for worker in workers if worker["live"]]

@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from gossamer.cli.fleet_status import table
-from gossamer.cli.terminal import plain
 from gossamer.jobs.job import JobSummary
+from gossamer.logs import plain
 
 _FIGURES = ("stored", "queued", "delayed", "failed", "known", "sites")
 
 
-def as_json(job: JobSummary) -> dict[str, Any]:
+def list_json(job: JobSummary) -> dict[str, Any]:
     """A job as `status --json` lists it."""
     if job.counts is None:
         return {"job": job.name, "state": job.problem}
     return {"job": job.name, "state": job.state, **{word: getattr(job.counts, word) for word in _FIGURES}}
 
 
-def lines(found: Sequence[JobSummary]) -> list[str]:
+def list_lines(found: Sequence[JobSummary]) -> list[str]:
     """Jobs as a terminal shows them."""
     rows = [
         (plain(job.name), plain(job.state or job.problem), *(_figure(job, word) for word in _FIGURES)) for job in found

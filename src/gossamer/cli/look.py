@@ -15,13 +15,12 @@ from typing import Any
 import click
 import msgspec
 
-from gossamer import job as jobs
-from gossamer import logs, urls
+from gossamer import job_folder, logs, urls
 from gossamer.assemble import gate_of_loads, jar_of, middlewares
 from gossamer.cli.exits import Exit
 from gossamer.cli.options import given, some_settings
 from gossamer.cli.start import read_settings, run, runner
-from gossamer.cli.terminal import plain, put, say
+from gossamer.cli.terminal import put, say
 from gossamer.clock import Clock, SystemClock
 from gossamer.cut import cut_words, format_cut
 from gossamer.download import open_downloader
@@ -42,6 +41,7 @@ from gossamer.extract.main_part import LEAST_SHARE
 from gossamer.extract.page import Page
 from gossamer.extract.spider import Spider
 from gossamer.leaving import leaving
+from gossamer.logs import plain
 from gossamer.middleware.base import Fetch, compose
 from gossamer.middleware.robots import product_token
 from gossamer.model import REDIRECTS, Request, Response
@@ -55,7 +55,7 @@ _FETCHING = """
 """
 
 
-class Look:
+class PageFetcher:
     """Fetches one page at a time, with the guard, the rules and the delay of a crawl, and follows redirects."""
 
     def __init__(self, spider: Spider, fetch: Fetch, settings: Settings, clock: Clock) -> None:
@@ -120,7 +120,7 @@ class Look:
 
 
 @asynccontextmanager
-async def looking(settings: Settings) -> AsyncIterator[Look]:
+async def looking(settings: Settings) -> AsyncIterator[PageFetcher]:
     """A Look with everything it needs, which is closed again at the end."""
     clock = SystemClock()
     spider = make_spider(settings)
@@ -130,7 +130,7 @@ async def looking(settings: Settings) -> AsyncIterator[Look]:
         ring = middlewares(spider, settings, clock, jar=jar_of(settings, clock))
         innermost: Fetch = downloader.fetch
         async with Lifecycle(spider, spider.pipelines):
-            yield Look(spider, compose(ring, innermost), settings, clock)
+            yield PageFetcher(spider, compose(ring, innermost), settings, clock)
     finally:
         await downloader.aclose()
 
@@ -195,7 +195,7 @@ async def _fetch(url: str, mode: str | None, settings: Settings, *, quiet: bool)
     return Exit.OK if page.status < 400 else Exit.SOME_FAILED
 
 
-async def _page_or_advice(look: Look, url: str, told: Callable[[Response], None] = lambda _: None) -> Page:
+async def _page_or_advice(look: PageFetcher, url: str, told: Callable[[Response], None] = lambda _: None) -> Page:
     try:
         return await look.page(url, told)
     except FetchError as error:
@@ -339,7 +339,7 @@ class _Piped(code.InteractiveInterpreter):
 
 
 def _one_url(text: str) -> str:
-    found = jobs.read_seeds([text])
+    found = job_folder.read_seeds([text])
     if not found:
         raise ConfigError("an empty URL", hint="a URL looks like https://example.com/")
     return found[0]

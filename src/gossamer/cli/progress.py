@@ -6,8 +6,8 @@ from collections import deque
 from itertools import pairwise
 
 from gossamer.cli import figures
-from gossamer.fleet import FleetCrawl
-from gossamer.job import Crawl
+from gossamer.fleet import FleetRun
+from gossamer.job import LocalRun
 from gossamer.model import Counts
 
 _NOW_SECONDS = 5.0
@@ -21,7 +21,7 @@ _BUCKETS = 120
 class Progress:
     """Looks at a run now and then; cheap, however large the frontier is."""
 
-    def __init__(self, run: Crawl | FleetCrawl) -> None:
+    def __init__(self, run: LocalRun | FleetRun) -> None:
         self._run = run
         self.stats = run.stats
         self.counts = Counts()
@@ -29,7 +29,7 @@ class Progress:
         self._ask_at = 0.0
         self._recent: deque[tuple[float, int, int]] = deque(maxlen=64)
         self._left: deque[tuple[float, int]] = deque(maxlen=240)
-        self._history = History()
+        self._history = RateHistory()
 
     async def look(self) -> None:
         """Take a reading."""
@@ -92,7 +92,7 @@ class Progress:
         return figures.sparkline(self._history.rates(width))
 
 
-class History:
+class RateHistory:
     """Pages a second since the start, in a bounded number of buckets that get longer as the run does."""
 
     def __init__(self) -> None:

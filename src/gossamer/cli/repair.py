@@ -8,15 +8,16 @@ from typing import Any
 
 import click
 
-from gossamer import job as jobs
+from gossamer import job_folder
 from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
 from gossamer.cli.figures import many
 from gossamer.cli.start import read_lines, run
-from gossamer.cli.terminal import plain, put, say
+from gossamer.cli.terminal import put, say
 from gossamer.errors import ConfigError
 from gossamer.frontier.backends import is_fleet
-from gossamer.masks import masked_address
+from gossamer.logs import plain
+from gossamer.redact import masked_address
 from gossamer.repair import Repaired
 from gossamer.repair import repair as repaired
 
@@ -50,8 +51,8 @@ def repair(name: str, frontier: str, adopt_folder: bool, walk: bool, seeds: Any,
         raise ConfigError(
             "only jobs of a fleet keep results in segments", hint="name the frontier: --frontier redis://host:6379/0"
         )
-    urls = jobs.read_seeds(read_lines(seeds)) if seeds else []
-    found = run(repaired(frontier, name, jobs.folder_of(name, ()), seeds=urls, adopt=adopt_folder, walk=walk))
+    urls = job_folder.read_seeds(read_lines(seeds)) if seeds else []
+    found = run(repaired(frontier, name, job_folder.folder_of(name, ()), seeds=urls, adopt=adopt_folder, walk=walk))
     if as_json:
         put(f"{json.dumps(_as_json(found))}\n".encode())
     _tell(plain(name), frontier, found)

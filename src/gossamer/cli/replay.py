@@ -12,21 +12,22 @@ from typing import Any
 import click
 import msgspec
 
-from gossamer import folders, logs
+from gossamer import job_folder, logs
 from gossamer.cli import figures
 from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
 from gossamer.cli.options import given, some_settings
 from gossamer.cli.start import read_settings, run
-from gossamer.cli.terminal import plain, put, say
+from gossamer.cli.terminal import put, say
 from gossamer.export.where import Where
 from gossamer.leaving import leaving
+from gossamer.logs import plain
 from gossamer.replay.run import Replay, Replayed
 from gossamer.settings import Settings
 from gossamer.sink.aside import REJECTED
 from gossamer.sink.jsonl import ITEMS, PAGES
 from gossamer.storage.reader import StoredJob
-from gossamer.stored import open_stored
+from gossamer.stored.open import open_stored
 
 _FEW = 5
 _SETTINGS = ("spider", "extract", "item_types", "text", "markdown")
@@ -95,7 +96,7 @@ async def _until_signal(work: Replay) -> Replayed:
 
 def _found(place: str, frontier: str) -> str | StoredJob:
     if Path(place).exists() or not frontier:
-        known = Path(place).exists() or "://" in place or not (folder := folders.folder_of(place, ())).is_dir()
+        known = Path(place).exists() or "://" in place or not (folder := job_folder.folder_of(place, ())).is_dir()
         return place if known else StoredJob.of(folder)
     # It has to do with fleets, and takes long to load.
     from gossamer.jobs.find import find_stored
@@ -120,7 +121,7 @@ def _default_out(place: str) -> Path:
     if path.is_file():
         name = path.name.removesuffix(".open").removesuffix(".gz").removesuffix(".warc")
         return path.with_name(f"{name}-replay")
-    folder = folders.folder_of(place, ())
+    folder = job_folder.folder_of(place, ())
     return folder.with_name(f"{folder.absolute().name}-replay")
 
 

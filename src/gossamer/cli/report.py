@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from gossamer import folders
+from gossamer import job_folder
 from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
 from gossamer.cli.start import check_out, run
@@ -17,8 +17,9 @@ from gossamer.cli.terminal import put, say
 from gossamer.clock import SystemClock
 from gossamer.errors import GossamerError
 from gossamer.jobs.find import find_stored
-from gossamer.report import Tally, render, stored_rows
-from gossamer.report.rows import REPORT
+from gossamer.report.page import render
+from gossamer.report.rows import REPORT, stored_rows
+from gossamer.report.tally import ReportCounts
 from gossamer.sink import is_shared
 from gossamer.storage.reader import StoredJob
 
@@ -35,7 +36,7 @@ def report(name: str, frontier: str, out: str) -> int:
     It tells progress, answers, depth, sizes, times, links between sites, the busiest sites, and failures with examples.
     """
     job = run(find_stored(name, frontier))
-    page = _page(job, folders.folder_of(name, ()).name).encode()
+    page = _page(job, job_folder.folder_of(name, ()).name).encode()
     if out == "-":
         put(page)
         return Exit.OK
@@ -64,7 +65,7 @@ def leave_report(folder: Path) -> Path | None:
 
 
 def _page(stored: StoredJob, job: str) -> str:
-    tally = Tally()
+    tally = ReportCounts()
     for row in stored_rows(stored):
         tally.add(row)
     return render(tally, job=job, facts={}, made_at=SystemClock().epoch())

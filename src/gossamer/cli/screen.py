@@ -10,13 +10,13 @@ import threading
 from collections import deque
 from typing import NamedTuple, Self
 
-from gossamer.cli.terminal import plain
+from gossamer.logs import plain
 
 _LINES_KEPT = 500
 _PATIENCE_SECONDS = 1.0
 
 
-class Line(NamedTuple):
+class ScreenLine(NamedTuple):
     """A line as it is written, colours and all, and the columns that it takes."""
 
     text: str
@@ -32,8 +32,8 @@ class Writer:
         self._descriptor = descriptor
         self._encoding = encoding
         self._said: deque[str] = deque(maxlen=_LINES_KEPT)
-        self._wanted: list[Line] | None = None
-        self._shown: list[Line] = []
+        self._wanted: list[ScreenLine] | None = None
+        self._shown: list[ScreenLine] = []
         self._closed = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="terminal", daemon=True)
@@ -45,7 +45,7 @@ class Writer:
             self._said.append(line)
             self._changed.notify()
 
-    def draw(self, frame: list[Line]) -> None:
+    def draw(self, frame: list[ScreenLine]) -> None:
         """Replace the frame."""
         with self._changed:
             self._wanted = frame
@@ -81,7 +81,7 @@ class Writer:
                 # Nobody reads any more, or the disk is full: the crawl does not depend on being watched.
                 return
 
-    def _compose(self, said: list[str], frame: list[Line]) -> str:
+    def _compose(self, said: list[str], frame: list[ScreenLine]) -> str:
         if not frame and not self._shown:
             return "".join(f"{line}\n" for line in said)
         # Each line is written over the old one and then cut, so that nothing is ever blank in between.
@@ -137,7 +137,7 @@ class Screen:
         """Columns and lines of the terminal at this moment."""
         return terminal_size(self._terminal)
 
-    def draw(self, frame: list[Line]) -> None:
+    def draw(self, frame: list[ScreenLine]) -> None:
         """Show the frame, unless the terminal belongs to another job now."""
         if in_background(self._terminal):
             self._writer.forget()

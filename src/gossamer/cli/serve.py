@@ -18,7 +18,7 @@ from gossamer.cli.terminal import say
 from gossamer.errors import ConfigError
 from gossamer.extras import unusable
 from gossamer.frontier.backends import is_fleet
-from gossamer.masks import masked_address
+from gossamer.redact import masked_address
 
 
 @click.command(cls=Sectioned)
@@ -67,7 +67,7 @@ def serve(
     jobs of a fleet that its frontier does not list. Tokens are in GOSSAMER_READ_TOKEN and GOSSAMER_WRITE_TOKEN.
     """
     try:
-        from gossamer.service.run import Options, check_address, parse_offers
+        from gossamer.service.run import ServerOptions, check_address, parse_offers
         from gossamer.service.run import serve as run_service
         from gossamer.service.tokens import VARIABLES, read_tokens
     except ImportError as missing:
@@ -84,7 +84,7 @@ def serve(
     check_address(host, tokens)
     if "://" in "".join(jobs):
         raise ConfigError("JOB is a name, not a URL", hint="gossamer serve --frontier URL JOB...")
-    chosen = Options(
+    chosen = ServerOptions(
         crawls=crawls,
         frontier=frontier,
         jobs=jobs,

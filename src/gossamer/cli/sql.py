@@ -16,8 +16,9 @@ from rich.cells import cell_len, set_cell_size
 from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
 from gossamer.cli.start import run
-from gossamer.cli.terminal import plain, put
+from gossamer.cli.terminal import put
 from gossamer.jobs.find import find_stored
+from gossamer.logs import plain
 from gossamer.query import OVERVIEW, ask
 from gossamer.sink.csv import cell
 
@@ -76,14 +77,14 @@ def _table(names: Sequence[str], rows: Iterator[Sequence[Any]], *, widest: int) 
     yield "  ".join(map(set_cell_size, titles, widths)).rstrip()
     yield "  ".join("-" * width for width in widths)
     for cells in first:
-        yield _line(cells, widths)
+        yield _sql_line(cells, widths)
     for row in rows:
-        yield _line(_shown(row, widest), widths)
+        yield _sql_line(_shown(row, widest), widths)
 
 
 def _shown(row: Sequence[Any], widest: int) -> list[str]:
     return ["" if value is None else plain(str(value), widest) for value in row]
 
 
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+def _sql_line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(set_cell_size(text, width) for text, width in zip(cells, widths, strict=True)).rstrip()

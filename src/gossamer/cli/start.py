@@ -10,7 +10,7 @@ from typing import IO, Any, TypeVar
 
 import msgspec
 
-from gossamer import folders
+from gossamer import job_folder
 from gossamer import settings as configuration
 from gossamer.errors import ConfigError, ExtractError
 from gossamer.extract.schema import Schemas
@@ -28,7 +28,7 @@ def read_settings(folder: Path | None, options: Mapping[str, Any]) -> Settings:
     """Defaults, then file, then environment, then what the job had, then the command line."""
     values = {**configuration.from_file(Path.cwd()), **configuration.from_environment()}
     if folder is not None:
-        values.update(folders.stored_settings(folder))
+        values.update(job_folder.stored_settings(folder))
     if options.get("spider") and options.get("extract"):
         raise ConfigError("--spider and --extract: only one of them takes pages apart", hint="leave one of them away")
     for chosen, other in (("spider", "extract"), ("extract", "spider")):

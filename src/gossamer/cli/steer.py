@@ -15,13 +15,13 @@ from gossamer.cli.contents import LINES
 from gossamer.cli.exits import Exit
 from gossamer.cli.figures import brief
 from gossamer.cli.start import run
-from gossamer.cli.terminal import plain
-from gossamer.folders import read_seeds
 from gossamer.frontier.backends import is_fleet
+from gossamer.job_folder import read_seeds
 from gossamer.jobs.find import list_jobs, open_job
 from gossamer.jobs.job import JobStatus
-from gossamer.masks import masked_address
+from gossamer.logs import plain
 from gossamer.model import JobState
+from gossamer.redact import masked_address
 from gossamer.sink.aside import REJECTED
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -53,13 +53,13 @@ def status(name: str | None, frontier: str, as_json: bool, check: bool) -> int:
     if name is None:
         return _list(frontier, as_json=as_json)
     status = run(_status(name, frontier, check=check))
-    found, results = fleet_status.as_json(status), status.results
+    found, results = fleet_status.status_json(status), status.results
     code = Exit.ERROR if check and results is not None and (results.missing or results.recorded is None) else Exit.OK
     if as_json:
         click.echo(json.dumps(found))
         return code
     if status.is_shared:
-        for line in fleet_status.lines(name, found):
+        for line in fleet_status.status_lines(name, found):
             click.echo(line)
         return code
     counts = found["counts"]
@@ -87,9 +87,9 @@ def status(name: str | None, frontier: str, as_json: bool, check: bool) -> int:
 def _list(frontier: str, *, as_json: bool) -> int:
     found = run(list_jobs(frontier))
     if as_json:
-        click.echo(json.dumps([listed.as_json(job) for job in found]))
+        click.echo(json.dumps([listed.list_json(job) for job in found]))
         return Exit.OK
-    for line in listed.lines(found):
+    for line in listed.list_lines(found):
         click.echo(line)
     if not found:
         click.echo(f"no jobs in {masked_address(frontier) if is_fleet(frontier) else 'crawls/'}", err=True)

@@ -39,7 +39,7 @@ class Suggestion(NamedTuple):
     samples: tuple[str, ...]
 
 
-class Survey:
+class SelectorSurvey:
     """Reads pages one by one and keeps only counts and a few samples of each."""
 
     def __init__(self) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gossamer.cli import figures
-from gossamer.cli.terminal import plain
 from gossamer.errors import advice_for_kind
-from gossamer.job import Summary
+from gossamer.job import RunSummary
+from gossamer.logs import plain
 from gossamer.report.rows import REPORT
 from gossamer.settings import Settings, introduces_itself
 from gossamer.sink import csv as csv_files
@@ -43,7 +43,7 @@ _STOPPED = {"SIGINT": "stopped by Ctrl-C", "SIGTERM": "stopped by SIGTERM", "sec
 _FEW = 3
 
 
-def summary_lines(summary: Summary, folder: Path | None, settings: Settings, *, job: str = "") -> list[str]:
+def summary_lines(summary: RunSummary, folder: Path | None, settings: Settings, *, job: str = "") -> list[str]:
     """The end of a crawl, for people; `job` is what follows `--job` to go on with it, if that is not its folder."""
     told = [("", _ending(summary, settings)), *_figures(summary), *_files(summary, folder, settings)]
     lines = [f"{label:<9} {text}".rstrip() if label else text for label, text in told]
@@ -51,7 +51,7 @@ def summary_lines(summary: Summary, folder: Path | None, settings: Settings, *, 
     return [*lines, *(f"hint: {step}" for step in steps)]
 
 
-def _ending(summary: Summary, settings: Settings) -> str:
+def _ending(summary: RunSummary, settings: Settings) -> str:
     counts, stats = summary.counts, summary.stats
     left = counts.queued + counts.delayed + counts.leased
     if settings.max_pages is not None and counts.stored >= settings.max_pages:
@@ -66,7 +66,7 @@ def _ending(summary: Summary, settings: Settings) -> str:
     return f"{how}, after {figures.span(stats.seconds)}{waiting}"
 
 
-def _figures(summary: Summary) -> list[tuple[str, str]]:
+def _figures(summary: RunSummary) -> list[tuple[str, str]]:
     counts, stats = summary.counts, summary.stats
     # Workers of a fleet do not tell how much they have read.
     size = f", {figures.size(stats.bytes)}" if stats.bytes else ""
@@ -100,7 +100,7 @@ def _figures(summary: Summary) -> list[tuple[str, str]]:
     return rows
 
 
-def _troubles(summary: Summary) -> list[tuple[str, str]]:
+def _troubles(summary: RunSummary) -> list[tuple[str, str]]:
     counts, stats = summary.counts, summary.stats
     failed, skipped = stats.by_status["failed"], stats.by_status["skipped"]
     rows: list[tuple[str, str]] = []
@@ -130,7 +130,7 @@ _OUTPUT = (
 )
 
 
-def _files(summary: Summary, folder: Path | None, settings: Settings) -> list[tuple[str, str]]:
+def _files(summary: RunSummary, folder: Path | None, settings: Settings) -> list[tuple[str, str]]:
     if folder is None:
         return [("files", "none: the crawl was in memory")]
     items = [item for _, item in _OUTPUT] if summary.stats.items else []
@@ -141,7 +141,7 @@ def _files(summary: Summary, folder: Path | None, settings: Settings) -> list[tu
     return [("files", ", ".join(map(str, there or [folder]))), *([("and in", ", ".join(away))] if away else [])]
 
 
-def _next_steps(summary: Summary, folder: Path | None, settings: Settings, job: str) -> list[str]:
+def _next_steps(summary: RunSummary, folder: Path | None, settings: Settings, job: str) -> list[str]:
     counts, stats = summary.counts, summary.stats
     steps: list[str] = []
     good = stats.pages - stats.failures

@@ -16,18 +16,19 @@ from gossamer.cli.exits import Exit
 from gossamer.cli.guide import Sectioned
 from gossamer.cli.options import given, settings_options
 from gossamer.cli.start import read_settings, run
-from gossamer.cli.terminal import plain, say
+from gossamer.cli.terminal import say
 from gossamer.clock import SystemClock
 from gossamer.engine.pulse import is_live
 from gossamer.errors import ConfigError, JobMissing
-from gossamer.folders import folder_of
 from gossamer.frontier.backends import backend_of, find_backend, is_fleet
-from gossamer.frontier.base import Fleet, OwnedFrontier
-from gossamer.imports.findings import Finding, Found
-from gossamer.imports.intake import Intake, Maker, PageMaker, Tally
+from gossamer.frontier.base import FleetFrontier, OwnedFrontier
+from gossamer.imports.findings import Finding, ImportedRequest
+from gossamer.imports.intake import ImportCounts, Importer, Maker, PageMaker
 from gossamer.imports.listings import read_cdxj, read_list, read_sitemap, read_warc
 from gossamer.imports.scrapy_state import is_jobdir, read_jobdir, read_scrapy_redis
+from gossamer.job_folder import folder_of
 from gossamer.jobs.find import create_frontier, open_job
+from gossamer.logs import plain
 from gossamer.settings import Settings
 
 KINDS = ("list", "sitemap", "warc", "cdxj", "jobdir", "scrapy-redis")
@@ -125,7 +126,7 @@ def _read(source: str, kind: str, done: bool) -> Iterator[Finding]:
         return read_cdxj(path)
     if kind == "sitemap":
         is_remote = re.match(r"https?://", source)
-        return iter((Found(source, is_sitemap=True),)) if is_remote else read_sitemap(path)
+        return iter((ImportedRequest(source, is_sitemap=True),)) if is_remote else read_sitemap(path)
     return _lines(source, done)
 
 
@@ -150,7 +151,7 @@ class _Work:
         self._from_redis = from_redis
         self._must_rest = must_rest
 
-    async def take(self, findings: Iterator[Finding]) -> Tally:
+    async def take(self, findings: Iterator[Finding]) -> ImportCounts:
         frontier, settings, maker = await self._open()
         try:
             shards = 1
@@ -160,7 +161,7 @@ class _Work:
                 await frontier.abandon(_IMPORTER)
             before = (await frontier.counts()).job
             await frontier.steer("running")
-            intake = Intake(frontier, settings, maker, clock=SystemClock(), shards=shards)
+            intake = Importer(frontier, settings, maker, clock=SystemClock(), shards=shards)
             try:
                 return await intake.take(findings)
             finally:
@@ -169,7 +170,7 @@ class _Work:
         finally:
             await frontier.aclose()
 
-    async def _open(self) -> tuple[Fleet | OwnedFrontier, Settings, Maker]:
+    async def _open(self) -> tuple[FleetFrontier | OwnedFrontier, Settings, Maker]:
         if self._for_scrapy:
             return await self._open_project()
         if is_fleet(self._url):
@@ -180,7 +181,7 @@ class _Work:
         settings = settings if isinstance(frontier, OwnedFrontier) else frontier.settings
         return frontier, settings, PageMaker(settings, frontier.secret)
 
-    async def _open_project(self) -> tuple[Fleet | OwnedFrontier, Settings, Maker]:
+    async def _open_project(self) -> tuple[FleetFrontier | OwnedFrontier, Settings, Maker]:
         from gossamer.scrapy.intake import ScrapyMaker, project_settings
         from gossamer.scrapy.options import open_frontier, read_options
 
@@ -205,7 +206,7 @@ class _Work:
         except JobMissing:
             return {}
 
-    async def _check_rest(self, fleet: Fleet) -> None:
+    async def _check_rest(self, fleet: FleetFrontier) -> None:
         """What was fetched before is settled here, and must not be leased to anybody meanwhile."""
         at_work = [pulse.worker for pulse in await fleet.workers() if is_live(pulse) and pulse.worker != _IMPORTER]
         if at_work and self._must_rest:
@@ -219,7 +220,7 @@ class _Work:
             )
 
 
-def _tell(name: str, tally: Tally) -> None:
+def _tell(name: str, tally: ImportCounts) -> None:
     counts = tally.counts
     words = (
         ("queued", "queued"),

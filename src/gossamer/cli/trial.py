@@ -14,17 +14,16 @@ from typing import Any
 import click
 import msgspec
 
-from gossamer import job as jobs
-from gossamer import logs, urls
+from gossamer import job_folder, logs, urls
 from gossamer.cli import trial_report
 from gossamer.cli.exits import Exit
 from gossamer.cli.figures import many
 from gossamer.cli.guide import Sectioned
 from gossamer.cli.options import as_arguments, given, settings_options
-from gossamer.cli.screen import Line, Screen, has_screen
+from gossamer.cli.screen import Screen, ScreenLine, has_screen
 from gossamer.cli.start import read_settings, refuse_windows, run
-from gossamer.cli.suggest import Survey, options
-from gossamer.cli.terminal import plain, put, say
+from gossamer.cli.suggest import SelectorSurvey, options
+from gossamer.cli.terminal import put, say
 from gossamer.clock import SystemClock
 from gossamer.engine.extractor import make_spider
 from gossamer.engine.gate import Gate
@@ -32,8 +31,9 @@ from gossamer.errors import ConnectFailed, advice_for_kind
 from gossamer.extract.page import Page
 from gossamer.extract.scope import Scope
 from gossamer.extract.spider import Spider
-from gossamer.job import Crawl, Summary
+from gossamer.job import LocalRun, RunSummary
 from gossamer.leaving import leaving
+from gossamer.logs import plain
 from gossamer.middleware.base import Fetch
 from gossamer.model import Request, Response
 from gossamer.settings import Settings, introduces_itself
@@ -52,7 +52,7 @@ class Observer:
 
     def __init__(self, spider: Spider, settings: Settings) -> None:
         self.spider = spider
-        self.survey = Survey()
+        self.survey = SelectorSurvey()
         self.answers: dict[str, Response] = {}
         """Small answers by URL, to read robots.txt from."""
         self.latencies: list[float] = []
@@ -124,9 +124,9 @@ def trial(url: str, as_json: bool, **settings: Any) -> int:
     built = read_settings(None, chosen)
     limit = min(PAGES, built.max_pages or PAGES)
     built = _brief(built, limit)
-    seeds = jobs.read_seeds([url])
+    seeds = job_folder.read_seeds([url])
     observer = Observer(make_spider(built), built)
-    summary = run(_observe(Crawl(None, built, seeds, spider=observer.spider), limit))
+    summary = run(_observe(LocalRun(None, built, seeds, spider=observer.spider), limit))
     report = run(findings(seeds[0], observer, summary, built, chosen))
     if as_json:
         put(f"{json.dumps(report)}\n".encode())
@@ -151,7 +151,7 @@ def _brief(settings: Settings, limit: int) -> Settings:
     )
 
 
-async def _observe(crawl: Crawl, limit: int) -> Summary:
+async def _observe(crawl: LocalRun, limit: int) -> RunSummary:
     def stop(number: int) -> None:
         crawl.stop(signal.Signals(number).name)
 
@@ -164,7 +164,7 @@ async def _observe(crawl: Crawl, limit: int) -> Summary:
         await asyncio.gather(watching, return_exceptions=True)
 
 
-async def _watch(crawl: Crawl, limit: int) -> None:
+async def _watch(crawl: LocalRun, limit: int) -> None:
     if not has_screen():
         say(f"looking at up to {many(limit, 'page')}, {crawl.settings.delay:g} s apart")
         return
@@ -172,12 +172,12 @@ async def _watch(crawl: Crawl, limit: int) -> None:
         while True:
             latest = crawl.stats.latest[-1].url if crawl.stats.latest else "robots.txt first"
             line = plain(f"looking: {crawl.stats.pages} of {limit} pages  {latest}", screen.size()[0] - 1)
-            screen.draw([Line(line, len(line))])
+            screen.draw([ScreenLine(line, len(line))])
             await asyncio.sleep(0.25)
 
 
 async def findings(
-    seed: str, observer: Observer, summary: Summary, settings: Settings, chosen: dict[str, Any]
+    seed: str, observer: Observer, summary: RunSummary, settings: Settings, chosen: dict[str, Any]
 ) -> dict[str, Any]:
     """All that was learned, as plain values."""
     stats = summary.stats
@@ -250,7 +250,7 @@ async def _robots(seed: str, observer: Observer, settings: Settings) -> tuple[Ga
     return gate, entries
 
 
-def estimate(observer: Observer, followed: int, delay: float, summary: Summary) -> dict[str, Any]:
+def estimate(observer: Observer, followed: int, delay: float, summary: RunSummary) -> dict[str, Any]:
     """How large the crawl may get. With less than one new link a page it ends; with more, only a floor is known."""
     seen = summary.stats.pages
     queued = summary.counts.queued + summary.counts.delayed

@@ -7,7 +7,7 @@ from typing import Any
 
 from gossamer.cli import figures
 from gossamer.cli.summary import REFUSED
-from gossamer.cli.terminal import plain
+from gossamer.logs import plain
 
 _KINDS = {
     "rules": "has rules",
@@ -18,7 +18,9 @@ _KINDS = {
 
 def lines(report: Mapping[str, Any]) -> list[str]:
     """The report as lines that a terminal can be shown."""
-    return [plain(line, 400) for part in (_pages, _robots, _scope, _selectors, _estimate) for line in part(report)]
+    return [
+        plain(line, 400) for part in (_pages, _robots_words, _scope, _selectors, _estimate) for line in part(report)
+    ]
 
 
 def _pages(report: Mapping[str, Any]) -> Iterator[str]:
@@ -42,7 +44,7 @@ def _pages(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"items     {report['items']['found']}, such as {report['items']['examples'][0]}"
 
 
-def _robots(report: Mapping[str, Any]) -> Iterator[str]:
+def _robots_words(report: Mapping[str, Any]) -> Iterator[str]:
     if report["robots"] is None:
         yield "robots    not asked (--no-robots)"
         return

@@ -13,10 +13,10 @@ from rich.text import Text
 
 from gossamer.cli import figures
 from gossamer.cli.progress import Progress
-from gossamer.cli.screen import Line, Screen, Writer, has_screen
-from gossamer.cli.terminal import plain
-from gossamer.fleet import FleetCrawl
-from gossamer.job import Crawl
+from gossamer.cli.screen import Screen, ScreenLine, Writer, has_screen
+from gossamer.fleet import FleetRun
+from gossamer.job import LocalRun
+from gossamer.logs import plain
 
 FRAMES_A_SECOND = 4
 _LINE_SECONDS = 10.0
@@ -27,7 +27,7 @@ Part = tuple[str, str]
 Cell = Sequence[Part]
 
 
-async def follow(run: Crawl | FleetCrawl) -> None:
+async def follow(run: LocalRun | FleetRun) -> None:
     """Show the crawl as it goes, until cancelled. Nothing that happens to the terminal reaches the crawl."""
     if sys.stderr is None:
         return
@@ -37,7 +37,7 @@ async def follow(run: Crawl | FleetCrawl) -> None:
         await _lines(run)
 
 
-async def _live(run: Crawl | FleetCrawl) -> None:
+async def _live(run: LocalRun | FleetRun) -> None:
     progress = Progress(run)
     console = Console(force_terminal=True, file=io.StringIO())
     with Screen() as screen:
@@ -48,7 +48,7 @@ async def _live(run: Crawl | FleetCrawl) -> None:
             await asyncio.sleep(1 / FRAMES_A_SECOND)
 
 
-async def _lines(run: Crawl | FleetCrawl) -> None:
+async def _lines(run: LocalRun | FleetRun) -> None:
     progress = Progress(run)
     descriptor = os.dup(2)
     writer = Writer(descriptor, sys.stderr.encoding)
@@ -96,13 +96,13 @@ def frame(progress: Progress, width: int, height: int) -> list[Text]:
     return rows[: max(height, 1)]
 
 
-def rendered(rows: Sequence[Text], console: Console) -> list[Line]:
+def rendered(rows: Sequence[Text], console: Console) -> list[ScreenLine]:
     """Rows with their colours as this terminal knows them."""
     with console.capture() as captured:
         for row in rows:
             console.print(row, soft_wrap=True)
     texts = captured.get().split("\n")
-    return [Line(text, row.cell_len) for text, row in zip(texts, rows)]
+    return [ScreenLine(text, row.cell_len) for text, row in zip(texts, rows)]
 
 
 def _heading(progress: Progress, width: int) -> Text:

@@ -13,18 +13,17 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from gossamer import job as jobs
-from gossamer import urls
+from gossamer import job_folder, urls
 from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
 from gossamer.cli.figures import size
 from gossamer.cli.start import run
-from gossamer.cli.terminal import plain
 from gossamer.clock import SystemClock
 from gossamer.cut import cut_words
 from gossamer.errors import ConfigError, advice_for_kind
 from gossamer.explain import when
 from gossamer.jobs.find import guess_name, open_job
+from gossamer.logs import plain
 from gossamer.story import tell
 
 _LABEL, _MOST_ATTEMPTS = 9, 30
@@ -79,16 +78,16 @@ def why(url: str, name: str, frontier: str, as_json: bool, page: str) -> int:
     """
     targets = [one_url(url)] if "://" in url else [one_url(url), one_url(f"http://{url}")]
     source = one_url(page) if page else ""
-    found = run(_ask(targets, name or guess_name(urls.host_port(targets[0]), frontier), frontier, source))
+    found = run(_ask_why(targets, name or guess_name(urls.host_port(targets[0]), frontier), frontier, source))
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(found)))
         return Exit.OK
-    for line in lines(found, columns=min(terminal_columns(), 100)):
+    for line in why_lines(found, columns=min(terminal_columns(), 100)):
         click.echo(line)
     return Exit.OK
 
 
-async def _ask(targets: list[str], name: str, frontier: str, page: str) -> dict[str, Any]:
+async def _ask_why(targets: list[str], name: str, frontier: str, page: str) -> dict[str, Any]:
     """The story of the first of these that the job knows, or else of the first."""
     async with open_job(name, frontier) as job:
         stories = [await tell(job, url, page=page, now=SystemClock().epoch()) for url in targets]
@@ -97,7 +96,7 @@ async def _ask(targets: list[str], name: str, frontier: str, page: str) -> dict[
 
 def one_url(text: str) -> str:
     """A URL as people write it, made normal."""
-    found = jobs.read_seeds([text])
+    found = job_folder.read_seeds([text])
     if not found:
         raise ConfigError("an empty URL", hint="a URL looks like https://example.com/page")
     return found[0]
@@ -108,7 +107,7 @@ def terminal_columns() -> int:
     return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else 100
 
 
-def lines(story: Mapping[str, Any], *, columns: int) -> Iterator[str]:
+def why_lines(story: Mapping[str, Any], *, columns: int) -> Iterator[str]:
     """The story, one paragraph a line of thought, with a label before each."""
     yield click.style(plain(story["url"], 2000), bold=True)
     for label, text, allows in _paragraphs(story):

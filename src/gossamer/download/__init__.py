@@ -8,7 +8,7 @@ from gossamer.clock import Clock
 from gossamer.download.base import Downloader, Locates, Remembers
 from gossamer.download.certificates import RecordingDownloader, SiteDownloaders, without_credentials
 from gossamer.download.client import HttpDownloader
-from gossamer.download.dns import Names
+from gossamer.download.dns import NameResolver
 from gossamer.errors import ConfigError
 from gossamer.settings import Settings
 
@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 
-def open_downloader(settings: Settings, *, clock: Clock, resolver: Names | None = None) -> Downloader:
+def open_downloader(settings: Settings, *, clock: Clock, resolver: NameResolver | None = None) -> Downloader:
     """The downloader that the settings name; ConfigError if headers, proxies or certificates are not usable."""
     if settings.downloader in ("browser", "auto"):
         if settings.bad_tls == "record" or any(special.client_cert for special in settings.sites.values()):

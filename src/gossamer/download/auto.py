@@ -11,7 +11,7 @@ import msgspec
 
 from gossamer.clock import Clock
 from gossamer.download.browser import BrowserDownloader, is_shown
-from gossamer.download.dns import Names
+from gossamer.download.dns import NameResolver
 from gossamer.errors import RenderFailed, TooLarge
 from gossamer.model import Request, Response
 from gossamer.settings import Settings
@@ -48,7 +48,7 @@ class AutoDownloader(BrowserDownloader):
     The decision is looked at again with every hundredth page, and made anew after thirty days. Until it is made, a
     page that was shown is handed on as shown; where the browser fails, the page is handed on as it came."""
 
-    def __init__(self, settings: Settings, clock: Clock, resolver: Names | None = None) -> None:
+    def __init__(self, settings: Settings, clock: Clock, resolver: NameResolver | None = None) -> None:
         super().__init__(settings, clock, resolver)
         self._choices: OrderedDict[str, Choice] = OrderedDict()
 

@@ -17,8 +17,8 @@ from gossamer.download.base import Permit
 from gossamer.download.browsers import Browsers
 from gossamer.download.chromium import find_chromium
 from gossamer.download.client import FILE, HttpDownloader
-from gossamer.download.dns import Names, Resolver
-from gossamer.download.loads import Loads, Shelf, as_shown
+from gossamer.download.dns import NameResolver, Resolver
+from gossamer.download.loads import LoadCache, Loads, as_shown
 from gossamer.errors import RenderFailed, TooLarge
 from gossamer.model import ROBOTS, SITEMAP, Headers, Request, Response
 from gossamer.settings import Settings
@@ -56,14 +56,14 @@ class BrowserDownloader:
     What is no HTML, no success or a redirect is handed on as it came. A browser that dies costs another showing of the
     document at hand, not another fetch; the second time the page fails with RenderFailed."""
 
-    def __init__(self, settings: Settings, clock: Clock, resolver: Names | None = None) -> None:
+    def __init__(self, settings: Settings, clock: Clock, resolver: NameResolver | None = None) -> None:
         self._settings, self._clock = settings, clock
         self.browsers = Browsers(settings, find_chromium(settings.browser_path), _profile(settings))
         resolver = resolver or Resolver(clock, settings.resolve, nameservers=settings.nameservers)
         self._http = HttpDownloader(settings, clock, resolver)
         # Headers of the job and of its sites may be credentials: other sites do not get them from a page's scripts.
         self._other = HttpDownloader(msgspec.structs.replace(settings, headers={}, sites={}), clock, resolver)
-        self._shelf = Shelf(clock)
+        self._shelf = LoadCache(clock)
         self.permit: Permit | None = None
         """Asked before a page loads anything; without it, it may load all that the settings allow."""
 
@@ -144,7 +144,7 @@ class BrowserDownloader:
         await session.send("Storage.clearDataForOrigin", {"origin": origin(url), "storageTypes": _LEFT_BEHIND})
         return page, session
 
-    async def _open(self, page: Page, session: CDPSession, url: str, loads: Loads) -> World:
+    async def _open(self, page: Page, session: CDPSession, url: str, loads: Loads) -> JsWorld:
         """Show the page and wait for what the settings name; if that does not come in its time, go on without."""
         from playwright.async_api import Error
 
@@ -162,10 +162,10 @@ class BrowserDownloader:
                 if wait not in ("load", "dom", "idle"):
                     await page.wait_for_selector(f"css={wait}", state="attached", timeout=0)
                 elif wait == "idle":
-                    await self._rest(await World.enter(session), loads)
+                    await self._rest(await JsWorld.enter(session), loads)
         except TimeoutError:
             pass
-        world = await World.enter(session)
+        world = await JsWorld.enter(session)
         for _ in range(self._settings.browser_scroll):
             if not await world.tell(_SCROLL):
                 break
@@ -176,7 +176,7 @@ class BrowserDownloader:
                 pass
         return world
 
-    async def _rest(self, world: World, loads: Loads) -> None:
+    async def _rest(self, world: JsWorld, loads: Loads) -> None:
         """Until nothing is loading any more, and the page's scripts have done what there was to do with it."""
         before = -1
         while before != loads.requests:
@@ -184,7 +184,7 @@ class BrowserDownloader:
             await loads.quiet(QUIET_SECONDS)
             await world.tell(_IDLE)
 
-    async def _dom(self, world: World, loads: Loads) -> bytes:
+    async def _dom(self, world: JsWorld, loads: Loads) -> bytes:
         limit_bytes = self._settings.max_decoded_bytes
         text = await world.tell(_DOM % limit_bytes)
         # Text of the page may hold halves of characters.
@@ -196,7 +196,7 @@ class BrowserDownloader:
             body += f'\n<meta http-equiv="refresh" content="0; url={target}">'.encode()
         return body
 
-    async def _shoot(self, page: Page, world: World, url: str) -> None:
+    async def _shoot(self, page: Page, world: JsWorld, url: str) -> None:
         from playwright.async_api import Error
 
         height = min(MAX_SHOT_HEIGHT, max(HEIGHT, int(await world.tell(_HEIGHT) or 0)))
@@ -227,14 +227,14 @@ class BrowserDownloader:
         return tuple(found)
 
 
-class World:
+class JsWorld:
     """A world of scripts beside the page's own, on the same DOM."""
 
     def __init__(self, session: CDPSession, number: int) -> None:
         self._session, self._number = session, number
 
     @classmethod
-    async def enter(cls, session: CDPSession) -> World:
+    async def enter(cls, session: CDPSession) -> JsWorld:
         tree = await session.send("Page.getFrameTree")
         made = await session.send("Page.createIsolatedWorld", {"frameId": tree["frameTree"]["frame"]["id"]})
         return cls(session, made["executionContextId"])

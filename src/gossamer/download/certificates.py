@@ -12,8 +12,8 @@ from pyreqwest.client import ClientBuilder
 from gossamer.clock import Clock
 from gossamer.download.base import Downloader, Locates
 from gossamer.errors import BadCertificate, ConfigError
-from gossamer.masks import CREDENTIALS
 from gossamer.model import Request, Response
+from gossamer.redact import CREDENTIALS
 from gossamer.settings import Settings
 from gossamer.urls import host_port, origin
 

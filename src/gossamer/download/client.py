@@ -20,7 +20,7 @@ from gossamer.download.connections import (
     proxy_authorization,
 )
 from gossamer.download.decoding import decode_partly, encodings
-from gossamer.download.dns import Names, Resolver
+from gossamer.download.dns import NameResolver, Resolver
 from gossamer.download.guard import Goal, check_address, check_url
 from gossamer.download.outgoing import Outgoing
 from gossamer.download.proxies import Blame, Proxies, Proxy
@@ -49,7 +49,7 @@ _MAY_BE_CUT = {
 broke off allows too much; half of a file is no file."""
 
 
-class Call(NamedTuple):
+class HttpCall(NamedTuple):
     """One request as it is sent."""
 
     request: Request
@@ -65,7 +65,7 @@ class Call(NamedTuple):
         return self.request.site or host_port(self.request.url)
 
 
-class Reply(NamedTuple):
+class HttpReply(NamedTuple):
     """One answer as it came."""
 
     status: int
@@ -110,7 +110,7 @@ class HttpDownloader:
         self,
         settings: Settings,
         clock: Clock,
-        resolver: Names | None = None,
+        resolver: NameResolver | None = None,
         *,
         accepts_any_certificate: bool = False,
     ) -> None:
@@ -164,7 +164,7 @@ class HttpDownloader:
         goal = self._goal(request)
         if not http1.is_token(request.method):
             raise Forbidden(f"{request.method[:40]!r} is not a method")
-        call = Call(
+        call = HttpCall(
             request,
             goal,
             self._outgoing.for_request(request),
@@ -186,7 +186,7 @@ class HttpDownloader:
     def _goal(self, request: Request) -> Goal:
         return check_url(request.url)
 
-    async def _send(self, call: Call) -> Reply:
+    async def _send(self, call: HttpCall) -> HttpReply:
         goal = call.goal
         host = self._hosts.get(goal.host)
         if host is None:
@@ -202,7 +202,7 @@ class HttpDownloader:
         reply = await self._exchange(call, target, connection, host)
         return reply._replace(address=connection.address)
 
-    async def _connect(self, call: Call, target: Target, host: Host) -> Connection:
+    async def _connect(self, call: HttpCall, target: Target, host: Host) -> Connection:
         """A connection that waits, or a new one. Where no files are left for it, idle ones are closed first."""
         try:
             async with asyncio.timeout(self._settings.fetch_seconds):
@@ -252,7 +252,7 @@ class HttpDownloader:
             check_address(address, self._settings.allow_private)
         return answer
 
-    async def _exchange(self, call: Call, target: Target, connection: Connection, host: Host) -> Reply:
+    async def _exchange(self, call: HttpCall, target: Target, connection: Connection, host: Host) -> HttpReply:
         """Send the request and read its answer; what is left of the connection is kept for the next one."""
         request, settings = call.request, self._settings
         if self._closed:
@@ -291,7 +291,7 @@ class HttpDownloader:
         if answer.is_reusable:
             self._keep(target, connection, host)
         cut = f"{answer.cut} headers:{answer.skipped}".strip() if answer.skipped else answer.cut
-        return Reply(
+        return HttpReply(
             answer.status,
             answer.version,
             answer.headers,
@@ -310,7 +310,7 @@ class HttpDownloader:
         else:
             connection.abort()
 
-    def _written(self, call: Call, target: Target, host: Host) -> bytes:
+    def _written(self, call: HttpCall, target: Target, host: Host) -> bytes:
         goal, request = call.goal, call.request
         headers = self._outgoing.everywhere if call.headers is None else self._outgoing.everywhere | call.headers
         if not host.keeps:
@@ -323,7 +323,7 @@ class HttpDownloader:
                 headers = headers | {name.lower(): value}
         return http1.request(request.method, where, goal.authority, headers.items(), call.body)
 
-    async def _send_by_proxy(self, call: Call, proxies: tuple[Proxy, ...]) -> Reply:
+    async def _send_by_proxy(self, call: HttpCall, proxies: tuple[Proxy, ...]) -> HttpReply:
         """Through the first of the proxies that comes to the host; the next is tried where nothing was sent yet."""
         goal = call.goal
         if goal.address:
@@ -361,7 +361,7 @@ class HttpDownloader:
         assert fault is not None
         raise fault
 
-    async def _respond(self, call: Call, reply: Reply) -> Response:
+    async def _respond(self, call: HttpCall, reply: HttpReply) -> Response:
         if reply.status < 200:
             raise ProtocolBroken(f"status {reply.status} is not an answer")
         elapsed = self._clock.monotonic() - reply.sent_at
@@ -413,7 +413,7 @@ class HttpDownloader:
         return {FILE: self._settings.max_file_bytes, ROBOTS: ROBOTS_BYTES}.get(request.label, limit_bytes)
 
 
-def _refusal(cut: str, call: Call) -> FetchError:
+def _refusal(cut: str, call: HttpCall) -> FetchError:
     """The error for an answer that is cut, where only whole ones count."""
     reason, _, lost = cut.partition(" ")[0].partition(":")
     host = call.goal.host

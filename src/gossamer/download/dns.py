@@ -26,17 +26,17 @@ MAX_NAMES = 50_000
 CHANNEL_LOOKUPS = 20_000
 
 
-class Answer(NamedTuple):
+class ResolvedName(NamedTuple):
     """The addresses of a name, the one to try first in front, and until when (the clock's monotonic) they hold."""
 
     addresses: tuple[str, ...]
     expires_at: float
 
 
-class Names(Protocol):
+class NameResolver(Protocol):
     """What a downloader asks for addresses."""
 
-    async def resolve(self, host: str) -> Answer: ...
+    async def resolve(self, host: str) -> ResolvedName: ...
 
     async def aclose(self) -> None: ...
 
@@ -57,12 +57,12 @@ class Resolver:
         self._overrides = [_override(text) for text in overrides]
         self._nameservers = [_server(text) for text in nameservers]
         self._try_seconds, self._tries = try_seconds, tries
-        self._cache: OrderedDict[str, tuple[float, Answer | FetchError]] = OrderedDict()
-        self._pending: dict[str, asyncio.Task[Answer]] = {}
+        self._cache: OrderedDict[str, tuple[float, ResolvedName | FetchError]] = OrderedDict()
+        self._pending: dict[str, asyncio.Task[ResolvedName]] = {}
         self._channel: aiodns.DNSResolver | None = None
         self._lookups = 0
 
-    async def resolve(self, host: str) -> Answer:
+    async def resolve(self, host: str) -> ResolvedName:
         """The addresses of `host`; NameUnknown if there is no such name, NameUnresolved if nobody could say."""
         cached = self._cache.get(host)
         if cached is not None and cached[0] > self._clock.monotonic():
@@ -86,17 +86,17 @@ class Resolver:
             await self._channel.close()
             self._channel = None
 
-    def _own_answer(self, host: str) -> Answer | None:
+    def _own_answer(self, host: str) -> ResolvedName | None:
         """What needs no name server."""
         name = host.rstrip(".").lower()
         for pattern, address in self._overrides:
             if fnmatchcase(name, pattern):
-                return Answer((address,), self._clock.monotonic() + LONGEST_SECONDS)
+                return ResolvedName((address,), self._clock.monotonic() + LONGEST_SECONDS)
         if name == "localhost" or name.endswith(".localhost"):
-            return Answer(("127.0.0.1", "::1"), self._clock.monotonic() + LONGEST_SECONDS)
+            return ResolvedName(("127.0.0.1", "::1"), self._clock.monotonic() + LONGEST_SECONDS)
         return None
 
-    async def _find(self, host: str) -> Answer:
+    async def _find(self, host: str) -> ResolvedName:
         # Loaded by the first name that needs it: a crawl of addresses, or through a proxy, never does.
         import aiodns
         import pycares
@@ -112,9 +112,9 @@ class Resolver:
             raise NameUnknown(f"{host}: no address")
         addresses = tuple(dict.fromkeys(node.addr[0].decode() for node in found.nodes))
         seconds = min(max(min(node.ttl for node in found.nodes), SHORTEST_SECONDS), LONGEST_SECONDS)
-        return Answer(_in_turn(addresses), self._clock.monotonic() + seconds)
+        return ResolvedName(_in_turn(addresses), self._clock.monotonic() + seconds)
 
-    def _found(self, host: str, task: asyncio.Task[Answer]) -> None:
+    def _found(self, host: str, task: asyncio.Task[ResolvedName]) -> None:
         self._pending.pop(host, None)
         if task.cancelled():
             return

@@ -19,15 +19,8 @@ from pyreqwest.http import HeaderMap
 from gossamer.clock import Clock
 from gossamer.download.base import check_before_sending
 from gossamer.download.certificates import read_identity
-from gossamer.download.client import (
-    FILES_TRIES,
-    FILES_WAIT_SECONDS,
-    REPEATABLE,
-    Call,
-    HttpDownloader,
-    Reply,
-)
-from gossamer.download.dns import Names
+from gossamer.download.client import FILES_TRIES, FILES_WAIT_SECONDS, REPEATABLE, HttpCall, HttpDownloader, HttpReply
+from gossamer.download.dns import NameResolver
 from gossamer.download.eyeballs import BetterAddress, raced
 from gossamer.download.faults import (
     blame,
@@ -59,7 +52,7 @@ class Http2Downloader(HttpDownloader):
         self,
         settings: Settings,
         clock: Clock,
-        resolver: Names | None = None,
+        resolver: NameResolver | None = None,
         *,
         accepts_any_certificate: bool = False,
     ) -> None:
@@ -85,7 +78,7 @@ class Http2Downloader(HttpDownloader):
         self._proxy_clients.clear()
         await super().aclose()
 
-    async def _send(self, call: Call) -> Reply:
+    async def _send(self, call: HttpCall) -> HttpReply:
         try:
             async with asyncio.timeout(self._settings.fetch_seconds + SLACK_SECONDS):
                 with self._routes:
@@ -97,7 +90,7 @@ class Http2Downloader(HttpDownloader):
         except Exception as error:  # a page's fate is decided here, whatever the client raises
             raise translate(error, call.goal.host) from None
 
-    async def _send_on_route(self, call: Call) -> Reply:
+    async def _send_on_route(self, call: HttpCall) -> HttpReply:
         goal = call.goal
         route = self._routes.find(goal.host)
         if route is None or route.expires_at < call.began:
@@ -141,8 +134,8 @@ class Http2Downloader(HttpDownloader):
             return reply._replace(fetched_at=fetched_at, sent_at=sent_at, address=route.address)
 
     async def _exchange_on(
-        self, route: Route[Any], client: Any, call: Call, headers: HeaderMap | None, sent_at: float
-    ) -> Reply:
+        self, route: Route[Any], client: Any, call: HttpCall, headers: HeaderMap | None, sent_at: float
+    ) -> HttpReply:
         """The exchange. While a route has not answered yet, another address may turn out to be the better one.
 
         Only where GET or HEAD wait too long are addresses compared."""
@@ -159,7 +152,7 @@ class Http2Downloader(HttpDownloader):
         route.has_answered = True
         return reply
 
-    async def _send_by_proxy(self, call: Call, proxies: tuple[Proxy, ...]) -> Reply:
+    async def _send_by_proxy(self, call: HttpCall, proxies: tuple[Proxy, ...]) -> HttpReply:
         """Through the first of the proxies that comes to the host; the next is tried where nothing was sent yet."""
         goal = call.goal
         if goal.address:
@@ -241,7 +234,7 @@ class Http2Downloader(HttpDownloader):
     async def _close(self, client: Any) -> None:
         await client.close()
 
-    async def _ask(self, client: Client, call: Call, headers: HeaderMap | None, seconds: float) -> Reply:
+    async def _ask(self, client: Client, call: HttpCall, headers: HeaderMap | None, seconds: float) -> HttpReply:
         """Send one request and read the answer up to the limit of its size."""
         builder = prepared(client, call, headers, seconds)
         # Without the 0 it would return only with the first part of the body, and the headers' time would be wrong.
@@ -260,7 +253,7 @@ class Http2Downloader(HttpDownloader):
 class Body:
     """The answer to one call as it comes, whichever way its parts are waited for."""
 
-    def __init__(self, call: Call, response: Any, headers_at: float, *, keeps_over: bool) -> None:
+    def __init__(self, call: HttpCall, response: Any, headers_at: float, *, keeps_over: bool) -> None:
         self._status, self._version, self._headers_at = response.status, response.version, headers_at
         self._headers, dropped = readable(response.headers)
         self._cut = ""
@@ -292,14 +285,14 @@ class Body:
         lost = "?" if self._length is None else self._length - self._whole.tell()
         self._cut = f"{broken_off(error, has_length=self._length is not None)}:{lost}"
 
-    def reply(self) -> Reply:
+    def reply(self) -> HttpReply:
         cut = f"{self._cut} {self._dropped}".strip()
-        return Reply(
+        return HttpReply(
             self._status, self._version, self._headers, b"", self._whole.getvalue(), cut, self._headers_at, 0.0, 0.0
         )
 
 
-def prepared(client: Any, call: Call, headers: HeaderMap | None, seconds: float) -> Any:
+def prepared(client: Any, call: HttpCall, headers: HeaderMap | None, seconds: float) -> Any:
     """The request, for a client of either kind."""
     builder = client.request(call.request.method, call.goal.url).timeout(timedelta(seconds=seconds))
     if headers is not None:
@@ -325,7 +318,7 @@ def readable(headers: HeaderMap) -> tuple[Headers, int]:
     return tuple(plain), dropped
 
 
-def _map(call: Call, *, closes: bool = False) -> HeaderMap | None:
+def _map(call: HttpCall, *, closes: bool = False) -> HeaderMap | None:
     headers = dict(call.headers or {})
     if closes:
         headers["connection"] = "close"

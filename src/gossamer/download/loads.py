@@ -34,7 +34,7 @@ _NOT_TOLD = frozenset(
 )
 
 
-class Shelf:
+class LoadCache:
     """Scripts and style sheets that pages share, so that a site is not asked for them with every page; bounded."""
 
     def __init__(self, clock: Clock, max_bytes: int = SHELF_BYTES) -> None:
@@ -75,7 +75,7 @@ class Loads:
         *,
         own: Downloader,
         other: Downloader,
-        shelf: Shelf,
+        shelf: LoadCache,
         settings: Settings,
         clock: Clock,
         permit: Permit | None = None,

@@ -11,8 +11,8 @@ from pyreqwest.exceptions import PyreqwestError
 from pyreqwest.http import HeaderMap
 
 from gossamer.clock import Clock
-from gossamer.download.client import Call, Reply
-from gossamer.download.dns import Names
+from gossamer.download.client import HttpCall, HttpReply
+from gossamer.download.dns import NameResolver
 from gossamer.download.http2 import Body, Http2Downloader, prepared
 from gossamer.download.proxies import Proxy
 from gossamer.settings import Settings
@@ -27,7 +27,7 @@ class ThreadDownloader(Http2Downloader):
         self,
         settings: Settings,
         clock: Clock,
-        resolver: Names | None = None,
+        resolver: NameResolver | None = None,
         *,
         accepts_any_certificate: bool = False,
     ) -> None:
@@ -45,11 +45,13 @@ class ThreadDownloader(Http2Downloader):
     async def _close(self, client: Any) -> None:
         client.close()
 
-    async def _ask(self, client: Any, call: Call, headers: HeaderMap | None, seconds: float) -> Reply:
+    async def _ask(self, client: Any, call: HttpCall, headers: HeaderMap | None, seconds: float) -> HttpReply:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, self._exchange_blocking, client, call, headers, seconds)
 
-    def _exchange_blocking(self, client: SyncClient, call: Call, headers: HeaderMap | None, seconds: float) -> Reply:
+    def _exchange_blocking(
+        self, client: SyncClient, call: HttpCall, headers: HeaderMap | None, seconds: float
+    ) -> HttpReply:
         builder = prepared(client, call, headers, seconds)
         with builder.streamed_read_buffer_limit(0).build_streamed() as response:
             body = Body(

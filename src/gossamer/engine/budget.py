@@ -41,7 +41,7 @@ class _Cut(BaseException):
     """Raised into a spider; not an Exception, so that `except Exception` in a handler does not swallow it."""
 
 
-class Meter(Protocol):
+class PageMeter(Protocol):
     """What a page may take."""
 
     first_seconds: float
@@ -143,7 +143,7 @@ class Guard:
     def __init__(self) -> None:
         self._handler = self._tick
         self._inside = False
-        self._meter: Meter | None = None
+        self._meter: PageMeter | None = None
         self._cut: Exception | None = None
         self._stop_at: float | None = None
         self._waiting: set[asyncio.Timeout] = set()
@@ -169,7 +169,7 @@ class Guard:
         for limit in self._waiting:
             limit.reschedule(asyncio.get_running_loop().time() + _LAST_SECONDS)
 
-    async def drive(self, work: Coroutine[Any, Any, Value], meter: Meter, *, hard: float = 0.0) -> Value:
+    async def drive(self, work: Coroutine[Any, Any, Value], meter: PageMeter, *, hard: float = 0.0) -> Value:
         """The result of `work`, or the error of the meter."""
         try:
             waits_for = self._step(work.send, None, meter, hard)
@@ -190,7 +190,7 @@ class Guard:
 
     @types.coroutine
     def _rest(
-        self, work: Coroutine[Any, Any, Value], waits_for: Any, meter: Meter, hard: float
+        self, work: Coroutine[Any, Any, Value], waits_for: Any, meter: PageMeter, hard: float
     ) -> Generator[Any, Any, Value]:
         """Go on with work that has suspended."""
         while True:
@@ -204,7 +204,7 @@ class Guard:
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
 
-    def _step(self, step: Callable[[Any], Any], value: Any, meter: Meter, hard: float) -> Any:
+    def _step(self, step: Callable[[Any], Any], value: Any, meter: PageMeter, hard: float) -> Any:
         if self._inside or not self._has_timer():
             return step(value)
         first = meter.first_seconds

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gossamer.engine.budget import Budget, Guard, Slice, Slow
 from gossamer.engine.extractor import Extracted, Extractor
 from gossamer.engine.handle import Aside
-from gossamer.engine.marker import Marker
+from gossamer.engine.marker import CrashMarker
 from gossamer.errors import TooCostly
 from gossamer.model import Request, Response
 from gossamer.settings import Settings
@@ -44,7 +44,7 @@ class Careful:
         settings: Settings,
         *,
         guard: Guard,
-        marker: Marker,
+        marker: CrashMarker,
         start: Callable[[], ParserPool] | None,
         suspects: Collection[int] = (),
     ) -> None:

@@ -10,12 +10,12 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from gossamer.clock import Clock
-from gossamer.engine.patience import Patience, grace
+from gossamer.engine.patience import Deadline, grace
 from gossamer.engine.store import Result, Store
 from gossamer.errors import FrontierError, GossamerError, SinkError, SinkFull, Unavailable
 from gossamer.frontier.base import Frontier
 from gossamer.model import Lease, Request, SiteNote
-from gossamer.sink.trail import Trail
+from gossamer.sink.trail import RequestLog
 
 log = logging.getLogger("gossamer.engine")
 _MOST = 64
@@ -53,7 +53,7 @@ class Committer:
         clock: Clock,
         every: float,
         committed: Callable[[Sequence[Result], int], None],
-        trail: Trail | None = None,
+        trail: RequestLog | None = None,
     ) -> None:
         self._store = store
         self._frontier = frontier
@@ -69,7 +69,7 @@ class Committer:
         self._waiting_for_more: asyncio.Task[None] | None = None
         self._held_bytes = 0
         self._room = asyncio.Condition()
-        self._patience = Patience()
+        self._patience = Deadline()
         self.accepted = 0
         self.stale = 0
 

@@ -119,14 +119,14 @@ class Coordinator:
             asked = wire.decode_frame(data)
             number = asked.number
             value = await self._handlers[type(asked.call)](self, peer, asked.call)
-            answer = wire.Answer(number, msgspec.Raw(wire.encode(value)))
+            answer = wire.WireReply(number, msgspec.Raw(wire.encode(value)))
         except GossamerError as error:
-            answer = wire.Answer(number, error=f"{type(error).__name__}\n{error}\n{error.hint}")
+            answer = wire.WireReply(number, error=f"{type(error).__name__}\n{error}\n{error.hint}")
         except msgspec.MsgspecError as error:
-            answer = wire.Answer(number, error=f"ConfigError\na call was not understood: {error}\n")
+            answer = wire.WireReply(number, error=f"ConfigError\na call was not understood: {error}\n")
         except Exception as error:  # one peer's call decides over that peer only, and it must not wait for ever
             log.warning("a call of %s failed: %r", peer.worker or "somebody", error)
-            answer = wire.Answer(number, error=f"FrontierError\nthe owner could not do it: {error!r}\n")
+            answer = wire.WireReply(number, error=f"FrontierError\nthe owner could not do it: {error!r}\n")
         peer.writer.write(wire.frame(wire.encode(answer)))
         await peer.writer.drain()
 

@@ -10,10 +10,10 @@ from gossamer.model import Lease
 COPIES = "kept"
 _MOST = 256
 _UNSAVED = 8
-_KEY = 0xFFFF_FFFF
+_STATE_KEY = 0xFFFF_FFFF
 
 
-class Copies:
+class NearDuplicates:
     """The SimHashes of the last pages of a leased site that were kept, each with half of its page's key.
 
     A lane has an entry of its own in the memo, so that it has one writer: SimHash and key in 24 hexadecimal digits,
@@ -37,7 +37,7 @@ class Copies:
         A page is no copy of its own last version, and one without a SimHash of none."""
         if simhash is None:
             return None
-        likeness, key = simhash, key & _KEY
+        likeness, key = simhash, key & _STATE_KEY
         found = next((pair for pair in self._own if are_near(pair[0], likeness)), None)
         if found is not None:
             self._own.remove(found)

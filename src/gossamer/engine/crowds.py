@@ -10,7 +10,7 @@ from gossamer.engine.slots import Slots
 from gossamer.model import Request
 
 
-class Crowds:
+class AddressLimits:
     """The places at each address, of one worker; an address is forgotten when nobody is there."""
 
     def __init__(self, locates: Locates, most: int) -> None:

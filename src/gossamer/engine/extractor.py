@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 
 from gossamer.cut import format_cut, parse_cut
-from gossamer.engine.budget import Budget, Guard, Meter, hard_seconds, too_many_items
-from gossamer.engine.likeness import Look, Looks
+from gossamer.engine.budget import Budget, Guard, PageMeter, hard_seconds, too_many_items
+from gossamer.engine.likeness import TextFingerprint, TextFingerprints
 from gossamer.errors import ExtractError, TooCostly
-from gossamer.extract.intake import Dropped, Intake
+from gossamer.extract.intake import Dropped, ItemPipeline
 from gossamer.extract.items import sound
 from gossamer.extract.links import LOST, LinkMemo
 from gossamer.extract.main_part import LEAST_SHARE
@@ -103,9 +103,9 @@ class Extractor:
         self._guard = guard or Guard()
         self._memo = LinkMemo()
         self._robot = product_token(settings.user_agent)
-        self._looks = Looks(settings)
+        self._looks = TextFingerprints(settings)
         types = spider.item_types or [load_type(reference) for reference in settings.item_types]
-        self._intake = Intake(types, spider.pipelines)
+        self._intake = ItemPipeline(types, spider.pipelines)
         self._parse: Parse = compose(spider.parse_middleware, self._run)
 
     async def extract(
@@ -114,7 +114,7 @@ class Extractor:
         response: Response,
         *,
         known: PageRow | None = None,
-        meter: Meter | None = None,
+        meter: PageMeter | None = None,
         hard: bool = False,
     ) -> Extracted:
         """All that the page gives. A spider that raises costs the page its items, not its place in the record.
@@ -132,7 +132,9 @@ class Extractor:
         except TooCostly as excess:
             return too_costly(response, excess)
 
-    async def _extract(self, request: Request, response: Response, known: PageRow | None, meter: Meter) -> Extracted:
+    async def _extract(
+        self, request: Request, response: Response, known: PageRow | None, meter: PageMeter
+    ) -> Extracted:
         page = Page(
             response,
             request,
@@ -150,7 +152,7 @@ class Extractor:
         dropped = 0
         title, text, markdown, robots = "", None, None, ""
         error, kind = "", ExtractError.kind
-        look = Look()
+        look = TextFingerprint()
         try:
             title = known.title if known is not None else page.title if page.is_html else ""
             text = page.text if self._settings.text else None

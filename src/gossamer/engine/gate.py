@@ -13,7 +13,8 @@ from gossamer.clock import Clock
 from gossamer.errors import FetchError, Forbidden, NameUnknown, ProxyFailed, TlsRefused
 from gossamer.frontier import policy
 from gossamer.middleware import robots as rfc9309
-from gossamer.middleware.robots import Matcher, Robots
+from gossamer.middleware.robots import Robots
+from gossamer.middleware.robots_rules import Matcher
 from gossamer.model import REDIRECTS, ROBOTS, Request, Response
 from gossamer.settings import Settings
 

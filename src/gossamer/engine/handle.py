@@ -14,7 +14,7 @@ import msgspec
 from gossamer import urls
 from gossamer.engine import hops
 from gossamer.engine.extractor import Extracted, row_of
-from gossamer.engine.recent import Memory
+from gossamer.engine.recent import KnownKeys
 from gossamer.errors import ExtractError
 from gossamer.extract.scope import Scope
 from gossamer.frontier.traps import has_far_date, may_have_date
@@ -68,7 +68,7 @@ class Linker:
         self,
         settings: Settings,
         secret: bytes,
-        recent: Memory,
+        recent: KnownKeys,
         *,
         refused: Counter[str] | None = None,
         score: Score | None = None,

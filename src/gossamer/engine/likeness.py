@@ -20,7 +20,7 @@ _FEWEST_WORDS = 32
 """A page with less text may be all pictures or numbers, and is no copy of another."""
 
 
-class Look(NamedTuple):
+class TextFingerprint(NamedTuple):
     """What is known of a page's main text; empty and None where it was not worked out."""
 
     digest: str = ""
@@ -34,7 +34,7 @@ class Look(NamedTuple):
     """Whether there is enough text to call the page a copy."""
 
 
-class Looks:
+class TextFingerprints:
     """Remembers the last title of each path: pages whose titles differ by more than numbers are no copies."""
 
     def __init__(self, settings: Settings) -> None:
@@ -43,11 +43,11 @@ class Looks:
         self._for_all = settings.dedupe
         self._titles: dict[str, str] = {}
 
-    def at(self, page: Page) -> Look:
+    def at(self, page: Page) -> TextFingerprint:
         """What is to be known of a page's text."""
         if not page.is_html or drops_text(page.cut):
             # Two pages that were cut near their beginning would look like copies of one another.
-            return Look()
+            return TextFingerprint()
         alike, beside = False, None
         if self._for_copies:
             target, origin = urls.path_query(page.url), urls.origin(page.url)
@@ -55,14 +55,14 @@ class Looks:
             if (place := place_of(target)) and self._has_last_title(page, f"?{origin}{place}"):
                 beside = fingerprint.simhash(text_beside_links(page.tree))
         if not alike and not self._for_changes and not self._for_all:
-            return Look(beside=beside)
+            return TextFingerprint(beside=beside)
         text = main_text(page.tree)
         digest = fingerprint.text_digest(text) if self._for_changes else ""
         if not alike and not self._for_all:
-            return Look(digest, beside=beside)
+            return TextFingerprint(digest, beside=beside)
         words = fingerprint.some_words(text)
         bits = fingerprint.simhash_of(words)
-        return Look(
+        return TextFingerprint(
             digest,
             bits if alike else None,
             beside,

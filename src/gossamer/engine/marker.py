@@ -9,7 +9,7 @@ from pathlib import Path
 from struct import pack_into, unpack_from
 
 
-class Marker:
+class CrashMarker:
     """Names the page in hand in eight bytes of shared memory: they outlive the process, and cost it next to nothing."""
 
     def __init__(self, path: Path | None = None) -> None:

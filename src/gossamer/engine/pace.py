@@ -8,7 +8,7 @@ from gossamer.model import Lease, Response
 from gossamer.settings import Settings
 
 
-class Pace:
+class LaneDelay:
     """Counts from the last answer's headers, or its failure. With n lanes each of them rests for n delays."""
 
     def __init__(self, lease: Lease, settings: Settings, clock: Clock) -> None:
@@ -32,7 +32,7 @@ class Pace:
         """The answer's headers came, or a failure did."""
         self._answered_at, self._next_at = at, at + self.rest_seconds
 
-    def follow(self, earlier: Pace) -> None:
+    def follow(self, earlier: LaneDelay) -> None:
         """Rest after the last answer of an earlier visit of the same lane."""
         if earlier._answered_at is not None:
             rest = max(self.rest_seconds, earlier.rest_seconds)

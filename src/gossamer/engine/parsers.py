@@ -46,7 +46,7 @@ _WAITING_BYTES = 64 * 1024 * 1024
 """Bodies that may wait for a process while their visits take no place from others."""
 
 
-class Order(msgspec.Struct, array_like=True, frozen=True):
+class ParseTask(msgspec.Struct, array_like=True, frozen=True):
     """One page for a parser."""
 
     request: Request
@@ -54,7 +54,7 @@ class Order(msgspec.Struct, array_like=True, frozen=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_order = msgspec.msgpack.Decoder(Order).decode
+_decode_order = msgspec.msgpack.Decoder(ParseTask).decode
 _decode_failure = msgspec.msgpack.Decoder(tuple[str, str]).decode
 _decode_extracted = msgspec.msgpack.Decoder(Extracted).decode
 
@@ -133,7 +133,7 @@ class ParserPool:
             assert process.stdin is not None
             assert process.stdout is not None
             self._watch(process, len(response.body))
-            process.stdin.write(wire.frame(_encode(Order(request, response))))
+            process.stdin.write(wire.frame(_encode(ParseTask(request, response))))
             await process.stdin.drain()
             answer = await wire.read_frame(process.stdout)
         except ConnectionError:

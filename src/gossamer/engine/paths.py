@@ -33,7 +33,9 @@ class Paths:
             return ""
         target, now = urls.path_query(request.url), self._clock.epoch()
         prefix = traps.prefix_of(target)
-        if traps.sleeping(self._memo, prefix, now=now) or combinations.evidence(self._memo, target, now=now):
+        if traps.sleeping(self._memo, prefix, now=now) or combinations.combination_evidence(
+            self._memo, target, now=now
+        ):
             return ASLEEP
         budget = self._settings.prefix_budget
         if budget is None or was_seen(request.state):
@@ -85,7 +87,7 @@ class Paths:
         alike = [
             link.site == self._site and combinations.place_of(urls.path_query(link.url)) == place for link in links
         ]
-        return combinations.after_page(
+        return combinations.after_combination(
             places,
             url,
             target,

@@ -14,7 +14,7 @@ def grace(drain_seconds: float) -> float:
     return drain_seconds + max(_LEAST_SECONDS, drain_seconds)
 
 
-class Patience:
+class Deadline:
     """Without end at first; `end_in` gives all that is under way, and all that comes, one and the same end."""
 
     def __init__(self) -> None:

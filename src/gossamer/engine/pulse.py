@@ -13,8 +13,8 @@ from typing import Protocol
 from gossamer.clock import Clock
 from gossamer.engine.region import Places
 from gossamer.errors import FrontierError
-from gossamer.frontier.base import Fleet
-from gossamer.model import Pulse
+from gossamer.frontier.base import FleetFrontier
+from gossamer.model import Heartbeat
 from gossamer.settings import VERSION
 
 log = logging.getLogger("gossamer.pulse")
@@ -25,12 +25,12 @@ _LOOK_EVERY = 2
 _LAST_SECONDS = 2.0
 
 
-def is_live(pulse: Pulse, *, within: float = LIVE_SECONDS) -> bool:
+def is_live(pulse: Heartbeat, *, within: float = LIVE_SECONDS) -> bool:
     """Whether a worker has been heard of lately, and has not said that it leaves."""
     return not pulse.left and pulse.silent <= within
 
 
-def live_regions(pulses: Iterable[Pulse], *, within: float = LIVE_SECONDS) -> frozenset[str]:
+def live_regions(pulses: Iterable[Heartbeat], *, within: float = LIVE_SECONDS) -> frozenset[str]:
     """The regions that have a live worker."""
     return frozenset(pulse.region for pulse in pulses if pulse.region and is_live(pulse, within=within))
 
@@ -54,17 +54,17 @@ class Measured(Protocol):
     def limit(self) -> int: ...
 
 
-class Heart:
+class HeartbeatSender:
     """Sends the pulses of one worker.
 
     With `places` it also looks which regions are alive, and notes the others there for the engine to lease from."""
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: FleetFrontier,
         engine: Measured,
         *,
-        pulse: Pulse,
+        pulse: Heartbeat,
         clock: Clock,
         places: Places | None = None,
         refused: Mapping[str, int] | None = None,
@@ -116,12 +116,12 @@ class Heart:
             async with asyncio.timeout(_LAST_SECONDS):
                 await self._fleet.beat(self._next(left=True))
 
-    def _next(self, *, left: bool = False) -> Pulse:
+    def _next(self, *, left: bool = False) -> Heartbeat:
         now, processor, pages = self._clock.monotonic(), time.process_time(), self._engine.accepted
         seconds = max(now - self._beat_at, 0.001)
         busy = min((processor - self._processor) / seconds, 1.0) if now > self._beat_at else 0.0
         own = self._pulse
-        made = Pulse(
+        made = Heartbeat(
             worker=own.worker,
             region=own.region,
             shards=own.shards,
@@ -155,7 +155,7 @@ class Heart:
 
 
 @asynccontextmanager
-async def beating(heart: Heart) -> AsyncIterator[None]:
+async def beating(heart: HeartbeatSender) -> AsyncIterator[None]:
     """Beat for as long as the block lasts, and once more at its end."""
     task = asyncio.create_task(heart.run())
     try:

@@ -15,7 +15,7 @@ _NO_KEY = 2**64 - 1
 _row_at = Struct(f"{_WAYS}Q").unpack_from
 
 
-class Memory(Protocol):
+class KnownKeys(Protocol):
     """Something that tells which keys may be new to the frontier."""
 
     def unknown(self, keys: Iterable[int]) -> set[int]: ...
@@ -31,7 +31,7 @@ class Knows(Protocol):
     def unknown(self, keys: Iterable[int]) -> set[int]: ...
 
 
-class AtHand:
+class FrontierKeys:
     """The memory of the frontier itself, where it is in the same process: exact, and nothing is kept beside it."""
 
     def __init__(self, frontier: Knows) -> None:
@@ -44,7 +44,7 @@ class AtHand:
         """It forgets by itself what it does not have."""
 
 
-class Recent:
+class RecentKeys:
     """The last keys, in a table of rows of four: each has one row where it can be, and pushes out another there.
 
     A key costs 8 bytes there. Most crawls are small: the table begins as a 4096th of itself, and grows eightfold before

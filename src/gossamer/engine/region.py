@@ -9,7 +9,7 @@ from typing import Any
 
 from gossamer.download.connects import Connects
 from gossamer.errors import ConnectFailed, FetchError, TimedOut
-from gossamer.frontier.regions import Standing, place
+from gossamer.frontier.regions import RegionMeasure, place
 from gossamer.model import Lease, SiteNote
 
 _ANSWERS = 3
@@ -95,5 +95,5 @@ class Placing:
         return SiteNote(site=lease.site, lane=lease.lane, token=lease.token, memo=memo, region=region)
 
 
-def _standing(memo: Mapping[str, Any]) -> Standing:
-    return Standing(memo.get(_CONNECT) or {}, memo.get(_HOME) or "", memo.get(_MOVES) or 0)
+def _standing(memo: Mapping[str, Any]) -> RegionMeasure:
+    return RegionMeasure(memo.get(_CONNECT) or {}, memo.get(_HOME) or "", memo.get(_MOVES) or 0)

@@ -21,13 +21,13 @@ from gossamer.model import Counts, Grant, Lease, Outcome, Receipt, Request, Site
 _CREDENTIALS = struct.Struct("3i")
 
 
-class Connection:
+class OwnerConnection:
     """One connection to the owner; many calls may be under way on it at once."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self._waiting: dict[int, asyncio.Future[wire.Answer]] = {}
+        self._waiting: dict[int, asyncio.Future[wire.WireReply]] = {}
         self._last = 0
         self.gone = asyncio.Event()
         self._listening = asyncio.create_task(self._listen())
@@ -77,7 +77,7 @@ class Connection:
         self._writer.close()
 
 
-async def connect(folder: Path, *, worker: str = "") -> tuple[Connection, wire.Welcome]:
+async def connect(folder: Path, *, worker: str = "") -> tuple[OwnerConnection, wire.Welcome]:
     """Reach the owner of the job in `folder`; with a name, as a worker."""
     try:
         path = (folder / "socket").read_text("utf-8").strip()
@@ -86,7 +86,7 @@ async def connect(folder: Path, *, worker: str = "") -> tuple[Connection, wire.W
         raise errors.JobMissing(
             f"no crawl is running in {folder}", hint=f"start it with: gossamer crawl --job {folder}"
         ) from None
-    connection = Connection(reader, writer)
+    connection = OwnerConnection(reader, writer)
     welcome = await connection.call(wire.Hello(worker, os.getpid()))
     return connection, welcome
 
@@ -94,7 +94,7 @@ async def connect(folder: Path, *, worker: str = "") -> tuple[Connection, wire.W
 class RemoteFrontier:
     """The owner's frontier."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: OwnerConnection) -> None:
         self._call = connection.call
         self._connection = connection
 
@@ -131,7 +131,7 @@ class RemoteFrontier:
 class RemoteStore:
     """The owner's store: records travel with their outcomes, and the owner writes them."""
 
-    def __init__(self, connection: Connection, refused: Counter[str]) -> None:
+    def __init__(self, connection: OwnerConnection, refused: Counter[str]) -> None:
         self._call = connection.call
         self._refused = refused
 

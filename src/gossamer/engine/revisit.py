@@ -13,7 +13,7 @@ from gossamer.cut import drops_text
 from gossamer.engine.hops import is_alike
 from gossamer.engine.judge import Verdict
 from gossamer.frontier import freshness, recrawl
-from gossamer.frontier.recrawl import Visited
+from gossamer.frontier.recrawl import VisitOutcome
 from gossamer.model import Lease, Request, Response
 from gossamer.settings import Settings
 
@@ -32,7 +32,7 @@ class Seen(NamedTuple):
     cut: Mapping[str, int | None] = {}
 
 
-class Plan(NamedTuple):
+class NextVisit(NamedTuple):
     """What becomes of a page after this visit, and what its site must know."""
 
     again_in: float | None
@@ -40,7 +40,7 @@ class Plan(NamedTuple):
     memo: dict[str, Any] | None = None
 
 
-class Revisits:
+class RecrawlPlanner:
     """The revisits of one worker. For a budget it must know all pages: it learns them from the sites that it meets,
     and, while others have met more, goes by what they left in the memos."""
 
@@ -84,13 +84,13 @@ class Revisits:
         *,
         answer: Response | None,
         seen: Seen | None,
-    ) -> Plan:
+    ) -> NextVisit:
         """When the page is visited again, and what is remembered of it until then."""
         rule, settings = self._rule, self._settings
         if not rule.kind or verdict.status == "retry" or is_alike(request, request.url):
             # Behind a wall of cookies, or a redirect to another spelling, the page comes again under the key that it
             # had before.
-            return Plan(verdict.again_in)
+            return NextVisit(verdict.again_in)
         before = recrawl.read(request.state)
         if verdict.status == "done" and answer is not None:
             after = self._succeeded(before, request, answer, seen or Seen())
@@ -109,9 +109,9 @@ class Revisits:
             # asks for with the pages that are known by then.
             spread = max(wait, min(settings.revisit_seconds, longest))
             wait = max(random.random() * spread, settings.revisit_min_seconds)
-        return Plan(wait, recrawl.written(after), changes)
+        return NextVisit(wait, recrawl.written(after), changes)
 
-    def _succeeded(self, before: Visited, request: Request, answer: Response, seen: Seen) -> Visited:
+    def _succeeded(self, before: VisitOutcome, request: Request, answer: Response, seen: Seen) -> VisitOutcome:
         now, settings = self._clock.epoch(), self._settings
         if answer.status == 304:
             return recrawl.succeeded(before, "same", settings, now=now)
@@ -132,7 +132,7 @@ class Revisits:
             text=seen.text,
         )
 
-    def _counted(self, lease: Lease, memo: dict[str, Any], before: Visited, after: Visited) -> dict[str, Any]:
+    def _counted(self, lease: Lease, memo: dict[str, Any], before: VisitOutcome, after: VisitOutcome) -> dict[str, Any]:
         old = (before.rate, before.fresh) if before.rate else None
         new = (after.rate, after.fresh) if after.rate else None
         if old == new:

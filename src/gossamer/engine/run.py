@@ -13,12 +13,12 @@ from gossamer.download.base import Remembers
 from gossamer.engine.budget import Interrupted
 from gossamer.engine.commit import Committer
 from gossamer.engine.context import Context
-from gossamer.engine.crowds import Crowds
+from gossamer.engine.crowds import AddressLimits
 from gossamer.engine.gate import LoadGate, Rulebook
 from gossamer.engine.handle import Handler
 from gossamer.engine.lifecycle import Lifecycle
 from gossamer.engine.machine import Machine
-from gossamer.engine.recent import Memory
+from gossamer.engine.recent import KnownKeys
 from gossamer.engine.region import Places
 from gossamer.engine.slots import Measures, Slots, first_limit, regulate
 from gossamer.engine.store import Result, Store
@@ -29,7 +29,7 @@ from gossamer.middleware.base import Fetch
 from gossamer.middleware.cookies import CookieJar
 from gossamer.model import Grant, JobState
 from gossamer.settings import Settings
-from gossamer.sink.trail import Trail
+from gossamer.sink.trail import RequestLog
 
 log = logging.getLogger("gossamer.engine")
 _SLEEPERS = 15
@@ -47,15 +47,15 @@ class Engine:
         fetch: Fetch,
         handler: Handler,
         lifecycle: Lifecycle,
-        recent: Memory,
+        recent: KnownKeys,
         settings: Settings,
         clock: Clock,
         places: Places | None = None,
-        trail: Trail | None = None,
+        trail: RequestLog | None = None,
         jar: CookieJar | None = None,
         remembers: Remembers | None = None,
         loads: LoadGate | None = None,
-        crowds: Crowds | None = None,
+        crowds: AddressLimits | None = None,
         visits: Callable[..., Visit] = Visit,
         machine: Measures | None = None,
     ) -> None:

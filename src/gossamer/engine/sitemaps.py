@@ -14,7 +14,7 @@ from gossamer import urls
 from gossamer.clock import Clock
 from gossamer.engine.handle import Linker
 from gossamer.engine.judge import Verdict
-from gossamer.extract.sitemap import PROBLEMS, Entry, Sitemap, parse
+from gossamer.extract.sitemap import PROBLEMS, Sitemap, SitemapEntry, parse
 from gossamer.frontier import recrawl
 from gossamer.middleware.robots import MAX_SITEMAPS, Robots
 from gossamer.model import Request, Response
@@ -191,7 +191,7 @@ class Sitemaps:
                     requests.append(other)
         return list({made.key: made for made in reversed(requests)}.values())[::-1]
 
-    def _of_host(self, request: Request, entries: Sequence[Entry]) -> list[Entry]:
+    def _of_host(self, request: Request, entries: Sequence[SitemapEntry]) -> list[SitemapEntry]:
         """The cross-host rule: a sitemap speaks for its own host, and for the one whose robots.txt led to it."""
         inside = [entry for entry in entries if self._is_of_host(request, entry.url)]
         if len(inside) < len(entries):

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from gossamer.engine.patience import Patience, grace
+from gossamer.engine.patience import Deadline, grace
 from gossamer.engine.stats import Stats
 from gossamer.errors import FrontierError, SinkError, SinkFull
 from gossamer.frontier.base import Frontier, OwnedFrontier
@@ -78,7 +78,7 @@ class OwnerStore:
         self._sinks = sinks
         self._stats = stats
         self._commits: set[asyncio.Task[Receipt]] = set()
-        self._patience = Patience()
+        self._patience = Deadline()
         self.sunk: Callable[[], None] = _nothing
         """Called in each commit when the sinks have what they get."""
 

@@ -10,7 +10,7 @@ _MOST = 2048
 """Of the last pages: what was told before is mostly stored, and known to the memory that all visits share."""
 
 
-class Told:
+class SentLinks:
     """The links of a lease's outcomes so far, by their keys.
 
     Where the outcome of a page counts, those of the same lease before it have counted: their links are there."""

@@ -17,23 +17,23 @@ from gossamer.engine import allocator
 from gossamer.engine.budget import Interrupted
 from gossamer.engine.commit import Listed
 from gossamer.engine.context import Context
-from gossamer.engine.copies import Copies
+from gossamer.engine.copies import NearDuplicates
 from gossamer.engine.extractor import Extracted
 from gossamer.engine.gate import Gate
 from gossamer.engine.judge import MAX_HOPS, Verdict, asks_again, judge_error, judge_response
-from gossamer.engine.pace import Pace
+from gossamer.engine.pace import LaneDelay
 from gossamer.engine.paths import Paths
 from gossamer.engine.records import answer_row, record_of
 from gossamer.engine.region import Placing
-from gossamer.engine.revisit import Plan, Seen
+from gossamer.engine.revisit import NextVisit, Seen
 from gossamer.engine.sitecookies import SiteCookies
 from gossamer.engine.sitemaps import CHUNK
 from gossamer.engine.store import Result
-from gossamer.engine.told import Told
+from gossamer.engine.told import SentLinks
 from gossamer.errors import ConnectFailed, Disallowed, FetchError, Forbidden, ProxyFailed
 from gossamer.extract.fingerprint import text_digest
 from gossamer.model import ROBOTS, SITEMAP, Lease, Outcome, PageRow, Request, Response, SiteNote
-from gossamer.sink.trail import Step
+from gossamer.sink.trail import SentRequest
 
 fetches = logging.getLogger("gossamer.fetch")
 _ANYWHERE = nullcontext()
@@ -56,14 +56,14 @@ class Visit:
         self._gate = Gate(lease.robots, context.settings, context.clock, rulebook=context.rules)
         self._memo = dict(lease.memo)
         self._paths = Paths(lease, self._memo, context.settings, context.clock)
-        self._copies = Copies(lease) if context.settings.dedupe else None
+        self._copies = NearDuplicates(lease) if context.settings.dedupe else None
         context.revisits.meet(lease)
         self._cookies = SiteCookies(context.jar, lease) if context.jar is not None else None
-        self._pace = Pace(lease, context.settings, context.clock)
+        self._pace = LaneDelay(lease, context.settings, context.clock)
         self._left_alone = False
-        self._step: Step | None = None
+        self._step: SentRequest | None = None
         """The last request that was answered: it goes on the trail when it is known what was cut of its page."""
-        self.told = Told()
+        self.told = SentLinks()
         if context.remembers is not None:
             context.remembers.recall(lease.site, lease.memo)
         if context.loads is not None:
@@ -246,7 +246,7 @@ class Visit:
         """Leave a step on the trail, if one is kept, and a line in the log, if it is wanted."""
         self._leave_step()
         if self._context.trail is not None:
-            self._step = Step(
+            self._step = SentRequest(
                 url=request.url,
                 at=round(at, 3),
                 latency=round(latency, 4),
@@ -367,7 +367,7 @@ class Visit:
         verdict = verdict._replace(
             status="skipped", reason=reading.reason, memo={**(verdict.memo or {}), **(reading.memo or {})}
         )
-        await self._settle(request, verdict, response=response, plan=Plan(reading.again_in, reading.state))
+        await self._settle(request, verdict, response=response, plan=NextVisit(reading.again_in, reading.state))
 
     async def _settle(
         self,
@@ -379,7 +379,7 @@ class Visit:
         links: tuple[Request, ...] = (),
         page: Extracted | None = None,
         seen: Seen | None = None,
-        plan: Plan | None = None,
+        plan: NextVisit | None = None,
     ) -> None:
         lease, committer = self.lease, self._context.committer
         # Of an answer that is asked for again, the last try counts.

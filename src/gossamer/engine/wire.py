@@ -86,7 +86,7 @@ class Frame(msgspec.Struct, array_like=True, frozen=True):
     call: Call
 
 
-class Answer(msgspec.Struct, array_like=True, frozen=True):
+class WireReply(msgspec.Struct, array_like=True, frozen=True):
     number: int
     value: msgspec.Raw = msgspec.Raw(b"\xc0")
     error: str = ""
@@ -107,7 +107,7 @@ ANSWERS: dict[type[Any], Any] = {
 }
 encode = msgspec.msgpack.Encoder().encode
 decode_frame = msgspec.msgpack.Decoder(Frame).decode
-decode_answer = msgspec.msgpack.Decoder(Answer).decode
+decode_answer = msgspec.msgpack.Decoder(WireReply).decode
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes | None:

@@ -20,10 +20,10 @@ from gossamer import urls
 from gossamer.errors import ConfigError
 from gossamer.export import Export
 from gossamer.export.chunks import chunks, count_words
-from gossamer.replay.crew import Crew
+from gossamer.replay.crew import ReplayPool
 from gossamer.replay.orders import Done
 from gossamer.settings import Settings
-from gossamer.stored import open_stored
+from gossamer.stored.open import open_stored
 
 INDEX, CHUNKS = "index.jsonl", "chunks.jsonl"
 _TOLD = 20
@@ -43,7 +43,7 @@ def write_markdown(export: Export) -> int:
         raise ConfigError(f"{folder} is not empty", hint="give --out a new folder, or one of an earlier export")
     folder.mkdir(parents=True, exist_ok=True)
     with open_stored(export.source) as stored:
-        crew = Crew(stored, Settings(spider=_SPIDER), all_visits=export.all_visits, where=export.where.conditions)
+        crew = ReplayPool(stored, Settings(spider=_SPIDER), all_visits=export.all_visits, where=export.where.conditions)
         writer = _Writer(folder, most_words=export.options.get("chunks") or 0, all_visits=export.all_visits)
         try:
             asyncio.run(crew.run(writer.take))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 # It says in words that pyarrow is missing, so it comes first.
-from gossamer.sink import parquet_files as files  # isort: skip
+from gossamer.sink import parquet_files  # isort: skip
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -20,12 +20,12 @@ _GROUP_BYTES = 64 * 1024 * 1024
 def write_parquet(export: Export) -> int:
     """Pages in the columns of the sink parquet; what the job's files do not tell is null."""
     count = 0
-    with export.output() as out, pq.ParquetWriter(out, files.PAGE_SCHEMA, **files.WRITING) as writer:
+    with export.output() as out, pq.ParquetWriter(out, parquet_files.PAGE_SCHEMA, **parquet_files.WRITING) as writer:
         group: list[pa.RecordBatch] = []
         for batch in _batches(export):
             group.append(batch)
             count += batch.num_rows
-            if sum(map(len, group)) >= files.ROW_GROUP or sum(one.nbytes for one in group) >= _GROUP_BYTES:
+            if sum(map(len, group)) >= parquet_files.ROW_GROUP or sum(one.nbytes for one in group) >= _GROUP_BYTES:
                 writer.write_table(pa.Table.from_batches(group))
                 group = []
         if group:
@@ -36,10 +36,10 @@ def write_parquet(export: Export) -> int:
 def _batches(export: Export) -> Iterator[pa.RecordBatch]:
     source = export.records()
     while some := list(islice(source, _BATCH)):
-        yield files.page_batch(
+        yield parquet_files.page_batch(
             [
                 # Files of lines have neither key nor token.
-                files.Row(one.key or None, one.token or None, one.page, (), getattr(one, "warc", None))  # type: ignore[arg-type]
+                parquet_files.LogRow(one.key or None, one.token or None, one.page, (), getattr(one, "warc", None))  # type: ignore[arg-type]
                 for one in some
             ]
         )

@@ -12,7 +12,7 @@ from gossamer.extract.encoding import decode, detect
 from gossamer.model import Headers, Request, Response
 
 
-class Answer:
+class DecodedResponse:
     """A response and the request that it answers; nothing of the body is read before it is asked for."""
 
     __slots__ = ("_encoding", "_html", "_is_html", "_mime_type", "request", "response")

@@ -29,10 +29,10 @@ _KINDS: Mapping[Any, str] = {
 
 def columns_of(kind: type) -> dict[str, str]:
     """Field -> `str`, `int`, `float`, `bool`, `decimal`, `time`, `date`, or `json` for whatever else it holds."""
-    return {name: _word(annotation) for name, annotation in _fields(kind)}
+    return {name: _word(annotation) for name, annotation in _column_fields(kind)}
 
 
-def _fields(kind: type) -> Iterable[tuple[str, Any]]:
+def _column_fields(kind: type) -> Iterable[tuple[str, Any]]:
     if hasattr(kind, "model_fields"):
         for name, field in kind.model_fields.items():
             yield field.serialization_alias or field.alias or name, field.annotation

@@ -226,7 +226,7 @@ def decode(body: bytes, encoding: str) -> str:
     if name not in _MULTIBYTE:
         return codecs.charmap_decode(body, "replace", _characters(name))[0]
     if name in legacy.ENCODINGS:
-        return legacy.decode(body, name)
+        return legacy.decode_legacy(body, name)
     return body.removeprefix(_MARKS[name]).decode(name, "replace")
 
 
@@ -236,7 +236,7 @@ def encode(text: str, encoding: str, lacking: Callable[[str], bytes]) -> bytes:
     Nothing is ever sent in UTF-16: that is UTF-8."""
     name = NAMES.get(encoding.lower(), DEFAULT)
     if name in legacy.ENCODINGS:
-        return legacy.encode(text, name, lacking)
+        return legacy.encode_legacy(text, name, lacking)
     if name in _MULTIBYTE or name == "replacement":
         return text.encode("utf-8", "replace")
     places = _places(name)

@@ -23,7 +23,7 @@ class Dropped(NamedTuple):
     pipeline: str
 
 
-class Intake:
+class ItemPipeline:
     """What becomes of each item: stored, dropped by a pipeline, or rejected; never none of these."""
 
     def __init__(self, types: type | Sequence[type] = (), pipelines: Sequence[Pipeline] = ()) -> None:

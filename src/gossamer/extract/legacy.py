@@ -52,11 +52,11 @@ _EXCHANGED = {
     "euc-jp": _JIS,
     "shift_jis": dict.fromkeys(range(0xF8F0, 0xF8F4), 0xFFFD),
 }
-_CODECS = {
+_LEGACY_CODECS = {
     **{"gbk": "gb18030", "gb18030": "gb18030", "big5": "big5hkscs", "euc-jp": "euc_jp"},
     **{"iso-2022-jp": "iso2022_jp_ext", "shift_jis": "cp932", "euc-kr": "cp949"},
 }
-ENCODINGS = frozenset(_CODECS)
+ENCODINGS = frozenset(_LEGACY_CODECS)
 _ROMAN = {"\xa5": b"\\", "\u203e": b"~"}
 _WIDE = {chr(half): normalize("NFKC", chr(half)) for half in range(0xFF61, 0xFF9E)} | {
     "\uff9e": "\u309b",
@@ -83,11 +83,11 @@ _ESCAPE = re.compile(rb"\x1b(\(B|\(J|\(I|\$@|\$B)")
 _PAIRS = re.compile(rb"((?:[!-~]{2}){1,16384})|[!-~][^!-~\x1b]|.", re.DOTALL)
 _SINGLES = re.compile(rb"([^\x0e\x0f\x1b\x80-\xff]{1,32768})|.", re.DOTALL)
 _KANA = re.compile(rb"([!-_]{1,32768})|.", re.DOTALL)
-_RUNS = {b"(B": _SINGLES, b"(J": _SINGLES, b"(I": _KANA, b"$@": _PAIRS, b"$B": _PAIRS}
+_LEGACY_RUNS = {b"(B": _SINGLES, b"(J": _SINGLES, b"(I": _KANA, b"$@": _PAIRS, b"$B": _PAIRS}
 _UPPER = bytes(byte | 0x80 for byte in range(256))
 
 
-def decode(body: bytes, name: str) -> str:
+def decode_legacy(body: bytes, name: str) -> str:
     """The body as text; what does not decode becomes U+FFFD."""
     return "".join(_pieces(body, name))
 
@@ -112,13 +112,13 @@ def _pieces(body: bytes, name: str) -> Iterator[str]:
 
 
 def _slices(body: bytes, name: str, start: int, end: int) -> Iterator[str]:
-    decoder = codecs.getincrementaldecoder(_CODECS[name])(_handler(name))
+    decoder = codecs.getincrementaldecoder(_LEGACY_CODECS[name])(_handler(name))
     for at in range(start, end, SLICE_BYTES):
         if at + SLICE_BYTES < end:
             text = decoder.decode(body[at : at + SLICE_BYTES])
         else:
             # At its end, the decoder would take all that is left of a text for one mistake.
-            text = (decoder.getstate()[0] + body[at:end]).decode(_CODECS[name], _handler(name))
+            text = (decoder.getstate()[0] + body[at:end]).decode(_LEGACY_CODECS[name], _handler(name))
         exchanged = _EXCHANGED.get(name)
         yield text.translate(exchanged) if exchanged and not text.isascii() else text
 
@@ -131,7 +131,7 @@ def _iso_2022_jp(body: bytes) -> Iterator[str]:
         if start == end and start and escape is not None:
             left -= 1
             yield _BAD
-        for run in _RUNS[state].finditer(body, start, end):
+        for run in _LEGACY_RUNS[state].finditer(body, start, end):
             if left <= 0:
                 break
             left -= 1
@@ -153,11 +153,11 @@ def _run(letters: bytes, state: bytes) -> str:
     return text.replace("\\", "\xa5").replace("~", "\u203e") if state == b"(J" else text
 
 
-def encode(text: str, name: str, lacking: Callable[[str], bytes]) -> bytes:
+def encode_legacy(text: str, name: str, lacking: Callable[[str], bytes]) -> bytes:
     """The text in an encoding; `lacking` is asked for what it has no letter for."""
     if name == "iso-2022-jp":
         return b"".join(_escaped(text, lacking))
-    places = _places(name)
+    places = _legacy_places(name)
     if name != "gb18030":
         return b"".join(places.get(letter) or _ascii(letter) or lacking(letter) for letter in text)
     return b"".join(
@@ -171,14 +171,14 @@ def _ascii(letter: str) -> bytes:
 
 
 @lru_cache(maxsize=8)
-def _places(name: str) -> dict[str, bytes]:
+def _legacy_places(name: str) -> dict[str, bytes]:
     """Letter -> the bytes that are written for it: the first that are read as that letter."""
     found: dict[str, bytes] = {}
     second = _BIG5_SECOND if name == "big5" else frozenset()
     for lead in _written_leads(name):
         pairs = [bytes((lead, trail)) for trail in range(0x40, 0xFF)]
         # No pair takes a line end along, so that each of them is a line.
-        for pair, letter in zip(pairs, decode(b"\n".join(pairs), name).split("\n"), strict=True):
+        for pair, letter in zip(pairs, decode_legacy(b"\n".join(pairs), name).split("\n"), strict=True):
             if len(letter) == 1 and letter != _BAD and (letter not in found or letter in second):
                 found[letter] = pair
     if name in ("euc-jp", "shift_jis"):
@@ -206,7 +206,7 @@ def _written_leads(name: str) -> list[int]:
 
 def _escaped(text: str, lacking: Callable[[str], bytes]) -> Iterator[bytes]:
     """ISO-2022-JP, which has a state: ASCII, that with a yen and an overline, or pairs."""
-    state, places = b"(B", _places("euc-jp")
+    state, places = b"(B", _legacy_places("euc-jp")
     for letter in text:
         pair = b"" if letter.isascii() or letter in _ROMAN else places.get(_WIDE.get(letter) or letter, b"")
         if pair or letter in _ROMAN:
@@ -276,12 +276,12 @@ def _register(name: str) -> None:
         # One error is used for all mistakes of a text: it can count them.
         error.mistakes = getattr(error, "mistakes", 0) + 1  # type: ignore[attr-defined]
         if error.mistakes > MAX_MISTAKES:  # type: ignore[attr-defined]
-            return error.object[error.start :].decode(_CODECS[name], "replace"), len(error.object)
+            return error.object[error.start :].decode(_LEGACY_CODECS[name], "replace"), len(error.object)
         found, taken = _mistake(name, error.object, error.start)
         return found, min(error.start + taken, len(error.object))
 
     codecs.register_error(_handler(name), handle)
 
 
-for _name in _CODECS:
+for _name in _LEGACY_CODECS:
     _register(_name)

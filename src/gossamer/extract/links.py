@@ -59,7 +59,7 @@ class Links(NamedTuple):
     cut: dict[str, int | None]
 
 
-class Found(NamedTuple):
+class PageLinks(NamedTuple):
     """What a page says about links: its base, its references, and name and content of its `<meta>` elements."""
 
     base: str | None
@@ -138,17 +138,17 @@ class LinkMemo:
         return url
 
 
-def find(tree: Document, *, nofollow: bool = True) -> Found:
+def find(tree: Document, *, nofollow: bool = True) -> PageLinks:
     """All that a page says about where it leads, as it is written; `nofollow` leaves out links whose `rel` says so."""
     base: list[str] = []
     metas: list[tuple[str, str]] = []
     references = _references(tree, nofollow=nofollow, base=base, metas=metas)
-    return Found(base[0] if base else None, references, metas)
+    return PageLinks(base[0] if base else None, references, metas)
 
 
 def links(
     tree: Document,
-    found: Found,
+    found: PageLinks,
     url: str,
     *,
     encoding: str = "utf-8",

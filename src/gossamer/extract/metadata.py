@@ -53,7 +53,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The top items of microformats, old and new: `type`, `properties`, and `children` if there are any."""
 
 
-def metadata(tree: Document, *, title: str = "", language: str = "", base: str = "") -> Metadata:
+def read_metadata(tree: Document, *, title: str = "", language: str = "", base: str = "") -> Metadata:
     """Read it all; `title` and `language` are what is known otherwise, and count where the page is silent.
 
     `base` is what URLs in RDFa and microformats are relative to; elsewhere they stay as they are written."""

@@ -10,7 +10,7 @@ MOST_VISITS = 50_000
 """Elements that are looked at: with itemref, a few may stand for very many."""
 _MOST_TEXT = 8 * 1024 * 1024
 _MOST_MARKED, _DEEPEST, _FARTHEST = 50_000, 32, 512
-_LONGEST = 100_000
+_LONGEST_VALUE = 100_000
 _SOURCES = {
     "meta": "content", "a": "href", "area": "href", "link": "href", "img": "src", "audio": "src", "video": "src",
     "source": "src", "iframe": "src", "embed": "src", "track": "src", "object": "data", "data": "value",
@@ -84,7 +84,7 @@ class _Reader:
         types = (one.node.attr("itemtype") or "").split()
         item: dict[str, Any] = {"type": types if len(types) > 1 else "".join(types)}
         if identity := (one.node.attr("itemid") or "").strip():
-            item["id"] = identity[:_LONGEST]
+            item["id"] = identity[:_LONGEST_VALUE]
         around = (*around, one)
         for each in self._properties(one):
             for name in dict.fromkeys((each.node.attr("itemprop") or "").split()):
@@ -106,7 +106,7 @@ class _Reader:
         given = one.node.attr(attribute) if attribute else None
         text = given if given is not None else one.node.text
         self._text_left -= len(text)
-        return " ".join(text.split())[:_LONGEST]
+        return " ".join(text.split())[:_LONGEST_VALUE]
 
     def _properties(self, item: _Marked) -> list[_Marked]:
         """The elements that are properties of an item: below it, or below what its itemref names."""

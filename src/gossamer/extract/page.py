@@ -11,12 +11,12 @@ from turbohtml import Document
 from gossamer.cut import parse_cut
 from gossamer.errors import ExtractError
 from gossamer.extract import directives, formatting, forms, links, paging, selectors, sitemap, xml
-from gossamer.extract.answer import Answer
+from gossamer.extract.answer import DecodedResponse
 from gossamer.extract.directives import Directives
 from gossamer.extract.links import LinkMemo, Links
 from gossamer.extract.main_part import MainPart, main_part
 from gossamer.extract.markdown import to_markdown
-from gossamer.extract.metadata import Metadata, metadata
+from gossamer.extract.metadata import Metadata, read_metadata
 from gossamer.extract.relations import Relation, element_relations, header_relations
 from gossamer.extract.selectors import Selection
 from gossamer.extract.text import title_of, visible_text
@@ -29,7 +29,7 @@ _DEEP, _DEEPEST = turbohtml.XPath("/*" * 40), turbohtml.XPath("/*" * 513)
 _HREFS = ("href", "xlink:href", "src")
 
 
-class Page(Answer):
+class Page(DecodedResponse):
     """One fetched page. Reading a part twice costs nothing; reading none of them costs no parsing."""
 
     __slots__ = (
@@ -140,7 +140,7 @@ class Page(Answer):
     def metadata(self) -> Metadata:
         """What the page says of itself: author, dates, language, and the structured data in it."""
         if self._metadata is None:
-            self._metadata = metadata(
+            self._metadata = read_metadata(
                 self.tree, title=self.title, language=self.header("content-language"), base=self.base
             )
         return self._metadata
@@ -361,7 +361,7 @@ class Page(Answer):
             return []
         feed = sitemap.parse(self.body, self.url, self.header("content-type"))
         found = [entry.url for entry in feed.pages] if feed.kind in ("rss", "atom") else xml.links(self.tree)
-        nothing = links.Found(None, found, [])
+        nothing = links.PageLinks(None, found, [])
         return self._taken(
             links.links(self.tree, nothing, self.url, also=self._header_links(), max_links=max_links, memo=self._memo)
         )

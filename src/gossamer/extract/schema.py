@@ -13,7 +13,7 @@ from gossamer.errors import ConfigError, ExtractError
 from gossamer.extract.columns import columns_of
 from gossamer.extract.items import plain
 
-HINT = "a type of items is a dataclass, an attrs class, a pydantic model or a msgspec Struct"
+SCHEMA_HINT = "a type of items is a dataclass, an attrs class, a pydantic model or a msgspec Struct"
 _AT = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
 _MISSING = re.compile(r"missing required field `([^`]*)`")
 
@@ -48,7 +48,7 @@ class Schema:
             except msgspec.ValidationError:
                 pass
             except TypeError as error:
-                raise ConfigError(f"items of type {self.name} cannot be checked: {error}", hint=HINT) from None
+                raise ConfigError(f"items of type {self.name} cannot be checked: {error}", hint=SCHEMA_HINT) from None
 
     def fit(self, item: Any) -> dict[str, Any] | Misfit:
         """The item as the type has it, in plain values; or why it does not fit."""
@@ -138,7 +138,7 @@ def _names(kind: type) -> frozenset[str]:
         return frozenset(field.name for field in dataclasses.fields(kind))
     if hasattr(kind, "__attrs_attrs__"):
         return frozenset(attribute.name for attribute in kind.__attrs_attrs__)
-    raise ConfigError(f"{kind!r} is not a type of items", hint=HINT)
+    raise ConfigError(f"{kind!r} is not a type of items", hint=SCHEMA_HINT)
 
 
 def _as_written(item: Any) -> dict[str, Any]:

@@ -42,7 +42,7 @@ _TEXT: Callable[..., list[str]] = XPath("$found/text()")  # type: ignore[assignm
 _DEEP_TEXT: Callable[..., list[str]] = XPath("$found//text()")  # type: ignore[assignment]
 
 
-class Part(NamedTuple):
+class SelectorPart(NamedTuple):
     """One selector of a comma list: which elements, and what of them."""
 
     query: str
@@ -188,7 +188,7 @@ def _css(node: Node, query: str) -> list[Match]:
     return hits
 
 
-def _elements(node: Node, part: Part, query: str) -> list[Element]:
+def _elements(node: Node, part: SelectorPart, query: str) -> list[Element]:
     """What a selector finds: in a whole document, or at and below one of its elements."""
     try:
         if part.path:
@@ -260,7 +260,7 @@ _EXTENSIONS: Any = {(None, "has-class"): _has_class}
 
 
 @lru_cache(maxsize=512)
-def _parts(query: str) -> tuple[Part, ...]:
+def _parts(query: str) -> tuple[SelectorPart, ...]:
     """A comma list in parts; those that want the same of their elements are one part, to keep the page's order."""
     parts: dict[tuple[bool, str, bool], list[str]] = {}
     for one in _split(query):
@@ -285,11 +285,11 @@ def _parts(query: str) -> tuple[Part, ...]:
     return tuple(_part(queries, key) for key, queries in parts.items())
 
 
-def _part(queries: list[str], key: tuple[bool, str, bool]) -> Part:
+def _part(queries: list[str], key: tuple[bool, str, bool]) -> SelectorPart:
     if "" in queries:
-        return Part("", "", "", *key)
+        return SelectorPart("", "", "", *key)
     query = ", ".join(queries)
-    return Part(query, ", ".join(map(_scoped, queries)), _path(query), *key)
+    return SelectorPart(query, ", ".join(map(_scoped, queries)), _path(query), *key)
 
 
 def _scoped(query: str) -> str:

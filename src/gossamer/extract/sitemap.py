@@ -18,7 +18,7 @@ import msgspec
 
 from gossamer import urls
 from gossamer.extract.encoding import codec, declared
-from gossamer.extract.sitemap_xml import Found, read_xml
+from gossamer.extract.sitemap_xml import XmlEntry, read_xml
 from gossamer.extract.timestamps import http_time, w3c_time
 
 MAX_ENTRIES = 50_000
@@ -40,7 +40,7 @@ _HTML = re.compile(rb"(?:<!--(?:[^-]|-(?!->))*+-->|\s)*+(?:<!doctype\s+html|<htm
 Kind = Literal["", "urlset", "index", "rss", "atom", "text"]
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False):
+class SitemapEntry(msgspec.Struct, frozen=True, gc=False):
     """One page, or one further sitemap, as a sitemap lists it."""
 
     url: str
@@ -63,8 +63,8 @@ class Sitemap(msgspec.Struct, frozen=True):
 
     kind: Kind = ""
     """Empty for a file that is no sitemap."""
-    pages: tuple[Entry, ...] = ()
-    sitemaps: tuple[Entry, ...] = ()
+    pages: tuple[SitemapEntry, ...] = ()
+    sitemaps: tuple[SitemapEntry, ...] = ()
     problems: dict[str, int] = {}
     """What was not read, and how often: see `PROBLEMS`."""
 
@@ -100,8 +100,8 @@ def parse(
     if _HTML.match(head):
         return Sitemap(problems=problems | {"not-a-sitemap": 1})
     is_xml = head.startswith(b"<") or _ROOT.search(head) is not None
-    pages: list[Entry] = []
-    sitemaps: list[Entry] = []
+    pages: list[SitemapEntry] = []
+    sitemaps: list[SitemapEntry] = []
     kind: Kind = ""
     for number, found in enumerate(read_xml(data, problems) if is_xml else _lines(data, problems)):
         kind = kind or found.kind
@@ -118,7 +118,7 @@ def parse(
     return Sitemap(kind, tuple(pages), tuple(sitemaps), problems)
 
 
-def _entry(found: Found, base: str, problems: dict[str, int]) -> Entry | None:
+def _entry(found: XmlEntry, base: str, problems: dict[str, int]) -> SitemapEntry | None:
     if len(found.url) > MAX_URL_LENGTH:
         _count(problems, "long-url")
         return None
@@ -136,7 +136,7 @@ def _entry(found: Found, base: str, problems: dict[str, int]) -> Entry | None:
         if lastmod is None:
             _count(problems, "bad-lastmod")
     alternates = tuple(other for href in found.alternates if (other := urls.join(base, href)) is not None)
-    return Entry(
+    return SitemapEntry(
         url,
         lastmod,
         found.changefreq.lower()[:16],
@@ -156,7 +156,7 @@ def _priority(text: str) -> float | None:
     return value if 0.0 <= value <= 1.0 else None
 
 
-def _lines(data: bytes | bytearray, problems: dict[str, int]) -> Iterator[Found]:
+def _lines(data: bytes | bytearray, problems: dict[str, int]) -> Iterator[XmlEntry]:
     """One URL a line. A file that begins with very many other lines is no sitemap."""
     bad, whole = 0, len(data)
     for match in _LINE.finditer(data):
@@ -169,7 +169,7 @@ def _lines(data: bytes | bytearray, problems: dict[str, int]) -> Iterator[Found]
                 return
             text = bytes(line[: MAX_URL_LENGTH * 4]).decode("utf-8", "replace")
             bad = 0
-            yield Found(kind="text", url=text)
+            yield XmlEntry(kind="text", url=text)
         else:
             bad += 1
             _count(problems, "no-url")

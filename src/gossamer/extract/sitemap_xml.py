@@ -53,7 +53,7 @@ Kind = Literal["", "urlset", "index", "rss", "atom", "text"]
 
 
 @dataclass(slots=True)
-class Found:
+class XmlEntry:
     """One entry as it is written; without a URL it only says what kind of file this is."""
 
     kind: Kind = ""
@@ -71,7 +71,7 @@ class Found:
     videos: list[str] = field(default_factory=list)
 
 
-def read_xml(data: bytes | bytearray, problems: dict[str, int]) -> Iterator[Found]:
+def read_xml(data: bytes | bytearray, problems: dict[str, int]) -> Iterator[XmlEntry]:
     """The entries of a sitemap, an index, or a feed, in their order; `problems` counts what could not be read."""
     return _Reader(data, problems).read()
 
@@ -86,7 +86,7 @@ class _Reader:
         self._own = b""
         self._base = ""
         self._prefixes: dict[bytes, bytes] = {}
-        self._entry: Found | None = None
+        self._entry: XmlEntry | None = None
         self._loose = self._identity = self._linked = ""
         self._ranked = 99
         self._inside = b""
@@ -97,7 +97,7 @@ class _Reader:
         self._ready: bytes | bytearray | None = None
         """The text of the element at hand, where it was plain to see."""
 
-    def read(self) -> Iterator[Found]:
+    def read(self) -> Iterator[XmlEntry]:
         search, data = _TOKEN.search, self._data
         for _ in range(_MOST_TOKENS):
             token = search(data, self._position)
@@ -124,13 +124,13 @@ class _Reader:
             self._count("too-many")
         yield from self._finished()
 
-    def _closed(self, prefix: bytes, name: bytes) -> Iterator[Found]:
+    def _closed(self, prefix: bytes, name: bytes) -> Iterator[XmlEntry]:
         if self._inside:
             self._inside = b"" if name == self._inside else self._inside
         elif name in _ENTRIES and self._begins(bytes(prefix), bytes(name)):
             yield from self._finished()
 
-    def _opened(self, prefix: bytes, name: bytes, start: int, end: int) -> Iterator[Found]:
+    def _opened(self, prefix: bytes, name: bytes, start: int, end: int) -> Iterator[XmlEntry]:
         prefix = bytes(prefix)
         if name in _ROOTS:
             if not self._kind:
@@ -178,7 +178,7 @@ class _Reader:
             end = self._data.find(b">", end + 1, start + _LONGEST_TAG)
         return first
 
-    def _root(self, prefix: bytes, name: bytes, start: int, end: int) -> Found:
+    def _root(self, prefix: bytes, name: bytes, start: int, end: int) -> XmlEntry:
         self._kind = _ROOTS[name]  # type: ignore[assignment]
         self._own = prefix
         for attribute, value in self._attributes(start, end).items():
@@ -186,7 +186,7 @@ class _Reader:
                 self._declare(attribute[6:], value.encode())
             elif attribute == b"xml:base":
                 self._base = value
-        return Found(kind=self._kind)
+        return XmlEntry(kind=self._kind)
 
     def _declare(self, prefix: bytes, namespace: bytes) -> None:
         lowered = namespace.lower()
@@ -211,7 +211,7 @@ class _Reader:
     def _begin(self, name: bytes, start: int, end: int) -> None:
         if not self._kind:
             self._kind = _ENTRIES[name]  # type: ignore[assignment]
-        self._entry = Found(kind=self._kind, base=self._base, is_sitemap=name == b"sitemap")
+        self._entry = XmlEntry(kind=self._kind, base=self._base, is_sitemap=name == b"sitemap")
         self._loose = self._identity = self._linked = ""
         self._ranked, self._refused = 99, False
         if name in (b"url", b"sitemap"):
@@ -220,7 +220,7 @@ class _Reader:
         elif name == b"entry":
             self._entry.base = self._attributes(start, end).get(b"xml:base", self._base)
 
-    def _finished(self) -> Iterator[Found]:
+    def _finished(self) -> Iterator[XmlEntry]:
         """The entry that is open, if it has a URL."""
         entry, self._entry = self._entry, None
         if entry is None:
@@ -237,20 +237,20 @@ class _Reader:
         for url in others:
             yield replace(entry, url=url, alternates=[], images=[], videos=[])
 
-    def _child(self, meaning: bytes, name: bytes, start: int, end: int) -> Iterator[Found]:
+    def _child(self, meaning: bytes, name: bytes, start: int, end: int) -> Iterator[XmlEntry]:
         if self._kind in ("urlset", "index", ""):
             yield from self._of_sitemap(meaning, name, start, end)
         elif self._entry is not None:
             self._of_feed(self._entry, meaning, name, start, end)
 
-    def _of_sitemap(self, meaning: bytes, name: bytes, start: int, end: int) -> Iterator[Found]:
+    def _of_sitemap(self, meaning: bytes, name: bytes, start: int, end: int) -> Iterator[XmlEntry]:
         entry = self._entry
         if entry is None:
             if name == b"loc" and meaning == b"" and self._kind:
                 # A list of <loc> without what should be around each.
                 self._refused = False
                 url = self._text()
-                yield Found(kind=self._kind, url="" if self._refused else url, is_sitemap=self._kind == "index")
+                yield XmlEntry(kind=self._kind, url="" if self._refused else url, is_sitemap=self._kind == "index")
         elif meaning == b"":
             if name == b"loc":
                 url = self._text()
@@ -276,7 +276,7 @@ class _Reader:
         elif meaning == b"news" and name == b"publication_date":
             entry.lastmod = entry.lastmod or self._text()
 
-    def _of_feed(self, entry: Found, meaning: bytes, name: bytes, start: int, end: int) -> None:
+    def _of_feed(self, entry: XmlEntry, meaning: bytes, name: bytes, start: int, end: int) -> None:
         if name == b"link":
             # An Atom link stands in feeds of RSS too, and is recognised by its attribute.
             attributes = self._attributes(start, end)

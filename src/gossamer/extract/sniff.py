@@ -20,7 +20,7 @@ _APACHE = frozenset(
     }
 )
 _XHTML = frozenset({"application/xhtml+xml", "application/vnd.wap.xhtml+xml"})
-_SPACES = b"\t\n\f\r "
+_SNIFF_SPACES = b"\t\n\f\r "
 _BINARY = bytes([*range(0x09), 0x0B, *range(0x0E, 0x1B), *range(0x1C, 0x20)])
 _BOMS = (b"\xfe\xff", b"\xff\xfe", b"\xef\xbb\xbf")
 
@@ -99,7 +99,7 @@ def is_text(essence: str) -> bool:
 def _unknown(head: bytes, *, scriptable: bool) -> str:
     """The standard's rules for a body whose type nobody said."""
     if scriptable:
-        start = head.lstrip(_SPACES)
+        start = head.lstrip(_SNIFF_SPACES)
         if start[:_LONGEST_START].lower().startswith(_HTML_STARTS):
             return "text/html"
         if start.startswith(b"<?xml"):

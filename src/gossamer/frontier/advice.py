@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gossamer.model import Counts, Pulse, ShardView
+from gossamer.model import Counts, Heartbeat, ShardView
 from gossamer.settings import Settings
 
 WORTH_SECONDS = 60.0
@@ -56,7 +56,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     regions: dict[str, Need] = {}
 
 
-class Pace(NamedTuple):
+class SiteRate(NamedTuple):
     """How fast workers and sites are."""
 
     worker_pages: float
@@ -67,7 +67,7 @@ class Pace(NamedTuple):
 def advise(
     counts: Counts,
     shards: Sequence[ShardView],
-    pulses: Sequence[Pulse],
+    pulses: Sequence[Heartbeat],
     *,
     settings: Settings,
     sites: Sequence[Mapping[str, Any]] = (),
@@ -105,7 +105,7 @@ def advise(
     )
 
 
-def measure(pulses: Sequence[Pulse]) -> Pace:
+def measure(pulses: Sequence[Heartbeat]) -> SiteRate:
     """What one worker manages, and how long an answer takes, as far as the workers have shown it."""
     telling = [pulse for pulse in pulses if pulse.load >= _TELLING and pulse.rate > 0]
     worker_pages = median(pulse.rate / pulse.load for pulse in telling) if telling else _WORKER_PAGES
@@ -114,7 +114,7 @@ def measure(pulses: Sequence[Pulse]) -> Pace:
     asked = calm or pulses
     rate = sum(pulse.rate for pulse in asked)
     latency = sum(pulse.fetching for pulse in asked) / rate if rate > 0 else _LATENCY_SECONDS
-    return Pace(worker_pages, max(latency if calm else min(latency, _LATENCY_SECONDS), 0.001), bool(telling))
+    return SiteRate(worker_pages, max(latency if calm else min(latency, _LATENCY_SECONDS), 0.001), bool(telling))
 
 
 def _lanes(counts: Counts, shards: Sequence[ShardView]) -> tuple[dict[str, int], dict[str, float]]:
@@ -143,7 +143,7 @@ def _lane_pages(total: int, latency: float, settings: Settings, sites: Sequence[
     return sum(page * weight for page, weight in zip(pages, weights, strict=False)) / total
 
 
-def _full_workers(lanes: int, pages: float, pace: Pace, settings: Settings) -> float:
+def _full_workers(lanes: int, pages: float, pace: SiteRate, settings: Settings) -> float:
     """How many workers, and what part of one, are kept fully busy: by processor, fetches at once, or lanes held."""
     busy = max(
         pages / pace.worker_pages,
@@ -168,7 +168,7 @@ def _why(
     lanes: int,
     lane_pages: float,
     pages: float,
-    pace: Pace,
+    pace: SiteRate,
     found: int,
     clamped: int,
     due_in: float | None,

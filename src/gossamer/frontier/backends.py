@@ -15,10 +15,10 @@ from typing import TypeVar, cast
 
 from gossamer.clock import Clock
 from gossamer.errors import ConfigError
-from gossamer.frontier.base import Backend, Fleet, FleetBackend, Opener, OwnedBackend
+from gossamer.frontier.base import Backend, FleetBackend, FleetFrontier, Opener, OwnedBackend
 from gossamer.frontier.regions import check_region, parse_part
-from gossamer.masks import masked_address
 from gossamer.model import Finding
+from gossamer.redact import masked_address
 from gossamer.settings import Settings
 
 Ability = TypeVar("Ability")
@@ -111,7 +111,7 @@ def owned_url(url: str, folder: Path) -> str:
     return f"sqlite:{folder}" if url in _HERE else url
 
 
-async def open_fleet(url: str, job: str, *, worker: str = "", region: str = "", shards: str = "") -> Fleet:
+async def open_fleet(url: str, job: str, *, worker: str = "", region: str = "", shards: str = "") -> FleetFrontier:
     """Join a job that workers share at this address; JobMissing if it is not there.
 
     `region` is the worker's own, and so is its part of the `shards`."""
@@ -120,7 +120,7 @@ async def open_fleet(url: str, job: str, *, worker: str = "", region: str = "", 
 
 async def create_fleet(
     url: str, job: str, settings: Settings, *, worker: str = "", region: str = "", shards: str = ""
-) -> Fleet:
+) -> FleetFrontier:
     """Join a job, made with these settings if it is not there; these are its settings from now on.
 
     How many `shards` there are is fixed when a job is made."""

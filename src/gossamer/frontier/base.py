@@ -13,10 +13,10 @@ from gossamer.model import (
     Counts,
     Finding,
     Grant,
+    Heartbeat,
     JobState,
     Lease,
     Outcome,
-    Pulse,
     Receipt,
     RegionView,
     Request,
@@ -83,7 +83,7 @@ class Frontier(Protocol):
         ...
 
 
-class Steering(Protocol):
+class Control(Protocol):
     """What people and services do to a job."""
 
     async def steer(self, job: JobState) -> None:
@@ -118,7 +118,7 @@ class Steering(Protocol):
         ...
 
 
-class JobFrontier(Frontier, Steering, Protocol):
+class JobFrontier(Frontier, Control, Protocol):
     """The frontier of one job: what every backend opens. The job's secret, which keys URLs, lives in it."""
 
     secret: bytes
@@ -169,7 +169,7 @@ class OwnedFrontier(JobFrontier, Protocol):
         ...
 
 
-class Fleet(JobFrontier, Protocol):
+class FleetFrontier(JobFrontier, Protocol):
     """A frontier that workers on many machines share; the job's settings live in it."""
 
     settings: Settings
@@ -179,7 +179,7 @@ class Fleet(JobFrontier, Protocol):
         worker. It is passed only where there are any."""
         ...
 
-    async def beat(self, pulse: Pulse) -> None:
+    async def beat(self, pulse: Heartbeat) -> None:
         """Keep what a worker tells about itself; an old pulse of the same name is replaced."""
         ...
 
@@ -187,7 +187,7 @@ class Fleet(JobFrontier, Protocol):
         """Take up the job's settings as they are now: its limits may have been changed while it runs."""
         ...
 
-    async def workers(self) -> list[Pulse]:
+    async def workers(self) -> list[Heartbeat]:
         """The last pulse of every worker that was heard of within the last ten minutes."""
         ...
 
@@ -267,11 +267,11 @@ class FleetBackend(Backend, Protocol):
 
     is_shared: bool = True
 
-    async def open(self, url: str, job: str, by: Opener) -> Fleet:
+    async def open(self, url: str, job: str, by: Opener) -> FleetFrontier:
         """Join a job; JobMissing if it is not there."""
         ...
 
-    async def create(self, url: str, job: str, settings: Settings, by: Opener) -> Fleet:
+    async def create(self, url: str, job: str, settings: Settings, by: Opener) -> FleetFrontier:
         """Join a job, made with these settings if it is not there; these are its settings from now on.
 
         Any number of machines may create one job at once, and get the same one."""

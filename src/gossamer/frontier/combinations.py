@@ -52,7 +52,7 @@ def _shape(target: str) -> str:
     return "&".join(pair.partition("=")[0] for pair in target.partition("?")[2].split("&"))[:_LONGEST]
 
 
-def evidence(memo: Mapping[str, Any], target: str, *, now: float) -> Place | None:
+def combination_evidence(memo: Mapping[str, Any], target: str, *, now: float) -> Place | None:
     """Why queries like this one are asleep; None if they are awake."""
     place = place_of(target)
     families = [
@@ -68,7 +68,7 @@ def evidence(memo: Mapping[str, Any], target: str, *, now: float) -> Place | Non
     return next((family for family in families if own.issuperset(family["common"])), None)
 
 
-def after_page(
+def after_combination(
     places: Mapping[str, Place],
     url: str,
     target: str,
@@ -105,7 +105,7 @@ def after_page(
     if after == before:
         return None
     others = {name: other for name, other in places.items() if name != place}
-    return _bounded({**others, place: after} if after else others)
+    return _bounded_combinations({**others, place: after} if after else others)
 
 
 def _row(before: Place, url: str, target: str) -> Place:
@@ -132,7 +132,7 @@ def _names(family: Place) -> set[str]:
     return {name.partition("=")[0] for name in family["common"]}
 
 
-def _bounded(places: dict[str, Place]) -> dict[str, Place]:
+def _bounded_combinations(places: dict[str, Place]) -> dict[str, Place]:
     """The places that matter most, if there are too many: those where something is asleep, then the longest rows."""
     if len(places) <= _MOST_PLACES:
         return places

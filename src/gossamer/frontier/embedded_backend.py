@@ -13,8 +13,8 @@ import msgspec
 from gossamer import settings as configuration
 from gossamer.clock import Clock
 from gossamer.errors import ConfigError, JobMissing
-from gossamer.folders import FRONTIER, save_settings, stored_settings
 from gossamer.frontier.base import Meter, OwnedBackend, OwnedFrontier
+from gossamer.job_folder import FRONTIER, save_settings, stored_settings
 from gossamer.settings import Settings
 
 

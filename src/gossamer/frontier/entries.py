@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from gossamer.frontier.recrawl import Visited
+from gossamer.frontier.recrawl import VisitOutcome
 from gossamer.model import Request
 
 
@@ -49,7 +49,7 @@ _decode = msgspec.msgpack.Decoder(_Entry).decode
 _decode_address = msgspec.msgpack.Decoder(_Address).decode
 _decode_extra = msgspec.json.Decoder(Extra).decode
 _decode_state = msgspec.msgpack.Decoder(dict[int | str, Any]).decode
-_NAMES = Visited.__struct_fields__
+_NAMES = VisitOutcome.__struct_fields__
 _NUMBERS = {name: number for number, name in enumerate(_NAMES)}
 _HEX = re.compile("(?:[0-9a-f]{2}){8,}")
 _HEAD_BYTES = {0xD9: 2, 0xDA: 3, 0xDB: 5}

@@ -23,14 +23,14 @@ from gossamer.frontier.folder_job import (
     write_adopted,
     write_wish,
 )
-from gossamer.frontier.folder_owner import Lost, Owner
+from gossamer.frontier.folder_owner import FolderSession, Lost
 from gossamer.frontier.folder_quota import Quota
 from gossamer.frontier.folder_repair import FolderRepair
-from gossamer.frontier.folder_shard import FETCHED_BEFORE, Shard
-from gossamer.frontier.folder_share import Share, ShareClock, explained
-from gossamer.frontier.folder_survey import Survey
+from gossamer.frontier.folder_shard import FETCHED_BEFORE, FolderShard
+from gossamer.frontier.folder_share import ShareClock, SharedFolder, explained
+from gossamer.frontier.folder_survey import FolderView
 from gossamer.frontier.folder_told import Teller
-from gossamer.model import Counts, Grant, JobState, Lease, Outcome, Pulse, Receipt, Request, ShardView, SiteNote
+from gossamer.model import Counts, Grant, Heartbeat, JobState, Lease, Outcome, Receipt, Request, ShardView, SiteNote
 from gossamer.settings import Settings
 
 log = logging.getLogger("gossamer.frontier")
@@ -45,12 +45,12 @@ async def open_folder(
     worker: str = "",
     region: str = "",
     clock: Clock | None = None,
-    share: Share | None = None,
+    share: SharedFolder | None = None,
     tending: bool = True,
 ) -> FolderFrontier:
     """Join a job in this folder; with settings, make it if it is not there. Without a name one only looks and adds."""
     root, shards = place_of(url, job)
-    share = share or Share(root)
+    share = share or SharedFolder(root)
     share_clock = ShareClock(clock or SystemClock())
     try:
         record, found = await asyncio.to_thread(open_job, share, job, settings, shards=shards)
@@ -59,7 +59,7 @@ async def open_folder(
     except OSError as error:
         raise explained(error, root) from error
     share_clock.set(server_time, asked_at=asked_at)
-    owner = Owner(share, found, layout=record.layout, worker=worker, region=region, clock=share_clock)
+    owner = FolderSession(share, found, layout=record.layout, worker=worker, region=region, clock=share_clock)
     frontier = FolderFrontier(owner, record.secret)
     try:
         await owner.join()
@@ -74,13 +74,13 @@ async def open_folder(
 class FolderFrontier(FolderRepair):
     """One worker's view of a job in a shared folder. It leases from the shards that it owns."""
 
-    def __init__(self, owner: Owner, secret: bytes) -> None:
+    def __init__(self, owner: FolderSession, secret: bytes) -> None:
         self.secret = secret
         self.settings = owner.settings
         self.worker = owner.worker
         self.owner = owner
         self._clock = owner.clock
-        self._survey = Survey(owner)
+        self._survey = FolderView(owner)
         self._quota = Quota(owner, self._survey)
         self._teller = Teller(owner)
         self._news = 0
@@ -107,7 +107,7 @@ class FolderFrontier(FolderRepair):
             except Unavailable as error:
                 log.warning("waiting for the folder: %s", error)
 
-    def _shard(self, site: str) -> Shard | None:
+    def _shard(self, site: str) -> FolderShard | None:
         return self.owner.shards.get(self.owner.layout.shard_of(site))
 
     async def add(self, requests: Sequence[Request]) -> int:
@@ -362,7 +362,7 @@ class FolderFrontier(FolderRepair):
     async def every_site(self, cursor: str = "", limit: int = 100) -> tuple[list[Mapping[str, Any]], str]:
         return await self._survey.every_site(cursor, limit)
 
-    async def beat(self, pulse: Pulse) -> None:
+    async def beat(self, pulse: Heartbeat) -> None:
         self.owner.pulse = pulse
         await self._teller.tell()
 
@@ -375,7 +375,7 @@ class FolderFrontier(FolderRepair):
             self._quota.ask_again()
             self._tell()
 
-    async def workers(self) -> list[Pulse]:
+    async def workers(self) -> list[Heartbeat]:
         return await self._survey.workers()
 
     async def shards(self) -> list[ShardView]:

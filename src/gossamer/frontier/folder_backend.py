@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 from gossamer.clock import Clock
 from gossamer.errors import ConfigError
-from gossamer.frontier.base import Fleet, FleetBackend, Meter, Opener
+from gossamer.frontier.base import FleetBackend, FleetFrontier, Meter, Opener
 from gossamer.frontier.clocks import skew
 from gossamer.model import Finding
 from gossamer.settings import Settings
@@ -30,10 +30,10 @@ class FolderBackend(FleetBackend):
     forms = ("folder:/path",)
     knows_all_keys = False
 
-    async def open(self, url: str, job: str, by: Opener) -> Fleet:
+    async def open(self, url: str, job: str, by: Opener) -> FleetFrontier:
         return await _open(url, job, None, by)
 
-    async def create(self, url: str, job: str, settings: Settings, by: Opener) -> Fleet:
+    async def create(self, url: str, job: str, settings: Settings, by: Opener) -> FleetFrontier:
         return await _open(url, job, settings, by)
 
     async def list_jobs(self, url: str) -> list[str]:
@@ -48,7 +48,7 @@ class FolderBackend(FleetBackend):
         return was_there
 
     async def check(self, url: str, *, clock: Clock, forget_seconds: float) -> AsyncIterator[Finding]:
-        from gossamer.frontier.folder_share import TEMPORARY, Share, explained
+        from gossamer.frontier.folder_share import TEMPORARY, SharedFolder, explained
 
         place = _path(url)
         if not place.is_dir():
@@ -56,7 +56,7 @@ class FolderBackend(FleetBackend):
             return
         try:
             with tempfile.TemporaryDirectory(prefix=".gossamer-doctor-", dir=place) as own:
-                share = Share(Path(own))
+                share = SharedFolder(Path(own))
                 await asyncio.to_thread(share.make_folders, TEMPORARY)
                 claims = [await asyncio.to_thread(share.claim, "claim", data) for data in (b"one", b"another")]
                 if claims != [True, False]:

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Set
 from typing import NamedTuple
 
 from gossamer.errors import SchemaMismatch
-from gossamer.frontier import journal as kept
+from gossamer.frontier import journal
 from gossamer.frontier.folder_log import (
     MAGIC,
-    Frame,
+    LogFrame,
     Note,
     Row,
     column,
@@ -23,8 +23,8 @@ from gossamer.frontier.folder_log import (
     opening,
     states_of,
 )
-from gossamer.frontier.folder_share import Share
-from gossamer.frontier.journal import Past, SiteRow
+from gossamer.frontier.folder_share import SharedFolder
+from gossamer.frontier.journal import JournalSite, Past
 
 _MOST_FILES = 6
 _URLS_PER_FRAME = 4096
@@ -39,7 +39,7 @@ class Piece(NamedTuple):
     """A frame, where its URLs begin, and its bytes."""
 
     place: int
-    frame: Frame
+    frame: LogFrame
     blobs: memoryview
 
 
@@ -51,7 +51,7 @@ class Chain:
         self.files: list[tuple[str, int]] = []
         self.pieces: list[Piece] = []
 
-    def __iter__(self) -> Iterator[Frame]:
+    def __iter__(self) -> Iterator[LogFrame]:
         return (piece.frame for piece in self.pieces)
 
     def take(self, name: str, data: bytes, limit: int) -> None:
@@ -87,7 +87,7 @@ class Growth:
         self.waste = 0
         self.size = 0
 
-    def take(self, frame: Frame) -> None:
+    def take(self, frame: LogFrame) -> None:
         """One more change was written."""
         self.rows += len(frame.outcomes)
         # Links have gone out, and of a site the last note counts.
@@ -110,7 +110,7 @@ def log_name(shard: int, claim: int) -> str:
     return f"{folder_of(shard)}/log-{claim:010}"
 
 
-def read_chain(share: Share, shard: int) -> Chain:
+def read_chain(share: SharedFolder, shard: int) -> Chain:
     """All that counts of a shard. Who has the claim reads all; what a former owner adds later is not looked at."""
     for last in (False, False, True):
         try:
@@ -122,7 +122,7 @@ def read_chain(share: Share, shard: int) -> Chain:
     raise AssertionError
 
 
-def _read_chain(share: Share, shard: int) -> Chain:
+def _read_chain(share: SharedFolder, shard: int) -> Chain:
     chain = Chain()
     logs = [name for name in share.names(folder_of(shard), fresh=True) if name.startswith("log-")]
     for name in reversed(logs):
@@ -147,7 +147,7 @@ def _read_chain(share: Share, shard: int) -> Chain:
     return chain
 
 
-def begin_log(share: Share, chain: Chain, *, shard: int, claim: int, session: str) -> Chain:
+def begin_log(share: SharedFolder, chain: Chain, *, shard: int, claim: int, session: str) -> Chain:
     """Begin the log of a new owner, with a shorter past if the old one has grown long; the chain with it."""
     if chain.is_long():
         chain = put_past(share, chain, f"{folder_of(shard)}/past-{claim:010}", shard=shard, session=session)
@@ -156,7 +156,7 @@ def begin_log(share: Share, chain: Chain, *, shard: int, claim: int, session: st
 
 
 def put_past(
-    share: Share,
+    share: SharedFolder,
     chain: Chain,
     name: str,
     *,
@@ -174,14 +174,14 @@ def put_past(
     return made
 
 
-def put_log(share: Share, chain: Chain, name: str, *, shard: int, session: str) -> None:
+def put_log(share: SharedFolder, chain: Chain, name: str, *, shard: int, session: str) -> None:
     """Begin a log behind a chain. From the moment that it is there, it and not an older one is the shard's newest."""
     data = opening(session, shard, chain.files)
     share.put(name, data)
     chain.take(name, data, len(data))
 
 
-def sweep_logs(share: Share, chain: Chain, shard: int) -> None:
+def sweep_logs(share: SharedFolder, chain: Chain, shard: int) -> None:
     """Delete files that are older than the newest of a chain, and that nothing refers to any more."""
     needed = {name for name, _ in chain.files}
     newest = chain.files[-1][0].rpartition("-")[2]
@@ -206,12 +206,12 @@ def shortened(
             if row[0] in unvisited:
                 continue
             before = rows.setdefault(row[0], [])
-            if row[1] != kept.RETRY:
-                if stored := sum(old[1] in (kept.DONE, kept.FAILED) for old, _ in before):
+            if row[1] != journal.RETRY:
+                if stored := sum(old[1] in (journal.DONE, journal.FAILED) for old, _ in before):
                     dropped[row[0]] += stored
                 before.clear()
             before.append((row, state))
-    first = Frame(
+    first = LogFrame(
         at=past.last_at,
         sites=[site for frame in chain for site in frame.sites],
         notes=past.notes,
@@ -226,15 +226,17 @@ def shortened(
         if frame.numbers:
             # URLs stay as they are, with their frame's columns.
             length = sum(column(frame.sizes, "I"))
-            urls = Frame(0.0, [], frame.numbers, frame.keys, frame.places, frame.parents, frame.ranks, frame.sizes)
+            urls = LogFrame(0.0, [], frame.numbers, frame.keys, frame.places, frame.parents, frame.ranks, frame.sizes)
             written.append(framed(encode(urls), bytes(piece.blobs[:length])))
     left = [pair for pairs in rows.values() for pair in pairs]
     for start in range(0, len(left), _URLS_PER_FRAME):
         some = left[start : start + _URLS_PER_FRAME]
-        written.append(framed(encode(Frame(outcomes=[row for row, _ in some])), b"".join(state for _, state in some)))
+        written.append(
+            framed(encode(LogFrame(outcomes=[row for row, _ in some])), b"".join(state for _, state in some))
+        )
     hastened = {number: hint for number, hint in past.hastened.items() if number not in unvisited}
     if hastened:
-        written.append(framed(encode(Frame(hastened=hastened))))
+        written.append(framed(encode(LogFrame(hastened=hastened))))
     return b"".join(written)
 
 
@@ -279,13 +281,13 @@ class ShardPast(Past):
     @property
     def last_visits(self) -> dict[int, int]:
         """Number -> where the state is that a URL goes out with when it comes again."""
-        return {number: at for at, number, status, _, left in self.outcomes() if status != kept.RETRY or left}
+        return {number: at for at, number, status, _, left in self.outcomes() if status != journal.RETRY or left}
 
-    def sites(self) -> Iterator[tuple[int, str, SiteRow | None]]:
+    def sites(self) -> Iterator[tuple[int, str, JournalSite | None]]:
         for frame in self._chain:
             for number, name in frame.sites:
                 note = self.notes.get(number)
-                yield number, name, None if note is None else SiteRow(*note)
+                yield number, name, None if note is None else JournalSite(*note)
 
     def outcomes(self) -> Iterator[tuple[int, int, int, float | None, int]]:
         for piece in self._chain.pieces:
@@ -309,7 +311,7 @@ class Index:
         for piece in chain.pieces:
             self.take(piece.frame, piece.place)
 
-    def take(self, frame: Frame, place: int) -> None:
+    def take(self, frame: LogFrame, place: int) -> None:
         """Remember the URLs of a frame, of which the first is at this place."""
         numbers = column(frame.numbers)
         missing = max(numbers, default=0) + 1 - len(self.places)

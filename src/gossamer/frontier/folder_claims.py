@@ -10,9 +10,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from gossamer.frontier.folder_share import Share
+from gossamer.frontier.folder_share import SharedFolder
 from gossamer.frontier.folder_told import TOLD
-from gossamer.model import Counts, Pulse, RegionView
+from gossamer.model import Counts, Heartbeat, RegionView
 
 CLAIMS, TERMS, WORKERS = "claims", "terms", "workers"
 _KEPT = 4
@@ -22,7 +22,7 @@ _LOOKS_SECONDS = 3.0
 """How long a worker is watched, at least, before it is held to be dead: its clock, or the server's, may have jumped."""
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ClaimsView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What an owner says of a shard."""
 
     claim: int
@@ -39,7 +39,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     nonce: str
     session: str = ""
     term: int = 0
-    view: View | None = None
+    view: ClaimsView | None = None
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -54,11 +54,11 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether it has nothing to fetch."""
     stored: int = 0
     """Pages that it has stored in this life."""
-    shards: dict[int, View] = {}
+    shards: dict[int, ClaimsView] = {}
     region: str = ""
     life: str = ""
     """The process: see `folder_life`."""
-    pulse: Pulse | None = None
+    pulse: Heartbeat | None = None
 
 
 class Standing(NamedTuple):
@@ -82,10 +82,10 @@ def new_session(worker: str) -> str:
 class Claims:
     """The claims of all shards. A shard's newest claim says who has it; a new one is made by one of all who try."""
 
-    def __init__(self, share: Share, shards: int) -> None:
+    def __init__(self, share: SharedFolder, shards: int) -> None:
         self._share = share
         self._unreadable: Counter[str] = Counter()
-        self._views: dict[int, View] = {}
+        self._views: dict[int, ClaimsView] = {}
         """What the last owner said of shards that we have claimed and not opened yet."""
         self.newest: dict[int, Standing] = dict.fromkeys(range(shards), _NOBODY)
 
@@ -112,7 +112,7 @@ class Claims:
             self._unreadable[name] += 1
             return Claim(nonce="", session="?") if self._unreadable[name] > _PATIENCE else None
 
-    def take(self, shard: int, after: int, session: str, term: int, view: View | None = None) -> int:
+    def take(self, shard: int, after: int, session: str, term: int, view: ClaimsView | None = None) -> int:
         """Follow a claim with one of ours, or of nobody; its number, or 0 if somebody was faster."""
         claim = Claim(nonce=secrets.token_hex(8), session=session, term=term, view=view)
         number = after + 1
@@ -162,7 +162,7 @@ def _name(shard: int, number: int) -> str:
 class Peers:
     """The workers of a job, as one of them, or a visitor, sees them."""
 
-    def __init__(self, share: Share, *, lease_seconds: float, every_seconds: float) -> None:
+    def __init__(self, share: SharedFolder, *, lease_seconds: float, every_seconds: float) -> None:
         self._share = share
         self._lease_seconds = lease_seconds
         self._every_seconds = every_seconds

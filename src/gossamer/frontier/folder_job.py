@@ -14,9 +14,9 @@ from gossamer.errors import ConfigError, JobMissing, SchemaMismatch
 from gossamer.frontier.folder_chain import folder_of
 from gossamer.frontier.folder_claims import CLAIMS, TERMS, WORKERS
 from gossamer.frontier.folder_layout import Layout
-from gossamer.frontier.folder_share import TEMPORARY, Share
-from gossamer.masks import has_secrets
+from gossamer.frontier.folder_share import TEMPORARY, SharedFolder
 from gossamer.model import JobState
+from gossamer.redact import has_secrets
 from gossamer.settings import Settings
 
 FORMAT = 1
@@ -26,7 +26,7 @@ _MOST_SHARDS = 8192
 _RECORD, _WISH, _ADOPTED = "job.json", "wish.json", "adopted.json"
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class FolderJobRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What a job is, for all its workers."""
 
     format: int
@@ -61,12 +61,16 @@ def results_of(url: str, job: str) -> Path:
     return root.parents[1] / "results" / root.name
 
 
-def open_job(share: Share, job: str, settings: Settings | None, *, shards: int) -> tuple[Record, Settings]:
+def open_job(
+    share: SharedFolder, job: str, settings: Settings | None, *, shards: int
+) -> tuple[FolderJobRecord, Settings]:
     """The record of a job. With settings it is made if it is not there, and these are its settings from now on."""
     if settings is not None:
         plain = configuration.dump(settings)
         regions = {name: list(patterns) for name, patterns in settings.regions.items()}
-        made = Record(format=FORMAT, secret=secrets.token_bytes(16), shards=shards, settings=plain, regions=regions)
+        made = FolderJobRecord(
+            format=FORMAT, secret=secrets.token_bytes(16), shards=shards, settings=plain, regions=regions
+        )
         _check(settings, made)
         share.make_folders(TEMPORARY, CLAIMS, TERMS, WORKERS, INBOX, REFUSED, QUOTA)
         share.make_folders(*(folder_of(shard) for shard in range(made.layout.count)))
@@ -87,12 +91,12 @@ def open_job(share: Share, job: str, settings: Settings | None, *, shards: int) 
     return record, configuration.build(record.settings, source=f"{share.root / _RECORD}")
 
 
-def read_settings(share: Share) -> Settings:
+def read_settings(share: SharedFolder) -> Settings:
     """The job's settings as they are now."""
     return configuration.build(_read(share, share.root.name).settings, source=f"{share.root / _RECORD}")
 
 
-def _check(settings: Settings, record: Record) -> None:
+def _check(settings: Settings, record: FolderJobRecord) -> None:
     if settings.region_by == "auto":
         raise ConfigError(
             "on a folder sites stay in the region that the rules give them",
@@ -105,7 +109,7 @@ def _check(settings: Settings, record: Record) -> None:
         )
 
 
-def _read(share: Share, job: str) -> Record:
+def _read(share: SharedFolder, job: str) -> FolderJobRecord:
     try:
         data = share.read(_RECORD)
     except (FileNotFoundError, NotADirectoryError):
@@ -114,7 +118,7 @@ def _read(share: Share, job: str) -> Record:
             hint="start it with: gossamer crawl --frontier folder:/path --job NAME; is the folder mounted?",
         ) from None
     try:
-        record = msgspec.json.decode(data, type=Record)
+        record = msgspec.json.decode(data, type=FolderJobRecord)
     except msgspec.MsgspecError as error:
         raise SchemaMismatch(
             f"{share.root / _RECORD} cannot be read: {error}", hint="it was left as it is; move it away to start anew"
@@ -127,7 +131,7 @@ def _read(share: Share, job: str) -> Record:
     return record
 
 
-def read_wish(share: Share) -> JobState:
+def read_wish(share: SharedFolder) -> JobState:
     """What people want the job to do."""
     try:
         return cast(JobState, msgspec.json.decode(share.read(_WISH), type=str))
@@ -135,7 +139,7 @@ def read_wish(share: Share) -> JobState:
         return "running"
 
 
-def read_adopted(share: Share) -> list[str]:
+def read_adopted(share: SharedFolder) -> list[str]:
     """The trees of pages that the job has taken over to their end."""
     try:
         return msgspec.json.decode(share.read(_ADOPTED), type=list[str])
@@ -143,11 +147,11 @@ def read_adopted(share: Share) -> list[str]:
         return []
 
 
-def write_adopted(share: Share, tree: str) -> None:
+def write_adopted(share: SharedFolder, tree: str) -> None:
     """Add a tree to those."""
     share.put(_ADOPTED, msgspec.json.encode(sorted({*read_adopted(share), tree})))
 
 
-def write_wish(share: Share, job: JobState) -> None:
+def write_wish(share: SharedFolder, job: JobState) -> None:
     """Tell all workers what to do."""
     share.put(_WISH, msgspec.json.encode(job))

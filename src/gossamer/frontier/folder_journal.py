@@ -27,7 +27,7 @@ from gossamer.frontier.folder_chain import (
 )
 from gossamer.frontier.folder_log import (
     SIZE_BYTES,
-    Kept,
+    LoggedRequest,
     column,
     decode_kept,
     decode_state,
@@ -42,7 +42,7 @@ from gossamer.model import Request
 from gossamer.settings import Settings
 
 if TYPE_CHECKING:
-    from gossamer.frontier.folder_owner import Owner
+    from gossamer.frontier.folder_owner import FolderSession
 
 log = logging.getLogger("gossamer.frontier")
 _FILE_MASK = (1 << FILE_BITS) - 1
@@ -71,7 +71,7 @@ class _Next(NamedTuple):
 class FolderJournal:
     """Changes of a shard in the newest file of its chain. Its owner is asked, after each write, whether it counts."""
 
-    def __init__(self, owner: Owner, chain: Chain, past: ShardPast, shard: int) -> None:
+    def __init__(self, owner: FolderSession, chain: Chain, past: ShardPast, shard: int) -> None:
         self._owner = owner
         self._share = owner.share
         self._shard = shard
@@ -346,7 +346,7 @@ def site_of(chain: Chain, name: str, *, settings: Settings, now: float) -> dict[
     return None
 
 
-def _kept_at(piece: Piece, place: int) -> Kept:
+def _kept_at(piece: Piece, place: int) -> LoggedRequest:
     sizes = column(piece.frame.sizes, "I")
     start = sum(sizes[:place])
     return decode_kept(piece.blobs[start : start + sizes[place]])

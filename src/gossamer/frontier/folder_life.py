@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gossamer.errors import Held
 
 if TYPE_CHECKING:
-    from gossamer.frontier.folder_owner import Owner
+    from gossamer.frontier.folder_owner import FolderSession
 
 log = logging.getLogger("gossamer.frontier")
 _PROC = Path("/proc")
@@ -52,7 +52,7 @@ def is_running(life: str) -> bool | None:
     return started_now == started and state not in "ZX"
 
 
-async def be_alone(owner: Owner) -> frozenset[str]:
+async def be_alone(owner: FolderSession) -> frozenset[str]:
     """The former lives of this worker, all of them dead. Held if there is a living one.
 
     A process of another machine that has been silent only for a while may come back: its lease is waited for."""

@@ -9,16 +9,16 @@ from gossamer.frontier.folder_log import decode_request
 from gossamer.model import Request
 
 if TYPE_CHECKING:
-    from gossamer.frontier.folder_owner import Owner
+    from gossamer.frontier.folder_owner import FolderSession
 
 _MOST = 20_000
 """Requests of one shard that are read from letters at a time, and a letter more."""
 
 
-class Links:
+class LinkRouter:
     """The links of one worker's shards, and to them."""
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: FolderSession) -> None:
         self._owner = owner
 
     async def collect(self) -> list[str]:

@@ -24,7 +24,7 @@ Row = tuple[int, int, int, float, float | None, str, int]
 Note = tuple[float, float, dict[str, bytes], dict[str, Any], str]
 
 
-class Opening(msgspec.Struct, array_like=True):
+class LogHeader(msgspec.Struct, array_like=True):
     """The first frame of a log: the files, and how much of each, that must be read before it."""
 
     session: str
@@ -32,7 +32,7 @@ class Opening(msgspec.Struct, array_like=True):
     base: list[tuple[str, int]]
 
 
-class Frame(msgspec.Struct, array_like=True):
+class LogFrame(msgspec.Struct, array_like=True):
     """One change. URLs stand in columns of equal length, so that a start need not look at each of them."""
 
     at: float = 0.0
@@ -59,7 +59,7 @@ class Frame(msgspec.Struct, array_like=True):
     """Number -> stored visits that were left out when this log was made shorter."""
 
 
-class Kept(msgspec.Struct, omit_defaults=True, rename=dict(zip(_LONG, _SHORT, strict=True))):
+class LoggedRequest(msgspec.Struct, omit_defaults=True, rename=dict(zip(_LONG, _SHORT, strict=True))):
     """A request as it stands in a log; `place` is the number of its site."""
 
     url: str
@@ -77,9 +77,9 @@ class Kept(msgspec.Struct, omit_defaults=True, rename=dict(zip(_LONG, _SHORT, st
 
 
 encode = msgspec.msgpack.Encoder().encode
-decode_frame = msgspec.msgpack.Decoder(Frame).decode
-decode_opening = msgspec.msgpack.Decoder(Opening).decode
-decode_kept = msgspec.msgpack.Decoder(Kept).decode
+decode_frame = msgspec.msgpack.Decoder(LogFrame).decode
+decode_opening = msgspec.msgpack.Decoder(LogHeader).decode
+decode_kept = msgspec.msgpack.Decoder(LoggedRequest).decode
 decode_request = msgspec.msgpack.Decoder(Request).decode
 decode_state = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
@@ -104,10 +104,10 @@ def frames(data: memoryview, start: int = 0) -> Iterator[tuple[int, memoryview, 
 
 def opening(session: str, shard: int, base: list[tuple[str, int]]) -> bytes:
     """The beginning of a log."""
-    return MAGIC + framed(encode(Opening(session, shard, base)))
+    return MAGIC + framed(encode(LogHeader(session, shard, base)))
 
 
-def pack(change: Change, *, at: float, out: list[bytes], sent: int) -> tuple[Frame, bytes, int]:
+def pack(change: Change, *, at: float, out: list[bytes], sent: int) -> tuple[LogFrame, bytes, int]:
     """A change as a frame, the bytes to write, and where in them its URLs begin."""
     numbers, keys, places, parents = array("q"), array("q"), array("q"), array("q")
     ranks: list[tuple[int, int, int]] = []
@@ -123,7 +123,7 @@ def pack(change: Change, *, at: float, out: list[bytes], sent: int) -> tuple[Fra
         sizes.append(len(blob))
         blobs.append(blob)
     rows, states = _rows(change.outcomes)
-    frame = Frame(
+    frame = LogFrame(
         at, change.sites, numbers.tobytes(), keys.tobytes(), places.tobytes(), parents.tobytes(),
         ranks[:1] if len(set(ranks)) == 1 else ranks, sizes.tobytes(), rows,
         {n: (row.delay, row.hold_until, row.robots, row.memo, row.closed) for n, row in change.notes.items()},
@@ -133,7 +133,7 @@ def pack(change: Change, *, at: float, out: list[bytes], sent: int) -> tuple[Fra
     return frame, framed(head, b"".join(blobs + states)), _HEAD.size + len(head)
 
 
-def states_of(frame: Frame, place: int) -> list[int]:
+def states_of(frame: LogFrame, place: int) -> list[int]:
     """Where the state of each outcome of a frame is (0: it left none), if the first URL is at `place`."""
     place += sum(column(frame.sizes, "I"))
     found = []
@@ -166,9 +166,9 @@ def size_at(data: bytes) -> int:
 SIZE_BYTES = _SIZE.size
 
 
-def kept(request: Request, place: int) -> Kept:
+def kept(request: Request, place: int) -> LoggedRequest:
     """A request as it is written down."""
-    return Kept(
+    return LoggedRequest(
         request.url, request.key, place, request.priority, request.depth, request.hops, request.referrer,
         request.label, request.meta, request.method, request.headers, request.body,
     )  # fmt: skip

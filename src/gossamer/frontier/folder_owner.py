@@ -18,12 +18,12 @@ from gossamer.frontier.folder_job import read_wish
 from gossamer.frontier.folder_journal import FolderJournal
 from gossamer.frontier.folder_layout import Layout
 from gossamer.frontier.folder_life import be_alone, this_process
-from gossamer.frontier.folder_links import Links
+from gossamer.frontier.folder_links import LinkRouter
 from gossamer.frontier.folder_post import Post
-from gossamer.frontier.folder_shard import Common, Shard
-from gossamer.frontier.folder_share import Share, ShareClock, explained
+from gossamer.frontier.folder_shard import Common, FolderShard
+from gossamer.frontier.folder_share import ShareClock, SharedFolder, explained
 from gossamer.frontier.journal import to_the_end
-from gossamer.model import JobState, Pulse
+from gossamer.model import Heartbeat, JobState
 from gossamer.settings import Settings
 
 log = logging.getLogger("gossamer.frontier")
@@ -42,11 +42,18 @@ class Lost(Unavailable):
     """The shard is another worker's by now; tried again, the call finds that out by itself."""
 
 
-class Owner:
+class FolderSession:
     """One life of a worker, or of a visitor, who claims nothing."""
 
     def __init__(
-        self, share: Share, settings: Settings, *, layout: Layout, worker: str, region: str = "", clock: ShareClock
+        self,
+        share: SharedFolder,
+        settings: Settings,
+        *,
+        layout: Layout,
+        worker: str,
+        region: str = "",
+        clock: ShareClock,
     ) -> None:
         self.share = share
         self.settings = settings
@@ -62,11 +69,11 @@ class Owner:
         self.every_seconds = min(1.0, settings.lease_seconds / 8)
         self.peers = Peers(share, lease_seconds=settings.lease_seconds, every_seconds=self.every_seconds)
         self.post = Post(share)
-        self.links = Links(self)
-        self.shards: dict[int, Shard] = {}
+        self.links = LinkRouter(self)
+        self.shards: dict[int, FolderShard] = {}
         self.job: JobState = "running"
         self.hungry = False
-        self.pulse: Pulse | None = None
+        self.pulse: Heartbeat | None = None
         self.leaving = False
         """Whether this worker takes no more shards."""
         self.writing = asyncio.Lock()
@@ -327,14 +334,14 @@ class Owner:
     async def _open(self, number: int, claim: int, term: int) -> None:
         settings = self.settings
 
-        def opened() -> Shard:
+        def opened() -> FolderShard:
             chain = read_chain(self.share, number)
             chain = begin_log(self.share, chain, shard=number, claim=claim, session=self.session)
             sweep_logs(self.share, chain, number)
             past = ShardPast(chain)
             past.epoch = term - 1
             journal = FolderJournal(self, chain, past, number)
-            return Shard(journal, past, number, claim, settings=settings, clock=self.clock, common=self._common)
+            return FolderShard(journal, past, number, claim, settings=settings, clock=self.clock, common=self._common)
 
         self.shards[number] = await self.run(opened)
         self.claims.opened(number)

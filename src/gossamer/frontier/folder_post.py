@@ -11,11 +11,11 @@ from contextlib import suppress
 import msgspec
 
 from gossamer.frontier.folder_job import INBOX, REFUSED
-from gossamer.frontier.folder_share import Share
+from gossamer.frontier.folder_share import SharedFolder
 from gossamer.model import Request
 
 log = logging.getLogger("gossamer.frontier")
-_MOST = 5000
+_MOST_LINKS = 5000
 _LOOKED_AT = 16
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Request]).decode
@@ -24,18 +24,18 @@ _decode = msgspec.msgpack.Decoder(list[Request]).decode
 class Post:
     """Sends requests to the owners of other shards, and fetches those that were sent to ours."""
 
-    def __init__(self, share: Share) -> None:
+    def __init__(self, share: SharedFolder) -> None:
         self._share = share
         self._number = 0
 
     def send(self, letters: dict[int, list[Request]], *, epoch: float) -> None:
         """Put requests where the owners of their shards will find them; it is durable when this returns."""
         for shard, requests in letters.items():
-            for start in range(0, len(requests), _MOST):
+            for start in range(0, len(requests), _MOST_LINKS):
                 self._number += 1
                 # Read in this order: first sent, first queued.
                 name = f"{shard:04}-{int(epoch * 1e6):017}-{self._number:06}-{secrets.token_hex(4)}"
-                self._share.put(f"{INBOX}/{name}", _encode(requests[start : start + _MOST]))
+                self._share.put(f"{INBOX}/{name}", _encode(requests[start : start + _MOST_LINKS]))
 
     def waiting(self, *, fresh: bool = False) -> dict[int, list[str]]:
         """The letters that nobody has taken yet, by shard."""

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gossamer.frontier.folder_job import QUOTA
-from gossamer.frontier.folder_survey import Survey
+from gossamer.frontier.folder_survey import FolderView
 
 if TYPE_CHECKING:
-    from gossamer.frontier.folder_owner import Owner
+    from gossamer.frontier.folder_owner import FolderSession
 
 NO_LIMIT = 1 << 62
 _MOST = 64
@@ -34,7 +34,7 @@ class Ledger(msgspec.Struct, frozen=True):
 class Quota:
     """One worker's part of the pages that may still be stored."""
 
-    def __init__(self, owner: Owner, survey: Survey) -> None:
+    def __init__(self, owner: FolderSession, survey: FolderView) -> None:
         self._owner = owner
         self._survey = survey
         self._granted = 0

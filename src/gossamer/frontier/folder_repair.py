@@ -5,7 +5,7 @@ from __future__ import annotations
 from gossamer.errors import Held, Unavailable
 from gossamer.frontier.folder_chain import Chain, ShardPast, read_chain
 from gossamer.frontier.folder_life import is_running
-from gossamer.frontier.folder_owner import Owner
+from gossamer.frontier.folder_owner import FolderSession
 from gossamer.frontier.journal import DONE, FAILED
 from gossamer.frontier.repair import HasRecord, Requeued
 
@@ -13,7 +13,7 @@ from gossamer.frontier.repair import HasRecord, Requeued
 class FolderRepair:
     """The part of a frontier that queues finished pages again. It takes all shards: nobody else may have one."""
 
-    owner: Owner
+    owner: FolderSession
 
     async def requeue_lost(self, has_record: HasRecord) -> Requeued:
         """Queue every page again that counts as stored and has no record, with all that its request had."""

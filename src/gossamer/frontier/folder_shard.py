@@ -9,11 +9,11 @@ import msgspec
 
 from gossamer.clock import Clock
 from gossamer.frontier.folder_chain import ShardPast
-from gossamer.frontier.folder_claims import View
+from gossamer.frontier.folder_claims import ClaimsView
 from gossamer.frontier.folder_journal import FolderJournal
 from gossamer.frontier.journal import SKIPPED, Change, NotAtHand, OutcomeRow, to_the_end
-from gossamer.frontier.local import LocalFrontier
-from gossamer.frontier.share import Share
+from gossamer.frontier.local import EmbeddedFrontier
+from gossamer.frontier.share import SiteQuota
 from gossamer.model import Counts, Grant, Outcome, RegionView, Request
 from gossamer.settings import Settings
 
@@ -31,11 +31,11 @@ class Common:
         self.last_token = 0
         """Tokens of all shards grow together."""
         self.order = count()
-        self.handed = Share(settings)
+        self.handed = SiteQuota(settings)
         """A site's share is that of all shards together: in one of them it may be the only site."""
 
 
-class Shard(LocalFrontier):
+class FolderShard(EmbeddedFrontier):
     """A part of the sites, with their schedule in memory. How many pages the job may store is not its concern."""
 
     def __init__(
@@ -200,7 +200,7 @@ class Shard(LocalFrontier):
         """The URL of an outcome that would count."""
         return self._urls[outcome.token][outcome.key]
 
-    def view(self, *, exact: bool = False) -> View:
+    def view(self, *, exact: bool = False) -> ClaimsView:
         """What others are told of it. Walking over all sites takes a while: unless it must be exact, what only that can
         tell may be some seconds old."""
         schedule, now = self._state.schedule, self._state.clock.monotonic()
@@ -217,7 +217,7 @@ class Shard(LocalFrontier):
                 stored=self._state.stored,
                 known=len(self._state.seen),
             )
-        return View(
+        return ClaimsView(
             claim=self.claim,
             changes=self.journal.changes,
             busy=not self.is_over(),

@@ -15,7 +15,7 @@ _MODE = 0o644
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
-class Share:
+class SharedFolder:
     """All input and output of a folder that several machines have mounted.
 
     Nothing is relied on but that link and exclusive creation happen on the server, that rename replaces a file whole,

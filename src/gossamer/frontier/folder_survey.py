@@ -10,16 +10,16 @@ import msgspec
 from gossamer.errors import Unavailable
 from gossamer.frontier import journal
 from gossamer.frontier.folder_chain import Chain, ShardPast, read_chain
-from gossamer.frontier.folder_claims import View
+from gossamer.frontier.folder_claims import ClaimsView
 from gossamer.frontier.folder_journal import site_of, sites_of, story
 from gossamer.frontier.folder_told import MOST_SITES, brief, longest, read_told
 from gossamer.frontier.freshness import mean
 from gossamer.frontier.restore import restore
 from gossamer.frontier.state import State
-from gossamer.model import Counts, JobState, Pulse, ShardView
+from gossamer.model import Counts, Heartbeat, JobState, ShardView
 
 if TYPE_CHECKING:
-    from gossamer.frontier.folder_owner import Owner
+    from gossamer.frontier.folder_owner import FolderSession
 
 _SUMMED = (
     "queued", "delayed", "leased", "done", "failed", "skipped", "parked", "stale", "stored", "revisits", "known",
@@ -28,26 +28,26 @@ _SUMMED = (
 _RECENT_SECONDS = 600.0
 
 
-class Survey:
+class FolderView:
     """Adds up what is known of all shards."""
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: FolderSession) -> None:
         self._owner = owner
         self._rested: dict[int, tuple[int, list[dict[str, Any]]]] = {}
         """Of shards that nobody has: their claim, and their sites with the most queued."""
-        self._read: dict[int, View] = {}
+        self._read: dict[int, ClaimsView] = {}
         """Of shards whose owner left without a word, or is dead: what their logs say."""
 
-    def _views(self, *, exact: bool = False) -> dict[int, View | None]:
+    def _views(self, *, exact: bool = False) -> dict[int, ClaimsView | None]:
         """What is known of each shard; None where its owner has not said, or is dead."""
         owner = self._owner
-        found: dict[int, View | None] = {}
+        found: dict[int, ClaimsView | None] = {}
         for number, standing in owner.claims.newest.items():
             session = standing.claim.session
             if number in owner.shards:
                 found[number] = owner.shards[number].view(exact=exact)
             elif not standing.number:
-                found[number] = View(claim=0, busy=False)
+                found[number] = ClaimsView(claim=0, busy=False)
             elif not session:
                 found[number] = standing.claim.view
             else:
@@ -56,7 +56,7 @@ class Survey:
                 found[number] = view if session in owner.peers.live else None
         return found
 
-    async def _completed(self, views: dict[int, View | None]) -> dict[int, View | None]:
+    async def _completed(self, views: dict[int, ClaimsView | None]) -> dict[int, ClaimsView | None]:
         """The same, with what the logs say of shards whose owner cannot be asked.
 
         Reading a log takes a while: as long as there are workers, who would take those shards, a log is read only where
@@ -86,21 +86,23 @@ class Survey:
             open_ended = open_ended or view.busy
         return found
 
-    def _view_of_log(self, number: int, claim: int) -> View:
+    def _view_of_log(self, number: int, claim: int) -> ClaimsView:
         owner = self._owner
         past = ShardPast(read_chain(owner.share, number))
         state = State(msgspec.structs.replace(owner.settings, max_pages=None), owner.clock)
         restore(state, past)
         state.stored += past.stored
         busy = not state.is_over() or bool(past.unsent)
-        return View(claim=claim, busy=busy, counts=state.counts(), lanes=state.schedule.lanes(owner.clock.monotonic()))
+        return ClaimsView(
+            claim=claim, busy=busy, counts=state.counts(), lanes=state.schedule.lanes(owner.clock.monotonic())
+        )
 
-    def _last_said(self, number: int) -> View:
+    def _last_said(self, number: int) -> ClaimsView:
         """What the last owner of a shard said of it, dead or not."""
         standing = self._owner.claims.newest[number]
         beat = self._owner.peers.beats.get(standing.claim.session)
         view = beat.shards.get(number) if beat is not None else None
-        return view or View(claim=standing.number)
+        return view or ClaimsView(claim=standing.number)
 
     def stored(self) -> int | None:
         """Pages that are stored, of the whole job; None where that is not known of a shard."""
@@ -115,7 +117,7 @@ class Survey:
             total += counts.stored + counts.leased
         return total
 
-    def _is_quiet(self, views: dict[int, View | None]) -> dict[int, tuple[int, int]] | None:
+    def _is_quiet(self, views: dict[int, ClaimsView | None]) -> dict[int, tuple[int, int]] | None:
         """The claim and the changes of each shard, if nothing is under way in any."""
         limit = self._owner.settings.max_pages
         full = limit is not None and self.taken() >= limit
@@ -244,7 +246,7 @@ class Survey:
                     raise
         raise AssertionError
 
-    async def workers(self) -> list[Pulse]:
+    async def workers(self) -> list[Heartbeat]:
         """The last pulse of each worker."""
         owner = self._owner
         await owner.look()
@@ -252,7 +254,7 @@ class Survey:
         for beat in owner.peers.beats.values():
             silent = max(0.0, owner.clock.epoch() - beat.at)
             if silent <= _RECENT_SECONDS and beat.worker:
-                pulse = beat.pulse or Pulse(worker=beat.worker, region=beat.region)
+                pulse = beat.pulse or Heartbeat(worker=beat.worker, region=beat.region)
                 found.append(msgspec.structs.replace(pulse, silent=silent))
         return found
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gossamer.frontier.folder_share import Share
+from gossamer.frontier.folder_share import SharedFolder
 
 if TYPE_CHECKING:
-    from gossamer.frontier.folder_owner import Owner
+    from gossamer.frontier.folder_owner import FolderSession
 
 TOLD = "told"
 MOST_SITES = 500
@@ -22,7 +22,7 @@ _COST = 500.0
 _FIELDS = ("site", "queued", "delayed", "leased", "stored", "delay", "lanes", "hold", "closed")
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     """The sites of one worker, as they were a moment ago."""
 
     at: float
@@ -33,7 +33,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
 class Teller:
     """Tells of the sites in the hands of one worker."""
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: FolderSession) -> None:
         self._owner = owner
         self._next_at = -1e18
 
@@ -44,7 +44,7 @@ class Teller:
         if not owner.is_member or began < self._next_at:
             return
         found = [site for shard in list(owner.shards.values()) for site in await shard.sites(MOST_SITES)]
-        told = Told(at=owner.clock.epoch(), sites=[brief(site) for site in longest(found, MOST_SITES)])
+        told = WorkerReport(at=owner.clock.epoch(), sites=[brief(site) for site in longest(found, MOST_SITES)])
         now = owner.clock.monotonic()
         self._next_at = now + max(_EVERY_SECONDS, _COST * (now - began))
         await owner.run(_write, owner.share, owner.session, told)
@@ -60,17 +60,17 @@ def longest(sites: Iterable[Mapping[str, Any]], limit: int) -> list[Mapping[str,
     return nlargest(limit, sites, key=lambda site: int(site.get("queued") or 0))
 
 
-def _write(share: Share, session: str, told: Told) -> None:
+def _write(share: SharedFolder, session: str, told: WorkerReport) -> None:
     share.make_folders(TOLD)
     share.put(f"{TOLD}/{session}", msgspec.json.encode(told))
 
 
-def read_told(share: Share, sessions: Iterable[str]) -> dict[str, Told]:
+def read_told(share: SharedFolder, sessions: Iterable[str]) -> dict[str, WorkerReport]:
     """What these workers last said."""
-    found: dict[str, Told] = {}
+    found: dict[str, WorkerReport] = {}
     for session in sessions:
         try:
-            found[session] = msgspec.json.decode(share.read(f"{TOLD}/{session}"), type=Told)
+            found[session] = msgspec.json.decode(share.read(f"{TOLD}/{session}"), type=WorkerReport)
         except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError):
             continue
     return found

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import msgspec
 
 from gossamer.errors import FrontierError
-from gossamer.masks import masked_memo
 from gossamer.model import JobState, Request
+from gossamer.redact import masked_memo
 from gossamer.settings import Settings
 
 DONE, FAILED, RETRY, SKIPPED, PARKED = 1, 2, 3, 4, 5
@@ -27,7 +27,7 @@ class Change:
     urls: list[tuple[int, Request, int, int]] = field(default_factory=list)
     """New URLs: number, request, number of the site, number of the page that linked here (0: a seed)."""
     outcomes: list[OutcomeRow] = field(default_factory=list)
-    notes: dict[int, SiteRow] = field(default_factory=dict)
+    notes: dict[int, JournalSite] = field(default_factory=dict)
     """Site number -> all that is to be remembered of it."""
     lapses: dict[int, int] = field(default_factory=dict)
     hints: dict[str, dict[int, float]] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class OutcomeRow:
 
 
 @dataclass(slots=True)
-class SiteRow:
+class JournalSite:
     """What is remembered of a site; times are epoch seconds."""
 
     delay: float
@@ -76,7 +76,7 @@ class Past:
     hastened: Mapping[int, tuple[float, float]] = {}
     """As in a change; of URLs that were not visited since. To be read after the outcomes."""
 
-    def sites(self) -> Iterator[tuple[int, str, SiteRow | None]]:
+    def sites(self) -> Iterator[tuple[int, str, JournalSite | None]]:
         """Number, name, and what was noted."""
         yield from ()
 
@@ -201,9 +201,9 @@ def standing(attempts: Sequence[Mapping[str, Any]], *, closed: str, is_parked: b
     return found
 
 
-def site_view(name: str, row: SiteRow | None, *, settings: Settings, now: float) -> dict[str, Any]:
+def site_view(name: str, row: JournalSite | None, *, settings: Settings, now: float) -> dict[str, Any]:
     """A site by what was written down of it; what waits there, and who has it in hand, is not."""
-    kept, own = row or SiteRow(0.0, 0.0, {}, {}, ""), settings.for_site(name)
+    kept, own = row or JournalSite(0.0, 0.0, {}, {}, ""), settings.for_site(name)
     return {
         "site": name,
         "delay": max(own.delay or 0.0, kept.delay),

@@ -11,7 +11,7 @@ from gossamer.model import Grant
 _GRACE_SECONDS = 0.05
 
 
-class Line:
+class WaitQueue:
     """Who waits for work. The first waits until something is due; when it goes for that, the next is the first.
 
     Whoever was sent may die on the way, or may not have what is due: then the next one follows a moment later."""

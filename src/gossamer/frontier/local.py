@@ -15,7 +15,7 @@ from gossamer.clock import Clock
 from gossamer.errors import FrontierError
 from gossamer.frontier import policy, recrawl
 from gossamer.frontier.journal import Change, Journal, MemoryJournal, NotAtHand, Past, to_the_end
-from gossamer.frontier.line import Line
+from gossamer.frontier.line import WaitQueue
 from gossamer.frontier.restore import restore
 from gossamer.frontier.schedule import Lane, Site
 from gossamer.frontier.settlement import Settlement
@@ -28,7 +28,7 @@ _TOKEN_BITS = 40
 _SLICE = 500
 
 
-class LocalFrontier:
+class EmbeddedFrontier:
     """A frontier with its schedule in this process; `journal` decides what outlives it."""
 
     def __init__(self, journal: Journal, past: Past, *, settings: Settings, clock: Clock) -> None:
@@ -39,7 +39,7 @@ class LocalFrontier:
         self._state = State(settings, clock)
         self._state.last_token = (past.epoch + 1) << _TOKEN_BITS
         self._lock = asyncio.Lock()
-        self._line = Line(self._due_in, lambda: self._state.news)
+        self._line = WaitQueue(self._due_in, lambda: self._state.news)
         self._keeping: asyncio.Task[None] | None = None
         restore(self._state, past)
 
@@ -394,8 +394,8 @@ class LocalFrontier:
                 self._journal.close()
 
 
-def open_memory(settings: Settings, *, clock: Clock, secret: bytes) -> LocalFrontier:
+def open_memory(settings: Settings, *, clock: Clock, secret: bytes) -> EmbeddedFrontier:
     """A frontier that lives and dies with this process."""
     past = Past()
     past.secret = secret
-    return LocalFrontier(MemoryJournal(), past, settings=settings, clock=clock)
+    return EmbeddedFrontier(MemoryJournal(), past, settings=settings, clock=clock)

@@ -37,7 +37,7 @@ class Rule(NamedTuple):
     visits_per_second: float = 0.0
 
 
-class Visited(msgspec.Struct, frozen=True, omit_defaults=True):
+class VisitOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is known of a page from its visits; at most 1 KB when it is written down."""
 
     etag: str = ""
@@ -77,12 +77,12 @@ def rule_of(recrawl: str) -> Rule:
     return Rule(recrawl if recrawl in ("table", "adaptive") else "")  # type: ignore[arg-type]
 
 
-def read(state: dict[str, Any] | None) -> Visited:
+def read(state: dict[str, Any] | None) -> VisitOutcome:
     """What the last visit left; a state that is none of ours counts as no visit."""
     try:
-        return msgspec.convert(state, Visited) if state else Visited()
+        return msgspec.convert(state, VisitOutcome) if state else VisitOutcome()
     except msgspec.ValidationError:
-        return Visited()
+        return VisitOutcome()
 
 
 def was_seen(state: dict[str, Any] | None) -> bool:
@@ -90,7 +90,7 @@ def was_seen(state: dict[str, Any] | None) -> bool:
     return bool(state and state.get("seen_at"))
 
 
-def written(visited: Visited) -> dict[str, Any]:
+def written(visited: VisitOutcome) -> dict[str, Any]:
     """The state to give with an outcome."""
     plain: dict[str, Any] = msgspec.to_builtins(visited)
     return plain
@@ -101,7 +101,7 @@ def validator(value: str) -> str:
     return value if len(value) <= _LONGEST_VALIDATOR and value.isascii() and value.isprintable() else ""
 
 
-def compared(visited: Visited, *, digest: str, text: str) -> Found:
+def compared(visited: VisitOutcome, *, digest: str, text: str) -> Found:
     """What a visit that got a page found. The main text decides; where there is none, the bytes do."""
     if not visited.seen_at or visited.digest == PART:
         return "new"
@@ -110,8 +110,8 @@ def compared(visited: Visited, *, digest: str, text: str) -> Found:
 
 
 def succeeded(
-    visited: Visited, found: Found, settings: Settings, *, now: float, lastmod: float | None = None
-) -> Visited:
+    visited: VisitOutcome, found: Found, settings: Settings, *, now: float, lastmod: float | None = None
+) -> VisitOutcome:
     """The page was there. `lastmod` is when it last changed by its own account, or by its sitemap's: a hint."""
     looks, changes, watched = visited.looks, visited.changes, visited.watched
     if found != "new":
@@ -131,7 +131,7 @@ def succeeded(
     )
 
 
-def saw_a_part(visited: Visited, settings: Settings, *, now: float) -> Visited:
+def saw_a_part(visited: VisitOutcome, settings: Settings, *, now: float) -> VisitOutcome:
     """The page was there, and only a part of it came: what is known of the whole stays, and the next visit asks for all
     of it."""
     after = succeeded(visited, "new", settings, now=now)
@@ -144,7 +144,7 @@ def saw_a_part(visited: Visited, settings: Settings, *, now: float) -> Visited:
     )
 
 
-def _adapted(visited: Visited, found: Found, settings: Settings, *, now: float, lastmod: float | None) -> float:
+def _adapted(visited: VisitOutcome, found: Found, settings: Settings, *, now: float, lastmod: float | None) -> float:
     if found == "new" or not visited.interval:
         # What changed an hour ago changes again sooner than what has stood for a year.
         age = settings.revisit_seconds if lastmod is None or lastmod > now else now - lastmod
@@ -152,7 +152,7 @@ def _adapted(visited: Visited, found: Found, settings: Settings, *, now: float, 
     return _clamped(visited.interval * (FASTER if found == "changed" else SLOWER), settings)
 
 
-def failed(visited: Visited, code: int) -> Visited:
+def failed(visited: VisitOutcome, code: int) -> VisitOutcome:
     """The visit failed for good: its tries are used up, or the error is final."""
     gone = visited.gone + 1 if code in GONE else 0
     return msgspec.structs.replace(visited, failures=visited.failures + 1, gone=gone, hint=0.0)
@@ -164,7 +164,7 @@ def hint_of(request: Request) -> float | None:
     return float(hint) if isinstance(hint, int | float) else None
 
 
-def hastened(visited: Visited, hint: float, settings: Settings, *, now: float) -> float | None:
+def hastened(visited: VisitOutcome, hint: float, settings: Settings, *, now: float) -> float | None:
     """Seconds to the next visit of a page that has changed at `hint`, as its sitemap says; None for no reason to hurry.
 
     A sitemap may lie. So a page is never visited more than once in a seventh of the usual time, a failure keeps its
@@ -190,7 +190,7 @@ def trusts_hints(memo: Mapping[str, Any]) -> bool:
     return bool(false < _FEW_LIES or false <= 2 * true)
 
 
-def rate(visited: Visited, settings: Settings) -> float:
+def rate(visited: VisitOutcome, settings: Settings) -> float:
     """Changes a second, as far as the visits tell."""
     return estimated_rate(visited.looks, visited.changes, visited.watched, prior_seconds=settings.revisit_seconds)
 
@@ -201,7 +201,7 @@ def longest_wait(pages: int, rule: Rule, settings: Settings) -> float:
 
 
 def again_in(
-    visited: Visited, rule: Rule, settings: Settings, *, price: float = 0.0, longest: float = 0.0
+    visited: VisitOutcome, rule: Rule, settings: Settings, *, price: float = 0.0, longest: float = 0.0
 ) -> float | None:
     """Seconds to the next visit; None if there is to be none. For a budget, `price` is what a visit costs."""
     if not rule.kind or visited.gone >= settings.gone_visits:
@@ -220,7 +220,7 @@ def again_in(
     )
 
 
-def counted(visited: Visited, wait: float | None, settings: Settings) -> Visited:
+def counted(visited: VisitOutcome, wait: float | None, settings: Settings) -> VisitOutcome:
     """The page with the rate and the freshness that it now has in its site's tally; a dropped page has none."""
     if wait is None or not visited.seen_at:
         return msgspec.structs.replace(visited, rate=0.0, fresh=0.0)

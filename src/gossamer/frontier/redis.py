@@ -20,25 +20,25 @@ from gossamer.frontier.portions import MOST_LINKS, portions
 from gossamer.frontier.redis_fold import fold_lists, unfold_blocks
 from gossamer.frontier.redis_hints import hasten
 from gossamer.frontier.redis_job import faults, job_key, read_root, root_key, translate
-from gossamer.frontier.redis_link import Link, Links
+from gossamer.frontier.redis_link import RedisConnection, RedisConnections
 from gossamer.frontier.redis_look import every_site, inspect, lookup, sites
 from gossamer.frontier.redis_places import call_shard
 from gossamer.frontier.redis_repair import RedisRepair
-from gossamer.frontier.redis_wire import Load, first_values, packed_note, read_lease, text, told_keys
+from gossamer.frontier.redis_wire import PackedLinks, first_values, packed_note, read_lease, text, told_keys
 from gossamer.frontier.sharded import ShardGrant
 from gossamer.model import (
     Counts,
     Grant,
+    Heartbeat,
     JobState,
     Lease,
     Outcome,
-    Pulse,
     Receipt,
     RegionView,
     Request,
     ShardView,
-    SiteNote,
-)  # fmt: skip
+    SiteNote,  # fmt: skip
+)
 from gossamer.settings import Settings
 
 _LONGEST_SLEEP_SECONDS = 15.0
@@ -54,7 +54,7 @@ class RedisFrontier(RedisRepair):
 
     def __init__(
         self,
-        links: Links,
+        links: RedisConnections,
         server: str,
         job: str,
         settings: Settings,
@@ -102,7 +102,7 @@ class RedisFrontier(RedisRepair):
         added, runs = 0, set()
         for first in range(0, len(requests), MOST_LINKS):
             some = requests[first : first + MOST_LINKS]
-            load = Load(await self._unknown(some))
+            load = PackedLinks(await self._unknown(some))
             links = self._put(some, load)
             new, to_fold, run = await self._call("add", load.entries, links=links, **load.said(), own=self._sites(load))
             added += int(new)
@@ -208,7 +208,7 @@ class RedisFrontier(RedisRepair):
         to_fold: list[Any] = []
         for some in portions(outcomes):
             links = [link for outcome in some for link in outcome.links]
-            load = Load(await self._unknown(links))
+            load = PackedLinks(await self._unknown(links))
             packed = [self._outcome(outcome, load) for outcome in some]
             found = await self._call(
                 "complete",
@@ -250,7 +250,7 @@ class RedisFrontier(RedisRepair):
             "replace", box=f"{box.run} {box.server}", first=box.first, count=count, parcels=_packed(parcels)
         )
 
-    def _outcome(self, outcome: Outcome, load: Load) -> list[Any]:
+    def _outcome(self, outcome: Outcome, load: PackedLinks) -> list[Any]:
         comes_again = outcome.again_in is not None or outcome.status == "retry"
         page = self._pages.get(outcome.token, {}).get(outcome.key, "")
         return [
@@ -264,7 +264,7 @@ class RedisFrontier(RedisRepair):
             outcome.lane,
         ]
 
-    def _put(self, requests: Sequence[Request], load: Load, page: str = "", page_site: str = "") -> int:
+    def _put(self, requests: Sequence[Request], load: PackedLinks, page: str = "", page_site: str = "") -> int:
         """Load requests, found on this page; how many."""
         from_inside, from_outside = (squeeze(page, page_site), squeeze(page, "")) if page else ("", "")
         unknown, standings, before = load.unknown, load.standings, len(load.keys)
@@ -292,7 +292,7 @@ class RedisFrontier(RedisRepair):
         text = self._ranks[standing] = "" if rank == policy.HEAD else str(rank)
         return text
 
-    def _sites(self, load: Load) -> dict[str, dict[str, Any]]:
+    def _sites(self, load: PackedLinks) -> dict[str, dict[str, Any]]:
         """What the sites among these begin with, if they have anything of their own."""
         settings, known = self.settings, self._first
         if not settings.sites and not settings.regions:
@@ -402,12 +402,12 @@ class RedisFrontier(RedisRepair):
     async def steer(self, job: JobState) -> None:
         await self._call("steer", state=job)
 
-    async def beat(self, pulse: Pulse) -> None:
+    async def beat(self, pulse: Heartbeat) -> None:
         await self._call("beat", worker=pulse.worker, pulse=msgspec.json.encode(pulse).decode())
 
-    async def workers(self) -> list[Pulse]:
+    async def workers(self) -> list[Heartbeat]:
         found = await self._call("workers")
-        pulses = [(msgspec.json.decode(pulse, type=Pulse), float(silent)) for pulse, silent in found]
+        pulses = [(msgspec.json.decode(pulse, type=Heartbeat), float(silent)) for pulse, silent in found]
         return [msgspec.structs.replace(pulse, silent=silent) for pulse, silent in pulses]
 
     async def sites(self, limit: int = 100) -> list[Mapping[str, Any]]:
@@ -427,7 +427,7 @@ class RedisFrontier(RedisRepair):
         link = await self._found()
         return await inspect(await link.at(self._key), self._key, name)
 
-    async def _found(self) -> Link:
+    async def _found(self) -> RedisConnection:
         """The server of the shard: what another has kept of it, or forgotten, is not to be read."""
         await self._call("where")
         return await self._links.link(self._server)

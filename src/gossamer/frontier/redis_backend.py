@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 from gossamer.clock import Clock
 from gossamer.errors import ConfigError, JobMissing
-from gossamer.frontier.base import Fleet, FleetBackend, Meter, Opener, ShardMove
+from gossamer.frontier.base import FleetBackend, FleetFrontier, Meter, Opener, ShardMove
 from gossamer.model import Finding
 from gossamer.settings import Settings
 
@@ -22,21 +22,21 @@ class RedisBackend(FleetBackend):
     forms = ("redis://host:6379/0", "rediss://...", "redis+sentinel://host:26379/SERVICE/0", "unix:///path")
     keeps_in_memory = True
 
-    async def open(self, url: str, job: str, by: Opener) -> Fleet:
+    async def open(self, url: str, job: str, by: Opener) -> FleetFrontier:
         from gossamer.frontier.redis_open import open_redis
 
         return await open_redis(url, job, worker=by.worker, region=by.region, shards=by.shards)
 
-    async def create(self, url: str, job: str, settings: Settings, by: Opener) -> Fleet:
+    async def create(self, url: str, job: str, settings: Settings, by: Opener) -> FleetFrontier:
         from gossamer.frontier.redis_open import open_redis
 
         return await open_redis(url, job, settings, worker=by.worker, region=by.region, shards=by.shards)
 
     async def list_jobs(self, url: str) -> list[str]:
         from gossamer.frontier.redis_job import faults, translate
-        from gossamer.frontier.redis_link import Links, addresses
+        from gossamer.frontier.redis_link import RedisConnections, addresses
 
-        links, found = Links(addresses(url)), set()
+        links, found = RedisConnections(addresses(url)), set()
         try:
             for name in links.names:
                 link = await links.link(name)
@@ -53,9 +53,9 @@ class RedisBackend(FleetBackend):
 
     async def remove(self, url: str, job: str) -> bool:
         from gossamer.frontier.redis_job import faults, job_key, no_pattern, root_key, translate
-        from gossamer.frontier.redis_link import Links, addresses, find_root
+        from gossamer.frontier.redis_link import RedisConnections, addresses, find_root
 
-        links = Links(addresses(url))
+        links = RedisConnections(addresses(url))
         try:
             root = await find_root(links, job)
             for server in dict.fromkeys([*([""] if links.is_cluster else links.names), *root.placement]):

@@ -9,7 +9,7 @@ from gossamer.clock import Clock
 from gossamer.errors import GossamerError, Unavailable
 from gossamer.frontier.clocks import skew
 from gossamer.frontier.redis_job import check_server, connect, faults, translate
-from gossamer.frontier.redis_link import Links, addresses, server_name
+from gossamer.frontier.redis_link import RedisConnections, addresses, server_name
 from gossamer.frontier.redis_refusals import check_rights
 from gossamer.model import Finding
 
@@ -17,7 +17,7 @@ _LAG_SLACK_SECONDS = 2
 """Redis compares min-replicas-max-lag once a second, in whole seconds: a replica may lack this much more."""
 
 
-class Kept(NamedTuple):
+class Persistence(NamedTuple):
     """What decides how much a server may forget, and whether that loses anything."""
 
     persistence: dict[str, Any]
@@ -47,7 +47,7 @@ async def condition(url: str, *, clock: Clock, forget_seconds: float) -> AsyncIt
 async def durability(url: str, *, forget_seconds: float) -> AsyncIterator[Finding]:
     """How much each of these servers, and each node of a cluster, may forget: more than a job expects is weak."""
     urls = addresses(url)
-    links = Links(urls)
+    links = RedisConnections(urls)
     try:
         for name in links.names:
             try:
@@ -109,11 +109,11 @@ def _place(node: Any) -> str:
     return f"{known.get('host')}:{known.get('port')}"
 
 
-async def _kept(server: Any, *, is_alone: bool) -> Kept:
+async def _kept(server: Any, *, is_alone: bool) -> Persistence:
     names = ("appendfsync", "no-appendfsync-on-rewrite", "save", "min-replicas-to-write", "min-replicas-max-lag")
     fsync, pauses, save, least, lag = [await _option(server, name) for name in names]
     persistence, replication = await server.info("persistence"), await server.info("replication")
-    return Kept(persistence, replication, fsync, pauses != "yes", save, least, lag, is_alone)
+    return Persistence(persistence, replication, fsync, pauses != "yes", save, least, lag, is_alone)
 
 
 async def _option(server: Any, name: str) -> str:
@@ -123,7 +123,7 @@ async def _option(server: Any, name: str) -> str:
         return ""
 
 
-def _findings(kept: Kept, forget_seconds: float) -> Iterator[Finding]:
+def _findings(kept: Persistence, forget_seconds: float) -> Iterator[Finding]:
     yield _on_disk(kept)
     if kept.replication.get("role") == "slave":
         yield Finding(
@@ -133,7 +133,7 @@ def _findings(kept: Kept, forget_seconds: float) -> Iterator[Finding]:
         yield _on_replicas(kept, forget_seconds)
 
 
-def _on_disk(kept: Kept) -> Finding:
+def _on_disk(kept: Persistence) -> Finding:
     append = "CONFIG SET appendonly yes, and in redis.conf"
     if not kept.persistence.get("aof_enabled"):
         if kept.save:
@@ -160,7 +160,7 @@ def _on_disk(kept: Kept) -> Finding:
     )
 
 
-def _on_replicas(kept: Kept, forget_seconds: float) -> Finding:
+def _on_replicas(kept: Persistence, forget_seconds: float) -> Finding:
     most = int(forget_seconds) - _LAG_SLACK_SECONDS
     wanted = f"min-replicas-to-write 1 and min-replicas-max-lag {most}"
     if not kept.min_replicas:

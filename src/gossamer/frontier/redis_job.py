@@ -13,7 +13,7 @@ from gossamer import settings as configuration
 from gossamer.errors import UNREACHED, ConfigError, FrontierError, JobMissing, Leaving, SchemaMismatch, Unavailable
 from gossamer.extras import unusable
 from gossamer.frontier.entries import as_texts
-from gossamer.frontier.share import Share
+from gossamer.frontier.share import SiteQuota
 from gossamer.settings import Settings
 
 try:
@@ -132,7 +132,7 @@ async def server_run(connection: client.Redis) -> str:
     return f"{server['run_id']}-{replication['master_replid']}"
 
 
-class Root(msgspec.Struct, frozen=True):
+class RedisJobRecord(msgspec.Struct, frozen=True):
     """What a job is, as every server of it knows."""
 
     settings: Settings
@@ -142,7 +142,7 @@ class Root(msgspec.Struct, frozen=True):
     is_made: bool
 
 
-def read_root(record: Mapping[Any, Any], job: str) -> Root:
+def read_root(record: Mapping[Any, Any], job: str) -> RedisJobRecord:
     """A job's record; JobMissing if there is none."""
     if not record:
         raise JobMissing(
@@ -153,14 +153,16 @@ def read_root(record: Mapping[Any, Any], job: str) -> Root:
     try:
         settings = configuration.build(msgspec.json.decode(record[b"settings"]))
         placement = msgspec.json.decode(record[b"placement"], type=tuple[str, ...])
-        return Root(settings, record[b"secret"], placement, b"made" in record)
+        return RedisJobRecord(settings, record[b"secret"], placement, b"made" in record)
     except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise SchemaMismatch(
             f"the record of job {job!r} cannot be read: {error}", hint="was it written by another version of Gossamer?"
         ) from None
 
 
-async def write_root(redis: Any, job: str, settings: Settings, placement: Sequence[str], secret: bytes) -> Root:
+async def write_root(
+    redis: Any, job: str, settings: Settings, placement: Sequence[str], secret: bytes
+) -> RedisJobRecord:
     """Make a job's record, or give an old one new settings; the record as it is then."""
     key = root_key(job)
     first = {"secret": secret, "placement": msgspec.json.encode(placement)}
@@ -172,7 +174,7 @@ async def write_root(redis: Any, job: str, settings: Settings, placement: Sequen
 
 async def write_shard(redis: Any, job: str, shard: int, shards: int, settings: Settings) -> None:
     """Make a shard's record, or give an old one new settings."""
-    share = Share(settings)
+    share = SiteQuota(settings)
     values: dict[str, Any] = {
         "strategy": settings.strategy,
         "delay": settings.delay,

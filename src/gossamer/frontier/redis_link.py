@@ -16,14 +16,7 @@ import msgspec
 
 from gossamer.errors import ConfigError
 from gossamer.frontier.redis_cluster import Cluster
-from gossamer.frontier.redis_job import (
-    Root,
-    check_server,
-    connect,
-    faults,
-    read_root,
-    root_key,
-)
+from gossamer.frontier.redis_job import RedisJobRecord, check_server, connect, faults, read_root, root_key
 from gossamer.frontier.redis_refusals import PROBED, check_rights
 
 _CORE = ("record", "sites", "queues", "leases")
@@ -49,7 +42,7 @@ _MOST_MOVES = 8
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Link:
+class RedisConnection:
     """One server, or one cluster. Whatever asks it may be asked again: the script makes each call atomic."""
 
     def __init__(self, redis: Any) -> None:
@@ -171,12 +164,12 @@ def _passed_over(done: asyncio.Future[Any]) -> None:
         done.exception()
 
 
-class Links:
+class RedisConnections:
     """The servers of a job, by their names; those that are heard of later are reached with the same credentials."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         self._urls = {server_name(url): url for url in urls}
-        self._open: dict[str, Link] = {}
+        self._open: dict[str, RedisConnection] = {}
         self.is_cluster = False
 
     @property
@@ -184,7 +177,7 @@ class Links:
         """The servers that were given, in an order that all clients share."""
         return sorted(self._urls)
 
-    async def link(self, name: str) -> Link:
+    async def link(self, name: str) -> RedisConnection:
         """The link to the server of this name, open and checked; without a name, to the one that was given."""
         if self.is_cluster:
             name = next(iter(self._open))
@@ -202,7 +195,7 @@ class Links:
             except BaseException:
                 await redis.aclose()
                 raise
-            self._open[name] = Link(redis)
+            self._open[name] = RedisConnection(redis)
         return self._open[name]
 
     def name_of(self, server: str, key: str) -> str:
@@ -215,7 +208,7 @@ class Links:
             await link.aclose()
 
 
-async def find_root(links: Links, job: str) -> Root:
+async def find_root(links: RedisConnections, job: str) -> RedisJobRecord:
     """The record of a job, on the first of the servers that has it: one may be down, or have joined just now."""
     error: faults.RedisError | None = None
     for name in links.names:

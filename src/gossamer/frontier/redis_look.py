@@ -12,7 +12,7 @@ from gossamer import urls
 from gossamer.frontier.entries import revisit_of, unpack
 from gossamer.frontier.redis_fold import unfold
 from gossamer.frontier.redis_job import faults, no_pattern, translate
-from gossamer.masks import masked_memo
+from gossamer.redact import masked_memo
 from gossamer.settings import Settings
 
 _LOOKED_AT = 1000

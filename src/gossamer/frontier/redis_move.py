@@ -47,7 +47,7 @@ from gossamer.frontier.durability import outlive
 from gossamer.frontier.placement import placement
 from gossamer.frontier.redis_job import (
     UNKNOWN_RUN,
-    Root,
+    RedisJobRecord,
     faults,
     job_key,
     no_pattern,
@@ -56,7 +56,7 @@ from gossamer.frontier.redis_job import (
     translate,
     write_root,
 )
-from gossamer.frontier.redis_link import Link, Links, addresses, find_root
+from gossamer.frontier.redis_link import RedisConnection, RedisConnections, addresses, find_root
 from gossamer.frontier.redis_places import Copy, all_servers, call_shard, find_shard, gone, look, step
 
 log = logging.getLogger("gossamer.frontier")
@@ -71,7 +71,7 @@ _PATIENCE_SECONDS = 60.0
 _Answer = TypeVar("_Answer")
 
 
-class Move(NamedTuple):
+class RedisShardMove(NamedTuple):
     """A shard that is on its server now, and how many keys had to be brought there."""
 
     shard: int
@@ -80,11 +80,11 @@ class Move(NamedTuple):
     keys: int
 
 
-async def spread(url: str, job: str, *, forget_seconds: float | None = None) -> AsyncIterator[Move]:
+async def spread(url: str, job: str, *, forget_seconds: float | None = None) -> AsyncIterator[RedisShardMove]:
     """Bring every shard of a job to its server among these, and say where each is.
 
     It ends when no server can forget any more that they have moved. What was interrupted is finished first."""
-    links = Links(addresses(url))
+    links = RedisConnections(addresses(url))
     try:
         root = await find_root(links, job)
         if links.is_cluster:
@@ -102,7 +102,7 @@ async def spread(url: str, job: str, *, forget_seconds: float | None = None) -> 
 
 
 class _Mover:
-    def __init__(self, links: Links, root: Root, job: str, forget_seconds: float) -> None:
+    def __init__(self, links: RedisConnections, root: RedisJobRecord, job: str, forget_seconds: float) -> None:
         self._links = links
         self._root = root
         self._job = job
@@ -122,7 +122,7 @@ class _Mover:
                 await self._patiently(lambda s=shard, t=target: self._call(s, "announce", target=t))  # type: ignore[misc]
         await self._outlive(sources)
 
-    async def settle(self, shard: int, wanted: str) -> Move:
+    async def settle(self, shard: int, wanted: str) -> RedisShardMove:
         """Have a shard on the server that it belongs to."""
         start, keys, clock = "", 0, asyncio.get_running_loop().time
         end = clock() + _PATIENCE_SECONDS
@@ -130,7 +130,7 @@ class _Mover:
             place = await self._find(shard)
             start = start or place
             if place == wanted:
-                return Move(shard, start, wanted, keys)
+                return RedisShardMove(shard, start, wanted, keys)
             try:
                 there = await self._links.link(wanted)
                 await write_root(there.redis, self._job, self._root.settings, self._root.placement, self._root.secret)
@@ -336,7 +336,7 @@ def _portions(dumped: list[tuple[bytes, bytes]]) -> list[tuple[list[str], list[b
     return found
 
 
-async def _batches(link: Link, prefix: str, record: str) -> AsyncIterator[list[bytes]]:
+async def _batches(link: RedisConnection, prefix: str, record: str) -> AsyncIterator[list[bytes]]:
     """All keys of a shard but its record."""
     some: list[bytes] = []
     async for key in link.redis.scan_iter(f"{no_pattern(prefix)}*", count=_STEP):

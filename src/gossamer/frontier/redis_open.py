@@ -6,23 +6,23 @@ import asyncio
 import secrets
 
 from gossamer.errors import ConfigError, JobMissing
-from gossamer.frontier.base import Fleet
+from gossamer.frontier.base import FleetFrontier
 from gossamer.frontier.placement import placement
 from gossamer.frontier.redis import RedisFrontier
-from gossamer.frontier.redis_job import Root, faults, job_key, root_key, translate, write_root, write_shard
-from gossamer.frontier.redis_link import Links, addresses, find_root
+from gossamer.frontier.redis_job import RedisJobRecord, faults, job_key, root_key, translate, write_root, write_shard
+from gossamer.frontier.redis_link import RedisConnections, addresses, find_root
 from gossamer.frontier.redis_places import call_shard, gone, look
-from gossamer.frontier.regions import Part, parse_part
+from gossamer.frontier.regions import ShardRange, parse_part
 from gossamer.frontier.sharded import Sharded, divide
 from gossamer.settings import Settings
 
 
 async def open_redis(
     url: str, job: str, settings: Settings | None = None, *, worker: str = "", region: str = "", shards: str = ""
-) -> Fleet:
+) -> FleetFrontier:
     """Join a job in Redis; with settings, make it if it is not there. Several addresses are separated by commas."""
     part = parse_part(shards) if shards else None
-    links = Links(addresses(url))
+    links = RedisConnections(addresses(url))
     try:
         root = await find_root(links, job) if settings is None else await _make(links, job, settings, part)
         count = len(root.placement)
@@ -59,7 +59,7 @@ async def open_redis(
         raise
 
 
-async def _make(links: Links, job: str, settings: Settings, part: Part | None) -> Root:
+async def _make(links: RedisConnections, job: str, settings: Settings, part: ShardRange | None) -> RedisJobRecord:
     """The job's record on every server, then its shards."""
     try:
         # Any server that knows the job, not the first alone: that one may have come back empty.
@@ -78,11 +78,11 @@ async def _make(links: Links, job: str, settings: Settings, part: Part | None) -
     return root
 
 
-def _servers(links: Links) -> list[str]:
+def _servers(links: RedisConnections) -> list[str]:
     return [""] if links.is_cluster or len(links.names) == 1 else links.names
 
 
-async def _begin(links: Links, job: str, settings: Settings, part: Part | None) -> Root:
+async def _begin(links: RedisConnections, job: str, settings: Settings, part: ShardRange | None) -> RedisJobRecord:
     """A record for a job that is new. All who make it at once ask the same server first, so they make the same one."""
     first = await links.link(links.names[0])
     count = part.of if part is not None else len(links.names)
@@ -90,7 +90,7 @@ async def _begin(links: Links, job: str, settings: Settings, part: Part | None) 
     return await write_root(await first.at(root_key(job)), job, settings, places, secrets.token_bytes(16))
 
 
-async def _make_shard(links: Links, root: Root, job: str, shard: int, settings: Settings) -> None:
+async def _make_shard(links: RedisConnections, root: RedisJobRecord, job: str, shard: int, settings: Settings) -> None:
     server = root.placement[shard]
     if root.is_made or await look(links, server, job, shard) is not None:
         try:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from gossamer.errors import FrontierError, JobMissing, Unavailable
 from gossamer.frontier.redis_job import explain, faults, job_key, translate
-from gossamer.frontier.redis_link import Links, find_root
+from gossamer.frontier.redis_link import RedisConnections, find_root
 
 MOST_STEPS = 12
 """Servers that a call is sent to, one after the other: a shard moves seldom."""
@@ -35,7 +35,7 @@ class Copy(NamedTuple):
         return self.is_kept and not self.moved and not self.arriving
 
 
-async def look(links: Links, server: str, job: str, shard: int) -> Copy | None:
+async def look(links: RedisConnections, server: str, job: str, shard: int) -> Copy | None:
     """What a server has of a shard, whether or not it would serve it."""
     key = job_key(job, shard)
     link = await links.link(server)
@@ -49,13 +49,19 @@ async def look(links: Links, server: str, job: str, shard: int) -> Copy | None:
     return Copy(server, moved, moving, leaving, arriving, nonce, int(generation or 0), state is not None)
 
 
-async def step(links: Links, server: str, job: str, shard: int, operation: str, **given: Any) -> Any:
+async def step(links: RedisConnections, server: str, job: str, shard: int, operation: str, **given: Any) -> Any:
     """One step of a move, on this server."""
     return await (await links.link(server)).run(job_key(job, shard), operation, given)
 
 
 async def call_shard(
-    links: Links, server: str, job: str, shard: int, operation: str, given: Mapping[str, Any], *entries: bytes
+    links: RedisConnections,
+    server: str,
+    job: str,
+    shard: int,
+    operation: str,
+    given: Mapping[str, Any],
+    *entries: bytes,
 ) -> tuple[str, Any]:
     """Call a shard, wherever it is: the server that has it, and its answer."""
     key = job_key(job, shard)
@@ -76,7 +82,7 @@ async def call_shard(
 
 
 async def next_server(
-    links: Links, server: str, job: str, shard: int, error: faults.RedisError, *, visited: Sequence[str] = ()
+    links: RedisConnections, server: str, job: str, shard: int, error: faults.RedisError, *, visited: Sequence[str] = ()
 ) -> str | None:
     """Where to send a call to that this server has refused, once what is in the way is settled; None if nothing was."""
     reason, *words = _refusal(str(error))
@@ -108,7 +114,7 @@ def _refusal(text: str) -> list[str]:
     return [""]
 
 
-async def _arriving(links: Links, server: str, job: str, shard: int, source: str, nonce: str = "") -> str:
+async def _arriving(links: RedisConnections, server: str, job: str, shard: int, source: str, nonce: str = "") -> str:
     """This server has a copy that was not served yet: it is the shard if its source has said so."""
     there = await look(links, source, job, shard)
     if there is not None and there.moved == server and there.nonce == nonce:
@@ -124,7 +130,7 @@ async def _arriving(links: Links, server: str, job: str, shard: int, source: str
     return source
 
 
-async def _return(links: Links, server: str, job: str, shard: int, target: str) -> None:
+async def _return(links: RedisConnections, server: str, job: str, shard: int, target: str) -> None:
     """Two servers name one another: the target has forgotten that the shard came to it, but not an earlier stay."""
     here, there = await look(links, server, job, shard), await look(links, target, job, shard)
     if here is None or there is None or not here.is_kept or here.moved != target:
@@ -133,7 +139,7 @@ async def _return(links: Links, server: str, job: str, shard: int, target: str) 
         await step(links, server, job, shard, "reclaim", target=target, nonce=here.nonce)
 
 
-async def _left(links: Links, server: str, job: str, shard: int, target: str, run: str) -> str:
+async def _left(links: RedisConnections, server: str, job: str, shard: int, target: str, run: str) -> str:
     """This server was started again, and may have forgotten that the shard has moved to the target."""
     here, there = await look(links, server, job, shard), await look(links, target, job, shard)
     if here is None:
@@ -149,7 +155,7 @@ async def _left(links: Links, server: str, job: str, shard: int, target: str, ru
     return server
 
 
-async def _missing(links: Links, server: str, job: str, shard: int) -> str | None:
+async def _missing(links: RedisConnections, server: str, job: str, shard: int) -> str | None:
     """This server does not have the shard: it may have forgotten that it came here."""
     fault: Exception | None = None
     copies: list[Copy] = []
@@ -172,7 +178,7 @@ async def _missing(links: Links, server: str, job: str, shard: int) -> str | Non
     return None
 
 
-async def all_servers(links: Links, job: str) -> list[str]:
+async def all_servers(links: RedisConnections, job: str) -> list[str]:
     """The names of all servers that may have something of a job."""
     try:
         placement = (await find_root(links, job)).placement
@@ -181,7 +187,7 @@ async def all_servers(links: Links, job: str) -> list[str]:
     return list(dict.fromkeys([*links.names, *filter(None, placement)]))
 
 
-async def find_shard(links: Links, server: str, job: str, shard: int) -> str:
+async def find_shard(links: RedisConnections, server: str, job: str, shard: int) -> str:
     """The server that has a shard and serves it."""
     found, _ = await call_shard(links, server, job, shard, "where", {})
     return found or links.names[0]

@@ -9,9 +9,9 @@ from typing import Any
 from gossamer.frontier.portions import MOST_LINKS
 from gossamer.frontier.redis_fold import fold_lists
 from gossamer.frontier.redis_job import faults, no_pattern, translate
-from gossamer.frontier.redis_link import Links
+from gossamer.frontier.redis_link import RedisConnections
 from gossamer.frontier.redis_look import entries_in
-from gossamer.frontier.redis_wire import Load, told_keys
+from gossamer.frontier.redis_wire import PackedLinks, told_keys
 from gossamer.frontier.repair import HasRecord
 from gossamer.model import Request
 
@@ -24,13 +24,13 @@ class RedisRepair:
     """The part of a frontier that queues finished pages again. Nobody works on the job meanwhile."""
 
     secret: bytes
-    _links: Links
+    _links: RedisConnections
     _server: str
     _job: str
     _key: str
     _call: Callable[..., Awaitable[Any]]
     _put: Callable[..., int]
-    _sites: Callable[[Load], dict[str, dict[str, Any]]]
+    _sites: Callable[[PackedLinks], dict[str, dict[str, Any]]]
 
     async def settled(self, requests: Sequence[Request]) -> list[Request]:
         """Those of these whose keys are known, and that are neither queued nor leased."""
@@ -46,7 +46,7 @@ class RedisRepair:
         """Queue these again, though they are known; the first `stored` of them count as stored no longer."""
         queued, left = 0, stored
         for some in _parts(requests):
-            load = Load(None)
+            load = PackedLinks(None)
             self._put(some, load)
             new, to_fold = await self._call(
                 "requeue", load.entries, stored=min(left, len(some)), links=len(some), nonce=secrets.token_hex(8),

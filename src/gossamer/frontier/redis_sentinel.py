@@ -19,7 +19,7 @@ SCHEMES = ("redis+sentinel://", "rediss+sentinel://")
 _PORT = 26379
 _PATIENCE_SECONDS = 1.0
 """A sentinel that does not answer within this time is passed over: there are others."""
-_OWN = {"sentinel_username": "username", "sentinel_password": "password"}
+_SENTINEL_OWN = {"sentinel_username": "username", "sentinel_password": "password"}
 
 
 def connect_sentinel(url: str, **options: Any) -> Redis:
@@ -32,16 +32,16 @@ def connect_sentinel(url: str, **options: Any) -> Redis:
         parts = urlsplit(url)
         user, at, hosts = parts.netloc.rpartition("@")
         service, _, number = parts.path.strip("/").partition("/")
-        sentinels = [_place(host) for host in hosts.split(",")]
+        sentinels = [_sentinel_place(host) for host in hosts.split(",")]
         # Their own parser knows what may stand behind the question mark.
         found: dict[str, Any] = {**parse_url(f"redis://{user}{at}localhost/{int(number or 0)}?{parts.query}")}
     except ValueError:
-        raise _wrong_address() from None
+        raise _wrong_sentinel_address() from None
     if not service:
-        raise _wrong_address()
+        raise _wrong_sentinel_address()
     for name in ("host", "port", "path", "connection_class"):
         found.pop(name, None)
-    watchers = {ours: found.pop(theirs) for theirs, ours in _OWN.items() if theirs in found}
+    watchers = {ours: found.pop(theirs) for theirs, ours in _SENTINEL_OWN.items() if theirs in found}
     watchers |= {name: value for name, value in found.items() if name.startswith("ssl_")}
     secure = {"ssl": True} if parts.scheme == "rediss+sentinel" else {}
     manager = _Sentinels(  # type: ignore[no-untyped-call]
@@ -59,14 +59,14 @@ def connect_sentinel(url: str, **options: Any) -> Redis:
     return client
 
 
-def _place(host: str) -> tuple[str, int]:
+def _sentinel_place(host: str) -> tuple[str, int]:
     parts = urlsplit(f"//{host}")
     if not parts.hostname:
         raise ValueError("a host is missing")
     return unquote(parts.hostname), parts.port or _PORT
 
 
-def _wrong_address() -> ConfigError:
+def _wrong_sentinel_address() -> ConfigError:
     # Said without the address: it may hold a password.
     return ConfigError(
         "the frontier's address is not one that sentinels have",

@@ -17,7 +17,7 @@ from gossamer.settings import Settings
 log = logging.getLogger("gossamer.frontier")
 
 
-class Load:
+class PackedLinks:
     """The links of one call, as they travel, and the sites that are spoken of."""
 
     def __init__(self, unknown: set[int] | None) -> None:

@@ -21,7 +21,7 @@ _PART = re.compile(r"(?:(\d{1,9})(?:-(\d{1,9}))?/)?(\d{1,9})")
 _PATTERN = re.compile(r"\*|(?:\*?\.)?[a-z0-9_-]+(?:\.[a-z0-9_-]+)*(?::\d{1,5})?|\[[0-9a-f:.]+\](?::\d{1,5})?")
 
 
-class Part(NamedTuple):
+class ShardRange(NamedTuple):
     """The shards `first` to `last` of `of` in all."""
 
     first: int
@@ -44,7 +44,7 @@ class Part(NamedTuple):
         return f"{self.first}{'' if self.first == self.last else f'-{self.last}'}/{self.of}"
 
 
-def parse_part(text: str) -> Part:
+def parse_part(text: str) -> ShardRange:
     """`0-63/256` is a quarter of 256 shards, `7/16` one shard, `256` all of them."""
     found = _PART.fullmatch(text.strip())
     hint = "write the first and the last shard and how many there are: --shards 0-63/256"
@@ -54,14 +54,14 @@ def parse_part(text: str) -> Part:
     if not 1 <= of <= MOST_SHARDS:
         raise ConfigError(f"--shards {text!r}: a job has between 1 and {MOST_SHARDS:,} shards", hint=hint)
     if found[1] is None:
-        return Part(0, of - 1, of)
+        return ShardRange(0, of - 1, of)
     first = int(found[1])
     last = first if found[2] is None else int(found[2])
     if last < first:
         raise ConfigError(f"--shards {text!r}: {first} comes after {last}", hint=f"write {last}-{first}/{of}")
     if last >= of:
         raise ConfigError(f"--shards {text!r}: there is no shard {last}", hint=f"they are numbered 0 to {of - 1}")
-    return Part(first, last, of)
+    return ShardRange(first, last, of)
 
 
 def region_of(regions: Mapping[str, Sequence[str]], site: str) -> str:
@@ -122,7 +122,7 @@ def _spelling(pattern: str) -> str:
     return f"write {found}" if found != pattern and _PATTERN.fullmatch(found) else ""
 
 
-class Standing(NamedTuple):
+class RegionMeasure(NamedTuple):
     """What has been measured of a site: its times by region, where it settled, and how often it has moved since."""
 
     seconds: Mapping[str, float] = {}
@@ -130,7 +130,9 @@ class Standing(NamedTuple):
     moves: int = 0
 
 
-def place(site: str, standing: Standing, *, here: str, seconds: float, live: Collection[str]) -> tuple[str, Standing]:
+def place(
+    site: str, standing: RegionMeasure, *, here: str, seconds: float, live: Collection[str]
+) -> tuple[str, RegionMeasure]:
     """Which region should fetch a site that answered `here` within `seconds`, and what is known of it now.
 
     A site that is near stays. Another one is tried once from each region with live workers, then settles where it is
@@ -140,16 +142,16 @@ def place(site: str, standing: Standing, *, here: str, seconds: float, live: Col
     home, moves = standing.home, standing.moves
     reachable = set(live) | {here}
     if seconds <= NEAR_SECONDS:
-        return here, Standing(known, here, moves)
+        return here, RegionMeasure(known, here, moves)
     untried = sorted(reachable - known.keys())
     if untried and len(known) < MOST_REGIONS:
         # Not all sites go to the same one first.
-        return untried[crc32(site.encode()) % len(untried)], Standing(known, home, moves)
+        return untried[crc32(site.encode()) % len(untried)], RegionMeasure(known, home, moves)
     best = min(sorted(reachable & known.keys()), key=lambda region: (known[region], region != here))
     if home not in reachable:
         # Its workers are gone. That move, and the one back when they return, are not the site's doing.
-        return best, Standing(known, best, max(0, moves - 1) if home else 0)
+        return best, RegionMeasure(known, best, max(0, moves - 1) if home else 0)
     there, now = known[best], known.get(home, seconds)
     if best != home and now > there * FACTOR * 2.0**moves and now > there + MARGIN_SECONDS:
-        return best, Standing(known, best, moves + 1)
-    return home, Standing(known, home, moves)
+        return best, RegionMeasure(known, best, moves + 1)
+    return home, RegionMeasure(known, home, moves)

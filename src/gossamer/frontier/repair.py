@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from gossamer.frontier.base import Fleet
+from gossamer.frontier.base import FleetFrontier
 from gossamer.frontier.sharded import Sharded
 from gossamer.model import Request
 
@@ -70,6 +70,6 @@ class TakesUrls(Protocol):
         ...
 
 
-def shards_of(fleet: Fleet) -> list[Any]:
+def shards_of(fleet: FleetFrontier) -> list[Any]:
     """The shards of a job, in the order of their numbers; a frontier of one shard is that shard."""
     return list(fleet.in_order) if isinstance(fleet, Sharded) else [fleet]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from gossamer.frontier import journal as kept
 from gossamer.frontier import policy
-from gossamer.frontier.journal import Past, SiteRow
+from gossamer.frontier.journal import JournalSite, Past
 from gossamer.frontier.schedule import Site
 from gossamer.frontier.state import State, closed_status
 
@@ -93,7 +93,7 @@ def _sites(state: State, past: Past, shift: float) -> dict[int, Site]:
     return found
 
 
-def _remember(state: State, site: Site, row: SiteRow, shift: float) -> None:
+def _remember(state: State, site: Site, row: JournalSite, shift: float) -> None:
     state.slow_down(site, row.delay)
     # A wall clock that was set back since then must not make a hold endless.
     longest = state.clock.monotonic() + policy.HOLD_MAX_SECONDS

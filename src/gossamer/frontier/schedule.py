@@ -20,7 +20,7 @@ from itertools import count
 from typing import Any
 
 from gossamer.frontier.queues import Queue
-from gossamer.frontier.share import Share
+from gossamer.frontier.share import SiteQuota
 from gossamer.model import RegionView
 from gossamer.settings import Settings
 
@@ -120,7 +120,7 @@ class Schedule:
         self.revisits: dict[int, int] = {}
         self.returned: Counter[int] = Counter()
         self.queued = self.delayed = self.leased = 0
-        self.share = Share(settings)
+        self.share = SiteQuota(settings)
         self._heap: list[tuple[float, int, Lane]] = []
         self._over_quota: list[tuple[float, int, Lane]] = []
         self._turn = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from gossamer.frontier import journal as kept
-from gossamer.frontier.journal import Change, OutcomeRow, SiteRow
+from gossamer.frontier.journal import Change, JournalSite, OutcomeRow
 from gossamer.frontier.schedule import Lane, Site
 from gossamer.frontier.state import State, closed_status
 from gossamer.model import Outcome, Receipt, SiteNote
@@ -72,7 +72,7 @@ class Settlement:
         for note in self._notes:
             site = self._state.held[note.token].site
             earlier = self.change.notes.get(site.number) or _remembered(site, epoch - now)
-            self.change.notes[site.number] = SiteRow(
+            self.change.notes[site.number] = JournalSite(
                 earlier.delay if note.delay is None else note.delay,
                 max(earlier.hold_until, epoch + note.hold if note.hold else 0.0),
                 {**earlier.robots, **(note.robots or {})},
@@ -159,6 +159,6 @@ def _row(number: int, outcome: Outcome, epoch: float) -> OutcomeRow:
     )
 
 
-def _remembered(site: Site, shift: float) -> SiteRow:
+def _remembered(site: Site, shift: float) -> JournalSite:
     hold_until = site.hold_until + shift if site.hold_until else 0.0
-    return SiteRow(site.asked_delay, hold_until, site.robots, site.memo, site.closed)
+    return JournalSite(site.asked_delay, hold_until, site.robots, site.memo, site.closed)

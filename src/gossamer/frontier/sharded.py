@@ -12,11 +12,11 @@ import msgspec
 
 from gossamer import urls
 from gossamer.errors import Leaving, Unavailable
-from gossamer.frontier.base import Fleet
+from gossamer.frontier.base import FleetFrontier
 from gossamer.frontier.freshness import mean
 from gossamer.frontier.outbox import SEVERAL_RUNS, Box, Parcel, grouped, pack_links, unpack_links
 from gossamer.frontier.placement import shard_of
-from gossamer.model import Counts, Grant, JobState, Lease, Outcome, Pulse, Receipt, Request, ShardView, SiteNote
+from gossamer.model import Counts, Grant, Heartbeat, JobState, Lease, Outcome, Receipt, Request, ShardView, SiteNote
 from gossamer.settings import Settings
 
 log = logging.getLogger("gossamer.frontier")
@@ -38,7 +38,7 @@ class ShardGrant(NamedTuple):
     """Requests that the shard has handed out since the job began."""
 
 
-class Shard(Fleet, Protocol):
+class Shard(FleetFrontier, Protocol):
     """One shard of a fleet's frontier, with its part of what the whole job may store, and its outbox."""
 
     @property
@@ -606,7 +606,7 @@ class Sharded:
     async def abandon(self, worker: str, *, blamed: Sequence[int] = ()) -> int:
         return sum(await _all(shard.abandon(worker, blamed=blamed) for shard in self._shards))
 
-    async def beat(self, pulse: Pulse) -> None:
+    async def beat(self, pulse: Heartbeat) -> None:
         await self._shards[0].beat(pulse)
 
     async def refresh(self) -> None:
@@ -615,7 +615,7 @@ class Sharded:
         for shard in self._shards[1:]:
             shard.apply(self.settings)
 
-    async def workers(self) -> list[Pulse]:
+    async def workers(self) -> list[Heartbeat]:
         return await self._shards[0].workers()
 
     async def shards(self) -> list[ShardView]:

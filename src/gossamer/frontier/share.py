@@ -31,7 +31,7 @@ from __future__ import annotations
 from gossamer.settings import Settings
 
 
-class Share:
+class SiteQuota:
     """Who was handed how much of the last requests."""
 
     def __init__(self, settings: Settings) -> None:

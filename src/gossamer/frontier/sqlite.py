@@ -19,8 +19,8 @@ import msgspec
 from gossamer.clock import Clock
 from gossamer.errors import SchemaMismatch, Unavailable
 from gossamer.frontier.entries import Extra
-from gossamer.frontier.journal import Change, Past, SiteRow
-from gossamer.frontier.local import LocalFrontier
+from gossamer.frontier.journal import Change, JournalSite, Past
+from gossamer.frontier.local import EmbeddedFrontier
 from gossamer.frontier.ownership import claim
 from gossamer.frontier.sqlite_compact import Compaction
 from gossamer.frontier.sqlite_look import decode_robots, story, translated
@@ -38,7 +38,7 @@ _decode_extra = msgspec.json.Decoder(Extra).decode
 _decode = msgspec.json.Decoder().decode
 
 
-def open_sqlite(path: Path, settings: Settings, *, clock: Clock) -> LocalFrontier:
+def open_sqlite(path: Path, settings: Settings, *, clock: Clock) -> EmbeddedFrontier:
     """The frontier in this file, made if it is not there. It is ours alone until it is closed."""
     with ExitStack() as undo:
         try:
@@ -47,7 +47,7 @@ def open_sqlite(path: Path, settings: Settings, *, clock: Clock) -> LocalFrontie
             journal = SqliteJournal(path, lock)
             undo.pop_all()
             undo.callback(journal.close)
-            frontier = LocalFrontier(journal, journal.past(), settings=settings, clock=clock)
+            frontier = EmbeddedFrontier(journal, journal.past(), settings=settings, clock=clock)
         except sqlite3.Error as error:
             raise translated(error, path) from error
         except OSError as error:
@@ -272,13 +272,13 @@ class _SqlitePast(Past):
         self.hastened = {number: (hint, due) for number, hint, due in reader.execute("SELECT * FROM hints")}
         writer.execute("INSERT OR REPLACE INTO meta VALUES ('epoch', ?)", (self.epoch,))
 
-    def sites(self) -> Iterator[tuple[int, str, SiteRow | None]]:
+    def sites(self) -> Iterator[tuple[int, str, JournalSite | None]]:
         for number, name, delay, hold, robots, memo, closed in self._reader.execute(
             "SELECT * FROM sites ORDER BY number"
         ):
             row = None
             if delay is not None:
-                row = SiteRow(delay, hold or 0.0, decode_robots(robots), _decode(memo), closed or "")
+                row = JournalSite(delay, hold or 0.0, decode_robots(robots), _decode(memo), closed or "")
             yield number, name, row
 
     def outcomes(self) -> Iterator[tuple[int, int, int, float | None, int]]:

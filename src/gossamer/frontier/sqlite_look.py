@@ -16,7 +16,7 @@ from gossamer import urls
 from gossamer.clock import Clock
 from gossamer.errors import FrontierError, SchemaMismatch, Unavailable
 from gossamer.frontier.entries import Extra
-from gossamer.frontier.journal import STATUS, SiteRow, site_view, standing
+from gossamer.frontier.journal import STATUS, JournalSite, site_view, standing
 from gossamer.settings import Settings
 
 _WORDS = {number: word for word, number in STATUS.items()}
@@ -73,7 +73,7 @@ class SqliteLook:
         delay, hold, robots, memo, closed = row
         kept = None
         if delay is not None:
-            kept = SiteRow(delay, hold or 0.0, decode_robots(robots), decode_memo(memo), closed or "")
+            kept = JournalSite(delay, hold or 0.0, decode_robots(robots), decode_memo(memo), closed or "")
         return site_view(name, kept, settings=self._settings, now=self._clock.epoch())
 
 

@@ -18,7 +18,7 @@ _MOST_SITES = 10_000
 _DONE, _FAILED, _SKIPPED = 1, 2, 4
 
 
-class Survey:
+class SqliteCounts:
     """The figures of one file. They are what is written down: what was queued in memory only is not there to count."""
 
     def __init__(self, path: Path) -> None:
@@ -71,9 +71,9 @@ class Survey:
             raise translated(error, self._path) from error
 
 
-def survey(path: Path) -> Survey:
+def survey(path: Path) -> SqliteCounts:
     """Look at a file; nothing is read before somebody asks."""
-    return Survey(path)
+    return SqliteCounts(path)
 
 
 def _stamp(path: Path) -> tuple[float, ...]:

@@ -12,8 +12,8 @@ from gossamer.frontier import policy, recrawl
 from gossamer.frontier.freshness import Population
 from gossamer.frontier.journal import Change
 from gossamer.frontier.schedule import Lane, Schedule, Site
-from gossamer.masks import masked_memo
 from gossamer.model import Counts, JobState, Outcome, Request
+from gossamer.redact import masked_memo
 from gossamer.settings import Settings
 
 NO_LIMIT = 1 << 62

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 
-class Found(NamedTuple):
+class ImportedRequest(NamedTuple):
     """A request that a source holds; one that `is_done` was fetched before."""
 
     url: str
@@ -21,7 +21,7 @@ class Found(NamedTuple):
     """Whether it is the address of a sitemap, and not of a page."""
 
 
-class Seen(NamedTuple):
+class ImportedFingerprint(NamedTuple):
     """The fingerprint of a request that was queued once; the request itself cannot be told from it."""
 
     fingerprint: bytes
@@ -35,4 +35,4 @@ class Unread(NamedTuple):
     url: str = ""
 
 
-Finding = Found | Seen | Unread
+Finding = ImportedRequest | ImportedFingerprint | Unread

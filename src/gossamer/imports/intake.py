@@ -12,11 +12,11 @@ import msgspec
 from gossamer import urls
 from gossamer.clock import Clock
 from gossamer.engine.handle import Linker
-from gossamer.engine.recent import Recent
+from gossamer.engine.recent import RecentKeys
 from gossamer.frontier.base import Frontier
 from gossamer.frontier.placement import shard_of
 from gossamer.imports.classes import in_json
-from gossamer.imports.findings import Finding, Found, Seen, Unread
+from gossamer.imports.findings import Finding, ImportedFingerprint, ImportedRequest, Unread
 from gossamer.model import Outcome, Request
 from gossamer.settings import Settings
 from gossamer.takeover import Adopting
@@ -34,16 +34,16 @@ class Maker(Protocol):
     changed: Counter[str]
     """What did not come over as it was, by its name, and how often."""
 
-    def request(self, found: Found) -> Request | str:
+    def request(self, found: ImportedRequest) -> Request | str:
         """The request, or why there is none."""
         ...
 
-    def seen(self, seen: Seen, shards: int) -> list[Request] | str:
+    def seen(self, seen: ImportedFingerprint, shards: int) -> list[Request] | str:
         """Requests that stand for a fingerprint, one in each shard, or why there are none."""
         ...
 
 
-class Tally:
+class ImportCounts:
     """What became of the findings."""
 
     def __init__(self) -> None:
@@ -61,11 +61,11 @@ class PageMaker:
     """Requests for jobs of our own workers: a callback's name becomes the label, plain values the meta."""
 
     def __init__(self, settings: Settings, secret: bytes) -> None:
-        self._linker = Linker(settings, secret, Recent(2))
+        self._linker = Linker(settings, secret, RecentKeys(2))
         self._secret = secret
         self.changed: Counter[str] = Counter()
 
-    def request(self, found: Found) -> Request | str:
+    def request(self, found: ImportedRequest) -> Request | str:
         url = urls.normal(found.url if "://" in found.url else f"https://{found.url}")
         if url is None:
             return "not a URL that can be crawled"
@@ -94,7 +94,7 @@ class PageMaker:
             body=found.body,
         )
 
-    def seen(self, seen: Seen, shards: int) -> list[Request] | str:
+    def seen(self, seen: ImportedFingerprint, shards: int) -> list[Request] | str:
         return "a fingerprint of Scrapy's cannot be turned into an address: its page is fetched again if it is linked"
 
 
@@ -124,7 +124,7 @@ def stand_ins(key: int, name: str, shards: int) -> list[Request]:
     return [Request(f"http://{site}/{name}", key, site, hops=1) for site in places.values()]
 
 
-class Intake:
+class Importer:
     """Takes findings into a frontier that nobody works on meanwhile."""
 
     def __init__(self, frontier: Frontier, settings: Settings, maker: Maker, *, clock: Clock, shards: int = 1) -> None:
@@ -135,9 +135,9 @@ class Intake:
         self._shards = shards
         self._waiting: set[int] = set()
         """Requests that wait and could not be read: their fingerprints do not mean that they were fetched."""
-        self.tally = Tally()
+        self.tally = ImportCounts()
 
-    async def take(self, findings: Iterable[Finding]) -> Tally:
+    async def take(self, findings: Iterable[Finding]) -> ImportCounts:
         """All of them: what was fetched first, so that nothing of it is queued by a later finding."""
         async for some in _batches(iter(findings)):
             done: dict[int, tuple[Request, float | None]] = {}
@@ -164,9 +164,9 @@ class Intake:
     ) -> None:
         if isinstance(finding, Unread):
             self.tally.refuse(finding.what, finding.why)
-            if finding.url and isinstance(request := self._maker.request(Found(finding.url)), Request):
+            if finding.url and isinstance(request := self._maker.request(ImportedRequest(finding.url)), Request):
                 self._waiting.add(request.key)
-        elif isinstance(finding, Seen):
+        elif isinstance(finding, ImportedFingerprint):
             made = self._maker.seen(finding, self._shards)
             if isinstance(made, str):
                 self.tally.counts["lost"] += 1

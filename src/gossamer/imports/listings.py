@@ -12,7 +12,7 @@ import msgspec
 
 from gossamer.errors import ArchiveError, ConfigError
 from gossamer.extract import sitemap
-from gossamer.imports.findings import Finding, Found, Unread
+from gossamer.imports.findings import Finding, ImportedRequest, Unread
 from gossamer.stored.records import read_records
 from gossamer.stored.seek import next_record
 from gossamer.stored.visits import read_head
@@ -28,7 +28,7 @@ def read_list(lines: Iterable[str], *, is_done: bool = False) -> Iterator[Findin
     for line in lines:
         text = line.strip()
         if text and not text.startswith("#"):
-            yield Found(text, is_done=is_done)
+            yield ImportedRequest(text, is_done=is_done)
 
 
 def read_sitemap(path: Path) -> Iterator[Finding]:
@@ -37,9 +37,9 @@ def read_sitemap(path: Path) -> Iterator[Finding]:
     if not found.kind:
         raise ConfigError(f"{path} is not a sitemap")
     for entry in found.sitemaps:
-        yield Found(entry.url, is_sitemap=True)
+        yield ImportedRequest(entry.url, is_sitemap=True)
     for entry in found.pages:
-        yield Unread(entry.url, "not a whole address") if entry.url.startswith(_NOWHERE) else Found(entry.url)
+        yield Unread(entry.url, "not a whole address") if entry.url.startswith(_NOWHERE) else ImportedRequest(entry.url)
     for problem, count in found.problems.items():
         yield Unread(f"{count} times", sitemap.PROBLEMS.get(problem, problem))
 
@@ -98,7 +98,7 @@ def _answers(path: Path, start: int) -> Iterator[Finding]:
 
 def _capture(url: str, status: str, stamp: str) -> Iterator[Finding]:
     if not _NOT_FETCHED.match(status):
-        yield Found(url, is_done=True, fetched_at=_epoch(stamp))
+        yield ImportedRequest(url, is_done=True, fetched_at=_epoch(stamp))
 
 
 def _epoch(stamp: str) -> float | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from gossamer.imports.pickles import NotPlain, check_size
+from gossamer.imports.pickles import UnsafePickle, check_size
 
-_CONSTANTS = ((b"N", None), (b"T", True), (b"F", False), (b".", ...))
+_MARSHAL_CONSTANTS = ((b"N", None), (b"T", True), (b"F", False), (b".", ...))
 _FLAG_REF = 0x80
 _END = object()
 _DEEPEST = 100
@@ -18,7 +18,7 @@ def read_marshal(data: bytes) -> Any:
     try:
         value = _Reader(data).value(0)
     except (struct.error, IndexError, UnicodeDecodeError, TypeError, ValueError) as error:
-        raise error if isinstance(error, NotPlain) else NotPlain(f"not marshal: {error}") from None
+        raise error if isinstance(error, UnsafePickle) else UnsafePickle(f"not marshal: {error}") from None
     check_size(value)
     return value
 
@@ -31,7 +31,7 @@ class _Reader:
 
     def _take(self, count: int) -> bytes:
         if count < 0 or self._at + count > len(self._data):
-            raise NotPlain("not marshal: it ends too early")
+            raise UnsafePickle("not marshal: it ends too early")
         self._at += count
         return self._data[self._at - count : self._at]
 
@@ -40,7 +40,7 @@ class _Reader:
 
     def value(self, depth: int) -> Any:
         if depth > _DEEPEST:
-            raise NotPlain("deeper than any request is")
+            raise UnsafePickle("deeper than any request is")
         code = self._take(1)[0]
         kind, is_kept = bytes((code & ~_FLAG_REF,)), bool(code & _FLAG_REF)
         place = len(self._refs)
@@ -52,7 +52,7 @@ class _Reader:
         return found
 
     def _read(self, kind: bytes, depth: int) -> Any:
-        for word, constant in _CONSTANTS:
+        for word, constant in _MARSHAL_CONSTANTS:
             if kind == word:
                 return constant
         if kind == b"0":
@@ -78,11 +78,11 @@ class _Reader:
             return make(self._many(self._whole(), depth))
         if kind == b"{":
             return self._dict(depth)
-        raise NotPlain(f"it holds more than plain values (marshal's {kind!r})")
+        raise UnsafePickle(f"it holds more than plain values (marshal's {kind!r})")
 
     def _many(self, count: int, depth: int) -> list[Any]:
         if count < 0 or count > len(self._data):
-            raise NotPlain("not marshal: it ends too early")
+            raise UnsafePickle("not marshal: it ends too early")
         return [self.value(depth + 1) for _ in range(count)]
 
     def _dict(self, depth: int) -> dict[Any, Any]:

@@ -41,7 +41,7 @@ _TEXTS = frozenset(("lxml.etree._ElementUnicodeResult",))
 """Classes that are text and nothing else; every request of a CrawlSpider has one, the text of its link."""
 
 
-class NotPlain(ValueError):
+class UnsafePickle(ValueError):
     """A pickle that holds more than plain values, or is none; `url` is that of its request, if it came before."""
 
     url = ""
@@ -68,11 +68,11 @@ def read_pickle(data: bytes) -> Any:
         for opcode, argument, _ in pickletools.genops(data):
             machine.step(opcode.name, argument)
         value = machine.stack.pop()
-    except NotPlain as error:
+    except UnsafePickle as error:
         error.url = machine.url()
         raise
     except Exception as error:  # bytes from anywhere: pickletools raises whatever it likes
-        raise NotPlain(f"not a pickle: {error}") from None
+        raise UnsafePickle(f"not a pickle: {error}") from None
     check_size(value)
     return value
 
@@ -84,15 +84,15 @@ def check_size(value: Any) -> None:
         part, depth = waiting.pop()
         count += 1
         if count > _MOST_VALUES or depth > _DEEPEST:
-            raise NotPlain("larger or deeper than any request is")
+            raise UnsafePickle("larger or deeper than any request is")
         if isinstance(part, _Class):
-            raise NotPlain(f"it holds a class, {part.name}")
+            raise UnsafePickle(f"it holds a class, {part.name}")
         if isinstance(part, dict):
             waiting += [(each, depth + 1) for pair in part.items() for each in pair]
         elif isinstance(part, list | tuple | set | frozenset):
             waiting += [(each, depth + 1) for each in part]
         elif part is not None and not isinstance(part, (bool, int, float, str, bytes, *classes.VALUES)):
-            raise NotPlain("it ends in the middle of something")
+            raise UnsafePickle("it ends in the middle of something")
 
 
 class _Machine:
@@ -125,7 +125,7 @@ class _Machine:
             constant = [value for word, value in _CONSTANTS if word == name]
             if not constant:
                 named = ".".join(map(str, stack[-2:])) if name == "STACK_GLOBAL" else str(argument or "")
-                raise NotPlain(f"it holds more than plain values: {name} {named[:100]}".rstrip())
+                raise UnsafePickle(f"it holds more than plain values: {name} {named[:100]}".rstrip())
             stack.append(constant[0])
 
     def _make(self, name: str, argument: Any) -> bool:

@@ -10,9 +10,9 @@ from typing import Any
 
 from gossamer.errors import ConfigError, Unavailable
 from gossamer.extras import unusable
-from gossamer.imports.findings import Finding, Found, Seen, Unread
+from gossamer.imports.findings import Finding, ImportedFingerprint, ImportedRequest, Unread
 from gossamer.imports.marshals import read_marshal
-from gossamer.imports.pickles import NotPlain, read_pickle
+from gossamer.imports.pickles import UnsafePickle, read_pickle
 
 _SQLITE = b"SQLite format 3\0"
 _PICKLE = b"\x80"
@@ -33,7 +33,7 @@ def read_jobdir(path: Path) -> Iterator[Finding]:
         if file.name not in ("active.json", "info.json"):
             for packed in _records(file):
                 yield _request(packed, str(file.relative_to(path)))
-    yield from map(Seen, _fingerprints(path / "requests.seen"))
+    yield from map(ImportedFingerprint, _fingerprints(path / "requests.seen"))
 
 
 def _records(file: Path) -> Iterator[bytes]:
@@ -129,7 +129,7 @@ def read_scrapy_redis(
                 yield _start(line)
             for digits in _members(store, names[2]):
                 try:
-                    yield Seen(bytes.fromhex(digits.decode("ascii")))
+                    yield ImportedFingerprint(bytes.fromhex(digits.decode("ascii")))
                 except ValueError:
                     yield Unread(names[2], f"{digits[:40]!r} is not a fingerprint")
     except redis.RedisError as error:
@@ -155,7 +155,7 @@ def _start(line: bytes) -> Finding:
     """A start URL, or the JSON that scrapy-redis takes in its place; what else stands there becomes a form."""
     text = line.decode("utf-8", "replace").strip()
     if not text.startswith("{"):
-        return Found(text)
+        return ImportedRequest(text)
     try:
         told = json.loads(text)
         more = set(told) - {"url", "meta", "method"}
@@ -182,17 +182,17 @@ def _request(packed: bytes, place: str) -> Finding:
         else:
             fields = read_pickle(packed)
         return _found(fields)
-    except NotPlain as error:
+    except UnsafePickle as error:
         return Unread(error.url or f"a request in {place}", str(error), error.url)
     except (KeyError, TypeError, AttributeError) as error:
         return Unread(f"a request in {place}", str(error))
 
 
-def _found(fields: dict[str, Any]) -> Found:
+def _found(fields: dict[str, Any]) -> ImportedRequest:
     body = fields.get("body") or b""
     fields["body"] = body.encode() if isinstance(body, str) else bytes(body)
     priority = fields.get("priority", 0)
-    return Found(
+    return ImportedRequest(
         str(fields["url"]),
         str(fields.get("method", "GET")).upper(),
         fields["body"],

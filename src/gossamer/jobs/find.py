@@ -11,7 +11,6 @@ from gossamer import settings as configuration
 from gossamer.clock import Clock, SystemClock
 from gossamer.errors import ConfigError, FrontierError, GossamerError, JobMissing
 from gossamer.fleet import results_folder
-from gossamer.folders import FRONTIER, folder_of
 from gossamer.frontier.backends import (
     backend_of,
     create_fleet,
@@ -21,7 +20,8 @@ from gossamer.frontier.backends import (
     owned_backend,
     owned_url,
 )
-from gossamer.frontier.base import Fleet, OwnedFrontier
+from gossamer.frontier.base import FleetFrontier, OwnedFrontier
+from gossamer.job_folder import FRONTIER, folder_of
 from gossamer.jobs.fleet import FleetJob
 from gossamer.jobs.job import Job, JobSummary
 from gossamer.jobs.local import RunningJob, StoppedJob
@@ -127,7 +127,9 @@ async def _summary(name: str, opening: Awaitable[Job]) -> JobSummary:
         return JobSummary(name=name, problem=str(error))
 
 
-async def create_frontier(name: str, frontier: str, settings: Settings, *, worker: str) -> Fleet | OwnedFrontier:
+async def create_frontier(
+    name: str, frontier: str, settings: Settings, *, worker: str
+) -> FleetFrontier | OwnedFrontier:
     """The frontier of a job, made if it is not there, for a program that puts requests of its own into it.
 
     These are the job's settings from now on. `worker` is the name of the program among the workers of a fleet."""

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from gossamer import settings as configuration
 from gossamer.engine.handle import Linker
 from gossamer.engine.pulse import is_live
-from gossamer.engine.recent import Recent
+from gossamer.engine.recent import RecentKeys
 from gossamer.errors import JobStopped, SinkError
 from gossamer.fleet import results_folder, scale
 from gossamer.frontier.advice import Advice
 from gossamer.frontier.backends import create_fleet, open_fleet
-from gossamer.frontier.base import Fleet
+from gossamer.frontier.base import FleetFrontier
 from gossamer.frontier.regions import parse_part
 from gossamer.jobs.job import (
     SITES,
@@ -28,7 +28,7 @@ from gossamer.jobs.job import (
     lookup_any_name,
     state_word,
 )
-from gossamer.model import Counts, JobState, Pulse, RegionView, ShardView
+from gossamer.model import Counts, Heartbeat, JobState, RegionView, ShardView
 from gossamer.results import compare, forgotten_words, is_cheap, is_results, repair_command
 from gossamer.settings import Settings
 from gossamer.sink import wants_segments
@@ -45,7 +45,7 @@ _UNFINISHED: tuple[JobState, ...] = ("running", "paused", "stopping")
 class FleetJob:
     """A job on a fleet's frontier. Workers, if there are any, are other processes, here or elsewhere."""
 
-    def __init__(self, fleet: Fleet, url: str, name: str, folder: Path) -> None:
+    def __init__(self, fleet: FleetFrontier, url: str, name: str, folder: Path) -> None:
         """`folder` is where workers store what has no place in the job's settings or on its frontier."""
         self.name = name
         self.frontier = url
@@ -120,12 +120,12 @@ class FleetJob:
     async def counts(self) -> Counts:
         return await self._fleet.counts()
 
-    def state(self, counts: Counts, workers: Sequence[Pulse]) -> State:
+    def state(self, counts: Counts, workers: Sequence[Heartbeat]) -> State:
         if counts.job == "running" and not counts.finished and not any(map(is_live, workers)):
             return "resting"
         return state_word(counts.job)
 
-    async def workers(self) -> list[Pulse]:
+    async def workers(self) -> list[Heartbeat]:
         return await self._fleet.workers()
 
     async def shards(self) -> list[ShardView]:
@@ -154,7 +154,7 @@ class FleetJob:
         await self._fleet.steer(state)
 
     async def add(self, urls: Sequence[str]) -> int:
-        linker = Linker(self.settings, self._fleet.secret, Recent())
+        linker = Linker(self.settings, self._fleet.secret, RecentKeys())
         return await self._fleet.add([linker.seed(url) for url in urls])
 
     async def limit(self, changes: Mapping[str, Any]) -> bool:
@@ -212,7 +212,7 @@ def merge_regions(shards: Iterable[ShardView]) -> dict[str, RegionView]:
 
 
 def find_warnings(
-    counts: Counts, live: Sequence[Pulse], shards: Sequence[ShardView], *, is_auto: bool = False
+    counts: Counts, live: Sequence[Heartbeat], shards: Sequence[ShardView], *, is_auto: bool = False
 ) -> list[str]:
     """What keeps a job, or a part of it, from going on; `is_auto` says that sites find their region by themselves."""
     if counts.finished or counts.job not in _UNFINISHED:

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from gossamer import urls
 from gossamer.errors import ConfigError
 from gossamer.frontier.advice import Advice
-from gossamer.model import Counts, JobState, Pulse, RegionView, ShardView
+from gossamer.model import Counts, Heartbeat, JobState, RegionView, ShardView
 from gossamer.settings import Settings
 from gossamer.sink.trail import cut_of, has_trail, trail_bytes
 
 if TYPE_CHECKING:
     from gossamer.jobs.removal import Removed
-    from gossamer.scrapy.intake import Names
+    from gossamer.scrapy.intake import ScrapyKeys
     from gossamer.storage.reader import StoredJob
 
 Known = Mapping[str, Any]
@@ -64,7 +64,7 @@ class JobStatus:
 
     state: State
     counts: Counts
-    workers: Sequence[Pulse] = ()
+    workers: Sequence[Heartbeat] = ()
     sites: Sequence[Known] = ()
     rejected: int = 0
     """Items that fitted no type. A fleet's job does not count them."""
@@ -115,11 +115,11 @@ class Job(Protocol):
 
     async def counts(self) -> Counts: ...
 
-    def state(self, counts: Counts, workers: Sequence[Pulse]) -> State:
+    def state(self, counts: Counts, workers: Sequence[Heartbeat]) -> State:
         """The state that these counts and workers mean."""
         ...
 
-    async def workers(self) -> list[Pulse]: ...
+    async def workers(self) -> list[Heartbeat]: ...
 
     async def shards(self) -> list[ShardView]: ...
 
@@ -208,7 +208,7 @@ async def lookup_any_name(lookup: LookUp, settings: Settings, url: str, page: st
     return {**last, "by": "scrapy", "times": len(family)}
 
 
-async def _family(lookup: LookUp, names: Names, url: str, above: list[int]) -> list[Known]:
+async def _family(lookup: LookUp, names: ScrapyKeys, url: str, above: list[int]) -> list[Known]:
     """The request for a URL, and the unfiltered ones that others, or these themselves, led to: retries are such."""
     found = [one for one in [await lookup(url, names.plain)] if one is not None]
     parents = [*above, *(one["key"] for one in found)]
@@ -221,10 +221,10 @@ async def _family(lookup: LookUp, names: Names, url: str, above: list[int]) -> l
     return found
 
 
-def _scrapy_names() -> Names | None:
+def _scrapy_names() -> ScrapyKeys | None:
     """How the Scrapy project in this folder names requests, or Scrapy itself; None where that is not installed."""
     try:
-        from gossamer.scrapy.intake import Names
+        from gossamer.scrapy.intake import ScrapyKeys
     except ConfigError:
         return None
-    return Names()
+    return ScrapyKeys()

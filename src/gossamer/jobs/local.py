@@ -13,14 +13,14 @@ import msgspec
 from gossamer import settings as configuration
 from gossamer.clock import Clock, SystemClock
 from gossamer.engine import wire
-from gossamer.engine.remote import Connection, connect
+from gossamer.engine.remote import OwnerConnection, connect
 from gossamer.errors import JobStopped
-from gossamer.folders import FRONTIER, OWNER, save_settings, stored_settings
 from gossamer.frontier.advice import Advice, advise
 from gossamer.frontier.sqlite_look import SqliteLook
 from gossamer.frontier.sqlite_survey import survey
+from gossamer.job_folder import FRONTIER, OWNER, save_settings, stored_settings
 from gossamer.jobs.job import SITES, JobStatus, Known, State, cut_pages, lookup_any_name, state_word
-from gossamer.model import Counts, JobState, Pulse, RegionView, ShardView
+from gossamer.model import Counts, Heartbeat, JobState, RegionView, ShardView
 from gossamer.settings import VERSION
 from gossamer.sink.aside import count_rejected
 
@@ -37,7 +37,9 @@ class RunningJob:
 
     frontier = ""
 
-    def __init__(self, connection: Connection, welcome: wire.Welcome, folder: Path, *, name: str, clock: Clock) -> None:
+    def __init__(
+        self, connection: OwnerConnection, welcome: wire.Welcome, folder: Path, *, name: str, clock: Clock
+    ) -> None:
         self.name = name
         self.folder = folder
         self.settings = configuration.build(welcome.settings)
@@ -67,10 +69,10 @@ class RunningJob:
     async def counts(self) -> Counts:
         return msgspec.convert(await self._call(wire.Ask("counts")), Counts)
 
-    def state(self, counts: Counts, workers: Sequence[Pulse]) -> State:
+    def state(self, counts: Counts, workers: Sequence[Heartbeat]) -> State:
         return state_word(counts.job)
 
-    async def workers(self) -> list[Pulse]:
+    async def workers(self) -> list[Heartbeat]:
         named: dict[str, int] = await self._call(wire.Ask("workers"))
         return await asyncio.to_thread(self._processes.look, named or {OWNER: self._connection.peer_pid})
 
@@ -168,10 +170,10 @@ class StoppedJob:
     async def counts(self) -> Counts:
         return await asyncio.to_thread(self._survey.counts, self.settings)
 
-    def state(self, counts: Counts, workers: Sequence[Pulse]) -> State:
+    def state(self, counts: Counts, workers: Sequence[Heartbeat]) -> State:
         return "finished" if counts.finished else "resting"
 
-    async def workers(self) -> list[Pulse]:
+    async def workers(self) -> list[Heartbeat]:
         return []
 
     async def shards(self) -> list[ShardView]:
@@ -245,12 +247,12 @@ class ProcessMonitor:
         self._clock = clock
         self._seen: dict[int, tuple[float, float]] = {}
 
-    def look(self, processes: Mapping[str, int]) -> list[Pulse]:
+    def look(self, processes: Mapping[str, int]) -> list[Heartbeat]:
         """What workers of a fleet would report of themselves, as far as it can be seen from outside."""
         self._seen = {pid: seen for pid, seen in self._seen.items() if pid in processes.values()}
         return [self._pulse(name, pid) for name, pid in processes.items()]
 
-    def _pulse(self, name: str, pid: int) -> Pulse:
+    def _pulse(self, name: str, pid: int) -> Heartbeat:
         memory, used, up = _usage(pid)
         now = self._clock.monotonic()
         before, at = self._seen.get(pid, (used, now))
@@ -258,7 +260,7 @@ class ProcessMonitor:
         if now - at > 0.5 or pid not in self._seen:
             self._seen[pid] = (used, now)
         load = (used - before) / (now - at) if now - at > 0.5 else 0.0
-        return Pulse(
+        return Heartbeat(
             worker=name,
             version=VERSION,
             host=os.uname().nodename,

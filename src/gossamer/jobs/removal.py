@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from gossamer.engine.pulse import is_live
 from gossamer.errors import Held, JobRunning
-from gossamer.folders import FRONTIER, SETTINGS, folder_of
 from gossamer.frontier.backends import owned_url, remove_job
+from gossamer.job_folder import FRONTIER, SETTINGS, folder_of
 from gossamer.jobs.job import Job
-from gossamer.masks import masked_address
+from gossamer.redact import masked_address
 from gossamer.results import MARKER
 from gossamer.sink import csv, jsonl, segments, sqlite, trail, warc
 from gossamer.sink.aside import REJECTED

@@ -9,11 +9,11 @@ from pathlib import Path
 from gossamer.model import Exchange, PageRow, Record
 from gossamer.plan.figures import LARGE_BYTES
 from gossamer.settings import Settings
-from gossamer.sim.pages import Pages
+from gossamer.sim.pages import PageRenderer
 from gossamer.sim.site import WebPlan
 from gossamer.sink import open_sinks
 
-_BATCH = 64
+_ARCHIVE_BATCH = 64
 
 
 async def measure_archive(pages: int) -> tuple[float, float]:
@@ -22,8 +22,8 @@ async def measure_archive(pages: int) -> tuple[float, float]:
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         sink = open_sinks(Settings(sink=("warc",)), Path(folder), {})[0]
         began = time.process_time()
-        for first in range(0, len(some), _BATCH):
-            await sink.write(some[first : first + _BATCH])
+        for first in range(0, len(some), _ARCHIVE_BATCH):
+            await sink.write(some[first : first + _ARCHIVE_BATCH])
         await sink.aclose()
         spent = time.process_time() - began
         stored = sum(path.stat().st_size for path in Path(folder).rglob("*.warc.gz*"))
@@ -32,7 +32,7 @@ async def measure_archive(pages: int) -> tuple[float, float]:
 
 def _records(count: int) -> list[Record]:
     plan = WebPlan(sites=1, pages_per_site=count, page_bytes=LARGE_BYTES)
-    web = Pages(plan)
+    web = PageRenderer(plan)
     exchange = Exchange(
         sent=(("user-agent", "Gossamer"), ("accept", "text/html")),
         version="HTTP/2.0",

@@ -18,12 +18,12 @@ from gossamer.cli.start import run
 from gossamer.cli.terminal import put, say
 from gossamer.errors import ConfigError
 from gossamer.frontier.backends import backend_of, is_fleet
-from gossamer.masks import masked_address
 from gossamer.measure.archive import measure_archive
 from gossamer.measure.crawls import measure_crawls
 from gossamer.measure.stores import measure_store
 from gossamer.plan.command import figures_path
-from gossamer.plan.figures import Figures, Store, write_figures
+from gossamer.plan.figures import Figures, StoreCost, write_figures
+from gossamer.redact import masked_address
 from gossamer.settings import VERSION
 from gossamer.testing.servers import RedisServer
 
@@ -54,7 +54,7 @@ def bench(quick: bool, urls: tuple[str, ...], servers: bool, out: Path | None, a
     if as_json:
         put(msgspec.json.encode(figures) + b"\n")
     else:
-        put("".join(f"{line}\n" for line in lines(figures)).encode())
+        put("".join(f"{line}\n" for line in bench_lines(figures)).encode())
     say(f"measured in {time.monotonic() - began:.0f} s, written to {path}; next: gossamer plan --pages 1e9 --every 30d")
     return Exit.OK
 
@@ -66,7 +66,7 @@ def measure(*, quick: bool, urls: tuple[str, ...], servers: bool) -> Figures:
     crawls = measure_crawls(pages=1600 * many, hosts=500 * many, runs=runs)
     say("writing an archive")
     archive_cpu, ratio = run(measure_archive(300 * many))
-    frontiers: dict[str, Store] = {}
+    frontiers: dict[str, StoreCost] = {}
     with ExitStack() as stack:
         for name, url, pid in _stores(urls, stack, servers=servers):
             say(f"frontier: {name}")
@@ -120,7 +120,7 @@ def machine() -> str:
     return f"{model}, {os.cpu_count()} cores, Python {platform.python_version()}, load {load:.1f}"
 
 
-def lines(figures: Figures) -> Iterator[str]:
+def bench_lines(figures: Figures) -> Iterator[str]:
     """The figures as people read them."""
     yield f"{figures.measured_on}, {figures.machine}, gossamer {figures.version}"
     for name, value in (

@@ -15,7 +15,7 @@ from gossamer.errors import GossamerError
 from gossamer.plan.figures import LARGE_BYTES, SMALL_BYTES
 from gossamer.testing.web import SimWeb
 
-_LINKS = 50
+_CRAWL_LINKS = 50
 _SITES = 40
 
 
@@ -44,7 +44,7 @@ def _once(pages: int, hosts: int) -> Crawled:
 def _deep(page_bytes: int, pages: int, *, start: float | None = None) -> tuple[float, float]:
     """CPU of a page, and of a start, where hosts have many pages."""
     each = max(2, pages // _SITES)
-    with SimWeb(sites=_SITES, pages_per_site=each, page_bytes=page_bytes, links_per_page=_LINKS) as web:
+    with SimWeb(sites=_SITES, pages_per_site=each, page_bytes=page_bytes, links_per_page=_CRAWL_LINKS) as web:
         if start is None:
             # It weighs as much as hundreds of pages, so its own noise must not be taken for theirs.
             start = statistics.median(_crawl(web.seeds[:1], ["--max-pages", "1"]) for _ in range(3))
@@ -54,7 +54,7 @@ def _deep(page_bytes: int, pages: int, *, start: float | None = None) -> tuple[f
 def _broad(hosts: int, start: float, *, tls: bool) -> float:
     """CPU of a page where every host has one, with its robots.txt."""
     with SimWeb(
-        sites=hosts, pages_per_site=1, page_bytes=SMALL_BYTES, links_per_page=_LINKS, names=True, tls=tls
+        sites=hosts, pages_per_site=1, page_bytes=SMALL_BYTES, links_per_page=_CRAWL_LINKS, names=True, tls=tls
     ) as web:
         words = ["--resolve", "*.sim=127.0.0.1", *(("--ca-file", str(web.ca_file)) if tls else ())]
         return (_crawl(web.seeds, words) - start) / hosts

@@ -21,7 +21,7 @@ from gossamer.frontier.backends import backend_of, create_fleet, owned_backend, 
 from gossamer.frontier.base import Frontier, JobFrontier
 from gossamer.measure.servers import cpu_of
 from gossamer.model import Lease, Outcome, Request
-from gossamer.plan.figures import Store
+from gossamer.plan.figures import StoreCost
 from gossamer.settings import Settings
 
 _LINKS, _NEW, _BATCH = 50, 0.15, 64
@@ -38,7 +38,7 @@ class _Opened(NamedTuple):
     server_seconds: Callable[[], Awaitable[float | None]]
 
 
-def measure_store(url: str, *, known: int, pages: int, pid: int = 0) -> Store:
+def measure_store(url: str, *, known: int, pages: int, pid: int = 0) -> StoreCost:
     """The frontier at this address, or the embedded one where it is empty.
 
     `pid` is the server's process if it is ours, for databases that do not tell their CPU time; else that is the time
@@ -47,7 +47,7 @@ def measure_store(url: str, *, known: int, pages: int, pid: int = 0) -> Store:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         queued, done, client, server = pool.submit(_run, "visit", url, known, pages, pid).result()
         (again,) = pool.submit(_run, "revisit", url, known, pages, pid).result()
-    return Store(
+    return StoreCost(
         client_cpu_seconds=client, server_cpu_seconds=server, queued_bytes=max(queued, 0.0),
         done_bytes=max(done, 0.0), again_bytes=max(again, 0.0),
         in_memory=backend_of(url).keeps_in_memory,

@@ -15,7 +15,7 @@ from gossamer.cli.terminal import put
 from gossamer.errors import ConfigError
 from gossamer.plan import units
 from gossamer.plan.figures import Figures, read_figures, reference
-from gossamer.plan.needs import Machine, Prices, Wish
+from gossamer.plan.needs import MachineSize, Prices, Requirements
 from gossamer.plan.text import lines
 from gossamer.plan.web import usual_hosts
 from gossamer.plan.whatif import rows
@@ -97,7 +97,7 @@ def plan(source: str, as_json: bool, **options: Any) -> int:
     return Exit.OK
 
 
-def _wish(options: dict[str, Any]) -> Wish:
+def _wish(options: dict[str, Any]) -> Requirements:
     prices = Prices(
         core_hour=options["core_price"],
         memory_gb_hour=options["memory_price"],
@@ -106,7 +106,7 @@ def _wish(options: dict[str, Any]) -> Wish:
         sent_gb=options["sent_price"],
     )
     speed = options["gigabits"] * 1e9
-    return Wish(
+    return Requirements(
         pages=options["pages"],
         period_seconds=options["every"],
         page_bytes=options["page_size"],
@@ -119,8 +119,8 @@ def _wish(options: dict[str, Any]) -> Wish:
         archive=not options["no_archive"],
         wire_ratio=options["wire_ratio"],
         busy_share=options["busy"],
-        worker=Machine(cores=options["cores"], memory_bytes=options["worker_memory"], bits_per_second=speed),
-        server=Machine(
+        worker=MachineSize(cores=options["cores"], memory_bytes=options["worker_memory"], bits_per_second=speed),
+        server=MachineSize(
             cores=options["cores"],
             memory_bytes=options["server_memory"],
             bits_per_second=speed,

@@ -13,7 +13,7 @@ SMALL_BYTES, LARGE_BYTES = 10_000, 40_000
 """The pages that crawls are measured with."""
 
 
-class Store(msgspec.Struct, frozen=True, kw_only=True):
+class StoreCost(msgspec.Struct, frozen=True, kw_only=True):
     """What a frontier costs: CPU of one page with its links, and bytes of a URL."""
 
     client_cpu_seconds: float
@@ -44,7 +44,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Writing 40 kB into an archive."""
     warc_ratio: float
     """Bytes of the archive for a byte of a page."""
-    frontiers: dict[str, Store]
+    frontiers: dict[str, StoreCost]
 
     def page_cpu_seconds(self, page_bytes: float) -> float:
         """CPU of a page of this size, on the line through the two that were measured."""

@@ -18,7 +18,7 @@ LINK_BYTES = 100
 _ENOUGH = 0.999
 
 
-class Machine(msgspec.Struct, frozen=True, kw_only=True):
+class MachineSize(msgspec.Struct, frozen=True, kw_only=True):
     """What one machine has."""
 
     cores: float
@@ -39,7 +39,7 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
     between_regions_gb: float = 0.02
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
+class Requirements(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be crawled, and the assumptions that nobody has measured for it."""
 
     pages: float
@@ -66,8 +66,8 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     lane_bytes: float = 60_000.0
     """Memory of a site in hand, with its connection. Assumed."""
     process_bytes: float = 100e6
-    worker: Machine = Machine(cores=16, memory_bytes=64e9)
-    server: Machine = Machine(cores=16, memory_bytes=128e9)
+    worker: MachineSize = MachineSize(cores=16, memory_bytes=64e9)
+    server: MachineSize = MachineSize(cores=16, memory_bytes=128e9)
     prices: Prices = Prices()
 
 
@@ -76,7 +76,7 @@ Part = Literal[
 ]  # fmt: skip
 
 
-class Plan(NamedTuple):
+class CrawlPlan(NamedTuple):
     """The needs of a wish. Machines are whole ones."""
 
     pages_per_second: float
@@ -118,7 +118,7 @@ class Plan(NamedTuple):
         return _dearest(self.dollars_a_month, self.worker_needs, self.server_needs)
 
 
-def plan(wish: Wish, figures: Figures) -> Plan:
+def plan_crawl(wish: Requirements, figures: Figures) -> CrawlPlan:
     """What the wish needs."""
     store, busy = figures.frontiers[wish.store], wish.busy_share
     rate = wish.pages / wish.period_seconds
@@ -163,7 +163,7 @@ def plan(wish: Wish, figures: Figures) -> Plan:
     sent_bytes = requests * wish.sent_bytes
     dollars = _dollars(wish, workers, servers, stored, sent_bytes, between / 8, on_disk=not store.in_memory)
     bottleneck = "politeness" if polite_share < _ENOUGH else _dearest(dollars, worker_needs, server_needs)
-    return Plan(
+    return CrawlPlan(
         pages_per_second=rate,
         requests_per_second=requests,
         received_bits_per_second=received,
@@ -191,7 +191,7 @@ Dollars = dict[Literal["workers", "frontier", "storage", "traffic"], float]
 
 
 def _dollars(
-    wish: Wish, workers: int, servers: int, stored: float, sent: float, between: float, *, on_disk: bool
+    wish: Requirements, workers: int, servers: int, stored: float, sent: float, between: float, *, on_disk: bool
 ) -> Dollars:
     prices, seconds = wish.prices, HOURS_A_MONTH * 3600
     disk = wish.server.disk_bytes / 1e12 * prices.disk_tb_month if on_disk else 0.0
@@ -203,7 +203,7 @@ def _dollars(
     }
 
 
-def _rent(machine: Machine, prices: Prices) -> float:
+def _rent(machine: MachineSize, prices: Prices) -> float:
     hourly = machine.cores * prices.core_hour + machine.memory_bytes / 1e9 * prices.memory_gb_hour
     return hourly * HOURS_A_MONTH
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from gossamer.plan.figures import Figures
-from gossamer.plan.needs import KEY_BYTES, Part, Plan, Wish
+from gossamer.plan.needs import KEY_BYTES, CrawlPlan, Part, Requirements
 from gossamer.plan.units import bits, dollars, large, size, span
 from gossamer.plan.web import Hosts
 from gossamer.plan.whatif import rows
@@ -22,7 +22,7 @@ _RELIEF: Mapping[Part, str] = {
 }
 
 
-def lines(wish: Wish, figures: Figures, source: str) -> Iterator[str]:
+def lines(wish: Requirements, figures: Figures, source: str) -> Iterator[str]:
     """The whole plan; `source` says where the figures are from."""
     found, *_ = (row.plan for row in rows(wish, figures))
     often = f"once within {span(wish.period_seconds)}" if wish.once else f"every {span(wish.period_seconds)}"
@@ -39,7 +39,7 @@ def lines(wish: Wish, figures: Figures, source: str) -> Iterator[str]:
     yield from _table(wish, figures)
 
 
-def _parts(wish: Wish, figures: Figures, found: Plan) -> Iterator[tuple[str, str]]:
+def _parts(wish: Requirements, figures: Figures, found: CrawlPlan) -> Iterator[tuple[str, str]]:
     store = figures.frontiers[wish.store]
     hosts = Hosts(wish.pages, min(wish.hosts, wish.pages))
     yield (
@@ -104,7 +104,7 @@ def _parts(wish: Wish, figures: Figures, found: Plan) -> Iterator[tuple[str, str
     yield "cost", f"{dollars(found.cost)} a month ({costs}), ${million:,.2f} a million pages; prices of {_priced(wish)}"
 
 
-def _priced(wish: Wish) -> str:
+def _priced(wish: Requirements) -> str:
     return f"{wish.prices.as_of}, round ones"
 
 
@@ -121,7 +121,7 @@ def _needs(needs: Mapping[Part, float]) -> str:
     return ", ".join(f"{name} need{'s' * (not name.endswith('s'))} {large(max(value, 0.01))}" for name, value in parts)
 
 
-def _table(wish: Wish, figures: Figures) -> Iterator[str]:
+def _table(wish: Requirements, figures: Figures) -> Iterator[str]:
     yield f"{'if':<24}{'can be had':>11}{'workers':>9}{'servers':>9}{'stored':>9}{'a month':>10}  dearest"
     for change, found in rows(wish, figures):
         share = f"{100 * found.polite_share:.1f} %"

@@ -8,36 +8,36 @@ from typing import NamedTuple
 import msgspec
 
 from gossamer.plan.figures import Figures
-from gossamer.plan.needs import Plan, Wish, plan
+from gossamer.plan.needs import CrawlPlan, Requirements, plan_crawl
 from gossamer.plan.units import large, size, span
 
 
-class Row(NamedTuple):
+class WhatIfRow(NamedTuple):
     """A change, and the plan that it makes."""
 
     change: str
-    plan: Plan
+    plan: CrawlPlan
 
 
-def rows(wish: Wish, figures: Figures) -> Iterator[Row]:
+def rows(wish: Requirements, figures: Figures) -> Iterator[WhatIfRow]:
     """As it is wished, then each thing that matters changed by itself."""
-    yield Row("as asked", plan(wish, figures))
+    yield WhatIfRow("as asked", plan_crawl(wish, figures))
     for change, other in _wishes(wish):
-        yield Row(change, plan(other, figures))
+        yield WhatIfRow(change, plan_crawl(other, figures))
     twice = msgspec.structs.replace(
         figures,
         small_page_cpu_seconds=2 * figures.small_page_cpu_seconds,
         large_page_cpu_seconds=2 * figures.large_page_cpu_seconds,
     )
-    yield Row("CPU of a page x 2", plan(wish, twice))
+    yield WhatIfRow("CPU of a page x 2", plan_crawl(wish, twice))
     if wish.archive:
-        yield Row("nothing compressed", plan(wish, msgspec.structs.replace(figures, warc_ratio=1.0)))
+        yield WhatIfRow("nothing compressed", plan_crawl(wish, msgspec.structs.replace(figures, warc_ratio=1.0)))
     for name in figures.frontiers:
         if name not in (wish.store, "sqlite"):
-            yield Row(f"frontier in {name}", plan(msgspec.structs.replace(wish, store=name), figures))
+            yield WhatIfRow(f"frontier in {name}", plan_crawl(msgspec.structs.replace(wish, store=name), figures))
 
 
-def _wishes(wish: Wish) -> Iterator[tuple[str, Wish]]:
+def _wishes(wish: Requirements) -> Iterator[tuple[str, Requirements]]:
     change = msgspec.structs.replace
     for factor in (0.25, 4.0):
         yield f"delay {span(wish.delay * factor)}", change(wish, delay=wish.delay * factor)

@@ -12,17 +12,17 @@ import msgspec
 from gossamer import settings as configuration
 from gossamer.errors import ExtractError, WorkersDie
 from gossamer.replay.orders import Done, Setup
-from gossamer.replay.worker import Worker
+from gossamer.replay.worker import ReplayProcess
 from gossamer.settings import Settings
-from gossamer.stored import Part, Stored
-from gossamer.stored.shelf import Which
+from gossamer.stored.shelf import ReadPart, Which
+from gossamer.stored.whole import Stored
 
 log = logging.getLogger("gossamer.engine")
 _AHEAD = 4
 """Parts that are worked on or wait for their turn, for each process."""
 
 
-class Crew:
+class ReplayPool:
     """Runs the spider that the settings name over all that is stored. No network: nobody here has a downloader."""
 
     def __init__(
@@ -40,7 +40,7 @@ class Crew:
         self._count = processes or os.cpu_count() or 1
         self._which: Which = "all" if all_visits else "last"
         self._where = list(where)
-        self._processes = [Worker(self._setup()) for _ in range(self._count)]
+        self._processes = [ReplayProcess(self._setup()) for _ in range(self._count)]
 
     def hatch(self) -> None:
         """Begin the processes now, as copies of this one, which has loaded what they need; not from among threads."""
@@ -64,12 +64,12 @@ class Crew:
         return [failure for failure in ended if failure is not None]
 
     async def _work(self, take: Callable[[Done], None]) -> None:
-        idle: asyncio.Queue[Worker] = asyncio.Queue()
+        idle: asyncio.Queue[ReplayProcess] = asyncio.Queue()
         processes = self._processes
         for process in processes:
             idle.put_nowait(process)
 
-        async def do(part: Part) -> Done:
+        async def do(part: ReadPart) -> Done:
             process = await idle.get()
             try:
                 return await process.do(part)

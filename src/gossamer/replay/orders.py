@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from gossamer.stored.shelf import Part
+from gossamer.stored.shelf import ReadPart
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -21,10 +21,10 @@ class Setup(msgspec.Struct, frozen=True):
     """Conditions that a page must meet."""
 
 
-class Order(msgspec.Struct, frozen=True):
+class ReplayTask(msgspec.Struct, frozen=True):
     """One part to work through."""
 
-    part: Part
+    part: ReadPart
     careful: bool = False
     """Whether each page is named before the spider sees it, because a process died of one."""
     fatal: list[int] = []

@@ -21,9 +21,10 @@ from gossamer.engine.lifecycle import Lifecycle, leave_on_signal
 from gossamer.engine.orphans import die_with, leave_signals_to_parent
 from gossamer.errors import ArchiveError, GossamerError
 from gossamer.model import PageRow
-from gossamer.replay.orders import At, Closing, Done, Left, Order, Setup
+from gossamer.replay.orders import At, Closing, Done, Left, ReplayTask, Setup
 from gossamer.settings import Settings
-from gossamer.stored import Stored, StoredPage
+from gossamer.stored.page import StoredPage
+from gossamer.stored.whole import Stored
 
 _EXAMPLES = 20
 Message = At | Done | Closing | Left
@@ -35,7 +36,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _encode_into = msgspec.json.Encoder().encode_into
 
 
-class Tally:
+class ReplayCounts:
     """Gathers what the pages of a part give."""
 
     def __init__(self) -> None:
@@ -105,7 +106,7 @@ def _line(buffer: bytearray, value: object) -> None:
 
 
 async def work(
-    order: Order,
+    order: ReplayTask,
     stored: Stored,
     extractor: Extractor,
     settings: Settings,
@@ -115,7 +116,7 @@ async def work(
     guard: Guard,
 ) -> Done:
     """Run the spider over one part; Interrupted if this process is to leave."""
-    tally = Tally()
+    tally = ReplayCounts()
     fatal, costly = frozenset(order.fatal), frozenset(order.costly)
     for number, page in enumerate(stored.part(order.part, tally.unread)):
         # A page of a tree has no offset: its number in the part stands for it.
@@ -181,7 +182,7 @@ def serve(setup: Setup, source: BinaryIO, target: BinaryIO) -> None:
             try:
                 with suppress(Interrupted):
                     while data is not None and not guard.is_stopping:
-                        order = msgspec.msgpack.decode(data, type=Order)
+                        order = msgspec.msgpack.decode(data, type=ReplayTask)
                         runner.run(_answer(work(order, stored, extractor, settings, tell, where, guard=guard), tell))
                         data = _read(source)
                 tell(Closing())

@@ -13,13 +13,13 @@ from typing import IO
 import msgspec
 
 from gossamer.errors import ConfigError
-from gossamer.replay.crew import Crew
+from gossamer.replay.crew import ReplayPool
 from gossamer.replay.orders import Done
 from gossamer.settings import Settings
 from gossamer.sink import disk
 from gossamer.sink.aside import REJECTED
 from gossamer.sink.jsonl import ITEMS, PAGES
-from gossamer.stored import Stored
+from gossamer.stored.whole import Stored
 
 SETTINGS = "job.toml"
 """By this the folder of a crawl is known."""
@@ -66,7 +66,7 @@ class Replay:
     ) -> None:
         if (out / SETTINGS).exists():
             raise ConfigError(f"{out} is the folder of a crawl", hint="give --out another folder: what is there stays")
-        self._crew = Crew(stored, settings, processes=processes, all_visits=all_visits, where=where)
+        self._crew = ReplayPool(stored, settings, processes=processes, all_visits=all_visits, where=where)
         self._out = out
         self._result = Replayed()
         self._fields: Counter[str] = Counter()

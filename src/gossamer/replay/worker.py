@@ -17,8 +17,8 @@ import msgspec
 from gossamer.engine.orphans import LEAVE, hold_signals
 from gossamer.errors import ExtractError, WorkersDie
 from gossamer.leaving import end_now
-from gossamer.replay.orders import At, Closing, Done, Left, Order, Setup
-from gossamer.stored import Part
+from gossamer.replay.orders import At, Closing, Done, Left, ReplayTask, Setup
+from gossamer.stored.shelf import ReadPart
 
 _MOST_DEATHS = 100
 _LIMIT_BYTES = 1 << 20
@@ -30,7 +30,7 @@ _EXIT_SECONDS = 10.0
 """Time that a process has to end once its spider is closed."""
 
 
-class Worker:
+class ReplayProcess:
     """Works through one part at a time."""
 
     def __init__(self, setup: Setup) -> None:
@@ -41,7 +41,7 @@ class Worker:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._is_busy = False
 
-    def hatch(self, siblings: Sequence[Worker]) -> None:
+    def hatch(self, siblings: Sequence[ReplayProcess]) -> None:
         """Begin it as a copy of this process; where this one has threads, of which a copy would have none, later."""
         if threading.active_count() > 1 or not hasattr(os, "fork"):
             return
@@ -72,7 +72,7 @@ class Worker:
             end_now(1)
         end_now(0)
 
-    async def do(self, part: Part) -> Done:
+    async def do(self, part: ReadPart) -> Done:
         """Work through a part. A page of which the process dies costs that page only: it is found, and left out."""
         fatal: list[int] = []
         costly: list[int] = []
@@ -82,7 +82,7 @@ class Worker:
             reader, writer = self._streams or await self._start()
             self._is_busy = True
             try:
-                _send(writer, _encode(Order(part, careful, fatal, costly)))
+                _send(writer, _encode(ReplayTask(part, careful, fatal, costly)))
                 await writer.drain()
                 while True:
                     found = await _receive(reader)

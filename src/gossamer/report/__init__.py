@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from gossamer.report.page import render
 from gossamer.report.rows import stored_rows
-from gossamer.report.tally import Tally
+from gossamer.report.tally import ReportCounts
 
 __all__ = ["Tally", "render", "stored_rows"]

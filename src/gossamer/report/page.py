@@ -10,7 +10,7 @@ from importlib import resources
 
 from gossamer.cut import SETTINGS, UNITS, CutTally
 from gossamer.report.charts import Bar, bars, ring
-from gossamer.report.tally import MOST_DEPTH, Tally
+from gossamer.report.tally import MOST_DEPTH, ReportCounts
 
 _MOST_BARS = 120
 _TOP_SITES = 20
@@ -19,12 +19,12 @@ _STEPS = (1, 2, 5, 10, 20, 60, 120, 300, 600, 1200, 3600, 7200, 21_600, 43_200, 
 _STYLE = resources.files("gossamer.report").joinpath("style.css").read_text("utf-8")
 
 
-def render(tally: Tally, *, job: str, facts: Mapping[str, str], made_at: float) -> str:
+def render(tally: ReportCounts, *, job: str, facts: Mapping[str, str], made_at: float) -> str:
     """The whole page; `facts` are further words about the job, shown as they are."""
     return "".join(_parts(tally, job, facts, made_at))
 
 
-def _parts(tally: Tally, job: str, facts: Mapping[str, str], made_at: float) -> Iterator[str]:
+def _parts(tally: ReportCounts, job: str, facts: Mapping[str, str], made_at: float) -> Iterator[str]:
     yield (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
         'content="width=device-width,initial-scale=1"><meta http-equiv="Content-Security-Policy" '
@@ -68,7 +68,7 @@ def _section(title: str, content: str) -> str:
     return f"<section><h2>{escape(title)}</h2>{content}</section>"
 
 
-def _progress(tally: Tally) -> tuple[str, list[Bar]]:
+def _progress(tally: ReportCounts) -> tuple[str, list[Bar]]:
     """Pages over time, in as many bars as can be told apart, and the length of one."""
     unit, first, last = tally.unit_seconds, min(tally.times), max(tally.times)
     seconds = (last - first) * unit
@@ -111,7 +111,7 @@ def _powers(counts: Counter[int], worded: Callable[[float], str]) -> list[Bar]:
     ]
 
 
-def _graph(tally: Tally) -> tuple[str, str]:
+def _graph(tally: ReportCounts) -> tuple[str, str]:
     between = Counter({pair: count for pair, count in tally.site_links.counts.items() if pair[0] != pair[1]})
     kind, links = ("sites", between) if between else ("sections of the site", tally.section_links.counts)
     weight: Counter[str] = Counter()
@@ -123,7 +123,7 @@ def _graph(tally: Tally) -> tuple[str, str]:
     return kind, ring(links, sorted(places), name=f"links between {kind}")
 
 
-def _sites(tally: Tally) -> str:
+def _sites(tally: ReportCounts) -> str:
     rows = []
     for site, pages in tally.site_counts.counts.most_common(_TOP_SITES):
         one = tally.sites[site]
@@ -135,7 +135,7 @@ def _sites(tally: Tally) -> str:
     return f'<div class="scroll"><table>{head}{"".join(rows)}</table></div>'
 
 
-def _failures(tally: Tally) -> str:
+def _failures(tally: ReportCounts) -> str:
     if not tally.failed:
         return '<p class="none">none</p>'
     rows = []

@@ -34,7 +34,7 @@ class Most(Generic[Key]):
             self.counts = Counter(dict(self.counts.most_common(self._limit // 2)))
 
 
-class SiteTally:
+class ReportSite:
     """What is known of one site."""
 
     __slots__ = ("bytes", "failed", "pages", "seconds")
@@ -46,7 +46,7 @@ class SiteTally:
         self.seconds = 0.0
 
 
-class Tally:
+class ReportCounts:
     """All that a report says, row by row."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Tally:
         self.errors: dict[str, list[str]] = {}
         """Kind of error -> a few URLs."""
         self.error_counts: Counter[str] = Counter()
-        self.sites: dict[str, SiteTally] = {}
+        self.sites: dict[str, ReportSite] = {}
         self.site_counts: Most[str] = Most()
         self.site_links: Most[tuple[str, str]] = Most()
         self.section_links: Most[tuple[str, str]] = Most()
@@ -94,7 +94,7 @@ class Tally:
         self._visit(site, row, is_failure)
         if row.referrer:
             self.site_links.add((urls.site(row.referrer), site))
-            self.section_links.add((_section(row.referrer), _section(row.url)))
+            self.section_links.add((_tally_section(row.referrer), _tally_section(row.url)))
 
     def _clock_in(self, at: float) -> None:
         self.times[int(at // self.unit_seconds)] += 1
@@ -118,14 +118,14 @@ class Tally:
         self.site_counts.add(site)
         if len(self.sites) > 2 * MOST_KEYS:
             self.sites = {name: self.sites[name] for name in self.site_counts.counts if name in self.sites}
-        tally = self.sites.setdefault(site, SiteTally())
+        tally = self.sites.setdefault(site, ReportSite())
         tally.pages += 1
         tally.failed += is_failure
         tally.bytes += row.bytes
         tally.seconds += row.elapsed
 
 
-def _section(url: str) -> str:
+def _tally_section(url: str) -> str:
     """The first part of the path, by which pages of one site are told apart."""
     parts = url.split("/", 4)
     return f"/{parts[3][:_NODE_LENGTH]}/" if len(parts) == 5 else "/"

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gossamer.clock import SystemClock
-from gossamer.engine.pulse import Heart, beating
+from gossamer.engine.pulse import HeartbeatSender, beating
 from gossamer.errors import GossamerError, Unavailable
 from gossamer.frontier.base import OwnedFrontier
-from gossamer.model import Grant, Lease, Outcome, Pulse, Request
-from gossamer.scrapy.options import Opened, Options, open_frontier
+from gossamer.model import Grant, Heartbeat, Lease, Outcome, Request
+from gossamer.scrapy.options import Opened, ScrapyOptions, open_frontier
 from gossamer.settings import Settings
 
 log = logging.getLogger("gossamer.scrapy")
@@ -51,7 +51,7 @@ class Receiver(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class BridgeMessage:
     """Something to store: requests of their own, or what became of a page, with its links."""
 
     requests: tuple[Request, ...] = ()
@@ -76,10 +76,10 @@ class _Held:
     undone: set[int] = field(default_factory=set)
 
 
-class Courier:
+class FrontierBridge:
     """Leases, renews and stores for one crawl. Public methods are called in Scrapy's thread and return at once."""
 
-    def __init__(self, options: Options, receiver: Receiver, soon: Callable[..., None]) -> None:
+    def __init__(self, options: ScrapyOptions, receiver: Receiver, soon: Callable[..., None]) -> None:
         self._options = options
         self._receiver = receiver
         self._soon = soon
@@ -87,7 +87,7 @@ class Courier:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="gossamer-frontier", daemon=True)
         self._held: dict[int, _Held] = {}
-        self._parcels: list[Parcel] = []
+        self._parcels: list[BridgeMessage] = []
         self._run_of_store = 0
         self._added: deque[_Added] = deque()
         """What the store may still forget, oldest first."""
@@ -106,7 +106,7 @@ class Courier:
         """Open the frontier; the receiver is told when it is, or why it is not."""
         self._thread.start()
 
-    def send(self, parcel: Parcel) -> None:
+    def send(self, parcel: BridgeMessage) -> None:
         """Store this, in its turn: requests before any outcome that is sent later."""
         self._call(self._take, parcel)
 
@@ -123,7 +123,7 @@ class Courier:
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(act, *arguments)
 
-    def _take(self, parcel: Parcel) -> None:
+    def _take(self, parcel: BridgeMessage) -> None:
         self._parcels.append(parcel)
         self._filled.set()
 
@@ -177,8 +177,10 @@ class Courier:
             settings = await self._begin(frontier)
             async with AsyncExitStack() as stack:
                 if not isinstance(frontier, OwnedFrontier):
-                    pulse = Pulse(worker=self._options.worker)
-                    await stack.enter_async_context(beating(Heart(frontier, self, pulse=pulse, clock=self._clock)))
+                    pulse = Heartbeat(worker=self._options.worker)
+                    await stack.enter_async_context(
+                        beating(HeartbeatSender(frontier, self, pulse=pulse, clock=self._clock))
+                    )
                 renewing = asyncio.create_task(self._renew(frontier, settings.lease_seconds))
                 try:
                     await self._until_closed(
@@ -321,7 +323,7 @@ class Courier:
                     self._parcels[:0] = some
                     raise
 
-    async def _write(self, frontier: Opened, parcels: list[Parcel]) -> None:
+    async def _write(self, frontier: Opened, parcels: list[BridgeMessage]) -> None:
         requests = [request for parcel in parcels for request in parcel.requests]
         outcomes = [parcel.outcome for parcel in parcels if parcel.outcome is not None]
         wait, counted = 0.5, 0

@@ -12,7 +12,7 @@ from scrapy.utils.project import get_project_settings
 from scrapy.utils.request import RequestFingerprinter, RequestFingerprinterProtocol
 
 from gossamer.errors import ConfigError
-from gossamer.imports.findings import Found, Seen
+from gossamer.imports.findings import ImportedFingerprint, ImportedRequest
 from gossamer.imports.intake import stand_ins
 from gossamer.model import Request
 from gossamer.scrapy.fingerprints import ScrapyRedisFingerprinter
@@ -25,7 +25,7 @@ def project_settings() -> BaseSettings:
     return get_project_settings()
 
 
-class Names:
+class ScrapyKeys:
     """How requests for plain addresses are named in jobs of the project in the current folder."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class ScrapyMaker:
                 hint='set REQUEST_FINGERPRINTER_CLASS = "gossamer.scrapy.ScrapyRedisFingerprinter" in its settings',
             )
 
-    def request(self, found: Found) -> Request | str:
+    def request(self, found: ImportedRequest) -> Request | str:
         if found.is_sitemap:
             return "a sitemap that a sitemap lists: fetch it, and import the file"
         fields = dict(found.fields or {"url": found.url})
@@ -73,7 +73,7 @@ class ScrapyMaker:
             return from_fields(fields, key=key_of(self._secret, fingerprint, nonce), site_by=self._site_by)
         return kept
 
-    def seen(self, seen: Seen, shards: int) -> list[Request] | str:
+    def seen(self, seen: ImportedFingerprint, shards: int) -> list[Request] | str:
         return stand_ins(key_of(self._secret, seen.fingerprint), seen.fingerprint.hex(), shards)
 
 

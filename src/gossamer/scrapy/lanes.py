@@ -20,7 +20,7 @@ _PATIENCE = 0.1
 
 
 @dataclass(eq=False, slots=True)
-class Lane:
+class ScrapyLane:
     """A lease with what is left of its batch."""
 
     lease: Lease
@@ -45,7 +45,7 @@ class Ticket:
     """A leased request on its way through Scrapy, and what it has led to so far."""
 
     number: int
-    lane: Lane
+    lane: ScrapyLane
     kept: model.Request
     request: ScrapyRequest
     links: list[model.Request] = field(default_factory=list)
@@ -77,9 +77,9 @@ class Lanes:
 
     def __init__(self) -> None:
         self.tickets: dict[int, Ticket] = {}
-        self._lanes: dict[int, Lane] = {}
-        self._sites: dict[str, Lane] = {}
-        self._due: list[tuple[float, int, Lane]] = []
+        self._lanes: dict[int, ScrapyLane] = {}
+        self._sites: dict[str, ScrapyLane] = {}
+        self._due: list[tuple[float, int, ScrapyLane]] = []
         self._count = 0
 
     def __len__(self) -> int:
@@ -88,14 +88,14 @@ class Lanes:
     def take(self, leases: Sequence[Lease], *, sent_at: float) -> None:
         """Hold these, asked for at that time."""
         for lease in leases:
-            lane = Lane(lease, 0.0, deque(lease.requests))
+            lane = ScrapyLane(lease, 0.0, deque(lease.requests))
             lane.ends(sent_at + lease.ttl)
             self._lanes[lease.token] = lane
             if lease.lanes == 1:
                 self._sites[lease.site] = lane
             self._line_up(lane, lane.free_at)
 
-    def next(self, now: float) -> tuple[Lane, model.Request] | None:
+    def next(self, now: float) -> tuple[ScrapyLane, model.Request] | None:
         """The next request whose time has come."""
         while self._due and self._due[0][0] <= now:
             _, _, lane = heapq.heappop(self._due)
@@ -109,7 +109,7 @@ class Lanes:
                     return lane, lane.waiting.popleft()
         return None
 
-    def hand_out(self, lane: Lane, kept: model.Request, request: ScrapyRequest) -> Ticket:
+    def hand_out(self, lane: ScrapyLane, kept: model.Request, request: ScrapyRequest) -> Ticket:
         """A ticket for a request that goes to Scrapy; the lane waits for its return from the downloader."""
         self._count += 1
         ticket = Ticket(self._count, lane, kept, request)
@@ -117,7 +117,7 @@ class Lanes:
         lane.open += 1
         return ticket
 
-    def returned(self, lane: Lane) -> None:
+    def returned(self, lane: ScrapyLane) -> None:
         """The lane's request is out of the downloader: the next may go when the delay is over."""
         lane.ticket = None
         self._line_up(lane, lane.free_at)
@@ -132,13 +132,13 @@ class Lanes:
         if not lane.open and not lane.waiting:
             self._forget(lane)
 
-    def skipped(self, lane: Lane) -> None:
+    def skipped(self, lane: ScrapyLane) -> None:
         """The request that was taken last is settled without Scrapy."""
         self._line_up(lane, lane.free_at)
         if not lane.open and not lane.waiting:
             self._forget(lane)
 
-    def of_site(self, site: str) -> Lane | None:
+    def of_site(self, site: str) -> ScrapyLane | None:
         """The lane that is all of this site, if it is ours."""
         return self._sites.get(site)
 
@@ -165,18 +165,18 @@ class Lanes:
             lane.ticket is not None or (bool(lane.waiting) and lane.free_at <= now) for lane in self._lanes.values()
         )
 
-    def _line_up(self, lane: Lane, at: float) -> None:
+    def _line_up(self, lane: ScrapyLane, at: float) -> None:
         if lane.waiting:
             self._count += 1
             heapq.heappush(self._due, (at, self._count, lane))
 
-    def _drop(self, lane: Lane) -> None:
+    def _drop(self, lane: ScrapyLane) -> None:
         lane.lost = True
         lane.waiting.clear()
         if not lane.open:
             self._forget(lane)
 
-    def _forget(self, lane: Lane) -> None:
+    def _forget(self, lane: ScrapyLane) -> None:
         self._lanes.pop(lane.lease.token, None)
         if self._sites.get(lane.lease.site) is lane:
             del self._sites[lane.lease.site]

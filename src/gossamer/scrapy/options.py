@@ -13,15 +13,15 @@ from gossamer import settings as configuration
 from gossamer.clock import SystemClock
 from gossamer.errors import ConfigError, Held, JobMissing
 from gossamer.frontier.backends import backend_of, create_fleet, open_fleet, owned_backend
-from gossamer.frontier.base import Fleet, OwnedFrontier
-from gossamer.masks import masked_address
+from gossamer.frontier.base import FleetFrontier, OwnedFrontier
+from gossamer.redact import masked_address
 from gossamer.settings import Settings
 
-Opened = Fleet | OwnedFrontier
+Opened = FleetFrontier | OwnedFrontier
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ScrapyOptions:
     """Where the frontier is, which job is ours, and how a new job is made."""
 
     url: str
@@ -38,7 +38,7 @@ class Options:
         return masked_address(self.url)
 
 
-def read_options(settings: BaseSettings, spider: str) -> Options:
+def read_options(settings: BaseSettings, spider: str) -> ScrapyOptions:
     """The project's settings; ConfigError for what is missing or wrong."""
     url = settings.get("GOSSAMER_FRONTIER") or ""
     if not url:
@@ -47,7 +47,7 @@ def read_options(settings: BaseSettings, spider: str) -> Options:
             hint='set GOSSAMER_FRONTIER = "redis://localhost:6379/0", or "sqlite:crawls/NAME" for one process',
         )
     worker = settings.get("GOSSAMER_WORKER") or ""
-    return Options(
+    return ScrapyOptions(
         url=url,
         job=settings.get("GOSSAMER_JOB") or spider,
         worker=worker or f"{os.uname().nodename}-{os.getpid()}",
@@ -74,7 +74,7 @@ def job_settings(settings: BaseSettings) -> Settings:
     return configuration.build(values, source="GOSSAMER_SETTINGS")
 
 
-async def open_frontier(options: Options, changes: Mapping[str, Any] | None = None) -> Opened:
+async def open_frontier(options: ScrapyOptions, changes: Mapping[str, Any] | None = None) -> Opened:
     """Join the job, or begin it; `changes` are settings that a job which is there already takes up."""
     url = options.url
     backend = backend_of(url)
@@ -89,7 +89,7 @@ async def open_frontier(options: Options, changes: Mapping[str, Any] | None = No
         ) from None
 
 
-async def _settings(options: Options, changes: Mapping[str, Any] | None) -> Settings:
+async def _settings(options: ScrapyOptions, changes: Mapping[str, Any] | None) -> Settings:
     """How the job goes: as it was begun, whatever the project of this process says."""
     known = await _known(options)
     if known is None:
@@ -97,7 +97,7 @@ async def _settings(options: Options, changes: Mapping[str, Any] | None) -> Sett
     return configuration.build({**configuration.dump(known), **changes}) if changes else known
 
 
-async def _known(options: Options) -> Settings | None:
+async def _known(options: ScrapyOptions) -> Settings | None:
     if not backend_of(options.url).is_shared:
         return owned_backend(options.url).settings(options.url, options.job)
     try:

@@ -29,7 +29,7 @@ Kind = TypeVar("Kind")
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class NotPlain(ValueError):
+class NotSerializable(ValueError):
     """A value that is neither JSON nor one of the few other kinds that come back as they were."""
 
 
@@ -56,7 +56,7 @@ def _plain(value: Any, name: str, depth: int) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if depth > _DEEPEST:
-        raise NotPlain(f"{name} is nested too deeply")
+        raise NotSerializable(f"{name} is nested too deeply")
     kind = type(value)
     if isinstance(value, str) and not isinstance(value, Enum):
         return _text(value, name)
@@ -83,14 +83,14 @@ def _plain(value: Any, name: str, depth: int) -> Any:
     if isinstance(value, Item):
         fields = _mapping(dict(value), name, depth)
         return Ext(_ITEM, _encode([f"{kind.__module__}.{kind.__qualname__}", fields]))
-    raise NotPlain(f"{name} is {_described(value)}, which JSON or msgpack cannot hold")
+    raise NotSerializable(f"{name} is {_described(value)}, which JSON or msgpack cannot hold")
 
 
 def _text(value: str, name: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise NotPlain(f"{name} has half a character in it, which UTF-8 cannot hold") from None
+        raise NotSerializable(f"{name} has half a character in it, which UTF-8 cannot hold") from None
     return str(value)
 
 

@@ -18,12 +18,12 @@ from twisted.internet.defer import Deferred
 
 from gossamer import model, urls
 from gossamer.clock import SystemClock
-from gossamer.engine.recent import Recent
+from gossamer.engine.recent import RecentKeys
 from gossamer.errors import ConfigError, GossamerError
 from gossamer.model import Grant, Outcome
-from gossamer.scrapy.courier import Courier, Parcel
+from gossamer.scrapy.courier import BridgeMessage, FrontierBridge
 from gossamer.scrapy.hooks import Hooks
-from gossamer.scrapy.lanes import Lane, Lanes, Ticket
+from gossamer.scrapy.lanes import Lanes, ScrapyLane, Ticket
 from gossamer.scrapy.options import read_options
 from gossamer.scrapy.storing import TICKET, Unstorable, key_of, past_the_filter, restore, store
 from gossamer.settings import Settings
@@ -56,9 +56,9 @@ class Scheduler(BaseScheduler):
         self._settings = self._options.settings
         self._clock = SystemClock()
         self._hooks = Hooks(crawler)
-        self._courier = Courier(self._options, self, self._hooks.soon)
+        self._courier = FrontierBridge(self._options, self, self._hooks.soon)
         self._lanes = Lanes()
-        self._recent = Recent(500_000)
+        self._recent = RecentKeys(500_000)
         self._yielded: WeakKeyDictionary[Request, Ticket] = WeakKeyDictionary()
         self._secret = b""
         self._sent = self._written = 0
@@ -123,7 +123,7 @@ class Scheduler(BaseScheduler):
         self._stats.inc_value("scheduler/enqueued/gossamer")
         self._finished = False
         if parent is None or len(parent.links) >= _MOST_LINKS:
-            self._send(Parcel(requests=(kept,)))
+            self._send(BridgeMessage(requests=(kept,)))
         else:
             parent.links.append(kept)
         return True
@@ -137,7 +137,7 @@ class Scheduler(BaseScheduler):
                 request = restore(kept, self._spider)
             except ValueError as error:
                 log.error("%s cannot be handled by this spider and counts as failed: %s", kept.url, error)
-                self._send(Parcel(outcome=_unreadable(lane, kept, str(error))))
+                self._send(BridgeMessage(outcome=_unreadable(lane, kept, str(error))))
                 self._lanes.skipped(lane)
                 continue
             ticket = self._lanes.hand_out(lane, kept, request)
@@ -171,7 +171,7 @@ class Scheduler(BaseScheduler):
             ticket.void = True
         self._hooks.close("gossamer_unstorable")
 
-    def _send(self, parcel: Parcel) -> None:
+    def _send(self, parcel: BridgeMessage) -> None:
         self._sent += 1
         self._courier.send(parcel)
 
@@ -186,7 +186,7 @@ class Scheduler(BaseScheduler):
         for ticket in handled:
             self._lanes.settled(ticket)
             if not ticket.void and not ticket.lane.lost:
-                self._send(Parcel(outcome=ticket.outcome()))
+                self._send(BridgeMessage(outcome=ticket.outcome()))
         self._due()
 
     def _ask(self) -> None:
@@ -240,7 +240,7 @@ class Scheduler(BaseScheduler):
             raise IgnoreRequest("its lease has ended: another process fetches it")
         lane.on_wire = True
 
-    def _wait(self, lane: Lane) -> float:
+    def _wait(self, lane: ScrapyLane) -> float:
         """Seconds until a request may be sent, or until it is worth to look again; 0 for now."""
         now = self._clock.monotonic()
         return _LOOK_SECONDS if lane.on_wire or now >= lane.deadline else lane.free_at - now
@@ -250,7 +250,7 @@ class Scheduler(BaseScheduler):
             ticket.status = "skipped" if isinstance(exception, IgnoreRequest) else "failed"
             ticket.reason = type(exception).__name__
 
-    def _lane_of(self, request: Request) -> Lane | None:
+    def _lane_of(self, request: Request) -> ScrapyLane | None:
         address = urls.normal(request.url)
         return None if address is None else self._lanes.of_site(urls.site(address, by=self._settings.site_by))
 
@@ -341,7 +341,7 @@ def _nothing() -> None:
     """Stands for a timer that is not running."""
 
 
-def _unreadable(lane: Lane, kept: model.Request, reason: str) -> Outcome:
+def _unreadable(lane: ScrapyLane, kept: model.Request, reason: str) -> Outcome:
     lease = lane.lease
     return Outcome(
         site=lease.site, lane=lease.lane, token=lease.token, key=kept.key, status="failed", reason=reason[:200]

@@ -6,7 +6,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
-from scrapy import Request, Spider
+from scrapy import Request as ScrapyRequest
+from scrapy import Spider
 from siphashc import siphash
 
 from gossamer import model, urls
@@ -28,7 +29,7 @@ class Unstorable(GossamerError):
     """A request with something in it that only this process could use."""
 
 
-def store(request: Request, spider: Spider, *, key: int, site_by: str = "host") -> model.Request:
+def store(request: ScrapyRequest, spider: Spider, *, key: int, site_by: str = "host") -> model.Request:
     """The request for the frontier; Unstorable names the request and the field that cannot be kept."""
     for field in ("callback", "errback"):
         function = getattr(request, field)
@@ -39,7 +40,7 @@ def store(request: Request, spider: Spider, *, key: int, site_by: str = "host") 
             )
     try:
         return from_fields(request.to_dict(spider=spider), key=key, site_by=site_by)
-    except plain.NotPlain as error:
+    except plain.NotSerializable as error:
         raise Unstorable(
             f"{request}: {error}", hint="pass plain values: text, numbers, bytes, lists, dicts, dates, scrapy.Item"
         ) from None
@@ -70,18 +71,18 @@ def from_fields(fields: dict[str, Any], *, key: int, site_by: str = "host") -> m
     )
 
 
-def restore(kept: model.Request, spider: Spider) -> Request:
+def restore(kept: model.Request, spider: Spider) -> ScrapyRequest:
     """Scrapy's request again, of its own class; ValueError if this spider cannot handle it."""
     if kept.label != LABEL:
         # One that was added by hand, or imported as a plain address.
         headers = {name: [value] for name, value in (kept.headers or {}).items()}
-        return Request(kept.url, method=kept.method, headers=headers, body=kept.body, priority=kept.priority)
+        return ScrapyRequest(kept.url, method=kept.method, headers=headers, body=kept.body, priority=kept.priority)
     try:
         fields = plain.unpack(kept.body)
         fields.setdefault("url", kept.url)
         name = fields.pop("_class", None)
         # Without its class: Scrapy would import any that the store names.
-        kind = plain.loaded_class(name, Request) if name else Request
+        kind = plain.loaded_class(name, ScrapyRequest) if name else ScrapyRequest
         fields["meta"] = dict(fields.get("meta", {}))
         for field in ("callback", "errback"):
             if field in fields:

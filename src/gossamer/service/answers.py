@@ -10,10 +10,11 @@ import msgspec
 from gossamer import urls
 from gossamer.history import Sent, walked
 from gossamer.inspect.audit import site_audit
-from gossamer.jobs.job import Job, State
+from gossamer.jobs.job import Job as JobHandle
+from gossamer.jobs.job import State
 from gossamer.service.asked import AskAudit, AskWhy, Nothing
-from gossamer.service.desk import Desk, one_url
-from gossamer.service.routing import Asked, Endpoint, Refused
+from gossamer.service.desk import ServiceState, one_url
+from gossamer.service.routing import ApiRequest, Endpoint, Refused
 from gossamer.service.views import Faults, Politeness
 from gossamer.story import tell
 
@@ -24,7 +25,7 @@ _MOST_ATTEMPTS = 200
 class Answers:
     """Handlers of questions about the past."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: ServiceState) -> None:
         self._desk = desk
 
     def endpoints(self) -> list[Endpoint]:
@@ -42,20 +43,20 @@ class Answers:
                      **fixed),
         ]  # fmt: skip
 
-    async def faults(self, asked: Asked[Nothing, None]) -> Faults:
+    async def faults(self, asked: ApiRequest[Nothing, None]) -> Faults:
         watched = await self._desk.watch.ask(asked.path["job"])
         return watched.tally.faults(watched.name)
 
-    async def politeness(self, asked: Asked[Nothing, None]) -> Politeness:
+    async def politeness(self, asked: ApiRequest[Nothing, None]) -> Politeness:
         watched = await self._desk.watch.ask(asked.path["job"])
         return watched.tally.politeness(watched.name)
 
-    async def _job(self, name: str) -> tuple[Job, State]:
+    async def _job(self, name: str) -> tuple[JobHandle, State]:
         watched = await self._desk.watch.ask(name)
         state: State = "resting" if watched.state in ("failed", "starting") else watched.state
         return await self._desk.directory.reach(name), state
 
-    async def why(self, asked: Asked[AskWhy, None]) -> dict[str, Any]:
+    async def why(self, asked: ApiRequest[AskWhy, None]) -> dict[str, Any]:
         job, state = await self._job(asked.path["job"])
         url, page = one_url(asked.query.url), one_url(asked.query.page) if asked.query.page else ""
         async with self._desk.reading.turn():
@@ -64,7 +65,7 @@ class Answers:
         plain = msgspec.to_builtins({**found, "attempts": attempts[-_MOST_ATTEMPTS:], "all_attempts": len(attempts)})
         return dict(plain)
 
-    async def audit(self, asked: Asked[AskAudit, None]) -> dict[str, Any]:
+    async def audit(self, asked: ApiRequest[AskAudit, None]) -> dict[str, Any]:
         (job, _), query = await self._job(asked.path["job"]), asked.query
         host = urls.host_port(one_url(query.site))
         name = urls.registered_domain(host) if job.settings.site_by == "domain" else host

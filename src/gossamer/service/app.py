@@ -18,13 +18,13 @@ from starlette.types import ASGIApp
 
 from gossamer.service.answers import Answers
 from gossamer.service.asked import AskEvents, Nothing
-from gossamer.service.desk import Desk
+from gossamer.service.desk import ServiceState
 from gossamer.service.fleetwork import FleetWork
-from gossamer.service.guards import Guard
+from gossamer.service.guards import AccessGuard
 from gossamer.service.metrics import CONTENT_TYPE, exposition
 from gossamer.service.openapi import document
 from gossamer.service.pages import PagesView
-from gossamer.service.routing import Asked, Endpoint, Part, Refused, json, problem, routes
+from gossamer.service.routing import ApiRequest, Endpoint, Part, Refused, json, problem, routes
 from gossamer.service.shapes import About, Login, Session
 from gossamer.service.sites import SitesView
 from gossamer.service.tasks import Tasks
@@ -37,7 +37,7 @@ STATIC = Path(__file__).parent / "static"
 class Front:
     """Handlers that are about the service itself."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: ServiceState) -> None:
         self._desk = desk
         self.table: Sequence[Endpoint] = ()
 
@@ -63,24 +63,24 @@ class Front:
                  media="text/event-stream", refusals=(503,)),
         ]  # fmt: skip
 
-    async def health(self, _: Asked[Nothing, None]) -> Response:
+    async def health(self, _: ApiRequest[Nothing, None]) -> Response:
         return PlainTextResponse("ok\n")
 
-    async def ready(self, _: Asked[Nothing, None]) -> Response:
+    async def ready(self, _: ApiRequest[Nothing, None]) -> Response:
         watch = self._desk.watch
         if not watch.is_ready:
             # The reason may name a server: it is for those with a token, and for the log.
             raise Refused(503, "the jobs cannot be reached", headers={"retry-after": "5"})
         return PlainTextResponse("ok\n")
 
-    async def metrics(self, _: Asked[Nothing, None]) -> Response:
+    async def metrics(self, _: ApiRequest[Nothing, None]) -> Response:
         desk = self._desk
         return Response(exposition(desk.watch, desk.hub, now=desk.clock.epoch()), media_type=CONTENT_TYPE)
 
-    async def openapi(self, _: Asked[Nothing, None]) -> Response:
+    async def openapi(self, _: ApiRequest[Nothing, None]) -> Response:
         return json(document(self.table, secured=not self._desk.doorkeeper.is_open))
 
-    async def about(self, asked: Asked[Nothing, None]) -> About:
+    async def about(self, asked: ApiRequest[Nothing, None]) -> About:
         desk = self._desk
         return About(
             version=VERSION,
@@ -92,7 +92,7 @@ class Front:
             may_start=desk.directory.may_start and asked.role == "write" and desk.only != "pages",
         )
 
-    async def log_in(self, asked: Asked[Nothing, Login]) -> Response:
+    async def log_in(self, asked: ApiRequest[Nothing, Login]) -> Response:
         keeper = self._desk.doorkeeper
         role = "write" if keeper.is_open else keeper.role_of(asked.body.token)
         if role is None:
@@ -108,18 +108,18 @@ class Front:
         )
         return answer
 
-    async def log_out(self, _: Asked[Nothing, None]) -> Response:
+    async def log_out(self, _: ApiRequest[Nothing, None]) -> Response:
         answer = Response(status_code=204)
         answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
         return answer
 
-    async def events(self, asked: Asked[AskEvents, None]) -> Response:
+    async def events(self, asked: ApiRequest[AskEvents, None]) -> Response:
         self._desk.hub.check()
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         return StreamingResponse(self._desk.hub.listen(asked.query.job), 200, headers, "text/event-stream")
 
 
-def table(desk: Desk, only: Part = "") -> list[Endpoint]:
+def table(desk: ServiceState, only: Part = "") -> list[Endpoint]:
     """All endpoints of the part that is served; without one, of both."""
     front = Front(desk)
     parts: tuple[Any, ...] = (front, Tasks(desk), Answers(desk), FleetWork(desk), SitesView(desk), PagesView(desk))
@@ -128,7 +128,7 @@ def table(desk: Desk, only: Part = "") -> list[Endpoint]:
     return list(front.table)
 
 
-def application(desk: Desk, *, hosts: Sequence[str] = (), rate: float = 100.0) -> ASGIApp:
+def application(desk: ServiceState, *, hosts: Sequence[str] = (), rate: float = 100.0) -> ASGIApp:
     """The whole of it, as an ASGI application; while it lives it watches the jobs."""
     files = Mount("/", StaticFiles(directory=STATIC, html=True))
 
@@ -150,7 +150,7 @@ def application(desk: Desk, *, hosts: Sequence[str] = (), rate: float = 100.0) -
         exception_handlers={HTTPException: _http_problem},
     )
     app.router.redirect_slashes = False
-    return Guard(app, desk.doorkeeper, hosts=hosts, rate=rate, clock=desk.clock)
+    return AccessGuard(app, desk.doorkeeper, hosts=hosts, rate=rate, clock=desk.clock)
 
 
 async def _http_problem(_: Request, error: Exception) -> Response:

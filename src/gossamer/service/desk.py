@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gossamer import job as jobs
+from gossamer import job_folder
 from gossamer.clock import Clock
 from gossamer.errors import ConfigError
 from gossamer.service.directory import Directory
@@ -26,7 +26,7 @@ Value = TypeVar("Value")
 _Shape = TypeVar("_Shape")
 
 
-class Reading:
+class ReadLimiter:
     """A few at a time read whole files; more than some wait, and the rest is told to come back."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Reading:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Desk:
+class ServiceState:
     """One service."""
 
     directory: Directory
@@ -65,7 +65,7 @@ class Desk:
     spiders: Mapping[str, str]
     """Name -> the file that the operator offers by it."""
     only: Part = ""
-    reading: Reading = field(default_factory=Reading)
+    reading: ReadLimiter = field(default_factory=ReadLimiter)
 
 
 def sorted_out(given: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -74,7 +74,7 @@ def sorted_out(given: Iterable[str]) -> tuple[list[str], list[str]]:
     bad: list[str] = []
     for text in given:
         try:
-            found = jobs.read_seeds([text])
+            found = job_folder.read_seeds([text])
         except ConfigError:
             found = []
         (good if found else bad).extend(found or [text])

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from gossamer import job as jobs
+from gossamer import job_folder
 from gossamer.clock import Clock
 from gossamer.engine.extractor import make_spider
 from gossamer.errors import JobMissing
@@ -138,7 +138,7 @@ class Crawls:
                 path.name
                 for path in self._root.iterdir()
                 if _NAME.fullmatch(path.name)
-                and ((path / jobs.FRONTIER).exists() or self._launcher.is_starting(path.name))
+                and ((path / job_folder.FRONTIER).exists() or self._launcher.is_starting(path.name))
             ]
         except OSError:
             return []

@@ -8,18 +8,18 @@ import msgspec
 
 from gossamer.engine.pulse import is_live
 from gossamer.jobs.fleet import merge_regions
-from gossamer.model import Pulse, RegionView
+from gossamer.model import Heartbeat, RegionView
 from gossamer.service.asked import AskScale, AskScaleOf, Nothing
-from gossamer.service.desk import Desk
-from gossamer.service.routing import Asked, Endpoint, Refused
+from gossamer.service.desk import ServiceState
+from gossamer.service.routing import ApiRequest, Endpoint, Refused
 from gossamer.service.views import Region, Regions, Scale, Shards, Worker, Workers
-from gossamer.service.watch import Watched
+from gossamer.service.watch import WatchedJob
 
 
 class FleetWork:
     """Handlers of workers, shards, regions and advice."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: ServiceState) -> None:
         self._desk = desk
 
     def endpoints(self) -> list[Endpoint]:
@@ -40,17 +40,17 @@ class FleetWork:
                  AskScaleOf),
         ]  # fmt: skip
 
-    async def workers(self, asked: Asked[Nothing, None]) -> Workers:
+    async def workers(self, asked: ApiRequest[Nothing, None]) -> Workers:
         watched = await self._desk.watch.ask(asked.path["job"])
         found = [_worker(pulse, watched) for pulse in watched.pulses]
         found.sort(key=lambda worker: (worker.live, worker.left, -worker.rate, worker.worker))
         return Workers(job=watched.name, workers=found)
 
-    async def shards(self, asked: Asked[Nothing, None]) -> Shards:
+    async def shards(self, asked: ApiRequest[Nothing, None]) -> Shards:
         reached = await self._desk.directory.reach(asked.path["job"])
         return Shards(job=asked.path["job"], shards=await reached.shards())
 
-    async def regions(self, asked: Asked[Nothing, None]) -> Regions:
+    async def regions(self, asked: ApiRequest[Nothing, None]) -> Regions:
         name = asked.path["job"]
         watched = await self._desk.watch.ask(name)
         reached = await self._desk.directory.reach(name)
@@ -67,10 +67,10 @@ class FleetWork:
         ]
         return Regions(job=name, regions=found)
 
-    async def scale(self, asked: Asked[AskScale, None]) -> Scale:
+    async def scale(self, asked: ApiRequest[AskScale, None]) -> Scale:
         return await self._advise(asked.path["job"], asked.query)
 
-    async def scale_one(self, asked: Asked[AskScaleOf, None]) -> Scale:
+    async def scale_one(self, asked: ApiRequest[AskScaleOf, None]) -> Scale:
         name = asked.query.job
         if name is None:
             running = [one.name for one in self._desk.watch.watched if one.state in ("running", "paused", "starting")]
@@ -85,7 +85,7 @@ class FleetWork:
         return Scale(job=name, **msgspec.structs.asdict(advice))
 
 
-def _worker(pulse: Pulse, watched: Watched) -> Worker:
+def _worker(pulse: Heartbeat, watched: WatchedJob) -> Worker:
     """A worker; what an embedded one does not tell of itself is taken from its trail."""
     plain = {name: getattr(pulse, name) for name in Worker.__struct_fields__ if name != "live"}
     if not pulse.pages:

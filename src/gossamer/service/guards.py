@@ -60,7 +60,7 @@ class Buckets:
         return 0.0 if is_served else (cost - level) / self._rate
 
 
-class Guard:
+class AccessGuard:
     """The outermost layer."""
 
     def __init__(

@@ -8,7 +8,7 @@ import logging
 from gossamer.clock import Clock
 from gossamer.jobs.job import State
 from gossamer.model import Counts
-from gossamer.notices import Judge, Look, Notifier
+from gossamer.notices import Judge, Notifier, RunSample
 
 log = logging.getLogger("gossamer.service")
 _AT_WORK = frozenset(("starting", "running", "paused", "stopping"))
@@ -16,7 +16,7 @@ _ENDS = {"finished": "finished", "resting": "stopped", "failed": "failed"}
 _MOST_WAITING = 100
 
 
-class Herald:
+class JobNotifier:
     """Hears of every look at a job. What it has to say never keeps the service waiting."""
 
     def __init__(self, notifier: Notifier, *, stalled_after: float, errors_above: float, clock: Clock) -> None:
@@ -40,7 +40,7 @@ class Herald:
         if judge is None:
             judge = self._judges[job] = Judge(stalled_after=self._stalled_after, errors_above=self._errors_above)
         works = bool(counts.ready_sites or counts.leased)
-        for event, text in judge.events(Look(self._clock.monotonic(), pages, failures, works)):
+        for event, text in judge.events(RunSample(self._clock.monotonic(), pages, failures, works)):
             self._tell(event, text, job, pages, failures)
 
     def _tell(self, event: str, text: str, job: str, pages: int, failures: int) -> None:

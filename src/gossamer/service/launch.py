@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from gossamer import job as jobs
+from gossamer import job_folder
 from gossamer import settings as configuration
 from gossamer.errors import ConfigError
 from gossamer.service.routing import Refused
@@ -151,7 +151,7 @@ def make_folder(root: Path, name: str, settings: Settings) -> None:
         raise Refused(409, f"there is a job {name!r} already", hint="choose another name, or resume it") from None
     except OSError as error:
         raise ConfigError(f"{folder}: {error.strerror}") from None
-    jobs.save_settings(folder, msgspec.structs.replace(settings, max_seconds=None))
+    job_folder.save_settings(folder, msgspec.structs.replace(settings, max_seconds=None))
 
 
 def _environment() -> dict[str, str]:

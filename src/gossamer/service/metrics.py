@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from gossamer.cut import by_known_reason
 from gossamer.model import Counts
 from gossamer.service.stream import Hub
-from gossamer.service.watch import Watch, Watched
+from gossamer.service.watch import Watch, WatchedJob
 from gossamer.settings import VERSION
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -125,13 +125,15 @@ class _Seen(Collector):
         yield "gossamer_workers", _each(shown, lambda one: one.workers)
 
 
-def _each(shown: Sequence[Watched], value: Callable[[Watched], float]) -> Iterator[Sample]:
+def _each(shown: Sequence[WatchedJob], value: Callable[[WatchedJob], float]) -> Iterator[Sample]:
     return (((one.name,), value(one)) for one in shown)
 
 
-def _count(shown: Sequence[Watched], value: Callable[[Counts], float]) -> Iterator[Sample]:
+def _count(shown: Sequence[WatchedJob], value: Callable[[Counts], float]) -> Iterator[Sample]:
     return (((one.name,), value(one.counts)) for one in shown if one.counts is not None)
 
 
-def _counted(shown: Sequence[Watched], words: Sequence[str], value: Callable[[Counts, str], float]) -> Iterator[Sample]:
+def _counted(
+    shown: Sequence[WatchedJob], words: Sequence[str], value: Callable[[Counts, str], float]
+) -> Iterator[Sample]:
     return (((one.name, word), value(one.counts, word)) for one in shown if one.counts is not None for word in words)

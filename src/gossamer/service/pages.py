@@ -10,8 +10,8 @@ from starlette.responses import Response, StreamingResponse
 from gossamer.errors import ConfigError
 from gossamer.model import PageRow
 from gossamer.service.asked import AskBody, AskPages, AskUrl
-from gossamer.service.desk import Desk, cursor_of, one_url, position_of
-from gossamer.service.routing import Asked, Endpoint, Refused
+from gossamer.service.desk import ServiceState, cursor_of, one_url, position_of
+from gossamer.service.routing import ApiRequest, Endpoint, Refused
 from gossamer.service.tasks import keeps_bodies
 from gossamer.service.views import Page, PageList, Versions
 from gossamer.settings import Settings
@@ -32,7 +32,7 @@ _FENCED = {
 class PagesView:
     """Handlers of stored pages."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: ServiceState) -> None:
         self._desk = desk
 
     def endpoints(self) -> list[Endpoint]:
@@ -54,7 +54,7 @@ class PagesView:
         reached = await self._desk.directory.reach(job)
         return reached.stored(), reached.settings
 
-    async def search(self, asked: Asked[AskPages, None]) -> PageList:
+    async def search(self, asked: ApiRequest[AskPages, None]) -> PageList:
         job, query = asked.path["job"], asked.query
         stored, settings = await self._stored(job)
         terms = Search(
@@ -84,17 +84,17 @@ class PagesView:
             raise Refused(409, str(error), hint=error.hint) from None
         return Versions(job=job, url=url, versions=[_page(row, settings) for row in found])
 
-    async def versions(self, asked: Asked[AskUrl, None]) -> Versions:
+    async def versions(self, asked: ApiRequest[AskUrl, None]) -> Versions:
         return await self._versions(asked.path["job"], asked.query.url)
 
-    async def look_up(self, asked: Asked[AskBody, None]) -> Page:
+    async def look_up(self, asked: ApiRequest[AskBody, None]) -> Page:
         found = await self._versions(asked.path["job"], asked.query.url)
         if not found.versions:
             raise Refused(404, "this page was not stored", hint="`why` tells what became of a URL")
         at = asked.query.at
         return found.versions[0] if at is None else min(found.versions, key=lambda one: abs(one.fetched_at - at))
 
-    async def body(self, asked: Asked[AskBody, None]) -> Response:
+    async def body(self, asked: ApiRequest[AskBody, None]) -> Response:
         stored, settings = await self._stored(asked.path["job"])
         if not keeps_bodies(settings):
             raise Refused(409, "no sink of this job keeps whole pages", hint="crawl with --sink warc beside jsonl")
@@ -127,7 +127,7 @@ def _versions(stored: StoredJob, url: str) -> list[PageRow]:
 
 
 def _body(job: StoredJob, url: str, at: float | None) -> tuple[str, Iterator[bytes]]:
-    from gossamer.stored import open_stored
+    from gossamer.stored.open import open_stored
 
     stored = open_stored(job)
     try:

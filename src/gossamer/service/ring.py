@@ -19,7 +19,7 @@ _WIDTH = len(SUMS) + len(LEVELS)
 _PLACES = {name: number for number, name in enumerate((*SUMS, *LEVELS))}
 
 
-class Ring:
+class RingBuffer:
     """Steps of one length. What is older than the ring is long has no place, and is not counted."""
 
     def __init__(self, step: int, length: int) -> None:
@@ -82,11 +82,11 @@ class Ring:
         return float(first * self._step), Series(latency=latency, **columns)
 
 
-class Past:
+class TimeSeries:
     """The rings of one job, filled together."""
 
     def __init__(self) -> None:
-        self._rings = {step: Ring(step, length) for step, length in PACES.items()}
+        self._rings = {step: RingBuffer(step, length) for step, length in PACES.items()}
         self.counted_since: float | None = None
 
     def add(self, at: float, sums: Mapping[str, float]) -> None:

@@ -60,7 +60,7 @@ class Refused(errors.GossamerError):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked(Generic[Query, Body]):
+class ApiRequest(Generic[Query, Body]):
     """A request whose input is good."""
 
     path: Mapping[str, str]
@@ -76,7 +76,7 @@ class Endpoint:
 
     method: Literal["GET", "POST", "PATCH", "DELETE"]
     path: str
-    handler: Callable[[Asked[Any, Any]], Awaitable[Any]]
+    handler: Callable[[ApiRequest[Any, Any]], Awaitable[Any]]
     summary: str
     tag: str
     query: type[Any] = Nothing
@@ -194,7 +194,7 @@ def _misread(error: msgspec.ValidationError, given: Mapping[str, str], kind: typ
     )
 
 
-async def _read(endpoint: Endpoint, request: Request) -> Asked[Any, Any]:
+async def _read(endpoint: Endpoint, request: Request) -> ApiRequest[Any, Any]:
     given: dict[str, str] = {}
     for name, value in request.query_params.multi_items():
         if name in given:
@@ -220,4 +220,4 @@ async def _read(endpoint: Endpoint, request: Request) -> Asked[Any, Any]:
         except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
             raise Refused(400, f"the body is not JSON: {error}"[:200]) from None
     role: Role = request.scope.get("gossamer.role", "read")
-    return Asked(request.path_params, query, body, role, request.headers)
+    return ApiRequest(request.path_params, query, body, role, request.headers)

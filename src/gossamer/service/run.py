@@ -28,7 +28,7 @@ _SEND_BYTES = 256 * 1024
 _MOST_CONNECTIONS = 2000
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How the operator wants the service."""
 
     crawls: Path
@@ -79,14 +79,14 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 async def serve(
-    options: Options, base: Settings, tokens: Mapping[Role, str], told: Callable[[str], None] = lambda _: None
+    options: ServerOptions, base: Settings, tokens: Mapping[Role, str], told: Callable[[str], None] = lambda _: None
 ) -> None:
     """Serve until told to end by a signal; `told` hears the address once it is listened to."""
     try:
         import uvicorn
 
         from gossamer.service.app import application
-        from gossamer.service.desk import Desk
+        from gossamer.service.desk import ServiceState
         from gossamer.service.directory import Crawls, Directory, OnFrontier
         from gossamer.service.stream import Hub
         from gossamer.service.tokens import Doorkeeper
@@ -99,7 +99,7 @@ async def serve(
         directory = OnFrontier(options.frontier, options.crawls, clock=clock, named=options.jobs)
     else:
         directory = Crawls(options.crawls, clock=clock, most=options.most)
-    desk = Desk(
+    desk = ServiceState(
         directory=directory,
         watch=Watch(directory, hub, clock=clock, herald=_herald(options, clock)),
         hub=hub,
@@ -142,14 +142,14 @@ async def serve(
     await server.serve(sockets=[own])
 
 
-def _herald(options: Options, clock: SystemClock) -> Any:
+def _herald(options: ServerOptions, clock: SystemClock) -> Any:
     if not options.notify:
         return None
     from gossamer.notices import Notifier
-    from gossamer.service.herald import Herald
+    from gossamer.service.herald import JobNotifier
 
     notifier = Notifier(options.notify)
-    return Herald(notifier, stalled_after=options.stalled_after, errors_above=options.errors_above, clock=clock)
+    return JobNotifier(notifier, stalled_after=options.stalled_after, errors_above=options.errors_above, clock=clock)
 
 
 def _quiet(kind: Any) -> Any:

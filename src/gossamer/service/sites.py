@@ -12,12 +12,12 @@ from gossamer.frontier.regions import region_of
 from gossamer.jobs.job import Job
 from gossamer.middleware.robots import unpack
 from gossamer.service.asked import AskMap, AskSite, AskSites
-from gossamer.service.desk import Desk, cursor_of, position_of
+from gossamer.service.desk import ServiceState, cursor_of, position_of
 from gossamer.service.mapped import drawn
-from gossamer.service.routing import Asked, Endpoint, Refused
-from gossamer.service.tally import SiteTally
+from gossamer.service.routing import ApiRequest, Endpoint, Refused
+from gossamer.service.tally import SiteCounters
 from gossamer.service.views import RobotsView, SiteDetail, SiteMap, SiteRow, Sites
-from gossamer.service.watch import Watched
+from gossamer.service.watch import WatchedJob
 
 _LOOKED_AT, _MOST = 1000, 10_000
 _MOST_MEMO = 50
@@ -29,7 +29,7 @@ NO_RULES: Rules = MappingProxyType({})
 class SitesView:
     """Handlers of sites."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: ServiceState) -> None:
         self._desk = desk
 
     def endpoints(self) -> list[Endpoint]:
@@ -44,7 +44,7 @@ class SitesView:
                      summary="A site: its queue, delay, robots.txt, budget, and what it waits for.", **fixed),
         ]  # fmt: skip
 
-    async def listed(self, asked: Asked[AskSites, None]) -> Sites:
+    async def listed(self, asked: ApiRequest[AskSites, None]) -> Sites:
         name, query = asked.path["job"], asked.query
         watched = await self._desk.watch.ask(name)
         reached = await self._desk.directory.reach(name)
@@ -75,7 +75,7 @@ class SitesView:
             next=cursor_of(first + query.limit) if more else None,
         )
 
-    async def map(self, asked: Asked[AskMap, None]) -> SiteMap:
+    async def map(self, asked: ApiRequest[AskMap, None]) -> SiteMap:
         name = asked.path["job"]
         watched = await self._desk.watch.ask(name)
         reached = await self._desk.directory.reach(name)
@@ -83,7 +83,7 @@ class SitesView:
         total = watched.counts.sites if watched.counts is not None else None
         return drawn(name, self._rows(watched, reached, known, ""), by=asked.query.by, total=total)
 
-    async def _every(self, watched: Watched, reached: Job, query: AskSites) -> Sites:
+    async def _every(self, watched: WatchedJob, reached: Job, query: AskSites) -> Sites:
         """A page of all sites, as the frontier keeps them."""
         try:
             known, following = await reached.every_site(position_of(query.cursor, str, ""), query.limit)
@@ -98,13 +98,13 @@ class SitesView:
             next=cursor_of(following) if following else None,
         )
 
-    def _rows(self, watched: Watched, reached: Job, known: Mapping[str, Known], find: str) -> list[SiteRow]:
+    def _rows(self, watched: WatchedJob, reached: Job, known: Mapping[str, Known], find: str) -> list[SiteRow]:
         now, tallies, rules = self._desk.clock.epoch(), watched.tally.sites, reached.settings.regions
         lately = reversed(tallies) if find else islice(reversed(tallies), _LOOKED_AT)
         names = [name for name in dict.fromkeys([*known, *lately]) if find in name]
         return [_row(name, known.get(name), tallies.get(name), now, rules) for name in names]
 
-    async def one(self, asked: Asked[AskSite, None]) -> SiteDetail:
+    async def one(self, asked: ApiRequest[AskSite, None]) -> SiteDetail:
         job = asked.path["job"]
         watched = await self._desk.watch.ask(job)
         reached = await self._desk.directory.reach(job)
@@ -132,8 +132,8 @@ class SitesView:
         )
 
 
-def _row(name: str, known: Known | None, tally: SiteTally | None, now: float, rules: Rules = NO_RULES) -> SiteRow:
-    about, seen = known or {}, tally or SiteTally()
+def _row(name: str, known: Known | None, tally: SiteCounters | None, now: float, rules: Rules = NO_RULES) -> SiteRow:
+    about, seen = known or {}, tally or SiteCounters()
     # An embedded frontier keeps no regions: there the rules alone say where a site belongs.
     region = about["region"] if "region" in about else region_of(rules, name)
     return SiteRow(

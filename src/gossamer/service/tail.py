@@ -9,14 +9,14 @@ from pathlib import Path
 import msgspec
 
 from gossamer.history import Sent
-from gossamer.sink.trail import FOLDER, SUFFIX, Step, worker_of
+from gossamer.sink.trail import FOLDER, SUFFIX, SentRequest, worker_of
 
 _FIRST_BYTES = 32 * 1024 * 1024
 """How far back a first look goes, in all files together: some 250,000 requests."""
 _LOOK_BYTES = 8 * 1024 * 1024
 """What one look reads, at most; the next one goes on there."""
 _LONGEST_LINE = 1024 * 1024
-_decoder = msgspec.json.Decoder(Step)
+_decoder = msgspec.json.Decoder(SentRequest)
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ def _read(file: _File, most: int) -> bytes:
     return data[:end]
 
 
-def _decoded(data: bytes) -> list[Step]:
+def _decoded(data: bytes) -> list[SentRequest]:
     try:
         return _decoder.decode_lines(data)
     except msgspec.DecodeError:

@@ -11,8 +11,8 @@ from gossamer import urls
 from gossamer.cut import CutTally
 from gossamer.errors import advice_for_kind
 from gossamer.history import Sent, is_too_short
-from gossamer.masks import masked_url
-from gossamer.service.ring import Past
+from gossamer.redact import masked_url
+from gossamer.service.ring import TimeSeries
 from gossamer.service.views import Example, Fault, Faults, Gap, Politeness, Visit
 
 _MOST_SITES, _MOST_KINDS, _MOST_EXAMPLES, _MOST_FAULTY = 20_000, 64, 5, 200
@@ -24,7 +24,7 @@ _CLASSES = {2: "ok", 3: "redirects", 4: "client_errors", 5: "server_errors"}
 
 
 @dataclass(slots=True)
-class SiteTally:
+class SiteCounters:
     """The requests to one site."""
 
     requests: int = 0
@@ -55,13 +55,13 @@ class FaultTally:
     sites: Counter[str] = field(default_factory=Counter)
 
 
-class Tally:
+class JobCounters:
     """Counts the steps of a trail."""
 
-    def __init__(self, past: Past, *, site_by: str = "host") -> None:
+    def __init__(self, past: TimeSeries, *, site_by: str = "host") -> None:
         self._past = past
         self._site_by = site_by
-        self.sites: OrderedDict[str, SiteTally] = OrderedDict()
+        self.sites: OrderedDict[str, SiteCounters] = OrderedDict()
         self.workers: Counter[str] = Counter()
         self.recent: deque[Visit] = deque(maxlen=50)
         self.requests = self.pages = self.bytes = 0
@@ -133,10 +133,10 @@ class Tally:
         site.recent.insert(0, visit)
         del site.recent[_MOST_RECENT:]
 
-    def _site(self, name: str) -> SiteTally:
+    def _site(self, name: str) -> SiteCounters:
         site = self.sites.get(name)
         if site is None:
-            site = self.sites[name] = SiteTally()
+            site = self.sites[name] = SiteCounters()
             if len(self.sites) > _MOST_SITES:
                 # The one that has been quiet for longest.
                 self.sites.popitem(last=False)
@@ -144,7 +144,7 @@ class Tally:
             self.sites.move_to_end(name)
         return site
 
-    def _rested(self, name: str, site: SiteTally, sent: Sent) -> None:
+    def _rested(self, name: str, site: SiteCounters, sent: Sent) -> None:
         step = sent.step
         rest = step.at - site.rested_from if step.rest is None else step.rest
         if (site.rested_from or step.rest is not None) and step.lanes == 1 and rest > -0.5:

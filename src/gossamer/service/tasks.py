@@ -12,12 +12,12 @@ from gossamer.errors import JobMissing
 from gossamer.jobs import job as jobs
 from gossamer.model import JobState
 from gossamer.service.asked import AskHistory, AskJobs, Nothing
-from gossamer.service.desk import Desk, cursor_of, position_of, sorted_out
+from gossamer.service.desk import ServiceState, cursor_of, position_of, sorted_out
 from gossamer.service.launch import settings_of
-from gossamer.service.routing import Asked, Endpoint, Refused, json
+from gossamer.service.routing import ApiRequest, Endpoint, Refused, json
 from gossamer.service.shapes import Added, Job, JobDetail, Jobs, JobSettings, Limited, Limits, MoreUrls, Submission
 from gossamer.service.views import History, Visits
-from gossamer.service.watch import Watched
+from gossamer.service.watch import WatchedJob
 from gossamer.settings import Settings
 from gossamer.sink import tree_folder
 
@@ -25,7 +25,7 @@ from gossamer.sink import tree_folder
 class Tasks:
     """Handlers of everything under /api/jobs that is about a job as a whole."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: ServiceState) -> None:
         self._desk = desk
 
     def endpoints(self) -> list[Endpoint]:
@@ -55,7 +55,7 @@ class Tasks:
             line("GET", "/{job}/recent", self.recent, "The latest requests.", answer=Visits, tag="answers"),
         ]  # fmt: skip
 
-    async def listed(self, asked: Asked[AskJobs, None]) -> Jobs:
+    async def listed(self, asked: ApiRequest[AskJobs, None]) -> Jobs:
         desk, query = self._desk, asked.query
         after = position_of(query.cursor, str, "")
         names = [name for name in await desk.directory.names() if name > after]
@@ -81,7 +81,7 @@ class Tasks:
                 return None
         return watched.job(desk.directory.place)
 
-    async def inspect(self, asked: Asked[Nothing, None]) -> JobDetail:
+    async def inspect(self, asked: ApiRequest[Nothing, None]) -> JobDetail:
         return await self._detail(asked.path["job"])
 
     async def _detail(self, name: str) -> JobDetail:
@@ -105,7 +105,7 @@ class Tasks:
         spider = names.get(settings.spider, "(other)") if settings.spider else ""
         return JobSettings(**(plain | {"spider": spider, "sinks": sorted(kinds)}))
 
-    async def submit(self, asked: Asked[Nothing, Submission]) -> Response:
+    async def submit(self, asked: ApiRequest[Nothing, Submission]) -> Response:
         desk, body = self._desk, asked.body
         settings = settings_of(body, desk.base, desk.spiders)
         seeds, _ = sorted_out(body.urls)
@@ -115,10 +115,10 @@ class Tasks:
         made = await self._detail(body.job)
         return json(made, 201, {"location": f"/api/jobs/{body.job}"})
 
-    async def pause(self, asked: Asked[Nothing, None]) -> Job:
+    async def pause(self, asked: ApiRequest[Nothing, None]) -> Job:
         return await self._steer(asked.path["job"], "paused")
 
-    async def stop(self, asked: Asked[Nothing, None]) -> Job:
+    async def stop(self, asked: ApiRequest[Nothing, None]) -> Job:
         return await self._steer(asked.path["job"], "stopping")
 
     async def _steer(self, name: str, state: JobState) -> Job:
@@ -126,30 +126,30 @@ class Tasks:
         await reached.set_state(state)
         return await self._again(watched)
 
-    async def resume(self, asked: Asked[Nothing, None]) -> Job:
+    async def resume(self, asked: ApiRequest[Nothing, None]) -> Job:
         name = asked.path["job"]
         watched = await self._desk.watch.ask(name)
         await self._desk.directory.resume(name)
         return await self._again(watched)
 
-    async def _again(self, watched: Watched) -> Job:
+    async def _again(self, watched: WatchedJob) -> Job:
         """A job after something was done to it."""
         await watched.look(self._desk.directory)
         return watched.job(self._desk.directory.place)
 
-    async def _running(self, name: str) -> tuple[jobs.Job, Watched]:
+    async def _running(self, name: str) -> tuple[jobs.Job, WatchedJob]:
         watched = await self._desk.watch.ask(name)
         if watched.state == "starting":
             raise Refused(409, "the job is being started", hint="ask again in a moment")
         return await self._desk.directory.reach(name), watched
 
-    async def add(self, asked: Asked[Nothing, MoreUrls]) -> Added:
+    async def add(self, asked: ApiRequest[Nothing, MoreUrls]) -> Added:
         seeds, refused = sorted_out(asked.body.urls)
         reached, _ = await self._running(asked.path["job"])
         added = await reached.add(seeds) if seeds else 0
         return Added(added=added, known=len(seeds) - added, refused=refused)
 
-    async def limit(self, asked: Asked[Nothing, Limits]) -> Limited:
+    async def limit(self, asked: ApiRequest[Nothing, Limits]) -> Limited:
         name, body, desk = asked.path["job"], asked.body, self._desk
         reached = await desk.directory.reach(name)
         changes: dict[str, Any] = {}
@@ -171,7 +171,7 @@ class Tasks:
             in_force="now" if now else "next run",
         )
 
-    async def history(self, asked: Asked[AskHistory, None]) -> History:
+    async def history(self, asked: ApiRequest[AskHistory, None]) -> History:
         watched = await self._desk.watch.ask(asked.path["job"])
         step = asked.query.step
         # Looks at a large job are far apart: what came after the last one is not known yet, and not nothing.
@@ -179,7 +179,7 @@ class Tasks:
         start, series = watched.past.read(step, now, asked.query.steps)
         return History(job=watched.name, step=step, start=start, series=series)
 
-    async def recent(self, asked: Asked[Nothing, None]) -> Visits:
+    async def recent(self, asked: ApiRequest[Nothing, None]) -> Visits:
         watched = await self._desk.watch.ask(asked.path["job"])
         return Visits(visits=list(watched.tally.recent))
 

@@ -12,15 +12,15 @@ from gossamer.clock import Clock
 from gossamer.engine.pulse import is_live
 from gossamer.errors import GossamerError, JobMissing
 from gossamer.jobs.job import Job, State
-from gossamer.model import Counts, Pulse
+from gossamer.model import Counts, Heartbeat
 from gossamer.service import shapes
 from gossamer.service.directory import Directory
-from gossamer.service.herald import Herald
-from gossamer.service.ring import Past
+from gossamer.service.herald import JobNotifier
+from gossamer.service.ring import TimeSeries
 from gossamer.service.shapes import Shape
 from gossamer.service.stream import Hub
 from gossamer.service.tail import Tail
-from gossamer.service.tally import Tally
+from gossamer.service.tally import JobCounters
 
 log = logging.getLogger("gossamer.service")
 MOST_WATCHED = 50
@@ -54,14 +54,14 @@ class Sample(Shape, frozen=True, kw_only=True):
     """Pages of which something was dropped, by the limit that did it."""
 
 
-class Watched:
+class WatchedJob:
     """What is known of one job; it outlives the job's runs."""
 
     def __init__(self, name: str, *, clock: Clock) -> None:
         self.name = name
         self._clock = clock
-        self.past = Past()
-        self.tally = Tally(self.past)
+        self.past = TimeSeries()
+        self.tally = JobCounters(self.past)
         self._tail: Tail | None = None
         self._busy = asyncio.Lock()
         self._following: asyncio.Task[None] | None = None
@@ -74,7 +74,7 @@ class Watched:
         self.heard: State = "resting"
         """The state that others have heard of last."""
         self.counts: Counts | None = None
-        self.pulses: list[Pulse] = []
+        self.pulses: list[Heartbeat] = []
         self.problem = ""
         self.pages_per_second = self.bytes_per_second = 0.0
 
@@ -117,7 +117,7 @@ class Watched:
         state = reached.state(counts, pulses)
         if self._tail is None:
             self._tail = Tail(reached.folder)
-            self.tally = Tally(self.past, site_by=reached.settings.site_by)
+            self.tally = JobCounters(self.past, site_by=reached.settings.site_by)
         if self._following is None or self._following.done():
             self._following = asyncio.create_task(self._follow(self._tail))
         # A long trail is read on while others are answered; they have the rest of it a moment later.
@@ -153,7 +153,7 @@ class Watched:
             # Others have their turn.
             await asyncio.sleep(0)
 
-    def _rate(self, live: Sequence[Pulse]) -> None:
+    def _rate(self, live: Sequence[Heartbeat]) -> None:
         now, pages = self._clock.monotonic(), self.tally.pages
         # Looks at a large job are far apart: the one before is still good then.
         longest = max(_RATE_SECONDS, 3 * _COST * self.cost_seconds)
@@ -232,19 +232,19 @@ class Watched:
 class Watch:
     """Looks at every job that runs, and at others when somebody asks."""
 
-    def __init__(self, directory: Directory, hub: Hub, *, clock: Clock, herald: Herald | None = None) -> None:
+    def __init__(self, directory: Directory, hub: Hub, *, clock: Clock, herald: JobNotifier | None = None) -> None:
         self._directory = directory
         self._herald = herald
         self._hub = hub
         self._clock = clock
-        self._watched: OrderedDict[str, Watched] = OrderedDict()
+        self._watched: OrderedDict[str, WatchedJob] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self._live: frozenset[str] = frozenset()
         self.is_ready = False
         self.problem = ""
 
     @property
-    def watched(self) -> Sequence[Watched]:
+    def watched(self) -> Sequence[WatchedJob]:
         """All jobs of which something is known."""
         return list(self._watched.values())
 
@@ -266,12 +266,12 @@ class Watch:
             self._live = live
             await self._clock.sleep(_EVERY_SECONDS)
 
-    def _start(self, watched: Watched) -> None:
+    def _start(self, watched: WatchedJob) -> None:
         task = asyncio.create_task(self._look(watched))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _look(self, watched: Watched) -> None:
+    async def _look(self, watched: WatchedJob) -> None:
         try:
             await watched.look(self._directory)
         except JobMissing:
@@ -282,7 +282,7 @@ class Watch:
             return
         self._tell(watched)
 
-    def _tell(self, watched: Watched) -> None:
+    def _tell(self, watched: WatchedJob) -> None:
         """Tell of a look; whoever looked first has seen what has changed."""
         before, watched.heard = watched.heard, watched.state
         if self._herald is not None:
@@ -291,7 +291,7 @@ class Watch:
         if watched.state != before:
             self._hub.publish("job", watched.name, watched.job(self._directory.place))
 
-    async def ask(self, name: str) -> Watched:
+    async def ask(self, name: str) -> WatchedJob:
         """What is known of a job, not older than a moment; JobMissing if there is none."""
         watched = self._watched.get(name)
         if watched is None:
@@ -307,14 +307,14 @@ class Watch:
             self._tell(watched)
         return watched
 
-    def known(self, name: str) -> Watched | None:
+    def known(self, name: str) -> WatchedJob | None:
         """What was seen of a job before, without a look."""
         return self._watched.get(name)
 
-    def _get(self, name: str) -> Watched:
+    def _get(self, name: str) -> WatchedJob:
         watched = self._watched.get(name)
         if watched is None:
-            watched = self._watched[name] = Watched(name, clock=self._clock)
+            watched = self._watched[name] = WatchedJob(name, clock=self._clock)
             for oldest in list(self._watched):
                 if len(self._watched) <= MOST_WATCHED + _OTHERS:
                     break

@@ -22,7 +22,7 @@ Fault = Literal["", "reset", "close", "cut", "hang"]
 HTML = "text/html; charset=utf-8"
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class SimAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What a host answers to one request. `fault` breaks the connection instead of, or (`cut`) amid, the answer."""
 
     status: int = 200
@@ -57,11 +57,11 @@ def note(title: str, links: tuple[str, ...] = ("/",), *, head: str = "") -> byte
     ).encode()
 
 
-def moved(status: int, location: str) -> Answer:
+def moved(status: int, location: str) -> SimAnswer:
     """A redirect."""
-    return Answer(status=status, headers=(("Location", location),), body=note("Moved", (location,)))
+    return SimAnswer(status=status, headers=(("Location", location),), body=note("Moved", (location,)))
 
 
-def refused(status: int, text: str) -> Answer:
+def refused(status: int, text: str) -> SimAnswer:
     """An error with a few words."""
-    return Answer(status=status, content_type="text/plain; charset=utf-8", body=f"{text}\n".encode())
+    return SimAnswer(status=status, content_type="text/plain; charset=utf-8", body=f"{text}\n".encode())

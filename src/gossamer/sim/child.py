@@ -33,7 +33,7 @@ class Started(msgspec.Struct, frozen=True):
     hint: str = ""
 
 
-def run(main: Coroutine[Any, Any, None]) -> None:
+def run_simweb(main: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine on uvloop where there is one."""
     try:
         import uvloop
@@ -86,4 +86,4 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    run(serve())
+    run_simweb(serve())

@@ -14,7 +14,7 @@ import msgspec
 
 from gossamer.errors import ConfigError
 from gossamer.sim import kinds
-from gossamer.sim.child import run
+from gossamer.sim.child import run_simweb
 from gossamer.sim.server import SimServer
 from gossamer.sim.site import WebPlan
 
@@ -70,7 +70,7 @@ def simweb(ca_file: Path | None, log_path: Path | None, kind_list: str, quiet: b
     }
     try:
         plan = msgspec.convert(fields, WebPlan)
-        run(_serve(plan, log_path=log_path, ca_file=ca_file, quiet=quiet))
+        run_simweb(_serve(plan, log_path=log_path, ca_file=ca_file, quiet=quiet))
     except msgspec.ValidationError as error:
         # msgspec ends with the field, which is the option's name but for these.
         text = (

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from gossamer.sim import places, robots, traps
-from gossamer.sim.answer import Answer, Fate, Leaf, moved, note, refused
+from gossamer.sim.answer import Fate, Leaf, SimAnswer, moved, note, refused
 
 if TYPE_CHECKING:
     from gossamer.sim.site import WebPlan
@@ -17,7 +17,7 @@ _LOOP, _FAR, _HOPS = 3, 15, 10
 _NUMBERED = re.compile(r"/(\w+)/(?:(\w+)-)?(\d{1,12})")
 
 
-def leaves(plan: WebPlan, site: int, page: int, *, sitemaps: bool = False) -> list[Leaf]:
+def page_leaves(plan: WebPlan, site: int, page: int, *, sitemaps: bool = False) -> list[Leaf]:
     """The leaves of one page; only every third page has any."""
     features = plan.features(site)
     if not features or page % 3:
@@ -25,7 +25,7 @@ def leaves(plan: WebPlan, site: int, page: int, *, sitemaps: bool = False) -> li
     found: list[Leaf] = []
     kind = robots.kind_of(features)
     if kind in features:
-        found += robots.leaves(kind, page, sitemaps=sitemaps)
+        found += robots.robots_leaves(kind, page, sitemaps=sitemaps)
     if "errors" in features:
         found.append(Leaf(f"/errors/{_CODES[page // 3 % len(_CODES)]}-{page}", "missing"))
     if "nofollow" in features:
@@ -46,7 +46,7 @@ def leaves(plan: WebPlan, site: int, page: int, *, sitemaps: bool = False) -> li
 
 
 def _first_page(features: frozenset[str]) -> list[Leaf]:
-    found = [Leaf(entry, "optional") for entry in traps.entries(features)] + places.leaves(features)
+    found = [Leaf(entry, "optional") for entry in traps.entries(features)] + places.place_leaves(features)
     if "failing" in features:
         found += [Leaf("/failing/500-0", "failing"), Leaf("/failing/reset-0", "failing")]
     if "hangs" in features:
@@ -64,7 +64,7 @@ def _far_fate(left: int) -> Fate:
     return "loop" if hops < _HOPS else "optional" if hops <= _HOPS + 1 else "unlinked"
 
 
-def answer(plan: WebPlan, site: int, target: str) -> Answer | None:
+def leaf_answer(plan: WebPlan, site: int, target: str) -> SimAnswer | None:
     """What a leaf answers; None where the site has none."""
     features = plan.features(site)
     if robots.kind_of(features) in features and (found := robots.answer_leaf(target)):
@@ -76,10 +76,10 @@ def answer(plan: WebPlan, site: int, target: str) -> Answer | None:
     if family == "errors" and "errors" in features and word.isdecimal() and int(word) in _CODES:
         return refused(int(word), f"Error {word}.")
     if family in ("nofollow", "hidden") and family in features:
-        return Answer(body=note(f"Nobody should read {target}"))
+        return SimAnswer(body=note(f"Nobody should read {target}"))
     if family == "quiet" and "nofollow" in features:
         meta = word == "meta"
-        return Answer(
+        return SimAnswer(
             headers=() if meta else (("X-Robots-Tag", "nofollow"),),
             body=note(
                 "Quiet", (f"/nofollow/{word}-{number}",), head='<meta name="robots" content="nofollow">' if meta else ""
@@ -88,13 +88,13 @@ def answer(plan: WebPlan, site: int, target: str) -> Answer | None:
     if family == "away" and "outside" in features:
         return moved(302, plan.url(plan.sites, f"/elsewhere/away-{number}"))
     if family == "failing" and "failing" in features:
-        return Answer(fault="reset") if word == "reset" else refused(500, "Always out of order.")
+        return SimAnswer(fault="reset") if word == "reset" else refused(500, "Always out of order.")
     if family == "hangs" and "hangs" in features:
-        return Answer(fault="hang")
+        return SimAnswer(fault="hang")
     if family == "loops" and "loops" in features:
         return moved(302, target if word == "self" else f"/loops/{(number + 1) % _LOOP}")
     if family == "far" and "loops" in features:
-        return moved(301, f"/far/{number - 1}") if number else Answer(body=note("Too far"))
+        return moved(301, f"/far/{number - 1}") if number else SimAnswer(body=note("Too far"))
     return None
 
 

@@ -13,7 +13,7 @@ from gossamer import urls
 from gossamer.sim.answer import FORBIDDEN, Fate
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False):
+class SimRequest(msgspec.Struct, frozen=True, gc=False):
     """One request as the server saw it. Times are epoch seconds that never step back."""
 
     arrived_at: float
@@ -38,7 +38,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
         return urls.host_port(self.origin)
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class CrawlVerdict(msgspec.Struct, frozen=True):
     """How a crawl differs from what the web's plan asks for; all of it is empty after a perfect one."""
 
     missed: frozenset[str]
@@ -84,35 +84,35 @@ class LogWriter:
             self._file = None
 
 
-def read(path: Path) -> list[Entry]:
+def read(path: Path) -> list[SimRequest]:
     """All whole lines of a log, in the order in which the requests arrived."""
     entries = []
     for line in path.read_text("utf-8").split("\n")[:-1]:
         arrived, headers, finished, origin, method, target, status, port, agent = line.split("\t")
         entries.append(
-            Entry(
+            SimRequest(
                 float(arrived), float(headers), float(finished), origin, method, target, int(status), int(port), agent
             )
         )
     return sorted(entries, key=lambda entry: entry.arrived_at)
 
 
-def fetched(entries: Iterable[Entry], *, robots: bool = False) -> Counter[str]:
+def fetched(entries: Iterable[SimRequest], *, robots: bool = False) -> Counter[str]:
     """How often each URL was asked for; robots.txt counts only if wanted."""
     return Counter(entry.url for entry in entries if robots or not _is_robots(entry))
 
 
-def answered(entries: Iterable[Entry], status: int = 200) -> Counter[str]:
+def answered(entries: Iterable[SimRequest], status: int = 200) -> Counter[str]:
     """How often each URL was answered with this status; robots.txt does not count."""
     return Counter(entry.url for entry in entries if entry.status == status and not _is_robots(entry))
 
 
-def robots_fetches(entries: Iterable[Entry]) -> Counter[str]:
+def robots_fetches(entries: Iterable[SimRequest]) -> Counter[str]:
     """How often the robots.txt of each site was asked for."""
     return Counter(entry.site for entry in entries if entry.target == "/robots.txt")
 
 
-def cut_short(entries: Iterable[Entry], moments: Sequence[float]) -> list[Entry]:
+def cut_short(entries: Iterable[SimRequest], moments: Sequence[float]) -> list[SimRequest]:
     """The log with every answer that was under way at one of these moments ended then: its client was killed.
 
     Nobody waits for such an answer any more, so the delay counts from the kill."""
@@ -123,7 +123,7 @@ def cut_short(entries: Iterable[Entry], moments: Sequence[float]) -> list[Entry]
     return found
 
 
-def gaps(entries: Iterable[Entry]) -> dict[str, float]:
+def gaps(entries: Iterable[SimRequest]) -> dict[str, float]:
     """For each site with two requests or more, the least time from an answer's headers to the next request.
 
     Requests for robots.txt count too. It is negative where a request came before an earlier one had been answered."""
@@ -138,7 +138,7 @@ def gaps(entries: Iterable[Entry]) -> dict[str, float]:
     return least
 
 
-def max_overlap(entries: Iterable[Entry]) -> dict[str, int]:
+def max_overlap(entries: Iterable[SimRequest]) -> dict[str, int]:
     """For each site, how many requests were in progress at once at most."""
     events: dict[str, list[tuple[float, int]]] = defaultdict(list)
     for entry in entries:
@@ -153,13 +153,13 @@ def max_overlap(entries: Iterable[Entry]) -> dict[str, int]:
     return most
 
 
-def disallowed(entries: Iterable[Entry], forbidden: Iterable[str]) -> Counter[str]:
+def disallowed(entries: Iterable[SimRequest], forbidden: Iterable[str]) -> Counter[str]:
     """How often each forbidden URL was asked for; those that were not are absent."""
     never = frozenset(forbidden)
     return Counter(entry.url for entry in entries if entry.url in never)
 
 
-def judge(entries: Iterable[Entry], fates: Mapping[str, Fate]) -> Verdict:
+def judge(entries: Iterable[SimRequest], fates: Mapping[str, Fate]) -> CrawlVerdict:
     """Compare a whole crawl without crashes with the plan's `fates`; robots.txt and sitemaps do not count."""
     entries = list(entries)
     counts, good = fetched(entries), answered(entries)
@@ -170,7 +170,7 @@ def judge(entries: Iterable[Entry], fates: Mapping[str, Fate]) -> Verdict:
         if fate not in FORBIDDEN and fate != "optional" and not (good if fate in ("page", "flaky") else counts)[url]
     }
     limits = {url: 1 if fate in once else 2 for url, fate in fates.items() if fate in (*once, "flaky")}
-    return Verdict(
+    return CrawlVerdict(
         missed=frozenset(missed),
         forbidden={url: count for url, count in counts.items() if fates.get(url) in FORBIDDEN},
         repeated={url: count for url, count in counts.items() if count > limits.get(url, count)},
@@ -178,7 +178,7 @@ def judge(entries: Iterable[Entry], fates: Mapping[str, Fate]) -> Verdict:
     )
 
 
-def _is_robots(entry: Entry) -> bool:
+def _is_robots(entry: SimRequest) -> bool:
     return entry.target.startswith("/robots") and entry.target.endswith(".txt")
 
 

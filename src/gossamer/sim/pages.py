@@ -9,7 +9,7 @@ from html import escape
 
 from gossamer import urls
 from gossamer.sim import leaves, places, robots, spelling, traps
-from gossamer.sim.answer import HTML, Answer, moved, note, refused
+from gossamer.sim.answer import HTML, SimAnswer, moved, note, refused
 from gossamer.sim.site import CHARSETS, WebPlan
 from gossamer.sim.words import PARAGRAPH_BYTES, paragraphs, stream
 
@@ -21,7 +21,7 @@ _CODINGS = ("gzip", "br", "zstd")
 _LINES_KEPT = 200_000
 
 
-class Pages:
+class PageRenderer:
     """Everything that a web answers. What is kept between calls only saves time."""
 
     def __init__(self, plan: WebPlan) -> None:
@@ -32,45 +32,45 @@ class Pages:
         self._roads = _Lines(self._road)
         self._lines_made = 0
 
-    def answer(self, site: int, target: str, *, visit: int = 0) -> Answer:
+    def answer(self, site: int, target: str, *, visit: int = 0) -> SimAnswer:
         """What a site answers to GET of a path with query, `visit` times after the first."""
         plan = self.plan
         features = self._features[site % len(self._features)]
         if site >= plan.sites:
-            return Answer(body=note("Outside the web", (plan.url(0),)))
+            return SimAnswer(body=note("Outside the web", (plan.url(0),)))
         page = plan.page_of(site, target)
         if not features and page is not None:
-            return Answer(
+            return SimAnswer(
                 body=self._plain(site, page),
                 wait_seconds=plan.wait_seconds(site, target) if plan.latency_seconds else 0,
             )
         found = (
-            robots.answer(plan, site, target, robots.kind_of(features))
+            robots.robots_answer(plan, site, target, robots.kind_of(features))
             or (self._page(site, page, visit) if page is not None else self._hop(site, target))
-            or leaves.answer(plan, site, target)
-            or places.answer(plan, site, target, visit=visit)
-            or traps.answer(plan.seed, site, target, features)
+            or leaves.leaf_answer(plan, site, target)
+            or places.place_answer(plan, site, target, visit=visit)
+            or traps.trap_answer(plan.seed, site, target, features)
             or refused(404, "There is no such page.")
         )
         wait_seconds = plan.wait_seconds(site, target)
         if not wait_seconds:
             return found
-        return Answer(
+        return SimAnswer(
             **{name: getattr(found, name) for name in found.__struct_fields__} | {"wait_seconds": wait_seconds}
         )
 
-    def _page(self, site: int, page: int, visit: int) -> Answer:
+    def _page(self, site: int, page: int, visit: int) -> SimAnswer:
         fault = "" if visit else self.plan.fault_of(site, page)
         retry_after = (("Retry-After", str(self.plan.retry_after_seconds)),)
         match fault:
             case "500" | "503" | "429":
                 headers = retry_after if fault != "500" else ()
-                return Answer(status=int(fault), headers=headers, body=note(f"Error {fault}"), times=1)
+                return SimAnswer(status=int(fault), headers=headers, body=note(f"Error {fault}"), times=1)
             case "reset" | "close":
-                return Answer(fault="reset" if fault == "reset" else "close", times=1)
+                return SimAnswer(fault="reset" if fault == "reset" else "close", times=1)
         features = self._features[site % len(self._features)]
         content_type, body = self._rich(site, page, features)
-        return Answer(
+        return SimAnswer(
             content_type=content_type,
             body=body,
             coding=next((coding for coding in _CODINGS if coding in features), ""),
@@ -79,7 +79,7 @@ class Pages:
             times=1 if fault else 0,
         )
 
-    def _hop(self, site: int, target: str) -> Answer | None:
+    def _hop(self, site: int, target: str) -> SimAnswer | None:
         """A redirect, or refresh, on the way to a page."""
         number = target.rpartition("/")[2].rpartition("-")[2]
         if not number.isdecimal() or len(number) > 12:
@@ -97,7 +97,7 @@ class Pages:
             case "chain":
                 return moved(302, onward)
             case _:
-                return Answer(
+                return SimAnswer(
                     body=note("One moment", (), head=f'<meta http-equiv="Refresh" content="0; URL={escape(onward)}">')
                 )
 
@@ -134,7 +134,7 @@ class Pages:
             else:
                 href = spelling.relative(base, plan.url(site, target)) if "bases" in features else target
                 links.append(f'<a href="{escape(href)}">{text}</a>')
-        links += [leaves.written(leaf) for leaf in leaves.leaves(plan, site, page)]
+        links += [leaves.written(leaf) for leaf in leaves.page_leaves(plan, site, page)]
         if "spellings" in features:
             links += [*spelling.anchors(base, url, "this page"), spelling.junk(page)]
         html = (

@@ -8,7 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
-from gossamer.sim.answer import Answer, Leaf, moved
+from gossamer.sim.answer import Leaf, SimAnswer, moved
 from gossamer.sim.words import ADJECTIVES, NOUNS, draw, paragraphs
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _FORM = (
 )
 
 
-def leaves(features: frozenset[str]) -> list[Leaf]:
+def place_leaves(features: frozenset[str]) -> list[Leaf]:
     """What a place adds to the first page of its site: one link, and behind it pages that link to one another."""
     found: list[Leaf] = []
     if "news" in features:
@@ -43,13 +43,13 @@ def leaves(features: frozenset[str]) -> list[Leaf]:
     return found
 
 
-def answer(plan: WebPlan, site: int, target: str, *, visit: int = 0) -> Answer | None:
+def place_answer(plan: WebPlan, site: int, target: str, *, visit: int = 0) -> SimAnswer | None:
     """A page of a place that everybody may see, None elsewhere."""
     features = plan.features(site)
     folder, _, rest = target.removeprefix("/").partition("/")
     if target == "/login" and "members" in features:
-        return Answer(body=_page("Log in", _FORM.format(token=_token(plan, site, "form"))))
-    draws: dict[str, tuple[str, Callable[[], Answer | None]]] = {
+        return SimAnswer(body=_page("Log in", _FORM.format(token=_token(plan, site, "form"))))
+    draws: dict[str, tuple[str, Callable[[], SimAnswer | None]]] = {
         "news": ("news", lambda: _news(plan, site, rest)),
         "goods": ("shop", lambda: _goods(plan, site, rest)),
         "blog": ("blog", lambda: _blog(plan, site, rest)),
@@ -59,7 +59,7 @@ def answer(plan: WebPlan, site: int, target: str, *, visit: int = 0) -> Answer |
     return drawn() if kind in features else None
 
 
-def answer_member(plan: WebPlan, site: int, target: str, cookie: str) -> Answer | None:
+def answer_member(plan: WebPlan, site: int, target: str, cookie: str) -> SimAnswer | None:
     """A page that depends on who asks, None where it does not."""
     if "members" not in plan.features(site) or not target.startswith(PRIVATE):
         return None
@@ -67,31 +67,31 @@ def answer_member(plan: WebPlan, site: int, target: str, cookie: str) -> Answer 
         return moved(302, "/login")
     if target == "/logout":
         gone = ("Set-Cookie", "session=; Max-Age=0; Path=/")
-        return Answer(status=303, headers=(("Location", "/login"), gone))
+        return SimAnswer(status=303, headers=(("Location", "/login"), gone))
     way_out = '<nav><a href="/logout">Log out</a></nav>'
     if target == "/members/":
         links = "".join(f'<li><a href="/members/{n}">Letter {n}</a></li>' for n in range(_LETTERS))
-        return Answer(body=_page("Members", f"{way_out}<ul>{links}</ul>"))
+        return SimAnswer(body=_page("Members", f"{way_out}<ul>{links}</ul>"))
     number = target.removeprefix("/members/")
     if not number.isdecimal() or int(number) >= _LETTERS:
         return None
     title = f"Letter about the {_thing(plan, site, 'letter', int(number))}"
-    return Answer(body=_page(title, way_out + _prose(plan, site, "letter", int(number))))
+    return SimAnswer(body=_page(title, way_out + _prose(plan, site, "letter", int(number))))
 
 
-def posted(plan: WebPlan, site: int, target: str, body: bytes) -> Answer | None:
+def posted(plan: WebPlan, site: int, target: str, body: bytes) -> SimAnswer | None:
     """What a form gets that is sent to a place, None where none is taken."""
     if target != "/login" or "members" not in plan.features(site):
         return None
     sent = {name: values[0] for name, values in parse_qs(body.decode("latin-1")).items()}
     if sent == {"token": _token(plan, site, "form"), "user": USER, "password": PASSWORD}:
         cookie = f"session={_token(plan, site, 'session')}; Path=/; HttpOnly"
-        return Answer(status=303, headers=(("Location", "/members/"), ("Set-Cookie", cookie)))
+        return SimAnswer(status=303, headers=(("Location", "/members/"), ("Set-Cookie", cookie)))
     again = _FORM.format(token=_token(plan, site, "form"))
-    return Answer(status=403, body=_page("Log in", f'<p class="error">Wrong user or password.</p>{again}'))
+    return SimAnswer(status=403, body=_page("Log in", f'<p class="error">Wrong user or password.</p>{again}'))
 
 
-def _news(plan: WebPlan, site: int, rest: str) -> Answer | None:
+def _news(plan: WebPlan, site: int, rest: str) -> SimAnswer | None:
     page = _list_number("news", rest)
     if page:
         teasers = "".join(
@@ -99,22 +99,22 @@ def _news(plan: WebPlan, site: int, rest: str) -> Answer | None:
             f'<time datetime="{_day(n)}">{_day(n)}</time><p class="teaser">From our own reporter.</p></article>'
             for n in _numbers(page)
         )
-        return Answer(body=_page("News", f"{teasers}{_next('news', page)}"))
+        return SimAnswer(body=_page("News", f"{teasers}{_next('news', page)}"))
     if not rest.isdecimal() or int(rest) >= _LISTS * _ON_A_LIST:
         return None
     number = int(rest)
     by = f'<p class="byline">By a reporter, <time datetime="{_day(number)}">{_day(number)}</time></p>'
-    return Answer(body=_page(_headline(plan, site, number), by + _prose(plan, site, "news", number)))
+    return SimAnswer(body=_page(_headline(plan, site, number), by + _prose(plan, site, "news", number)))
 
 
-def _goods(plan: WebPlan, site: int, rest: str) -> Answer | None:
+def _goods(plan: WebPlan, site: int, rest: str) -> SimAnswer | None:
     page = _list_number("goods", rest)
     if page:
         cards = "".join(
             f'<div class="card"><a href="/goods/{n}">{_thing(plan, site, "goods", n).capitalize()}</a></div>'
             for n in _numbers(page)
         )
-        return Answer(body=_page("Goods", f"{cards}{_next('goods', page)}"))
+        return SimAnswer(body=_page("Goods", f"{cards}{_next('goods', page)}"))
     if not rest.isdecimal() or int(rest) >= _LISTS * _ON_A_LIST:
         return None
     number = int(rest)
@@ -123,7 +123,7 @@ def _goods(plan: WebPlan, site: int, rest: str) -> Answer | None:
     offer = {"@type": "Offer", "price": price, "priceCurrency": "EUR"}
     told = json.dumps({"@context": "https://schema.org", "@type": "Product", "name": name, "offers": offer})
     stock = f"{left} in stock" if left else "Sold out"
-    return Answer(
+    return SimAnswer(
         body=_page(
             name,
             f'<script type="application/ld+json">{told}</script><p class="price">€ {price}</p>'
@@ -132,17 +132,17 @@ def _goods(plan: WebPlan, site: int, rest: str) -> Answer | None:
     )
 
 
-def _blog(plan: WebPlan, site: int, rest: str) -> Answer | None:
+def _blog(plan: WebPlan, site: int, rest: str) -> SimAnswer | None:
     menu = '<nav><a href="/blog/">All posts</a></nav>'
     if not rest:
         posts = "".join(f'<li><a href="/blog/{n}">{_headline(plan, site, n)}</a></li>' for n in range(_POSTS))
-        return Answer(body=_page("Blog", f"{menu}<ul>{posts}</ul>"))
+        return SimAnswer(body=_page("Blog", f"{menu}<ul>{posts}</ul>"))
     if not rest.isdecimal() or int(rest) >= _POSTS:
         return None
     number = int(rest)
     title, thing = _headline(plan, site, number), _thing(plan, site, "blog", number)
     text = _prose(plan, site, "blog", number)
-    return Answer(
+    return SimAnswer(
         body=(
             f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
             f'<meta name="author" content="A. Writer"><meta property="article:published_time" content="{_day(number)}">'
@@ -153,21 +153,21 @@ def _blog(plan: WebPlan, site: int, rest: str) -> Answer | None:
     )
 
 
-def _notices(rest: str, visit: int) -> Answer | None:
+def _notices(rest: str, visit: int) -> SimAnswer | None:
     """A board that is another one from the second visit on: 2 has a new text, 3 is gone, 4 is there."""
     listed = (1, 2, 4) if visit else (1, 2, 3)
     if not rest:
         links = "".join(f'<li><a href="/notices/{n}">Notice {n}</a></li>' for n in listed)
-        return Answer(body=_page("Notices", f"<ul>{links}</ul>"), times=1)
+        return SimAnswer(body=_page("Notices", f"<ul>{links}</ul>"), times=1)
     if rest == "2":
         word = "closed" if visit else "open"
-        return Answer(body=_page("Notice 2", f"<p>The bridge is {word} until further notice.</p>"), times=1)
+        return SimAnswer(body=_page("Notice 2", f"<p>The bridge is {word} until further notice.</p>"), times=1)
     if rest == "3" and visit:
-        return Answer(status=404, body=_page("Gone", "<p>This notice was taken down.</p>"))
+        return SimAnswer(status=404, body=_page("Gone", "<p>This notice was taken down.</p>"))
     if rest not in ("1", "3", "4"):
         return None
     body = _page(f"Notice {rest}", f"<p>The ferry of line {rest} goes every hour.</p>")
-    return Answer(body=body, times=int(rest == "3"))
+    return SimAnswer(body=body, times=int(rest == "3"))
 
 
 def _list(folder: str, number: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from gossamer.sim.answer import Answer, Fate, Leaf, moved, note, refused
+from gossamer.sim.answer import Fate, Leaf, SimAnswer, moved, note, refused
 from gossamer.sim.kinds import ROBOTS
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def forbids(kind: str, target: str) -> bool:
     return kind == "robots-wildcards" and (target.endswith(".pdf") or "?sort=" in target)
 
 
-def leaves(kind: str, page: int, *, sitemaps: bool) -> list[Leaf]:
+def robots_leaves(kind: str, page: int, *, sitemaps: bool) -> list[Leaf]:
     """The links by which pages of a site with this kind of robots.txt lead into temptation."""
     targets = [
         f"/private/secret-{page}",
@@ -53,16 +53,16 @@ def leaves(kind: str, page: int, *, sitemaps: bool) -> list[Leaf]:
     return found
 
 
-def answer_leaf(target: str) -> Answer | None:
+def answer_leaf(target: str) -> SimAnswer | None:
     """What stands behind the links of `leaves`: forbidden ones answer too, so that the log shows who went there."""
     if not _LEAF.fullmatch(target):
         return None
     if target.startswith("/moved/"):
         return moved(302, f"/private/secret-{target.rpartition('-')[2]}")
-    return Answer(body=note(f"Behind {target}"))
+    return SimAnswer(body=note(f"Behind {target}"))
 
 
-def answer(plan: WebPlan, site: int, target: str, kind: str) -> Answer | None:
+def robots_answer(plan: WebPlan, site: int, target: str, kind: str) -> SimAnswer | None:
     """The site's /robots.txt, where it leads, and its sitemaps; None for every other path."""
     if target == "/robots.txt":
         return _file(plan, site, kind)
@@ -77,7 +77,7 @@ def answer(plan: WebPlan, site: int, target: str, kind: str) -> Answer | None:
     return None
 
 
-def _file(plan: WebPlan, site: int, kind: str) -> Answer:
+def _file(plan: WebPlan, site: int, kind: str) -> SimAnswer:
     match kind:
         case "robots-none":
             return refused(404, "There is no robots.txt here.")
@@ -88,22 +88,22 @@ def _file(plan: WebPlan, site: int, kind: str) -> Answer:
         case "robots-429":
             return refused(429, "Too many.")
         case "robots-hang":
-            return Answer(fault="hang")
+            return SimAnswer(fault="hang")
         case "robots-reset":
-            return Answer(fault="reset")
+            return SimAnswer(fault="reset")
         case "robots-html":
-            return Answer(body=note("Welcome", ("/",), head="<meta name=robots content=all>"))
+            return SimAnswer(body=note("Welcome", ("/",), head="<meta name=robots content=all>"))
         case "robots-redirect":
             return moved(301, "/robots-1.txt")
         case "robots-sitemap":
             index, orphans = plan.url(site, "/sitemap-index.xml"), plan.url(site, "/sitemap-orphans.xml")
             lines = f"Sitemap: {index}\nUser-agent: *\nDisallow:\nsitemap: {orphans}\n"
-            return Answer(content_type=PLAIN, body=lines.encode())
+            return SimAnswer(content_type=PLAIN, body=lines.encode())
         case _:
             return _rules(plan, kind)
 
 
-def _rules(plan: WebPlan, kind: str) -> Answer:
+def _rules(plan: WebPlan, kind: str) -> SimAnswer:
     texts = {
         "robots-empty": "",
         "robots-allow": "User-agent: *\nAllow: /\n",
@@ -127,10 +127,10 @@ def _rules(plan: WebPlan, kind: str) -> Answer:
         text = "User-agent: *\n" + "".join(filler[:7_200]) + _PRIVATE + "".join(filler[7_200:])
     else:
         text = texts[kind]
-    return Answer(content_type=PLAIN, body=text.encode())
+    return SimAnswer(content_type=PLAIN, body=text.encode())
 
 
-def _sitemap(plan: WebPlan, site: int, target: str) -> Answer | None:
+def _sitemap(plan: WebPlan, site: int, target: str) -> SimAnswer | None:
     if target == "/sitemap-index.xml":
         entries, outer, inner = ["/sitemap-pages.xml", "/sitemap-orphans.xml"], "sitemapindex", "sitemap"
     elif target == "/sitemap-pages.xml":
@@ -144,4 +144,4 @@ def _sitemap(plan: WebPlan, site: int, target: str) -> Answer | None:
         f"<{inner}><loc>{plan.url(site, entry).replace('&', '&amp;')}</loc></{inner}>\n" for entry in entries
     )
     xml = f'<?xml version="1.0" encoding="UTF-8"?>\n<{outer} xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">\n{listed}</{outer}>\n'
-    return Answer(content_type="application/xml", body=xml.encode())
+    return SimAnswer(content_type="application/xml", body=xml.encode())

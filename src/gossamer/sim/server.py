@@ -16,12 +16,12 @@ import msgspec
 from gossamer.clock import Clock, SystemClock
 from gossamer.errors import ConfigError
 from gossamer.sim import places
-from gossamer.sim.answer import Answer, refused
+from gossamer.sim.answer import SimAnswer, refused
 from gossamer.sim.log import LogWriter
-from gossamer.sim.pages import Pages
+from gossamer.sim.pages import PageRenderer
 from gossamer.sim.site import WebPlan
 from gossamer.sim.tls import server_context
-from gossamer.sim.wire import CODERS, Reply, framed, header
+from gossamer.sim.wire import CODERS, SimReply, framed, header
 
 MAX_HEAD_BYTES = 65_536
 MAX_VISITS = 1_000_000
@@ -41,7 +41,7 @@ class SimServer:
         clock: Clock | None = None,
     ) -> None:
         self.plan = plan
-        self.pages = Pages(plan)
+        self.pages = PageRenderer(plan)
         self.dark: set[int] = set()
         """Sites that reset every connection, as if they had gone off line."""
         self._clock = clock or SystemClock()
@@ -51,7 +51,7 @@ class SimServer:
         self._codings = [
             next((name for name in CODERS if name in plan.features(site)), "") for site in range(len(plan.kinds))
         ]
-        self._cache: dict[tuple[int, str, str], Reply] = {}
+        self._cache: dict[tuple[int, str, str], SimReply] = {}
         self._cache_room = cache_bytes
         self._visits: dict[tuple[int, str], int] = {}
         self._server: asyncio.Server | None = None
@@ -61,7 +61,7 @@ class SimServer:
         _raise_file_limit()
         listener = _listen(self.plan)
         self.plan = msgspec.structs.replace(self.plan, port=listener.getsockname()[1])
-        self.pages = Pages(self.plan)
+        self.pages = PageRenderer(self.plan)
         context: ssl.SSLContext | None = None
         if self.plan.tls:
             if self._ca_file is None:
@@ -69,7 +69,7 @@ class SimServer:
             context = server_context(self.plan, self._ca_file)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: Connection(self, loop), sock=listener, ssl=context, backlog=4096
+            lambda: SimConnection(self, loop), sock=listener, ssl=context, backlog=4096
         )
         return self.plan
 
@@ -87,7 +87,7 @@ class SimServer:
         """Make the log complete for readers."""
         self._log.flush()
 
-    def reply(self, site: int, target: str, head: bytes) -> Reply:
+    def reply(self, site: int, target: str, head: bytes) -> SimReply:
         """The answer to one GET, whose headers come in lower case.
 
         It counts as a visit where a first answer differs from later ones."""
@@ -113,7 +113,7 @@ class SimServer:
             self._cache[key] = made
         return made
 
-    def record(self, connection: Connection, *, finished_at: float) -> None:
+    def record(self, connection: SimConnection, *, finished_at: float) -> None:
         """Put a request into the log."""
         times = (connection.arrived_at, connection.headers_at or finished_at, finished_at)
         where = (connection.origin, connection.method, connection.target)
@@ -121,7 +121,7 @@ class SimServer:
             asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._log.flush)
 
 
-class Connection(asyncio.Protocol):
+class SimConnection(asyncio.Protocol):
     """One client. Requests are answered one after another; what a client sends ahead waits."""
 
     def __init__(self, server: SimServer, loop: asyncio.AbstractEventLoop) -> None:
@@ -222,7 +222,7 @@ class Connection(asyncio.Protocol):
         self._busy = True
         plan = self._server.plan
         if self._site in self._server.dark:
-            reply = framed(Answer(fault="reset"))
+            reply = framed(SimAnswer(fault="reset"))
         elif self.method == "POST" and (taken := places.posted(plan, self._site, self.target, body)):
             reply = framed(taken)
         elif self.method not in ("GET", "HEAD"):
@@ -238,7 +238,7 @@ class Connection(asyncio.Protocol):
         else:
             self._send(reply)
 
-    def _member(self, head: bytes, lower: bytes) -> Answer | None:
+    def _member(self, head: bytes, lower: bytes) -> SimAnswer | None:
         cookie = header(head, b"cookie", lower).decode("latin-1")
         return places.answer_member(self._server.plan, self._site or 0, self.target, cookie)
 
@@ -246,12 +246,12 @@ class Connection(asyncio.Protocol):
         self._site = site
         self.origin = self._server.plan.url(site, "") if site is not None else "http://unknown.invalid"
 
-    def _send_late(self, reply: Reply) -> None:
+    def _send_late(self, reply: SimReply) -> None:
         self._timer = None
         self._send(reply)
         self._next()
 
-    def _send(self, reply: Reply) -> None:
+    def _send(self, reply: SimReply) -> None:
         # Taken before the write: the client may have the headers before this process runs again.
         self.headers_at = self._server.now()
         if reply.fault:
@@ -264,7 +264,7 @@ class Connection(asyncio.Protocol):
         if not self._paused:
             self._finish()
 
-    def _break_off(self, reply: Reply) -> None:
+    def _break_off(self, reply: SimReply) -> None:
         self._closing = True
         if reply.fault == "reset":
             plug = self._transport.get_extra_info("socket")

@@ -216,5 +216,5 @@ class WebPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             for hop in hops:
                 yield hop, "page" if hop.startswith("/refresh/") else "redirect"
             yield path, "flaky" if self.fault_of(site, page) else "page"
-            for leaf in leaves.leaves(self, site, page, sitemaps=sitemaps):
+            for leaf in leaves.page_leaves(self, site, page, sitemaps=sitemaps):
                 yield leaf.target, leaf.fate

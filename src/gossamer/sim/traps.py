@@ -6,7 +6,7 @@ import itertools
 import re
 from urllib.parse import parse_qsl
 
-from gossamer.sim.answer import Answer, note
+from gossamer.sim.answer import SimAnswer, note
 from gossamer.sim.kinds import TRAPS
 from gossamer.sim.words import draw
 
@@ -31,22 +31,22 @@ def holds(features: frozenset[str], target: str) -> bool:
     return any(target.startswith(_PREFIXES[name]) for name in TRAPS if name in features)
 
 
-def answer(seed: int, site: int, target: str, features: frozenset[str]) -> Answer | None:
+def trap_answer(seed: int, site: int, target: str, features: frozenset[str]) -> SimAnswer | None:
     """A page inside a trap, None outside; a soft 404 site takes every unknown path, so ask it last."""
     path = target.partition("?")[0]
     if "calendar" in features and (found := re.fullmatch(r"/calendar/(-?\d{1,9})/(\d{1,2})", path)):
         month = int(found[1]) * 12 + int(found[2]) - 1
         near = tuple(f"/calendar/{(month + step) // 12}/{(month + step) % 12 + 1}" for step in (-12, -1, 1, 12))
-        return Answer(body=note(f"Calendar {found[1]}-{found[2]}", near))
+        return SimAnswer(body=note(f"Calendar {found[1]}-{found[2]}", near))
     if "sessions" in features and path.startswith("/shop/"):
         session = f"{draw(seed, site, target):016x}"
-        return Answer(body=note("Shop", tuple(f"/shop/{number}?sid={session}" for number in range(4))))
+        return SimAnswer(body=note("Shop", tuple(f"/shop/{number}?sid={session}" for number in range(4))))
     if "deep" in features and path.startswith("/deep/"):
-        return Answer(body=note("Deeper", ("down/", "down/further/", "../deep/down/")))
+        return SimAnswer(body=note("Deeper", ("down/", "down/further/", "../deep/down/")))
     if "facets" in features and path == "/facets":
-        return Answer(body=note("Filter", _facets(target)))
+        return SimAnswer(body=note("Filter", _facets(target)))
     if "soft404" in features:
-        return Answer(
+        return SimAnswer(
             body=note("Not found", tuple(f"/soft/{draw(seed, site, target, number):x}" for number in range(10)))
         )
     return None

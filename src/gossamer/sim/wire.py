@@ -10,7 +10,7 @@ from typing import NamedTuple
 import brotli
 
 from gossamer.compression import zstd
-from gossamer.sim.answer import Answer, Fault
+from gossamer.sim.answer import Fault, SimAnswer
 
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 CODERS: dict[str, Callable[[bytes], bytes]] = {
@@ -20,7 +20,7 @@ CODERS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-class Reply(NamedTuple):
+class SimReply(NamedTuple):
     """An answer as bytes on the wire."""
 
     head: bytes
@@ -30,7 +30,7 @@ class Reply(NamedTuple):
     fault: Fault
 
 
-def framed(answer: Answer, coding: str = "") -> Reply:
+def framed(answer: SimAnswer, coding: str = "") -> SimReply:
     """An answer as HTTP/1.1, in a content coding if one is given."""
     body = CODERS[coding](answer.body) if coding else answer.body
     lines = [
@@ -47,7 +47,7 @@ def framed(answer: Answer, coding: str = "") -> Reply:
     else:
         lines.append(f"Content-Length: {len(body)}")
     head = "\r\n".join((*lines, "", "")).encode("latin-1")
-    return Reply(head, body, answer.status, answer.wait_seconds, answer.fault)
+    return SimReply(head, body, answer.status, answer.wait_seconds, answer.fault)
 
 
 def header(head: bytes, name: bytes, lower: bytes | None = None) -> bytes:

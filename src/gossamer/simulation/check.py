@@ -10,7 +10,7 @@ from gossamer.frontier.journal import DONE, FAILED, RETRY, SKIPPED
 from gossamer.model import Counts, Record
 from gossamer.simulation.scenario import Scenario, SiteSpec
 from gossamer.simulation.stores import Journals, KeptJournal
-from gossamer.simulation.web import Hit, SimulatedWeb
+from gossamer.simulation.web import SimHit, SimulatedWeb
 from gossamer.simulation.witness import Witness
 
 _SLACK_SECONDS = 0.002
@@ -54,7 +54,7 @@ def violations(evidence: Evidence) -> Iterator[str]:
     yield from _complete(evidence)
     yield from _repeats(evidence)
     yield from _stored(evidence)
-    by_host: dict[str, list[Hit]] = {}
+    by_host: dict[str, list[SimHit]] = {}
     for hit in sorted(evidence.web.hits):
         by_host.setdefault(hit.host, []).append(hit)
     for host, hits in by_host.items():
@@ -183,7 +183,7 @@ def _stored(evidence: Evidence) -> Iterator[str]:
                 yield f"I6: {key:016x} has {times} records, and is at status {ended.get(key, 0)}"
 
 
-def _polite(evidence: Evidence, spec: SiteSpec, hits: Sequence[Hit]) -> Iterator[str]:
+def _polite(evidence: Evidence, spec: SiteSpec, hits: Sequence[SimHit]) -> Iterator[str]:
     """I4, P5: never two requests closer than the delay, and never two at once by workers that are well."""
     delay = evidence.scenario.settings.delay or 0.0
     for before, after in pairwise(hits):
@@ -199,7 +199,7 @@ def _polite(evidence: Evidence, spec: SiteSpec, hits: Sequence[Hit]) -> Iterator
             yield f"P2: {after.host} was asked for {after.path} while {before.worker} waited for {before.path}"
 
 
-def _obedient(evidence: Evidence, spec: SiteSpec, hits: Sequence[Hit]) -> Iterator[str]:
+def _obedient(evidence: Evidence, spec: SiteSpec, hits: Sequence[SimHit]) -> Iterator[str]:
     """I5: nothing before robots.txt, nothing that it forbids, and nothing that it has forbidden for long enough."""
     scenario = evidence.scenario
     if hits[0].path != "/robots.txt":

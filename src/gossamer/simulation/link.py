@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gossamer.engine.store import Result, Store
 from gossamer.errors import GossamerError, Unavailable
-from gossamer.frontier.local import LocalFrontier
+from gossamer.frontier.local import EmbeddedFrontier
 from gossamer.frontier.outbox import Box, Parcel
 from gossamer.frontier.sharded import ShardGrant
 from gossamer.model import Counts, Grant, Lease, Outcome, Receipt, Request, SiteNote
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gossamer.simulation.servers import Servers
 
 T = TypeVar("T")
-_PATIENCE_SECONDS = 3.0
+_CALL_PATIENCE_SECONDS = 3.0
 _LOOK_SECONDS = 120.0
 """An idle worker asks again after this time, since news may get lost like anything else."""
 
@@ -29,13 +29,13 @@ _LOOK_SECONDS = 120.0
 class Server:
     """The process that has the frontier, as others reach it."""
 
-    def __init__(self, frontier: LocalFrontier | OpenShard, store: Store | None, life: Life) -> None:
+    def __init__(self, frontier: EmbeddedFrontier | OpenShard, store: Store | None, life: Life) -> None:
         self.frontier = frontier
         self.store = store
         self.life = life
 
 
-class Link:
+class LossyLink:
     """A frontier and a store as one worker sees them from afar."""
 
     def __init__(
@@ -146,7 +146,7 @@ class Link:
         self,
         call: Callable[[Server], Coroutine[Any, Any, T]],
         *,
-        patience: float = _PATIENCE_SECONDS,
+        patience: float = _CALL_PATIENCE_SECONDS,
         rings_off: bool = False,
     ) -> T:
         """What the frontier answers; whoever `rings_off` takes the call back when it gives up waiting."""
@@ -193,7 +193,7 @@ class Link:
                 under_way.cancel()
 
 
-class ShardLink(Link):
+class ShardLink(LossyLink):
     """One shard as a worker of a fleet sees it: as much of the protocol `Shard` as an engine asks for."""
 
     def __init__(self, number: int, servers: Servers, life: Life, witness: Witness, **how: Any) -> None:

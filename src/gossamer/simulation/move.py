@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 
 from gossamer.errors import Unavailable
 from gossamer.frontier.outbox import MOST_STEP_SECONDS
-from gossamer.simulation.link import Link
-from gossamer.simulation.shards import OpenShard, View
+from gossamer.simulation.link import LossyLink
+from gossamer.simulation.shards import OpenShard, ShardState
 
 T = TypeVar("T")
 Bar = Callable[[str, int], Awaitable[bool]]
@@ -34,7 +34,7 @@ class Mover:
     """One try to bring a shard to a server; whoever does not answer is waited for. It may be killed and made anew."""
 
     def __init__(
-        self, links: Mapping[str, Link], target: str, *, epoch: Callable[[], int], bar: Bar, seconds: float
+        self, links: Mapping[str, LossyLink], target: str, *, epoch: Callable[[], int], bar: Bar, seconds: float
     ) -> None:
         self._links = links
         self._target = target
@@ -82,7 +82,7 @@ class Mover:
         await self._ask(source, lambda shard: shard.reclaim(self._bar, self._epoch()))
         return False
 
-    async def _lived(self, name: str, holds: Callable[[View], bool]) -> View:
+    async def _lived(self, name: str, holds: Callable[[ShardState], bool]) -> ShardState:
         """Wait until a server has lived long enough on one run to have for good what it shows, or shows it no more."""
         loop = asyncio.get_running_loop()
         run, lived, heard_at = "", 0.0, 0.0

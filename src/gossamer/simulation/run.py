@@ -14,25 +14,25 @@ from contextvars import Context
 from itertools import islice
 from typing import Any, NamedTuple, cast
 
-from gossamer.assemble import worker
+from gossamer.assemble import build_worker
 from gossamer.engine.handle import Linker
 from gossamer.engine.machine import Boundless
-from gossamer.engine.recent import Recent
+from gossamer.engine.recent import RecentKeys
 from gossamer.engine.stats import Stats
 from gossamer.engine.store import FleetStore, OwnerStore, Store
 from gossamer.errors import GossamerError, Unavailable
 from gossamer.extract.spider import Spider
 from gossamer.frontier.base import Frontier
-from gossamer.frontier.local import LocalFrontier
+from gossamer.frontier.local import EmbeddedFrontier
 from gossamer.frontier.sharded import Shard, Sharded
 from gossamer.model import Counts
 from gossamer.simulation.check import Evidence, violations
 from gossamer.simulation.life import Life, LifeClock, SimulatedLoop
-from gossamer.simulation.link import Link, Server, ShardLink
+from gossamer.simulation.link import LossyLink, Server, ShardLink
 from gossamer.simulation.repair import repair
 from gossamer.simulation.scenario import Scenario
-from gossamer.simulation.servers import Machine, Servers
-from gossamer.simulation.stores import Faults, KeptJournal, KeptSink
+from gossamer.simulation.servers import Servers, SimulatedMachine
+from gossamer.simulation.stores import KeptJournal, KeptSink, StoreFaults
 from gossamer.simulation.web import SimulatedWeb
 from gossamer.simulation.witness import Witness
 from gossamer.testing.virtual import START_EPOCH
@@ -75,14 +75,14 @@ def simulate(scenario: Scenario) -> Report:
     loop.set_exception_handler(lambda _loop, _context: None)
     try:
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
-            return runner.run(World(scenario, loop).run())
+            return runner.run(Simulation(scenario, loop).run())
     finally:
         logging.disable(level)
         random.setstate(state)
         gc.set_threshold(*collects)
 
 
-class World:
+class Simulation:
     """Everything that a scenario has, while it runs."""
 
     def __init__(self, scenario: Scenario, loop: SimulatedLoop) -> None:
@@ -90,7 +90,7 @@ class World:
         self._loop = loop
         self._chance = random.Random(f"world/{scenario.seed}")
         self._secret = hashlib.sha256(f"{scenario.seed}".encode()).digest()[:16]
-        self._faults = Faults(scenario.seed, scenario.store_faults, self._refused, workers=scenario.workers)
+        self._faults = StoreFaults(scenario.seed, scenario.store_faults, self._refused, workers=scenario.workers)
         self._journal = KeptJournal(self._faults, forgets=scenario.restarts > 0 and scenario.forgets_seconds > 0)
         self._files = [KeptSink(self._faults)] if scenario.stores == "owner" else []
         self._witness = Witness(scenario, self._run_away)
@@ -217,7 +217,7 @@ class World:
         return not self._has_ended
 
     async def _add_seeds(self) -> None:
-        linker, seeds = Linker(self._scenario.settings, self._secret, Recent(2)), self._web.seeds()
+        linker, seeds = Linker(self._scenario.settings, self._secret, RecentKeys(2)), self._web.seeds()
         while urls := list(islice(seeds, _SEEDS_AT_ONCE)):
             await self._add([linker.seed(url) for url in urls])
         self._seeded_at = self._loop.time()
@@ -237,11 +237,13 @@ class World:
             self._frontier_outside = self._frontier(Life("outside", self._loop), loss=0.0)
         return self._frontier_outside
 
-    def _frontier(self, life: Life, *, loss: float) -> Link | Frontier:
+    def _frontier(self, life: Life, *, loss: float) -> LossyLink | Frontier:
         """The frontier as a worker reaches it."""
         seed, servers, left = self._scenario.seed, self._servers, dict[int, int]()
         if servers is None:
-            return Link(life, lambda: self._server, self._witness, seed=seed, loss=loss, troubled=self._lost_a_call)
+            return LossyLink(
+                life, lambda: self._server, self._witness, seed=seed, loss=loss, troubled=self._lost_a_call
+            )
         links = [
             ShardLink(number, servers, life, self._witness, seed=seed, loss=loss, troubled=self._lost_a_call, left=left)
             for number in servers.numbers
@@ -269,7 +271,7 @@ class World:
         self._lives.append(life)
         clock = LifeClock(self._loop, epoch=START_EPOCH)
         past = self._journal.past(self._secret)
-        frontier = LocalFrontier(self._journal, past, settings=self._scenario.settings, clock=clock)
+        frontier = EmbeddedFrontier(self._journal, past, settings=self._scenario.settings, clock=clock)
         store = OwnerStore(frontier, self._files, Stats(clock)) if self._scenario.stores == "owner" else None
         return Server(frontier, store, life)
 
@@ -296,13 +298,13 @@ class World:
         self._witness.restarted(forgot=self._scenario.forgets_seconds > 0)
         self._server = self._serve(len(self._lives))
         for sink in self._files:
-            await sink.rewind(cast(LocalFrontier, self._server.frontier).marks)
+            await sink.rewind(cast(EmbeddedFrontier, self._server.frontier).marks)
         if self._scenario.forgets_seconds:
             # Whoever gives the same command again gives the same seeds.
             await self._add_seeds()
         self._up.set()
 
-    def _reach(self, life: Life, name: str, number: int) -> Link:
+    def _reach(self, life: Life, name: str, number: int) -> LossyLink:
         servers, scenario = self._servers, self._scenario
 
         def server() -> Server:
@@ -310,7 +312,7 @@ class World:
             return servers.machines[name].server(number)
 
         self._reached += 1
-        return Link(
+        return LossyLink(
             life,
             server,
             self._witness,
@@ -407,7 +409,7 @@ class World:
         most = self._scenario.settings.forget_seconds
         return any(machine.lived < self._seeded_at + 2 * most for machine in servers.machines.values())
 
-    async def _return(self, machine: Machine, seconds: float) -> None:
+    async def _return(self, machine: SimulatedMachine, seconds: float) -> None:
         await asyncio.sleep(seconds)
         machine.start(rests=True)
         for hurt in self._working.values():
@@ -458,7 +460,7 @@ class World:
         frontier = self._frontier(life, loss=scenario.loss)
         store: Store
         if scenario.stores == "owner":
-            assert isinstance(frontier, Link)
+            assert isinstance(frontier, LossyLink)
             store = frontier
         else:
             self._files.append(sink := KeptSink(self._faults))
@@ -466,7 +468,7 @@ class World:
             store = FleetStore(frontier, [sink])
         spider = Spider()
         spider.fetch_middleware = [self._web.middleware(life, clock)]
-        async with worker(
+        async with build_worker(
             frontier,
             store,
             settings=scenario.settings,

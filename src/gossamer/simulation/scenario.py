@@ -49,7 +49,7 @@ class SiteSpec:
         return self.temper not in ("broken", "dead", "gone")
 
 
-class Sites(Sequence[SiteSpec]):
+class ScenarioSites(Sequence[SiteSpec]):
     """The sites of a seed, each made when it is looked at: a million of them take no memory."""
 
     def __init__(self, seed: int, count: int, *, pages: int = 0, closing: bool = False, crossed: bool = False) -> None:
@@ -122,7 +122,7 @@ class Scenario:
     stores: Literal["owner", "fleet", "shards"]
     """Results go to the files of the frontier's owner, or to each worker's own and then to the shared frontier: of one
     process that never fails, or of shards on servers that may."""
-    sites: Sites
+    sites: ScenarioSites
     workers: int
     kills: int
     pauses: int
@@ -163,7 +163,7 @@ def draw(seed: int, *, fault: str = "", workers: int = 0, sites: int = 0, pages:
     number = workers or chance.randint(1, 4)
     is_large = number > _MANY_WORKERS
     closing = chance.random() < 0.1
-    specs = Sites(seed, sites or chance.randint(2, 6), pages=pages, closing=closing)
+    specs = ScenarioSites(seed, sites or chance.randint(2, 6), pages=pages, closing=closing)
     stores: Literal["owner", "fleet"] = chance.choice(("owner", "fleet"))
     troubled = chance.random() < 0.85
     poisoned = [spec for spec in specs[:20] if spec.temper == "fine" and spec.pages > 2]
@@ -220,7 +220,7 @@ def _draw_fleet(seed: int, fault: str, *, workers: int, sites: int, pages: int) 
     return replace(
         base,
         stores="shards",
-        sites=Sites(seed, len(base.sites), pages=pages, crossed=True),
+        sites=ScenarioSites(seed, len(base.sites), pages=pages, crossed=True),
         servers=servers,
         shards=servers * chance.choice((1, 2)),
         forgets=chance.choice((0, 1, 3)) if fault == "move" else chance.choice((1, 2, 4)) if fault == "forget" else 0,

@@ -10,16 +10,16 @@ from itertools import count
 from gossamer.errors import Unavailable
 from gossamer.settings import Settings
 from gossamer.simulation.life import Life, LifeClock, SimulatedLoop
-from gossamer.simulation.link import Link, Server
+from gossamer.simulation.link import LossyLink, Server
 from gossamer.simulation.move import Bar, Mover
-from gossamer.simulation.shards import Header, OpenShard, Run
-from gossamer.simulation.stores import Faults, Journals, KeptJournal
+from gossamer.simulation.shards import Header, OpenShard, ServerRun
+from gossamer.simulation.stores import Journals, KeptJournal, StoreFaults
 from gossamer.testing.virtual import START_EPOCH
 
 _AGAIN_SECONDS = 1.0
 
 
-class Machine:
+class SimulatedMachine:
     """A server over all its lives, and what its disk keeps of them."""
 
     def __init__(self, name: str, servers: Servers, made: Container[int]) -> None:
@@ -33,7 +33,7 @@ class Machine:
             for number in servers.numbers
         }
         self.shards: dict[int, OpenShard] = {}
-        self.run = Run("", 0)
+        self.run = ServerRun("", 0)
         self.life: Life
         self.start(rests=False)
 
@@ -47,7 +47,7 @@ class Machine:
         servers, number = self.servers, next(self.servers.runs)
         if self.run.number:
             self._lived_before = self.lived
-        self.life, self.run = servers.new_life(f"{self.name}-{number}"), Run(f"{self.name}:{number}", number)
+        self.life, self.run = servers.new_life(f"{self.name}-{number}"), ServerRun(f"{self.name}:{number}", number)
         for shard in servers.numbers:
             self.open(shard, rests=rests)
 
@@ -99,12 +99,12 @@ class Servers:
         machines: int,
         shards: int,
         *,
-        faults: Faults,
+        faults: StoreFaults,
         secret: bytes,
         settings: Settings,
         loop: SimulatedLoop,
         new_life: Callable[[str], Life],
-        reach: Callable[[Life, str, int], Link],
+        reach: Callable[[Life, str, int], LossyLink],
         arrived: Callable[[int], None],
     ) -> None:
         self.numbers = range(shards)
@@ -123,7 +123,7 @@ class Servers:
         self.places = places
         """Where each shard was made."""
         self.machines = {
-            name: Machine(name, self, [number for number in self.numbers if places[number] == name])
+            name: SimulatedMachine(name, self, [number for number in self.numbers if places[number] == name])
             for name in (f"m{number}" for number in range(machines))
         }
 
@@ -142,7 +142,7 @@ class Servers:
         # Whoever reclaims is the source, and asks by itself.
         return Mover(links, target, epoch=lambda: next(self.epochs), bar=self.bar(life, number), seconds=seconds)
 
-    def owner(self, number: int) -> Machine | None:
+    def owner(self, number: int) -> SimulatedMachine | None:
         """The server that has a shard; of two that do, the later owner."""
         found = [
             machine

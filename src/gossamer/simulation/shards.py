@@ -12,7 +12,7 @@ import msgspec
 from gossamer.clock import Clock
 from gossamer.errors import Unavailable
 from gossamer.frontier.journal import Change
-from gossamer.frontier.local import LocalFrontier
+from gossamer.frontier.local import EmbeddedFrontier
 from gossamer.frontier.outbox import Aging, Box, Parcel
 from gossamer.model import Counts, Grant, JobState, Lease, Outcome, Receipt, Request, SiteNote
 from gossamer.settings import Settings
@@ -94,14 +94,14 @@ class Elsewhere(Unavailable):
         """Where it is; empty if that is not known here."""
 
 
-class Run(NamedTuple):
+class ServerRun(NamedTuple):
     """A life of a server, between two moments at which it may forget something."""
 
     name: str
     number: int
 
 
-class View(NamedTuple):
+class ShardState(NamedTuple):
     """What a server shows of a shard to those who move it."""
 
     run: str
@@ -130,7 +130,7 @@ class OpenShard:
         journal: KeptJournal,
         *,
         epoch: int,
-        run: Run,
+        run: ServerRun,
         rests: bool,
         secret: bytes,
         settings: Settings,
@@ -146,7 +146,7 @@ class OpenShard:
         self._secret = secret
         self._settings = settings
         self._clock = clock
-        self._local: LocalFrontier | None = None
+        self._local: EmbeddedFrontier | None = None
         self._rests_until = 0.0
         if self.look_now().has:
             self._open(epoch, rests=rests)
@@ -157,13 +157,13 @@ class OpenShard:
         journal, settings = self.journal, self._settings
         journal.is_sealed, self.refusal = False, ""
         past = journal.past(self._secret, epoch)
-        self._local = LocalFrontier(journal, past, settings=settings, clock=self._clock)
+        self._local = EmbeddedFrontier(journal, past, settings=settings, clock=self._clock)
         if rests:
             # As real stores do: leases that it has forgotten end first, and one delay passes.
             delay = max(journal.longest_delay, settings.delay or 0.0)
             self._rests_until = self._clock.monotonic() + settings.lease_seconds + delay
 
-    def local(self) -> LocalFrontier:
+    def local(self) -> EmbeddedFrontier:
         """The frontier, if the shard is here and takes calls."""
         if self.refusal:
             raise Unavailable(self.refusal)
@@ -268,15 +268,15 @@ class OpenShard:
 
     # What those call who move shards: see `move`.
 
-    def look_now(self) -> View:
+    def look_now(self) -> ShardState:
         """What is known of the shard here."""
-        return View(self.run.name, self.journal.header)
+        return ShardState(self.run.name, self.journal.header)
 
-    async def look(self) -> View:
+    async def look(self) -> ShardState:
         """As `look_now`, from afar."""
         return self.look_now()
 
-    async def leave(self, target: str) -> View:
+    async def leave(self, target: str) -> ShardState:
         """Write down where the shard is going to, if it is here."""
         if self.look_now().has and not self.refusal and not self.journal.header.server:
             await self._change(lambda header: header._replace(server=target))

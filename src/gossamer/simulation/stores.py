@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from gossamer.errors import SinkFull, Unavailable
-from gossamer.frontier.journal import Change, MemoryJournal, OutcomeRow, Past, SiteRow
+from gossamer.frontier.journal import Change, JournalSite, MemoryJournal, OutcomeRow, Past
 from gossamer.model import Record, Request
 
 _FEW_WORKERS = 4
 
 
-class Faults:
+class StoreFaults:
     """Says of each write how long it takes, and whether it is refused."""
 
     def __init__(self, seed: int, share: float, refused: Callable[[], None], *, workers: int = 1) -> None:
@@ -39,14 +39,14 @@ class KeptJournal(MemoryJournal):
     """What was written to it is there after a crash; what was not has not happened."""
 
     def __init__(
-        self, faults: Faults, *, forgets: bool = False, now: Callable[[], float] | None = None, header: Any = None
+        self, faults: StoreFaults, *, forgets: bool = False, now: Callable[[], float] | None = None, header: Any = None
     ) -> None:
         super().__init__()
         self._faults = faults
         self._forgets = forgets
         self._now = now or _loop_time
         self._sites: dict[int, str] = {}
-        self._notes: dict[int, SiteRow] = {}
+        self._notes: dict[int, JournalSite] = {}
         self._lapses: dict[int, int] = {}
         self._marks: dict[str, int] = {}
         self._of_site: dict[int, int] = {}
@@ -207,7 +207,7 @@ class _KeptPast(Past):
         self.marks = dict(journal._marks)
         self.lapses = {number: count for number, count in journal._lapses.items() if count}
 
-    def sites(self) -> Iterator[tuple[int, str, SiteRow | None]]:
+    def sites(self) -> Iterator[tuple[int, str, JournalSite | None]]:
         for number, name in sorted(self._journal._sites.items()):
             yield number, name, self._journal._notes.get(number)
 
@@ -223,7 +223,7 @@ class _KeptPast(Past):
 class KeptSink:
     """A file of records."""
 
-    def __init__(self, faults: Faults, name: str = "pages") -> None:
+    def __init__(self, faults: StoreFaults, name: str = "pages") -> None:
         self._faults = faults
         self._name = name
         self.records: list[Record] = []

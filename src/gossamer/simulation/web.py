@@ -25,7 +25,7 @@ _PAGE = re.compile(r"/(?:(p|late|moved)(\d+))?")
 Answer = tuple[int, tuple[tuple[str, str], ...], bytes]
 
 
-class Hit(NamedTuple):
+class SimHit(NamedTuple):
     """One request as the server saw it; `status` 0 is no answer."""
 
     at: float
@@ -55,7 +55,7 @@ class SimulatedWeb:
         self._runaway = runaway
         self._kill = kill
         self._most = RUNAWAY * (12 * len(scenario.sites) + 10)
-        self.hits: list[Hit] = []
+        self.hits: list[SimHit] = []
 
     def seeds(self) -> Iterator[str]:
         """The first page of each site."""
@@ -129,7 +129,7 @@ class SimulatedWeb:
         at = loop.time()
         status, body, error = self._answer(spec, asked, at)
         seconds = spec.answer_seconds * self._chance.uniform(0.5, 1.5)
-        self.hits.append(Hit(at, spec.host, asked, worker, status, at + seconds))
+        self.hits.append(SimHit(at, spec.host, asked, worker, status, at + seconds))
         self._note("hit", spec.host, asked, worker, status)
         if len(self.hits) > self._most:
             self._runaway()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
-from gossamer.frontier.local import LocalFrontier
+from gossamer.frontier.local import EmbeddedFrontier
 from gossamer.model import Grant, Outcome, Receipt
 from gossamer.simulation.scenario import Scenario
 from gossamer.simulation.shards import OpenShard
 
-RUNAWAY = 3_000
+RUNAWAY_TURNS = 3_000
 """Leases asked for that no run needs, with 200 more for each worker and site: one in which more are is stopped."""
 
 
@@ -19,7 +19,7 @@ class Witness:
 
     def __init__(self, scenario: Scenario, runaway: Callable[[], None]) -> None:
         self._runaway = runaway
-        self._most = (RUNAWAY + 200 * (scenario.workers + len(scenario.sites))) * (1 + 4 * scenario.shards)
+        self._most = (RUNAWAY_TURNS + 200 * (scenario.workers + len(scenario.sites))) * (1 + 4 * scenario.shards)
         self._hears_all = not scenario.shards
         self._grants = 0
         self.deliveries: Counter[int] = Counter()
@@ -37,7 +37,7 @@ class Witness:
         """Sites with a page that was handed out more than once: if its workers died, not every worker may have it."""
         self._last: deque[str] = deque(maxlen=settings.share_window // 2)
 
-    async def ready_sites(self, frontier: LocalFrontier | OpenShard) -> set[str]:
+    async def ready_sites(self, frontier: EmbeddedFrontier | OpenShard) -> set[str]:
         """The sites that wait to be served and are within their share; looked for only where shares are small."""
         found: set[str] = set()
         for view in await frontier.sites() if self._looks_at_shares else ():

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from gossamer.errors import ConfigError, SinkError, SinkFull
-from gossamer.masks import has_password, masked_address
+from gossamer.redact import has_password, masked_address
 from gossamer.settings import Settings
 from gossamer.sink.base import Opening, Sink
 from gossamer.storage.registry import FORMATS, find_sink, parted

@@ -14,7 +14,7 @@ REJECTED = "items-rejected.jsonl"
 _encode_into = msgspec.json.Encoder().encode_into
 
 
-class AsideSink:
+class RejectedSink:
     """`items-rejected.jsonl` in a job's folder, exact after any kill; it is not there before it is needed."""
 
     def __init__(self, folder: Path, marks: Mapping[str, int]) -> None:

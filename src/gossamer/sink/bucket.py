@@ -23,7 +23,7 @@ except ImportError as missing:
     raise unusable("objects", "the sink in an object store", missing) from missing
 
 _CHUNK_BYTES = 8 << 20
-_AT_ONCE = 4
+_PUTS_AT_ONCE = 4
 _ENDPOINTS: Mapping[str, tuple[str, ...]] = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
     "gs": (),
@@ -70,7 +70,7 @@ class Bucket:
     async def put(self, name: str, source: Path | bytes) -> None:
         """Store an object, in several parts if it is large; returns when the store has all of it."""
         try:
-            await obstore.put_async(self._store, name, source, chunk_size=_CHUNK_BYTES, max_concurrency=_AT_ONCE)
+            await obstore.put_async(self._store, name, source, chunk_size=_CHUNK_BYTES, max_concurrency=_PUTS_AT_ONCE)
             if self._folder is not None:
                 await asyncio.to_thread(_sync, self._folder / name)
             if isinstance(source, Path):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from gossamer import addresses
+from gossamer import dsn
 from gossamer.errors import SinkError
 from gossamer.extras import unusable
 from gossamer.sink.base import Opening
@@ -15,7 +15,7 @@ from gossamer.sink.tables import (
     COLUMNS,
     NAMES,
     Batch,
-    Names,
+    TableNames,
     TableSink,
     Verdict,
     address,
@@ -31,32 +31,32 @@ try:
 except ImportError as missing:
     raise unusable("mysql", "the sink in MariaDB or MySQL", missing) from missing
 
-_TYPES: Mapping[str, str] = {
+_MYSQL_TYPES: Mapping[str, str] = {
     "str": "LONGTEXT", "int": "BIGINT", "float": "DOUBLE", "bool": "BOOLEAN", "json": "LONGTEXT",
     "decimal": "DECIMAL(65,30)", "time": "DATETIME(6)", "date": "DATE",
 }  # fmt: skip
-_SESSION = (
+_MYSQL_SESSION = (
     "SET NAMES utf8mb4 COLLATE utf8mb4_bin",
     "SET SESSION sql_mode = 'STRICT_ALL_TABLES', innodb_lock_wait_timeout = 20, autocommit = 0",
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
 )
 _TABLE = "ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4 COLLATE = utf8mb4_bin"
 _ANSWER_SECONDS = 60.0
-_AGAIN = {
+_MYSQL_AGAIN = {
     0, 1020, 1047, 1050, 1053, 1060, 1062, 1077, 1079, 1080, 1152, 1158, 1159, 1160, 1161, 1184, 1205, 1213, 1927, 2006,
     2013, 2055, 3572, 4031,
 }  # fmt: skip
-_WAIT = {
+_MYSQL_WAIT = {
     3, 14, 1021, 1026, 1028, 1030, 1031, 1037, 1038, 1040, 1041, 1042, 1114, 1129, 1203, 1226, 1290, 1317, 1836, 1969,
     2003, 3024,
 }  # fmt: skip
 
 
-class MySQL:
+class MySqlSink:
     """One connection."""
 
-    def __init__(self, url: str, names: Names, tables: Mapping[str, ItemTable]) -> None:
-        self._address, self.server = addresses.mysql(url, of="the sink")
+    def __init__(self, url: str, names: TableNames, tables: Mapping[str, ItemTable]) -> None:
+        self._address, self.server = dsn.mysql(url, of="the sink")
         self._names = names
         self._tables = tables
         self._connection: Any = None
@@ -75,7 +75,7 @@ class MySQL:
         self._connection = await asyncio.wait_for(
             asyncmy.connect(**self._address, charset="utf8mb4", connect_timeout=10), 15.0
         )
-        for statement in _SESSION:
+        for statement in _MYSQL_SESSION:
             await self._run(statement)
         self._packet_bytes = int((await self._run("SELECT @@max_allowed_packet"))[0][0])
         pages, *lists = self._names
@@ -86,9 +86,9 @@ class MySQL:
         known = [column for table, column in there if table.lower() == pages.lower()]
         if known:
             for name in missing_columns(known, self._names, self.server):
-                await self._run(f"ALTER TABLE {pages} ADD COLUMN `{name}` {_TYPES[COLUMNS[name]]}")
+                await self._run(f"ALTER TABLE {pages} ADD COLUMN `{name}` {_MYSQL_TYPES[COLUMNS[name]]}")
         else:
-            columns = ", ".join(f"`{name}` {_TYPES[kind]}" for name, kind in COLUMNS.items())
+            columns = ", ".join(f"`{name}` {_MYSQL_TYPES[kind]}" for name, kind in COLUMNS.items())
             await self._run(
                 f"CREATE TABLE {pages} (`key` BIGINT PRIMARY KEY, token BIGINT NOT NULL, {columns},"
                 f" INDEX by_url (url(190))) {_TABLE}"
@@ -118,7 +118,7 @@ class MySQL:
             if good:
                 await self._run(f"DELETE FROM {table.name} WHERE `{PAGE}` IN ({stored})")
             typed = rows_of(batch.typed[table.type], good, all_stored=everything)
-            head = f"INSERT INTO {table.name} ({', '.join(map(_quoted, table.names))}) VALUES "
+            head = f"INSERT INTO {table.name} ({', '.join(map(_mysql_quoted, table.names))}) VALUES "
             await self._put([_typed_row(row, table) for row in typed], head, "")
         await self._run("COMMIT")
 
@@ -128,7 +128,9 @@ class MySQL:
             "SELECT column_name, column_comment FROM information_schema.columns"
             f" WHERE table_schema = DATABASE() AND table_name = {_literal(table.name)}"
         )
-        columns = {name: f"{_quoted(name)} {_TYPES[kind]} COMMENT '{kind}'" for name, kind in table.columns.items()}
+        columns = {
+            name: f"{_mysql_quoted(name)} {_MYSQL_TYPES[kind]} COMMENT '{kind}'" for name, kind in table.columns.items()
+        }
         if not there:
             await self._run(
                 f"CREATE TABLE {table.name} (`{PAGE}` BIGINT, `{NUMBER}` INT, {', '.join(columns.values())},"
@@ -168,23 +170,23 @@ class MySQL:
     def verdict(self, error: Exception) -> Verdict | None:
         if isinstance(error, faults.MySQLError):
             number = error.args[0] if error.args and isinstance(error.args[0], int) else -1
-            if number in _AGAIN or isinstance(error, faults.InterfaceError):
+            if number in _MYSQL_AGAIN or isinstance(error, faults.InterfaceError):
                 return "again"
-            return "wait" if number in _WAIT else "stop"
+            return "wait" if number in _MYSQL_WAIT else "stop"
         return "again" if isinstance(error, OSError | TimeoutError | EOFError) else None
 
 
 def open_mysql(opening: Opening) -> TableSink:
     """The sink named `mysql://user@host/database`."""
     url, names, tables = address(opening, "mysql")
-    return TableSink(MySQL(url, names, tables), tables)
+    return TableSink(MySqlSink(url, names, tables), tables)
 
 
 def _row(values: Iterable[Any]) -> str:
     return "(" + ",".join(map(_literal, values)) + ")"
 
 
-def _quoted(name: str) -> str:
+def _mysql_quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 

@@ -31,7 +31,7 @@ _OPEN, _LOCK, _NAME = ".open", "lock", "name"
 _AT_ONCE, _LONGEST_WAIT_SECONDS = 4, 30.0
 
 
-class Options(NamedTuple):
+class BucketOptions(NamedTuple):
     """What may stand behind the ? of an address."""
 
     endpoint: str = ""
@@ -234,14 +234,14 @@ def open_objects(opening: Opening) -> ObjectSink:
     return ObjectSink(inner, bucket, spool, home=home, pieces=in_fleet, spool_bytes=options.spool_bytes)
 
 
-def _options(query: str) -> Options:
+def _options(query: str) -> BucketOptions:
     given = dict(parse_qsl(query))
-    if unknown := given.keys() - set(Options._fields):
+    if unknown := given.keys() - set(BucketOptions._fields):
         raise ConfigError(
-            f"sink: no such options: {', '.join(sorted(unknown))}", hint=f"there are {', '.join(Options._fields)}"
+            f"sink: no such options: {', '.join(sorted(unknown))}", hint=f"there are {', '.join(BucketOptions._fields)}"
         )
     try:
-        return Options(
+        return BucketOptions(
             **{  # type: ignore[arg-type]
                 name: value if name in ("endpoint", "region") else int(value) for name, value in given.items()
             }

@@ -18,8 +18,7 @@ from urllib.parse import parse_qsl, quote
 from gossamer.clock import Clock, SystemClock
 from gossamer.errors import ConfigError, SinkError
 from gossamer.model import Record
-from gossamer.sink import disk
-from gossamer.sink import parquet_files as files
+from gossamer.sink import disk, parquet_files
 from gossamer.sink.base import TABLES, Opening
 from gossamer.sink.parquet_items import ItemColumns, known_columns
 
@@ -72,7 +71,9 @@ class ParquetSink:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._recover(marks)
-            self._columns = known_columns(files.sealed(folder, files.ITEMS, beginning=f"{self._prefix}-"))
+            self._columns = known_columns(
+                parquet_files.sealed(folder, parquet_files.ITEMS, beginning=f"{self._prefix}-")
+            )
             names = [*map(str, marks or ()), *(path.name for path in folder.rglob(f"{self._prefix}-*"))]
         except OSError as error:
             raise disk.in_words(error) from error
@@ -84,7 +85,7 @@ class ParquetSink:
     def _write(self, records: Sequence[Record]) -> dict[str, int]:
         lines = bytearray()
         for record in records:
-            files.add_line(lines, record, self._place(record))
+            parquet_files.add_line(lines, record, self._place(record))
         with self._lock:
             try:
                 return self._append(lines) if lines else {}
@@ -99,7 +100,7 @@ class ParquetSink:
             if self._sealing is None or self._sealing.done():
                 self._sealing = self._sealer.submit(self._seal)
         if self._log is None:
-            path = self._folder / f"{self._prefix}-{self._number:05}{files.LOG}"
+            path = self._folder / f"{self._prefix}-{self._number:05}{parquet_files.LOG}"
             self._number += 1
             self._log = _Log(path, mark=self._mark(path), began_at=self._clock.monotonic())
         try:
@@ -174,35 +175,39 @@ class ParquetSink:
 
     def _recover(self, marks: Mapping[str, int] | None) -> None:
         """Seal what an earlier start left, as far as it counts."""
-        for path in files.logs(self._folder):
+        for path in parquet_files.logs(self._folder):
             if not self._numbered(path.name):
                 continue
             if marks is None:
                 seal_left(path, by=self._by)
                 continue
             disk.cut(path, marks.get(self._mark(path), 0))
-            files.seal(path, self._folder, by=self._by)
+            parquet_files.seal(path, self._folder, by=self._by)
         for mark in marks or ():
             path = self._home / mark
             if path.parent == self._folder and self._numbered(path.name) and not self._is_sealed(path):
                 log.warning("what was in %s is not there any more", path)
 
     def _is_sealed(self, path: Path) -> bool:
-        name = path.name.removesuffix(files.LOG)
-        return next((self._folder / files.PAGES).rglob(f"{name}{files.SUFFIX}"), None) is not None
+        name = path.name.removesuffix(parquet_files.LOG)
+        return next((self._folder / parquet_files.PAGES).rglob(f"{name}{parquet_files.SUFFIX}"), None) is not None
 
-    def _place(self, record: Record) -> files.Place | None:
+    def _place(self, record: Record) -> parquet_files.BodyPlace | None:
         for archive in self.archives:
             found = archive.placed.get((record.key, record.token))
             if found is not None:
-                return files.Place(f"{archive.where}/{found.file}", found.offset, found.length, found.is_revisit)
+                return parquet_files.BodyPlace(
+                    f"{archive.where}/{found.file}", found.offset, found.length, found.is_revisit
+                )
         return None
 
     def _mark(self, path: Path) -> str:
         return str(path.relative_to(self._home)) if path.is_relative_to(self._home) else str(path)
 
     def _numbered(self, name: str) -> re.Match[str] | None:
-        return re.search(rf"(?:^|/){re.escape(self._prefix)}-(\d+)(?:{files.LOG}|{files.SUFFIX})$", name)
+        return re.search(
+            rf"(?:^|/){re.escape(self._prefix)}-(\d+)(?:{parquet_files.LOG}|{parquet_files.SUFFIX})$", name
+        )
 
 
 class _Log:
@@ -237,7 +242,7 @@ class _Log:
 
     def seal(self, folder: Path, by: Sequence[str], columns: ItemColumns) -> None:
         again, self._tried = self._tried, True
-        files.seal(self.path, folder, by=by, again=again, columns=columns)
+        parquet_files.seal(self.path, folder, by=by, again=again, columns=columns)
         self.close()
 
     def close(self) -> None:
@@ -245,21 +250,21 @@ class _Log:
             os.close(self._file)
 
 
-class Target(NamedTuple):
+class ParquetOptions(NamedTuple):
     """What stands behind the name of the sink: a folder, and by what its files are laid out."""
 
     folder: str
     by: tuple[str, ...]
 
 
-def read_target(text: str) -> Target:
+def read_target(text: str) -> ParquetOptions:
     """`/path?by=day,site`, or parts of it; a ConfigError says what is wrong."""
     folder, _, query = text.partition("?")
     options = dict(parse_qsl(query, keep_blank_values=True))
     by = tuple(options.pop("by", "").split(",")) if "by" in options else ()
     if options or not set(by) <= set(PARTITIONS) or len(set(by)) < len(by) or (folder and not folder.startswith("/")):
         raise ConfigError(f"sink parquet:{text}: not understood", hint="as in parquet:/path or parquet?by=day,site")
-    return Target(folder, by)
+    return ParquetOptions(folder, by)
 
 
 def open_parquet(opening: Opening) -> ParquetSink:
@@ -281,8 +286,8 @@ def seal_left(path: Path, *, by: Sequence[str] = ()) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         if disk.hold(descriptor):
-            os.ftruncate(descriptor, files.whole_bytes(path))
-            files.seal(path, path.parent, by=by)
+            os.ftruncate(descriptor, parquet_files.whole_bytes(path))
+            parquet_files.seal(path, path.parent, by=by)
     finally:
         os.close(descriptor)
 
@@ -290,4 +295,4 @@ def seal_left(path: Path, *, by: Sequence[str] = ()) -> None:
 def left_logs(text: str, home: Path) -> list[Path]:
     """The logs that are being written, or were when their writer died."""
     target = read_target(text)
-    return files.logs(Path(target.folder) if target.folder else home / TABLES)
+    return parquet_files.logs(Path(target.folder) if target.folder else home / TABLES)

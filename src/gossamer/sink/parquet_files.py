@@ -48,7 +48,7 @@ PAGE_SCHEMA = pa.schema(
 )
 
 
-class Place(NamedTuple):
+class BodyPlace(NamedTuple):
     """Where in a WARC file the answer of a visit is."""
 
     file: str
@@ -57,23 +57,23 @@ class Place(NamedTuple):
     is_revisit: bool = False
 
 
-class Row(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class LogRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A line of a log: a visit, and where its answer is if there is an archive. Items stay as they were written."""
 
     key: int
     token: int
     page: PageRow
     items: tuple[Any, ...] = ()
-    warc: Place | None = None
+    warc: BodyPlace | None = None
 
 
 class PlacedRecord(Record, frozen=True, gc=False, kw_only=True):
     """A visit as it is read back, with its place in the archive."""
 
-    warc: Place | None = None
+    warc: BodyPlace | None = None
 
 
-class _RawRow(Row, frozen=True, gc=False):
+class _RawRow(LogRow, frozen=True, gc=False):
     items: tuple[msgspec.Raw, ...] = ()
 
 
@@ -81,7 +81,7 @@ _encode_into = msgspec.json.Encoder().encode_into
 _decode = msgspec.json.Decoder(_RawRow).decode
 
 
-def tables(rows: Iterable[Row], columns: ItemColumns) -> Iterator[tuple[str, pa.Table]]:
+def tables(rows: Iterable[LogRow], columns: ItemColumns) -> Iterator[tuple[str, pa.Table]]:
     """Rows as the table of pages and that of items."""
     pages, items = [], []
     source = iter(rows)
@@ -94,7 +94,7 @@ def tables(rows: Iterable[Row], columns: ItemColumns) -> Iterator[tuple[str, pa.
     yield ITEMS, pa.concat_tables([columns.schema.empty_table(), *items], promote_options="default")
 
 
-def page_batch(rows: Sequence[Row]) -> pa.RecordBatch:
+def page_batch(rows: Sequence[LogRow]) -> pa.RecordBatch:
     """Pages as columns."""
     columns: dict[str, list[Any]] = {
         "key": [row.key for row in rows],
@@ -109,7 +109,7 @@ def page_batch(rows: Sequence[Row]) -> pa.RecordBatch:
     return _batch(columns, PAGE_SCHEMA)
 
 
-def item_batch(rows: Sequence[Row], known: ItemColumns) -> pa.RecordBatch:
+def item_batch(rows: Sequence[LogRow], known: ItemColumns) -> pa.RecordBatch:
     """Items as columns; what a spider yielded is JSON in one of them."""
     found = [(row, number, item) for row in rows for number, item in enumerate(row.items)]
     columns: dict[str, list[Any]] = {
@@ -146,20 +146,20 @@ def site_of(url: str) -> str:
     return parts[2] if len(parts) > 2 else ""
 
 
-def add_line(lines: bytearray, record: Record, place: Place | None) -> None:
+def add_line(lines: bytearray, record: Record, place: BodyPlace | None) -> None:
     """Add a visit to what goes into a log."""
-    row = Row(record.key, record.token, record.page, record.items, place)
+    row = LogRow(record.key, record.token, record.page, record.items, place)
     _encode_into(row, lines, len(lines))
     lines += b"\n"
 
 
-def rows_of(log: Path) -> Iterator[Row]:
+def rows_of(log: Path) -> Iterator[LogRow]:
     """The visits of a log, each once: a repeated call may have left one twice, and a kill half of one at the end."""
     with log.open("rb") as file:
         yield from _rows(file, log, os.fstat(file.fileno()).st_size)
 
 
-def _rows(file: IO[bytes], log: Path, size: int) -> Iterator[Row]:
+def _rows(file: IO[bytes], log: Path, size: int) -> Iterator[LogRow]:
     seen: set[tuple[int, int]] = set()
     for number, line in enumerate(file, 1):
         size -= len(line)
@@ -283,7 +283,7 @@ class Snapshot:
         """The rows of visits that are in no Parquet file yet."""
         return (row.page for row in self._rows())
 
-    def _rows(self) -> Iterator[Row]:
+    def _rows(self) -> Iterator[LogRow]:
         for log, file, size in self._logs:
             file.seek(0)
             yield from _rows(file, log, size)
@@ -307,7 +307,7 @@ def _joined(pages: Path, items: Path | None) -> Iterator[Record]:
         for row in page_values(batch):
             key, token = row.pop("key"), row.pop("token")
             place = [row.pop(name, None) for name in _PLACE_FIELDS]
-            warc = Place(*place) if place[0] is not None else None
+            warc = BodyPlace(*place) if place[0] is not None else None
             found = []
             # Both files are in the order of the log.
             while waiting is not None and waiting[0] == (key, token):

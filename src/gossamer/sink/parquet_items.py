@@ -26,7 +26,7 @@ SCHEMA = pa.schema(
 _NAME = re.compile(r"[A-Za-z_]\w{0,62}", re.ASCII)
 _MOST = 100
 # All numbers are of one type: a price may be 10 in the first file and 10.5 in the next.
-_TYPES = {str: pa.string(), bool: pa.bool_(), int: pa.float64(), float: pa.float64()}
+_ITEM_TYPES = {str: pa.string(), bool: pa.bool_(), int: pa.float64(), float: pa.float64()}
 
 
 class ItemColumns:
@@ -53,7 +53,7 @@ class ItemColumns:
         }  # fmt: skip
 
     def _learn(self, name: str, value: Any) -> None:
-        kind = _TYPES.get(type(value))
+        kind = _ITEM_TYPES.get(type(value))
         if kind is None or len(self._types) >= _MOST or not _NAME.fullmatch(name) or name.lower() in self._taken:
             return
         self._types[name] = kind
@@ -66,7 +66,7 @@ def known_columns(paths: Sequence[Path]) -> ItemColumns:
 
 
 def _fitting(value: Any, kind: pa.DataType) -> Any:
-    if _TYPES.get(type(value)) != kind:
+    if _ITEM_TYPES.get(type(value)) != kind:
         return None
     try:
         return float(value) if kind == pa.float64() else value

@@ -7,10 +7,20 @@ from typing import Any
 
 import msgspec
 
-from gossamer import addresses
+from gossamer import dsn
 from gossamer.extras import unusable
 from gossamer.sink.base import Opening
-from gossamer.sink.tables import COLUMNS, NAMES, Batch, Names, TableSink, Verdict, address, missing_columns, rows_of
+from gossamer.sink.tables import (
+    COLUMNS,
+    NAMES,
+    Batch,
+    TableNames,
+    TableSink,
+    Verdict,
+    address,
+    missing_columns,
+    rows_of,
+)
 from gossamer.sink.typed import NUMBER, PAGE, ItemTable, new_columns
 
 try:
@@ -21,14 +31,14 @@ except ImportError as missing:
 
 ESCAPE = "\ufdd0"
 """Stands for a NUL, which PostgreSQL does not take, with a ␀ behind it; before another one, for itself."""
-_TYPES: Mapping[str, str] = {
+_POSTGRES_TYPES: Mapping[str, str] = {
     "str": "text", "int": "bigint", "float": "double precision", "bool": "boolean", "json": "jsonb",
     "decimal": "numeric", "time": "timestamp with time zone", "date": "date",
 }  # fmt: skip
 _SENT: Mapping[str, str] = {"int": "bigint", "float": "float8", "bool": "boolean"}
 """As what values are sent; all others as text, which the server reads."""
 _KINDS = {"key": "int", "token": "int", **COLUMNS}
-_SESSION = (
+_POSTGRES_SESSION = (
     "SET synchronous_commit = on; SET jit = off; SET default_transaction_isolation = 'read committed';"
     " SET lock_timeout = '20s'; SET idle_in_transaction_session_timeout = '60s'; SET client_encoding = 'UTF8';"
     " SET timezone = 'UTC'"
@@ -43,20 +53,20 @@ _THERE = (
 )
 _ANSWER_SECONDS = 60.0
 # Classes of SQLSTATE: connection, resources (full, too many), intervention by an operator, the system's own errors.
-_WAIT = ("08", "53", "57", "58", "25006", "55P03", "XX000")
-_AGAIN = ("40001", "40P01", "23505", "42P07", "42710")
+_POSTGRES_WAIT = ("08", "53", "57", "58", "25006", "55P03", "XX000")
+_POSTGRES_AGAIN = ("40001", "40P01", "23505", "42P07", "42710")
 
 
-class PostgreSQL:
+class PostgresSink:
     """One connection."""
 
-    def __init__(self, url: str, names: Names, tables: Mapping[str, ItemTable]) -> None:
-        self._address, self.server = addresses.postgresql(url, of="the sink")
+    def __init__(self, url: str, names: TableNames, tables: Mapping[str, ItemTable]) -> None:
+        self._address, self.server = dsn.postgresql(url, of="the sink")
         self._names = names
         self._tables = tables
         self._connection: asyncpg.Connection[Any] | None = None
         columns = ", ".join(f'"{name}"' for name in NAMES)
-        arrays = ", ".join(f"${number}::{_TYPES[kind]}[]" for number, kind in enumerate(_KINDS.values(), 1))
+        arrays = ", ".join(f"${number}::{_POSTGRES_TYPES[kind]}[]" for number, kind in enumerate(_KINDS.values(), 1))
         changes = ", ".join(f'"{name}" = excluded."{name}"' for name in NAMES[1:])
         # A late worker's visit does not replace a newer one. xmax tells a row that was there from a new one.
         self._upsert = (
@@ -72,11 +82,11 @@ class PostgreSQL:
     async def connect(self) -> None:
         connection = await asyncpg.connect(**self._address, timeout=10.0, command_timeout=_ANSWER_SECONDS)
         self._connection = connection
-        await connection.execute(_SESSION)
+        await connection.execute(_POSTGRES_SESSION)
         pages, *lists = self._names
         for table in self._tables.values():
             await self._make(connection, table)
-        columns = ", ".join(f'"{name}" {_TYPES[kind]}' for name, kind in COLUMNS.items())
+        columns = ", ".join(f'"{name}" {_POSTGRES_TYPES[kind]}' for name, kind in COLUMNS.items())
         if not (known := await connection.fetch(_THERE, pages.lower())):
             await connection.execute(
                 f'CREATE TABLE {pages} ("key" bigint PRIMARY KEY, token bigint NOT NULL, {columns});'
@@ -86,7 +96,7 @@ class PostgreSQL:
         else:
             for name in missing_columns((row[0] for row in known), self._names, self.server):
                 await connection.execute(
-                    f'ALTER TABLE {pages} ADD COLUMN IF NOT EXISTS "{name}" {_TYPES[COLUMNS[name]]}'
+                    f'ALTER TABLE {pages} ADD COLUMN IF NOT EXISTS "{name}" {_POSTGRES_TYPES[COLUMNS[name]]}'
                 )
         for name in lists:
             await connection.execute(
@@ -122,15 +132,19 @@ class PostgreSQL:
         """Make the table of a type of items, or add what it has got since."""
         there = await connection.fetch(_THERE, table.name)
         if not there:
-            columns = ", ".join(f"{_quoted(name)} {_TYPES[kind]}" for name, kind in table.columns.items())
+            columns = ", ".join(
+                f"{_postgres_quoted(name)} {_POSTGRES_TYPES[kind]}" for name, kind in table.columns.items()
+            )
             await connection.execute(
                 f'CREATE TABLE {table.name} ("{PAGE}" bigint, "{NUMBER}" int, {columns},'
                 f' PRIMARY KEY ("{PAGE}", "{NUMBER}"))'
             )
             return
-        for name in new_columns({row[0]: row[1] for row in there}, table, _TYPES, self.server):
-            kind = _TYPES[table.columns[name]]
-            await connection.execute(f"ALTER TABLE {table.name} ADD COLUMN IF NOT EXISTS {_quoted(name)} {kind}")
+        for name in new_columns({row[0]: row[1] for row in there}, table, _POSTGRES_TYPES, self.server):
+            kind = _POSTGRES_TYPES[table.columns[name]]
+            await connection.execute(
+                f"ALTER TABLE {table.name} ADD COLUMN IF NOT EXISTS {_postgres_quoted(name)} {kind}"
+            )
 
     async def close(self) -> None:
         if self._connection is not None:
@@ -145,9 +159,9 @@ class PostgreSQL:
     def verdict(self, error: Exception) -> Verdict | None:
         if isinstance(error, faults.PostgresError):
             state = str(error.sqlstate or "")
-            if state in _AGAIN or state[:2] == "08":
+            if state in _POSTGRES_AGAIN or state[:2] == "08":
                 return "again"
-            return "wait" if state.startswith(_WAIT) else "stop"
+            return "wait" if state.startswith(_POSTGRES_WAIT) else "stop"
         if isinstance(error, OSError | TimeoutError | faults.InterfaceError | faults.InternalClientError):
             # Bad data is an error of the driver's interface too, and no other connection would cure it.
             return "stop" if isinstance(error, faults.DataError | ValueError) else "again"
@@ -157,7 +171,7 @@ class PostgreSQL:
 def open_postgresql(opening: Opening) -> TableSink:
     """The sink named `postgresql://user@host/database`."""
     url, names, tables = address(opening, "postgresql")
-    return TableSink(PostgreSQL(url, names, tables), tables)
+    return TableSink(PostgresSink(url, names, tables), tables)
 
 
 def escaped(text: str) -> str:
@@ -174,7 +188,7 @@ def _is_odd(text: str) -> bool:
     return "\0" in text or ESCAPE in text
 
 
-def _quoted(name: str) -> str:
+def _postgres_quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -182,9 +196,9 @@ def _add(table: ItemTable) -> str:
     """The statement that adds rows of a type, given column by column."""
     kinds = ("int", "int", *table.columns.values())
     sent = ", ".join(f"${number}::{_SENT.get(kind, 'text')}[]" for number, kind in enumerate(kinds, 1))
-    read = ", ".join(f"c{number}::{_TYPES[kind]}" for number, kind in enumerate(kinds))
+    read = ", ".join(f"c{number}::{_POSTGRES_TYPES[kind]}" for number, kind in enumerate(kinds))
     given = ", ".join(f"c{number}" for number in range(len(kinds)))
-    names = ", ".join(map(_quoted, table.names))
+    names = ", ".join(map(_postgres_quoted, table.names))
     return f"INSERT INTO {table.name} ({names}) SELECT {read} FROM unnest({sent}) AS given ({given})"
 
 

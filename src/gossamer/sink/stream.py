@@ -10,8 +10,8 @@ import msgspec
 
 from gossamer.errors import ConfigError, SinkError, SinkFull
 from gossamer.extras import unusable
-from gossamer.masks import masked_address
 from gossamer.model import Record
+from gossamer.redact import masked_address
 from gossamer.settings import expand
 from gossamer.sink.base import Opening
 

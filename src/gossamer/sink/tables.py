@@ -38,7 +38,7 @@ COLUMNS: Mapping[str, str] = {field.name: _kind(field) for field in msgspec.stru
 NAMES = ("key", "token", *COLUMNS)
 
 
-class Names(NamedTuple):
+class TableNames(NamedTuple):
     """The tables of a sink."""
 
     pages: str
@@ -62,7 +62,7 @@ class Batch(NamedTuple):
     """Type -> the rows of its items, in the order of the table's columns."""
 
 
-class Link(Protocol):
+class TableConnection(Protocol):
     """One connection to one kind of server."""
 
     server: str
@@ -97,7 +97,7 @@ class TableSink:
     Any number of workers may share them. A server that is away, full or crowded is waited for; what it has not
     committed counts as not written."""
 
-    def __init__(self, link: Link, tables: Mapping[str, ItemTable]) -> None:
+    def __init__(self, link: TableConnection, tables: Mapping[str, ItemTable]) -> None:
         self._link = link
         self._tables = tables
         self._turn = asyncio.Lock()
@@ -185,7 +185,7 @@ def _value(value: Any) -> Any:
     return None if value is msgspec.UNSET else _encode(value).decode()
 
 
-def address(opening: Opening, scheme: str) -> tuple[str, Names, dict[str, ItemTable]]:
+def address(opening: Opening, scheme: str) -> tuple[str, TableNames, dict[str, ItemTable]]:
     """The address that a sink's name stands for, with what it names of the environment, and the tables it asks for:
     its own, and those of the types of items that the job declares."""
     url = expand(f"{scheme}:{opening.target}", source="sink")
@@ -195,11 +195,11 @@ def address(opening: Opening, scheme: str) -> tuple[str, Names, dict[str, ItemTa
     if not _NAME.fullmatch(table):
         raise ConfigError(f"sink: {table!r} is no name for a table", hint="letters, digits and underscores, up to 40")
     items = "items" if table == TABLE else f"{table}_items"
-    names = Names(table, items, f"{items}_rejected")
+    names = TableNames(table, items, f"{items}_rejected")
     return (f"{url}?{urlencode(options)}" if options else url), names, item_tables(opening.types, items)
 
 
-def missing_columns(there: Iterable[str], names: Names, server: str) -> list[str]:
+def missing_columns(there: Iterable[str], names: TableNames, server: str) -> list[str]:
     """The columns that a table of an earlier version lacks; SinkError if it is not one of ours."""
     known = {name.lower() for name in there}
     if not {"key", "token", "url"} <= known:

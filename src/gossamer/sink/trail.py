@@ -29,7 +29,7 @@ _MOST_BYTES = 4 * 1024 * 1024
 _encode_into = msgspec.json.Encoder().encode_into
 
 
-class Step(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+class SentRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """A request that was sent, robots.txt among them, or one that was kept back; a line of the trail."""
 
     url: str
@@ -61,11 +61,11 @@ class Step(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
     """Lines that are missing here, because the disk was full for long."""
 
 
-_decode = msgspec.json.Decoder(Step).decode
+_decode = msgspec.json.Decoder(SentRequest).decode
 _CUT = b'"cut":"'
 
 
-class Trail:
+class RequestLog:
     """What one worker leaves of the trail: files of its own, which are only added to, the next when one is full.
 
     When the trail of all workers in the folder comes to more than `most_bytes`, its oldest files are dropped."""
@@ -81,7 +81,7 @@ class Trail:
         self._is_torn = True
         self._was_open = self._has_warned = False
 
-    def note(self, step: Step) -> None:
+    def note(self, step: SentRequest) -> None:
         """Remember one step; `flush` writes it."""
         if len(self._lines) >= _MOST_BYTES:
             self._missing += 1
@@ -207,7 +207,7 @@ def dropped_until(folder: Path) -> float:
         return 0.0
 
 
-def steps(folder: Path, *beginnings: str) -> Iterator[tuple[str, Step]]:
+def steps(folder: Path, *beginnings: str) -> Iterator[tuple[str, SentRequest]]:
     """The steps whose URLs begin so, each with the worker's name, in the order of each worker.
 
     Lines that are not whole are passed over: a worker may have been killed in the middle of one."""

@@ -24,20 +24,20 @@ _LONGEST_NAME = 200
 _THREADS = 8
 
 
-class Place(NamedTuple):
+class TreePaths(NamedTuple):
     """Where a URL's files are: the same names below each of the three folders."""
 
     host: str
     key: str
 
 
-def place_of(url: str) -> Place:
+def place_of(url: str) -> TreePaths:
     """The netloc of a URL, and the first 24 hexadecimal digits of its SHA-224."""
     host = url.split("/", 3)[2] if url.count("/") >= 2 else ""
     if not host.strip(".") or len(host) > _LONGEST_NAME or "\0" in host:
         # Such names lead out of the folder, or nowhere.
         host = "_" + hashlib.sha224(host.encode("utf-8", "surrogatepass")).hexdigest()[:24]
-    return Place(host, hashlib.sha224(url.encode("utf-8", "surrogatepass")).hexdigest()[:24])
+    return TreePaths(host, hashlib.sha224(url.encode("utf-8", "surrogatepass")).hexdigest()[:24])
 
 
 class TreeSink:
@@ -77,7 +77,7 @@ class TreeSink:
         except OSError as error:
             raise disk.in_words_of(self._folder, error) from error
 
-    def _put(self, kind: str, place: Place, data: bytes) -> None:
+    def _put(self, kind: str, place: TreePaths, data: bytes) -> None:
         target = self._folder / kind / place.host / place.key
         temporary = target.with_name(f".{place.key}-{secrets.token_hex(6)}")
         try:

@@ -72,21 +72,21 @@ def item_rows(records: Iterable[Record], tables: Mapping[str, ItemTable]) -> Ite
             if table is None:
                 rows.plain.append((record.key, number, _encode(item).decode()))
             else:
-                rows.typed[table.type].append((record.key, number, *_values(item, table)))
+                rows.typed[table.type].append((record.key, number, *_item_values(item, table)))
     return rows
 
 
-def _values(item: dict[str, Any], table: ItemTable) -> Iterable[Any]:
+def _item_values(item: dict[str, Any], table: ItemTable) -> Iterable[Any]:
     fields = table.columns
     for name, kind in fields.items():
         if name == MORE:
             more = {key: value for key, value in item.items() if key not in fields}
             yield _encode(more).decode() if more else None
         else:
-            yield _value(item.get(name), kind, name, table)
+            yield _item_value(item.get(name), kind, name, table)
 
 
-def _value(value: Any, kind: str, name: str, table: ItemTable) -> Any:
+def _item_value(value: Any, kind: str, name: str, table: ItemTable) -> Any:
     if value is None:
         return None
     if kind == "json":

@@ -19,7 +19,7 @@ from gossamer.model import Record
 from gossamer.sink import disk, warc_index
 from gossamer.sink import warc_records as records_of
 from gossamer.sink.base import Opening
-from gossamer.sink.warc_members import Press, Visit, member_of
+from gossamer.sink.warc_members import Press, WarcVisit, member_of
 
 log = logging.getLogger("gossamer.sink")
 FOLDER, SUFFIX, OPEN, INDEX = "archive", ".warc.gz", ".open", ".cdxj"
@@ -93,7 +93,7 @@ class WarcSink:
             raise
         return await asyncio.get_running_loop().run_in_executor(None, self._write, visits)
 
-    async def _pressed(self, records: Sequence[Record]) -> list[Visit]:
+    async def _pressed(self, records: Sequence[Record]) -> list[WarcVisit]:
         """The visits of the records. Nearly all that is done here holds the interpreter's lock, wherever it is done: a
         thread would only fight the loop for it."""
         loop, visits, turn_bytes = asyncio.get_running_loop(), [], 0
@@ -130,11 +130,11 @@ class WarcSink:
             # The records are safe: the next start finishes the file.
             log.warning("%s: not finished: %s", self._folder, error.strerror)
 
-    def _write(self, visits: Sequence[Visit]) -> dict[str, int]:
+    def _write(self, visits: Sequence[WarcVisit]) -> dict[str, int]:
         with self._lock:
             return self._store(visits) if visits else {}
 
-    def _store(self, visits: Sequence[Visit]) -> dict[str, int]:
+    def _store(self, visits: Sequence[WarcVisit]) -> dict[str, int]:
         self.placed = {}
         sizes = {file: file.size for file in self._files}
         try:
@@ -244,7 +244,7 @@ class _File:
         """Whether nobody else has finished it."""
         return self._open_path.exists()
 
-    def add(self, visit: Visit, placed: dict[tuple[int, int], Placed]) -> None:
+    def add(self, visit: WarcVisit, placed: dict[tuple[int, int], Placed]) -> None:
         answer = visit.answer
         if answer is not None:
             place = Placed(self.path.name, self.end, len(visit.members[0]), answer.is_revisit)

@@ -10,19 +10,19 @@ from gossamer.cut import drops_text, parse_cut
 from gossamer.model import Record
 from gossamer.sink import warc_index
 from gossamer.sink import warc_records as records_of
-from gossamer.sink.warc_records import Original, Response
+from gossamer.sink.warc_records import Original, WarcResponse
 
 _REMEMBERED = 32_768
 
 
-class Visit(NamedTuple):
+class WarcVisit(NamedTuple):
     """A visit as a file gets it; one that brought no answer has the member of its metadata only."""
 
     key: int
     token: int
     members: list[bytes]
     """A gzip member for each record, that of the answer first."""
-    answer: Response | None
+    answer: WarcResponse | None
     """What an index says of the answer, without its bytes."""
     surt: str
 
@@ -33,7 +33,7 @@ class Press:
     def __init__(self) -> None:
         self._known: OrderedDict[str, Original] = OrderedDict()
 
-    def visit(self, record: Record) -> Visit:
+    def visit(self, record: Record) -> WarcVisit:
         """Take this one for written: if it comes to nothing, go on with another press."""
         answer, parts, surt = None, [], ""
         exchange = record.exchange
@@ -55,7 +55,7 @@ class Press:
                 if len(self._known) > _REMEMBERED:
                     self._known.popitem(last=False)
         parts.append(records_of.metadata(record, answer))
-        return Visit(record.key, record.token, [member_of(part) for part in parts], answer, surt)
+        return WarcVisit(record.key, record.token, [member_of(part) for part in parts], answer, surt)
 
 
 def member_of(record: bytes) -> bytes:

@@ -21,8 +21,8 @@ from urllib.parse import quote
 import msgspec
 
 from gossamer.cut import parse_cut
-from gossamer.masks import CREDENTIALS
 from gossamer.model import Exchange, Headers, Record
+from gossamer.redact import CREDENTIALS
 from gossamer.settings import VERSION
 from gossamer.sink.base import without_page
 
@@ -54,7 +54,7 @@ class Original(NamedTuple):
     record_id: str
 
 
-class Response(NamedTuple):
+class WarcResponse(NamedTuple):
     """A response or revisit record, and what an index says of it."""
 
     data: bytes
@@ -81,7 +81,7 @@ def warcinfo(name: str, *, at: float, about: Iterable[tuple[str, str]]) -> bytes
     return _record(_lines(named), _lines(fields).encode("utf-8", "replace"))
 
 
-def response(record: Record, exchange: Exchange, original: Original | None, digest: str) -> Response:
+def response(record: Record, exchange: Exchange, original: Original | None, digest: str) -> WarcResponse:
     """The answer to a request. With an `original`, or where the server said 304, it is a revisit without a body.
 
     `digest` is that of the body; for a 304, that of the body which the server says is still the page."""
@@ -116,10 +116,10 @@ def response(record: Record, exchange: Exchange, original: Original | None, dige
     mime = next((value for name, value in exchange.headers if name.lower() == "content-type"), "")
     mime = mime.partition(";")[0].strip().lower() or "unk"
     data = _record(named, head, b"" if is_revisit else record.body)
-    return Response(data, record_id, url, date, page.status, mime, digest, is_revisit)
+    return WarcResponse(data, record_id, url, date, page.status, mime, digest, is_revisit)
 
 
-def request(exchange: Exchange, answer: Response) -> bytes:
+def request(exchange: Exchange, answer: WarcResponse) -> bytes:
     """What was asked, but for credentials: archives are passed on."""
     authority, slash, path = answer.url.partition("://")[2].partition("/")
     length = f"Content-Length: {len(exchange.posted)}\r\n" if exchange.posted else ""
@@ -143,7 +143,7 @@ def _asked(sent: Headers) -> str:
     return _lines([*told, ("X-Crawler-Withheld", ", ".join(withheld))] if withheld else told)
 
 
-def metadata(record: Record, answer: Response | None) -> bytes:
+def metadata(record: Record, answer: WarcResponse | None) -> bytes:
     """How the visit went: fields that other tools know, and the record as JSON. A fetch that failed has only this."""
     page = record.page
     via = f"via: {target_uri(page.referrer)}\r\n" if page.referrer else ""

@@ -17,7 +17,7 @@ from gossamer.model import PageRow, Record
 if TYPE_CHECKING:
     from gossamer.storage.query import Cursor, GoOn, Search
     from gossamer.stored.page import StoredPage, Version
-    from gossamer.stored.shelf import OnFault, Part, Which
+    from gossamer.stored.shelf import OnFault, ReadPart, Which
 
 Keeps = Literal["rows", "items", "items by page", "keys", "visits", "bodies", "columns"]
 """What a format keeps: the row of each page; items, and also which page each is from; key and token of each visit;
@@ -109,11 +109,11 @@ class BodyReader(Protocol):
         """The body of a version in pieces of at most `size` bytes."""
         ...
 
-    def parts(self, which: Which = "last") -> Iterator[Part]:
+    def parts(self, which: Which = "last") -> Iterator[ReadPart]:
         """All pages as pieces of work for several processes."""
         ...
 
-    def pages(self, part: Part, on_fault: OnFault | None = None) -> Iterator[StoredPage]:
+    def pages(self, part: ReadPart, on_fault: OnFault | None = None) -> Iterator[StoredPage]:
         """The pages of one part. What cannot be read is told to `on_fault`, or raised."""
         ...
 

@@ -39,7 +39,7 @@ GoOn = Callable[[], bool]
 """Whether there is time left."""
 
 
-class Visited(Protocol):
+class VisitedPage(Protocol):
     """A visit, as far as terms bear on it."""
 
     @property
@@ -71,7 +71,7 @@ class Search:
             return (f"http://{self.site}/", f"https://{self.site}/")
         return ()
 
-    def fits(self, row: Visited) -> bool:
+    def fits(self, row: VisitedPage) -> bool:
         """Whether a visit is so."""
         return (
             (self.status is None or row.status == self.status)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from gossamer.errors import NotKept
-from gossamer.folders import stored_settings
-from gossamer.masks import masked_address
+from gossamer.job_folder import stored_settings
 from gossamer.model import Record
+from gossamer.redact import masked_address
 from gossamer.sink.segments import has_segments
 from gossamer.sink.warc import FOLDER as ARCHIVE
 from gossamer.storage.base import Keeps, Reader

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from gossamer.errors import ConfigError
-from gossamer.masks import masked_address
+from gossamer.redact import masked_address
 from gossamer.storage.base import Keeps, SinkFormat
 
 if TYPE_CHECKING:

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from gossamer import addresses
+from gossamer import dsn
 from gossamer.errors import GossamerError, NotKept, SinkError
 from gossamer.extras import unusable
 from gossamer.model import PageRow, Record
 from gossamer.settings import Settings
 from gossamer.sink.base import Opening
-from gossamer.sink.tables import COLUMNS, Names, address, said
+from gossamer.sink.tables import COLUMNS, TableNames, address, said
 from gossamer.sink.typed import MORE, NUMBER, PAGE
 from gossamer.storage import query, selects
 from gossamer.storage.base import Keeps, Reader, SqlSource, page_row
@@ -39,7 +39,7 @@ T = TypeVar("T")
 _PART = 500
 """Rows of one answer. A page's text may be long."""
 _ALL_KEYS = -(1 << 63)
-_ANSWER_SECONDS = 600.0
+_READ_SECONDS = 600.0
 _LOOK_SECONDS = 0.2
 _SQL_TYPES = {
     "int": "BIGINT",
@@ -132,7 +132,7 @@ class TablesReader:
     cursor: type[Cursor] = TimeCursor
     keeps: frozenset[Keeps] = frozenset(("rows", "items", "items by page", "keys"))
 
-    def __init__(self, server: _Server, names: Names) -> None:
+    def __init__(self, server: _Server, names: TableNames) -> None:
         self._server = server
         self._names = names
         self.place = server.name
@@ -307,14 +307,14 @@ class TablesReader:
             except GossamerError:
                 raise
             except Late:
-                raise SinkError(f"{self.place}: no answer in time", hint=_HINT) from None
+                raise SinkError(f"{self.place}: no answer in time", hint=_READ_HINT) from None
             except Exception as error:
                 if self._server.is_missing(error):
                     raise NotKept(
                         f"{self.place} has no table {self._names.pages}", hint="has the crawl stored a page yet?"
                     ) from None
                 if isinstance(error, _faults(self._server)):
-                    raise SinkError(f"{self.place}: {said(error)}", hint=_HINT) from error
+                    raise SinkError(f"{self.place}: {said(error)}", hint=_READ_HINT) from error
                 raise
 
 
@@ -329,14 +329,14 @@ class _PostgreSQL:
     )
 
     def __init__(self, url: str) -> None:
-        self._address, self.name = addresses.postgresql(url, of="the sink")
+        self._address, self.name = dsn.postgresql(url, of="the sink")
 
     async def connect(self) -> Any:
         try:
             import asyncpg
         except ImportError as missing:
             raise unusable("postgresql", "what is stored in PostgreSQL", missing) from missing
-        connection = await asyncpg.connect(**self._address, timeout=10.0, command_timeout=_ANSWER_SECONDS)
+        connection = await asyncpg.connect(**self._address, timeout=10.0, command_timeout=_READ_SECONDS)
         await connection.execute("SET timezone = 'UTC'; BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         return connection
 
@@ -370,7 +370,7 @@ class _MySQL:
     )
 
     def __init__(self, url: str) -> None:
-        self._address, self.name = addresses.mysql(url, of="the sink")
+        self._address, self.name = dsn.mysql(url, of="the sink")
 
     async def connect(self) -> Any:
         try:
@@ -392,7 +392,7 @@ class _MySQL:
     async def fetch(self, connection: Any, statement: str, values: Sequence[Any]) -> list[dict[str, Any]]:
         from asyncmy.cursors import DictCursor
 
-        async with asyncio.timeout(_ANSWER_SECONDS), connection.cursor(cursor=DictCursor) as cursor:
+        async with asyncio.timeout(_READ_SECONDS), connection.cursor(cursor=DictCursor) as cursor:
             await cursor.execute(statement.replace("?", "%s"), tuple(values) or None)
             return list(await cursor.fetchall()) if cursor.description else []
 
@@ -416,7 +416,7 @@ _SERVERS: Mapping[str, type[_PostgreSQL] | type[_MySQL]] = {
     "mariadb": _MySQL,
 }
 """By the formats that the registry names."""
-_HINT = "is the server up, and may this user read there?"
+_READ_HINT = "is the server up, and may this user read there?"
 
 
 def _faults(server: _Server) -> tuple[type[Exception], ...]:

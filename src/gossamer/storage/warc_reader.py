@@ -26,7 +26,7 @@ from gossamer.storage.query import Cursor, GoOn, Search, TimeCursor
 from gossamer.stored.captures import Captures
 from gossamer.stored.page import Version
 from gossamer.stored.records import current, read_records
-from gossamer.stored.shelf import Shelf
+from gossamer.stored.shelf import WarcArchive
 from gossamer.stored.visits import noted_in
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class WarcReader:
                         found.append(version)
                         if len(found) > 8 * limit:
                             found = _latest(found, limit, edge)
-            shelf = Shelf([current(path) for path in self.paths], Path(drafts))
+            shelf = WarcArchive([current(path) for path in self.paths], Path(drafts))
             for version in _latest(found, limit, edge):
                 with suppress(ArchiveError):
                     yield shelf.row(version)
@@ -163,10 +163,10 @@ class WarcReader:
         return selects.spilled(self.records(all_visits=True, items=True), spill)
 
     @contextmanager
-    def _shelf(self) -> Iterator[Shelf]:
+    def _shelf(self) -> Iterator[WarcArchive]:
         # What was stored may be read-only, or somebody else's: indexes that have to be made are elsewhere.
         with tempfile.TemporaryDirectory(prefix="gossamer-index-") as drafts:
-            yield Shelf([current(path) for path in self.paths], Path(drafts))
+            yield WarcArchive([current(path) for path in self.paths], Path(drafts))
 
 
 def _visits_in(path: Path, *, items: bool = False) -> Iterator[Record]:

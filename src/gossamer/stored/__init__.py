@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gossamer.stored.open import open_stored
     from gossamer.stored.page import StoredPage, Version
-    from gossamer.stored.shelf import Part
+    from gossamer.stored.shelf import ReadPart
     from gossamer.stored.whole import Stored
 
 __all__ = ["Part", "Stored", "StoredPage", "Version", "open_stored"]

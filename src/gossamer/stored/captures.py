@@ -25,7 +25,7 @@ from gossamer.stored.visits import epoch
 
 log = logging.getLogger("gossamer.stored")
 _decode = msgspec.json.Decoder(warc_index.Capture).decode
-_HEAD_BYTES = 1 << 16
+_CAPTURE_HEAD_BYTES = 1 << 16
 _NUMBER = re.compile(r"[0-9]{1,18}")
 
 
@@ -88,7 +88,7 @@ class Captures:
                 # Up to the end of its HTTP head a line needs it, and no further.
                 headers = {**record.headers(), "warc-type": record.kind, "warc-target-uri": record.url}
                 named = "".join(f"{key}: {value}\r\n" for key, value in headers.items()).encode()
-                head = record.head(_HEAD_BYTES)
+                head = record.head(_CAPTURE_HEAD_BYTES)
                 member = warc_index.Member(record.offset, 0, b"WARC/1.1\r\n" + named + b"\r\n" + head + b"\r\n\r\n")
                 if line := warc_index.line_of_member(member, name):
                     yield line

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from gossamer.errors import ArchiveError, NotKept
-from gossamer.folders import folder_of
-from gossamer.masks import masked_address
+from gossamer.job_folder import folder_of
+from gossamer.redact import masked_address
 from gossamer.storage.reader import StoredJob
 from gossamer.storage.warc_reader import ENDINGS, warc_files
 from gossamer.stored import rows
@@ -52,11 +52,11 @@ def open_stored(*places: str | Path | StoredJob) -> Stored:
 def _tables(path: Path) -> list[Path]:
     """A Parquet file of pages, or those in a folder of the sink `parquet`, or below one of its parts."""
     if path.is_file():
-        return [path] if path.name.endswith(rows.SUFFIX) else []
+        return [path] if path.name.endswith(rows.PARQUET_SUFFIX) else []
     if not path.is_dir() or (place := StoredJob.of(path)).is_job or warc_files(place):
         return []
     below = path / "pages" if (path / "pages").is_dir() else path
-    return sorted(below.rglob(f"*{rows.SUFFIX}"))
+    return sorted(below.rglob(f"*{rows.PARQUET_SUFFIX}"))
 
 
 def _take(place: StoredJob, warcs: list[Path], trees: list[tuple[Path, Path]], jobs: dict[Path, StoredJob]) -> None:

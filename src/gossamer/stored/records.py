@@ -30,7 +30,7 @@ class WarcRecord:
 
     __slots__ = ("_left", "_lines", "_lowered", "_reader", "kind", "length", "offset")
 
-    def __init__(self, offset: int, lines: bytes, reader: Reader) -> None:
+    def __init__(self, offset: int, lines: bytes, reader: RecordReader) -> None:
         self.offset = offset
         """Where in the file it begins."""
         self._lines = lines
@@ -93,7 +93,7 @@ class WarcRecord:
             yield piece
 
 
-class Reader:
+class RecordReader:
     """Reads one file from a place at which a record begins, up to another such place or to the end."""
 
     def __init__(self, file: BinaryIO, path: Path, *, start: int = 0, stop: int | None = None) -> None:
@@ -235,7 +235,7 @@ def read_records(path: Path, *, start: int = 0, stop: int | None = None) -> Gene
     """The records of a file; each is to be read before the next is asked for."""
     try:
         with current(path).open("rb", buffering=0) as file:
-            yield from Reader(file, path, start=start, stop=stop)
+            yield from RecordReader(file, path, start=start, stop=stop)
     except OSError as error:
         raise ArchiveError(f"{path}: {error.strerror}", hint="is the file still there, and may it be read?") from error
 

@@ -9,7 +9,7 @@ from gossamer.errors import ArchiveError
 from gossamer.extras import unusable
 from gossamer.sink.warc import OPEN
 
-SUFFIX = ".parquet"
+PARQUET_SUFFIX = ".parquet"
 
 
 def places(path: Path) -> dict[Path, set[int]]:

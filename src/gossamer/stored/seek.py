@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gossamer.errors import ArchiveError
 
-_READ_BYTES = 1 << 20
+_SEEK_BYTES = 1 << 20
 _TRIED_BYTES = 1 << 12
 _GZIP = b"\x1f\x8b"
 _MEMBER, _RECORD = re.compile(re.escape(_GZIP) + b"\x08"), re.compile(rb"(?<=[\n\0])WARC/\d")
@@ -26,7 +26,7 @@ def next_record(path: Path, after: int) -> int | None:
             file.seek(after)
             start, data = after, b""
             while True:
-                more = file.read(_READ_BYTES)
+                more = file.read(_SEEK_BYTES)
                 data += more
                 for found in pattern.finditer(data, 1 if start == after else 0):
                     if more and len(data) - found.start() < _TRIED_BYTES:

@@ -19,14 +19,14 @@ from gossamer.sink.warc_records import digest_of_hex, target_uri
 from gossamer.stored.captures import Captures
 from gossamer.stored.page import StoredPage, Version
 from gossamer.stored.records import WarcRecord, read_records
-from gossamer.stored.visits import MAX_BODY_BYTES, Noted, Visits, decoded, epoch, noted_in, read_head
+from gossamer.stored.visits import MAX_BODY_BYTES, Noted, WarcPages, decoded, epoch, noted_in, read_head
 
 Which = Literal["last", "all"]
 OnFault = Callable[[ArchiveError], None]
 _PART_BYTES = 2 * 1024 * 1024
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class ReadPart(msgspec.Struct, frozen=True, kw_only=True):
     """A piece of work for one process: some pages of one source, in their order."""
 
     source: str
@@ -45,7 +45,7 @@ class _Rank(NamedTuple):
     offset: int
 
 
-class Shelf:
+class WarcArchive:
     """WARC files, plain or compressed record by record. Reads only, and holds no file open between two calls."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Shelf:
 
     def page(self, version: Version) -> StoredPage | None:
         """One page, whole; None if it is none that a spider sees, as a redirect is."""
-        visits = Visits(Path(version.file), self._original, start=version.offset)
+        visits = WarcPages(Path(version.file), self._original, start=version.offset)
         found = next(iter(visits), None)
         if visits.faults:
             raise visits.faults[0]
@@ -93,7 +93,7 @@ class Shelf:
             else:
                 yield from record.pieces(size)
 
-    def parts(self, which: Which = "last") -> Iterator[Part]:
+    def parts(self, which: Which = "last") -> Iterator[ReadPart]:
         """All pages, cut into pieces of about 2 MB of file, in the order of files and records."""
         beaten = self._beaten() if which == "last" else {}
         for name, held in self._captures.items():
@@ -106,15 +106,15 @@ class Shelf:
             skip = sorted({*beaten.get(name, ()), *others})
             for start, stop in zip(starts, [*starts[1:], None], strict=True):
                 inside = tuple(one for one in skip if start <= one and (stop is None or one < stop))
-                yield Part(source=name, start=start, stop=stop, skip=inside)
+                yield ReadPart(source=name, start=start, stop=stop, skip=inside)
 
-    def pages(self, part: Part, on_fault: OnFault | None = None) -> Iterator[StoredPage]:
+    def pages(self, part: ReadPart, on_fault: OnFault | None = None) -> Iterator[StoredPage]:
         """The pages of a part. What cannot be read is told to `on_fault`, and the next record is looked for; without
         it, it is raised."""
         held = self._captures[part.source]
         start = part.start
         while True:
-            visits = Visits(held.path, self._original, start=start, stop=part.stop, skip=frozenset(part.skip))
+            visits = WarcPages(held.path, self._original, start=start, stop=part.stop, skip=frozenset(part.skip))
             try:
                 for page in visits:
                     _tell(visits.faults, on_fault)

@@ -16,7 +16,7 @@ from gossamer.extract.sniff import computed_type, is_html
 from gossamer.model import PageRow
 from gossamer.sink.tree import HTMLS, place_of
 from gossamer.stored.page import StoredPage, Version
-from gossamer.stored.shelf import OnFault, Part, Which
+from gossamer.stored.shelf import OnFault, ReadPart, Which
 from gossamer.stored.visits import MAX_BODY_BYTES
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class TreeShelf:
         except OSError as error:
             raise ArchiveError(f"{version.file}: {error.strerror}") from error
 
-    def parts(self, which: Which = "last") -> Iterator[Part]:
+    def parts(self, which: Which = "last") -> Iterator[ReadPart]:
         """All pages, a thousand or so at a time, in the order of the job's lines."""
         start = end = 0
         with self._listing.open("wb") as file:
@@ -75,10 +75,10 @@ class TreeShelf:
             while start < end:
                 file.seek(min(start + _PART_BYTES, end - 1))
                 file.readline()
-                yield Part(source=str(self._folder), start=start, stop=file.tell())
+                yield ReadPart(source=str(self._folder), start=start, stop=file.tell())
                 start = file.tell()
 
-    def pages(self, part: Part, on_fault: OnFault | None = None) -> Iterator[StoredPage]:
+    def pages(self, part: ReadPart, on_fault: OnFault | None = None) -> Iterator[StoredPage]:
         """The pages of a part; a body that is gone is told to `on_fault`, or raised."""
         for row in self._listed(part):
             try:
@@ -90,7 +90,7 @@ class TreeShelf:
                 continue
             yield page
 
-    def _listed(self, part: Part) -> Iterator[PageRow]:
+    def _listed(self, part: ReadPart) -> Iterator[PageRow]:
         with self._listing.open("rb") as file:
             file.seek(part.start)
             while (part.stop is None or file.tell() < part.stop) and (line := file.readline()):

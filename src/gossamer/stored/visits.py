@@ -58,7 +58,7 @@ class Head(msgspec.Struct, frozen=True):
         return 200 <= self.status < 400 and self.status != 304
 
 
-class Visits:
+class WarcPages:
     """The pages in a part of a file, in their order."""
 
     def __init__(

@@ -13,7 +13,7 @@ from gossamer.model import PageRow
 from gossamer.storage.reader import StoredJob
 from gossamer.storage.warc_reader import ENDINGS
 from gossamer.stored.page import StoredPage, Version
-from gossamer.stored.shelf import OnFault, Part, Shelf, Which
+from gossamer.stored.shelf import OnFault, ReadPart, WarcArchive, Which
 from gossamer.stored.tree import TreeShelf
 
 
@@ -38,7 +38,7 @@ class Stored:
         self.warcs = tuple(warcs)
         self.trees = tuple(trees)
         """Trees of bodies, each with the folder of the job whose rows tell their URLs."""
-        self._shelf = Shelf(self.warcs, self.drafts, shared=drafts is not None, only=only)
+        self._shelf = WarcArchive(self.warcs, self.drafts, shared=drafts is not None, only=only)
         self._trees = {
             str(folder): TreeShelf(tree, folder, self.drafts, (jobs or {}).get(folder)) for tree, folder in self.trees
         }
@@ -83,13 +83,13 @@ class Stored:
         """The line of a version, as the crawl wrote it, or as much of it as is known."""
         return self._holder(version).row(version)
 
-    def parts(self, which: Which = "last") -> Iterator[Part]:
+    def parts(self, which: Which = "last") -> Iterator[ReadPart]:
         """All pages as pieces of work for several processes; in their order, they are what `pages` gives."""
         yield from self._shelf.parts(which)
         for tree in self._trees.values():
             yield from tree.parts(which)
 
-    def part(self, part: Part, on_fault: OnFault | None = None) -> Iterator[StoredPage]:
+    def part(self, part: ReadPart, on_fault: OnFault | None = None) -> Iterator[StoredPage]:
         """The pages of one part."""
         holder = self._trees.get(part.source)
         yield from (holder.pages(part, on_fault) if holder is not None else self._shelf.pages(part, on_fault))
@@ -101,7 +101,7 @@ class Stored:
         for part in self.parts(which):
             yield from self.part(part, on_fault)
 
-    def _holder(self, version: Version) -> Shelf | TreeShelf:
+    def _holder(self, version: Version) -> WarcArchive | TreeShelf:
         if version.file.endswith(ENDINGS):
             return self._shelf
         return next(tree for tree in self._trees.values())

@@ -9,16 +9,16 @@ from opentelemetry.trace import Span, SpanKind, StatusCode
 
 from gossamer import urls
 from gossamer.clock import Clock
-from gossamer.download.dns import Answer, Names
+from gossamer.download.dns import NameResolver, ResolvedName
 from gossamer.engine.context import Context
 from gossamer.engine.handle import Aside, Extracts, Handled, Handler, Linker
 from gossamer.engine.judge import Verdict
 from gossamer.engine.store import FleetStore, OwnerStore, Result, Store
 from gossamer.engine.visit import Visit
 from gossamer.errors import FetchError
-from gossamer.masks import masked_url
 from gossamer.middleware.base import Fetch
 from gossamer.model import Lease, Receipt, Request, Response, SiteNote
+from gossamer.redact import masked_url
 from gossamer.telemetry.tracing import Attributes, PageSpan, Tracing, is_traced, nanoseconds
 
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT", "QUERY"))
@@ -135,11 +135,11 @@ class TracedStore:
 class TracedNames:
     """A resolver whose look-ups are spans."""
 
-    def __init__(self, names: Names, tracing: Tracing) -> None:
+    def __init__(self, names: NameResolver, tracing: Tracing) -> None:
         self._names = names
         self._tracing = tracing
 
-    async def resolve(self, host: str) -> Answer:
+    async def resolve(self, host: str) -> ResolvedName:
         if not is_traced():
             return await self._names.resolve(host)
         with self._tracing.below("dns") as span:

@@ -13,8 +13,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import Span, SpanKind, StatusCode
 from opentelemetry.util.types import AttributeValue
 
-from gossamer.masks import masked_url
 from gossamer.model import Lease, Request
+from gossamer.redact import masked_url
 from gossamer.settings import VERSION
 
 Attributes = dict[str, AttributeValue]

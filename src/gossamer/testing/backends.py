@@ -16,12 +16,12 @@ from gossamer.clock import ManualClock
 from gossamer.engine import wire
 from gossamer.engine.coordinator import Coordinator
 from gossamer.engine.handle import Linker
-from gossamer.engine.recent import Recent
-from gossamer.engine.remote import Connection, RemoteFrontier, connect
+from gossamer.engine.recent import RecentKeys
+from gossamer.engine.remote import OwnerConnection, RemoteFrontier, connect
 from gossamer.engine.stats import Stats
 from gossamer.engine.store import OwnerStore
-from gossamer.frontier.base import Fleet, Frontier, OwnedBackend, OwnedFrontier
-from gossamer.frontier.local import LocalFrontier, open_memory
+from gossamer.frontier.base import FleetFrontier, Frontier, OwnedBackend, OwnedFrontier
+from gossamer.frontier.local import EmbeddedFrontier, open_memory
 from gossamer.frontier.redis_job import client, job_key
 from gossamer.frontier.redis_link import addresses
 from gossamer.frontier.redis_open import open_redis
@@ -113,7 +113,7 @@ class MemoryHarness(LocalHarness):
 
     durable = False
 
-    def __init__(self, local: LocalFrontier, clock: MachineClock) -> None:
+    def __init__(self, local: EmbeddedFrontier, clock: MachineClock) -> None:
         self.local = local
         self.clock = clock
         self.frontier = local
@@ -179,11 +179,11 @@ class RemoteHarness(SqliteHarness):
 
     def __init__(self, path: Path, settings: Settings, clock: MachineClock) -> None:
         super().__init__(path, settings, clock)
-        self._connections: dict[int, Connection] = {}
+        self._connections: dict[int, OwnerConnection] = {}
 
     async def begin(self) -> None:
         self._store = OwnerStore(self.local, [], Stats(self.clock))
-        linker = Linker(self.settings, self.local.secret, Recent())
+        linker = Linker(self.settings, self.local.secret, RecentKeys())
         folder = self.path.parent
         self._coordinator = Coordinator(self.local, self._store, linker=linker, settings=self.settings, folder=folder)
         await self._coordinator.start()
@@ -351,7 +351,7 @@ class RedisHarness(Harness):
         self._shards = shards
         self._fold = fold
         self.one_store = shards == "1"
-        self._frontiers: dict[int, Fleet] = {}
+        self._frontiers: dict[int, FleetFrontier] = {}
         self._names: dict[int, str] = {}
         self._hired = 0
 

@@ -19,7 +19,7 @@ from gossamer.errors import ConfigError
 from gossamer.testing.servers import free_port
 
 _HOST = "127.0.0.1"
-_START_SECONDS = 60.0
+_BUCKET_START_SECONDS = 60.0
 BucketFault = Literal["", "refuse", "503", "cut"]
 
 
@@ -53,7 +53,7 @@ class BucketServer:
 
     def _answers(self) -> bool:
         assert self._process is not None
-        ends_at = time.monotonic() + _START_SECONDS
+        ends_at = time.monotonic() + _BUCKET_START_SECONDS
         while time.monotonic() < ends_at and self._process.poll() is None:
             try:
                 socket.create_connection((_HOST, self.port), 1.0).close()

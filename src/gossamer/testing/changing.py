@@ -18,7 +18,7 @@ DAY = 86_400.0
 WEEK = 7 * DAY
 
 
-class Hit(NamedTuple):
+class ChangingHit(NamedTuple):
     """One request for a page: when, what was asked for, what was answered, and the version that the client has now."""
 
     at: float
@@ -51,7 +51,7 @@ class ChangingWeb:
         self._pages = pages
         self._answers = answers
         self._noise = random.Random(seed)
-        self.hits: list[Hit] = []
+        self.hits: list[ChangingHit] = []
         self._awaited: list[tuple[int, asyncio.Future[None]]] = []
         self.seeds = [f"http://s{site}.test/" for site in range(sites)]
         self.changes: dict[str, list[float]] = {}
@@ -87,7 +87,7 @@ class ChangingWeb:
         tag = f'"{version}"' if path != "/" and int(path[2:] or 1) % 2 == 0 else ""
         if status == 200 and tag and tag == asked:
             status = 304
-        self.hits.append(Hit(self.now, request.url, status, version, bool(asked)))
+        self.hits.append(ChangingHit(self.now, request.url, status, version, bool(asked)))
         for number, reached in self._awaited:
             if len(self.hits) >= number and not reached.done():
                 reached.set_result(None)

@@ -27,7 +27,7 @@ class Known:
 
 
 @dataclass
-class Held:
+class ModelLease:
     """A lease that was not given back yet; after `expires_at` the frontier may take it back."""
 
     lease: Lease
@@ -56,7 +56,7 @@ class Model:
         self.now = 0.0
         self.known: dict[int, Known] = {}
         self.places = {site: Place() for site in SITES}
-        self.held: dict[int, Held] = {}
+        self.held: dict[int, ModelLease] = {}
         self.dead: list[tuple[Lease, bool]] = []
         """Leases that are over, and whether the frontier may still know that all of it was settled."""
 
@@ -71,11 +71,11 @@ class Model:
 
     def hold(self, lease: Lease, worker: int, seconds: float) -> None:
         keys = {request.key for request in lease.requests}
-        self.held[lease.token] = Held(lease, worker, self.now + seconds, keys)
+        self.held[lease.token] = ModelLease(lease, worker, self.now + seconds, keys)
         for key in keys:
             self.known[key].token = lease.token
 
-    def bury(self, held: Held, *, settled: bool, rests_since: float) -> None:
+    def bury(self, held: ModelLease, *, settled: bool, rests_since: float) -> None:
         """The lease is over: what is left of its batch waits again."""
         place = self.places[held.lease.site]
         del self.held[held.lease.token]
@@ -89,13 +89,13 @@ class Model:
             place.lanes = 2
             place.ready_at[1] = rests_since + place.delay
 
-    def free(self, held: Held) -> None:
+    def free(self, held: ModelLease) -> None:
         """The lease is over, and its lane rests from now on."""
         place = self.places[held.lease.site]
         self.bury(held, settled=not held.keys, rests_since=self.now)
         place.ready_at[held.lease.lane] = self.now + place.delay * place.lanes
 
-    def end_of(self, held: Held) -> float:
+    def end_of(self, held: ModelLease) -> float:
         """When a lane whose holder is silent goes to others: it has rested by then."""
         place = self.places[held.lease.site]
         return held.expires_at + place.delay * place.lanes
@@ -125,7 +125,7 @@ class Model:
                     if known.state == "open" and not known.token:
                         known.state = "failed"
 
-    def settle(self, held: Held, result: Outcome) -> None:
+    def settle(self, held: ModelLease, result: Outcome) -> None:
         known, closed = self.known[result.key], self.places[held.lease.site].closed
         held.keys.discard(result.key)
         known.token, known.lapses = 0, 0

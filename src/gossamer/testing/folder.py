@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from gossamer.frontier.folder import FolderFrontier, open_folder
-from gossamer.frontier.folder_share import Share
+from gossamer.frontier.folder_share import SharedFolder
 from gossamer.settings import Settings
 from gossamer.testing.backends import LocalHarness, MachineClock, Shared
 
@@ -18,7 +18,7 @@ MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None  # noqa: S108
 """Where syncing costs nothing: no test here pulls the plug."""
 
 
-class TimedShare(Share):
+class TimedShare(SharedFolder):
     """A folder on a file server with a clock that a test moves."""
 
     def __init__(self, root: Path, clock: MachineClock) -> None:

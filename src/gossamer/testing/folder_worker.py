@@ -9,11 +9,11 @@ import asyncio
 import sys
 from pathlib import Path
 
-from gossamer.assemble import worker
+from gossamer.assemble import build_worker
 from gossamer.clock import SystemClock
 from gossamer.engine.handle import Linker
 from gossamer.engine.marker import left_behind
-from gossamer.engine.recent import Recent
+from gossamer.engine.recent import RecentKeys
 from gossamer.engine.store import FleetStore
 from gossamer.frontier.folder import open_folder
 from gossamer.leaving import leaving
@@ -26,7 +26,7 @@ async def submit(url: str, job: str, settings: Settings, seeds: list[str], *, st
     """Make a job, and leave it to its workers."""
     frontier = await open_folder(url, job, settings)
     try:
-        linker = Linker(settings, frontier.secret, Recent())
+        linker = Linker(settings, frontier.secret, RecentKeys())
         await frontier.add([linker.seed(seed) for seed in seeds])
         await frontier.steer(state)
     finally:
@@ -43,7 +43,7 @@ async def work(url: str, job: str, name: str, output: Path) -> JobState:
         store = FleetStore(frontier, [SegmentSink(output, name)])
         try:
             async with (
-                worker(
+                build_worker(
                     frontier,
                     store,
                     settings=frontier.settings,

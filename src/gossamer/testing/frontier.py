@@ -5,15 +5,17 @@ from __future__ import annotations
 from gossamer.testing.copies import Copies
 from gossamer.testing.forgetting import Forgetting
 from gossamer.testing.harness import Harness
-from gossamer.testing.order import Limits, Order, Steering
-from gossamer.testing.pace import Endings, Politeness
+from gossamer.testing.order import LimitsTests, OrderTests, Steering
+from gossamer.testing.pace import Endings, PolitenessTests
 from gossamer.testing.promises import Keys, Outcomes
 from gossamer.testing.recovery import Poison, Recovery
 
 __all__ = ["FrontierSuite", "Harness"]
 
 
-class FrontierSuite(Keys, Outcomes, Politeness, Endings, Recovery, Poison, Forgetting, Order, Limits, Steering, Copies):
+class FrontierSuite(
+    Keys, Outcomes, PolitenessTests, Endings, Recovery, Poison, Forgetting, OrderTests, LimitsTests, Steering, Copies
+):
     """All that a frontier promises, each test with the number of its promise.
 
     A backend gives `open`, an async context manager that yields a `Harness`:

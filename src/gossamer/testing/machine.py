@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from gossamer.frontier.base import Frontier
 from gossamer.model import Counts, Lease, Outcome, SiteNote
 from gossamer.settings import Settings, SiteSettings
-from gossamer.testing.expected import DELIVERIES, SITES, Held, Model
+from gossamer.testing.expected import DELIVERIES, SITES, Model, ModelLease
 from gossamer.testing.harness import Harness, note, outcome, page
 
 _LONG = 1_000_000.0
@@ -65,7 +65,7 @@ class FrontierMachine(RuleBasedStateMachine):
             self.hired += 1
             self.workers.append(self.run(self.harness.worker(f"worker-{self.hired}")))
 
-    def _pick(self, number: int) -> Held:
+    def _pick(self, number: int) -> ModelLease:
         return list(self.model.held.values())[number % len(self.model.held)]
 
     @rule(keys=some_keys)

@@ -13,7 +13,7 @@ _GUARD_SECONDS = 20.0
 """When a test that waits gives up; nothing here takes that long unless it hangs."""
 
 
-class Order(Suite):
+class OrderTests(Suite):
     """Which request comes first."""
 
     async def _take_all(self, frontier: Frontier, *, batch: int = 100) -> list[int]:
@@ -125,7 +125,7 @@ class Order(Suite):
                 await harness.reopen()
 
 
-class Limits(Suite):
+class LimitsTests(Suite):
     """How much is handed out."""
 
     @scenario()

@@ -8,7 +8,7 @@ from gossamer.settings import SiteSettings
 from gossamer.testing.harness import LEASE, Harness, Suite, keys, note, outcome, outcomes, page, pages, scenario
 
 
-class Politeness(Suite):
+class PolitenessTests(Suite):
     """P5: the gap."""
 
     @scenario()

@@ -22,7 +22,7 @@ from gossamer.sink.segments import SegmentSink
 BATCH = 4
 
 
-class Order(NamedTuple):
+class WriterTask(NamedTuple):
     """What the writer does: so many batches of four records, after each of which it prints the marks."""
 
     first: int = 0
@@ -37,12 +37,12 @@ class Order(NamedTuple):
     `torn`: in the middle of one more."""
 
 
-def command(order: Order, folder: Path) -> list[str]:
+def command(order: WriterTask, folder: Path) -> list[str]:
     """The command line of a writer."""
     return [sys.executable, "-m", "gossamer.testing.sink_writer", json.dumps(order._asdict()), str(folder)]
 
 
-def opened(order: Order, folder: Path) -> Sink:
+def opened(order: WriterTask, folder: Path) -> Sink:
     """The sink that an order names."""
     module, _, name = order.opens.partition(":")
     opens: Opens = getattr(import_module(module), name)
@@ -82,7 +82,7 @@ def visit(
     )
 
 
-async def write(order: Order, folder: Path) -> None:
+async def write(order: WriterTask, folder: Path) -> None:
     """Carry out an order."""
     sink = opened(order, folder)
     marks = dict(order.marks or {})
@@ -115,4 +115,4 @@ def _die_in_the_middle(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(write(Order(**json.loads(sys.argv[1])), Path(sys.argv[2])))
+    asyncio.run(write(WriterTask(**json.loads(sys.argv[1])), Path(sys.argv[2])))

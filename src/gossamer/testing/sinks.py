@@ -17,9 +17,9 @@ from unittest import SkipTest
 from gossamer.errors import SinkFull
 from gossamer.model import Exchange, PageRow, Record
 from gossamer.sink.base import Sink
-from gossamer.testing.sink_writer import Order, command, opened, visit
+from gossamer.testing.sink_writer import WriterTask, command, opened, visit
 
-__all__ = ["HOSTILE", "Kept", "SinkSuite", "small_disk", "visit"]
+__all__ = ["HOSTILE", "StoredOutput", "SinkSuite", "small_disk", "visit"]
 HOSTILE = (
     "\0",
     "a\0b",
@@ -59,7 +59,7 @@ _ENDINGS = {
 }
 
 
-class Kept(NamedTuple):
+class StoredOutput(NamedTuple):
     """A visit as it was read back; None for what the sink does not keep."""
 
     url: str
@@ -95,7 +95,7 @@ class SinkSuite:
     page_bytes = 8_000
     """Of the pages that are written while the disk fills up and while the writer is killed."""
 
-    def read(self, folder: Path, urls: Sequence[str]) -> Iterator[Kept]:
+    def read(self, folder: Path, urls: Sequence[str]) -> Iterator[StoredOutput]:
         """All visits that are stored in the folder; `urls` are those that may be there, for who cannot list them."""
         raise NotImplementedError
 
@@ -108,23 +108,23 @@ class SinkSuite:
 
     def test_what_write_returned_for_survives_a_kill(self, tmp_path: Path) -> None:
         """F62. The writer kills itself as soon as `write` has returned; the records are read before anyone opens."""
-        marks = self._run(Order(0, 3, ending="kill"), tmp_path)
+        marks = self._run(WriterTask(0, 3, ending="kill"), tmp_path)
         assert self._numbers(tmp_path, 40) == list(range(12))
-        self._run(Order(12, 1, marks), tmp_path)
+        self._run(WriterTask(12, 1, marks), tmp_path)
         assert self._numbers(tmp_path, 40) == list(range(16))
         self.check(tmp_path)
 
     def test_kills_at_any_moment_leave_each_record_once(self, tmp_path: Path) -> None:
         """F62. What was acknowledged is there once, after every kill; in an exact sink nothing else is."""
         acknowledged, marks = 0, self._no_marks()
-        with self._started(Order(0, 10_000, marks, size=self.page_bytes), tmp_path) as process:
+        with self._started(WriterTask(0, 10_000, marks, size=self.page_bytes), tmp_path) as process:
             for _ in range(5):
                 assert process.stdout is not None
                 marks, acknowledged = self._marks_of(process.stdout.readline()), acknowledged + 4
         for ending, batches in (("unsaid", 1), ("torn", 6), ("torn", 1), ("unsaid", 3)):
-            marks = self._run(Order(acknowledged, batches, marks, size=self.page_bytes, ending=ending), tmp_path)
+            marks = self._run(WriterTask(acknowledged, batches, marks, size=self.page_bytes, ending=ending), tmp_path)
             acknowledged += 4 * batches
-        self._run(Order(marks=marks), tmp_path)
+        self._run(WriterTask(marks=marks), tmp_path)
         stored = self._numbers(tmp_path, 4000)
         assert not [number for number, count in Counter(stored).items() if count > 1]
         assert set(range(acknowledged)) <= set(stored)
@@ -227,9 +227,9 @@ class SinkSuite:
         self.check(tmp_path)
 
     def _open(self, folder: Path) -> Sink:
-        return opened(self._order(Order()), folder)
+        return opened(self._order(WriterTask()), folder)
 
-    def _order(self, order: Order) -> Order:
+    def _order(self, order: WriterTask) -> WriterTask:
         marks = None if self.fleet else order.marks or {}
         return order._replace(opens=self.opens, kind=self.kind, target=self.target, marks=marks)
 
@@ -239,7 +239,7 @@ class SinkSuite:
     def _marks_of(self, line: str) -> Mapping[str, int] | None:
         return None if self.fleet else json.loads(line)
 
-    def _run(self, order: Order, folder: Path) -> Mapping[str, int] | None:
+    def _run(self, order: WriterTask, folder: Path) -> Mapping[str, int] | None:
         """Let another process write; the marks that it came to."""
         done = subprocess.run(
             command(self._order(order), folder), capture_output=True, text=True, timeout=60, check=False
@@ -248,7 +248,7 @@ class SinkSuite:
         return self._marks_of(done.stdout.splitlines()[-1]) if done.stdout else order.marks
 
     @contextmanager
-    def _started(self, order: Order, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    def _started(self, order: WriterTask, folder: Path) -> Iterator[subprocess.Popen[str]]:
         """Another process that writes, until it is killed at the end."""
         with subprocess.Popen(
             command(self._order(order), folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -258,7 +258,7 @@ class SinkSuite:
             finally:
                 process.kill()
 
-    def _stored(self, folder: Path, most: int) -> list[Kept]:
+    def _stored(self, folder: Path, most: int) -> list[StoredOutput]:
         return sorted(self.read(folder, [visit(number).page.url for number in range(most)]), key=lambda kept: kept.url)
 
     def _numbers(self, folder: Path, most: int) -> list[int]:

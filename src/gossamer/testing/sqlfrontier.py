@@ -8,11 +8,12 @@ from typing import cast
 
 import msgspec
 
-from gossamer.frontier.base import Fleet, Frontier
+from gossamer.frontier.base import FleetFrontier, Frontier
 from gossamer.frontier.sharded import Sharded
-from gossamer.frontier.sql import SqlFrontier, open_databases
 from gossamer.frontier.sql.database import Database, Dialect
+from gossamer.frontier.sql.frontier import SqlFrontier
 from gossamer.frontier.sql.job import dialect_of
+from gossamer.frontier.sql.several import open_databases
 from gossamer.model import JobState
 from gossamer.settings import Settings
 from gossamer.testing.harness import LEASE, Harness
@@ -32,7 +33,7 @@ class SqlHarness(Harness):
         self.settings = msgspec.structs.replace(settings, lease_seconds=LEASE)
         self._shards = shards
         self.one_store = shards == "1"
-        self._frontiers: dict[int, tuple[Fleet, str]] = {}
+        self._frontiers: dict[int, tuple[FleetFrontier, str]] = {}
         self._hired = 0
         self._database = Database(dialect_of(url))
 
@@ -90,10 +91,10 @@ class SqlHarness(Harness):
 
     async def lose(self, worker: Frontier) -> None:
         # As a worker does that is started in the place of one that died.
-        await cast(Fleet, self.frontier).abandon(self._frontiers[id(worker)][1])
+        await cast(FleetFrontier, self.frontier).abandon(self._frontiers[id(worker)][1])
 
     async def steer(self, job: JobState) -> None:
-        await cast(Fleet, self.frontier).steer(job)
+        await cast(FleetFrontier, self.frontier).steer(job)
 
     async def reopen(self, settings: Settings | None = None) -> None:
         """All workers die; the server lives on."""
@@ -103,7 +104,7 @@ class SqlHarness(Harness):
         self._frontiers.clear()
         self.frontier = await self.worker(f"again-{self._hired}")
         for frontier, name in gone:
-            await cast(Fleet, self.frontier).abandon(name)
+            await cast(FleetFrontier, self.frontier).abandon(name)
             await frontier.aclose()
 
 

@@ -21,7 +21,7 @@ from gossamer.testing.folder import MEMORY
 from gossamer.testing.servers import free_port
 
 _HOST = "127.0.0.1"
-_START_SECONDS = 60.0
+_DATABASE_START_SECONDS = 60.0
 _ROOMY_BYTES = 4 * 2**30
 _USER = "nobody"
 TABLES = (
@@ -108,7 +108,7 @@ class SqlServer:
 
     def _answers(self, port: int) -> bool:
         assert self._process is not None
-        ends_at = time.monotonic() + _START_SECONDS
+        ends_at = time.monotonic() + _DATABASE_START_SECONDS
         while time.monotonic() < ends_at and self._process.poll() is None:
             if self._is_up(port):
                 return True

@@ -11,7 +11,7 @@ from gossamer import urls
 from gossamer.clock import Clock
 from gossamer.errors import FetchError
 from gossamer.extract.spider import Spider
-from gossamer.job import Crawl, Summary
+from gossamer.job import LocalRun, RunSummary
 from gossamer.middleware.base import Fetch
 from gossamer.model import Request, Response
 from gossamer.settings import Settings
@@ -23,7 +23,7 @@ Script = Callable[[str, str, float], Reply]
 """What a host answers to a path at a time."""
 
 
-class Asked(NamedTuple):
+class ScriptedHit(NamedTuple):
     """One request, as the stage saw it."""
 
     at: float
@@ -40,7 +40,7 @@ class Stage:
         self._script = script
         self._seconds_each = seconds_each
         self._started_at = clock.monotonic()
-        self.asked: list[Asked] = []
+        self.asked: list[ScriptedHit] = []
         """Requests for pages; those for robots.txt are answered and not listed."""
 
     def middleware(self, _: Fetch) -> Fetch:
@@ -53,7 +53,7 @@ class Stage:
         at = self._clock.monotonic() - self._started_at
         reply = self._script(host, path, at)
         if path != "/robots.txt":
-            self.asked.append(Asked(at, host, path))
+            self.asked.append(ScriptedHit(at, host, path))
         if self._seconds_each:
             await asyncio.sleep(self._seconds_each)
         if isinstance(reply, FetchError):
@@ -93,14 +93,14 @@ def play(
     folder: Path | None = None,
     seconds_each: float = 0.0,
     **settings: Any,
-) -> tuple[Stage, Summary]:
+) -> tuple[Stage, RunSummary]:
     """Crawl a stage in virtual time, to the end."""
 
-    async def crawl() -> tuple[Stage, Summary]:
+    async def crawl() -> tuple[Stage, RunSummary]:
         clock = LoopClock()
         stage, spider = Stage(clock, pages, script, seconds_each=seconds_each), Spider()
         spider.fetch_middleware = [stage.middleware]
         seeds = [f"http://{host}/" for host in pages]
-        return stage, await Crawl(folder, Settings(**settings), seeds, spider=spider, clock=clock).run()
+        return stage, await LocalRun(folder, Settings(**settings), seeds, spider=spider, clock=clock).run()
 
     return run(crawl())

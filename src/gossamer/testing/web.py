@@ -14,7 +14,7 @@ import msgspec
 from gossamer.errors import ConfigError
 from gossamer.sim.answer import Fate
 from gossamer.sim.child import Errand, Started
-from gossamer.sim.log import Entry, Verdict, judge, read
+from gossamer.sim.log import CrawlVerdict, SimRequest, judge, read
 from gossamer.sim.site import WebPlan
 
 
@@ -93,7 +93,7 @@ class SimWeb:
         """The URL of a path on a site."""
         return self.plan.url(site, path)
 
-    def log(self) -> list[Entry]:
+    def log(self) -> list[SimRequest]:
         """Every request that is over by now, in the order of arrival."""
         self._ask("flush")
         return read(self.log_path)
@@ -106,7 +106,7 @@ class SimWeb:
         """The URLs that a crawl must fetch: see WebPlan.reachable."""
         return self.plan.reachable(**choice)
 
-    def judge(self, **choice: Any) -> Verdict:
+    def judge(self, **choice: Any) -> CrawlVerdict:
         """How the crawl so far differs from a perfect one."""
         verdict = judge(self.log(), self.fates(**choice))
         return msgspec.structs.replace(

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import pairwise
 from typing import Any, cast
 
-from gossamer.assemble import worker
+from gossamer.assemble import build_worker
 from gossamer.engine.handle import Linker
-from gossamer.engine.recent import Recent
+from gossamer.engine.recent import RecentKeys
 from gossamer.engine.store import FleetStore
 from gossamer.extract.spider import Spider
 from gossamer.frontier.base import Frontier
@@ -114,11 +114,11 @@ async def live(
     """Let one worker crawl until a time, in seconds since the web began, and so many visits more, and kill it: nothing
     is given back. What the frontier counts then."""
     frontier = cast(Frontier, Patient(fleet, clock, tell))
-    linker = Linker(chosen, secret, Recent())
+    linker = Linker(chosen, secret, RecentKeys())
     await frontier.add([linker.seed(url) for url in web.seeds])
     spider = Spider()
     spider.fetch_middleware = [web.middleware]
-    async with worker(
+    async with build_worker(
         frontier, FleetStore(frontier, []), settings=chosen, secret=secret, clock=clock, spider=spider
     ) as engine:
         running = asyncio.create_task(engine.run())

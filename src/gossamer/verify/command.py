@@ -15,12 +15,13 @@ import msgspec
 from gossamer.cli.exits import Exit
 from gossamer.cli.figures import many
 from gossamer.cli.start import run
-from gossamer.cli.terminal import plain, put, say
+from gossamer.cli.terminal import put, say
 from gossamer.clock import SystemClock
 from gossamer.errors import ConfigError
 from gossamer.frontier.backends import is_fleet, is_in_memory
-from gossamer.masks import masked_address
-from gossamer.verify.run import Proof, Wish, prove
+from gossamer.logs import plain
+from gossamer.redact import masked_address
+from gossamer.verify.run import Proof, ProofOptions, prove
 
 _FEW = 5
 _Count = click.IntRange(min=1)
@@ -62,7 +63,7 @@ def verify(as_json: bool, job: str, sinks: tuple[str, ...], frontier: str, **opt
             f"--frontier {masked_address(frontier)}: nothing that outlives a kill",
             hint="leave it away for the embedded one, or name redis://, postgresql://, mysql:// or folder:/path",
         )
-    wish = Wish(
+    wish = ProofOptions(
         job=job or f"verify-{secrets.token_hex(4)}",
         frontier=frontier if is_fleet(frontier) else "",
         sinks=sinks or ("jsonl",),
@@ -82,11 +83,11 @@ def verify(as_json: bool, job: str, sinks: tuple[str, ...], frontier: str, **opt
     if as_json:
         put(msgspec.json.encode(_as_json(proof)) + b"\n")
     else:
-        put("".join(f"{line}\n" for line in lines(proof)).encode())
+        put("".join(f"{line}\n" for line in verify_lines(proof)).encode())
     return Exit.OK if proof.is_good else Exit.ERROR
 
 
-async def _prove(wish: Wish) -> Proof:
+async def _prove(wish: ProofOptions) -> Proof:
     task = asyncio.current_task()
     assert task is not None
     # As with Ctrl-C: what was started and made is taken away.
@@ -94,7 +95,7 @@ async def _prove(wish: Wish) -> Proof:
     return await prove(wish, clock=SystemClock(), tell=lambda line: say(plain(line)))
 
 
-def lines(proof: Proof) -> Iterator[str]:
+def verify_lines(proof: Proof) -> Iterator[str]:
     """The verdict as people read it."""
     found, wish = proof.verdict, proof.wish
     kinds = [blow.kind for blow in proof.blows]

@@ -18,12 +18,12 @@ from gossamer.clock import Clock
 from gossamer.errors import ConfigError, GossamerError, JobMissing
 from gossamer.fleet import results_folder
 from gossamer.frontier.backends import is_fleet, open_fleet, remove_job
-from gossamer.masks import masked_address
+from gossamer.redact import masked_address
 from gossamer.settings import Settings
 from gossamer.testing.web import SimWeb
 from gossamer.verify.fleet import Processes
 from gossamer.verify.sinks import made_its_own, read_back, take_away
-from gossamer.verify.verdict import Blow, Verdict, judge
+from gossamer.verify.verdict import Blow, ProofVerdict, judge
 
 _BATCH = 4
 _CONCURRENCY = 32
@@ -32,7 +32,7 @@ _KINDS = ("plain", "redirects", "robots-part")
 Tell = Callable[[str], None]
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
+class ProofOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be proved, and how hard it is made."""
 
     job: str
@@ -67,8 +67,8 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
     """How it went."""
 
-    wish: Wish
-    verdict: Verdict
+    wish: ProofOptions
+    verdict: ProofVerdict
     blows: tuple[Blow, ...]
     seconds: float
     fault: str = ""
@@ -82,7 +82,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
         return not self.fault and self.verdict.is_good
 
 
-async def prove(wish: Wish, *, clock: Clock, tell: Tell) -> Proof:
+async def prove(wish: ProofOptions, *, clock: Clock, tell: Tell) -> Proof:
     """Crawl a simulated web with real processes, trouble them, and compare what is left with the plan."""
     sinks = made_its_own(wish.sinks, f"gossamer_{wish.job.replace('-', '_').lower()}")
     wish = msgspec.structs.replace(wish, sinks=tuple(sinks))
@@ -96,7 +96,7 @@ async def prove(wish: Wish, *, clock: Clock, tell: Tell) -> Proof:
             await asyncio.to_thread(shutil.rmtree, place, ignore_errors=True)
 
 
-async def _refuse_known_job(wish: Wish) -> None:
+async def _refuse_known_job(wish: ProofOptions) -> None:
     if not wish.is_fleet:
         return
     try:
@@ -111,7 +111,7 @@ async def _refuse_known_job(wish: Wish) -> None:
 
 
 @asynccontextmanager
-async def _clean(wish: Wish, place: Path, tell: Tell) -> AsyncIterator[None]:
+async def _clean(wish: ProofOptions, place: Path, tell: Tell) -> AsyncIterator[None]:
     """Whatever happens, the job, its results and its tables are taken away at the end; that this fails is told."""
     try:
         yield
@@ -129,7 +129,7 @@ async def _clean(wish: Wish, place: Path, tell: Tell) -> AsyncIterator[None]:
                 tell(f"what job {wish.job!r} left in {where} is still there: {error}")
 
 
-async def _crawl(wish: Wish, place: Path, *, clock: Clock, tell: Tell) -> Proof:
+async def _crawl(wish: ProofOptions, place: Path, *, clock: Clock, tell: Tell) -> Proof:
     names = sys.platform != "linux"
     web = SimWeb(
         log_path=place / "requests.log", sites=wish.sites, pages_per_site=wish.pages, seed=wish.seed, names=names,
@@ -163,7 +163,7 @@ async def _crawl(wish: Wish, place: Path, *, clock: Clock, tell: Tell) -> Proof:
     return Proof(wish=wish, verdict=verdict, blows=tuple(blows), seconds=seconds, fault=fault, kept=kept)
 
 
-def _words(wish: Wish, names: bool) -> list[str]:
+def _words(wish: ProofOptions, names: bool) -> list[str]:
     words = [
         "--seeds", "seeds.txt", "--job", wish.job, "--quiet", "--allow-private", "--workers", str(wish.workers),
         "--delay", str(wish.delay), "--lease-seconds", str(wish.lease_seconds), "--batch", str(_BATCH),
@@ -175,13 +175,15 @@ def _words(wish: Wish, names: bool) -> list[str]:
     return [*words, *(word for name in wish.sinks for word in ("--sink", name))]
 
 
-def _environment(wish: Wish) -> Mapping[str, str]:
+def _environment(wish: ProofOptions) -> Mapping[str, str]:
     """That of the user, without what would change the crawl; the frontier's address may hold a password."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GOSSAMER_")}
     return {**kept, "GOSSAMER_FRONTIER": wish.frontier}
 
 
-async def _blows(wish: Wish, processes: Processes, web: SimWeb, *, expected: int, clock: Clock) -> AsyncIterator[Blow]:
+async def _blows(
+    wish: ProofOptions, processes: Processes, web: SimWeb, *, expected: int, clock: Clock
+) -> AsyncIterator[Blow]:
     """Deal the blows while the crawl goes on, spread over its whole length; fewer if it is over before."""
     chance = random.Random(wish.seed)
     kinds = ["kill"] * wish.kills + ["stop"] * wish.stops

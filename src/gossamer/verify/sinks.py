@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.errors import ConfigError
-from gossamer.masks import masked_address
 from gossamer.model import Record
+from gossamer.redact import masked_address
 from gossamer.settings import expand
 from gossamer.storage.base import Reader
 from gossamer.storage.reader import StoredJob
 from gossamer.storage.registry import FORMATS, load, parted
 from gossamer.verify.tables import ask
-from gossamer.verify.verdict import Row
+from gossamer.verify.verdict import StoredRow
 
 _FILES = ("jsonl", "csv", "sqlite", "warc", "parquet")
 _TABLES = ("postgresql", "postgres", "mysql", "mariadb")
@@ -38,7 +38,7 @@ def made_its_own(sinks: Sequence[str], table: str) -> list[str]:
     return found
 
 
-async def read_back(name: str, folder: Path, *, is_fleet: bool) -> list[Row]:
+async def read_back(name: str, folder: Path, *, is_fleet: bool) -> list[StoredRow]:
     """The rows that a sink holds. A fleet's workers may have kept a visit that did not count: the last word counts."""
     kind = parted(name)[0]
     # The reader of tables expands the address itself, as the sink does.
@@ -56,8 +56,8 @@ def _reader_of(job: StoredJob, kind: str) -> Reader | None:
     return job.need("rows")
 
 
-def _row(record: Record) -> Row:
-    return Row(record.page.url, record.page.status or 0)
+def _row(record: Record) -> StoredRow:
+    return StoredRow(record.page.url, record.page.status or 0)
 
 
 async def take_away(name: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gossamer import addresses
+from gossamer import dsn
 from gossamer.errors import SinkError
 from gossamer.extras import unusable
 
@@ -23,7 +23,7 @@ async def ask(url: str, statement: str) -> list[Any]:
 async def _ask_postgresql(url: str, statement: str) -> list[Any]:
     import asyncpg
 
-    place, server = addresses.postgresql(url, of="the database")
+    place, server = dsn.postgresql(url, of="the database")
     try:
         connection = await asyncpg.connect(**place, timeout=10.0)
         try:
@@ -38,7 +38,7 @@ async def _ask_mysql(url: str, statement: str) -> list[Any]:
     import asyncmy
     from asyncmy import errors as faults
 
-    place, server = addresses.mysql(url, of="the database")
+    place, server = dsn.mysql(url, of="the database")
     try:
         connection = await asyncmy.connect(**place, charset="utf8mb4", connect_timeout=10, autocommit=True)
         try:

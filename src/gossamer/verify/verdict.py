@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from gossamer.sim.answer import FORBIDDEN, Fate
-from gossamer.sim.log import Entry, disallowed, fetched
+from gossamer.sim.log import SimRequest, disallowed, fetched
 
 _ON_THE_WIRE_SECONDS = 1.0
 """What was sent before a kill, or in the moment of waking up, has reached a busy server by then."""
@@ -23,7 +23,7 @@ class Blow(NamedTuple):
     until: float = 0.0
 
 
-class Gap(msgspec.Struct, frozen=True):
+class ImpoliteGap(msgspec.Struct, frozen=True):
     """Two requests that were too close to one another."""
 
     site: str
@@ -32,20 +32,20 @@ class Gap(msgspec.Struct, frozen=True):
     """From the headers of the one to the arrival of the other; negative if they overlapped."""
 
 
-class Row(NamedTuple):
+class StoredRow(NamedTuple):
     """A stored page."""
 
     url: str
     status: int
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class ProofVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """All that is wanted is that the first four are empty."""
 
     lost: tuple[str, ...]
     """Pages of the plan that no sink, or not every sink, has with the answer that they give."""
     stored_twice: dict[str, int]
-    impolite: tuple[Gap, ...]
+    impolite: tuple[ImpoliteGap, ...]
     forbidden: dict[str, int]
     """Fetched though robots.txt forbids it."""
     pages: int
@@ -67,14 +67,14 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge(
-    log: Sequence[Entry],
-    stored: Mapping[str, Iterable[Row]],
+    log: Sequence[SimRequest],
+    stored: Mapping[str, Iterable[StoredRow]],
     fates: Mapping[str, Fate],
     *,
     blows: Sequence[Blow],
     delay: float,
     in_hand: int,
-) -> Verdict:
+) -> ProofVerdict:
     """Compare what happened with the plan. `stored` are the rows of each sink, `in_hand` what one blow can cost."""
     wanted = {url for url, fate in fates.items() if fate not in FORBIDDEN and fate != "optional"}
     lost: set[str] = set()
@@ -90,7 +90,7 @@ def judge(
     asked = fetched(log)
     once = {url for url in asked if fates.get(url) != "flaky"}
     least, impolite, gaps, late = politeness(log, blows, delay=delay)
-    return Verdict(
+    return ProofVerdict(
         lost=tuple(sorted(lost)),
         stored_twice=twice,
         impolite=impolite,
@@ -106,19 +106,19 @@ def judge(
 
 
 def politeness(
-    log: Sequence[Entry], blows: Sequence[Blow], *, delay: float
-) -> tuple[float | None, tuple[Gap, ...], int, int]:
+    log: Sequence[SimRequest], blows: Sequence[Blow], *, delay: float
+) -> tuple[float | None, tuple[ImpoliteGap, ...], int, int]:
     """The smallest gap, those below the delay, how many gaps there were, and how many requests came late.
 
     A request whose sender was killed ended then: nobody waits for its answer, and the delay counts from the kill."""
-    sites: dict[str, list[Entry]] = defaultdict(list)
+    sites: dict[str, list[SimRequest]] = defaultdict(list)
     last_of_port = {(entry.site, entry.port): entry for entry in log}
     for entry in log:
         sites[entry.site].append(entry)
     kills = [blow.at for blow in blows if blow.kind != "worker stopped"]
     wakes = [blow.until for blow in blows if blow.kind == "worker stopped"]
     least: float | None = None
-    wrong: list[Gap] = []
+    wrong: list[ImpoliteGap] = []
     count = 0
     came_late: set[tuple[str, float]] = set()
     for site, entries in sites.items():
@@ -141,11 +141,11 @@ def politeness(
                 came_late.add((site, woken[0]))
             else:
                 if gap < delay:
-                    wrong.append(Gap(site, entry.arrived_at, gap))
+                    wrong.append(ImpoliteGap(site, entry.arrived_at, gap))
                 least = gap if least is None else min(least, gap)
             before = max(before, entry, key=lambda one: one.headers_at)
     return least, tuple(wrong), count, len(came_late)
 
 
-def _just_after(wake: float, entry: Entry) -> bool:
+def _just_after(wake: float, entry: SimRequest) -> bool:
     return wake <= entry.arrived_at <= wake + _ON_THE_WIRE_SECONDS

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gossamer.clock import Clock
 from gossamer.errors import GossamerError, JobMissing
-from gossamer.frontier.base import Fleet, FleetBackend, Meter, Opener, ShardMove
+from gossamer.frontier.base import FleetBackend, FleetFrontier, Meter, Opener, ShardMove
 from gossamer.frontier.clocks import skew
 from gossamer.model import Finding
 from gossamer.settings import Settings
@@ -28,13 +28,13 @@ class SqlBackend(FleetBackend):
         self.name = name
         self.forms = (f"{name}://user@host/database",)
 
-    async def open(self, url: str, job: str, by: Opener) -> Fleet:
-        from gossamer.frontier.sql import open_databases
+    async def open(self, url: str, job: str, by: Opener) -> FleetFrontier:
+        from gossamer.frontier.sql.several import open_databases
 
         return await open_databases(url, job, worker=by.worker, region=by.region, shards=by.shards)
 
-    async def create(self, url: str, job: str, settings: Settings, by: Opener) -> Fleet:
-        from gossamer.frontier.sql import open_databases
+    async def create(self, url: str, job: str, settings: Settings, by: Opener) -> FleetFrontier:
+        from gossamer.frontier.sql.several import open_databases
 
         return await open_databases(url, job, settings, worker=by.worker, region=by.region, shards=by.shards)
 
@@ -98,14 +98,14 @@ class SqlBackend(FleetBackend):
 
     async def move_shards(self, url: str, job: str) -> AsyncIterator[ShardMove]:
         """Bring every shard to its database among these, and say where each is."""
-        from gossamer.frontier.sql import spread_sql
+        from gossamer.frontier.sql.move import spread_sql
 
         async for move in spread_sql(url, job):
             yield ShardMove(move.shard, move.source, move.target, f"{move.rows:,} rows")
 
     async def compact(self, url: str, job: str, *, older_than_seconds: float) -> int:
         """Delete the rows of URLs that were finished that long ago, in all shards; how many."""
-        from gossamer.frontier.sql import compact_databases
+        from gossamer.frontier.sql.several import compact_databases
 
         return await compact_databases(url, job, older_than_seconds)
 

@@ -9,9 +9,9 @@ import msgspec
 
 from gossamer.errors import FrontierError, JobMissing
 from gossamer.frontier.sql.database import Dialect, connection_run
-from gossamer.frontier.sql.handover import ANNOUNCED, Moved, Where
-from gossamer.frontier.sql.rows import FAILED, PARKED, RETRY, REVISITS, SKIPPED, SUSPECT, TIMED, WORDS, Row
-from gossamer.frontier.sql.site import MICRO, NEVER, Lane, Site
+from gossamer.frontier.sql.handover import ANNOUNCED, Moved, ShardLocation
+from gossamer.frontier.sql.rows import FAILED, PARKED, RETRY, REVISITS, SKIPPED, SUSPECT, TIMED, WORDS, QueueRow
+from gossamer.frontier.sql.site import MICRO, NEVER, SqlLane, SqlSite
 from gossamer.settings import Settings
 
 COUNTERS = (
@@ -34,7 +34,7 @@ class Changed(Exception):
     """The job has other settings by now: to be read before the call is tried again."""
 
 
-class Held(NamedTuple):
+class HeldLane(NamedTuple):
     """A row of the leases; `batch` holds key -> place, standing, age of what is not settled."""
 
     token: int
@@ -50,7 +50,7 @@ class Held(NamedTuple):
         return (self.site, *self.batch[key], key)
 
 
-class Call:
+class Transaction:
     """What a call knows and what it will write."""
 
     def __init__(
@@ -84,13 +84,13 @@ class Call:
         """By how much the pages that come again, and millionths of their freshness, have grown."""
         self.ready: dict[str, list[Sequence[Any]]] = {}
         """Region -> rows of sites that were ready when the call began, to be taken once."""
-        self.sites: dict[int, Site] = {}
+        self.sites: dict[int, SqlSite] = {}
         self.touched: set[int] = set()
-        self.held: dict[int, Held] = {}
+        self.held: dict[int, HeldLane] = {}
         self.changed: set[int] = set()
         self.ended: set[int] = set()
         self.finished: list[tuple[int, ...]] = []
-        self.again: list[Row] = []
+        self.again: list[QueueRow] = []
         self.dropped: list[tuple[int, ...]] = []
         self.asleep: dict[int, int | None] = {}
         self.given: list[tuple[Any, ...]] = []
@@ -115,7 +115,7 @@ class Call:
         row = found[0]
         state, revision, clock, skew, self.restarts, self.rest_until, self.longest, allowance, phase, place, *rest = row
         if phase:
-            where = Where.read(place)
+            where = ShardLocation.read(place)
             if phase != ANNOUNCED or where.run != self.db.server_run:
                 raise Moved(int(phase), where)
             self.is_leaving = True
@@ -165,21 +165,21 @@ class Call:
         wanted = sorted(set(ids) - self.sites.keys())
         if wanted:
             for row in await self.db.fetch("try_sites" if skip else "lock_sites", wanted):
-                self.sites[row[0]] = Site(row, self.settings)
+                self.sites[row[0]] = SqlSite(row, self.settings)
 
-    async def load(self, name: str, *given: Any) -> list[Held]:
+    async def load(self, name: str, *given: Any) -> list[HeldLane]:
         """Leases, as a statement finds them; those that this call has ended are over."""
         found = []
         for row in await self.db.fetch(name, *given):
             token = row[0]
             if token not in self.held and token not in self.ended:
                 batch = {key: (place, standing, age) for key, place, standing, age in _decode(row[6])}
-                self.held[token] = Held(token, row[1], row[2], row[3], bool(row[4]), row[5], batch)
+                self.held[token] = HeldLane(token, row[1], row[2], row[3], bool(row[4]), row[5], batch)
             if token in self.held:
                 found.append(self.held[token])
         return found
 
-    def lane_of(self, held: Held) -> tuple[Site, Lane]:
+    def lane_of(self, held: HeldLane) -> tuple[SqlSite, SqlLane]:
         """The lane of a lease whose site is locked."""
         site = self.sites.get(held.site)
         if site is None or held.lane >= len(site.lanes):
@@ -188,13 +188,13 @@ class Call:
             )
         return site, site.lanes[held.lane]
 
-    def finish(self, held: Held, key: int, status: int, code: int = 0) -> None:
+    def finish(self, held: HeldLane, key: int, status: int, code: int = 0) -> None:
         """Take a request out of a lease and out of the queue, for good."""
         self.finished.append((*held.at(key), status, min(max(code, 0), 32_767)))
         self._take_out(held, key)
         self.count(WORDS[status])
 
-    def _take_out(self, held: Held, key: int) -> None:
+    def _take_out(self, held: HeldLane, key: int) -> None:
         place = held.batch.pop(key)[0]
         self.sites[held.site].kept.leased -= 1
         self.count("leased", -1)
@@ -203,14 +203,14 @@ class Call:
         self.changed.add(held.token)
         self.touched.add(held.site)
 
-    def requeue(self, held: Held, old: Row, new: Row) -> None:
+    def requeue(self, held: HeldLane, old: QueueRow, new: QueueRow) -> None:
         """Take a request out of a lease, and have it wait for its time."""
         self.dropped.append(held.at(old.id))
         self._take_out(held, old.id)
         self.again.append(new)
         self.count("delayed")
 
-    def end(self, held: Held, *, rests_from: int) -> None:
+    def end(self, held: HeldLane, *, rests_from: int) -> None:
         """Take a lane back; what is left of its batch waits where it always was."""
         site, lane = self.lane_of(held)
         if held.batch and site.closed:
@@ -229,13 +229,13 @@ class Call:
         self.count("held", -1)
         self.count("news")
 
-    async def lapse(self, held: Held, *, rests_from: int, blamed: Sequence[int] | None = None) -> None:
+    async def lapse(self, held: HeldLane, *, rests_from: int, blamed: Sequence[int] | None = None) -> None:
         """A holder died: count that against the requests that it had, isolate them, park them."""
         site, _ = self.lane_of(held)
         keys = [key for key in held.batch if blamed is None or key in set(blamed)]
         if keys:
             for found in await self.db.bulk("rows_at", [held.at(key) for key in keys]):
-                row = Row(*found)
+                row = QueueRow(*found)
                 lapses = row.lapses + 1
                 if lapses >= self.settings.max_deliveries:
                     self.finish(held, row.id, PARKED)
@@ -249,7 +249,7 @@ class Call:
                 held.batch[row.id] = (place, standing, row.age)
         self.end(held, rests_from=rests_from - site.rest)
 
-    async def close(self, site: Site, reason: str) -> None:
+    async def close(self, site: SqlSite, reason: str) -> None:
         """Give up what waits at a site. The caller has the whole lock, so nobody is adding to it."""
         keep = [key for held in await self.load("leases_of_sites", [site.id]) for key in held.batch]
         status = closed_status(reason)
@@ -307,7 +307,7 @@ class Call:
             counters = (self.stripe, *self.tally.values(), self.token, self.now)
             await self.db.write(counters, ended=sorted(self.ended), given=self.given, changed=changed, sites=sites)
 
-    def _awake(self, site: Site) -> int | None:
+    def _awake(self, site: SqlSite) -> int | None:
         """When the next lease looks at a site; if nothing is queued there, that one finds out."""
         if site.closed and site.kept.leased == 0:
             return None
@@ -321,11 +321,11 @@ def closed_status(reason: str) -> int:
     return SKIPPED if reason == "budget" else FAILED
 
 
-def batch_text(held: Held) -> str:
+def batch_text(held: HeldLane) -> str:
     """The batch as its row has it; anybody's JSON functions can read it."""
     return _encode([(key, *where) for key, where in held.batch.items()]).decode()
 
 
-def timed(row: Row, due: int, *, again: int, **values: Any) -> Row:
+def timed(row: QueueRow, due: int, *, again: int, **values: Any) -> QueueRow:
     """The row with a time before which it is not handed out."""
     return row._replace(place=TIMED, standing=due, again=again, lapses=0, **values)

@@ -16,7 +16,7 @@ from gossamer.errors import FrontierError, JobMissing, Leaving, Unavailable
 from gossamer.frontier.outbox import Parcel
 from gossamer.frontier.portions import MOST_LINKS, portions
 from gossamer.frontier.sharded import ShardGrant
-from gossamer.frontier.sql.call import STRIPES, Call, Changed, NeedsWhole
+from gossamer.frontier.sql.call import STRIPES, Changed, NeedsWhole, Transaction
 from gossamer.frontier.sql.database import Database, Dialect
 from gossamer.frontier.sql.handover import ANNOUNCED, ARRIVING, GONE, LEAVING, Moved, decide, is_abandoned
 from gossamer.frontier.sql.inbox import Forward, drain
@@ -24,7 +24,7 @@ from gossamer.frontier.sql.leasing import Leasing, lull
 from gossamer.frontier.sql.ledger import SqlLedger
 from gossamer.frontier.sql.outbox import put
 from gossamer.frontier.sql.repair import SqlRepair
-from gossamer.frontier.sql.rows import PARKED, Row, request_of
+from gossamer.frontier.sql.rows import PARKED, QueueRow, request_of
 from gossamer.frontier.sql.settling import Admission, Link, Settling
 from gossamer.frontier.sql.steering import SqlSteering
 from gossamer.model import Grant, Lease, Outcome, Receipt, Request, SiteNote
@@ -122,7 +122,7 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
         for first in range(0, len(links), MOST_LINKS):
             some = links[first : first + MOST_LINKS]
 
-            async def work(call: Call, some: Any = some) -> tuple[int, str]:
+            async def work(call: Transaction, some: Any = some) -> tuple[int, str]:
                 found = await self._admission.admit(call, some)
                 await call.flush()
                 return found, call.db.server_run
@@ -148,7 +148,7 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
         """As `lease`, and what the shard saw: see `Shard.lease_shard`."""
         regions = list({self.region, ""} | also)
 
-        async def work(call: Call) -> tuple[ShardGrant, set[int], bool]:
+        async def work(call: Transaction) -> tuple[ShardGrant, set[int], bool]:
             await call.open(totals=True, regions=regions, most=limit)
             call.handed_elsewhere = handed_elsewhere
             leasing = Leasing(
@@ -175,7 +175,9 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
                     continue
             return answer
 
-    async def _take(self, call: Call, leasing: Leasing, limit: int, seconds: float, *, over_quota: bool) -> Grant:
+    async def _take(
+        self, call: Transaction, leasing: Leasing, limit: int, seconds: float, *, over_quota: bool
+    ) -> Grant:
         """Lease what this worker may have, and write it down."""
         news = call.totals["news"]
         state = await self._state(call)
@@ -194,7 +196,7 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
         return Grant(leases=leases, wait=wait, job=state, news=news, run=call.run, outbox=outbox)  # type: ignore[arg-type]
 
     async def _lease(
-        self, work: Callable[[Call], Awaitable[tuple[ShardGrant, set[int], bool]]]
+        self, work: Callable[[Transaction], Awaitable[tuple[ShardGrant, set[int], bool]]]
     ) -> tuple[ShardGrant, set[int], bool]:
         lock = "stripe" if self.settings.max_pages is None else "shard"
         answer, empty, has_inbox = await self._call(work, opens=False, lock=lock)
@@ -210,7 +212,7 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
     async def _drain(self) -> int:
         return await drain(self._call, self._admission, secret=self.secret, forward=self._context.forward)
 
-    async def _leases(self, call: Call, leasing: Leasing, seconds: float) -> tuple[Lease, ...]:
+    async def _leases(self, call: Transaction, leasing: Leasing, seconds: float) -> tuple[Lease, ...]:
         kept: dict[int, tuple[dict[str, bytes], dict[str, Any]]] = {}
         if leasing.leases:
             for row in await call.db.fetch("notes", sorted({site.id for site, _, _ in leasing.leases})):
@@ -234,7 +236,7 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
             )
         return tuple(leases)
 
-    def _read(self, rows: Sequence[Row], site: str) -> Iterator[Request]:
+    def _read(self, rows: Sequence[QueueRow], site: str) -> Iterator[Request]:
         for row in rows:
             try:
                 yield request_of(row, site)
@@ -246,7 +248,7 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
     async def _park(self, leases: Sequence[Lease]) -> None:
         """Give up what no worker can read."""
 
-        async def work(call: Call) -> None:
+        async def work(call: Transaction) -> None:
             await call.lock({self._admission.site_id(lease.site) for lease in leases})
             for held in await call.load("leases_by_token", sorted(lease.token for lease in leases)):
                 for key in list(held.batch):
@@ -260,7 +262,7 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
         if not leases:
             return []
 
-        async def work(call: Call) -> set[int]:
+        async def work(call: Transaction) -> set[int]:
             await call.lock({self._admission.site_id(lease.site) for lease in leases})
             ours = set()
             for held in await call.load("leases_by_token", sorted(lease.token for lease in leases)):
@@ -310,7 +312,7 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
         closes = any(note.close is not None for note in notes)
         lock = "whole" if closes else "share" if any(outcome.links for outcome in outcomes) else ""
 
-        async def work(call: Call) -> Settled:
+        async def work(call: Transaction) -> Settled:
             if run and run != call.db.server_run:
                 raise Unavailable(f"{call.db.server} was started again since it took the links of these pages")
             if run and call.is_leaving:
@@ -338,7 +340,7 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
         if not leases:
             return
 
-        async def work(call: Call) -> None:
+        async def work(call: Transaction) -> None:
             await call.lock({self._admission.site_id(lease.site) for lease in leases})
             for held in await call.load("leases_by_token", sorted(lease.token for lease in leases)):
                 call.end(held, rests_from=call.now)
@@ -347,7 +349,7 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
         await self._call(work, rings=True)
 
     async def abandon(self, worker: str, *, blamed: Sequence[int] = ()) -> int:
-        async def work(call: Call) -> int:
+        async def work(call: Transaction) -> int:
             await call.lock({row[1] for row in await call.db.fetch("leases_of_worker", worker)})
             gone = 0
             for held in await call.load("leases_of_worker", worker):
@@ -376,7 +378,7 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
             # Whoever asks next will hear what is wrong.
             await asyncio.sleep(min(wait, 1.0))
 
-    async def _is_over(self, call: Call) -> bool:
+    async def _is_over(self, call: Transaction) -> bool:
         if call.total("leased") > 0:
             return False
         if call.most is not None and call.total("kept") >= call.most:
@@ -392,7 +394,7 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
             return not row[0]
         return True
 
-    async def _state(self, call: Call) -> str:
+    async def _state(self, call: Transaction) -> str:
         return "finished" if call.state == "running" and await self._is_over(call) else call.state
 
     async def aclose(self) -> None:
@@ -400,7 +402,7 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
 
     async def _call(
         self,
-        work: Callable[[Call], Awaitable[T]],
+        work: Callable[[Transaction], Awaitable[T]],
         *,
         lock: str = "",
         opens: bool = True,
@@ -412,7 +414,7 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
         `ahead`: what it will ask first."""
 
         async def run(dialect: Dialect) -> T:
-            call = Call(
+            call = Transaction(
                 dialect, self.settings, job=self._job, revision=self._revision, stripe=self._stripe, alone=self._alone
             )
             if opens:

@@ -35,7 +35,7 @@ _SILENT_MICRO = 20_000_000
 """A shard that leaves, and that nobody has moved for this long, need not be waited for."""
 
 
-class Where(NamedTuple):
+class ShardLocation(NamedTuple):
     """What the row of a shard says beside its phase."""
 
     generation: int = 0
@@ -50,16 +50,16 @@ class Where(NamedTuple):
         return "\t".join((str(self.generation), *self[1:])) if any(self) else ""
 
     @staticmethod
-    def read(text: str) -> Where:
+    def read(text: str) -> ShardLocation:
         """The same again; earlier versions wrote the target alone."""
         number, *rest = text.split("\t")
-        return Where(int(number), *rest) if number.isdigit() else Where(0, text)
+        return ShardLocation(int(number), *rest) if number.isdigit() else ShardLocation(0, text)
 
 
 class Moved(Exception):
     """The shard is not simply here: its phase, and where it may be."""
 
-    def __init__(self, phase: int, where: Where) -> None:
+    def __init__(self, phase: int, where: ShardLocation) -> None:
         super().__init__(where.target)
         self.phase = phase
         self.where = where
@@ -69,14 +69,14 @@ class Moved(Exception):
         return Unavailable(f"a shard of job {job!r} is on its way to {self.where.target or server}", hint=UNDER_WAY)
 
 
-async def locked(db: Dialect) -> tuple[int, Where] | None:
+async def locked(db: Dialect) -> tuple[int, ShardLocation] | None:
     """The phase of the shard and where it is, which nobody changes before this transaction ends; None if it is gone."""
     for phase, text in await db.fetch("lock_phase"):
-        return int(phase), Where.read(text)
+        return int(phase), ShardLocation.read(text)
     return None
 
 
-async def put_phase(db: Dialect, phase: int, where: Where) -> None:
+async def put_phase(db: Dialect, phase: int, where: ShardLocation) -> None:
     """Write what `locked` reads."""
     await db.fetch("set_phase", phase, where.text)
 
@@ -111,10 +111,10 @@ async def decide(source: Database, target: Database, job: str, shard: int, moved
             raise moved.waits(job, db.server)
         generation = moved.where.generation
         if there:
-            await put_phase(db, KEPT, Where(generation, moved.where.target))
+            await put_phase(db, KEPT, ShardLocation(generation, moved.where.target))
         else:
             # What has been at the target is behind, should it ever turn up again.
-            await put_phase(db, HERE, Where(generation + 2 if moved.phase == KEPT else generation))
+            await put_phase(db, HERE, ShardLocation(generation + 2 if moved.phase == KEPT else generation))
             await db.fetch("unfreeze")
             for (known,) in await db.fetch("last_server"):
                 # Leases that the target granted may still be held.
@@ -133,7 +133,7 @@ async def _close_door(db: Dialect, job: str, shard: int, moved: Moved) -> bool:
             return False
         phase, where = found
         if phase == ARRIVING:
-            await put_phase(db, GONE, Where())
+            await put_phase(db, GONE, ShardLocation())
             return False
         # An interrupted move of an earlier version had neither tickets nor generations.
         is_early = phase == HERE and moved.phase == LEAVING and not moved.where.ticket

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from gossamer import urls
-from gossamer.frontier.sql.call import Call
+from gossamer.frontier.sql.call import Transaction
 from gossamer.frontier.sql.settling import Admission, Link
 from gossamer.model import Request
 from gossamer.settings import Settings
@@ -44,7 +44,7 @@ async def drain(
 ) -> int:
     """Take what is in the inbox, some at a time; how many entries were good."""
 
-    async def look(call: Call) -> dict[int, Link]:
+    async def look(call: Transaction) -> dict[int, Link]:
         found: dict[int, Link] = {}
         for entry, text, priority, wait in await call.db.take_inbox(_MOST):
             try:
@@ -61,7 +61,7 @@ async def drain(
         # They are there before they are gone from here: a crash in between gives them twice, which is once.
         ours, theirs = await forward(list((await run(look)).values()))
 
-    async def work(call: Call) -> int:
+    async def work(call: Transaction) -> int:
         found = await look(call)
         if ours is not None:
             found = {entry: link for entry, link in found.items() if link[0].key in ours | theirs}

@@ -24,13 +24,13 @@ log = logging.getLogger("gossamer.frontier")
 def dialect_of(url: str) -> Dialect:
     """A connection, not yet open, to the server at this address."""
     if url.startswith(("postgresql://", "postgres://")):
-        from gossamer.frontier.sql.postgresql import PostgreSQL
+        from gossamer.frontier.sql.postgresql import PostgresDialect
 
-        return PostgreSQL(url)
+        return PostgresDialect(url)
     if url.startswith(("mysql://", "mariadb://")):
-        from gossamer.frontier.sql.mysql import MySQL
+        from gossamer.frontier.sql.mysql import MySqlDialect
 
-        return MySQL(url)
+        return MySqlDialect(url)
     raise ConfigError("the frontier's address is not one of a database", hint="use postgresql:// or mysql://")
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import Any
 
-from gossamer.frontier.sql.call import STRIPES, Call, Held, batch_text
-from gossamer.frontier.sql.rows import REVISITS, WORDS, Row
-from gossamer.frontier.sql.site import MICRO, NEVER, Lane, Site
+from gossamer.frontier.sql.call import STRIPES, HeldLane, Transaction, batch_text
+from gossamer.frontier.sql.rows import REVISITS, WORDS, QueueRow
+from gossamer.frontier.sql.site import MICRO, NEVER, SqlLane, SqlSite
 
 _DROWSY_MICRO = MICRO
 _SOON_MICRO = 10
@@ -20,7 +20,14 @@ class Leasing:
     """One `lease`. It never waits for another's lock: what is locked is looked at next time."""
 
     def __init__(
-        self, call: Call, *, worker: str, regions: Sequence[str], batch: int, seconds: float, suspects: bool = True
+        self,
+        call: Transaction,
+        *,
+        worker: str,
+        regions: Sequence[str],
+        batch: int,
+        seconds: float,
+        suspects: bool = True,
     ) -> None:
         self.call = call
         self._suspects = suspects
@@ -29,11 +36,11 @@ class Leasing:
         self._batch = batch
         self._seconds = seconds
         self._busy = False
-        self.leases: list[tuple[Site, Held, list[Row]]] = []
+        self.leases: list[tuple[SqlSite, HeldLane, list[QueueRow]]] = []
         self.empty: set[int] = set()
         """Sites at which nothing was found: to be put to sleep."""
         self._refused: set[int] = set()
-        self._over: list[Site] = []
+        self._over: list[SqlSite] = []
         """Sites that have had their share of the fetches: they get what the others leave."""
         self.passed_over = 0
         """How many of these got nothing."""
@@ -48,13 +55,13 @@ class Leasing:
         self._busy = not self._suspects
         passed: set[int] = set()
         while len(self.leases) < limit and self._left > 0:
-            fresh: list[Site] = []
-            over: list[Site] = []
+            fresh: list[SqlSite] = []
+            over: list[SqlSite] = []
             wanted = limit - len(self.leases)
             for row in await self._ready(wanted + len(passed) + len(self._over)):
                 if row[0] not in passed and len(fresh) < wanted:
                     passed.add(row[0])
-                    site = call.sites.setdefault(row[0], Site(row, call.settings))
+                    site = call.sites.setdefault(row[0], SqlSite(row, call.settings))
                     (fresh if site.share_left(call.half) else over).append(site)
             if not fresh and not over:
                 break
@@ -89,7 +96,7 @@ class Leasing:
         # One that has run out counts until its lane is taken back: its holder may not know yet.
         return any(held.suspect for held in await self.call.load("leases_of_worker", self._worker))
 
-    async def _lapse(self, sites: Sequence[Site]) -> None:
+    async def _lapse(self, sites: Sequence[SqlSite]) -> None:
         """Take back the lanes whose holders are silent; and know what others hold at these sites."""
         call = self.call
         leased = [site.id for site in sites if any(lane.token for lane in site.lanes)]
@@ -101,7 +108,7 @@ class Leasing:
                 await call.lapse(held, rests_from=call.now)
         await call.settle_rows()
 
-    def _free_lanes(self, site: Site) -> list[Lane]:
+    def _free_lanes(self, site: SqlSite) -> list[SqlLane]:
         call = self.call
         found = []
         for lane in site.lanes:
@@ -114,18 +121,18 @@ class Leasing:
                 found.append(lane)
         return found
 
-    def _most(self, site: Site, whole: bool) -> int:
+    def _most(self, site: SqlSite, whole: bool) -> int:
         most = min(self._batch, site.room)
         if not whole:
             most = min(most, site.share_left(self.call.half))
         delay = site.delay
         return most if delay <= 0 else min(most, max(1, int(self._seconds / 2 / delay)))
 
-    async def _serve(self, sites: Sequence[Site], limit: int, *, whole: bool = False) -> None:
+    async def _serve(self, sites: Sequence[SqlSite], limit: int, *, whole: bool = False) -> None:
         """Lease lanes of these sites, within their share of the fetches or with `whole` batches."""
         call = self.call
         before = len(self.leases)
-        wanted: dict[int, tuple[Site, list[Lane]]] = {}
+        wanted: dict[int, tuple[SqlSite, list[SqlLane]]] = {}
         for site in sites:
             call.touched.add(site.id)
             if site.closed:
@@ -142,7 +149,7 @@ class Leasing:
             asks.append((site.id, len(hands.get(site.id, ())) + len(lanes) * self._most(site, whole)))
         call.db.ahead(("notes", sorted(wanted)))
         waiting = by_site(await call.db.bulk("heads", asks, call.now), hands)
-        suspects: dict[int, list[Row]] = {}
+        suspects: dict[int, list[QueueRow]] = {}
         if call.total("suspects") > 0:
             suspects = by_site(
                 await call.db.bulk("suspects", [(site, len(hands.get(site, ())) + 1) for site in wanted]), hands
@@ -159,7 +166,9 @@ class Leasing:
         if taken:
             await call.db.bulk("mark_taken", taken)
 
-    def _grant(self, site: Site, lane: Lane, waiting: list[Row], suspects: list[Row], whole: bool) -> None:
+    def _grant(
+        self, site: SqlSite, lane: SqlLane, waiting: list[QueueRow], suspects: list[QueueRow], whole: bool
+    ) -> None:
         call = self.call
         alone = bool(suspects) and not self._busy
         if alone:
@@ -176,7 +185,7 @@ class Leasing:
             return
         token = call.token = max(call.now, max(call.last_token, call.token, lane.settled) // STRIPES + 1)
         token = call.token = token * STRIPES + call.stripe
-        held = Held(
+        held = HeldLane(
             token, site.id, site.lanes.index(lane), call.now + round(self._seconds * MICRO), alone, self._worker,
             {row.id: (row.place, row.standing, row.age) for row in rows},
         )  # fmt: skip
@@ -224,7 +233,7 @@ class Leasing:
         else:
             held = await call.load("leases")
             sites = {
-                row[0]: Site(row, call.settings)
+                row[0]: SqlSite(row, call.settings)
                 for row in await call.db.fetch("peek_sites", sorted({each.site for each in held}))
             }
             for each in held:
@@ -235,7 +244,7 @@ class Leasing:
         return (first - call.now) / MICRO if first > call.now else _LOCKED_WAIT if not self.leases else 0.0
 
 
-async def lull(call: Call, numbers: Iterable[int]) -> bool:
+async def lull(call: Transaction, numbers: Iterable[int]) -> bool:
     """Put sites to sleep at which nothing is due, and close those whose budget is used up; whether one was closed.
 
     Only here does a site sleep: the whole lock keeps those out who might be adding to it at this moment."""
@@ -270,12 +279,12 @@ async def lull(call: Call, numbers: Iterable[int]) -> bool:
     return closed
 
 
-def _held_until(site: Site) -> int:
+def _held_until(site: SqlSite) -> int:
     """When the first lane of a site that somebody holds would be taken back."""
     return min((site.ready(lane) for lane in site.lanes if lane.token), default=NEVER)
 
 
-def in_hand(leases: Iterable[Held]) -> dict[int, set[int]]:
+def in_hand(leases: Iterable[HeldLane]) -> dict[int, set[int]]:
     """Site -> keys that are leased."""
     found: dict[int, set[int]] = {}
     for held in leases:
@@ -283,10 +292,10 @@ def in_hand(leases: Iterable[Held]) -> dict[int, set[int]]:
     return found
 
 
-def by_site(rows: Sequence[Sequence[Any]], hands: dict[int, set[int]]) -> dict[int, list[Row]]:
+def by_site(rows: Sequence[Sequence[Any]], hands: dict[int, set[int]]) -> dict[int, list[QueueRow]]:
     """Rows of the queue by their site, in order, without those in somebody's hands."""
-    found: dict[int, list[Row]] = {}
-    for row in map(Row._make, rows):
+    found: dict[int, list[QueueRow]] = {}
+    for row in map(QueueRow._make, rows):
         if row.id not in hands.get(row.site, ()):
             found.setdefault(row.site, []).append(row)
     for some in found.values():
@@ -294,7 +303,7 @@ def by_site(rows: Sequence[Sequence[Any]], hands: dict[int, set[int]]) -> dict[i
     return found
 
 
-def _standing(row: Row) -> tuple[int, int, int, int]:
+def _standing(row: QueueRow) -> tuple[int, int, int, int]:
     return (row.place, row.standing, row.age, row.id)
 
 

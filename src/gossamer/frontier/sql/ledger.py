@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from gossamer.frontier.sql.call import Call
+from gossamer.frontier.sql.call import Transaction
 
 
 class SqlLedger:
@@ -16,7 +16,7 @@ class SqlLedger:
     async def set_limit(self, pages: int | None, *, reserved: int | None = None) -> int:
         """Begin, or end, to have a part of what the job may store; how many pages that part is."""
 
-        async def work(call: Call) -> int:
+        async def work(call: Transaction) -> int:
             await call.open(totals=True)
             ((allowance, kept),) = await call.db.fetch("ledger")
             if pages is None:
@@ -32,7 +32,7 @@ class SqlLedger:
     async def reserve(self, pages: int, *, limit: int) -> tuple[int, int]:
         """Take pages from what is left of the job's limit, or give them back; how many, and what is left then."""
 
-        async def work(call: Call) -> tuple[int, int]:
+        async def work(call: Transaction) -> tuple[int, int]:
             ((allowance, reserved),) = await call.db.fetch("ledger")
             if reserved is None:
                 return 0, 0
@@ -49,7 +49,7 @@ class SqlLedger:
     async def allow(self, pages: int) -> tuple[int, int]:
         """Let this shard store more, or less; only what is not used can be taken away. How many, and what is left."""
 
-        async def work(call: Call) -> tuple[int, int]:
+        async def work(call: Transaction) -> tuple[int, int]:
             await call.open(totals=True)
             ((allowance, reserved),) = await call.db.fetch("ledger")
             if allowance is None:

@@ -24,14 +24,14 @@ from gossamer.frontier.sql.handover import (
     KEPT,
     LEAVING,
     Moved,
-    Where,
+    ShardLocation,
     beat,
     decide,
     locked,
     put_phase,
 )
 from gossamer.frontier.sql.job import ensure_outbox, make_shard
-from gossamer.frontier.sql.places import Databases, Root
+from gossamer.frontier.sql.places import Databases, SqlJobRecord
 
 _STEP = 1000
 _LOOKS = 50
@@ -41,7 +41,7 @@ _TABLES = [table for table in ROWS if table != "counters"]
 _Answer = TypeVar("_Answer")
 
 
-class Move(NamedTuple):
+class SqlShardMove(NamedTuple):
     """A shard that is in its database now, and how many rows had to be brought there."""
 
     shard: int
@@ -58,10 +58,10 @@ class _Place(NamedTuple):
     name: str
     row: int
     phase: int
-    where: Where
+    where: ShardLocation
 
 
-async def spread_sql(url: str, job: str, *, forget_seconds: float | None = None) -> AsyncIterator[Move]:
+async def spread_sql(url: str, job: str, *, forget_seconds: float | None = None) -> AsyncIterator[SqlShardMove]:
     """Bring every shard of a job to its database among these, and say where each is.
 
     A shard that is on its way refuses all calls, and workers wait for it; then its old place says where it has gone.
@@ -85,7 +85,7 @@ async def spread_sql(url: str, job: str, *, forget_seconds: float | None = None)
 
 
 class _Mover:
-    def __init__(self, databases: Databases, root: Root, job: str, forget_seconds: float) -> None:
+    def __init__(self, databases: Databases, root: SqlJobRecord, job: str, forget_seconds: float) -> None:
         self._databases = databases
         self._root = root
         self._job = job
@@ -114,7 +114,7 @@ class _Mover:
         await self._outlive(tickets.values())
         self._durable |= tickets.keys()
 
-    async def settle(self, shard: int, wanted: str) -> Move:
+    async def settle(self, shard: int, wanted: str) -> SqlShardMove:
         """Have a shard in the database that it belongs to."""
         rows, start = 0, ""
         while True:
@@ -129,7 +129,7 @@ class _Mover:
                 if place.phase == KEPT:
                     await self._decide(shard, place)
                 elif place.name == wanted and place.phase == HERE:
-                    return Move(shard, start, wanted, rows)
+                    return SqlShardMove(shard, start, wanted, rows)
                 elif place.phase == LEAVING and not place.where.ticket:
                     await self._decide(shard, place)
                 elif place.phase == LEAVING:
@@ -196,7 +196,7 @@ class _Mover:
                 for row, phase, text in await self._databases.at(name).run(
                     lambda db: db.fetch("shard_phase", digest(self._job), shard)
                 ):
-                    found.append(_Place(name, int(row), int(phase), Where.read(text)))
+                    found.append(_Place(name, int(row), int(phase), ShardLocation.read(text)))
             except JobMissing:
                 # No tables at all.
                 continue
@@ -222,7 +222,7 @@ class _Mover:
     async def _kept(self, shard: int) -> list[_Place]:
         return [place for place in await self._look(shard) if place.phase == KEPT]
 
-    async def _is_there(self, shard: int, where: Where) -> bool:
+    async def _is_there(self, shard: int, where: ShardLocation) -> bool:
         return any(
             place.name == where.target and place.where.generation > where.generation and place.phase != ARRIVING
             for place in await self._look(shard)
@@ -238,13 +238,13 @@ class _Mover:
     async def _announce(self, place: _Place, target: str) -> str:
         """Note at the source where the shard is about to go; the ticket of that."""
 
-        async def work(db: Dialect, phase: int, where: Where) -> str:
+        async def work(db: Dialect, phase: int, where: ShardLocation) -> str:
             if phase == ANNOUNCED and (where.target, where.run) == (target, db.server_run):
                 return where.ticket
             if phase == ANNOUNCED and where.run != db.server_run:
                 raise _Overtaken
             ticket = secrets.token_hex(8)
-            await put_phase(db, ANNOUNCED, Where(where.generation, target, db.server_run, ticket))
+            await put_phase(db, ANNOUNCED, ShardLocation(where.generation, target, db.server_run, ticket))
             return ticket
 
         return await _in_phase(self._at(place), (HERE, ANNOUNCED), work)
@@ -260,12 +260,12 @@ class _Mover:
         if ticket not in self._durable:
             await self._outlive([place.name])
             self._durable.add(ticket)
-        where = Where(place.where.generation, target, run, ticket)
+        where = ShardLocation(place.where.generation, target, run, ticket)
         await self._prepare(shard, where)
         source = self._at(place)
         await beat(source)
 
-        async def freeze(db: Dialect, _: int, now: Where) -> None:
+        async def freeze(db: Dialect, _: int, now: ShardLocation) -> None:
             if now != where or db.server_run != run:
                 raise _Overtaken
             await _freeze(db, where)
@@ -283,30 +283,30 @@ class _Mover:
                 copied += await self._copy(source, there, table, where.ticket)
             await _activate(source, there, where)
 
-        async def leave(db: Dialect, _: int, now: Where) -> None:
+        async def leave(db: Dialect, _: int, now: ShardLocation) -> None:
             if now != where:
                 raise _Overtaken
-            await put_phase(db, KEPT, Where(where.generation, where.target))
+            await put_phase(db, KEPT, ShardLocation(where.generation, where.target))
             # Wakes those who sleep here.
             await db.fetch("tell")
 
         await _in_phase(source, (LEAVING,), leave)
         return copied
 
-    async def _prepare(self, shard: int, where: Where) -> Database | None:
+    async def _prepare(self, shard: int, where: ShardLocation) -> Database | None:
         """A place for the shard that nobody uses yet; None if the shard is there already."""
-        database, arriving = self._databases.at(where.target), Where(0, "", "", where.ticket)
+        database, arriving = self._databases.at(where.target), ShardLocation(0, "", "", where.ticket)
         for row, phase, text in await database.run(lambda db: db.fetch("shard_phase", digest(self._job), shard)):
-            there, found = database.at(int(row)), Where.read(text)
+            there, found = database.at(int(row)), ShardLocation.read(text)
             if found.generation > where.generation:
                 return None
             if phase not in (ARRIVING, GONE, KEPT):
                 raise _Overtaken
             if (phase, found.ticket) != (ARRIVING, where.ticket):
                 # It was here before, or on its way, and all of that has to go: it is as it was then.
-                await _set(there, (ARRIVING, GONE, KEPT), found, GONE, Where())
+                await _set(there, (ARRIVING, GONE, KEPT), found, GONE, ShardLocation())
                 await self._empty(there)
-                await _set(there, (GONE,), Where(), ARRIVING, arriving)
+                await _set(there, (GONE,), ShardLocation(), ARRIVING, arriving)
             return there
         made = database.at(await make_shard(database, self._job, shard, phase=ARRIVING))
         await _set(made, (ARRIVING,), None, ARRIVING, arriving)
@@ -342,7 +342,7 @@ class _Mover:
 
 
 async def _in_phase(
-    database: Database, phases: Sequence[int], work: Callable[[Dialect, int, Where], Awaitable[_Answer]]
+    database: Database, phases: Sequence[int], work: Callable[[Dialect, int, ShardLocation], Awaitable[_Answer]]
 ) -> _Answer:
     """Do something to a shard only while it is in one of these phases."""
 
@@ -355,10 +355,12 @@ async def _in_phase(
     return await database.run(guarded, rings=True)
 
 
-async def _set(database: Database, phases: Sequence[int], known: Where | None, phase: int, where: Where) -> None:
+async def _set(
+    database: Database, phases: Sequence[int], known: ShardLocation | None, phase: int, where: ShardLocation
+) -> None:
     """Change a phase, if the row is as it is known."""
 
-    async def work(db: Dialect, _: int, now: Where) -> None:
+    async def work(db: Dialect, _: int, now: ShardLocation) -> None:
         if known is not None and now != known:
             raise _Overtaken
         await put_phase(db, phase, where)
@@ -366,7 +368,7 @@ async def _set(database: Database, phases: Sequence[int], known: Where | None, p
     await _in_phase(database, phases, work)
 
 
-async def _freeze(db: Dialect, where: Where) -> None:
+async def _freeze(db: Dialect, where: ShardLocation) -> None:
     """From here on no transaction that has begun can write to the shard, and none begins."""
     await put_phase(db, LEAVING, where)
     await db.fetch("freeze")
@@ -377,7 +379,7 @@ async def _page(source: Database, table: str, after: Sequence[Any]) -> list[Sequ
 
 
 async def _put(target: Database, table: str, rows: Sequence[Sequence[Any]], ticket: str) -> None:
-    async def work(db: Dialect, _: int, where: Where) -> None:
+    async def work(db: Dialect, _: int, where: ShardLocation) -> None:
         if where.ticket != ticket:
             raise _Overtaken
         await db.put(table, rows)
@@ -385,14 +387,14 @@ async def _put(target: Database, table: str, rows: Sequence[Sequence[Any]], tick
     await _in_phase(target, (ARRIVING,), work)
 
 
-async def _activate(source: Database, target: Database, left: Where) -> None:
+async def _activate(source: Database, target: Database, left: ShardLocation) -> None:
     """All rows are there: the counters, the shard's times and its part of max_pages, and it is open."""
     counters = await _page(source, "counters", ())
     (times,) = await source.run(lambda db: db.fetch("shard_times"))
     (here,) = await source.run(lambda db: db.fetch("brief_moment"))
     state, _, clock, skew = here[:4]
 
-    async def work(db: Dialect, _: int, where: Where) -> None:
+    async def work(db: Dialect, _: int, where: ShardLocation) -> None:
         if where.ticket != left.ticket:
             raise _Overtaken
         await db.fetch("drop_counters")
@@ -400,7 +402,7 @@ async def _activate(source: Database, target: Database, left: Where) -> None:
         (there,) = await db.fetch("brief_moment")
         # Time goes on from where it was, whatever the clock of this server says.
         skew_there = int(clock) + int(skew) - int(there[2])
-        await db.fetch("set_shard_times", *times, skew_there, db.server_run, Where(left.generation + 1).text)
+        await db.fetch("set_shard_times", *times, skew_there, db.server_run, ShardLocation(left.generation + 1).text)
         await db.fetch("steer", state)
 
     await _in_phase(target, (ARRIVING,), work)

@@ -10,16 +10,8 @@ from typing import Any
 
 from gossamer.errors import FrontierError
 from gossamer.frontier.sql.database import ROWS, schema
-from gossamer.frontier.sql.mysql_session import (
-    LOCKS,
-    PACKET,
-    Session,
-    explain,
-    faults,
-    is_conflict,
-    is_forbidden,
-    is_loss,
-)
+from gossamer.frontier.sql.mysql_faults import explain, is_conflict, is_forbidden, is_loss
+from gossamer.frontier.sql.mysql_session import LOCKS, PACKET, MySqlConnection, faults
 from gossamer.frontier.sql.mysql_text import PARTS, beyond, literal, moment, new_rows, stretch, whole_rows, written
 from gossamer.frontier.sql.rows import is_changed
 
@@ -46,7 +38,7 @@ _SIZE = (
 _STANDBY_COUNTS = "SHOW GLOBAL STATUS WHERE variable_name IN ('Slaves_connected', 'Rpl_semi_sync_master_clients')"
 
 
-class MySQL(Session):
+class MySqlDialect(MySqlConnection):
     """What the frontier asks of one connection."""
 
     kind = "MySQL"

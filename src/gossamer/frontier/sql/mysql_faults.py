@@ -11,7 +11,7 @@ from gossamer.frontier.sql.database import CROWDED, FORBIDDEN, FULL, MISSING, UN
 
 _CONFLICT = {1205, 1213, 1020, 1062, 1615, 3572}
 _FORBIDS = {1044, 1142, 1143, 1227}
-_READ_ONLY = {1290, 1836}
+_READ_ONLY_CODES = {1290, 1836}
 HUNG_UP = (RuntimeError, AttributeError, IndexError, struct.error)
 """What the driver raises besides its own errors where a server hangs up in the middle of a message."""
 _LOST = {0, 1047, 1053, 1077, 1079, 1080, 1152, 1153, 1158, 1159, 1160, 1161, 1184, 1927, 2003, 2006, 2013, 2055, 4031}
@@ -43,7 +43,7 @@ def is_loss(error: BaseException) -> bool:
     if isinstance(error, faults.MySQLError):
         # An internal error is the driver's: it has lost count of the packets.
         unusable = isinstance(error, (faults.InterfaceError, faults.InternalError))
-        return _number(error) in _LOST | _READ_ONLY or unusable
+        return _number(error) in _LOST | _READ_ONLY_CODES or unusable
     return isinstance(error, (OSError, TimeoutError, EOFError)) or is_hung_up(error)
 
 

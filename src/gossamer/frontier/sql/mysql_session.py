@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
-from gossamer import addresses
+from gossamer import dsn
 from gossamer.errors import FrontierError
 from gossamer.extras import unusable
 from gossamer.frontier.sql.database import statements
@@ -23,7 +23,7 @@ try:
 except ImportError as missing:
     raise unusable("mysql", "the frontier in MariaDB or MySQL", missing) from missing
 
-__all__ = ["LOCKS", "PACKET", "Session", "explain", "faults", "is_conflict", "is_forbidden", "is_loss"]
+__all__ = ["LOCKS", "PACKET", "MySqlConnection", "explain", "faults", "is_conflict", "is_forbidden", "is_loss"]
 LOCKS = {"": "", "share": " LOCK IN SHARE MODE", "whole": " FOR UPDATE"}
 _SESSION = (
     "SET NAMES utf8mb4 COLLATE utf8mb4_bin",
@@ -48,12 +48,12 @@ _IDENTITY = (
 _OFF = ("OFF", "0", "")
 
 
-class Session:
+class MySqlConnection:
     """What one connection has been told, and what it has answered."""
 
     def __init__(self, url: str) -> None:
         self.shard = 0
-        self._address, self.server = addresses.mysql(url)
+        self._address, self.server = dsn.mysql(url)
         self._statements = {name: PARTS.split(text) for name, text in statements("mysql.sql").items()}
         self._connection: Any = None
         self._pending: list[str] = []

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from gossamer.errors import FrontierError
 from gossamer.frontier.outbox import Aging, Box, Parcel, pack_links, unpack_links
 from gossamer.frontier.portions import MOST_LINKS
-from gossamer.frontier.sql.call import Call
+from gossamer.frontier.sql.call import Transaction
 from gossamer.frontier.sql.database import Database, Dialect, digest
 from gossamer.frontier.sql.settling import Link
 from gossamer.frontier.sql.site import MICRO
@@ -72,7 +72,7 @@ class SqlOutbox:
     async def sweep(self, runs: Mapping[str, str], *, seconds: float) -> list[Box]:
         """Let the boxes of these runs age, and drop what their servers cannot forget; the boxes that are left."""
 
-        async def work(call: Call) -> tuple[int, list[Box]]:
+        async def work(call: Transaction) -> tuple[int, list[Box]]:
             left = []
             for row in map(_Row._make, await call.db.fetch("lock_boxes") if call.db.has_outbox else ()):
                 box = Box(row.server, row.run, row.taken, row.added - row.taken)
@@ -95,7 +95,7 @@ class SqlOutbox:
     async def parcels(self, box: Box, limit: int) -> list[bytes]:
         """The links of up to `limit` parcels of a box, oldest first; none if others are the oldest by now."""
 
-        async def work(call: Call) -> list[bytes]:
+        async def work(call: Transaction) -> list[bytes]:
             if await self._row_of(call, box) is None:
                 return []
             number, stripe = _key(box), box.first >> _STRIPE_BITS
@@ -107,7 +107,7 @@ class SqlOutbox:
     async def replace(self, box: Box, count: int, parcels: Sequence[Parcel]) -> None:
         """Take the first parcels out of a box and put others into theirs, if it still begins where it did."""
 
-        async def work(call: Call) -> None:
+        async def work(call: Transaction) -> None:
             row = await self._row_of(call, box)
             if row is not None:
                 await _take(call, row, count, row.aging)
@@ -116,7 +116,7 @@ class SqlOutbox:
 
         await self._call(work, rings=True)
 
-    async def _row_of(self, call: Call, box: Box) -> _Row | None:
+    async def _row_of(self, call: Transaction, box: Box) -> _Row | None:
         # Another run of this shard's own server may have given the same numbers to other parcels.
         if call.run != self._swept_run:
             return None
@@ -125,7 +125,7 @@ class SqlOutbox:
                 return row
         return None
 
-    async def _waiting(self, call: Call) -> int:
+    async def _waiting(self, call: Transaction) -> int:
         """How many parcels wait here; a shard that is alone has none."""
         if self._alone or not await is_there(call):
             return 0
@@ -133,7 +133,7 @@ class SqlOutbox:
         return int(count)
 
 
-async def is_there(call: Call) -> bool:
+async def is_there(call: Transaction) -> bool:
     """Whether there is an outbox: somebody may have made it since this worker came."""
     if not call.db.has_outbox:
         ((there,),) = await call.db.fetch("is_outbox")
@@ -141,7 +141,7 @@ async def is_there(call: Call) -> bool:
     return call.db.has_outbox
 
 
-async def put(call: Call, parcels: Sequence[Parcel]) -> None:
+async def put(call: Transaction, parcels: Sequence[Parcel]) -> None:
     """Put parcels into their boxes, in the transaction of the call."""
     if not parcels:
         return
@@ -164,7 +164,7 @@ async def put(call: Call, parcels: Sequence[Parcel]) -> None:
         call.parcels += len(packed)
 
 
-async def _take(call: Call, row: _Row, count: int, aging: Aging) -> None:
+async def _take(call: Transaction, row: _Row, count: int, aging: Aging) -> None:
     """Drop the first parcels of a box whose row is locked, and write how it ages."""
     taken = row.taken + count
     if count:

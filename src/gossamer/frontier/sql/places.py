@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import msgspec
 
-from gossamer.addresses import hosts_of
+from gossamer.dsn import hosts_of
 from gossamer.errors import ConfigError, JobMissing
 from gossamer.frontier.sql.database import Database, Dialect, digest
 from gossamer.frontier.sql.job import dialect_of, make_job, understood
@@ -18,7 +18,7 @@ _KINDS = {"postgres": "postgresql", "mariadb": "mysql"}
 _placement = msgspec.json.Decoder(list[str]).decode
 
 
-class Root(NamedTuple):
+class SqlJobRecord(NamedTuple):
     """A job's record: what all shards share, and the server of each. In the record "" is the server that has it."""
 
     settings: Settings
@@ -53,14 +53,14 @@ class Databases:
             self._opened[name] = Database(dialect_of(url))
         return self._opened[name]
 
-    async def read(self, name: str, job: str) -> Root | None:
+    async def read(self, name: str, job: str) -> SqlJobRecord | None:
         """A job's record on one server; None if it is not there."""
 
-        async def work(db: Dialect) -> Root | None:
+        async def work(db: Dialect) -> SqlJobRecord | None:
             for row in await db.fetch("read_root", digest(job)):
                 settings, secret, _ = understood(row[:4], job)
                 placement = _placement(row[4]) if row[4] else [""]
-                return Root(settings, secret, [place or name for place in placement], bool(row[5]))
+                return SqlJobRecord(settings, secret, [place or name for place in placement], bool(row[5]))
             return None
 
         try:
@@ -69,14 +69,14 @@ class Databases:
             # No tables at all.
             return None
 
-    async def find(self, job: str) -> Root | None:
+    async def find(self, job: str) -> SqlJobRecord | None:
         """A job's record on the first server that has it."""
         for name in self.names:
             if (root := await self.read(name, job)) is not None:
                 return root
         return None
 
-    async def write(self, name: str, job: str, root: Root) -> Root:
+    async def write(self, name: str, job: str, root: SqlJobRecord) -> SqlJobRecord:
         """See that a server has a job's record, with these settings; the record, which may have been there before."""
         database = self.at(name)
         text = msgspec.json.encode(root.placement).decode()

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from gossamer import addresses
+from gossamer import dsn
 from gossamer.errors import UNREACHED, FrontierError, JobMissing, SchemaMismatch, Unavailable
 from gossamer.extras import unusable
 from gossamer.frontier.sql.database import (
@@ -97,7 +97,7 @@ WHERE COALESCE(sync_state, CASE current_setting('synchronous_standby_names') WHE
 """
 
 
-class PostgreSQL:
+class PostgresDialect:
     """One connection."""
 
     kind = "PostgreSQL"
@@ -105,7 +105,7 @@ class PostgreSQL:
 
     def __init__(self, url: str) -> None:
         self.shard = 0
-        self._address, self.server = addresses.postgresql(url)
+        self._address, self.server = dsn.postgresql(url)
         self._statements = statements("postgresql.sql")
         self._connection: asyncpg.Connection[Any] | None = None
         self._news: dict[int, asyncio.Event] = {}

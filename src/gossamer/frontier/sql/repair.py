@@ -8,8 +8,8 @@ from typing import Any
 from gossamer import urls
 from gossamer.frontier.entries import expand
 from gossamer.frontier.repair import HasRecord, Requeued
-from gossamer.frontier.sql.call import Call
-from gossamer.frontier.sql.rows import WORDS, Row, with_state
+from gossamer.frontier.sql.call import Transaction
+from gossamer.frontier.sql.rows import WORDS, QueueRow, with_state
 from gossamer.frontier.sql.settling import Admission
 from gossamer.model import Request
 
@@ -43,7 +43,7 @@ class SqlRepair:
                 return total
 
     async def _requeue_done(self, has_record: HasRecord, after: int) -> tuple[Requeued, int, int]:
-        async def work(call: Call) -> tuple[Requeued, int, int]:
+        async def work(call: Transaction) -> tuple[Requeued, int, int]:
             rows = await call.db.fetch("stored_rows", after, _MOST)
             requests, statuses, unnamed = self._requests([row for row in rows if not has_record(int(row[0]))])
             closed = 0
@@ -88,11 +88,11 @@ class SqlRepair:
     async def _hasten_revisits(self, has_record: HasRecord, after: int) -> tuple[Requeued, int, int]:
         """Have the pages of some sites that wait for their next visit fetched now, if they have no record."""
 
-        async def work(call: Call) -> tuple[Requeued, int, int]:
+        async def work(call: Transaction) -> tuple[Requeued, int, int]:
             sites = [int(row[0]) for row in await call.db.fetch("site_numbers", after, _MOST)]
             queued = closed = 0
             for number in sites:
-                rows = [Row._make(row) for row in await call.db.fetch("revisit_rows", number)]
+                rows = [QueueRow._make(row) for row in await call.db.fetch("revisit_rows", number)]
                 lost = [row for row in rows if not has_record(row.id)]
                 if not lost:
                     continue
@@ -118,7 +118,7 @@ class SqlRepair:
     async def write_off(self, pages: int) -> None:
         """Count so many pages less as stored."""
 
-        async def work(call: Call) -> None:
+        async def work(call: Transaction) -> None:
             call.count("kept", -pages)
             call.count("news")
             await call.flush()

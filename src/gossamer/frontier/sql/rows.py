@@ -22,7 +22,7 @@ STATUS = {"done": DONE, "failed": FAILED, "skipped": SKIPPED, "parked": PARKED}
 WORDS = {number: word for word, number in STATUS.items()}
 
 
-class Row(NamedTuple):
+class QueueRow(NamedTuple):
     """One row of the queue. `again` says what it is counted as while its time has not come."""
 
     site: int
@@ -54,8 +54,8 @@ class _Extra(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 _NONE = _Extra()
 _CHANGES = itemgetter(7, 8, 9, 10)
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Extra).decode
+_encode_row = msgspec.msgpack.Encoder().encode
+_decode_row = msgspec.msgpack.Decoder(_Extra).decode
 
 
 def rows_of(
@@ -89,11 +89,11 @@ def rows_of(
         elif not referrer:
             extra = None
         elif referrer.find(name, 7, end) >= 0:
-            extra = _encode((squeeze(referrer, name),))
+            extra = _encode_row((squeeze(referrer, name),))
         else:
             extra = foreign.get(referrer)
             if extra is None:
-                extra = foreign[referrer] = _encode(("=" + referrer,))
+                extra = foreign[referrer] = _encode_row(("=" + referrer,))
         turn = age if usual or place == TIMED else -age if strategy == "dfs" else random.getrandbits(62)
         found.append(
             (sites[name], place, standing, turn, request.key, short, depth, priority, request.tries, 0, 0, extra)
@@ -111,17 +111,17 @@ def _extra(request: Request, referrer: str, url: str) -> bytes | None:
     origin = squeeze(referrer, request.site) if referrer else ""
     short = (origin, request.hops, request.state)
     if request.label or request.meta or request.method != "GET" or request.headers or request.body or url:
-        return _encode((*short, request.label, request.meta, request.method, request.headers, request.body, url))
+        return _encode_row((*short, request.label, request.meta, request.method, request.headers, request.body, url))
     if request.hops or request.state is not None:
-        return _encode(short)
-    return _encode((origin,)) if referrer else None
+        return _encode_row(short)
+    return _encode_row((origin,)) if referrer else None
 
 
 def request_of(row: Sequence[Any], site: str) -> Request:
     """The request again; ValueError if it is none."""
     _, _, _, _, key, url, depth, priority, tries, _, _, packed = row
     try:
-        extra = _decode(packed) if packed is not None else _NONE
+        extra = _decode_row(packed) if packed is not None else _NONE
     except msgspec.DecodeError as error:
         raise ValueError(str(error)) from None
     return Request(
@@ -133,12 +133,12 @@ def request_of(row: Sequence[Any], site: str) -> Request:
 
 def state_of(packed: bytes | None) -> dict[str, Any] | None:
     """What the last visit left, of the extra part."""
-    return _decode(packed).state if packed is not None else None
+    return _decode_row(packed).state if packed is not None else None
 
 
 def with_state(packed: bytes | None, state: dict[str, Any] | None) -> bytes | None:
     """The extra part with what a visit left."""
-    extra = _decode(packed) if packed is not None else _NONE
+    extra = _decode_row(packed) if packed is not None else _NONE
     if extra.state == state:
         return packed
-    return _encode(msgspec.structs.replace(extra, state=state))
+    return _encode_row(msgspec.structs.replace(extra, state=state))

@@ -11,8 +11,19 @@ import msgspec
 from gossamer import urls
 from gossamer.frontier import recrawl
 from gossamer.frontier.freshness import summed
-from gossamer.frontier.sql.call import TURNS, Call, Held, NeedsWhole, closed_status, timed
-from gossamer.frontier.sql.rows import DONE, RETRY, SKIPPED, STATUS, TIMED, WORDS, Row, rows_of, state_of, with_state
+from gossamer.frontier.sql.call import TURNS, HeldLane, NeedsWhole, Transaction, closed_status, timed
+from gossamer.frontier.sql.rows import (
+    DONE,
+    RETRY,
+    SKIPPED,
+    STATUS,
+    TIMED,
+    WORDS,
+    QueueRow,
+    rows_of,
+    state_of,
+    with_state,
+)
 from gossamer.frontier.sql.site import MICRO, new_site
 from gossamer.model import Outcome, Request, SiteNote
 
@@ -51,7 +62,7 @@ class Admission:
         """Sites that may be asleep: to be asked for."""
         self._awake.difference_update(sites)
 
-    async def admit(self, call: Call, links: Sequence[Link]) -> int:
+    async def admit(self, call: Transaction, links: Sequence[Link]) -> int:
         """Queue what is new; how many those were. The caller shares the lock, so that no site falls asleep now."""
         keys = [link[0].key for link in links]
         first = dict(zip(keys, links, strict=True))
@@ -94,7 +105,7 @@ class Admission:
         return len(first)
 
     async def _set_apart(
-        self, call: Call, rows: Sequence[tuple[Any, ...]], links: Mapping[int, Link], closed: Mapping[int, str]
+        self, call: Transaction, rows: Sequence[tuple[Any, ...]], links: Mapping[int, Link], closed: Mapping[int, str]
     ) -> list[tuple[Any, ...]]:
         """Refuse what belongs to closed sites, and have those wait for their time that have one."""
         kept: list[tuple[Any, ...]] = []
@@ -105,7 +116,7 @@ class Admission:
                 refused.append((request.key, site, request.depth, request.priority, status, row[5]))
                 call.count(WORDS[status])
             elif wait > 0:
-                kept.append(Row._make(row)._replace(place=TIMED, standing=call.now + wait, again=RETRY))
+                kept.append(QueueRow._make(row)._replace(place=TIMED, standing=call.now + wait, again=RETRY))
                 later += 1
             else:
                 kept.append(row)
@@ -115,7 +126,7 @@ class Admission:
             await call.db.refuse(refused, call.now)
         return kept
 
-    async def _hasten(self, call: Call, known: Sequence[Request]) -> None:
+    async def _hasten(self, call: Transaction, known: Sequence[Request]) -> None:
         """Bring visits of pages forward that are said to have changed."""
         hints: dict[int, dict[int, float]] = {}
         for request in known:
@@ -125,7 +136,7 @@ class Admission:
         for site, wanted in sorted(hints.items()):
             # What is almost due may be in somebody's hands before this is done.
             rows = await call.db.fetch("waiting_rows", site, call.now + _ALMOST_DUE, sorted(wanted))
-            for row in map(Row._make, rows):
+            for row in map(QueueRow._make, rows):
                 state = state_of(row.extra)
                 wait = recrawl.hastened(recrawl.read(state), wanted[row.id], call.settings, now=call.now / MICRO)
                 due = row.standing if wait is None else call.now + round(wait * MICRO)
@@ -139,7 +150,7 @@ class Admission:
             await call.db.fetch("wake", sorted(set(woken)))
 
     async def _closed(
-        self, call: Call, numbers: Mapping[str, int], asked: Sequence[int], states: Iterable[Sequence[Any]]
+        self, call: Transaction, numbers: Mapping[str, int], asked: Sequence[int], states: Iterable[Sequence[Any]]
     ) -> dict[int, str]:
         """See that the sites with these names and numbers are there and awake; why those are closed that are.
 
@@ -176,14 +187,14 @@ class Admission:
 class Settling:
     """One `complete`."""
 
-    def __init__(self, call: Call, admission: Admission, *, whole: bool) -> None:
+    def __init__(self, call: Transaction, admission: Admission, *, whole: bool) -> None:
         self.call = call
         self._whole = whole
         self._admission = admission
         self.accepted = self.stale = self.repeated = 0
         self._closing: dict[int, str] = {}
-        self._touched: dict[int, Held] = {}
-        self._later: dict[tuple[int, int], tuple[Held, Outcome]] = {}
+        self._touched: dict[int, HeldLane] = {}
+        self._later: dict[tuple[int, int], tuple[HeldLane, Outcome]] = {}
 
     async def settle(
         self, outcomes: Sequence[Outcome], notes: Sequence[SiteNote], pages: Mapping[int, Mapping[int, str]]
@@ -258,7 +269,7 @@ class Settling:
         if not self._later:
             return
         found = await call.db.bulk("rows_at", [held.at(outcome.key) for held, outcome in self._later.values()])
-        rows = {row.id: row for row in map(Row._make, found)}
+        rows = {row.id: row for row in map(QueueRow._make, found)}
         for held, outcome in self._later.values():
             row = rows.get(outcome.key)
             if row is None:
@@ -276,7 +287,7 @@ class Settling:
                 new = timed(row, due, again=STATUS.get(outcome.status, DONE), tries=0, extra=extra)
             call.requeue(held, row, new)
 
-    def end(self, held: Held) -> None:
+    def end(self, held: HeldLane) -> None:
         """Everything of a lease is settled."""
         call = self.call
         site, lane = call.lane_of(held)

@@ -7,22 +7,22 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 
 from gossamer.errors import ConfigError, FrontierError, JobMissing, Unavailable
-from gossamer.frontier.base import Fleet
+from gossamer.frontier.base import FleetFrontier
 from gossamer.frontier.placement import placement, shard_of
-from gossamer.frontier.regions import Part, parse_part, region_of
+from gossamer.frontier.regions import ShardRange, parse_part, region_of
 from gossamer.frontier.sharded import Sharded, divide
 from gossamer.frontier.sql.database import Database, Dialect, digest
 from gossamer.frontier.sql.frontier import ShardContext, SqlFrontier
 from gossamer.frontier.sql.inbox import Forward
 from gossamer.frontier.sql.job import ensure_outbox, make_shard, open_shard, seat
-from gossamer.frontier.sql.places import Databases, Root
+from gossamer.frontier.sql.places import Databases, SqlJobRecord
 from gossamer.frontier.sql.settling import Link
 from gossamer.settings import Settings
 
 
 async def open_databases(
     url: str, job: str, settings: Settings | None = None, *, worker: str = "", region: str = "", shards: str = ""
-) -> Fleet:
+) -> FleetFrontier:
     """Join a job in databases; with settings, make it if it is not there. Several addresses are separated by commas."""
     part = parse_part(shards) if shards else None
     databases = Databases(url)
@@ -51,7 +51,7 @@ async def compact_databases(url: str, job: str, older_than_seconds: float) -> in
 
 
 async def _open(
-    databases: Databases, job: str, settings: Settings | None, part: Part | None, *, worker: str, region: str
+    databases: Databases, job: str, settings: Settings | None, part: ShardRange | None, *, worker: str, region: str
 ) -> list[SqlFrontier]:
     """All shards of a job."""
     root = await databases.find(job)
@@ -88,7 +88,7 @@ async def _open(
     return own
 
 
-async def _make_outboxes(databases: Databases, root: Root, worker: str) -> None:
+async def _make_outboxes(databases: Databases, root: SqlJobRecord, worker: str) -> None:
     names = list(dict.fromkeys(root.placement))
     for name in names:
         # Who only looks needs none, and in one database no link is for another server.
@@ -99,14 +99,16 @@ async def _make_outboxes(databases: Databases, root: Root, worker: str) -> None:
             )
 
 
-async def _make(databases: Databases, job: str, settings: Settings, part: Part | None, found: Root | None) -> Root:
+async def _make(
+    databases: Databases, job: str, settings: Settings, part: ShardRange | None, found: SqlJobRecord | None
+) -> SqlJobRecord:
     """The job's record in every database, then its shards. All who make it at once ask the same one first."""
     names = databases.names
     root = found and found._replace(settings=settings)
     if root is None:
         count = part.of if part is not None else len(names)
         places = placement(count, names if len(names) > 1 else [""])
-        root = await databases.write(names[0], job, Root(settings, secrets.token_bytes(16), places, False))
+        root = await databases.write(names[0], job, SqlJobRecord(settings, secrets.token_bytes(16), places, False))
     for name in dict.fromkeys([*names, *root.placement]):
         if (await databases.write(name, job, root)).secret != root.secret:
             raise ConfigError(f"{name} has another job of the name {job!r}", hint="give this one another name")

@@ -12,7 +12,7 @@ NEVER = 1 << 62
 MICRO = 1_000_000
 
 
-class Lane(msgspec.Struct, array_like=True, gc=False):
+class SqlLane(msgspec.Struct, array_like=True, gc=False):
     """One lane: who holds it until when, when it is allowed next, and the token that it was last settled with."""
 
     token: int = 0
@@ -31,7 +31,7 @@ class _Kept(msgspec.Struct, array_like=True, gc=False):
     own: float | None = None
     asked: float = 0.0
     rules: bool = False
-    lanes: list[Lane] = []
+    lanes: list[SqlLane] = []
     half: int = 0
     """The half of the quota's window in which requests were handed out last; how many, and in the one before it."""
     handed: int = 0
@@ -40,22 +40,22 @@ class _Kept(msgspec.Struct, array_like=True, gc=False):
     """How many requests had been handed out to all, when some were to this site."""
 
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Kept).decode
+_encode_site = msgspec.msgpack.Encoder().encode
+_decode_site = msgspec.msgpack.Decoder(_Kept).decode
 
 
-class Site:
+class SqlSite:
     """A site. Times are whole microseconds."""
 
     __slots__ = ("closed", "hold_at", "id", "kept", "name", "ready_at", "region", "settings")
 
     def __init__(self, row: Any, settings: Settings) -> None:
         self.id, self.name, self.region, self.ready_at, self.hold_at, self.closed, lanes = row
-        self.kept = _decode(lanes)
+        self.kept = _decode_site(lanes)
         self.settings = settings
 
     @property
-    def lanes(self) -> list[Lane]:
+    def lanes(self) -> list[SqlLane]:
         """The lanes that are open; at least one."""
         return self.kept.lanes
 
@@ -97,7 +97,7 @@ class Site:
         """Whether its budget is used up for good."""
         return not self.closed and self.room <= 0 and self.kept.leased == 0
 
-    def ready(self, lane: Lane) -> int:
+    def ready(self, lane: SqlLane) -> int:
         """When a lane could be leased if something were queued; one whose holder is silent, when it has rested."""
         if lane.token:
             return lane.until_at + self.rest
@@ -116,9 +116,9 @@ class Site:
             return
         step = self.rest // len(self.kept.lanes)
         for number in range(len(self.kept.lanes), self.kept.allowed):
-            self.kept.lanes.append(Lane(next_at=rests_from + step * number))
+            self.kept.lanes.append(SqlLane(next_at=rests_from + step * number))
 
-    def free(self, lane: Lane, *, rests_from: int) -> None:
+    def free(self, lane: SqlLane, *, rests_from: int) -> None:
         """Take a lane back from its holder."""
         lane.token = 0
         self.open_lanes(rests_from)
@@ -126,7 +126,7 @@ class Site:
 
     def row(self) -> tuple[Any, ...]:
         """id, ready_at, wake_at, hold_at, region, closed, lanes."""
-        return (self.id, self.ready_at, self.wake_at, self.hold_at, self.region, self.closed, _encode(self.kept))
+        return (self.id, self.ready_at, self.wake_at, self.hold_at, self.region, self.closed, _encode_site(self.kept))
 
 
 def new_site(site: int, name: str, settings: Settings, *, region: str, ready_at: int, now: int) -> tuple[Any, ...]:
@@ -137,8 +137,8 @@ def new_site(site: int, name: str, settings: Settings, *, region: str, ready_at:
         allowed=own.lanes or 1,
         budget=own.budget,
         own=None if given is None else given.delay,
-        lanes=[Lane(next_at=now)],
+        lanes=[SqlLane(next_at=now)],
     )
-    found = Site((site, name, region, now, 0, "", _encode(kept)), settings)
+    found = SqlSite((site, name, region, now, 0, "", _encode_site(kept)), settings)
     found.open_lanes(now)
-    return (site, name, region, ready_at, found.wake_at, _encode(found.kept))
+    return (site, name, region, ready_at, found.wake_at, _encode_site(found.kept))

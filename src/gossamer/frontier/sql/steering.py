@@ -9,15 +9,15 @@ import msgspec
 
 from gossamer import urls
 from gossamer.frontier.freshness import share_of
-from gossamer.frontier.sql.call import Call
+from gossamer.frontier.sql.call import Transaction
 from gossamer.frontier.sql.database import Database, Dialect, digest
 from gossamer.frontier.sql.inbox import site_of
 from gossamer.frontier.sql.outbox import SqlOutbox
-from gossamer.frontier.sql.rows import SUSPECT, WORDS, Row, request_of
+from gossamer.frontier.sql.rows import SUSPECT, WORDS, QueueRow, request_of
 from gossamer.frontier.sql.settling import Admission
-from gossamer.frontier.sql.site import MICRO, Site
-from gossamer.masks import masked_memo
-from gossamer.model import Counts, JobState, Pulse, RegionView, ShardView
+from gossamer.frontier.sql.site import MICRO, SqlSite
+from gossamer.model import Counts, Heartbeat, JobState, RegionView, ShardView
+from gossamer.redact import masked_memo
 from gossamer.settings import Settings
 
 _COMPACT_ROWS = 10_000
@@ -39,11 +39,11 @@ class SqlSteering(SqlOutbox):
     _database: Database
     _admission: Admission
     _call: Callable[..., Awaitable[Any]]
-    _state: Callable[[Call], Awaitable[str]]
-    _is_over: Callable[[Call], Awaitable[bool]]
+    _state: Callable[[Transaction], Awaitable[str]]
+    _is_over: Callable[[Transaction], Awaitable[bool]]
 
     async def counts(self) -> Counts:
-        async def work(call: Call) -> Counts:
+        async def work(call: Transaction) -> Counts:
             await call.open(totals=True, writes=False)
             totals = call.totals
             state = await self._state(call)
@@ -81,7 +81,7 @@ class SqlSteering(SqlOutbox):
         return found
 
     async def steer(self, job: JobState) -> None:
-        async def work(call: Call) -> None:
+        async def work(call: Transaction) -> None:
             await call.db.fetch("steer", job)
             call.count("news")
             await call.flush()
@@ -93,8 +93,8 @@ class SqlSteering(SqlOutbox):
         key, site_name = key_of(self.secret, normal), site_of(normal, self.settings)
         number = self._admission.site_id(site_name)
 
-        async def work(call: Call) -> Mapping[str, Any] | None:
-            sites = [Site(row, call.settings) for row in await call.db.fetch("site", number)]
+        async def work(call: Transaction) -> Mapping[str, Any] | None:
+            sites = [SqlSite(row, call.settings) for row in await call.db.fetch("site", number)]
             about = {"url": normal, "key": key, "site": site_name, "shard": self.shard}
             for held in await call.load("leases_of_sites", [number]):
                 if key in held.batch:
@@ -106,7 +106,7 @@ class SqlSteering(SqlOutbox):
             if sites:
                 about |= _site_view(sites[0], call.now)
             for found in await call.db.fetch("row_of", number, key):
-                return about | _queue_view(Row(*found), call.now, site_name, working="token" in about)
+                return about | _queue_view(QueueRow(*found), call.now, site_name, working="token" in about)
             for status, code, depth, priority, tries, finished_at in await call.db.fetch("done_of", key):
                 word = WORDS[status]
                 return about | {
@@ -122,10 +122,10 @@ class SqlSteering(SqlOutbox):
     async def site(self, name: str) -> Mapping[str, Any] | None:
         number = self._admission.site_id(name)
 
-        async def work(call: Call) -> Mapping[str, Any] | None:
+        async def work(call: Transaction) -> Mapping[str, Any] | None:
             await call.open(totals=True, writes=False)
             for row in await call.db.fetch("site", number):
-                found = Site(row, call.settings)
+                found = SqlSite(row, call.settings)
                 robots: dict[str, bytes] = {}
                 memo: dict[str, Any] = {}
                 for _, packed_robots, packed_memo in await call.db.fetch("notes", [number]):
@@ -144,10 +144,10 @@ class SqlSteering(SqlOutbox):
         return site
 
     async def sites(self, limit: int = 100) -> list[Mapping[str, Any]]:
-        async def work(call: Call) -> list[Mapping[str, Any]]:
+        async def work(call: Transaction) -> list[Mapping[str, Any]]:
             found: list[Mapping[str, Any]] = []
             for name, region, hold_at, ready_at, closed, lanes, waiting in await call.db.fetch("sites", limit):
-                site = Site((0, name, region, ready_at, hold_at, closed, lanes), call.settings)
+                site = SqlSite((0, name, region, ready_at, hold_at, closed, lanes), call.settings)
                 found.append({"site": name, "queued": int(waiting)} | _site_view(site, call.now))
             return found
 
@@ -155,18 +155,18 @@ class SqlSteering(SqlOutbox):
         return sites
 
     async def every_site(self, cursor: str = "", limit: int = 100) -> tuple[list[Mapping[str, Any]], str]:
-        async def work(call: Call) -> tuple[list[Mapping[str, Any]], str]:
+        async def work(call: Transaction) -> tuple[list[Mapping[str, Any]], str]:
             found: list[Mapping[str, Any]] = []
             rows = await call.db.fetch("every_site", max(_LOWEST, min(int(cursor or _LOWEST), ~_LOWEST)), limit)
             for _, name, region, hold_at, ready_at, closed, lanes, waiting in rows:
-                site = Site((0, name, region, ready_at, hold_at, closed, lanes), call.settings)
+                site = SqlSite((0, name, region, ready_at, hold_at, closed, lanes), call.settings)
                 found.append({"site": name, "queued": int(waiting)} | _site_view(site, call.now))
             return found, str(rows[-1][0]) if len(rows) == limit else ""
 
         page: tuple[list[Mapping[str, Any]], str] = await self._call(work)
         return page
 
-    async def beat(self, pulse: Pulse) -> None:
+    async def beat(self, pulse: Heartbeat) -> None:
         packed = msgspec.msgpack.encode(pulse)
 
         async def work(dialect: Dialect) -> None:
@@ -175,18 +175,18 @@ class SqlSteering(SqlOutbox):
 
         await self._database.run(work, whole=False)
 
-    async def workers(self) -> list[Pulse]:
+    async def workers(self) -> list[Heartbeat]:
         async def work(dialect: Dialect) -> Sequence[Any]:
             return await dialect.fetch("workers")
 
         found = []
         for packed, silent in await self._database.run(work, whole=False):
-            pulse = msgspec.msgpack.decode(packed, type=Pulse)
+            pulse = msgspec.msgpack.decode(packed, type=Heartbeat)
             found.append(msgspec.structs.replace(pulse, silent=max(0.0, int(silent) / MICRO)))
         return sorted(found, key=lambda pulse: pulse.worker)
 
     async def shards(self) -> list[ShardView]:
-        async def work(call: Call) -> dict[str, RegionView]:
+        async def work(call: Transaction) -> dict[str, RegionView]:
             return {
                 region: RegionView(ready=int(ready), later=int(later))
                 for region, ready, later in await call.db.fetch("ready_sites", call.now)
@@ -203,7 +203,7 @@ class SqlSteering(SqlOutbox):
         It may be stopped at any time and run again: it deletes some rows at a time."""
         gone, last = 0, -1
 
-        async def work(call: Call) -> list[int]:
+        async def work(call: Transaction) -> list[int]:
             before = call.now - round(older_than_seconds * MICRO) + 1
             return await call.db.compact(before, last, _COMPACT_ROWS)
 
@@ -212,7 +212,7 @@ class SqlSteering(SqlOutbox):
         return gone
 
 
-def _site_view(site: Site, now: int) -> dict[str, Any]:
+def _site_view(site: SqlSite, now: int) -> dict[str, Any]:
     leased = sum(1 for lane in site.lanes if lane.token)
     return {
         "region": site.region,
@@ -228,7 +228,7 @@ def _site_view(site: Site, now: int) -> dict[str, Any]:
     }
 
 
-def _queue_view(row: Row, now: int, site: str, *, working: bool) -> dict[str, Any]:
+def _queue_view(row: QueueRow, now: int, site: str, *, working: bool) -> dict[str, Any]:
     request = request_of(row, site)
     due = row.standing - now if row.place == 1 else 0
     state = "leased" if working else "suspect" if row.place == SUSPECT else "delayed" if due > 0 else "queued"

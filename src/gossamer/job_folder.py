@@ -1,4 +1,4 @@
-"""The folder of a job: where it is, and the settings and seeds that it begins with.
+"""The folder of a job: where it is, what its files are called, and the settings kept in job.toml.
 
 The standard library reads TOML but does not write it. Ten lines here write flat settings, so that the core needs no
 package for that."""
@@ -17,7 +17,7 @@ import msgspec
 
 from gossamer import urls
 from gossamer.errors import ConfigError
-from gossamer.masks import has_credentials, has_secrets, header_sets, masked_address
+from gossamer.redact import has_credentials, has_secrets, header_sets, masked_address
 from gossamer.settings import Settings
 
 log = logging.getLogger("gossamer.job")

@@ -1,4 +1,4 @@
-"""Addresses of servers: what the drivers of databases take, and how a server is called where others may read it."""
+"""Database addresses: turns a URL into driver arguments, and names a server without its password."""
 
 from __future__ import annotations
 

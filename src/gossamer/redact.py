@@ -1,4 +1,4 @@
-"""What must not be shown, and how it is hidden: passwords, tokens, cookies, in addresses, in URLs and in any text."""
+"""Hides passwords, tokens, and other secrets in texts, URLs, and headers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gossamer.settings import Settings
+
 
 HIDDEN = "***"
 CREDENTIALS = frozenset(
