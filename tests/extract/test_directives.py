@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.extract.directives import read
+from gossamer.extract.metadata import read
 from gossamer.extract.page import Page
 from gossamer.model import Request, Response
 

@@ -11,8 +11,8 @@ import pytest
 
 from gossamer.extract import sitemap
 from gossamer.extract.links import MAX_LINKS, parse_refresh
+from gossamer.extract.mime import is_html
 from gossamer.extract.page import Page
-from gossamer.extract.sniff import is_html
 from gossamer.extract.srcset import parse_srcset
 from gossamer.middleware import robots, robots_rules
 from gossamer.model import Request, Response

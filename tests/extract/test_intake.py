@@ -10,8 +10,7 @@ import pydantic
 import pytest
 
 from gossamer.errors import ConfigError
-from gossamer.extract.intake import Dropped, ItemPipeline
-from gossamer.extract.schema import Fitted
+from gossamer.extract.items import Dropped, Fitted, ItemPipeline
 from gossamer.model import Rejected
 
 URL = "http://shop.example/1"

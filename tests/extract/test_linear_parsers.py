@@ -11,18 +11,7 @@ import pytest
 
 from gossamer.download.auto import measure
 from gossamer.export.chunks import chunks
-from gossamer.extract import (
-    directives,
-    encoding,
-    links,
-    mime,
-    relations,
-    sitemap,
-    sniff,
-    srcset,
-    timestamps,
-    xhtml,
-)
+from gossamer.extract import dates, encoding, links, metadata, mime, page, sitemap, srcset
 from gossamer.extract.metadata import read_metadata
 from gossamer.extract.page import Page
 from gossamer.frontier import traps
@@ -83,17 +72,17 @@ PARSERS: dict[str, tuple[Callable[[str], object], str]] = {
     "JSON-LD": (blocks, '{|}|,| |\n|//|/*|*/|"|\\|-->|]]>|;|<!--|<![CDATA['),
     "encodings": (undeclared, "<meta|charset|=| |'|\"|<!--|<?xml encoding|>|<a|/|content-type http-equiv="),
     "refresh": (links.parse_refresh, "1|.| |;|,|url|=|'|\""),
-    "X-Robots-Tag": (lambda text: directives.read([text], [], agent="g", now=0), "a|:|,|;| |1|unavailable_after"),
+    "X-Robots-Tag": (lambda text: metadata.read([text], [], agent="g", now=0), "a|:|,|;| |1|unavailable_after"),
     "robots meta": (
-        lambda text: directives.read([], [("robots", text[:8000])] * 10, agent="g", now=0),
+        lambda text: metadata.read([], [("robots", text[:8000])] * 10, agent="g", now=0),
         "a|:|,|;| |1|unavailable_after",
     ),
-    "Link": (relations.parse_link, "<|>|;|,| |=|\"|\\|a|*|'"),
+    "Link": (links.parse_link, "<|>|;|,| |=|\"|\\|a|*|'"),
     "MIME": (lambda text: mime.parse(text) or mime.of_headers([text]), 'a|/|;|=|"|\\| |,'),
     "srcset": (srcset.parse_srcset, "a|,| |1x|(|)|.|1|e"),
-    "times": (lambda text: (timestamps.w3c_time(text), timestamps.http_time(text)), "2026|-|:|1| |T|,|Mon"),
-    "sniffing": (lambda text: sniff.computed_type(text.encode()), "<|!--| |\0|B\x82|webm|ftyp"),
-    "XHTML": (lambda text: xhtml.spelled_out(text), "<a|/|>| |'|\"|="),
+    "times": (lambda text: (dates.w3c_time(text), dates.http_time(text)), "2026|-|:|1| |T|,|Mon"),
+    "sniffing": (lambda text: mime.computed_type(text.encode()), "<|!--| |\0|B\x82|webm|ftyp"),
+    "XHTML": (lambda text: page.spelled_out(text), "<a|/|>| |'|\"|="),
     "sitemaps": (
         lambda text: sitemap.parse(f"<rss><item>{text}".encode(), URL),
         "<link|<loc>|a|=| |'|\"|>|</|<!--|<![CDATA[|]]>|<!DOCTYPE [|&#1|<?",

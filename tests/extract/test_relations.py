@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gossamer.extract.links import parse_link
 from gossamer.extract.page import Page
-from gossamer.extract.relations import parse_link
 from gossamer.model import Request, Response
 
 URL = "http://a.test/dir/page?q=1"

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from gossamer.extract.dates import http_time, w3c_time
 from gossamer.extract.sitemap import MAX_BYTES, MAX_ENTRIES, PROBLEMS, Sitemap, parse
-from gossamer.extract.timestamps import http_time, w3c_time
 
 URL = "http://x.test/sitemap.xml"
 NAMESPACE = 'xmlns="http://www.sitemaps.org/schemas/sitemap/0.9"'

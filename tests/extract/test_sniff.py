@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gossamer.extract.mime import computed_type, is_html, is_text
 from gossamer.extract.page import Page
-from gossamer.extract.sniff import computed_type, is_html, is_text
 from gossamer.model import Request, Response
 
 

@@ -29,15 +29,14 @@ from gossamer.clock import SystemClock
 from gossamer.download.decoding import decode
 from gossamer.errors import ExtractError, FetchError
 from gossamer.extract import sitemap
+from gossamer.extract.dates import http_time, w3c_time
 from gossamer.extract.encoding import decode as decode_text
 from gossamer.extract.encoding import detect
-from gossamer.extract.links import LinkMemo, parse_refresh
-from gossamer.extract.relations import parse_link
+from gossamer.extract.links import LinkMemo, parse_link, parse_refresh
+from gossamer.extract.mime import computed_type
 from gossamer.extract.scope import Scope
-from gossamer.extract.sniff import computed_type
 from gossamer.extract.srcset import parse_srcset
 from gossamer.extract.text import main_text
-from gossamer.extract.timestamps import http_time, w3c_time
 from gossamer.frontier import policy
 from gossamer.middleware import robots, robots_rules
 from gossamer.middleware.cookies import CookieJar

@@ -19,13 +19,12 @@ from gossamer.clock import SystemClock
 from gossamer.compression import zstd
 from gossamer.download.decoding import decode, encodings
 from gossamer.errors import FetchError, TooLarge
+from gossamer.extract.dates import http_time, w3c_time
 from gossamer.extract.encoding import NAMES, detect, encode
 from gossamer.extract.encoding import decode as decode_text
-from gossamer.extract.links import parse_refresh
-from gossamer.extract.relations import parse_link
-from gossamer.extract.sniff import computed_type, is_html
+from gossamer.extract.links import parse_link, parse_refresh
+from gossamer.extract.mime import computed_type, is_html
 from gossamer.extract.srcset import parse_srcset
-from gossamer.extract.timestamps import http_time, w3c_time
 from gossamer.frontier import policy
 from gossamer.middleware.cookies import MAX_COOKIES, CookieJar
 from gossamer.model import Response

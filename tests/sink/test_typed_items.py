@@ -22,7 +22,7 @@ import pytest
 
 from gossamer.engine.extractor import Extractor
 from gossamer.errors import ConfigError, SinkError
-from gossamer.extract.schema import Schemas
+from gossamer.extract.items import Schemas
 from gossamer.extract.spider import Spider
 from gossamer.model import PageRow, Record, Request, Response
 from gossamer.query import ask

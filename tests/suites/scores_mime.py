@@ -10,7 +10,7 @@ from score import Score, tally
 
 from gossamer.extract import mime
 from gossamer.extract.encoding import NAMES
-from gossamer.extract.sniff import computed_type
+from gossamer.extract.mime import computed_type
 
 FOLDER = Path(__file__).parents[2].parent / "shared" / "suites" / "http-wpt" / "mimesniff"
 READS = ("http-wpt",)

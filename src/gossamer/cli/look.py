@@ -37,9 +37,9 @@ from gossamer.errors import (
     advice_for_error,
     advice_for_kind,
 )
-from gossamer.extract.main_part import LEAST_SHARE
 from gossamer.extract.page import Page
 from gossamer.extract.spider import Spider
+from gossamer.extract.text import LEAST_SHARE
 from gossamer.leaving import leaving
 from gossamer.logs import plain
 from gossamer.middleware.base import Fetch, compose

@@ -13,7 +13,7 @@ import msgspec
 from gossamer import job_folder
 from gossamer import settings as configuration
 from gossamer.errors import ConfigError, ExtractError
-from gossamer.extract.schema import Schemas
+from gossamer.extract.items import Schemas
 from gossamer.extract.scope import Scope
 from gossamer.extract.selectors import check
 from gossamer.extract.spider import FieldSpider, load_type, spider_settings

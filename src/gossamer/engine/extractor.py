@@ -17,13 +17,11 @@ from gossamer.cut import format_cut, parse_cut
 from gossamer.engine.budget import Budget, Guard, PageMeter, hard_seconds, too_many_items
 from gossamer.engine.likeness import TextFingerprint, TextFingerprints
 from gossamer.errors import ExtractError, TooCostly
-from gossamer.extract.intake import Dropped, ItemPipeline
-from gossamer.extract.items import sound
+from gossamer.extract.items import Dropped, ItemPipeline, Schemas, sound
 from gossamer.extract.links import LOST, LinkMemo
-from gossamer.extract.main_part import LEAST_SHARE
 from gossamer.extract.page import Page
-from gossamer.extract.schema import Schemas
 from gossamer.extract.spider import FieldSpider, Spider, load, load_type, make
+from gossamer.extract.text import LEAST_SHARE
 from gossamer.middleware.base import compose
 from gossamer.middleware.robots import product_token
 from gossamer.model import PageRow, Rejected, Request, Response

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 from turbohtml import Document, Element, Node, Text
 
 from gossamer.extract import links
-from gossamer.extract.main_part import MainPart
-from gossamer.extract.text import BLOCKS, HIDDEN, part_of
+from gossamer.extract.text import BLOCKS, HIDDEN, MainPart, part_of
 
 _SPACES = re.compile(r"\s+")
 _SPECIAL = re.compile(r"[\\`*\[\]]|(?<![^\W_])_|_(?![^\W_])|<(?=[a-zA-Z/!?])|&(?=#?\w+;)|~~")

@@ -1,18 +1,303 @@
-"""What a page says of itself: author, dates, language, and structured data of all the usual kinds."""
+"""Metadata of a page: title, author, dates, JSON-LD, microdata, and robots directives."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from time import gmtime, strftime
 from typing import Any
 
 import msgspec
-from turbohtml import Document
+from turbohtml import Document, Element, Node
 
-from gossamer.extract import json_ld
-from gossamer.extract.microdata import microdata
+from gossamer.extract.dates import http_time, w3c_time
 from gossamer.extract.microformats import microformats
 from gossamer.extract.rdfa import rdfa
+
+MOST_VISITS = 50_000
+"""Elements that are looked at: with itemref, a few may stand for very many."""
+_MOST_TEXT = 8 * 1024 * 1024
+_MOST_MARKED, _DEEPEST, _FARTHEST = 50_000, 32, 512
+_LONGEST_VALUE = 100_000
+_SOURCES = {
+    "meta": "content", "a": "href", "area": "href", "link": "href", "img": "src", "audio": "src", "video": "src",
+    "source": "src", "iframe": "src", "embed": "src", "track": "src", "object": "data", "data": "value",
+    "meter": "value", "time": "datetime",
+}  # fmt: skip
+
+
+def microdata(tree: Document) -> list[dict[str, Any]]:
+    """The top items: `type`, `id` if they have one, and a value for each property.
+
+    A property that is repeated is a list, and so is the type of an item of several; an item is a mapping. One that is
+    inside of itself is "ERROR", as the standard has it."""
+    marked = tree.select("[itemscope], [itemprop]")
+    return _Reader(tree, marked[:_MOST_MARKED]).read() if marked else []
+
+
+class _Marked:
+    """An element that says something of items, and those below it."""
+
+    __slots__ = ("below", "node", "order")
+
+    def __init__(self, node: Element, order: int) -> None:
+        self.node, self.order = node, order
+        self.below: list[_Marked] = []
+
+
+class _Reader:
+    """One page."""
+
+    def __init__(self, tree: Document, nodes: list[Element]) -> None:
+        self._left, self._text_left = MOST_VISITS, _MOST_TEXT
+        self._ids: dict[str, Element] = {}
+        wanted = {name for node in nodes for name in (node.attr("itemref") or "").split()}
+        if wanted:
+            known, named = set(nodes), []
+            for node in tree.select("[itemscope], [itemprop], [id]"):
+                name = node.attr("id") or ""
+                is_wanted = name in wanted and name not in self._ids
+                if is_wanted:
+                    self._ids[name] = node
+                if is_wanted or node in known:
+                    named.append(node)
+            nodes = named
+        self._marked: dict[Node, _Marked] = {node: _Marked(node, order) for order, node in enumerate(nodes)}
+        for one in self._marked.values():
+            above = self._above(one.node)
+            if above is not None:
+                above.below.append(one)
+
+    def read(self) -> list[dict[str, Any]]:
+        found = []
+        for one in self._marked.values():
+            if not self._has_room:
+                break
+            if one.node.attr("itemscope") is not None and one.node.attr("itemprop") is None:
+                found.append(self._item(one, ()))
+        return found
+
+    def _above(self, node: Element) -> _Marked | None:
+        above: Node | None = node.parent
+        for _ in range(_FARTHEST):
+            if above is None:
+                return None
+            found = self._marked.get(above)
+            if found is not None:
+                return found
+            above = above.parent
+        return None
+
+    def _item(self, one: _Marked, around: tuple[_Marked, ...]) -> dict[str, Any]:
+        types = (one.node.attr("itemtype") or "").split()
+        item: dict[str, Any] = {"type": types if len(types) > 1 else "".join(types)}
+        if identity := (one.node.attr("itemid") or "").strip():
+            item["id"] = identity[:_LONGEST_VALUE]
+        around = (*around, one)
+        for each in self._properties(one):
+            for name in dict.fromkeys((each.node.attr("itemprop") or "").split()):
+                if not self._has_room:
+                    return item
+                self._left -= 1
+                # Made anew for each name: what is written twice takes its room twice.
+                _add(item, name, self._value(each, around))
+        return item
+
+    @property
+    def _has_room(self) -> bool:
+        return self._left > 0 and self._text_left > 0
+
+    def _value(self, one: _Marked, around: tuple[_Marked, ...]) -> str | dict[str, Any]:
+        if one.node.attr("itemscope") is not None:
+            return "ERROR" if one in around or len(around) >= _DEEPEST else self._item(one, around)
+        attribute = _SOURCES.get(one.node.tag)
+        given = one.node.attr(attribute) if attribute else None
+        text = given if given is not None else one.node.text
+        self._text_left -= len(text)
+        return " ".join(text.split())[:_LONGEST_VALUE]
+
+    def _properties(self, item: _Marked) -> list[_Marked]:
+        """The elements that are properties of an item: below it, or below what its itemref names."""
+        refs = dict.fromkeys((item.node.attr("itemref") or "").split())
+        pending = [*item.below, *(self._marked[self._ids[name]] for name in refs if name in self._ids)]
+        met, found = {item.node}, []
+        while pending and self._left > 0:
+            one = pending.pop()
+            if one.node in met:
+                continue
+            met.add(one.node)
+            self._left -= 1
+            if one.node.attr("itemscope") is None:
+                pending += one.below
+            if one.node.attr("itemprop") is not None:
+                found.append(one)
+        return sorted(found, key=lambda one: one.order)
+
+
+def _add(item: dict[str, Any], name: str, value: Any) -> None:
+    if name not in item:
+        item[name] = value
+    elif isinstance(item[name], list):
+        item[name].append(value)
+    else:
+        item[name] = [item[name], value]
+
+
+MAX_LENGTH = 8192
+_WITH_VALUE = frozenset({"unavailable_after", "max-snippet", "max-image-preview", "max-video-preview"})
+_DEFAULTS = frozenset({"", "all", "index", "follow"})
+_AGENT = re.compile(r"[A-Za-z0-9_*.-]+(?: bot)?")
+_SEPARATOR = re.compile("[,;]")
+_DATE_LIKE = re.compile(r"\s*\d")
+
+
+class Directives(msgspec.Struct, frozen=True):
+    """What a page asks of us: `noindex`, `nofollow`, `noarchive`, `nosnippet`, `max-snippet:20` ..., in lower case."""
+
+    words: tuple[str, ...] = ()
+    """Each once, in the order they came; `none` is `noindex` and `nofollow`."""
+    unavailable_after: float | None = None
+    """Epoch seconds after which the page is not to be shown any more: from then on, `noindex` is among the words."""
+
+    def __str__(self) -> str:
+        return ", ".join(self.words)
+
+    def __contains__(self, word: str) -> bool:
+        return word.lower() in self.words
+
+    @property
+    def noindex(self) -> bool:
+        """Whether the page is not to be shown in search results."""
+        return "noindex" in self.words
+
+    @property
+    def nofollow(self) -> bool:
+        """Whether none of the page's links is to be followed."""
+        return "nofollow" in self.words
+
+
+NONE = Directives()
+
+
+def read(headers: Sequence[str], metas: Iterable[tuple[str, str]], *, agent: str, now: float) -> Directives:
+    """The sum of what X-Robots-Tag headers, and `<meta>` elements (name in lower case, content), ask of all or `agent`.
+
+    As search engines do, the more restrictive wish counts, whether it is for all robots or for this one."""
+    ours = {"", "*", "robots", agent.lower()}
+    found: dict[str, None] = {}
+    until: float | None = None
+    parts = [part for header in headers for part in _header_parts(header[:MAX_LENGTH])]
+    for name, content in metas:
+        # A page has a dozen of them, and few are for robots.
+        if name and name in ours:
+            parts += [(name, *part) for part in _content_parts(content[:MAX_LENGTH])]
+    for name, word, value in parts:
+        if name not in ours:
+            continue
+        if word == "unavailable_after":
+            at = _time(value)
+            until = at if until is None or (at is not None and at < until) else until
+        elif word == "none":
+            found |= {"noindex": None, "nofollow": None}
+        elif word not in _DEFAULTS:
+            found[f"{word}:{value}" if value else word] = None
+    if until is not None:
+        found[f"unavailable_after:{_iso(until)}"] = None
+        if until <= now:
+            found["noindex"] = None
+    return Directives(tuple(found), until) if found else NONE
+
+
+def _header_parts(header: str) -> list[tuple[str, str, str]]:
+    """(agent, word, value) of each rule of a header; an agent's name holds up to the next one, or the end."""
+    found: list[tuple[str, str, str]] = []
+    agent = ""
+    for piece in _pieces(header):
+        name, colon, rest = piece.partition(":")
+        while colon and name.strip().lower() not in _WITH_VALUE and _AGENT.fullmatch(name.strip()):
+            agent, piece = name.strip().lower(), rest
+            name, colon, rest = piece.partition(":")
+        found += [(agent, word, value) for word, value in _rules(piece)]
+    return found
+
+
+def _content_parts(content: str) -> list[tuple[str, str]]:
+    return [rule for piece in _pieces(content) for rule in _rules(piece)]
+
+
+def _pieces(text: str) -> list[str]:
+    """The text cut at its commas, but not inside of a date: `unavailable_after: Sunday, 06-Nov-94 08:49:37 GMT`."""
+    found: list[str] = []
+    is_dated = False
+    for piece in _SEPARATOR.split(text):
+        if is_dated and _DATE_LIKE.match(piece):
+            found[-1] += "," + piece
+        else:
+            found.append(piece)
+            is_dated = "unavailable_after" in piece.lower()
+    return found
+
+
+def _rules(piece: str) -> list[tuple[str, str]]:
+    """The rules between two commas: one with a value, or several words, which some put blanks between."""
+    name, colon, value = piece.strip().partition(":")
+    if colon:
+        return [(name.strip().lower(), value.strip().lower())]
+    return [(word, "") for word in name.lower().split()]
+
+
+def _time(text: str) -> float | None:
+    """Epoch seconds of a date in the formats of RFC 822, RFC 850 and ISO 8601."""
+    return w3c_time(text.upper()) or http_time(text)
+
+
+def _iso(at: float) -> str:
+    return strftime("%Y-%m-%dT%H:%M:%SZ", gmtime(at))
+
+
+# Each part runs to its end in one go, closed or not, so that nothing is looked at twice.
+_COMMENT = re.compile(r"\"(?:[^\"\\]++|\\.)*+\"?|//[^\n]*+|/\*(?:[^*]++|\*(?!/))*+(?:\*/)?", re.DOTALL)
+_COMMA = re.compile(r"\"(?:[^\"\\]++|\\.)*+\"?|,(?=\s*+[}\]])", re.DOTALL)
+_OPENINGS, _CLOSINGS = ("<!--", "<![CDATA["), ("-->", "]]>")
+
+
+def parse(text: str) -> Any:
+    """The values of a block; None if it is no JSON.
+
+    Line breaks in strings, comments, commas after the last value and the wrappings of old scripts are wrong, and
+    everywhere."""
+    text = _unwrapped(text)
+    try:
+        return json.loads(text, strict=False)
+    except RecursionError:
+        return None
+    except ValueError:
+        pass
+    plain = _COMMA.sub(_string, _COMMENT.sub(_string, text)).strip().removesuffix(";")
+    try:
+        return json.loads(plain, strict=False) if plain else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _string(found: re.Match[str]) -> str:
+    """What stays of a match: strings. A comment parts what stands around it."""
+    return found[0] if found[0][0] == '"' else "" if found[0] == "," else " "
+
+
+def _unwrapped(text: str) -> str:
+    """The text without an HTML comment or a CDATA section around it, which may be hidden behind `//`."""
+    text = text.strip().removeprefix("\ufeff")
+    for _ in _OPENINGS:
+        inner = text[2:].lstrip() if text.startswith("//") else text
+        if inner.startswith(_OPENINGS):
+            text = inner[9 if inner[2] == "[" else 4 :].lstrip()
+        inner = text.removesuffix(";").rstrip()
+        if inner.endswith(_CLOSINGS):
+            text = inner[:-3].rstrip().removesuffix("//").rstrip()
+    return text
+
 
 _MOST_BLOCKS, _BLOCK_CHARS, _MOST_THINGS = 32, 1_000_000, 256
 _MOST_METAS, _LONGEST = 256, 5000
@@ -112,7 +397,7 @@ def _json_ld(tree: Document) -> Iterator[dict[str, Any]]:
     left = _MOST_THINGS
     for node in tree.select('script[type="application/ld+json" i]')[:_MOST_BLOCKS]:
         text = node.text
-        found = json_ld.parse(text) if len(text) <= _BLOCK_CHARS else None
+        found = parse(text) if len(text) <= _BLOCK_CHARS else None
         for one in found if isinstance(found, list) else [found]:
             parts = one.get("@graph", [one]) if isinstance(one, dict) else []
             for part in parts if isinstance(parts, list) else [parts]:

@@ -1,27 +1,178 @@
-"""The page: what a spider sees of an answer, each part made when it is first asked for."""
+"""A fetched page: its response decoded, its selectors, links, forms, and pagination."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
+from urllib.parse import parse_qsl, urlencode
 
 import turbohtml
 from turbohtml import Document
 
+from gossamer import urls
 from gossamer.cut import parse_cut
 from gossamer.errors import ExtractError
-from gossamer.extract import directives, formatting, forms, links, paging, selectors, sitemap, xml
-from gossamer.extract.answer import DecodedResponse
-from gossamer.extract.directives import Directives
-from gossamer.extract.links import LinkMemo, Links
-from gossamer.extract.main_part import MainPart, main_part
+from gossamer.extract import formatting, forms, links, metadata, mime, selectors, sitemap, xml
+from gossamer.extract.encoding import decode, detect
+from gossamer.extract.links import LinkMemo, Links, Relation, element_relations, header_relations
 from gossamer.extract.markdown import to_markdown
-from gossamer.extract.metadata import Metadata, read_metadata
-from gossamer.extract.relations import Relation, element_relations, header_relations
+from gossamer.extract.metadata import Directives, Metadata, read_metadata
 from gossamer.extract.selectors import Selection
-from gossamer.extract.text import title_of, visible_text
-from gossamer.extract.xhtml import spelled_out
-from gossamer.model import Request, Response, Secret
+from gossamer.extract.text import MainPart, main_part, title_of, visible_text
+from gossamer.model import Headers, Request, Response, Secret
+
+
+class DecodedResponse:
+    """A response and the request that it answers; nothing of the body is read before it is asked for."""
+
+    __slots__ = ("_encoding", "_html", "_is_html", "_mime_type", "request", "response")
+
+    def __init__(self, response: Response, request: Request) -> None:
+        self.response = response
+        self.request = request
+        self._encoding: str | None = None
+        self._html: str | None = None
+        self._is_html: bool | None = None
+        self._mime_type: str | None = None
+
+    @property
+    def url(self) -> str:
+        """The URL that answered."""
+        return self.response.url
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        return self.response.status
+
+    @property
+    def headers(self) -> Headers:
+        """The headers as they came, names in lower case."""
+        return self.response.headers
+
+    @property
+    def body(self) -> bytes:
+        """The body, decoded by its Content-Encoding."""
+        return self.response.body
+
+    @property
+    def depth(self) -> int:
+        """How many links away from a seed the page is."""
+        return self.request.depth
+
+    @property
+    def label(self) -> str:
+        """The label of the request, which chose the handler."""
+        return self.request.label
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What the spider gave along with the request."""
+        return self.request.given or {}
+
+    @property
+    def referrer(self) -> str:
+        """The page on which this one was found; empty for a seed."""
+        return self.request.referrer
+
+    def header(self, name: str, default: str = "") -> str:
+        """The first header of that name, in any case."""
+        return self.response.header(name.lower(), default)
+
+    @property
+    def mime_type(self) -> str:
+        """The type that a browser takes the body for, as in `text/html`: as the server says, or by its first bytes."""
+        if self._mime_type is None:
+            nosniff = self.header("x-content-type-options").partition(",")[0].strip().lower() == "nosniff"
+            self._mime_type = mime.computed_type(self.body, self._all("content-type"), nosniff=nosniff)
+        return self._mime_type
+
+    @property
+    def is_html(self) -> bool:
+        """Whether the body is HTML by its type, and not plainly something else by its first bytes."""
+        if self._is_html is None:
+            self._is_html = mime.is_html(self.body, self.mime_type)
+        return self._is_html
+
+    @property
+    def is_xml(self) -> bool:
+        """Whether the body is XML that is not a page in XHTML: a feed, a picture in SVG, or any other document."""
+        return mime.is_xml(self.mime_type) and not self.is_html
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the body is text of some kind: HTML, XML, JSON, plain ..."""
+        return mime.is_text(self.mime_type)
+
+    @property
+    def encoding(self) -> str:
+        """The name of the encoding that the body is in, as a browser finds it."""
+        if self._encoding is None:
+            self._encoding = detect(
+                self.body, ", ".join(self._all("content-type")), host=urls.host(urls.host_port(self.url))
+            )
+        return self._encoding
+
+    @property
+    def html(self) -> str:
+        """The body as text."""
+        if self._html is None:
+            self._html = decode(self.body, self.encoding)
+        return self._html
+
+    def json(self) -> Any:
+        """The body as JSON; an ExtractError if it is not."""
+        try:
+            return json.loads(self.html)
+        except (ValueError, RecursionError) as error:
+            raise ExtractError(f"{self.url} is not JSON: {error}") from error
+
+    def _all(self, name: str) -> list[str]:
+        """All headers of a name, given in lower case."""
+        return [value for key, value in self.response.headers if key == name]
+
+
+def href_of(tree: Document, rel: str) -> str:
+    """The href of the first link in the text of a page with this `rel`; empty if there is none."""
+    for node in tree.select("a[rel], area[rel], link[rel]"):
+        if rel in (node.attr("rel") or "").lower().split() and (href := links.href_of(node)) is not None:
+            return href
+    return ""
+
+
+def with_query(url: str, changes: Mapping[str, object]) -> str:
+    """The URL with these parameters of its query changed or added, or with None taken away; the others stay."""
+    address, _, query = url.partition("#")[0].partition("?")
+    pairs: list[tuple[str, str]] = []
+    left = {name: str(value) for name, value in changes.items() if value is not None}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name not in changes:
+            pairs.append((name, value))
+        elif name in left:
+            pairs.append((name, left.pop(name)))
+    pairs += left.items()
+    return f"{address}?{urlencode(pairs)}" if pairs else address
+
+
+_VOID_NAMES = "area base br col embed hr img input link meta param source track wbr"
+_VOID = frozenset(_VOID_NAMES.split())
+# No part of it takes a `<`, so that the way from each tag to its end is walked once.
+_EMPTY = re.compile(r"<([a-zA-Z][^\t\n\r <>/\"'=]*+)((?:[^<>/\"']++|\"[^\"<]*+\"|'[^'<]*+'|/(?!>))*+)/>")
+
+
+def spelled_out(markup: str) -> str:
+    """The markup with an end tag for each element that closes itself: `<script/>` is all of it in XML, not in HTML.
+
+    There, all that follows would be a script."""
+    return _EMPTY.sub(_closed, markup)
+
+
+def _closed(found: re.Match[str]) -> str:
+    name = found[1]
+    return found[0] if name.lower() in _VOID else f"<{name}{found[2]}></{name}>"
+
 
 Target = str | Selection
 # Far more than pages have, and cheap to ask; then the depth from which on a parser nests no deeper.
@@ -307,7 +458,7 @@ class Page(DecodedResponse):
 
     def with_query(self, **changes: object) -> str:
         """The URL of this page with other parameters: `page.follow(page.with_query(offset=40))`; None drops one."""
-        return paging.with_query(self.url, changes)
+        return with_query(self.url, changes)
 
     def file(self, target: Target, *, meta: dict[str, Any] | None = None) -> Request:
         """A request for a file to be kept as it is: up to `max_file_bytes` long, and handled by `parse_file`."""
@@ -375,8 +526,8 @@ class Page(DecodedResponse):
     def _directives(self, metas: list[tuple[str, str]]) -> Directives:
         headers = self._all("x-robots-tag")
         if not metas and not headers:
-            return directives.NONE
-        return directives.read(headers, metas, agent=self._robot, now=self.response.fetched_at)
+            return metadata.NONE
+        return metadata.read(headers, metas, agent=self._robot, now=self.response.fetched_at)
 
     def _header_links(self) -> list[str]:
         """The pages that Link and Refresh headers lead to."""
@@ -393,7 +544,7 @@ class Page(DecodedResponse):
         return next((relation.url for relation in self.relations if rel in relation.rels), None)
 
     def _linked(self, rel: str) -> str | None:
-        href = paging.href_of(self.tree, rel) if self.is_html else ""
+        href = href_of(self.tree, rel) if self.is_html else ""
         return links.resolve(self.base, links.encode_query(href, self.encoding)) if href else None
 
     def _markup(self) -> bytes | str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gossamer.errors import ArchiveError, NotKept
-from gossamer.extract.sniff import computed_type, is_html
+from gossamer.extract.mime import computed_type, is_html
 from gossamer.model import PageRow
 from gossamer.sink.tree import HTMLS, place_of
 from gossamer.stored.page import StoredPage, Version

@@ -1,4 +1,4 @@
-"""Times as the web writes them: the W3C's profile of ISO 8601, and the format of mail and HTTP headers."""
+"""Dates as HTTP, W3C, and feeds write them."""
 
 from __future__ import annotations
 
