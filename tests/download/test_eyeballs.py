@@ -11,7 +11,7 @@ import pytest
 
 from gossamer.clock import SystemClock
 from gossamer.download import open_downloader
-from gossamer.download.eyeballs import BetterAddress, first_to_connect, raced
+from gossamer.download.connections import BetterAddress, first_to_connect, raced
 from gossamer.errors import Forbidden, NameUnknown, TimedOut
 from gossamer.model import Request
 from gossamer.settings import build

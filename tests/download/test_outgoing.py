@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gossamer.download.outgoing import Outgoing
+from gossamer.download.headers import Outgoing
 from gossamer.errors import ConfigError, Forbidden
 from gossamer.model import Request, secret
 from gossamer.settings import build

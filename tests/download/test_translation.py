@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gossamer.download.faults import translate
+from gossamer.download.http2 import translate
 from gossamer.errors import OutOfMemory
 
 

@@ -6,9 +6,9 @@ import msgspec
 
 from gossamer.clock import Clock
 from gossamer.download.base import Downloader, Locates, Remembers
-from gossamer.download.certificates import RecordingDownloader, SiteDownloaders, without_credentials
 from gossamer.download.client import HttpDownloader
 from gossamer.download.dns import NameResolver
+from gossamer.download.tls import RecordingDownloader, SiteDownloaders, without_credentials
 from gossamer.errors import ConfigError
 from gossamer.settings import Settings
 

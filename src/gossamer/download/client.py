@@ -22,7 +22,7 @@ from gossamer.download.connections import (
 from gossamer.download.decoding import decode_partly, encodings
 from gossamer.download.dns import NameResolver, Resolver
 from gossamer.download.guard import Goal, check_address, check_url
-from gossamer.download.outgoing import Outgoing
+from gossamer.download.headers import Outgoing
 from gossamer.download.proxies import Blame, Proxies, Proxy
 from gossamer.download.tls import Contexts, check_identity
 from gossamer.errors import ConnectFailed, FetchError, Forbidden, ProtocolBroken, TimedOut, TooLarge

@@ -1,4 +1,4 @@
-"""The downloader over pyreqwest, for HTTP/2; and all that the blocking one shares with it.
+"""The downloader over pyreqwest, for HTTP/2, and its errors as ours.
 
 It reads what hyper and rustls accept: malformed header lines are skipped but not counted, header values that are
 neither ASCII nor UTF-8 are dropped and counted, chunks must end their lines in CRLF, and TLS begins at 1.2."""
@@ -13,32 +13,160 @@ from math import inf
 from typing import Any
 
 from pyreqwest.client import Client, ClientBuilder
-from pyreqwest.exceptions import PyreqwestError
+from pyreqwest.exceptions import BuilderError, ConnectError, DetailedPyreqwestError, PyreqwestError, RequestTimeoutError
 from pyreqwest.http import HeaderMap
 
 from gossamer.clock import Clock
 from gossamer.download.base import check_before_sending
-from gossamer.download.certificates import read_identity
 from gossamer.download.client import FILES_TRIES, FILES_WAIT_SECONDS, REPEATABLE, HttpCall, HttpDownloader, HttpReply
+from gossamer.download.connections import BetterAddress, raced
 from gossamer.download.dns import NameResolver
-from gossamer.download.eyeballs import BetterAddress, raced
-from gossamer.download.faults import (
-    blame,
-    broken_off,
-    connecting,
-    ended_early,
-    never_connected,
-    out_of_files,
-    translate,
-)
 from gossamer.download.guard import Goal, check_address
+from gossamer.download.headers import configure, read_authorities
 from gossamer.download.http1 import check_head
-from gossamer.download.outgoing import configure, read_authorities
-from gossamer.download.proxies import Proxy
+from gossamer.download.proxies import Blame, Proxy
 from gossamer.download.routes import Route, Routes
-from gossamer.errors import ConnectFailed, FetchError, TimedOut, TooLarge
+from gossamer.download.tls import read_identity
+from gossamer.errors import (
+    BadCertificate,
+    ConnectFailed,
+    FetchError,
+    OutOfMemory,
+    ProtocolBroken,
+    TimedOut,
+    TlsRefused,
+    TooLarge,
+)
 from gossamer.model import Headers
 from gossamer.settings import Settings
+
+_HOST_WORDS = ("host unreachable", "network unreachable", "SOCKS error: connection refused", "ttl expired")
+_PROXY_WORDS = (
+    "tcp connect error",
+    "failed to create underlying connection",
+    "proxy authorization required",
+    "authentication",
+    "credentials not accepted",
+    "error during SOCKS handshake",
+)
+_TLS_WORDS = (
+    "certificate",
+    "fatal alert",
+    "peer is incompatible",
+    "peer misbehaved",
+    "corrupt message",
+    "inappropriate message",
+    "inappropriate handshake",
+    "unexpected message",
+    "cannot decrypt",
+    "unsupported name type",
+)
+_ENDS = ("connection closed before message completed", "os error 104)", "os error 32)", "os error 10054)")
+_REFUSALS = (
+    "AccessDenied",
+    "BadCertificate",
+    "CertificateExpired",
+    "CertificateRequired",
+    "CertificateRevoked",
+    "CertificateUnknown",
+    "UnknownCA",
+    "UnsupportedCertificate",
+)
+"""Alerts about our own certificate, or that there is none; with TLS 1.3 they come only after the handshake."""
+
+_TLS_ENDS = ("without sending TLS close_notify", "tls handshake eof")
+"""A connection that ended without a word. It may have a passing reason: it is tried again."""
+_TLS_END_HINT = "it may be overloaded, or want a certificate of yours: --client-cert FILE"
+
+
+def translate(error: Exception, where: str) -> FetchError:
+    """The FetchError for whatever the client raised while talking to `where`."""
+    if isinstance(error, FetchError):
+        return error
+    if isinstance(error, MemoryError):
+        return OutOfMemory(f"{where}: no memory left for its answer")
+    causes = _causes(error)
+    text = f"{where}: {causes[-1] if causes else str(error) or type(error).__name__}"
+    if isinstance(error, RequestTimeoutError):
+        return TimedOut(
+            f"{where}: no connection in time" if _connecting(causes) else f"{where}: no whole answer in time"
+        )
+    if causes and "head is too large" in causes[-1]:
+        return TooLarge(f"{where}: too many or too long headers")
+    if any(f"received fatal alert: {word}" in cause for cause in causes for word in _REFUSALS):
+        return TlsRefused(text, hint="the server asks for a certificate of yours: --client-cert FILE")
+    if isinstance(error, ConnectError):
+        if any(word in cause for cause in causes for word in _TLS_ENDS):
+            return ConnectFailed(f"{where}: ended the connection where TLS does not end", hint=_TLS_END_HINT)
+        if _connecting(causes) and any(word in cause for cause in causes for word in _TLS_WORDS):
+            is_plain = any("InvalidContentType" in cause for cause in causes)
+            kind = BadCertificate if "certificate" in text else TlsRefused
+            return kind(text, hint="what is there does not speak TLS: try http://" if is_plain else "")
+        return ConnectFailed(text, was_open=ended_early(error))
+    if isinstance(error, BuilderError):
+        # The address was checked before: what is missing now is a client, mostly for want of files.
+        return ConnectFailed(text)
+    return ProtocolBroken(text)
+
+
+def never_connected(error: Exception) -> bool:
+    """Whether there was no connection at all, so that another address may be tried at once."""
+    causes = _causes(error)
+    return _connecting(causes) and ("tcp connect error" in causes or isinstance(error, RequestTimeoutError))
+
+
+def ended_early(error: Exception) -> bool:
+    """Whether the connection ended before any answer, as one does that was kept and that the server let go."""
+    causes = _causes(error)
+    return "client error (SendRequest)" in causes and any(word in causes[-1] for word in _ENDS)
+
+
+def broken_off(error: Exception, *, has_length: bool) -> str:
+    """Why a body ended early, as `model.Response.cut` has it."""
+    if isinstance(error, RequestTimeoutError):
+        return "fetch_seconds"
+    is_reset = any("(os error 104)" in cause or "(os error 10054)" in cause for cause in _causes(error))
+    return "content_length" if has_length and not is_reset else "disconnect"
+
+
+def connecting(error: Exception) -> bool:
+    """Whether it happened before anything of the request was sent."""
+    return _connecting(_causes(error))
+
+
+def blame(error: Exception, *, is_tls: bool) -> Blame:
+    """Who is at fault behind a proxy: the proxy, the host, one of them, or (a connection that hangs) unknown.
+
+    `is_tls` says that the host itself speaks TLS: a handshake that fails outside of a tunnel is then the host's."""
+    causes = _causes(error)
+    if not _connecting(causes):
+        return "host" if is_tls or isinstance(error, RequestTimeoutError) else "either"
+    if isinstance(error, RequestTimeoutError):
+        return "unknown"
+    if any(word in cause for cause in causes for word in _HOST_WORDS):
+        return "host"
+    if any(word in cause for cause in causes for word in _PROXY_WORDS):
+        return "proxy"
+    if any(cause.startswith(("tunnel error", "SOCKS error")) for cause in causes):
+        return "either"
+    # Only a handshake is left. Without TLS of the host's own it was with the proxy.
+    return "host" if is_tls else "proxy"
+
+
+def out_of_files(error: Exception) -> bool:
+    """Whether this process may open no more sockets."""
+    return any("(os error 24)" in cause for cause in _causes(error))
+
+
+def _connecting(causes: list[str]) -> bool:
+    return "client error (Connect)" in causes
+
+
+def _causes(error: Exception) -> list[str]:
+    if not isinstance(error, DetailedPyreqwestError):
+        return []
+    return [cause["message"] for cause in error.details["causes"] or ()]
+
 
 SLACK_SECONDS = 0.5
 MAX_SPARES = 2

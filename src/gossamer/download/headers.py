@@ -1,4 +1,4 @@
-"""What is sent: the client's configuration and the headers of each request."""
+"""Request headers and the client's configuration: what is sent with each request."""
 
 from __future__ import annotations
 
