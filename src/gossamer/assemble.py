@@ -30,7 +30,7 @@ from gossamer.engine.store import Store
 from gossamer.engine.visit import Visit
 from gossamer.extract.spider import Spider
 from gossamer.frontier.base import Frontier
-from gossamer.middleware.base import Fetch, Middleware, compose, guarded
+from gossamer.middleware import Fetch, Middleware, compose, guarded
 from gossamer.middleware.cache import cache
 from gossamer.middleware.cookies import CookieJar, cookies
 from gossamer.middleware.sessions import sessions

@@ -17,7 +17,7 @@ import pytest
 
 from gossamer.extract.spider import Spider
 from gossamer.job import LocalRun, RunSummary
-from gossamer.middleware.base import Fetch
+from gossamer.middleware import Fetch
 from gossamer.model import Request, Response
 from gossamer.settings import Settings
 from gossamer.testing.changing import DAY, WEEK, ChangingHit, ChangingWeb

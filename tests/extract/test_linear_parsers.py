@@ -15,7 +15,7 @@ from gossamer.extract import dates, encoding, links, metadata, mime, page, sitem
 from gossamer.extract.metadata import read_metadata
 from gossamer.extract.page import Page
 from gossamer.frontier import traps
-from gossamer.middleware import robots, robots_rules, setcookie
+from gossamer.middleware import cookies, robots, robots_rules
 from gossamer.model import Request, Response
 from gossamer.redact import masked, masked_url
 from gossamer.settings import build
@@ -90,7 +90,7 @@ PARSERS: dict[str, tuple[Callable[[str], object], str]] = {
     "sitemaps of text": (lambda text: sitemap.parse(text.encode(), URL), "http://a/| |\n|\r|<|a"),
     "robots.txt": (rules, "disallow:|/|*|$|%|%4|%41| |\n|#|user-agent:|crawl-delay:|sitemap:|a"),
     "cookies": (
-        lambda text: (setcookie.parse(text[:30_000], now=0), setcookie.cookie_date(text)),
+        lambda text: (cookies.parse(text[:30_000], now=0), cookies.cookie_date(text)),
         "a|=|;| |1|:|expires=|max-age=|jan",
     ),
     "masks": (lambda text: (masked(text[:50_000]), masked_url(text)), "token|=|&|?|.|http://|:|@| |cookie|\n|'"),

@@ -7,7 +7,7 @@ import pytest
 
 from gossamer.clock import ManualClock
 from gossamer.errors import ConnectFailed
-from gossamer.middleware.base import Fetch
+from gossamer.middleware import Fetch
 from gossamer.middleware.cache import cache
 from gossamer.model import Request, Response
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 
-from gossamer.middleware.base import Fetch, Middleware, compose
+from gossamer.middleware import Fetch, Middleware, compose
 from gossamer.model import Request, Response
 
 

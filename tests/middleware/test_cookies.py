@@ -6,9 +6,17 @@ import msgspec
 import pytest
 
 from gossamer.clock import ManualClock
-from gossamer.middleware.base import compose
-from gossamer.middleware.cookies import MAX_COOKIES, MAX_KEPT_BYTES, CookieJar, cookies
-from gossamer.middleware.setcookie import MAX_AGE_SECONDS, MAX_BYTES, cookie_date, parse
+from gossamer.middleware import compose
+from gossamer.middleware.cookies import (
+    MAX_AGE_SECONDS,
+    MAX_BYTES,
+    MAX_COOKIES,
+    MAX_KEPT_BYTES,
+    CookieJar,
+    cookie_date,
+    cookies,
+    parse,
+)
 from gossamer.model import Request, Response
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from gossamer.clock import ManualClock
 from gossamer.errors import ProxyFailed
-from gossamer.middleware.base import Fetch
+from gossamer.middleware import Fetch
 from gossamer.middleware.sessions import PROXY_TRIES, sessions
 from gossamer.model import Request, Response
 from gossamer.settings import build

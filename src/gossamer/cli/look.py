@@ -42,7 +42,7 @@ from gossamer.extract.spider import Spider
 from gossamer.extract.text import LEAST_SHARE
 from gossamer.leaving import leaving
 from gossamer.logs import plain
-from gossamer.middleware.base import Fetch, compose
+from gossamer.middleware import Fetch, compose
 from gossamer.middleware.robots import product_token
 from gossamer.model import REDIRECTS, Request, Response
 from gossamer.settings import Settings

@@ -34,7 +34,7 @@ from gossamer.extract.spider import Spider
 from gossamer.job import LocalRun, RunSummary
 from gossamer.leaving import leaving
 from gossamer.logs import plain
-from gossamer.middleware.base import Fetch
+from gossamer.middleware import Fetch
 from gossamer.model import Request, Response
 from gossamer.settings import Settings, introduces_itself
 

@@ -18,7 +18,7 @@ from gossamer.engine.revisit import RecrawlPlanner
 from gossamer.engine.sitemaps import Sitemaps
 from gossamer.engine.slots import Slots
 from gossamer.engine.turns import Turns
-from gossamer.middleware.base import Fetch
+from gossamer.middleware import Fetch
 from gossamer.middleware.cookies import CookieJar
 from gossamer.settings import Settings
 from gossamer.sink import keeps_pages

@@ -22,7 +22,7 @@ from gossamer.extract.links import LOST, LinkMemo
 from gossamer.extract.page import Page
 from gossamer.extract.spider import FieldSpider, Spider, load, load_type, make
 from gossamer.extract.text import LEAST_SHARE
-from gossamer.middleware.base import compose
+from gossamer.middleware import compose
 from gossamer.middleware.robots import product_token
 from gossamer.model import PageRow, Rejected, Request, Response
 from gossamer.settings import Settings

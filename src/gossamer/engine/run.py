@@ -25,7 +25,7 @@ from gossamer.engine.store import Result, Store
 from gossamer.engine.visit import Visit
 from gossamer.errors import GossamerError, Unavailable
 from gossamer.frontier.base import Frontier
-from gossamer.middleware.base import Fetch
+from gossamer.middleware import Fetch
 from gossamer.middleware.cookies import CookieJar
 from gossamer.model import Grant, JobState
 from gossamer.settings import Settings

@@ -12,7 +12,7 @@ import msgspec
 
 from gossamer.clock import Clock
 from gossamer.errors import ConfigError
-from gossamer.middleware.base import Fetch, Middleware
+from gossamer.middleware import Fetch, Middleware
 from gossamer.model import Request, Response
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from gossamer.clock import Clock
 from gossamer.errors import ProxyFailed
-from gossamer.middleware.base import Fetch, Middleware
+from gossamer.middleware import Fetch, Middleware
 from gossamer.middleware.cookies import CookieJar
 from gossamer.model import Request, Response
 from gossamer.settings import Settings, expand

@@ -13,7 +13,7 @@ from gossamer import urls
 from gossamer.clock import Clock
 from gossamer.download.base import check_before_sending
 from gossamer.errors import ConnectFailed, FetchError, NameUnknown, ProtocolBroken, TimedOut
-from gossamer.middleware.base import Fetch
+from gossamer.middleware import Fetch
 from gossamer.model import Request, Response
 from gossamer.simulation.life import Life, give_up
 from gossamer.simulation.scenario import Scenario, SiteSpec

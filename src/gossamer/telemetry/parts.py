@@ -16,7 +16,7 @@ from gossamer.engine.judge import Verdict
 from gossamer.engine.store import FleetStore, OwnerStore, Result, Store
 from gossamer.engine.visit import Visit
 from gossamer.errors import FetchError
-from gossamer.middleware.base import Fetch
+from gossamer.middleware import Fetch
 from gossamer.model import Lease, Receipt, Request, Response, SiteNote
 from gossamer.redact import masked_url
 from gossamer.telemetry.tracing import Attributes, PageSpan, Tracing, is_traced, nanoseconds

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gossamer import urls
 from gossamer.clock import Clock
-from gossamer.middleware.base import Fetch
+from gossamer.middleware import Fetch
 from gossamer.model import Request, Response
 
 DAY = 86_400.0

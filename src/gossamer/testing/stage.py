@@ -12,7 +12,7 @@ from gossamer.clock import Clock
 from gossamer.errors import FetchError
 from gossamer.extract.spider import Spider
 from gossamer.job import LocalRun, RunSummary
-from gossamer.middleware.base import Fetch
+from gossamer.middleware import Fetch
 from gossamer.model import Request, Response
 from gossamer.settings import Settings
 from gossamer.testing.virtual import LoopClock, run
