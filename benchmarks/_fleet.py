@@ -18,7 +18,7 @@ from typing import NamedTuple
 import redis
 
 from _tally import environment
-from gossamer.engine.orphans import dies_with_us
+from gossamer.engine.supervision import dies_with_us
 from gossamer.sim.log import SimRequest, fetched
 from gossamer.testing.servers import RedisServer
 from gossamer.testing.web import SimWeb

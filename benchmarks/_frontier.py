@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from gossamer import urls
-from gossamer.engine.recent import RecentKeys
+from gossamer.engine.links import RecentKeys
 from gossamer.errors import Unavailable
 from gossamer.frontier.base import Frontier
 from gossamer.model import Lease, Outcome, Request

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
 
-from gossamer.engine.orphans import dies_with_us
+from gossamer.engine.supervision import dies_with_us
 
 PREFIX = "gsmr"
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 
-from gossamer.extract import fingerprint
+from gossamer.engine import near_duplicates
 from gossamer.extract.encoding import detect
 from gossamer.extract.links import LinkMemo
 from gossamer.extract.metadata import read_metadata
@@ -94,7 +94,7 @@ def main() -> None:
         "links, warm memo": lambda: _links(parsed, warm),
         "text": lambda: _text(parsed),
         "main text": lambda: main_text(parsed.tree),
-        "main text and SimHash": lambda: fingerprint.simhash(main_text(parsed.tree)),
+        "main text and SimHash": lambda: near_duplicates.simhash(main_text(parsed.tree)),
         "metadata": lambda: read_metadata(parsed.tree),
         "whole step, cold memo": lambda: crawl_step(source, LinkMemo()),
         "whole step, warm memo": lambda: crawl_step(source, warm),

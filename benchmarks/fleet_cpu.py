@@ -22,8 +22,7 @@ from urllib.parse import urldefrag, urljoin
 
 from _fleet import Account, Crawl, finish, machine, process_seconds, start
 from gossamer import urls
-from gossamer.engine.handle import Linker
-from gossamer.engine.recent import RecentKeys
+from gossamer.engine.links import Linker, RecentKeys
 from gossamer.frontier.backends import create_fleet
 from gossamer.model import Outcome, Request
 from gossamer.settings import Settings

@@ -26,7 +26,7 @@ import redis
 
 from _fleet import Account, Crawl, children, finish, machine, process_seconds, requests, start, until
 from _peers import PYTHON_PACKAGES, SCRIPTS, environment
-from gossamer.engine.orphans import dies_with_us
+from gossamer.engine.supervision import dies_with_us
 from gossamer.testing.servers import RedisServer
 from gossamer.testing.web import SimWeb
 

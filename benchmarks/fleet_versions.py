@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from _fleet import children, finish, process_seconds, rate, urls
 from _tally import environment
-from gossamer.engine.orphans import dies_with_us
+from gossamer.engine.supervision import dies_with_us
 from gossamer.sim.site import WebPlan
 from gossamer.testing.servers import RedisServer
 from gossamer.testing.sqlservers import MariaServer, PostgresServer

@@ -20,7 +20,7 @@ import redis
 
 from _frontier import Pages, done, machine, request
 from gossamer.cli.start import run
-from gossamer.engine.recent import RecentKeys
+from gossamer.engine.links import RecentKeys
 from gossamer.frontier.redis_open import open_redis
 from gossamer.measure.servers import cpu_of
 from gossamer.settings import Settings

@@ -44,7 +44,7 @@ from frontier_sql import settle, size
 from frontier_sql import start as start_sql
 from gossamer.cli.start import run
 from gossamer.clock import SystemClock
-from gossamer.engine.recent import RecentKeys
+from gossamer.engine.links import RecentKeys
 from gossamer.frontier.redis_open import open_redis
 from gossamer.frontier.sql.job import open_sql
 from gossamer.frontier.sqlite import open_sqlite

@@ -6,8 +6,7 @@ import platform
 import time
 from collections.abc import Callable
 
-from gossamer.middleware.robots import Robots, parse, unpack
-from gossamer.middleware.robots_rules import Matcher
+from gossamer.engine.robots_txt import Matcher, Robots, parse, unpack
 
 AGENT = "Gossamer/0.1"
 PATHS = ["/", "/shop/item-17.html", "/shop/section-3/item?id=9&sort=price", "/private/x", "/a/b/c/d.pdf", "/search?q=x"]

@@ -30,8 +30,7 @@ from urllib.request import urlopen
 import msgspec
 
 from gossamer.clock import SystemClock
-from gossamer.engine.handle import Linker
-from gossamer.engine.recent import RecentKeys
+from gossamer.engine.links import Linker, RecentKeys
 from gossamer.frontier.sqlite import open_sqlite
 from gossamer.job_folder import save_settings
 from gossamer.model import PageRow

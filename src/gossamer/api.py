@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import msgspec
 
 from gossamer.clock import SystemClock
-from gossamer.engine.extractor import Parse, make_spider
+from gossamer.engine.parsing import Parse, make_spider
 from gossamer.errors import ConfigError, OwnerGone
 from gossamer.extract.page import Page
 from gossamer.extract.spider import Spider

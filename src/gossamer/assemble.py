@@ -15,18 +15,16 @@ from gossamer.download import open_downloader
 from gossamer.download.base import Downloader, Locates, Remembers
 from gossamer.download.dns import NameResolver, Resolver
 from gossamer.engine.budget import Guard
-from gossamer.engine.careful import Careful
-from gossamer.engine.crowds import AddressLimits
-from gossamer.engine.extractor import Extractor, make_spider
-from gossamer.engine.gate import LoadGate
-from gossamer.engine.handle import Handler, Linker
+from gossamer.engine.commit import Store
+from gossamer.engine.concurrency import AddressLimits, Measures
+from gossamer.engine.guarded_parsing import Careful
 from gossamer.engine.lifecycle import Lifecycle
-from gossamer.engine.marker import CrashMarker
-from gossamer.engine.recent import KnownKeys, RecentKeys
-from gossamer.engine.region import Places
+from gossamer.engine.links import Handler, KnownKeys, Linker, RecentKeys
+from gossamer.engine.parsing import Extractor, make_spider
+from gossamer.engine.regions import Places
+from gossamer.engine.robots import LoadGate
 from gossamer.engine.run import Engine
-from gossamer.engine.slots import Measures
-from gossamer.engine.store import Store
+from gossamer.engine.supervision import CrashMarker
 from gossamer.engine.visit import Visit
 from gossamer.extract.spider import Spider
 from gossamer.frontier.base import Frontier
@@ -38,7 +36,7 @@ from gossamer.settings import Settings
 from gossamer.sink.trail import RequestLog
 
 if TYPE_CHECKING:
-    from gossamer.engine.parsers import ParserPool
+    from gossamer.engine.parser_pool import ParserPool
     from gossamer.telemetry.tracing import Tracing
 
 
@@ -90,7 +88,7 @@ def crowds_of(downloader: Downloader, settings: Settings) -> AddressLimits | Non
 
 def _parsers(settings: Settings) -> ParserPool:
     """The processes that run the spider; most crawls need not load what starts them."""
-    from gossamer.engine.parsers import ParserPool
+    from gossamer.engine.parser_pool import ParserPool
 
     if settings.parse_processes:
         return ParserPool(settings.parse_processes, settings)

@@ -8,10 +8,9 @@ from time import gmtime, strftime
 from typing import Any, NamedTuple
 
 from gossamer import urls
-from gossamer.extract.scope import Scope
-from gossamer.frontier import combinations, traps
-from gossamer.middleware.robots import Robots, unpack
-from gossamer.middleware.robots_rules import Matcher, Rulings
+from gossamer.engine import traps
+from gossamer.engine.links import Scope
+from gossamer.engine.robots_txt import Matcher, Robots, Rulings, unpack
 from gossamer.settings import Settings
 
 
@@ -150,11 +149,11 @@ def path_ruling(url: str, memo: Mapping[str, Any], settings: Settings, *, now: f
     """Whether the part of the site that the URL belongs to is asleep, or has given its pages; None if neither."""
     target = urls.path_query(url)
     prefix = traps.prefix_of(target)
-    family = combinations.combination_evidence(memo, target, now=now)
+    family = traps.combination_evidence(memo, target, now=now)
     if family is not None:
         query = f"{', '.join(family['common'])} in its query" if family["common"] else "any query"
         words = (
-            f"{combinations.place_of(target)} with {query} sleeps until {when(family['asleep_until'])}: "
+            f"{traps.place_of(target)} with {query} sleeps until {when(family['asleep_until'])}: "
             f"{family['copies']} pages in a row, from {family['since']} to {family['example']}, said the same beside "
             "their links, which led to nothing new but other queries."
         )

@@ -16,15 +16,13 @@ import msgspec
 
 from gossamer.assemble import build_worker
 from gossamer.clock import Clock, SystemClock
-from gossamer.download.connects import Connects
-from gossamer.engine.extractor import item_columns
-from gossamer.engine.machine import Machine
-from gossamer.engine.marker import left_behind
-from gossamer.engine.pulse import EVERY_SECONDS, HeartbeatSender, beating, is_live
-from gossamer.engine.region import Places
+from gossamer.engine.commit import FleetStore
+from gossamer.engine.concurrency import Machine
+from gossamer.engine.heartbeat import EVERY_SECONDS, HeartbeatSender, beating, is_live
+from gossamer.engine.parsing import item_columns
+from gossamer.engine.regions import Connects, Places
 from gossamer.engine.stats import Stats
-from gossamer.engine.store import FleetStore
-from gossamer.engine.supervisor import Supervisor
+from gossamer.engine.supervision import Supervisor, left_behind
 from gossamer.errors import ConfigError, FrontierError, JobMissing, SinkError, Unavailable
 from gossamer.frontier.advice import Advice, advise
 from gossamer.frontier.backends import backend_of, create_fleet, open_fleet

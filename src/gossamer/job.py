@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from gossamer.assemble import build_worker
 from gossamer.clock import Clock, SystemClock
+from gossamer.engine.commit import OwnerStore
 from gossamer.engine.coordinator import Coordinator
-from gossamer.engine.extractor import item_columns
-from gossamer.engine.handle import Linker
-from gossamer.engine.marker import left_behind
-from gossamer.engine.recent import FrontierKeys, RecentKeys
+from gossamer.engine.links import FrontierKeys, Linker, RecentKeys
+from gossamer.engine.parsing import item_columns
 from gossamer.engine.run import Engine
 from gossamer.engine.stats import Stats
-from gossamer.engine.store import OwnerStore
-from gossamer.engine.supervisor import Supervisor
+from gossamer.engine.supervision import Supervisor, left_behind
 from gossamer.errors import ConfigError
 from gossamer.extract.spider import Spider
 from gossamer.frontier.backends import is_in_memory, owned_backend, owned_url

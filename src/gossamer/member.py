@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gossamer.assemble import build_worker
 from gossamer.clock import SystemClock
-from gossamer.engine.machine import Machine
+from gossamer.engine.concurrency import Machine
 from gossamer.engine.remote import OwnerConnection, RemoteFrontier, RemoteStore, connect
 from gossamer.engine.run import Engine
 from gossamer.errors import OwnerGone

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from gossamer import settings as configuration
 from gossamer import urls
-from gossamer.engine.pulse import is_live
+from gossamer.engine.heartbeat import is_live
 from gossamer.errors import ConfigError
 from gossamer.fleet import results_folder
 from gossamer.frontier.backends import create_fleet, open_fleet

@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from gossamer.engine.pulse import is_live
+from gossamer.engine.heartbeat import is_live
 from gossamer.errors import ConfigError
 from gossamer.model import Counts, Heartbeat
 from gossamer.redact import masked_address

@@ -9,10 +9,9 @@ from contextlib import nullcontext
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from gossamer import urls
-from gossamer.engine.extractor import make_spider
-from gossamer.engine.handle import Linker, Score
 from gossamer.engine.lifecycle import Lifecycle
-from gossamer.engine.recent import RecentKeys
+from gossamer.engine.links import Linker, RecentKeys, Score
+from gossamer.engine.parsing import make_spider
 from gossamer.extract.spider import Spider
 from gossamer.frontier.base import FleetFrontier
 from gossamer.model import Request

@@ -15,8 +15,7 @@ from fastwarc import ArchiveIterator, WarcRecordType
 from processes import command, crawl, environment, kill_tree, rows, start, until
 
 from gossamer.clock import SystemClock
-from gossamer.engine.commit import Committer
-from gossamer.engine.store import Result
+from gossamer.engine.commit import Committer, Result
 from gossamer.model import Outcome, PageRow, Receipt, Record
 from gossamer.testing.sinks import small_disk
 from gossamer.testing.web import SimWeb

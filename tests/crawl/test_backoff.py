@@ -10,9 +10,9 @@ from itertools import pairwise
 import pytest
 
 from gossamer.clock import ManualClock
-from gossamer.engine.breaker import Breaker
-from gossamer.engine.gate import Gate
 from gossamer.engine.judge import asks_again
+from gossamer.engine.politeness import Breaker
+from gossamer.engine.robots import Gate
 from gossamer.errors import (
     ConnectFailed,
     FetchError,

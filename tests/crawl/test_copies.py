@@ -12,9 +12,9 @@ import pytest
 from rawweb import RawWeb, reply
 from siphashc import siphash
 
-from gossamer.engine.copies import NearDuplicates
-from gossamer.engine.extractor import Extracted, Extractor
-from gossamer.extract import fingerprint
+from gossamer.engine import near_duplicates
+from gossamer.engine.near_duplicates import NearDuplicates
+from gossamer.engine.parsing import Extracted, Extractor
 from gossamer.extract.spider import Spider
 from gossamer.model import Lease, Request, Response
 from gossamer.settings import Settings
@@ -127,7 +127,7 @@ def test_a_simhash_has_the_bits_that_most_pairs_of_words_have() -> None:
         found = STORY.split()[:count]
         hashes = [siphash(b"gossamer simhash", " ".join(pair)) for pair in zip(found, [*found[1:], ""])]
         slow = sum(1 << bit for bit in range(64) if 2 * sum(one >> bit & 1 for one in hashes) > count)
-        assert fingerprint.simhash_of(found) == slow
+        assert near_duplicates.simhash_of(found) == slow
 
 
 def test_the_text_is_looked_at_once_for_traps_changes_and_copies() -> None:

@@ -50,7 +50,7 @@ if point == "answered":
     HttpDownloader.fetch = fetch_and_die
 
 if point == "handled":
-    from gossamer.engine.handle import Handler
+    from gossamer.engine.links import Handler
     handle = Handler.handle
 
     async def handle_and_die(self, request, response, **known):

@@ -16,7 +16,7 @@ import pytest
 from processes import command, environment, kill_tree, rows, start, stored, until
 from rawweb import RawWeb, page, reply
 
-from gossamer.engine import wire
+from gossamer.engine import remote
 from gossamer.sim.log import fetched
 from gossamer.testing.web import SimWeb
 
@@ -39,13 +39,13 @@ CALLS: dict[str, Any] = {
     "a number that is no number": ["one", {"type": "ask", "what": "counts"}],
     "another protocol": [1, {"type": "hello", "worker": "old", "pid": 1, "protocol": 99}],
     "a question that nobody knows": [1, {"type": "ask", "what": "__class__"}],
-    "results without their records": [1, wire.Commit([], [None], [])],
+    "results without their records": [1, remote.Commit([], [None], [])],
     "a request that no frontier can hold": [1, {"type": "add", "requests": [{"url": "x", "key": 2**64 - 1}]}],
     "a request that is none": [1, {"type": "add", "requests": [{"url": 5}]}],
-    "leases for nobody": [1, wire.Take(100, 100, 1e300)],
-    "leases that nobody has": [1, wire.Extend([2**63, -1], 1e300)],
-    "a name that is a path": [1, wire.Hello("../frontier.db", 1)],
-    "the owner's name": [1, wire.Hello("owner", 1)],
+    "leases for nobody": [1, remote.Take(100, 100, 1e300)],
+    "leases that nobody has": [1, remote.Extend([2**63, -1], 1e300)],
+    "a name that is a path": [1, remote.Hello("../frontier.db", 1)],
+    "the owner's name": [1, remote.Hello("owner", 1)],
 }
 
 
@@ -56,7 +56,7 @@ def connect(folder: Path) -> socket.socket:
     return peer
 
 
-def answer(peer: socket.socket) -> wire.WireReply | None:
+def answer(peer: socket.socket) -> remote.WireReply | None:
     """What the owner says; None if it hangs up."""
     received = b""
     while len(received) < 4 or len(received) < 4 + int.from_bytes(received[:4], "big"):
@@ -64,12 +64,12 @@ def answer(peer: socket.socket) -> wire.WireReply | None:
         if not part:
             return None
         received += part
-    return wire.decode_answer(received[4:])
+    return remote.decode_answer(received[4:])
 
 
-def ask(folder: Path, call: wire.Call) -> Any:
+def ask(folder: Path, call: remote.Call) -> Any:
     with connect(folder) as peer:
-        peer.sendall(wire.frame(wire.encode(wire.Frame(7, call))))
+        peer.sendall(remote.frame(remote.encode(remote.Frame(7, call))))
         found = answer(peer)
         assert found is not None
         assert found.number == 7
@@ -80,12 +80,12 @@ def ask(folder: Path, call: wire.Call) -> Any:
 def take_and_leave(folder: Path) -> None:
     """Join as a worker, take what there is for ever, and go without a word."""
     with connect(folder) as peer:
-        peer.sendall(wire.frame(wire.encode(wire.Frame(1, wire.Hello("thief", 1)))))
+        peer.sendall(remote.frame(remote.encode(remote.Frame(1, remote.Hello("thief", 1)))))
         welcome = answer(peer)
         assert welcome is not None
         assert not welcome.error
         for seconds in (1e300, float("nan")):
-            peer.sendall(wire.frame(wire.encode(wire.Frame(2, wire.Take(100, 100, seconds)))))
+            peer.sendall(remote.frame(remote.encode(remote.Frame(2, remote.Take(100, 100, seconds)))))
             taken = answer(peer)
             assert taken is not None
             assert not taken.error
@@ -100,19 +100,19 @@ def test_h57_garbage_on_the_owners_socket_harms_nobody(tmp_path: Path, workers: 
         )
         try:
             until(lambda: stored_bytes(folder) > 2000 or process.poll() is not None)
-            known = ask(folder, wire.Ask("counts"))["known"]
+            known = ask(folder, remote.Ask("counts"))["known"]
             for data in GARBAGE.values():
                 with connect(folder) as peer:
                     peer.sendall(data)
             said = {}
             for name, call in CALLS.items():
                 with connect(folder) as peer:
-                    peer.sendall(wire.frame(call if isinstance(call, bytes) else wire.encode(call)))
+                    peer.sendall(remote.frame(call if isinstance(call, bytes) else remote.encode(call)))
                     found = answer(peer)
                     said[name] = found.error if found is not None else "hung up"
             take_and_leave(folder)
             assert process.poll() is None
-            assert ask(folder, wire.Ask("counts"))["known"] >= known
+            assert ask(folder, remote.Ask("counts"))["known"] >= known
             assert process.wait(60) == 0
         finally:
             error = process.stderr.read() if process.poll() is not None and process.stderr is not None else ""

@@ -8,8 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from gossamer.engine.machine import Machine
-from gossamer.engine.slots import FLOOR, Load, Slots, first_limit, next_limit, regulate
+from gossamer.engine.concurrency import FLOOR, Load, Machine, Slots, first_limit, next_limit, regulate
 from gossamer.testing import virtual
 from gossamer.testing.virtual import LoopClock
 

@@ -14,9 +14,8 @@ from processes import command, environment, rows
 from rawweb import Asked, RawWeb, page, redirect, reply
 
 from gossamer.clock import ManualClock
-from gossamer.engine.handle import Linker
-from gossamer.engine.recent import RecentKeys
-from gossamer.engine.sitecookies import SiteCookies
+from gossamer.engine.links import Linker, RecentKeys
+from gossamer.engine.visit import SiteCookies
 from gossamer.middleware.cookies import CookieJar
 from gossamer.model import Lease, Request, Response, secret
 from gossamer.redact import masked_memo

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from gossamer.engine.parsers import ParserPool
+from gossamer.engine.parser_pool import ParserPool
 from gossamer.model import Request, Response
 from gossamer.settings import Settings
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from gossamer.engine.handle import MAX_SCORE, Linker
-from gossamer.engine.recent import RecentKeys
+from gossamer.engine.links import MAX_SCORE, Linker, RecentKeys
 from gossamer.extract.spider import Spider
 from gossamer.frontier.share import SiteQuota
 from gossamer.model import Request

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 
-from gossamer.engine.recent import RecentKeys
+from gossamer.engine.links import RecentKeys
 
 
 def test_what_never_entered_is_never_known() -> None:

@@ -11,7 +11,7 @@ from gossamer.clock import ManualClock
 from gossamer.download.client import HttpDownloader
 from gossamer.download.connections import Connection
 from gossamer.download.dns import ResolvedName
-from gossamer.engine.store import FleetStore
+from gossamer.engine.commit import FleetStore
 from gossamer.engine.visit import Visit
 from gossamer.frontier.base import Frontier
 from gossamer.frontier.local import EmbeddedFrontier, open_memory

@@ -19,8 +19,7 @@ from processes import crawl, kill_tree, rows, start, stored, until
 from rawweb import Asked, RawWeb, page, redirect, reply
 
 from gossamer.clock import SystemClock
-from gossamer.engine.commit import Committer, Listed
-from gossamer.engine.store import Result
+from gossamer.engine.commit import Committer, Listed, Result
 from gossamer.extract.spider import Spider
 from gossamer.frontier.local import open_memory
 from gossamer.job import LocalRun, RunSummary

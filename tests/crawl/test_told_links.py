@@ -8,10 +8,9 @@ from pathlib import Path
 from processes import crawl
 
 from gossamer.assemble import build_worker
-from gossamer.engine.handle import Linker
-from gossamer.engine.recent import RecentKeys
+from gossamer.engine.commit import FleetStore, Result
+from gossamer.engine.links import Linker, RecentKeys
 from gossamer.engine.run import Engine
-from gossamer.engine.store import FleetStore, Result
 from gossamer.extract.spider import Spider
 from gossamer.frontier.local import open_memory
 from gossamer.model import Receipt, Request, Response, SiteNote

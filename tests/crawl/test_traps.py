@@ -14,12 +14,10 @@ import pytest
 from processes import crawl
 
 from gossamer import urls
-from gossamer.engine.handle import Linker
-from gossamer.engine.recent import RecentKeys
+from gossamer.engine import near_duplicates, traps
+from gossamer.engine.links import Linker, RecentKeys
 from gossamer.explain import path_ruling
-from gossamer.extract import fingerprint
 from gossamer.extract.spider import Spider
-from gossamer.frontier import combinations, traps
 from gossamer.job import LocalRun
 from gossamer.model import Request, Response
 from gossamer.settings import Settings
@@ -202,7 +200,7 @@ def _after_queries(queries: Iterable[str], places: dict[str, Any], path: str = "
     for query in queries:
         target, rules = f"{path}?{query}", Settings(alike_pages=6)
         known: dict[str, Any] = {"likeness": 7, "leads_on": True, "leads_away": False, "now": 1.0}
-        after = combinations.after_combination(places, f"http://a.test{target}", target, settings=rules, **known)
+        after = traps.after_combination(places, f"http://a.test{target}", target, settings=rules, **known)
         places = places if after is None else after
     return places
 
@@ -213,20 +211,20 @@ def test_of_a_path_with_many_uses_only_what_the_row_has_in_common_sleeps() -> No
     asleep = {
         target
         for target in ("do=events&y=9", "y=9&do=events&x=1", "do=events", "do=news&y=9", "id=7")
-        if combinations.combination_evidence(memo, f"/index.php?{target}", now=2.0)
+        if traps.combination_evidence(memo, f"/index.php?{target}", now=2.0)
     }
     assert asleep == {"do=events&y=9", "y=9&do=events&x=1"}
-    assert combinations.combination_evidence(memo, "/other.php?do=events&y=9", now=2.0) is None
+    assert traps.combination_evidence(memo, "/other.php?do=events&y=9", now=2.0) is None
     # The same parameters once more: then their values do not matter.
     other = [row.replace("events", "tags") for row in rows]
     both = {"queries.0": _after_queries(other, memo["queries.0"])}
-    assert combinations.combination_evidence(both, "/index.php?do=news&y=9", now=2.0)
-    assert combinations.combination_evidence(both, "/index.php?id=7", now=2.0) is None
+    assert traps.combination_evidence(both, "/index.php?do=news&y=9", now=2.0)
+    assert traps.combination_evidence(both, "/index.php?id=7", now=2.0) is None
 
 
 def test_pages_that_are_counted_do_not_sleep_and_cost_the_memo_nothing() -> None:
     places = _after_queries((f"page={number}" for number in range(50)), {})
-    assert not combinations.combination_evidence({"queries.0": places}, "/index.php?page=51", now=2.0)
+    assert not traps.combination_evidence({"queries.0": places}, "/index.php?page=51", now=2.0)
     assert _after_queries((f"page={number}" for number in range(50, 99)), places) == places
     for number in range(99):
         places = _after_queries(("x=1",), places, f"/{number}.php")
@@ -315,23 +313,23 @@ def test_many_paths_are_bounded_and_those_asleep_are_kept() -> None:
 
 def test_simhash_sees_small_differences_and_not_numbers() -> None:
     text = "the quick brown fox jumps over lazy dogs while seven wizards brew"
-    one = fingerprint.simhash(f"{text} on 12 May")
-    assert one == fingerprint.simhash(f"{text} on 31 May")
-    other = fingerprint.simhash("an altogether different page about bread and butter in the old mill by the river")
+    one = near_duplicates.simhash(f"{text} on 12 May")
+    assert one == near_duplicates.simhash(f"{text} on 31 May")
+    other = near_duplicates.simhash("an altogether different page about bread and butter in the old mill by the river")
     assert one is not None
     assert other is not None
-    assert not fingerprint.are_near(one, other)
-    assert fingerprint.simhash("2024 12 31") is None
-    assert fingerprint.simhash("word " * 100_000) is not None
+    assert not near_duplicates.are_near(one, other)
+    assert near_duplicates.simhash("2024 12 31") is None
+    assert near_duplicates.simhash("word " * 100_000) is not None
 
 
 def test_simhashes_of_random_pages_are_far_apart() -> None:
     from gossamer.sim.words import paragraphs
 
     texts = [b" ".join(paragraphs(seed, 4)).decode() for seed in range(40)]
-    hashes = [fingerprint.simhash(text) for text in texts]
+    hashes = [near_duplicates.simhash(text) for text in texts]
     near = sum(
-        fingerprint.are_near(one, other)
+        near_duplicates.are_near(one, other)
         for place, one in enumerate(hashes)
         for other in hashes[place + 1 :]
         if one is not None and other is not None

@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 import pytest
 
+from gossamer.engine import robots_txt
 from gossamer.extract import sitemap
 from gossamer.extract.links import MAX_LINKS, parse_refresh
 from gossamer.extract.mime import is_html
 from gossamer.extract.page import Page
 from gossamer.extract.srcset import parse_srcset
-from gossamer.middleware import robots, robots_rules
 from gossamer.model import Request, Response
 
 URL = "http://a.example/"
@@ -31,7 +31,7 @@ def read(body: bytes) -> None:
 
 
 def ask(body: bytes) -> None:
-    matcher = robots_rules.Matcher(robots.parse(b"User-agent: *\n" + body, "gossamer"))
+    matcher = robots_txt.Matcher(robots_txt.parse(b"User-agent: *\n" + body, "gossamer"))
     for number in range(20):
         matcher.allowed(f"/{'a' * 1000}/{number}")
 
@@ -97,7 +97,7 @@ WEIGHTS = {
     "less-than": "b'<'",
 }
 WEIGH = """
-from gossamer.engine.extractor import Extractor, make_spider
+from gossamer.engine.parsing import Extractor, make_spider
 from gossamer.model import Request, Response
 from gossamer.settings import build
 import asyncio

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from gossamer.download.auto import measure
+from gossamer.engine import robots_txt, traps
 from gossamer.export.chunks import chunks
 from gossamer.extract import dates, encoding, links, metadata, mime, page, sitemap, srcset
 from gossamer.extract.metadata import read_metadata
 from gossamer.extract.page import Page
-from gossamer.frontier import traps
-from gossamer.middleware import cookies, robots, robots_rules
+from gossamer.middleware import cookies
 from gossamer.model import Request, Response
 from gossamer.redact import masked, masked_url
 from gossamer.settings import build
@@ -50,8 +50,8 @@ def undeclared(text: str) -> None:
 
 
 def rules(text: str) -> None:
-    parsed = robots.parse(b"user-agent: *\n" + text.encode(), "gossamer")
-    robots_rules.Matcher(parsed).allowed("/" + "a" * 2000)
+    parsed = robots_txt.parse(b"user-agent: *\n" + text.encode(), "gossamer")
+    robots_txt.Matcher(parsed).allowed("/" + "a" * 2000)
 
 
 def member(text: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from gossamer.extract.fingerprint import simhash, text_digest
+from gossamer.engine.near_duplicates import simhash, text_digest
 from gossamer.extract.page import Page
 from gossamer.extract.text import main_text
 from gossamer.model import Request, Response

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gossamer.engine.links import Scope
 from gossamer.errors import ConfigError
-from gossamer.extract.scope import Scope
 from gossamer.settings import Settings
 
 PAGE = "https://shop.example.co.uk/a/b"

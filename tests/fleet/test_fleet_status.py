@@ -18,7 +18,7 @@ import redis
 
 from gossamer.cli.fleet_status import status_json, status_lines
 from gossamer.clock import SystemClock
-from gossamer.engine.pulse import EVERY_SECONDS, LIVE_SECONDS, HeartbeatSender, beating, is_live, live_regions
+from gossamer.engine.heartbeat import EVERY_SECONDS, LIVE_SECONDS, HeartbeatSender, beating, is_live, live_regions
 from gossamer.errors import Unavailable
 from gossamer.frontier.backends import create_fleet
 from gossamer.jobs.find import open_job

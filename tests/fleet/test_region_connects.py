@@ -20,14 +20,12 @@ import pytest
 
 from gossamer.assemble import build_worker
 from gossamer.clock import SystemClock
-from gossamer.download import connects
 from gossamer.download.client import HttpDownloader
-from gossamer.download.connects import Connects
-from gossamer.engine.handle import Linker
-from gossamer.engine.pulse import HeartbeatSender, beating
-from gossamer.engine.recent import RecentKeys
-from gossamer.engine.region import Places, Placing
-from gossamer.engine.store import FleetStore
+from gossamer.engine import regions
+from gossamer.engine.commit import FleetStore
+from gossamer.engine.heartbeat import HeartbeatSender, beating
+from gossamer.engine.links import Linker, RecentKeys
+from gossamer.engine.regions import Connects, Places, Placing
 from gossamer.fleet import places_of
 from gossamer.frontier.backends import create_fleet, open_fleet
 from gossamer.model import Heartbeat, Lease, Request
@@ -200,7 +198,7 @@ def test_what_connecting_takes_is_known_of_open_connections_and_costs_little(mon
         clock.now += 0.02
         return {"192.0.2.1": 0.1}
 
-    monkeypatch.setattr(connects, "_round_trips", slow_look)
+    monkeypatch.setattr(regions, "_round_trips", slow_look)
     told = Connects(clock)
     assert told.seconds("", otherwise=0.3) == 0.3, "behind a proxy"
     assert not looks

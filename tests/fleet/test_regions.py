@@ -17,12 +17,11 @@ import redis
 
 from gossamer.assemble import build_worker
 from gossamer.clock import SystemClock
-from gossamer.engine.handle import Linker
-from gossamer.engine.pulse import HeartbeatSender, beating, live_regions
-from gossamer.engine.recent import RecentKeys
-from gossamer.engine.region import Places, Placing
+from gossamer.engine.commit import FleetStore
+from gossamer.engine.heartbeat import HeartbeatSender, beating, live_regions
+from gossamer.engine.links import Linker, RecentKeys
+from gossamer.engine.regions import Places, Placing
 from gossamer.engine.run import Engine
-from gossamer.engine.store import FleetStore
 from gossamer.errors import ConnectFailed
 from gossamer.fleet import places_of
 from gossamer.frontier.backends import create_fleet, open_fleet

@@ -19,7 +19,7 @@ from uuid import uuid4
 import pytest
 import redis
 
-from gossamer.engine.pulse import LIVE_SECONDS
+from gossamer.engine.heartbeat import LIVE_SECONDS
 from gossamer.frontier.redis_job import job_key
 from gossamer.results import count_records
 from gossamer.sim.log import fetched

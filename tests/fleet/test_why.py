@@ -22,6 +22,7 @@ from gossamer import urls
 from gossamer.cli import gossamer as command_line
 from gossamer.cli.audit import audit_lines
 from gossamer.clock import SystemClock
+from gossamer.engine.robots_txt import settle
 from gossamer.errors import ConfigError
 from gossamer.fleet import join_fleet
 from gossamer.frontier.backends import create_fleet, open_fleet
@@ -34,7 +35,6 @@ from gossamer.job_folder import folder_of, save_settings
 from gossamer.jobs.find import open_job
 from gossamer.jobs.job import Known, State, read_state
 from gossamer.jobs.local import StoppedJob
-from gossamer.middleware.robots import settle
 from gossamer.model import Outcome, Request, SiteNote
 from gossamer.settings import Settings, SiteSettings
 from gossamer.sink.trail import RequestLog, SentRequest, steps

@@ -27,6 +27,8 @@ from test_fuzz_pages import FORMS, HTML, URLS, page
 from gossamer import urls
 from gossamer.clock import SystemClock
 from gossamer.download.decoding import decode
+from gossamer.engine import robots_txt
+from gossamer.engine.links import Scope
 from gossamer.errors import ExtractError, FetchError
 from gossamer.extract import sitemap
 from gossamer.extract.dates import http_time, w3c_time
@@ -34,11 +36,9 @@ from gossamer.extract.encoding import decode as decode_text
 from gossamer.extract.encoding import detect
 from gossamer.extract.links import LinkMemo, parse_link, parse_refresh
 from gossamer.extract.mime import computed_type
-from gossamer.extract.scope import Scope
 from gossamer.extract.srcset import parse_srcset
 from gossamer.extract.text import main_text
 from gossamer.frontier import policy
-from gossamer.middleware import robots, robots_rules
 from gossamer.middleware.cookies import CookieJar
 from gossamer.model import Response
 from gossamer.settings import build
@@ -343,7 +343,7 @@ def rules(chance: random.Random) -> Parse:
 
     def read(text: str) -> None:
         body = f"User-agent: *\n{text}".encode("utf-8", "replace")
-        robots_rules.Matcher(robots.parse(body, "gossamer")).allowed(path)
+        robots_txt.Matcher(robots_txt.parse(body, "gossamer")).allowed(path)
 
     return read
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from morsels import LINE_ENDS, octets, pumped, takes_linear_work, texts
 
 from gossamer import urls
+from gossamer.engine import robots_txt
 from gossamer.extract.sitemap import PROBLEMS, parse
-from gossamer.middleware import robots, robots_rules
 
 ROBOTS = (
     *(
@@ -81,18 +81,18 @@ WEB = "http://a.example/sitemap.xml"
 
 @given(octets(*(piece.encode() for piece in ROBOTS), most=60), PATHS, st.sampled_from(["Gossamer/1 (+x)", "", "*"]))
 def test_a_robots_txt_says_something_to_everybody(body: bytes, path: str, agent: str) -> None:
-    rules = robots.parse(body, agent)
-    assert rules == robots.parse(body, agent)
+    rules = robots_txt.parse(body, agent)
+    assert rules == robots_txt.parse(body, agent)
     assert rules.count <= body.count(b"\n") + body.count(b"\r") + 1
-    assert rules.crawl_delay is None or 0 <= rules.crawl_delay <= robots.MAX_DELAY_SECONDS
-    assert robots_rules.Matcher(rules).allowed("/robots.txt")
-    allowed = robots_rules.Matcher(rules).allowed(path)
+    assert rules.crawl_delay is None or 0 <= rules.crawl_delay <= robots_txt.MAX_DELAY_SECONDS
+    assert robots_txt.Matcher(rules).allowed("/robots.txt")
+    allowed = robots_txt.Matcher(rules).allowed(path)
     if not any("%" in pattern for pattern, _ in rules.lines()) and "%" not in path:
-        ruling = robots_rules.Rulings(rules).of(path)
+        ruling = robots_txt.Rulings(rules).of(path)
         assert allowed == (ruling is None or ruling[1] or path == "/robots.txt")
     for status in (200, 404, 503, None):
-        kept = robots.settle(None, status, body, agent=agent, now=1e9, ttl=60)
-        assert robots.unpack(kept.pack()) == kept
+        kept = robots_txt.settle(None, status, body, agent=agent, now=1e9, ttl=60)
+        assert robots_txt.unpack(kept.pack()) == kept
 
 
 PATTERNS = st.lists(st.sampled_from(["/", "a", "b", "*", "$", "c"]), min_size=1, max_size=8).map(
@@ -105,7 +105,7 @@ def test_rules_match_as_the_standard_describes_it(rules: list[tuple[str, bool]],
     if "%" in path:
         return
     lines = "".join(f"{'Allow' if allow else 'Disallow'}: {pattern}\n" for pattern, allow in rules)
-    matcher = robots_rules.Matcher(robots.parse(f"User-agent: *\n{lines}".encode(), "gossamer"))
+    matcher = robots_txt.Matcher(robots_txt.parse(f"User-agent: *\n{lines}".encode(), "gossamer"))
     best = (0, True)
     for pattern, allow in rules:
         end = pattern.endswith("$")
@@ -157,7 +157,7 @@ def test_what_is_listed_is_found(listed: list[str | None], kind: str) -> None:
 @given(pumped(ROBOTS), st.sampled_from(["/a/b/c?d=e", "/" + "a" * 2000, "/" + "ab" * 1000]))
 def test_h45_a_robots_txt_takes_linear_work(text: Callable[[int], str], path: str) -> None:
     def read_and_ask(body: str) -> None:
-        matcher = robots_rules.Matcher(robots.parse(f"User-agent: *\n{body}".encode("utf-8", "replace"), "gossamer"))
+        matcher = robots_txt.Matcher(robots_txt.parse(f"User-agent: *\n{body}".encode("utf-8", "replace"), "gossamer"))
         matcher.allowed(path)
 
     takes_linear_work(read_and_ask, text)

@@ -10,13 +10,13 @@ from morsels import octets, pumped, takes_linear_work, texts
 
 from gossamer import urls
 from gossamer.download.guard import check_url
+from gossamer.engine.links import Scope
+from gossamer.engine.traps import has_far_date, prefix_of
 from gossamer.errors import ExtractError, Forbidden
 from gossamer.extract.encoding import NAMES
 from gossamer.extract.links import LinkMemo, encode_query, resolve
 from gossamer.extract.page import Page
-from gossamer.extract.scope import Scope
 from gossamer.extract.text import MAX_TITLE, main_text
-from gossamer.frontier.traps import has_far_date, prefix_of
 from gossamer.model import Request, Response
 from gossamer.settings import build
 

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.middleware import robots, robots_rules
-from gossamer.middleware.robots import Robots, is_due, parse, settle, unpack
-from gossamer.middleware.robots_rules import Matcher, Rules
+from gossamer.engine import robots_txt
+from gossamer.engine.robots_txt import Matcher, Robots, Rules, is_due, parse, settle, unpack
 
 AGENT = "Gossamer/0.1 (+https://example.org)"
 DAY = 86_400.0
@@ -101,7 +100,7 @@ def test_only_the_whole_product_token_names_us() -> None:
     ],
 )
 def test_a_robot_is_called_by_its_own_name(agent: str, token: str) -> None:
-    assert robots.product_token(agent) == token
+    assert robots_txt.product_token(agent) == token
     if token:
         assert parse(f"User-agent: {token}\nDisallow: /a\nUser-agent: *\nAllow: /".encode(), agent).text == "-/a"
 
@@ -194,8 +193,8 @@ def test_the_rule_that_is_told_is_the_one_that_decides() -> None:
     """An escape does not make a rule longer than what it stands for."""
     rules = parse(b"User-agent: *\nDisallow: /%7Ejoe\nAllow: /~joe/", AGENT)
     assert Matcher(rules).allowed("/~joe/")
-    assert robots_rules.Rulings(rules).of("/~joe/") == ("/~joe/", True)
-    assert robots_rules.Rulings(rules).of("/~joe") == ("/%7Ejoe", False)
+    assert robots_txt.Rulings(rules).of("/~joe/") == ("/~joe/", True)
+    assert robots_txt.Rulings(rules).of("/~joe") == ("/%7Ejoe", False)
 
 
 def test_robots_txt_itself_is_always_allowed() -> None:
@@ -246,7 +245,7 @@ def test_sitemaps_count_wherever_they_stand() -> None:
 def test_500_kib_are_read_and_the_cut_line_is_not() -> None:
     head = b"User-agent: *\n" + b"#" * (500 * 1024 - 40) + b"\n"
     assert not allowed(head + b"Disallow: /a\n", "/a")
-    text = head + b"Disallow: /" + b"b" * robots.MAX_BYTES
+    text = head + b"Disallow: /" + b"b" * robots_txt.MAX_BYTES
     assert allowed(text, "/b")
     assert parse(text, AGENT).flags == ("file-cut",)
 
@@ -254,17 +253,17 @@ def test_500_kib_are_read_and_the_cut_line_is_not() -> None:
 def test_hostile_files_cost_bounded_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """H45."""
     searched = 0
-    real = robots_rules._found
+    real = robots_txt._found
 
     def counted(path: str, start: int, pieces: list[str], tail: str | None) -> bool:
         nonlocal searched
         searched += len(path) + sum(map(len, pieces))
         return real(path, start, pieces, tail)
 
-    monkeypatch.setattr(robots_rules, "_found", counted)
+    monkeypatch.setattr(robots_txt, "_found", counted)
     many = "".join(f"Disallow: /*a*{number:x}\n" for number in range(100_000))
     assert not allowed("User-agent: *\n" + many, "/" + "a" * 20_000)
-    assert searched <= robots_rules._WORK
+    assert searched <= robots_txt._WORK
 
 
 def test_ten_thousand_stars_match_in_one_pass() -> None:
@@ -330,7 +329,7 @@ def test_matcher_agrees_with_a_naive_one(rules: list[tuple[str, bool]], path: st
     if any("%61" in pattern for pattern, _ in rules):
         expected = expected and (naive(rules, path) or naive(rules, path, decode_path=True))
     assert allowed(text, path) is expected
-    quick, narrow = (robots_rules._Reading(rules, count) for count in (0, robots_rules.MANY + 1))
+    quick, narrow = (robots_txt._Reading(rules, count) for count in (0, robots_txt.MANY + 1))
     assert quick.allows(path) is narrow.allows(path)
 
 

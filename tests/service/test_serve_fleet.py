@@ -13,9 +13,8 @@ import pytest
 from served import serving
 
 from gossamer.clock import ManualClock
-from gossamer.engine.handle import Linker
-from gossamer.engine.pulse import HeartbeatSender, beating
-from gossamer.engine.recent import RecentKeys
+from gossamer.engine.heartbeat import HeartbeatSender, beating
+from gossamer.engine.links import Linker, RecentKeys
 from gossamer.frontier.backends import create_fleet
 from gossamer.frontier.folder import FolderFrontier
 from gossamer.frontier.sharded import Sharded

@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from gossamer.engine.gate import Gate
+from gossamer.engine import robots_txt
+from gossamer.engine.commit import FleetStore, OwnerStore
+from gossamer.engine.robots import Gate
 from gossamer.engine.run import Engine
-from gossamer.engine.store import FleetStore, OwnerStore
 from gossamer.engine.visit import Visit
 from gossamer.errors import SchemaMismatch
 from gossamer.frontier import local, restore
@@ -19,7 +20,6 @@ from gossamer.frontier.schedule import NEVER, Lane, Schedule, Site
 from gossamer.frontier.settlement import Settlement
 from gossamer.frontier.share import SiteQuota
 from gossamer.frontier.state import State
-from gossamer.middleware import robots
 from gossamer.model import Lease, Outcome
 from gossamer.simulation.run import simulate
 from gossamer.simulation.scenario import draw
@@ -193,7 +193,7 @@ def tell_workers_of_no_delay(patch: pytest.MonkeyPatch) -> None:
 
 
 def never_ask_for_robots_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(robots, "is_due", lambda known, now: known is None or known.kind == "unreachable")
+    patch.setattr(robots_txt, "is_due", lambda known, now: known is None or known.kind == "unreachable")
 
 
 def forget_the_seen_set(patch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from gossamer import assemble
 from gossamer.cli import gossamer
-from gossamer.engine import commit, store, visit
+from gossamer.engine import commit, visit
 from gossamer.engine import run as engine
 from gossamer.frontier import local, schedule, settlement
 from gossamer.frontier import state as frontier_state
@@ -110,8 +110,8 @@ def test_the_engine_and_the_frontier_are_the_real_ones(monkeypatch: pytest.Monke
         (engine.Engine, "run"),
         (visit.Visit, "run"),
         (commit.Committer, "run"),
-        (store.OwnerStore, "commit"),
-        (store.FleetStore, "commit"),
+        (commit.OwnerStore, "commit"),
+        (commit.FleetStore, "commit"),
         (local.EmbeddedFrontier, "lease"),
         (local.EmbeddedFrontier, "extend"),
         (schedule.Schedule, "take"),

@@ -18,7 +18,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from gossamer.engine.orphans import dies_with_us
+from gossamer.engine.supervision import dies_with_us
 from gossamer.settings import Settings
 from gossamer.sink import open_sinks
 from gossamer.testing.servers import free_port

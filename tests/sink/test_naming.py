@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from gossamer.clock import SystemClock
+from gossamer.engine.commit import FleetStore, OwnerStore, Result
 from gossamer.engine.stats import Stats
-from gossamer.engine.store import FleetStore, OwnerStore, Result
 from gossamer.errors import ConfigError, SinkError, SinkFull
 from gossamer.frontier.local import EmbeddedFrontier
 from gossamer.frontier.sqlite import open_sqlite

@@ -18,8 +18,6 @@ from gossamer.model import PageRow, Record
 from gossamer.settings import Settings
 from gossamer.sink import check_sinks, finish_archives, fleet_sinks, open_sinks
 from gossamer.sink import parquet_files as files
-from gossamer.sink import parquet_files
-from gossamer.sink import parquet_files
 from gossamer.sink.parquet import SEAL_SECONDS, ParquetSink
 from gossamer.sink.parquet_items import SCHEMA as ITEM_SCHEMA
 from gossamer.testing.sink_writer import visit

@@ -20,7 +20,7 @@ import msgspec
 import pydantic
 import pytest
 
-from gossamer.engine.extractor import Extractor
+from gossamer.engine.parsing import Extractor
 from gossamer.errors import ConfigError, SinkError
 from gossamer.extract.items import Schemas
 from gossamer.extract.spider import Spider

@@ -11,10 +11,10 @@ from typing import Any
 from score import Score, tally
 
 from gossamer import urls
+from gossamer.engine.links import Scope
 from gossamer.extract.encoding import DEFAULT, LATE_BYTES, declared, detect
 from gossamer.extract.links import parse_refresh
 from gossamer.extract.page import Page
-from gossamer.extract.scope import Scope
 from gossamer.extract.srcset import parse_srcset
 from gossamer.model import Request, Response
 from gossamer.settings import Settings

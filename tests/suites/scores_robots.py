@@ -8,8 +8,7 @@ from pathlib import Path
 from score import UNEXPLAINED, Score, tally
 
 from gossamer import urls
-from gossamer.middleware.robots import parse, product_token
-from gossamer.middleware.robots_rules import Matcher
+from gossamer.engine.robots_txt import Matcher, parse, product_token
 
 READS = ("robots-google",)
 SKIPPED = {"robots-google path_params_query: 13 of 19": "no whole URLs: nothing else comes to the matcher"}

@@ -17,7 +17,7 @@ from gossamer import logs
 from gossamer.cli.contents import CONTENTS, LINES, PLACES
 from gossamer.cli.exits import Exit
 from gossamer.cli.terminal import flush_output, hold_standard_streams, say
-from gossamer.engine.allocator import give_back_freed_memory
+from gossamer.engine.concurrency import give_back_freed_memory
 from gossamer.errors import ConfigError, GossamerError
 from gossamer.leaving import end_now
 from gossamer.logs import plain

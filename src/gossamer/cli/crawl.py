@@ -32,8 +32,7 @@ from gossamer.cli.start import check_seeds, read_lines, read_settings, refuse_wi
 from gossamer.cli.start import run as run_loop
 from gossamer.cli.terminal import put, say
 from gossamer.clock import SystemClock
-from gossamer.engine.orphans import die_with
-from gossamer.engine.supervisor import FATAL
+from gossamer.engine.supervision import FATAL, die_with
 from gossamer.errors import ConfigError, GossamerError, JobMissing, OwnerGone, SchemaMismatch
 from gossamer.extract import spider
 from gossamer.fleet import FleetRun, join_fleet

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from gossamer.cli.figures import brief, many, rate, size, span
-from gossamer.engine.pulse import is_live
+from gossamer.engine.heartbeat import is_live
 from gossamer.job_folder import OWNER
 from gossamer.jobs.fleet import shard_words
 from gossamer.jobs.job import JobStatus, ResultsStatus

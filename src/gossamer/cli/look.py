@@ -25,10 +25,11 @@ from gossamer.clock import Clock, SystemClock
 from gossamer.cut import cut_words, format_cut
 from gossamer.download import open_downloader
 from gossamer.engine.budget import Guard, Interrupted
-from gossamer.engine.extractor import Extractor, make_spider
-from gossamer.engine.gate import Gate
 from gossamer.engine.judge import MAX_HOPS
 from gossamer.engine.lifecycle import Lifecycle
+from gossamer.engine.parsing import Extractor, make_spider
+from gossamer.engine.robots import Gate
+from gossamer.engine.robots_txt import product_token
 from gossamer.errors import (
     ConfigError,
     Disallowed,
@@ -43,7 +44,6 @@ from gossamer.extract.text import LEAST_SHARE
 from gossamer.leaving import leaving
 from gossamer.logs import plain
 from gossamer.middleware import Fetch, compose
-from gossamer.middleware.robots import product_token
 from gossamer.model import REDIRECTS, Request, Response
 from gossamer.settings import Settings
 

@@ -12,9 +12,9 @@ import msgspec
 
 from gossamer import job_folder
 from gossamer import settings as configuration
+from gossamer.engine.links import Scope
 from gossamer.errors import ConfigError, ExtractError
 from gossamer.extract.items import Schemas
-from gossamer.extract.scope import Scope
 from gossamer.extract.selectors import check
 from gossamer.extract.spider import FieldSpider, load_type, spider_settings
 from gossamer.frontier.regions import check_regions

@@ -18,7 +18,7 @@ from gossamer.cli.options import given, settings_options
 from gossamer.cli.start import read_settings, run
 from gossamer.cli.terminal import say
 from gossamer.clock import SystemClock
-from gossamer.engine.pulse import is_live
+from gossamer.engine.heartbeat import is_live
 from gossamer.errors import ConfigError, JobMissing
 from gossamer.frontier.backends import backend_of, find_backend, is_fleet
 from gossamer.frontier.base import FleetFrontier, OwnedFrontier

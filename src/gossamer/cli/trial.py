@@ -25,11 +25,11 @@ from gossamer.cli.start import read_settings, refuse_windows, run
 from gossamer.cli.suggest import SelectorSurvey, options
 from gossamer.cli.terminal import put, say
 from gossamer.clock import SystemClock
-from gossamer.engine.extractor import make_spider
-from gossamer.engine.gate import Gate
+from gossamer.engine.links import Scope
+from gossamer.engine.parsing import make_spider
+from gossamer.engine.robots import Gate
 from gossamer.errors import ConnectFailed, advice_for_kind
 from gossamer.extract.page import Page
-from gossamer.extract.scope import Scope
 from gossamer.extract.spider import Spider
 from gossamer.job import LocalRun, RunSummary
 from gossamer.leaving import leaving

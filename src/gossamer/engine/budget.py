@@ -4,7 +4,7 @@ The guard arms an interval timer (SIGALRM) around each synchronous step of a pag
 its signal handler raises into Python code of that step, never into the event loop. Loops, generators, `time.sleep` and
 regular expressions are interrupted so. Code in C that does not look at signals is not; nor is Python code in another
 thread than the main one, where no signal handler runs. For the first there are processes that can be killed:
-`engine/parsers.py` and `watchdog.py`."""
+`engine/parser_pool.py` and `watchdog.py`."""
 
 from __future__ import annotations
 

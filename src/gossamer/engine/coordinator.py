@@ -17,10 +17,10 @@ import msgspec
 
 from gossamer import settings as configuration
 from gossamer import urls
-from gossamer.engine import wire
-from gossamer.engine.handle import Linker
-from gossamer.engine.marker import left_behind
-from gossamer.engine.store import Result, Store
+from gossamer.engine import remote
+from gossamer.engine.commit import Result, Store
+from gossamer.engine.links import Linker
+from gossamer.engine.supervision import left_behind
 from gossamer.errors import ConfigError, GossamerError
 from gossamer.frontier.base import OwnedFrontier
 from gossamer.model import Grant, Lease
@@ -85,7 +85,7 @@ class Coordinator:
         peer = _Peer(writer)
         calls: set[asyncio.Task[None]] = set()
         try:
-            while (data := await wire.read_frame(reader)) is not None:
+            while (data := await remote.read_frame(reader)) is not None:
                 # Each call is a task, because `idle` answers late and must not stand in the way of the others.
                 call = asyncio.create_task(self._answer(peer, data))
                 calls.add(call)
@@ -116,24 +116,24 @@ class Coordinator:
     async def _answer(self, peer: _Peer, data: bytes) -> None:
         number = -1
         try:
-            asked = wire.decode_frame(data)
+            asked = remote.decode_frame(data)
             number = asked.number
             value = await self._handlers[type(asked.call)](self, peer, asked.call)
-            answer = wire.WireReply(number, msgspec.Raw(wire.encode(value)))
+            answer = remote.WireReply(number, msgspec.Raw(remote.encode(value)))
         except GossamerError as error:
-            answer = wire.WireReply(number, error=f"{type(error).__name__}\n{error}\n{error.hint}")
+            answer = remote.WireReply(number, error=f"{type(error).__name__}\n{error}\n{error.hint}")
         except msgspec.MsgspecError as error:
-            answer = wire.WireReply(number, error=f"ConfigError\na call was not understood: {error}\n")
+            answer = remote.WireReply(number, error=f"ConfigError\na call was not understood: {error}\n")
         except Exception as error:  # one peer's call decides over that peer only, and it must not wait for ever
             log.warning("a call of %s failed: %r", peer.worker or "somebody", error)
-            answer = wire.WireReply(number, error=f"FrontierError\nthe owner could not do it: {error!r}\n")
-        peer.writer.write(wire.frame(wire.encode(answer)))
+            answer = remote.WireReply(number, error=f"FrontierError\nthe owner could not do it: {error!r}\n")
+        peer.writer.write(remote.frame(remote.encode(answer)))
         await peer.writer.drain()
 
-    async def _hello(self, peer: _Peer, call: wire.Hello) -> wire.Welcome:
-        if call.protocol != wire.PROTOCOL:
+    async def _hello(self, peer: _Peer, call: remote.Hello) -> remote.Welcome:
+        if call.protocol != remote.PROTOCOL:
             raise ConfigError(
-                f"this worker speaks protocol {call.protocol}, the crawl speaks {wire.PROTOCOL}",
+                f"this worker speaks protocol {call.protocol}, the crawl speaks {remote.PROTOCOL}",
                 hint="run the same version of Gossamer for both",
             )
         if call.worker:
@@ -146,37 +146,37 @@ class Coordinator:
                 raise ConfigError(f"a worker called {call.worker} is here already", hint="give this one another --name")
             peer.worker = call.worker
             self.workers[call.worker] = call.pid
-        return wire.Welcome(configuration.dump(self._settings), self._frontier.secret, str(self._folder))
+        return remote.Welcome(configuration.dump(self._settings), self._frontier.secret, str(self._folder))
 
-    async def _add(self, _: _Peer, call: wire.Add) -> int:
+    async def _add(self, _: _Peer, call: remote.Add) -> int:
         return await self._frontier.add(call.requests)
 
-    async def _add_urls(self, _: _Peer, call: wire.AddUrls) -> int:
+    async def _add_urls(self, _: _Peer, call: remote.AddUrls) -> int:
         seeds = [url for url in map(urls.normal, call.urls) if url]
         return await self._frontier.add([self._linker.seed(url) for url in seeds])
 
-    async def _take(self, peer: _Peer, call: wire.Take) -> Grant:
+    async def _take(self, peer: _Peer, call: remote.Take) -> Grant:
         if not peer.worker:
             # Nobody would notice that it is gone, and give its leases to others.
             raise ConfigError("only a worker that has given its name gets leases")
         return await self._frontier.lease(call.limit, batch=call.batch, seconds=call.seconds, worker=peer.worker)
 
-    async def _extend(self, _: _Peer, call: wire.Extend) -> list[int]:
+    async def _extend(self, _: _Peer, call: remote.Extend) -> list[int]:
         leases = [_bare_lease(token) for token in call.tokens]
         return [lease.token for lease in await self._frontier.extend(leases, seconds=call.seconds)]
 
-    async def _commit(self, _: _Peer, call: wire.Commit) -> Any:
+    async def _commit(self, _: _Peer, call: remote.Commit) -> Any:
         results = [Result(outcome, record) for outcome, record in zip(call.outcomes, call.records, strict=True)]
         self._linker.refused.update(call.refused)
         return await self._store.commit(results, call.notes)
 
-    async def _release(self, _: _Peer, call: wire.Release) -> None:
+    async def _release(self, _: _Peer, call: remote.Release) -> None:
         await self._frontier.release([_bare_lease(token) for token in call.tokens])
 
-    async def _idle(self, _: _Peer, call: wire.Idle) -> None:
+    async def _idle(self, _: _Peer, call: remote.Idle) -> None:
         await self._frontier.idle(Grant(wait=call.wait, news=call.news))
 
-    async def _ask(self, _: _Peer, call: wire.Ask) -> Any:
+    async def _ask(self, _: _Peer, call: remote.Ask) -> Any:
         if call.what == "counts":
             return await self._frontier.counts()
         if call.what == "sites":
@@ -198,7 +198,7 @@ class Coordinator:
             return await self._frontier.steer(_STEERING[call.what])  # type: ignore[arg-type]
         raise ConfigError(f"nobody here knows what {call.what!r} means")
 
-    async def _limit(self, _: _Peer, call: wire.Limit) -> None:
+    async def _limit(self, _: _Peer, call: remote.Limit) -> None:
         changed = set(call.settings) - LIMITS
         if changed:
             raise ConfigError(f"{', '.join(sorted(changed))}: not changed while a crawl runs")
@@ -207,16 +207,16 @@ class Coordinator:
         self._limited(self._settings)
 
     _handlers: ClassVar[dict[type[Any], Callable[[Coordinator, _Peer, Any], Awaitable[Any]]]] = {
-        wire.Hello: _hello,
-        wire.Add: _add,
-        wire.AddUrls: _add_urls,
-        wire.Take: _take,
-        wire.Extend: _extend,
-        wire.Commit: _commit,
-        wire.Release: _release,
-        wire.Idle: _idle,
-        wire.Ask: _ask,
-        wire.Limit: _limit,
+        remote.Hello: _hello,
+        remote.Add: _add,
+        remote.AddUrls: _add_urls,
+        remote.Take: _take,
+        remote.Extend: _extend,
+        remote.Commit: _commit,
+        remote.Release: _release,
+        remote.Idle: _idle,
+        remote.Ask: _ask,
+        remote.Limit: _limit,
     }
 
 

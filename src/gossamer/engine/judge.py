@@ -1,15 +1,67 @@
-"""What an answer, or the lack of one, means for its request and its site: pure decisions, no I/O."""
+"""Decides what a response or an error means for its request and its site: pure rules, no I/O."""
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from gossamer import urls
-from gossamer.engine import hops
 from gossamer.errors import ConnectFailed, FetchError, NameUnknown, NameUnresolved, TimedOut, TransientError
 from gossamer.frontier import policy
 from gossamer.model import REDIRECTS, Request, Response, Status
 from gossamer.settings import Settings
+
+CHAIN, COOKIES = ":chain", ":cookies"
+"""Their places in a request's meta, which no spider sees: the URLs that it came by, and what a sister site set."""
+_SET = "+"
+"""In front of the mark of a URL whose answer set a cookie."""
+_ALIKE = "~"
+"""In front of the mark of a URL as its key has it, where that is spelled otherwise."""
+
+
+def mark(url: str) -> str:
+    """A short sign for a URL of a chain."""
+    return blake2b(url.encode(), digest_size=6).hexdigest()
+
+
+def times_met(request: Request, target: str) -> int:
+    """How often the chain of a request has been at `target`, this request not counted."""
+    sign = mark(target)
+    return sum(met.removeprefix(_SET) == sign for met in _chain(request))
+
+
+def is_alike(request: Request, target: str) -> bool:
+    """Whether the chain of a request has been at `target`, or at another spelling of it, which has the same key."""
+    signs = {mark(target), mark(urls.equivalent(target))}
+    return any(met.lstrip(_SET + _ALIKE) in signs for met in _chain(request))
+
+
+def apart(request: Request, target: str) -> bytes:
+    """What goes into the key of the next hop, so that a redirect to where its chain has been does not count as done."""
+    if times_met(request, target):
+        return b"again"
+    is_spelling = request.url != target and urls.equivalent(request.url) == urls.equivalent(target)
+    return b"spelled " + target.encode() if is_spelling or is_alike(request, target) else b""
+
+
+def sets_cookies(request: Request, response: Response) -> bool:
+    """Whether this answer, or one before it in the chain, has set a cookie: only then can asking again help."""
+    return bool(response.header("set-cookie")) or any(met.startswith(_SET) for met in _chain(request))
+
+
+def longer(request: Request, response: Response) -> dict[str, Any]:
+    """The meta of the next hop: the chain with this request's own URL."""
+    own = [(_SET if response.header("set-cookie") else "") + mark(request.url)]
+    if (alike := urls.equivalent(request.url)) != request.url:
+        own.append(_ALIKE + mark(alike))
+    kept = {name: value for name, value in (request.meta or {}).items() if name != COOKIES}
+    return {**kept, CHAIN: [*_chain(request), *own]}
+
+
+def _chain(request: Request) -> list[str]:
+    found = (request.meta or {}).get(CHAIN)
+    return [str(met) for met in found] if isinstance(found, list | tuple) else []
+
 
 MAX_HOPS = 10
 _PASSING = frozenset(("disconnect", "content_length", "transfer_encoding", "fetch_seconds"))
@@ -142,8 +194,8 @@ def _redirect(
     if target is None:
         return Verdict("failed", "redirect-refused", memo=healed)
     is_over = target == request.url or request.hops >= MAX_HOPS
-    if not is_over and (times := hops.times_met(request, target)):
-        is_over = times > 1 or not settings.cookies or not hops.sets_cookies(request, response)
+    if not is_over and (times := times_met(request, target)):
+        is_over = times > 1 or not settings.cookies or not sets_cookies(request, response)
     if is_over:
         return Verdict("failed", "redirects", memo=healed, target=target)
     return Verdict("done", memo=healed, target=target)

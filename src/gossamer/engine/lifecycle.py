@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 from gossamer.engine.budget import Guard, Interrupted
-from gossamer.engine.orphans import LEAVE
+from gossamer.engine.supervision import LEAVE
 from gossamer.errors import ExtractError, GossamerError
 from gossamer.extract.spider import Spider
 

@@ -1,4 +1,4 @@
-"""A worker's side of the coordinator's socket: a frontier and a store that live in another process."""
+"""A worker's side of the coordinator's socket: its messages, and a frontier and a store in another process."""
 
 from __future__ import annotations
 
@@ -14,9 +14,122 @@ from typing import Any
 import msgspec
 
 from gossamer import errors
-from gossamer.engine import wire
-from gossamer.engine.store import Result
-from gossamer.model import Counts, Grant, Lease, Outcome, Receipt, Request, SiteNote
+from gossamer.engine.commit import Result
+from gossamer.model import Counts, Grant, Lease, Outcome, Receipt, Record, Request, SiteNote
+
+PROTOCOL = 2
+MAX_FRAME_BYTES = 256 * 1024 * 1024
+_LENGTH = struct.Struct(">I")
+
+
+class Hello(msgspec.Struct, tag="hello", frozen=True):
+    worker: str
+    pid: int
+    protocol: int = PROTOCOL
+
+
+class Welcome(msgspec.Struct, tag="welcome", frozen=True):
+    """What a worker must know of the job."""
+
+    settings: dict[str, Any]
+    secret: bytes
+    folder: str
+
+
+class Add(msgspec.Struct, tag="add", frozen=True):
+    requests: list[Request]
+
+
+class AddUrls(msgspec.Struct, tag="add-urls", frozen=True):
+    urls: list[str]
+
+
+class Take(msgspec.Struct, tag="take", frozen=True):
+    limit: int
+    batch: int
+    seconds: float
+
+
+class Extend(msgspec.Struct, tag="extend", frozen=True):
+    tokens: list[int]
+    seconds: float
+
+
+class Commit(msgspec.Struct, tag="commit", frozen=True):
+    outcomes: list[Outcome]
+    records: list[Record | None]
+    notes: list[SiteNote]
+    refused: dict[str, int] = {}
+    """Links that were not followed since the last commit, by reason."""
+
+
+class Release(msgspec.Struct, tag="release", frozen=True):
+    tokens: list[int]
+
+
+class Idle(msgspec.Struct, tag="idle", frozen=True):
+    wait: float | None
+    news: int
+
+
+class Ask(msgspec.Struct, tag="ask", frozen=True):
+    """A question or a wish from a person: counts, sites, site, lookup, lanes, workers, pause, resume, stop."""
+
+    what: str
+    text: str = ""
+
+
+class Limit(msgspec.Struct, tag="limit", frozen=True):
+    """Settings of the running job that are to be as these are, from now on."""
+
+    settings: dict[str, Any]
+
+
+Call = Hello | Add | AddUrls | Take | Extend | Commit | Release | Idle | Ask | Limit
+
+
+class Frame(msgspec.Struct, array_like=True, frozen=True):
+    number: int
+    call: Call
+
+
+class WireReply(msgspec.Struct, array_like=True, frozen=True):
+    number: int
+    value: msgspec.Raw = msgspec.Raw(b"\xc0")
+    error: str = ""
+    """The name of an error class, a newline, and its message; empty if all went well."""
+
+
+ANSWERS: dict[type[Any], Any] = {
+    Hello: Welcome,
+    Add: int,
+    AddUrls: int,
+    Take: Grant,
+    Extend: list[int],
+    Commit: Receipt,
+    Release: None,
+    Idle: None,
+    Ask: Any,
+    Limit: None,
+}
+encode = msgspec.msgpack.Encoder().encode
+decode_frame = msgspec.msgpack.Decoder(Frame).decode
+decode_answer = msgspec.msgpack.Decoder(WireReply).decode
+
+
+async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
+    """The next frame; None when the other side is gone."""
+    try:
+        (length,) = _LENGTH.unpack(await reader.readexactly(4))
+        return await reader.readexactly(length) if length <= MAX_FRAME_BYTES else None
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+
+
+def frame(data: bytes) -> bytes:
+    """Data with its length in front."""
+    return _LENGTH.pack(len(data)) + data
+
 
 _CREDENTIALS = struct.Struct("3i")
 
@@ -27,7 +140,7 @@ class OwnerConnection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self._waiting: dict[int, asyncio.Future[wire.WireReply]] = {}
+        self._waiting: dict[int, asyncio.Future[WireReply]] = {}
         self._last = 0
         self.gone = asyncio.Event()
         self._listening = asyncio.create_task(self._listen())
@@ -41,7 +154,7 @@ class OwnerConnection:
             return 0
         return int(_CREDENTIALS.unpack(own.getsockopt(socket.SOL_SOCKET, option, _CREDENTIALS.size))[0])
 
-    async def call(self, call: wire.Call) -> Any:
+    async def call(self, call: Call) -> Any:
         """Ask, and wait for the answer."""
         if self.gone.is_set():
             raise errors.OwnerGone("the crawl that this worker belongs to has ended")
@@ -49,7 +162,7 @@ class OwnerConnection:
         number = self._last
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
-            self._writer.write(wire.frame(wire.encode(wire.Frame(number, call))))
+            self._writer.write(frame(encode(Frame(number, call))))
             await self._writer.drain()
             answer = await future
         except ConnectionError:
@@ -59,11 +172,11 @@ class OwnerConnection:
         if answer.error:
             name, message, hint = [*answer.error.split("\n", 2), "", ""][:3]
             raise getattr(errors, name, errors.FrontierError)(message, hint=hint)
-        return msgspec.msgpack.decode(answer.value, type=wire.ANSWERS[type(call)])
+        return msgspec.msgpack.decode(answer.value, type=ANSWERS[type(call)])
 
     async def _listen(self) -> None:
-        while (data := await wire.read_frame(self._reader)) is not None:
-            answer = wire.decode_answer(data)
+        while (data := await read_frame(self._reader)) is not None:
+            answer = decode_answer(data)
             future = self._waiting.get(answer.number)
             if future is not None and not future.done():
                 future.set_result(answer)
@@ -77,7 +190,7 @@ class OwnerConnection:
         self._writer.close()
 
 
-async def connect(folder: Path, *, worker: str = "") -> tuple[OwnerConnection, wire.Welcome]:
+async def connect(folder: Path, *, worker: str = "") -> tuple[OwnerConnection, Welcome]:
     """Reach the owner of the job in `folder`; with a name, as a worker."""
     try:
         path = (folder / "socket").read_text("utf-8").strip()
@@ -87,7 +200,7 @@ async def connect(folder: Path, *, worker: str = "") -> tuple[OwnerConnection, w
             f"no crawl is running in {folder}", hint=f"start it with: gossamer crawl --job {folder}"
         ) from None
     connection = OwnerConnection(reader, writer)
-    welcome = await connection.call(wire.Hello(worker, os.getpid()))
+    welcome = await connection.call(Hello(worker, os.getpid()))
     return connection, welcome
 
 
@@ -99,30 +212,30 @@ class RemoteFrontier:
         self._connection = connection
 
     async def add(self, requests: Sequence[Request]) -> int:
-        return int(await self._call(wire.Add(list(requests))))
+        return int(await self._call(Add(list(requests))))
 
     async def lease(self, limit: int, *, batch: int, seconds: float) -> Grant:
-        grant: Grant = await self._call(wire.Take(limit, batch, seconds))
+        grant: Grant = await self._call(Take(limit, batch, seconds))
         return grant
 
     async def extend(self, leases: Sequence[Lease], *, seconds: float) -> list[Lease]:
-        ours = set(await self._call(wire.Extend([lease.token for lease in leases], seconds)))
+        ours = set(await self._call(Extend([lease.token for lease in leases], seconds)))
         return [msgspec.structs.replace(lease, ttl=seconds) for lease in leases if lease.token in ours]
 
     async def complete(
         self, outcomes: Sequence[Outcome], *, notes: Sequence[SiteNote] = (), marks: Mapping[str, int] | None = None
     ) -> Receipt:
-        receipt: Receipt = await self._call(wire.Commit(list(outcomes), [None] * len(outcomes), list(notes)))
+        receipt: Receipt = await self._call(Commit(list(outcomes), [None] * len(outcomes), list(notes)))
         return receipt
 
     async def release(self, leases: Sequence[Lease]) -> None:
-        await self._call(wire.Release([lease.token for lease in leases]))
+        await self._call(Release([lease.token for lease in leases]))
 
     async def idle(self, grant: Grant) -> None:
-        await self._call(wire.Idle(grant.wait, grant.news))
+        await self._call(Idle(grant.wait, grant.news))
 
     async def counts(self) -> Counts:
-        return msgspec.convert(await self._call(wire.Ask("counts")), Counts)
+        return msgspec.convert(await self._call(Ask("counts")), Counts)
 
     async def aclose(self) -> None:
         await self._connection.aclose()
@@ -137,7 +250,7 @@ class RemoteStore:
 
     async def commit(self, results: Sequence[Result], notes: Sequence[SiteNote]) -> Receipt:
         receipt: Receipt = await self._call(
-            wire.Commit(
+            Commit(
                 [result.outcome for result in results],
                 [result.record for result in results],
                 list(notes),

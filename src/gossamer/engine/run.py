@@ -11,18 +11,13 @@ from typing import Any
 from gossamer.clock import Clock
 from gossamer.download.base import Remembers
 from gossamer.engine.budget import Interrupted
-from gossamer.engine.commit import Committer
-from gossamer.engine.context import Context
-from gossamer.engine.crowds import AddressLimits
-from gossamer.engine.gate import LoadGate, Rulebook
-from gossamer.engine.handle import Handler
+from gossamer.engine.commit import Committer, Result, Store
+from gossamer.engine.concurrency import AddressLimits, Machine, Measures, Slots, first_limit, regulate
 from gossamer.engine.lifecycle import Lifecycle
-from gossamer.engine.machine import Machine
-from gossamer.engine.recent import KnownKeys
-from gossamer.engine.region import Places
-from gossamer.engine.slots import Measures, Slots, first_limit, regulate
-from gossamer.engine.store import Result, Store
-from gossamer.engine.visit import Visit
+from gossamer.engine.links import Handler, KnownKeys
+from gossamer.engine.regions import Places
+from gossamer.engine.robots import LoadGate, Rulebook
+from gossamer.engine.visit import Context, Visit
 from gossamer.errors import GossamerError, Unavailable
 from gossamer.frontier.base import Frontier
 from gossamer.middleware import Fetch

@@ -12,11 +12,11 @@ import msgspec
 
 from gossamer import urls
 from gossamer.clock import Clock
-from gossamer.engine.handle import Linker
 from gossamer.engine.judge import Verdict
+from gossamer.engine.links import Linker
+from gossamer.engine.robots_txt import MAX_SITEMAPS, Robots
 from gossamer.extract.sitemap import PROBLEMS, Sitemap, SitemapEntry, parse
 from gossamer.frontier import recrawl
-from gossamer.middleware.robots import MAX_SITEMAPS, Robots
 from gossamer.model import Request, Response
 from gossamer.settings import Settings
 

@@ -1,39 +1,188 @@
-"""The life of one site lease: robots, delay, fetch, verdict, spider, result; one request after another."""
+"""One site lease from start to end: robots, delay, fetch, verdict, spider, result; one request after another."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from gossamer import urls
+from gossamer.clock import Clock
 from gossamer.cut import CUT, counted, drops_text
-from gossamer.download.base import check_before_sending
-from gossamer.engine import allocator
+from gossamer.download.base import Remembers, check_before_sending
+from gossamer.engine import concurrency
 from gossamer.engine.budget import Interrupted
-from gossamer.engine.commit import Listed
-from gossamer.engine.context import Context
-from gossamer.engine.copies import NearDuplicates
-from gossamer.engine.extractor import Extracted
-from gossamer.engine.gate import Gate
-from gossamer.engine.judge import MAX_HOPS, Verdict, asks_again, judge_error, judge_response
-from gossamer.engine.pace import LaneDelay
-from gossamer.engine.paths import Paths
-from gossamer.engine.records import answer_row, record_of
-from gossamer.engine.region import Placing
-from gossamer.engine.revisit import NextVisit, Seen
-from gossamer.engine.sitecookies import SiteCookies
-from gossamer.engine.sitemaps import CHUNK
-from gossamer.engine.store import Result
-from gossamer.engine.told import SentLinks
+from gossamer.engine.commit import Committer, Listed, Result
+from gossamer.engine.concurrency import AddressLimits, Slots
+from gossamer.engine.judge import COOKIES, MAX_HOPS, Verdict, asks_again, judge_error, judge_response
+from gossamer.engine.links import Handler
+from gossamer.engine.near_duplicates import NearDuplicates, text_digest
+from gossamer.engine.parsing import Extracted, answer_row, record_of
+from gossamer.engine.politeness import Breaker, LaneDelay
+from gossamer.engine.recrawl import NextVisit, RecrawlPlanner, Seen
+from gossamer.engine.regions import Places, Placing
+from gossamer.engine.robots import Gate, LoadGate, Rulebook
+from gossamer.engine.sitemaps import CHUNK, Sitemaps
+from gossamer.engine.traps import Paths
 from gossamer.errors import ConnectFailed, Disallowed, FetchError, Forbidden, ProxyFailed
-from gossamer.extract.fingerprint import text_digest
+from gossamer.middleware import Fetch
+from gossamer.middleware.cookies import CookieJar
 from gossamer.model import ROBOTS, SITEMAP, Lease, Outcome, PageRow, Request, Response, SiteNote
-from gossamer.sink.trail import SentRequest
+from gossamer.settings import Settings
+from gossamer.sink import keeps_pages
+from gossamer.sink.trail import RequestLog, SentRequest
+
+_MOST = 2048
+"""Of the last pages: what was told before is mostly stored, and known to the memory that all visits share."""
+
+
+class SentLinks:
+    """The links of a lease's outcomes so far, by their keys.
+
+    Where the outcome of a page counts, those of the same lease before it have counted: their links are there."""
+
+    def __init__(self) -> None:
+        self.made: dict[int, Request] = {}
+
+    def new(self, links: Iterable[Request]) -> tuple[Request, ...]:
+        """Those of these links that were not told yet."""
+        return tuple(link for link in links if link.key not in self.made)
+
+    def add(self, links: Iterable[Request]) -> None:
+        """These came with an outcome that was handed over."""
+        if len(self.made) > _MOST:
+            self.made.clear()
+        self.made.update((link.key, link) for link in links)
+
+    def clear(self) -> None:
+        """They may not be there any more."""
+        self.made.clear()
+
+
+MEMO = "cookies"
+"""Their place in a site's memo; those of further lanes are beside it, `cookies.1` and so on."""
+
+
+class SiteCookies:
+    """Between a worker's jar and what the frontier knows of a site, for as long as one lease lasts.
+
+    A log-in on one host is often for another one of the domain, which any worker may have: so the first link from here
+    to there, and every redirect, takes along what that host may get. Each lane has a place of its own in the memo:
+    where two shared one, what a worker learned would be lost to one that had not heard of it."""
+
+    def __init__(self, jar: CookieJar, lease: Lease) -> None:
+        self._jar, self._site = jar, lease.site
+        self._place = f"{MEMO}.{lease.lane}" if lease.lane else MEMO
+        for name, others in lease.memo.items():
+            if name.startswith(MEMO) and name != self._place:
+                jar.load(lease.site, others)
+        is_told = jar.load(lease.site, lease.memo.get(self._place))
+        self._told = jar.revision(lease.site) if is_told else 0
+        self._lent: dict[str, int] = {}
+
+    def news(self) -> dict[str, Any]:
+        """The site's cookies if they have changed: what a log-in brought is stored no later than its outcome."""
+        if self._told == (revision := self._jar.revision(self._site)):
+            return {}
+        self._told = revision
+        return {self._place: self._jar.dump(self._site)}
+
+    def take(self, request: Request) -> None:
+        """Take up what a request brought along."""
+        if request.meta and COOKIES in request.meta:
+            self._jar.load(self._site, request.meta[COOKIES])
+
+    def lend(self, links: Sequence[Request], *, always: bool = False) -> tuple[Request, ...]:
+        """The links, those that go first to other hosts with cookies; what was given along before is not `always`."""
+        first: dict[str, int] = {}
+        for place, link in enumerate(links):
+            if link.site != self._site:
+                known = first.setdefault(link.site, place)
+                if link.priority > links[known].priority:
+                    first[link.site] = place
+        found = list(links)
+        for site, place in first.items():
+            revision = self._jar.revision(site)
+            if (always or self._lent.get(site) != revision) and (plain := self._jar.shared(self._site, site)):
+                self._lent[site] = revision
+                meta = {**(found[place].meta or {}), COOKIES: plain}
+                found[place] = msgspec.structs.replace(found[place], meta=meta)
+        return tuple(found)
+
+
+class Turns:
+    """The newest visit of each lane in this process.
+
+    A lane is leased again while a visit of it is under way only if the earlier lease expired: the process was stopped,
+    for example. A request that had passed all checks by then is sent when the process goes on, and the delay of the
+    site counts from the answer to that one, which the frontier knows nothing of."""
+
+    def __init__(self) -> None:
+        self._newest: dict[tuple[str, int], tuple[Visit, asyncio.Event]] = {}
+
+    @asynccontextmanager
+    async def take(self, visit: Visit) -> AsyncIterator[Visit | None]:
+        """Wait for the earlier visit of the lane, if there is one, and give it."""
+        place = visit.lease.site, visit.lease.lane
+        earlier, found = self._newest.get(place), (visit, asyncio.Event())
+        self._newest[place] = found
+        try:
+            if earlier is not None:
+                earlier[0].lost = True
+                await earlier[1].wait()
+            yield None if earlier is None else earlier[0]
+        finally:
+            found[1].set()
+            if self._newest.get(place) is found:
+                del self._newest[place]
+
+
+@dataclass(slots=True)
+class Context:
+    """The engine's parts, as a visit sees them."""
+
+    settings: Settings
+    clock: Clock
+    fetch: Fetch
+    handler: Handler
+    committer: Committer
+    rules: Rulebook
+    slots: Slots
+    stopping: asyncio.Event
+    went_to_sleep: Callable[[], None]
+    places: Places | None = None
+    """Given where sites find their region by themselves."""
+    trail: RequestLog | None = None
+    """Given where the requests that are sent are written down."""
+    jar: CookieJar | None = None
+    """Given where cookies are kept: they are part of what is known of a site."""
+    remembers: Remembers | None = None
+    """Given where the downloader learns about sites."""
+    crowds: AddressLimits | None = None
+    """Given where the downloader knows the addresses of hosts."""
+    loads: LoadGate | None = None
+    """Given where pages are shown in a browser, and robots.txt is obeyed."""
+    paused: bool = False
+    """Visits end after the request in hand, as for a stop, but the engine stays."""
+    revisits: RecrawlPlanner = field(init=False)
+    breaker: Breaker = field(init=False)
+    sitemaps: Sitemaps = field(init=False)
+    turns: Turns = field(default_factory=Turns)
+
+    keeps_pages: bool = False
+    """Whether a sink wants bodies and links, which others have no use for."""
+
+    def __post_init__(self) -> None:
+        self.keeps_pages = keeps_pages(self.settings.sink)
+        self.revisits = RecrawlPlanner(self.settings, self.clock)
+        self.breaker = Breaker(self.clock)
+        self.sitemaps = Sitemaps(self.settings, self.handler.linker, self.clock)
+
 
 fetches = logging.getLogger("gossamer.fetch")
 _ANYWHERE = nullcontext()
@@ -140,7 +289,7 @@ class Visit:
             await self._answered(request, response)
         except Interrupted:
             return False
-        allocator.trim_after(len(response.body))
+        concurrency.trim_after(len(response.body))
         return True
 
     async def _skip(self, request: Request, reason: str) -> None:

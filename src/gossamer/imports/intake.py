@@ -11,8 +11,7 @@ import msgspec
 
 from gossamer import urls
 from gossamer.clock import Clock
-from gossamer.engine.handle import Linker
-from gossamer.engine.recent import RecentKeys
+from gossamer.engine.links import Linker, RecentKeys
 from gossamer.frontier.base import Frontier
 from gossamer.frontier.placement import shard_of
 from gossamer.imports.classes import in_json

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gossamer import settings as configuration
-from gossamer.engine.handle import Linker
-from gossamer.engine.pulse import is_live
-from gossamer.engine.recent import RecentKeys
+from gossamer.engine.heartbeat import is_live
+from gossamer.engine.links import Linker, RecentKeys
 from gossamer.errors import JobStopped, SinkError
 from gossamer.fleet import results_folder, scale
 from gossamer.frontier.advice import Advice

@@ -12,7 +12,7 @@ import msgspec
 
 from gossamer import settings as configuration
 from gossamer.clock import Clock, SystemClock
-from gossamer.engine import wire
+from gossamer.engine import remote
 from gossamer.engine.remote import OwnerConnection, connect
 from gossamer.errors import JobStopped
 from gossamer.frontier.advice import Advice, advise
@@ -38,7 +38,7 @@ class RunningJob:
     frontier = ""
 
     def __init__(
-        self, connection: OwnerConnection, welcome: wire.Welcome, folder: Path, *, name: str, clock: Clock
+        self, connection: OwnerConnection, welcome: remote.Welcome, folder: Path, *, name: str, clock: Clock
     ) -> None:
         self.name = name
         self.folder = folder
@@ -67,13 +67,13 @@ class RunningJob:
         return JobStatus(state=state, counts=counts, workers=workers, sites=sites, rejected=rejected, cut=cut)
 
     async def counts(self) -> Counts:
-        return msgspec.convert(await self._call(wire.Ask("counts")), Counts)
+        return msgspec.convert(await self._call(remote.Ask("counts")), Counts)
 
     def state(self, counts: Counts, workers: Sequence[Heartbeat]) -> State:
         return state_word(counts.job)
 
     async def workers(self) -> list[Heartbeat]:
-        named: dict[str, int] = await self._call(wire.Ask("workers"))
+        named: dict[str, int] = await self._call(remote.Ask("workers"))
         return await asyncio.to_thread(self._processes.look, named or {OWNER: self._connection.peer_pid})
 
     async def shards(self) -> list[ShardView]:
@@ -81,24 +81,24 @@ class RunningJob:
         async with self._counting:
             counted_at, lanes = self._lanes
             if self._clock.monotonic() > counted_at + _LANES_SECONDS:
-                lanes = msgspec.convert(await self._call(wire.Ask("lanes")), RegionView)
+                lanes = msgspec.convert(await self._call(remote.Ask("lanes")), RegionView)
                 self._lanes = (self._clock.monotonic(), lanes)
         return [ShardView(shard=0, server="embedded", counts=await self.counts(), regions={"": lanes})]
 
     async def sites(self, limit: int = SITES) -> list[Known]:
-        found: list[Known] = await self._call(wire.Ask("sites", str(limit)))
+        found: list[Known] = await self._call(remote.Ask("sites", str(limit)))
         return found
 
     async def every_site(self, cursor: str, limit: int) -> tuple[Sequence[Known], str]:
-        found, following = await self._call(wire.Ask("every_site", f"{limit} {cursor}"))
+        found, following = await self._call(remote.Ask("every_site", f"{limit} {cursor}"))
         return found, following
 
     async def site(self, name: str) -> Known | None:
-        found: Known | None = await self._call(wire.Ask("site", name))
+        found: Known | None = await self._call(remote.Ask("site", name))
         return found
 
     async def lookup(self, url: str, *, page: str = "") -> Known | None:
-        found: Known | None = await self._call(wire.Ask("lookup", url))
+        found: Known | None = await self._call(remote.Ask("lookup", url))
         return found
 
     async def advice(self, least: int, most: int | None) -> Advice:
@@ -110,13 +110,13 @@ class RunningJob:
         return []
 
     async def set_state(self, state: JobState) -> None:
-        await self._call(wire.Ask(_VERBS[state]))
+        await self._call(remote.Ask(_VERBS[state]))
 
     async def add(self, urls: Sequence[str]) -> int:
-        return int(await self._call(wire.AddUrls(list(urls))))
+        return int(await self._call(remote.AddUrls(list(urls))))
 
     async def limit(self, changes: Mapping[str, Any]) -> bool:
-        await self._call(wire.Limit(dict(changes)))
+        await self._call(remote.Limit(dict(changes)))
         self.settings = configuration.build({**configuration.dump(self.settings), **changes})
         return True
 

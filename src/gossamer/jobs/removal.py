@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from gossamer.engine.pulse import is_live
+from gossamer.engine.heartbeat import is_live
 from gossamer.errors import Held, JobRunning
 from gossamer.frontier.backends import owned_url, remove_job
 from gossamer.job_folder import FRONTIER, SETTINGS, folder_of

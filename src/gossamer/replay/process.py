@@ -16,9 +16,9 @@ import msgspec
 
 from gossamer import settings as configuration
 from gossamer.engine.budget import Guard, Interrupted, hung
-from gossamer.engine.extractor import Extracted, Extractor, died, make_spider, row_of, too_costly
 from gossamer.engine.lifecycle import Lifecycle, leave_on_signal
-from gossamer.engine.orphans import die_with, leave_signals_to_parent
+from gossamer.engine.parsing import Extracted, Extractor, died, make_spider, row_of, too_costly
+from gossamer.engine.supervision import die_with, leave_signals_to_parent
 from gossamer.errors import ArchiveError, GossamerError
 from gossamer.model import PageRow
 from gossamer.replay.orders import At, Closing, Done, Left, ReplayTask, Setup

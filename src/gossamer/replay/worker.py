@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import msgspec
 
-from gossamer.engine.orphans import LEAVE, hold_signals
+from gossamer.engine.supervision import LEAVE, hold_signals
 from gossamer.errors import ExtractError, WorkersDie
 from gossamer.leaving import end_now
 from gossamer.replay.orders import At, Closing, Done, Left, ReplayTask, Setup

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gossamer.clock import SystemClock
-from gossamer.engine.pulse import HeartbeatSender, beating
+from gossamer.engine.heartbeat import HeartbeatSender, beating
 from gossamer.errors import GossamerError, Unavailable
 from gossamer.frontier.base import OwnedFrontier
 from gossamer.model import Grant, Heartbeat, Lease, Outcome, Request

@@ -18,7 +18,7 @@ from twisted.internet.defer import Deferred
 
 from gossamer import model, urls
 from gossamer.clock import SystemClock
-from gossamer.engine.recent import RecentKeys
+from gossamer.engine.links import RecentKeys
 from gossamer.errors import ConfigError, GossamerError
 from gossamer.model import Grant, Outcome
 from gossamer.scrapy.courier import BridgeMessage, FrontierBridge

@@ -16,7 +16,7 @@ import msgspec
 
 from gossamer import job_folder
 from gossamer.clock import Clock
-from gossamer.engine.extractor import make_spider
+from gossamer.engine.parsing import make_spider
 from gossamer.errors import JobMissing
 from gossamer.fleet import results_folder
 from gossamer.frontier.backends import backend_of

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from gossamer.engine.pulse import is_live
+from gossamer.engine.heartbeat import is_live
 from gossamer.jobs.fleet import merge_regions
 from gossamer.model import Heartbeat, RegionView
 from gossamer.service.asked import AskScale, AskScaleOf, Nothing

@@ -8,9 +8,9 @@ from types import MappingProxyType
 from typing import Any
 
 from gossamer import urls
+from gossamer.engine.robots_txt import unpack
 from gossamer.frontier.regions import region_of
 from gossamer.jobs.job import Job
-from gossamer.middleware.robots import unpack
 from gossamer.service.asked import AskMap, AskSite, AskSites
 from gossamer.service.desk import ServiceState, cursor_of, position_of
 from gossamer.service.mapped import drawn

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from gossamer.clock import Clock
-from gossamer.engine.pulse import is_live
+from gossamer.engine.heartbeat import is_live
 from gossamer.errors import GossamerError, JobMissing
 from gossamer.jobs.job import Job, State
 from gossamer.model import Counts, Heartbeat

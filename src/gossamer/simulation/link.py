@@ -7,7 +7,7 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gossamer.engine.store import Result, Store
+from gossamer.engine.commit import Result, Store
 from gossamer.errors import GossamerError, Unavailable
 from gossamer.frontier.local import EmbeddedFrontier
 from gossamer.frontier.outbox import Box, Parcel

@@ -15,11 +15,10 @@ from itertools import islice
 from typing import Any, NamedTuple, cast
 
 from gossamer.assemble import build_worker
-from gossamer.engine.handle import Linker
-from gossamer.engine.machine import Boundless
-from gossamer.engine.recent import RecentKeys
+from gossamer.engine.commit import FleetStore, OwnerStore, Store
+from gossamer.engine.concurrency import Boundless
+from gossamer.engine.links import Linker, RecentKeys
 from gossamer.engine.stats import Stats
-from gossamer.engine.store import FleetStore, OwnerStore, Store
 from gossamer.errors import GossamerError, Unavailable
 from gossamer.extract.spider import Spider
 from gossamer.frontier.base import Frontier

@@ -10,11 +10,10 @@ from opentelemetry.trace import Span, SpanKind, StatusCode
 from gossamer import urls
 from gossamer.clock import Clock
 from gossamer.download.dns import NameResolver, ResolvedName
-from gossamer.engine.context import Context
-from gossamer.engine.handle import Aside, Extracts, Handled, Handler, Linker
+from gossamer.engine.commit import FleetStore, OwnerStore, Result, Store
 from gossamer.engine.judge import Verdict
-from gossamer.engine.store import FleetStore, OwnerStore, Result, Store
-from gossamer.engine.visit import Visit
+from gossamer.engine.links import Aside, Extracts, Handled, Handler, Linker
+from gossamer.engine.visit import Context, Visit
 from gossamer.errors import FetchError
 from gossamer.middleware import Fetch
 from gossamer.model import Lease, Receipt, Request, Response, SiteNote

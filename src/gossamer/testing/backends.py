@@ -13,13 +13,11 @@ from typing import Any, Protocol, cast
 from unittest import SkipTest
 
 from gossamer.clock import ManualClock
-from gossamer.engine import wire
+from gossamer.engine.commit import OwnerStore
 from gossamer.engine.coordinator import Coordinator
-from gossamer.engine.handle import Linker
-from gossamer.engine.recent import RecentKeys
-from gossamer.engine.remote import OwnerConnection, RemoteFrontier, connect
+from gossamer.engine.links import Linker, RecentKeys
+from gossamer.engine.remote import Ask, OwnerConnection, RemoteFrontier, connect
 from gossamer.engine.stats import Stats
-from gossamer.engine.store import OwnerStore
 from gossamer.frontier.base import FleetFrontier, Frontier, OwnedBackend, OwnedFrontier
 from gossamer.frontier.local import EmbeddedFrontier, open_memory
 from gossamer.frontier.redis_job import client, job_key
@@ -210,7 +208,7 @@ class RemoteHarness(SqliteHarness):
             await asyncio.sleep(0)
 
     async def steer(self, job: JobState) -> None:
-        await next(iter(self._connections.values())).call(wire.Ask(_ASKED[job]))
+        await next(iter(self._connections.values())).call(Ask(_ASKED[job]))
 
     async def marks(self) -> Mapping[str, int]:
         raise SkipTest("marks are the owner's: a worker has none")

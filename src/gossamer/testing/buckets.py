@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote
 from urllib.request import Request, urlopen
 from xml.etree import ElementTree
 
-from gossamer.engine.orphans import dies_with_us
+from gossamer.engine.supervision import dies_with_us
 from gossamer.errors import ConfigError
 from gossamer.testing.servers import free_port
 

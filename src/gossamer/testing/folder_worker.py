@@ -11,10 +11,9 @@ from pathlib import Path
 
 from gossamer.assemble import build_worker
 from gossamer.clock import SystemClock
-from gossamer.engine.handle import Linker
-from gossamer.engine.marker import left_behind
-from gossamer.engine.recent import RecentKeys
-from gossamer.engine.store import FleetStore
+from gossamer.engine.commit import FleetStore
+from gossamer.engine.links import Linker, RecentKeys
+from gossamer.engine.supervision import left_behind
 from gossamer.frontier.folder import open_folder
 from gossamer.leaving import leaving
 from gossamer.model import JobState

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from gossamer.engine.orphans import dies_with_us
+from gossamer.engine.supervision import dies_with_us
 from gossamer.errors import ConfigError
 
 PROGRAM = "redis-server"

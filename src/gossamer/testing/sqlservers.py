@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
-from gossamer.engine.orphans import dies_with_us
+from gossamer.engine.supervision import dies_with_us
 from gossamer.errors import ConfigError
 from gossamer.frontier.sql.database import Database
 from gossamer.frontier.sql.job import dialect_of

@@ -8,9 +8,8 @@ from itertools import pairwise
 from typing import Any, cast
 
 from gossamer.assemble import build_worker
-from gossamer.engine.handle import Linker
-from gossamer.engine.recent import RecentKeys
-from gossamer.engine.store import FleetStore
+from gossamer.engine.commit import FleetStore
+from gossamer.engine.links import Linker, RecentKeys
 from gossamer.extract.spider import Spider
 from gossamer.frontier.base import Frontier
 from gossamer.model import Counts, Grant

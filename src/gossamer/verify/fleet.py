@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gossamer.clock import Clock
-from gossamer.engine.orphans import dies_with_us
+from gossamer.engine.supervision import dies_with_us
 from gossamer.verify.verdict import Blow
 
 _LOOK_SECONDS = 0.05

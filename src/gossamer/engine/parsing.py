@@ -1,4 +1,4 @@
-"""Runs the spider over one page and gathers what it yields; the same code in the worker and in parser processes."""
+"""Runs the spider over one page and collects what it yields; the same code in the worker and in parser processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import msgspec
 
 from gossamer.cut import format_cut, parse_cut
 from gossamer.engine.budget import Budget, Guard, PageMeter, hard_seconds, too_many_items
-from gossamer.engine.likeness import TextFingerprint, TextFingerprints
+from gossamer.engine.near_duplicates import TextFingerprint, TextFingerprints
+from gossamer.engine.robots_txt import product_token
 from gossamer.errors import ExtractError, TooCostly
 from gossamer.extract.items import Dropped, ItemPipeline, Schemas, sound
 from gossamer.extract.links import LOST, LinkMemo
@@ -23,8 +24,7 @@ from gossamer.extract.page import Page
 from gossamer.extract.spider import FieldSpider, Spider, load, load_type, make
 from gossamer.extract.text import LEAST_SHARE
 from gossamer.middleware import compose
-from gossamer.middleware.robots import product_token
-from gossamer.model import PageRow, Rejected, Request, Response
+from gossamer.model import Exchange, PageRow, Record, Rejected, Request, Response
 from gossamer.settings import Settings
 
 Parse = Callable[[Page], Awaitable[list[Any]]]
@@ -290,3 +290,60 @@ def _describe(failure: Exception) -> str:
 def _storable(text: str) -> str:
     """The text without halves of characters, which no file can hold."""
     return text.encode("utf-8", "replace").decode()
+
+
+def record_of(
+    request: Request, row: PageRow, *, token: int, page: Extracted | None, response: Response | None
+) -> Record:
+    """The record of a visit; `response` is given where a sink keeps pages whole."""
+    record = Record(key=request.key, token=token, page=row)
+    if row.copy_of is not msgspec.UNSET:
+        # Its line says that it was there; all else is that of the page that was kept.
+        return record
+    if page is not None:
+        record = msgspec.structs.replace(
+            record, items=page.items, types=page.types, rejected=page.rejected, dropped=page.dropped
+        )
+    if response is None:
+        return record
+    return msgspec.structs.replace(
+        record,
+        body=response.body,
+        found=page.urls if page is not None else None,
+        exchange=_exchange(request, response),
+        label=request.label,
+        meta=request.given,
+    )
+
+
+def _exchange(request: Request, response: Response) -> Exchange:
+    return Exchange(
+        method=request.method,
+        sent=response.sent,
+        posted=request.body,
+        version=response.http_version,
+        address=response.address,
+        headers=response.headers,
+        head=response.head,
+        wire_bytes=response.wire_bytes,
+    )
+
+
+def answer_row(
+    request: Request, response: Response, *, location: str = "", error: str = "", digest: str = ""
+) -> PageRow:
+    """The line of an answer that no spider sees."""
+    return PageRow(
+        url=request.url,
+        status=response.status,
+        depth=request.depth,
+        fetched_at=round(response.fetched_at, 3),
+        elapsed=round(response.elapsed, 4),
+        bytes=len(response.body),
+        digest=digest,
+        error=error,
+        referrer=request.referrer,
+        location=location,
+        tls_fault=response.tls_fault or msgspec.UNSET,
+        cut=format_cut(parse_cut(response.cut)) or msgspec.UNSET,
+    )

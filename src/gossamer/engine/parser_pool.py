@@ -1,4 +1,4 @@
-"""Parser processes: pages are parsed, and handlers run, where they block nobody and can be killed.
+"""Parser processes: pages are parsed, and handlers run, where they block nothing and can be killed.
 
 Each opens a spider of its own before its first page, and closes it when the worker closes the pipe. At the end of a
 crawl it is asked with a signal to leave its page; only one that stays in C code for longer is killed, and is the one
@@ -20,12 +20,12 @@ from typing import Any
 import msgspec
 
 from gossamer import settings as configuration
-from gossamer.engine import allocator, wire
+from gossamer.engine import concurrency, remote
 from gossamer.engine.budget import Guard, Interrupted, hard_seconds, hung
-from gossamer.engine.extractor import Extracted, Extractor, died, make_spider, too_costly
-from gossamer.engine.handle import Aside
 from gossamer.engine.lifecycle import Lifecycle, leave_on_signal
-from gossamer.engine.orphans import LEAVE, die_with, hold_signals, leave_signals_to_parent
+from gossamer.engine.links import Aside
+from gossamer.engine.parsing import Extracted, Extractor, died, make_spider, too_costly
+from gossamer.engine.supervision import LEAVE, die_with, hold_signals, leave_signals_to_parent
 from gossamer.errors import ExtractError, GossamerError
 from gossamer.model import Request, Response
 from gossamer.settings import Settings
@@ -133,9 +133,9 @@ class ParserPool:
             assert process.stdin is not None
             assert process.stdout is not None
             self._watch(process, len(response.body))
-            process.stdin.write(wire.frame(_encode(ParseTask(request, response))))
+            process.stdin.write(remote.frame(_encode(ParseTask(request, response))))
             await process.stdin.drain()
-            answer = await wire.read_frame(process.stdout)
+            answer = await remote.read_frame(process.stdout)
         except ConnectionError:
             answer = None
         except BaseException:
@@ -185,7 +185,7 @@ class ParserPool:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "gossamer.engine.parsers",
+            "gossamer.engine.parser_pool",
             str(os.getpid()),
             str(self._niceness),
             stdin=asyncio.subprocess.PIPE,
@@ -196,9 +196,9 @@ class ParserPool:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.write(wire.frame(_encode(configuration.dump(self._settings))))
+            process.stdin.write(remote.frame(_encode(configuration.dump(self._settings))))
             # It may take long to load what a spider imports, and to open it: that is not charged to the page.
-            if (answer := await wire.read_frame(process.stdout)) is not None:
+            if (answer := await remote.read_frame(process.stdout)) is not None:
                 _raise_failure(answer)
         except BaseException:
             self._discard(process)
@@ -231,7 +231,7 @@ class ParserPool:
         assert process.stdout is not None
         try:
             process.stdin.close()
-            if (answer := await wire.read_frame(process.stdout)) is None:
+            if (answer := await remote.read_frame(process.stdout)) is None:
                 raise ExtractError("a parser process died before its spider was closed")
             _raise_failure(answer)
             async with asyncio.timeout(_EXIT_SECONDS):
@@ -282,7 +282,7 @@ def main() -> None:
     with suppress(OSError):
         # Where memory runs out, it is the page in hand here that took it.
         Path("/proc/self/oom_score_adj").write_text("800")
-    allocator.give_back_freed_memory()
+    concurrency.give_back_freed_memory()
     source, target = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     # A print in a spider must not land between the answers.
     os.dup2(2, 1)
@@ -292,7 +292,7 @@ def main() -> None:
         return source.read(int.from_bytes(head, "big")) if len(head) == 4 else None
 
     def answer(data: bytes) -> None:
-        target.write(wire.frame(data))
+        target.write(remote.frame(data))
         target.flush()
 
     first = read()
@@ -325,7 +325,7 @@ def main() -> None:
         try:
             while (data := read()) is not None:
                 answer(handle(data))
-                allocator.trim_after(len(data))
+                concurrency.trim_after(len(data))
         finally:
             # Where the spider ends the process in the middle of a page, that has no answer.
             try:

@@ -1,4 +1,4 @@
-"""The pulse of a worker in a fleet: every few seconds it tells how it is, and looks which regions are alive."""
+"""Heartbeat of a fleet worker: reports its state every few seconds, and watches which regions are alive."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
 from gossamer.clock import Clock
-from gossamer.engine.region import Places
+from gossamer.engine.regions import Places
 from gossamer.errors import FrontierError
 from gossamer.frontier.base import FleetFrontier
 from gossamer.model import Heartbeat

@@ -1,4 +1,4 @@
-"""What makes a crawl continuous: conditional requests, what a visit leaves for the next one, and when that is."""
+"""Recrawling: conditional requests, the state kept for the next visit, and when that is."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import msgspec
 
 from gossamer.clock import Clock
 from gossamer.cut import drops_text
-from gossamer.engine.hops import is_alike
-from gossamer.engine.judge import Verdict
+from gossamer.engine.judge import Verdict, is_alike
 from gossamer.frontier import freshness, recrawl
 from gossamer.frontier.recrawl import VisitOutcome
 from gossamer.model import Lease, Request, Response

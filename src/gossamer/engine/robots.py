@@ -1,4 +1,4 @@
-"""The robots gate of a site: asks for robots.txt once per origin, under the site's clock, and says who may pass."""
+"""Robots check: fetches robots.txt once per origin, under the site's delay, and decides which URLs may be fetched."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import msgspec
 
 from gossamer import urls
 from gossamer.clock import Clock
+from gossamer.engine import robots_txt as rfc9309
+from gossamer.engine.robots_txt import Matcher, Robots
 from gossamer.errors import FetchError, Forbidden, NameUnknown, ProxyFailed, TlsRefused
 from gossamer.frontier import policy
-from gossamer.middleware import robots as rfc9309
-from gossamer.middleware.robots import Robots
-from gossamer.middleware.robots_rules import Matcher
 from gossamer.model import REDIRECTS, ROBOTS, Request, Response
 from gossamer.settings import Settings
 

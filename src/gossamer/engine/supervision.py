@@ -1,12 +1,19 @@
-"""The supervisor of a machine's worker processes: restarts the dead, with back-off, and gives up loudly."""
+"""Supervises worker processes: restarts crashed ones with back-off, and finds the page that crashed one."""
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import errno
 import logging
+import mmap
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from struct import pack_into, unpack_from
 
 from gossamer.clock import Clock
 from gossamer.errors import WorkersDie
@@ -121,3 +128,78 @@ class Supervisor:
                 await self._stopping.wait()
         except TimeoutError:
             pass
+
+
+class CrashMarker:
+    """Names the page in hand in eight bytes of shared memory: they outlive the process, and cost it next to nothing."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._memory: mmap.mmap | bytearray = bytearray(8)
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                if os.fstat(descriptor).st_size < 8:
+                    # Not a hole: the first write to one, on a full disk, would kill the process.
+                    os.pwrite(descriptor, bytes(8), 0)
+                self._memory = mmap.mmap(descriptor, 8)
+            except OSError as error:
+                # A page that kills this process will not be named; to wait for room would help nobody.
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+            finally:
+                os.close(descriptor)
+
+    def name(self, key: int) -> None:
+        """This page is in hand from now on; 0: none is."""
+        pack_into("<q", self._memory, 0, key)
+
+    def close(self) -> None:
+        """Nothing is in hand any more."""
+        if isinstance(self._memory, mmap.mmap):
+            self._memory.close()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+
+def left_behind(path: Path) -> int:
+    """The key that a dead process was handling, 0 if none; the note is taken away."""
+    try:
+        data = path.read_bytes()
+        path.unlink()
+    except OSError:
+        return 0
+    return int(unpack_from("<q", data)[0]) if len(data) >= 8 else 0
+
+
+# Windows has no such signal, and no crawls; what only reads may be loaded there.
+LEAVE: signal.Signals = getattr(signal, "SIGUSR1", signal.SIGTERM)
+"""Has a process that runs a spider interrupt the page in hand."""
+
+
+def hold_signals() -> None:
+    """The `preexec_fn` of a process that calls `leave_signals_to_parent`: until then they wait."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+
+
+def leave_signals_to_parent() -> None:
+    """Let SIGINT and SIGTERM pass, which a terminal or a process manager sends to all processes."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # Not SIG_IGN, which processes that the spider starts would inherit.
+        signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel end this process with its parent: an orphan would go on fetching beside its successor."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        # It may have died before the kernel was told. In a container the parent may well be process 1.
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def dies_with_us() -> Callable[[], None]:
+    """The `preexec_fn` of a process that ends with this one."""
+    return partial(die_with, os.getpid())

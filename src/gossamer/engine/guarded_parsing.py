@@ -1,4 +1,4 @@
-"""Extraction in the worker itself, with a way out: what takes long, or may kill it, goes to a process of its own."""
+"""Parses in the worker, interrupts what takes long, and moves such pages to a parser process."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from gossamer.engine.budget import Budget, Guard, Slice, Slow
-from gossamer.engine.extractor import Extracted, Extractor
-from gossamer.engine.handle import Aside
-from gossamer.engine.marker import CrashMarker
+from gossamer.engine.links import Aside
+from gossamer.engine.parsing import Extracted, Extractor
+from gossamer.engine.supervision import CrashMarker
 from gossamer.errors import TooCostly
 from gossamer.model import Request, Response
 from gossamer.settings import Settings
 
 if TYPE_CHECKING:
-    from gossamer.engine.parsers import ParserPool
+    from gossamer.engine.parser_pool import ParserPool
+
 
 log = logging.getLogger("gossamer.engine")
 SLICE_SECONDS = 0.5

@@ -1,0 +1,215 @@
+"""Near-duplicate pages: fingerprints of the main text (SimHash), and which pages count as copies."""
+
+from __future__ import annotations
+
+import re
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from siphashc import siphash
+
+from gossamer import urls
+from gossamer.cut import drops_text
+from gossamer.engine.traps import place_of, prefix_of
+from gossamer.extract.page import Page
+from gossamer.extract.text import main_text, text_beside_links
+from gossamer.model import Lease
+from gossamer.settings import Settings
+
+NEAR = 3
+"""Bits in which the SimHashes of two near-duplicates differ at most."""
+_KEY = b"gossamer simhash"
+_WORD = re.compile(r"\w+")
+_MOST_WORDS = 1024
+_BITS = (1 << 64) - 1
+
+
+def text_digest(text: str) -> str:
+    """A short digest of a text; empty for no text."""
+    return blake2b(text.encode("utf-8", "replace"), digest_size=8).hexdigest() if text else ""
+
+
+def words(text: str) -> list[str]:
+    """The words of a text, in lower case. What holds a digit is none: dates, prices and session ids are left out."""
+    return [word for word in _WORD.findall(text.lower()) if word.isalpha()]
+
+
+def simhash(text: str) -> int | None:
+    """A 64-bit SimHash over the pairs of neighbouring words; None for a text without words.
+
+    Texts that differ in a few words differ in a few bits; those that differ in numbers only are equal."""
+    return simhash_of(some_words(text))
+
+
+def some_words(text: str) -> list[str]:
+    """The words of a text that its SimHash goes by: about the first thousand."""
+    return words(text[: _MOST_WORDS * 16])[:_MOST_WORDS]
+
+
+def simhash_of(found: list[str]) -> int | None:
+    """The SimHash of such words."""
+    if not found:
+        return None
+    hashes = [int(siphash(_KEY, " ".join(pair))) for pair in zip(found, [*found[1:], ""], strict=True)]
+    return _majority(hashes)
+
+
+def _majority(hashes: list[int]) -> int:
+    """The bits that are set in more than half of the numbers.
+
+    All 64 are counted at once: a column of numbers of one weight becomes, by full adders, one number of that weight and
+    a column of twice the weight. That is a third of the work of counting bit by bit."""
+    wanted, counts, column = len(hashes) // 2 + 1, [], hashes
+    while column:
+        carried: list[int] = []
+        while len(column) > 1:
+            if len(column) == 2:
+                column.append(0)
+            whole = len(column) - len(column) % 3
+            kept = column[whole:]
+            for start in range(0, whole, 3):
+                one, two, three = column[start : start + 3]
+                either = one ^ two
+                kept.append(either ^ three)
+                carried.append((one & two) | (either & three))
+            column = kept
+        counts.append(column[0])
+        column = carried
+    above, equal = 0, _BITS
+    for weight in reversed(range(max(len(counts), wanted.bit_length()))):
+        bits = counts[weight] if weight < len(counts) else 0
+        if wanted >> weight & 1:
+            equal &= bits
+        else:
+            above |= equal & bits
+            equal &= ~bits
+    return above | equal
+
+
+def are_near(one: int, other: int) -> bool:
+    """Whether two SimHashes are those of near-duplicates."""
+    return (one ^ other).bit_count() <= NEAR
+
+
+_MOST_PATHS = 10_000
+
+
+_FEWEST_WORDS = 32
+"""A page with less text may be all pictures or numbers, and is no copy of another."""
+
+
+class TextFingerprint(NamedTuple):
+    """What is known of a page's main text; empty and None where it was not worked out."""
+
+    digest: str = ""
+    likeness: int | None = None
+    """Its SimHash, if the page may be a copy of the last one of its path."""
+    beside: int | None = None
+    """The SimHash of what is not in links, if the page's query may be one of endless ones of its path."""
+    simhash: int | None = None
+    """Its SimHash, if copies are looked for among all pages."""
+    tells: bool = False
+    """Whether there is enough text to call the page a copy."""
+
+
+class TextFingerprints:
+    """Remembers the last title of each path: pages whose titles differ by more than numbers are no copies."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._for_changes = bool(settings.recrawl)
+        self._for_copies = settings.alike_pages > 0
+        self._for_all = settings.dedupe
+        self._titles: dict[str, str] = {}
+
+    def at(self, page: Page) -> TextFingerprint:
+        """What is to be known of a page's text."""
+        if not page.is_html or drops_text(page.cut):
+            # Two pages that were cut near their beginning would look like copies of one another.
+            return TextFingerprint()
+        alike, beside = False, None
+        if self._for_copies:
+            target, origin = urls.path_query(page.url), urls.origin(page.url)
+            alike = self._has_last_title(page, origin + prefix_of(target))
+            if (place := place_of(target)) and self._has_last_title(page, f"?{origin}{place}"):
+                beside = simhash(text_beside_links(page.tree))
+        if not alike and not self._for_changes and not self._for_all:
+            return TextFingerprint(beside=beside)
+        text = main_text(page.tree)
+        digest = text_digest(text) if self._for_changes else ""
+        if not alike and not self._for_all:
+            return TextFingerprint(digest, beside=beside)
+        words = some_words(text)
+        bits = simhash_of(words)
+        return TextFingerprint(
+            digest,
+            bits if alike else None,
+            beside,
+            bits if self._for_all else None,
+            self._for_all and len(words) >= _FEWEST_WORDS,
+        )
+
+    def _has_last_title(self, page: Page, place: str) -> bool:
+        title = " ".join(words(page.title))
+        last = self._titles.get(place)
+        if last is None and len(self._titles) >= _MOST_PATHS:
+            self._titles.clear()
+        self._titles[place] = title
+        return last == title
+
+
+COPIES = "kept"
+_MOST = 256
+_UNSAVED = 8
+_STATE_KEY = 0xFFFF_FFFF
+
+
+class NearDuplicates:
+    """The SimHashes of the last pages of a leased site that were kept, each with half of its page's key.
+
+    A lane has an entry of its own in the memo, so that it has one writer: SimHash and key in 24 hexadecimal digits,
+    the one that was met last at the end. What other lanes keep meanwhile is known with the next lease."""
+
+    def __init__(self, lease: Lease) -> None:
+        self._name = f"{COPIES}.{lease.lane}"
+        self._own = _read(lease.memo.get(self._name, ""))
+        self._others = [
+            pair
+            for name, text in lease.memo.items()
+            if name.startswith(f"{COPIES}.") and name != self._name
+            for pair in _read(text)
+        ]
+        self._unsaved = 0
+        self._last = lease.requests[-1].key if lease.requests else 0
+
+    def saw(self, key: int, simhash: int | None) -> int | None:
+        """The SimHash of the page that the page with this one is a copy of; None for a page that is to be kept.
+
+        A page is no copy of its own last version, and one without a SimHash of none."""
+        if simhash is None:
+            return None
+        likeness, key = simhash, key & _STATE_KEY
+        found = next((pair for pair in self._own if are_near(pair[0], likeness)), None)
+        if found is not None:
+            self._own.remove(found)
+            self._own.append((likeness, key) if found[1] == key else found)
+            return None if found[1] == key else found[0]
+        found = next((pair for pair in self._others if are_near(pair[0], likeness)), None)
+        if found is not None and found[1] != key:
+            return found[0]
+        self._own = [pair for pair in self._own if pair[1] != key][-_MOST + 1 :]
+        self._own.append((likeness, key))
+        self._unsaved += 1
+        return None
+
+    def note(self, key: int) -> dict[str, Any]:
+        """What of the memo changes; not for every page, but never later than with the last one of the lease."""
+        if not self._unsaved or (self._unsaved < _UNSAVED and key != self._last):
+            return {}
+        self._unsaved = 0
+        return {self._name: "".join(f"{likeness:016x}{half:08x}" for likeness, half in self._own)}
+
+
+def _read(text: Any) -> list[tuple[int, int]]:
+    if not isinstance(text, str):
+        return []
+    return [(int(text[i : i + 16], 16), int(text[i + 16 : i + 24], 16)) for i in range(0, len(text) - 23, 24)]
