@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from _scaling import JOB, Speed, compare, stage
-from gossamer.frontier.folder import open_folder
+from gossamer.frontier.folder.frontier import open_folder
 
 REST_SECONDS, MOST_SECONDS = 3.0, 120.0
 

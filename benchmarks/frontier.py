@@ -20,7 +20,7 @@ from pathlib import Path
 
 from gossamer import urls
 from gossamer.clock import SystemClock
-from gossamer.frontier.sqlite import open_sqlite
+from gossamer.frontier.embedded.sqlite import open_sqlite
 from gossamer.model import Outcome, Request
 from gossamer.settings import Settings
 

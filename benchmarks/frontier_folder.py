@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-from gossamer.frontier.folder import FolderFrontier, open_folder
+from gossamer.frontier.folder.frontier import FolderFrontier, open_folder
 from gossamer.model import Outcome, Request
 from gossamer.settings import Settings
 

@@ -21,7 +21,7 @@ import redis
 from _frontier import Pages, done, machine, request
 from gossamer.cli.start import run
 from gossamer.engine.links import RecentKeys
-from gossamer.frontier.redis_open import open_redis
+from gossamer.frontier.redis.shards import open_redis
 from gossamer.measure.servers import cpu_of
 from gossamer.settings import Settings
 from gossamer.testing.servers import RedisServer, valkey_program

@@ -28,7 +28,7 @@ import time
 from _frontier import BATCH, CASES, LINKS, NEW, SITES, Pages, done, machine, request
 from gossamer.cli.start import run
 from gossamer.engine.links import RecentKeys
-from gossamer.frontier.sql.job import open_sql
+from gossamer.frontier.sql.record import open_sql
 from gossamer.measure.servers import cpu_of
 from gossamer.settings import Settings
 from gossamer.testing.sqlservers import MariaServer, PostgresServer, SqlServer

@@ -45,9 +45,9 @@ from frontier_sql import start as start_sql
 from gossamer.cli.start import run
 from gossamer.clock import SystemClock
 from gossamer.engine.links import RecentKeys
-from gossamer.frontier.redis_open import open_redis
-from gossamer.frontier.sql.job import open_sql
-from gossamer.frontier.sqlite import open_sqlite
+from gossamer.frontier.embedded.sqlite import open_sqlite
+from gossamer.frontier.redis.shards import open_redis
+from gossamer.frontier.sql.record import open_sql
 from gossamer.measure.servers import cpu_of
 from gossamer.settings import Settings
 from gossamer.sim.site import WebPlan

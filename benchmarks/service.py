@@ -31,7 +31,7 @@ import msgspec
 
 from gossamer.clock import SystemClock
 from gossamer.engine.links import Linker, RecentKeys
-from gossamer.frontier.sqlite import open_sqlite
+from gossamer.frontier.embedded.sqlite import open_sqlite
 from gossamer.job_folder import save_settings
 from gossamer.model import PageRow
 from gossamer.settings import build

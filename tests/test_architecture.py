@@ -16,7 +16,7 @@ BACKENDS = "frontier/backends.py"
 SCHEME = re.compile(
     r"(rediss?(\+sentinel)?|unix|postgres(ql)?|mysql|mariadb|folder|sqlite|memory)(:/{0,3})?", re.IGNORECASE
 )
-OWN_SCHEMES = ("frontier/redis", "frontier/sql/", "frontier/embedded")
+OWN_SCHEMES = ("frontier/redis/frontier", "frontier/sql/", "frontier/embedded")
 """Of its own schemes a backend may ask which kind of server, dialect or store each stands for."""
 NO_FRONTIERS = (
     "sink/",

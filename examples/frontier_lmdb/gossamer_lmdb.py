@@ -26,8 +26,8 @@ from gossamer import settings as configuration
 from gossamer.clock import Clock
 from gossamer.errors import ConfigError, Held, JobMissing, SchemaMismatch, Unavailable
 from gossamer.frontier.base import OwnedBackend, OwnedFrontier
-from gossamer.frontier.journal import Change, JournalSite, OutcomeRow, Past, vars_of
-from gossamer.frontier.local import EmbeddedFrontier
+from gossamer.frontier.embedded.frontier import EmbeddedFrontier
+from gossamer.frontier.embedded.journal import Change, JournalSite, OutcomeRow, Past, vars_of
 from gossamer.job_folder import save_settings, stored_settings
 from gossamer.model import JobState, Request
 from gossamer.settings import Settings

@@ -6,14 +6,14 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 from gossamer import urls
 from gossamer.engine.lifecycle import Lifecycle
 from gossamer.engine.links import Linker, RecentKeys, Score
 from gossamer.engine.parsing import make_spider
 from gossamer.extract.spider import Spider
-from gossamer.frontier.base import FleetFrontier
+from gossamer.frontier.base import Adopting, FleetFrontier
 from gossamer.model import Request
 from gossamer.settings import Settings
 from gossamer.sink import tree_folder
@@ -23,23 +23,6 @@ _LINKS = 50_000
 """Links that are sorted out at a time."""
 _REMEMBERED = 500_000
 """Links that are not sent once more when they are met once more."""
-
-
-@runtime_checkable
-class Adopting(Protocol):
-    """A frontier that can take pages for fetched."""
-
-    async def adopt(self, requests: Sequence[Request]) -> None:
-        """Take these for fetched; what is known already stays as it is."""
-        ...
-
-    async def has_adopted(self, tree: str) -> bool:
-        """Whether this tree was taken over to its end."""
-        ...
-
-    async def note_adopted(self, tree: str) -> None:
-        """Remember that this tree was taken over to its end."""
-        ...
 
 
 class Sorted(NamedTuple):

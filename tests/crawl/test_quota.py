@@ -8,7 +8,7 @@ import pytest
 
 from gossamer.engine.links import MAX_SCORE, Linker, RecentKeys
 from gossamer.extract.spider import Spider
-from gossamer.frontier.share import SiteQuota
+from gossamer.frontier.policy import SiteQuota
 from gossamer.model import Request
 from gossamer.settings import Settings, SiteSettings
 from gossamer.testing.stage import play

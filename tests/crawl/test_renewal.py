@@ -14,7 +14,7 @@ from gossamer.download.dns import ResolvedName
 from gossamer.engine.commit import FleetStore
 from gossamer.engine.visit import Visit
 from gossamer.frontier.base import Frontier
-from gossamer.frontier.local import EmbeddedFrontier, open_memory
+from gossamer.frontier.embedded.frontier import EmbeddedFrontier, open_memory
 from gossamer.model import Lease, Request, Response
 from gossamer.settings import Settings
 from gossamer.testing.harness import keys, pages

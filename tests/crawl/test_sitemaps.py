@@ -21,7 +21,7 @@ from rawweb import Asked, RawWeb, page, redirect, reply
 from gossamer.clock import SystemClock
 from gossamer.engine.commit import Committer, Listed, Result
 from gossamer.extract.spider import Spider
-from gossamer.frontier.local import open_memory
+from gossamer.frontier.embedded.frontier import open_memory
 from gossamer.job import LocalRun, RunSummary
 from gossamer.model import Outcome, Receipt, Request, Response, SiteNote
 from gossamer.settings import Settings, build

@@ -12,7 +12,7 @@ from gossamer.engine.commit import FleetStore, Result
 from gossamer.engine.links import Linker, RecentKeys
 from gossamer.engine.run import Engine
 from gossamer.extract.spider import Spider
-from gossamer.frontier.local import open_memory
+from gossamer.frontier.embedded.frontier import open_memory
 from gossamer.model import Receipt, Request, Response, SiteNote
 from gossamer.settings import Settings
 from gossamer.sim.log import fetched

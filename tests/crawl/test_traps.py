@@ -123,7 +123,7 @@ def test_a_path_of_copies_sleeps_and_says_why(tmp_path: Path) -> None:
     assert {path for path in web.asked if path.startswith("/good/")} >= {f"/good/{number}" for number in range(10)}
 
     async def look() -> Any:
-        from gossamer.frontier.sqlite import open_sqlite
+        from gossamer.frontier.embedded.sqlite import open_sqlite
 
         frontier = open_sqlite(tmp_path / "job" / "frontier.db", Settings(), clock=LoopClock())
         found = await frontier.lookup("http://a.test/shelf/3")
@@ -170,7 +170,7 @@ def test_filters_without_end_sleep_and_say_why(tmp_path: Path, strategy: str) ->
     assert found["/list"] == 40, "pages that a parameter counts are no filters"
 
     async def look() -> Any:
-        from gossamer.frontier.sqlite import open_sqlite
+        from gossamer.frontier.embedded.sqlite import open_sqlite
 
         frontier = open_sqlite(tmp_path / "job" / "frontier.db", Settings(), clock=LoopClock())
         known = await frontier.lookup("http://a.test/facets")

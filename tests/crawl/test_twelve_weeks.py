@@ -15,16 +15,16 @@ import pytest
 
 from gossamer.cli import fleet_status
 from gossamer.frontier.base import FleetFrontier
-from gossamer.frontier.folder import FolderFrontier, open_folder
-from gossamer.frontier.folder_share import SharedFolder
-from gossamer.frontier.local import EmbeddedFrontier
-from gossamer.frontier.redis_job import client, job_key
-from gossamer.frontier.redis_open import open_redis
+from gossamer.frontier.embedded.frontier import EmbeddedFrontier
+from gossamer.frontier.embedded.sqlite import open_sqlite
+from gossamer.frontier.folder.files import SharedFolder
+from gossamer.frontier.folder.frontier import FolderFrontier, open_folder
+from gossamer.frontier.redis.server import client, job_key
+from gossamer.frontier.redis.shards import open_redis
 from gossamer.frontier.sharded import Sharded
 from gossamer.frontier.sql.database import Database
-from gossamer.frontier.sql.job import dialect_of
-from gossamer.frontier.sql.several import open_databases
-from gossamer.frontier.sqlite import open_sqlite
+from gossamer.frontier.sql.record import dialect_of
+from gossamer.frontier.sql.shards import open_databases
 from gossamer.jobs.fleet import FleetJob
 from gossamer.settings import Settings
 from gossamer.testing import weeks

@@ -160,7 +160,7 @@ def clean_root(tmp_path: Path) -> Path:
 UNCOMPILED = """
 import os, sys
 from importlib.util import cache_from_source
-import gossamer, gossamer.cli.fleet, gossamer.cli.serve, gossamer.frontier.redis
+import gossamer, gossamer.cli.fleet, gossamer.cli.serve, gossamer.frontier.redis.frontier
 for name, module in list(sys.modules.items()):
     path = getattr(module, "__file__", None) or ""
     if path.endswith(".py") and not os.path.exists(cache_from_source(path)):

@@ -293,7 +293,7 @@ def test_f24_pods_of_two_versions_roll_over_on_one_frontier_or_the_new_ones_refu
     """F24: the same format with other scripts works together; another format ends with words and changes nothing."""
     script = ("frontier/lua/seen.lua", "function operations.add()", "function operations.add() -- of another version")
     together = next_version(tmp_path / "next", script)
-    apart = next_version(tmp_path / "later", ("frontier/redis_job.py", "FORMAT = 2", "FORMAT = 3"))
+    apart = next_version(tmp_path / "later", ("frontier/redis/server.py", "FORMAT = 2", "FORMAT = 3"))
     old = Workload(rendered(values(server), release="old"), "Deployment", "-worker", tmp_path)
     new = Workload(rendered(values(server, env=together), release="new"), "Deployment", "-worker", tmp_path)
     later = Workload(rendered(values(server, env=apart), release="later"), "Deployment", "-worker", tmp_path)

@@ -18,7 +18,7 @@ from gossamer.testing.web import SimWeb
 JOB = "job"
 SLOW_WORKER = """
 import runpy, time
-from gossamer.frontier.folder_share import Share
+from gossamer.frontier.folder.files import Share
 
 claim = Share.claim
 def slow(self, name, data, **options):

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 import redis
 
-from gossamer.frontier.redis_job import job_key
+from gossamer.frontier.redis.server import job_key
 from gossamer.sim.log import fetched, gaps, max_overlap
 from gossamer.testing.faulty_proxy import FaultyRedisProxy
 from gossamer.testing.servers import RedisServer

@@ -20,7 +20,7 @@ import trustme
 
 from gossamer.errors import FrontierError
 from gossamer.frontier.backends import create_fleet, open_fleet
-from gossamer.frontier.redis_refusals import CHANNELS, COMMANDS, KEYS
+from gossamer.frontier.redis.server import CHANNELS, COMMANDS, KEYS
 from gossamer.model import Grant, Outcome
 from gossamer.redact import masked_address
 from gossamer.settings import Settings

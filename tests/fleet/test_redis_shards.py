@@ -20,10 +20,10 @@ import redis
 from gossamer.errors import ConfigError, JobMissing, Unavailable
 from gossamer.frontier.backends import list_jobs
 from gossamer.frontier.placement import placement, shard_of
-from gossamer.frontier.redis_job import job_key
-from gossamer.frontier.redis_link import server_name
-from gossamer.frontier.redis_move import RedisShardMove, spread
-from gossamer.frontier.redis_open import open_redis
+from gossamer.frontier.redis.connection import server_name
+from gossamer.frontier.redis.move import RedisShardMove, spread
+from gossamer.frontier.redis.server import job_key
+from gossamer.frontier.redis.shards import open_redis
 from gossamer.model import Request
 from gossamer.settings import Settings
 from gossamer.sim.log import gaps, max_overlap

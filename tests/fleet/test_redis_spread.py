@@ -14,15 +14,14 @@ import pytest
 import redis
 
 from gossamer.errors import ConfigError, GossamerError, JobMissing, Unavailable
-from gossamer.frontier import redis_move
-from gossamer.frontier.durability import outlive
+from gossamer.frontier.outbox import outlive
 from gossamer.frontier.placement import placement
-from gossamer.frontier.redis import RedisFrontier
-from gossamer.frontier.redis_job import job_key
-from gossamer.frontier.redis_link import RedisConnections, addresses, server_name
-from gossamer.frontier.redis_move import RedisShardMove, spread
-from gossamer.frontier.redis_open import open_redis
-from gossamer.frontier.redis_places import Copy, look, step
+from gossamer.frontier.redis import move
+from gossamer.frontier.redis.connection import RedisConnections, addresses, server_name
+from gossamer.frontier.redis.frontier import RedisFrontier
+from gossamer.frontier.redis.move import Copy, RedisShardMove, look, spread, step
+from gossamer.frontier.redis.server import job_key
+from gossamer.frontier.redis.shards import open_redis
 from gossamer.model import Lease
 from gossamer.settings import Settings
 from gossamer.testing.harness import outcomes, page
@@ -32,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from powercut import forget, logged_servers
 
 AT_ONCE = Settings(delay=0.0, robots=False)
-MOVER: Any = redis_move
+MOVER: Any = move
 """The module, whose steps the tests replace."""
 Call = Callable[[], Awaitable[Any]]
 

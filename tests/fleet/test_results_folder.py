@@ -20,7 +20,7 @@ import pytest
 import redis
 
 from gossamer.engine.heartbeat import LIVE_SECONDS
-from gossamer.frontier.redis_job import job_key
+from gossamer.frontier.redis.server import job_key
 from gossamer.results import count_records
 from gossamer.sim.log import fetched
 from gossamer.sink.segments import has_records

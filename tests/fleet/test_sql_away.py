@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from gossamer.errors import FrontierError, Unavailable
-from gossamer.frontier.sql import mysql_session, postgresql
+from gossamer.frontier.sql import mysql, postgresql
 from gossamer.frontier.sql.frontier import SqlFrontier
-from gossamer.frontier.sql.job import open_sql
-from gossamer.frontier.sql.several import open_databases
+from gossamer.frontier.sql.record import open_sql
+from gossamer.frontier.sql.shards import open_databases
 from gossamer.model import Grant, Heartbeat
 from gossamer.settings import Settings
 from gossamer.testing.harness import outcomes, page
@@ -48,7 +48,7 @@ def switch(running: SqlServer) -> Iterator[FaultyProxy]:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (postgresql, mysql_session):
+    for module in (postgresql, mysql):
         monkeypatch.setattr(module, "_CONNECT_SECONDS", 0.4)
         monkeypatch.setattr(module, "_ANSWER_SECONDS", 0.4)
 

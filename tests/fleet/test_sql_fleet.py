@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.frontier.sql.job import open_sql
+from gossamer.frontier.sql.record import open_sql
 from gossamer.settings import Settings
 from gossamer.testing.harness import page
 from gossamer.testing.sqlservers import TABLES, SqlServer

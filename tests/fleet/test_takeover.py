@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gossamer import takeover
-from gossamer.frontier.folder import FolderFrontier, open_folder
+from gossamer.frontier.folder.frontier import FolderFrontier, open_folder
 from gossamer.model import Counts, Request
 from gossamer.settings import Settings
 

@@ -26,8 +26,8 @@ from gossamer.engine.robots_txt import settle
 from gossamer.errors import ConfigError
 from gossamer.fleet import join_fleet
 from gossamer.frontier.backends import create_fleet, open_fleet
-from gossamer.frontier.sqlite import open_sqlite
-from gossamer.frontier.sqlite_look import SqliteLook
+from gossamer.frontier.embedded.sqlite import open_sqlite
+from gossamer.frontier.embedded.sqlite_reader import SqliteLook
 from gossamer.history import walked
 from gossamer.inspect.audit import site_audit
 from gossamer.job import LocalRun

@@ -17,12 +17,11 @@ from typing import Any
 import pytest
 
 from gossamer.errors import ConfigError, Held, JobMissing, SchemaMismatch
-from gossamer.frontier.folder import FolderFrontier, open_folder
-from gossamer.frontier.folder_balance import Scene, to_give, to_take
-from gossamer.frontier.folder_claims import Beat, Claims
-from gossamer.frontier.folder_layout import Layout
-from gossamer.frontier.folder_life import _look_up, is_running, this_process
-from gossamer.frontier.folder_share import SharedFolder
+from gossamer.frontier.folder.claims import Beat, Claims
+from gossamer.frontier.folder.files import SharedFolder
+from gossamer.frontier.folder.frontier import FolderFrontier, open_folder
+from gossamer.frontier.folder.owner import Scene, _look_up, is_running, this_process, to_give, to_take
+from gossamer.frontier.folder.record import Layout
 from gossamer.model import Lease
 from gossamer.settings import Settings
 from gossamer.testing.folder import JOB, FolderHarness

@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 from gossamer.errors import SchemaMismatch, Unavailable
-from gossamer.frontier.folder import FolderFrontier, open_folder
-from gossamer.frontier.folder_job import place_of
-from gossamer.frontier.folder_post import Post
-from gossamer.frontier.folder_share import SharedFolder
+from gossamer.frontier.folder.files import SharedFolder
+from gossamer.frontier.folder.frontier import FolderFrontier, open_folder
+from gossamer.frontier.folder.links import Post
+from gossamer.frontier.folder.record import place_of
 from gossamer.settings import Settings
 from gossamer.testing.backends import MachineClock
 from gossamer.testing.folder import JOB, TimedShare
@@ -206,8 +206,8 @@ SENDER = """
 import sys
 import tempfile
 from pathlib import Path
-from gossamer.frontier.folder_post import Post
-from gossamer.frontier.folder_share import Share
+from gossamer.frontier.folder.links import Post
+from gossamer.frontier.folder.files import Share
 from gossamer.model import Request
 post = Post(Share(Path(sys.argv[1])))
 print("up", flush=True)
@@ -244,7 +244,7 @@ MOUNTED = """
 import asyncio, ctypes, os, subprocess, sys
 from pathlib import Path
 from gossamer.errors import SchemaMismatch, Unavailable
-from gossamer.frontier.folder import open_folder
+from gossamer.frontier.folder.frontier import open_folder
 from gossamer.settings import Settings
 from gossamer.testing.harness import outcomes, page, keys
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from gossamer.errors import Unavailable
-from gossamer.frontier.folder import FolderFrontier, open_folder
-from gossamer.frontier.folder_job import place_of
-from gossamer.frontier.folder_log import decode_request
+from gossamer.frontier.folder.frontier import FolderFrontier, open_folder
+from gossamer.frontier.folder.log import decode_request
+from gossamer.frontier.folder.record import place_of
 from gossamer.settings import Settings
 from gossamer.testing.backends import MachineClock
 from gossamer.testing.folder import JOB, TimedShare

@@ -6,7 +6,7 @@ import asyncio
 import json
 from pathlib import Path
 
-from gossamer.frontier.folder import FolderFrontier, open_folder
+from gossamer.frontier.folder.frontier import FolderFrontier, open_folder
 from gossamer.model import Heartbeat
 from gossamer.settings import Settings
 from gossamer.testing.folder import FolderHarness

@@ -10,8 +10,8 @@ import pytest
 from gossamer.clock import ManualClock
 from gossamer.errors import Unavailable
 from gossamer.frontier import policy
-from gossamer.frontier.journal import Change, JournalSite, MemoryJournal, Past
-from gossamer.frontier.local import EmbeddedFrontier, open_memory
+from gossamer.frontier.embedded.frontier import EmbeddedFrontier, open_memory
+from gossamer.frontier.embedded.journal import Change, JournalSite, MemoryJournal, Past
 from gossamer.model import Request, SiteNote
 from gossamer.settings import Settings
 from gossamer.testing import virtual

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.frontier import freshness, recrawl
+from gossamer.frontier import recrawl
 from gossamer.frontier.recrawl import Found, Rule, VisitOutcome
 from gossamer.settings import Settings
 from gossamer.testing import backends, folder
@@ -179,28 +179,28 @@ spans = st.floats(60.0, 1e8)
 
 @given(rates, spans)
 def test_freshness_is_a_share_and_falls_with_the_interval(rate: float, span: float) -> None:
-    assert 0.0 < freshness.freshness(rate, span) <= 1.0
-    assert freshness.freshness(rate, span) >= freshness.freshness(rate, 2 * span)
+    assert 0.0 < recrawl.freshness(rate, span) <= 1.0
+    assert recrawl.freshness(rate, span) >= recrawl.freshness(rate, 2 * span)
 
 
 def test_freshness_is_that_of_a_poisson_process() -> None:
-    assert freshness.freshness(1.0, 1.0) == pytest.approx(1 - math.exp(-1))
-    assert freshness.freshness(1e-12, 1.0) == 1.0
+    assert recrawl.freshness(1.0, 1.0) == pytest.approx(1 - math.exp(-1))
+    assert recrawl.freshness(1e-12, 1.0) == 1.0
 
 
 def gain(rate: float, interval: float) -> float:
     """What one visit a second more would add to the freshness of a page."""
     visits, step = 1.0 / interval, 1e-6 / interval
-    more, less = (freshness.freshness(rate, 1.0 / (visits + by)) for by in (step, -step))
+    more, less = (recrawl.freshness(rate, 1.0 / (visits + by)) for by in (step, -step))
     return (more - less) / (2 * step)
 
 
 def test_at_a_price_one_more_visit_gains_as_much_on_every_page() -> None:
     price = 20_000.0
     for rate in (1e-7, 1e-6, 1e-5, 3e-5):
-        interval = freshness.interval_at(price, rate, shortest=1.0, longest=1e9)
+        interval = recrawl.interval_at(price, rate, shortest=1.0, longest=1e9)
         assert gain(rate, interval) == pytest.approx(price, rel=0.01)
-    assert freshness.interval_at(price, 1.0 / price, shortest=1.0, longest=1e9) == 1e9, "it changes too fast"
+    assert recrawl.interval_at(price, 1.0 / price, shortest=1.0, longest=1e9) == 1e9, "it changes too fast"
 
 
 groups = st.lists(st.tuples(st.integers(1, 10_000), rates), min_size=1, max_size=8)
@@ -209,8 +209,8 @@ groups = st.lists(st.tuples(st.integers(1, 10_000), rates), min_size=1, max_size
 @given(groups, st.floats(1e-6, 10.0))
 def test_a_budget_is_spent_and_not_overdrawn(pages: list[tuple[float, float]], budget: float) -> None:
     shortest, longest = 3600.0, 365 * DAY
-    price = freshness.price_of(pages, budget, shortest=shortest, longest=longest)
-    used = sum(count / freshness.interval_at(price, rate, shortest=shortest, longest=longest) for count, rate in pages)
+    price = recrawl.price_of(pages, budget, shortest=shortest, longest=longest)
+    used = sum(count / recrawl.interval_at(price, rate, shortest=shortest, longest=longest) for count, rate in pages)
     least, most = sum(count for count, _ in pages) / longest, sum(count for count, _ in pages) / shortest
     assert used <= max(budget, least) * 1.02
     is_even = all(price * rate < 0.999 for _, rate in pages)
@@ -220,13 +220,11 @@ def test_a_budget_is_spent_and_not_overdrawn(pages: list[tuple[float, float]], b
 def test_a_budget_is_spent_where_it_gains_most() -> None:
     pages = [(100.0, 1 / DAY), (100.0, 1 / (30 * DAY))]
     budget = 200 / (7 * DAY)
-    price = freshness.price_of(pages, budget, shortest=3600.0, longest=365 * DAY)
-    best = [freshness.interval_at(price, rate, shortest=3600.0, longest=365 * DAY) for _, rate in pages]
+    price = recrawl.price_of(pages, budget, shortest=3600.0, longest=365 * DAY)
+    best = [recrawl.interval_at(price, rate, shortest=3600.0, longest=365 * DAY) for _, rate in pages]
 
     def total(intervals: list[float]) -> float:
-        return sum(
-            count * freshness.freshness(rate, span) for (count, rate), span in zip(pages, intervals, strict=True)
-        )
+        return sum(count * recrawl.freshness(rate, span) for (count, rate), span in zip(pages, intervals, strict=True))
 
     assert sum(100 / span for span in best) == pytest.approx(budget, rel=0.01)
     for share in (0.3, 0.4, 0.5, 0.6, 0.7):
@@ -236,13 +234,13 @@ def test_a_budget_is_spent_where_it_gains_most() -> None:
 
 @given(st.integers(0, 300), st.floats(0, 1), st.floats(1.0, 1e8))
 def test_a_rate_is_finite_positive_and_grows_with_the_changes(looks: int, share: float, watched: float) -> None:
-    found = [freshness.estimated_rate(looks, changes, watched, prior_seconds=WEEK) for changes in range(looks + 1)]
+    found = [recrawl.estimated_rate(looks, changes, watched, prior_seconds=WEEK) for changes in range(looks + 1)]
     assert all(0 < rate < math.inf for rate in found)
     assert all(later > rate for rate, later in pairwise(found))
 
 
 def test_one_quick_change_is_not_taken_for_a_storm() -> None:
-    assert freshness.estimated_rate(1, 1, 60.0, prior_seconds=WEEK) < 1 / DAY
+    assert recrawl.estimated_rate(1, 1, 60.0, prior_seconds=WEEK) < 1 / DAY
 
 
 facts = st.tuples(st.sampled_from([1e-6, 3e-6, 1e-5, 2e-4]), st.sampled_from([0.25, 0.5, 1.0]))
@@ -253,9 +251,9 @@ def test_tallies_of_lanes_add_up_to_the_pages(steps: list[tuple[int, int, tuple[
     """Pages come, change and go, visited by either of two lanes; the sum over lanes is always right."""
     pages: dict[int, tuple[float, float]] = {}
     tallies: list[dict[str, Any]] = [{}, {}]
-    population = freshness.Population()
+    population = recrawl.Population()
     for page, lane, fact in steps:
-        tallies[lane] = freshness.tallied(tallies[lane], pages.get(page), fact)
+        tallies[lane] = recrawl.tallied(tallies[lane], pages.get(page), fact)
         population.learn("a.example", {f"rates.{lane}": tallies[lane], "other": 1})
         pages.pop(page, None)
         if fact is not None:
@@ -272,8 +270,8 @@ def test_tallies_of_lanes_add_up_to_the_pages(steps: list[tuple[int, int, tuple[
 
 
 def test_a_population_of_very_many_sites_is_bounded_and_about_right() -> None:
-    population = freshness.Population(most=500)
+    population = recrawl.Population(most=500)
     for site in range(20_000):
-        population.learn(f"{site}.example", {"rates.0": freshness.tallied({}, None, (1e-6, 0.5))})
+        population.learn(f"{site}.example", {"rates.0": recrawl.tallied({}, None, (1e-6, 0.5))})
     assert len(population._tallies) <= 500
     assert population.pages == pytest.approx(20_000, rel=0.3)

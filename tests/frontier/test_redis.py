@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import ConfigError, FrontierError, JobMissing, SchemaMismatch, Unavailable
-from gossamer.frontier.entries import expand, pack, squeeze, unpack
-from gossamer.frontier.redis import RedisFrontier
-from gossamer.frontier.redis_job import KINDS, job_key, root_key
-from gossamer.frontier.redis_open import open_redis
+from gossamer.frontier.packing import expand, pack, squeeze, unpack
+from gossamer.frontier.redis.frontier import RedisFrontier
+from gossamer.frontier.redis.server import KINDS, job_key, root_key
+from gossamer.frontier.redis.shards import open_redis
 from gossamer.model import Grant, Request
 from gossamer.settings import Settings
 from gossamer.testing.faulty_proxy import FaultyRedisProxy

@@ -13,7 +13,7 @@ import redis
 
 from gossamer.clock import SystemClock
 from gossamer.frontier.backends import check
-from gossamer.frontier.redis_condition import durability
+from gossamer.frontier.redis.check import durability
 from gossamer.model import Finding
 from gossamer.testing.servers import RedisServer
 

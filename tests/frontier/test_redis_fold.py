@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from gossamer import urls
 from gossamer.errors import FrontierError, Unavailable
-from gossamer.frontier.entries import pack
-from gossamer.frontier.redis import RedisFrontier
-from gossamer.frontier.redis_fold import fold, fold_lists, unfold
-from gossamer.frontier.redis_job import job_key
-from gossamer.frontier.redis_open import open_redis
+from gossamer.frontier.packing import pack
+from gossamer.frontier.redis.frontier import RedisFrontier
+from gossamer.frontier.redis.queue_blocks import fold, fold_lists, unfold
+from gossamer.frontier.redis.server import job_key
+from gossamer.frontier.redis.shards import open_redis
 from gossamer.model import Request, Status
 from gossamer.settings import Settings
 from gossamer.testing.harness import keys, note, outcomes

@@ -14,10 +14,10 @@ import redis
 from gossamer.errors import Leaving, Unavailable
 from gossamer.frontier.outbox import SEVERAL_RUNS, Box, Parcel, pack_links, unpack_links
 from gossamer.frontier.placement import shard_of
-from gossamer.frontier.redis import RedisFrontier
-from gossamer.frontier.redis_job import client, job_key
-from gossamer.frontier.redis_link import server_name
-from gossamer.frontier.redis_open import open_redis
+from gossamer.frontier.redis.connection import server_name
+from gossamer.frontier.redis.frontier import RedisFrontier
+from gossamer.frontier.redis.server import client, job_key
+from gossamer.frontier.redis.shards import open_redis
 from gossamer.frontier.sharded import Sharded
 from gossamer.model import Lease, Outcome, Request
 from gossamer.settings import Settings

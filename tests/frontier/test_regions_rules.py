@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.errors import ConfigError
-from gossamer.frontier.regions import (
+from gossamer.frontier.placement import (
     MARGIN_SECONDS,
     MOST_REGIONS,
     NEAR_SECONDS,

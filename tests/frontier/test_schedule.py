@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 
 from gossamer.clock import ManualClock
 from gossamer.frontier import policy
-from gossamer.frontier.journal import DONE
-from gossamer.frontier.local import open_memory
-from gossamer.frontier.queues import Queue
-from gossamer.frontier.schedule import Lane, Schedule
-from gossamer.frontier.share import SiteQuota
+from gossamer.frontier.embedded.frontier import open_memory
+from gossamer.frontier.embedded.journal import DONE
+from gossamer.frontier.embedded.schedule import Lane, Queue, Schedule
+from gossamer.frontier.policy import SiteQuota
 from gossamer.model import RegionView
 from gossamer.settings import Settings
 from gossamer.testing.harness import outcomes, page

@@ -13,7 +13,7 @@ from gossamer.errors import ConfigError, FrontierError, JobMissing, SchemaMismat
 from gossamer.frontier.backends import list_jobs
 from gossamer.frontier.sharded import Sharded, divide
 from gossamer.frontier.sql.frontier import ShardContext, SqlFrontier
-from gossamer.frontier.sql.job import FORMAT, dialect_of, open_sql
+from gossamer.frontier.sql.record import FORMAT, dialect_of, open_sql
 from gossamer.model import Heartbeat, Outcome, Request
 from gossamer.settings import Settings, SiteSettings
 from gossamer.testing.harness import keys, note, outcome, outcomes, page, pages

@@ -19,7 +19,7 @@ import pytest
 from gossamer.errors import FrontierError, Unavailable
 from gossamer.frontier.sql.database import Database
 from gossamer.frontier.sql.frontier import SqlFrontier
-from gossamer.frontier.sql.job import dialect_of, open_sql
+from gossamer.frontier.sql.record import dialect_of, open_sql
 from gossamer.settings import Settings
 from gossamer.testing.harness import outcome, page, pages
 from gossamer.testing.sqlservers import MariaServer, PostgresServer, SqlServer

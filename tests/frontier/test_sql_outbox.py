@@ -13,9 +13,8 @@ from gossamer.frontier.outbox import Box, Parcel, pack_links, unpack_links
 from gossamer.frontier.sql.database import digest
 from gossamer.frontier.sql.frontier import SqlFrontier
 from gossamer.frontier.sql.handover import ANNOUNCED, ShardLocation
-from gossamer.frontier.sql.job import open_shard, open_sql
-from gossamer.frontier.sql.places import Databases
-from gossamer.frontier.sql.several import open_databases
+from gossamer.frontier.sql.record import Databases, open_shard, open_sql
+from gossamer.frontier.sql.shards import open_databases
 from gossamer.settings import Settings
 from gossamer.testing.harness import outcome, outcomes, page
 from gossamer.testing.sqlservers import PostgresServer, SqlServer

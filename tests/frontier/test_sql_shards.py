@@ -14,10 +14,9 @@ from gossamer.errors import ConfigError, JobMissing, Unavailable
 from gossamer.frontier.base import FleetFrontier
 from gossamer.frontier.sql.database import CARGO, Database
 from gossamer.frontier.sql.handover import ShardLocation
-from gossamer.frontier.sql.job import open_sql
 from gossamer.frontier.sql.move import _freeze, spread_sql
-from gossamer.frontier.sql.places import like
-from gossamer.frontier.sql.several import open_databases
+from gossamer.frontier.sql.record import like, open_sql
+from gossamer.frontier.sql.shards import open_databases
 from gossamer.model import Request
 from gossamer.settings import Settings
 from gossamer.testing.harness import outcome, outcomes, page

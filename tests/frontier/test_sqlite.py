@@ -20,9 +20,8 @@ import pytest
 
 from gossamer.clock import ManualClock, SystemClock
 from gossamer.errors import FrontierError, GossamerError, Held, SchemaMismatch, Unavailable
-from gossamer.frontier.local import EmbeddedFrontier
-from gossamer.frontier.ownership import holder, refuse_network_folder
-from gossamer.frontier.sqlite import open_sqlite
+from gossamer.frontier.embedded.frontier import EmbeddedFrontier
+from gossamer.frontier.embedded.sqlite import holder, open_sqlite, refuse_network_folder
 from gossamer.settings import Settings
 from gossamer.testing.harness import keys, outcomes, page, pages
 
@@ -32,7 +31,7 @@ VICTIM = """
 import asyncio, os, sys
 from pathlib import Path
 from gossamer.clock import SystemClock
-from gossamer.frontier.sqlite import open_sqlite
+from gossamer.frontier.embedded.sqlite import open_sqlite
 from gossamer.model import Outcome, Request
 from gossamer.settings import Settings
 

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from gossamer.clock import ManualClock, SystemClock
-from gossamer.frontier import sqlite_compact
-from gossamer.frontier.local import EmbeddedFrontier
-from gossamer.frontier.sqlite import open_sqlite
+from gossamer.frontier.embedded.frontier import EmbeddedFrontier
+from gossamer.frontier.embedded.sqlite import Compaction, open_sqlite
 from gossamer.model import Status
 from gossamer.settings import Settings
 from gossamer.testing.harness import outcome, pages
@@ -25,7 +24,7 @@ import asyncio, os, sys
 from pathlib import Path
 from gossamer.clock import SystemClock
 from gossamer.frontier import sqlite_compact
-from gossamer.frontier.sqlite import open_sqlite
+from gossamer.frontier.embedded.sqlite import open_sqlite
 from gossamer.settings import Settings
 from gossamer.testing.harness import outcome
 
@@ -45,7 +44,7 @@ asyncio.run(main())
 
 @pytest.fixture(autouse=True)
 def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sqlite_compact.Compaction.__init__.__kwdefaults__, "spare", 50)  # type: ignore[arg-type]
+    monkeypatch.setitem(Compaction.__init__.__kwdefaults__, "spare", 50)  # type: ignore[arg-type]
 
 
 def rows_of(path: Path) -> int:

@@ -35,7 +35,7 @@ from gossamer.cli import gossamer as command_line
 from gossamer.clock import SystemClock
 from gossamer.errors import ConfigError
 from gossamer.frontier.backends import create_fleet, open_fleet
-from gossamer.frontier.sqlite import open_sqlite
+from gossamer.frontier.embedded.sqlite import open_sqlite
 from gossamer.imports.findings import ImportedFingerprint, ImportedRequest
 from gossamer.imports.intake import Importer, stand_ins
 from gossamer.imports.marshals import read_marshal

@@ -19,7 +19,7 @@ from scrapy.settings import Settings as ScrapySettings
 
 from gossamer.clock import SystemClock
 from gossamer.frontier.backends import create_fleet, open_fleet
-from gossamer.frontier.local import open_memory
+from gossamer.frontier.embedded.frontier import open_memory
 from gossamer.scrapy import plain
 from gossamer.scrapy.options import open_frontier, read_options
 from gossamer.scrapy.storing import Unstorable, key_of, restore, store

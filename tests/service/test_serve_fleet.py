@@ -16,7 +16,7 @@ from gossamer.clock import ManualClock
 from gossamer.engine.heartbeat import HeartbeatSender, beating
 from gossamer.engine.links import Linker, RecentKeys
 from gossamer.frontier.backends import create_fleet
-from gossamer.frontier.folder import FolderFrontier
+from gossamer.frontier.folder.frontier import FolderFrontier
 from gossamer.frontier.sharded import Sharded
 from gossamer.jobs.fleet import FleetJob
 from gossamer.model import Heartbeat, Lease

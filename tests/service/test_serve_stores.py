@@ -9,7 +9,7 @@ from typing import Any
 from served import Served, serving
 
 from gossamer.clock import SystemClock
-from gossamer.frontier.sqlite import open_sqlite
+from gossamer.frontier.embedded.sqlite import open_sqlite
 from gossamer.job_folder import FRONTIER, save_settings
 from gossamer.model import Exchange, PageRow, Record
 from gossamer.settings import Settings

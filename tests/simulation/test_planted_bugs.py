@@ -15,11 +15,11 @@ from gossamer.engine.robots import Gate
 from gossamer.engine.run import Engine
 from gossamer.engine.visit import Visit
 from gossamer.errors import SchemaMismatch
-from gossamer.frontier import local, restore
-from gossamer.frontier.schedule import NEVER, Lane, Schedule, Site
-from gossamer.frontier.settlement import Settlement
-from gossamer.frontier.share import SiteQuota
-from gossamer.frontier.state import State
+from gossamer.frontier.embedded import frontier, state
+from gossamer.frontier.embedded.frontier import Settlement
+from gossamer.frontier.embedded.schedule import NEVER, Lane, Schedule, Site
+from gossamer.frontier.embedded.state import State
+from gossamer.frontier.policy import SiteQuota
 from gossamer.model import Lease, Outcome
 from gossamer.simulation.run import simulate
 from gossamer.simulation.scenario import draw
@@ -65,7 +65,7 @@ def ignore_the_delay_after_a_crash(patch: pytest.MonkeyPatch) -> None:
 
 
 def ignore_the_delay_after_a_restart(patch: pytest.MonkeyPatch) -> None:
-    real = restore.restore
+    real = state.restore
 
     def without_delay(state: State, past: Any) -> None:
         real(state, past)
@@ -74,7 +74,7 @@ def ignore_the_delay_after_a_restart(patch: pytest.MonkeyPatch) -> None:
                 lane.next_at = state.clock.monotonic()
             state.schedule.wake(site)
 
-    patch.setattr(local, "restore", without_delay)
+    patch.setattr(frontier, "restore", without_delay)
 
 
 def complete_before_the_sink_wrote(patch: pytest.MonkeyPatch) -> None:
@@ -118,13 +118,13 @@ def fetch_after_the_lease_has_ended(patch: pytest.MonkeyPatch) -> None:
 
 
 def believe_in_every_renewal(patch: pytest.MonkeyPatch) -> None:
-    real = local.EmbeddedFrontier.extend
+    real = frontier.EmbeddedFrontier.extend
 
     async def extend(self: Any, leases: Sequence[Lease], *, seconds: float) -> list[Lease]:
         await real(self, leases, seconds=seconds)
         return list(leases)
 
-    patch.setattr(local.EmbeddedFrontier, "extend", extend)
+    patch.setattr(frontier.EmbeddedFrontier, "extend", extend)
 
 
 def keep_keys_of_a_failed_write(patch: pytest.MonkeyPatch) -> None:
@@ -149,13 +149,13 @@ def count_retries_as_ends(patch: pytest.MonkeyPatch) -> None:
 
 
 def hand_tokens_out_twice(patch: pytest.MonkeyPatch) -> None:
-    real = local.EmbeddedFrontier._lease
+    real = frontier.EmbeddedFrontier._lease
 
     def lease(self: Any, *args: Any, **named: Any) -> Any:
         self._state.last_token -= self._state.last_token % 4 == 3
         return real(self, *args, **named)
 
-    patch.setattr(local.EmbeddedFrontier, "_lease", lease)
+    patch.setattr(frontier.EmbeddedFrontier, "_lease", lease)
 
 
 def drop_the_lanes_of_the_dead(patch: pytest.MonkeyPatch) -> None:
@@ -183,13 +183,13 @@ def never_renew(patch: pytest.MonkeyPatch) -> None:
 
 
 def tell_workers_of_no_delay(patch: pytest.MonkeyPatch) -> None:
-    real = local.EmbeddedFrontier._lease
+    real = frontier.EmbeddedFrontier._lease
 
     def lease(self: Any, *args: Any, **named: Any) -> Any:
         found = real(self, *args, **named)
         return None if found is None else msgspec.structs.replace(found, delay=0.0)
 
-    patch.setattr(local.EmbeddedFrontier, "_lease", lease)
+    patch.setattr(frontier.EmbeddedFrontier, "_lease", lease)
 
 
 def never_ask_for_robots_again(patch: pytest.MonkeyPatch) -> None:
@@ -224,7 +224,7 @@ def finish_while_pages_wait_for_their_time(patch: pytest.MonkeyPatch) -> None:
 
 
 def acknowledge_what_is_not_written(patch: pytest.MonkeyPatch) -> None:
-    real, calls = local.EmbeddedFrontier._write, [0]
+    real, calls = frontier.EmbeddedFrontier._write, [0]
 
     async def write(self: Any, change: Any) -> Sequence[int]:
         calls[0] += 1
@@ -232,7 +232,7 @@ def acknowledge_what_is_not_written(patch: pytest.MonkeyPatch) -> None:
             return await real(self, change)
         return [0] * len(change.outcomes)
 
-    patch.setattr(local.EmbeddedFrontier, "_write", write)
+    patch.setattr(frontier.EmbeddedFrontier, "_write", write)
 
 
 def raise_on_a_stale_token(patch: pytest.MonkeyPatch) -> None:
@@ -277,13 +277,13 @@ def exceed_the_pages_of_a_job(patch: pytest.MonkeyPatch) -> None:
 
 
 def try_for_ever(patch: pytest.MonkeyPatch) -> None:
-    real = local.EmbeddedFrontier._load
+    real = frontier.EmbeddedFrontier._load
 
     def load(self: Any, *args: Any) -> Any:
         self._state.tries.clear()
         return real(self, *args)
 
-    patch.setattr(local.EmbeddedFrontier, "_load", load)
+    patch.setattr(frontier.EmbeddedFrontier, "_load", load)
 
 
 def come_again_too_soon(patch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ from gossamer import assemble
 from gossamer.cli import gossamer
 from gossamer.engine import commit, visit
 from gossamer.engine import run as engine
-from gossamer.frontier import local, schedule, settlement
-from gossamer.frontier import state as frontier_state
+from gossamer.frontier.embedded import frontier, schedule
+from gossamer.frontier.embedded import state as frontier_state
 from gossamer.simulation import command, run
 from gossamer.simulation.run import Report, simulate
 from gossamer.simulation.scenario import FAULTS, draw
@@ -112,11 +112,11 @@ def test_the_engine_and_the_frontier_are_the_real_ones(monkeypatch: pytest.Monke
         (commit.Committer, "run"),
         (commit.OwnerStore, "commit"),
         (commit.FleetStore, "commit"),
-        (local.EmbeddedFrontier, "lease"),
-        (local.EmbeddedFrontier, "extend"),
+        (frontier.EmbeddedFrontier, "lease"),
+        (frontier.EmbeddedFrontier, "extend"),
         (schedule.Schedule, "take"),
         (frontier_state.State, "lapse"),
-        (settlement.Settlement, "_plan"),
+        (frontier.Settlement, "_plan"),
     ]
     for owner, name in parts:
         watch(owner, name)
@@ -129,7 +129,7 @@ def test_the_simulation_runs_what_users_run() -> None:
     """The engine is put together by the same function, the frontier is the same class, and a link only passes calls on:
     each of its methods that a frontier has calls the frontier's own."""
     assert assemble.build_worker is assemble.build_worker
-    assert local.EmbeddedFrontier is local.EmbeddedFrontier
+    assert frontier.EmbeddedFrontier is frontier.EmbeddedFrontier
     carries = {"add", "lease", "extend", "complete", "release", "idle", "counts"}
     for path in SOURCE.glob("*.py"):
         for made in (node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.ClassDef)):

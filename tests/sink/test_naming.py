@@ -17,8 +17,8 @@ from gossamer.clock import SystemClock
 from gossamer.engine.commit import FleetStore, OwnerStore, Result
 from gossamer.engine.stats import Stats
 from gossamer.errors import ConfigError, SinkError, SinkFull
-from gossamer.frontier.local import EmbeddedFrontier
-from gossamer.frontier.sqlite import open_sqlite
+from gossamer.frontier.embedded.frontier import EmbeddedFrontier
+from gossamer.frontier.embedded.sqlite import open_sqlite
 from gossamer.job_folder import save_settings
 from gossamer.model import Outcome, PageRow, Record, Request
 from gossamer.settings import Settings, build

@@ -21,7 +21,7 @@ from gossamer.errors import ConfigError
 from gossamer.extract import spider
 from gossamer.fleet import claim_results, results_folder
 from gossamer.frontier.backends import backend_of, check, is_fleet
-from gossamer.frontier.regions import parse_part
+from gossamer.frontier.placement import parse_part
 from gossamer.jobs.fleet import submit_job
 from gossamer.logs import plain
 from gossamer.model import Finding

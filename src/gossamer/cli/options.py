@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from gossamer.errors import ConfigError
-from gossamer.frontier.regions import check_region, parse_part
+from gossamer.frontier.placement import check_region, parse_part
 from gossamer.settings import FIELDS
 
 Command = TypeVar("Command", bound=Callable[..., Any])

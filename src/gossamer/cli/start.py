@@ -17,7 +17,7 @@ from gossamer.errors import ConfigError, ExtractError
 from gossamer.extract.items import Schemas
 from gossamer.extract.selectors import check
 from gossamer.extract.spider import FieldSpider, load_type, spider_settings
-from gossamer.frontier.regions import check_regions
+from gossamer.frontier.placement import check_regions
 from gossamer.settings import Settings
 from gossamer.sink import check_sinks
 

@@ -11,7 +11,7 @@ import msgspec
 from gossamer.clock import Clock
 from gossamer.cut import drops_text
 from gossamer.engine.judge import Verdict, is_alike
-from gossamer.frontier import freshness, recrawl
+from gossamer.frontier import recrawl
 from gossamer.frontier.recrawl import VisitOutcome
 from gossamer.model import Lease, Request, Response
 from gossamer.settings import Settings
@@ -46,7 +46,7 @@ class RecrawlPlanner:
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
-        self._population = freshness.Population()
+        self._population = recrawl.Population()
         self._rule = recrawl.rule_of(settings.recrawl)
         self._price = 0.0
         self._priced_pages = 0
@@ -136,8 +136,8 @@ class RecrawlPlanner:
         new = (after.rate, after.fresh) if after.rate else None
         if old == new:
             return {}
-        key = f"{freshness.TALLY}.{lease.lane}"
-        changes: dict[str, Any] = {key: freshness.tallied(memo.get(key, {}), old, new)}
+        key = f"{recrawl.TALLY}.{lease.lane}"
+        changes: dict[str, Any] = {key: recrawl.tallied(memo.get(key, {}), old, new)}
         self._population.learn(lease.site, changes)
         if self._rule.kind == "budget":
             changes[_WORLD] = self._heard if self._goes_by_hearsay() else self._own_world()
@@ -159,7 +159,7 @@ class RecrawlPlanner:
         grown = max(pages, self._priced_pages) / max(min(pages, self._priced_pages), 1)
         longest = recrawl.longest_wait(pages, self._rule, settings)
         if not self._price or grown > _WORKED_OUT_AGAIN or now > self._priced_at + 3600.0:
-            self._price = freshness.price_of(
+            self._price = recrawl.price_of(
                 self._population.groups(),
                 self._rule.visits_per_second,
                 shortest=settings.revisit_min_seconds,

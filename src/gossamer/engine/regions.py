@@ -13,7 +13,7 @@ from typing import Any
 
 from gossamer.clock import Clock
 from gossamer.errors import ConnectFailed, FetchError, TimedOut
-from gossamer.frontier.regions import RegionMeasure, place
+from gossamer.frontier.placement import RegionMeasure, place
 from gossamer.model import Lease, SiteNote
 
 _OWN_FILES = "/proc/self/fd"

@@ -16,7 +16,7 @@ from typing import TypeVar, cast
 from gossamer.clock import Clock
 from gossamer.errors import ConfigError
 from gossamer.frontier.base import Backend, FleetBackend, FleetFrontier, Opener, OwnedBackend
-from gossamer.frontier.regions import check_region, parse_part
+from gossamer.frontier.placement import check_region, parse_part
 from gossamer.model import Finding
 from gossamer.redact import masked_address
 from gossamer.settings import Settings
@@ -24,8 +24,8 @@ from gossamer.settings import Settings
 Ability = TypeVar("Ability")
 GROUP = "gossamer.frontiers"
 _HERE = ("", "sqlite")
-_REDIS, _EMBEDDED = "gossamer.frontier.redis_backend:REDIS", "gossamer.frontier.embedded_backend:EMBEDDED"
-_POSTGRESQL, _MYSQL = "gossamer.frontier.sql.backend:POSTGRESQL", "gossamer.frontier.sql.backend:MYSQL"
+_REDIS, _EMBEDDED = "gossamer.frontier.redis:REDIS", "gossamer.frontier.embedded:EMBEDDED"
+_POSTGRESQL, _MYSQL = "gossamer.frontier.sql:POSTGRESQL", "gossamer.frontier.sql:MYSQL"
 _OURS = {
     "sqlite:": _EMBEDDED,
     "memory:": _EMBEDDED,
@@ -38,7 +38,7 @@ _OURS = {
     "postgres://": _POSTGRESQL,
     "mysql://": _MYSQL,
     "mariadb://": _MYSQL,
-    "folder:/": "gossamer.frontier.folder_backend:FOLDER",
+    "folder:/": "gossamer.frontier.folder:FOLDER",
 }
 """How an address begins -> the backend, imported when it is asked for."""
 

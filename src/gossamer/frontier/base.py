@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from gossamer import urls
 from gossamer.clock import Clock
+from gossamer.frontier.outbox import Box, Parcel
 from gossamer.model import (
     Counts,
     Finding,
@@ -26,7 +27,7 @@ from gossamer.model import (
 from gossamer.settings import Settings
 
 if TYPE_CHECKING:
-    from gossamer.frontier.settlement import Settlement
+    from gossamer.frontier.embedded.frontier import Settlement
 
 
 class Frontier(Protocol):
@@ -339,3 +340,139 @@ class _Unmetered:
 
     async def aclose(self) -> None:
         pass
+
+
+SKEW_SECONDS = 1.0
+"""Leases go by the store's clock alone; more than this only makes times in records hard to compare."""
+
+
+async def skew(clock: Clock, ask: Callable[[], Awaitable[float]]) -> Finding:
+    """How far the store's clock, which `ask` reads, is from this machine's."""
+    before = clock.epoch()
+    there = await ask()
+    after = clock.epoch()
+    # All that is known is that it was asked in between.
+    skew = 0.0 if before <= there <= after else there - (before if there < before else after)
+    if abs(skew) <= SKEW_SECONDS:
+        return Finding(
+            "clock", "good", f"in step with the store's ({skew:+.3f} s, asked within {after - before:.3f} s)"
+        )
+    where = "ahead of" if skew < 0 else "behind"
+    says = f"this machine's clock is {abs(skew):,.1f} s {where} the store's"
+    return Finding("clock", "weak", says, "run an NTP client on both (chrony, systemd-timesyncd)")
+
+
+class ShardGrant(NamedTuple):
+    """The answer to `lease_shard`: the grant, and what the shard saw."""
+
+    grant: Grant
+    lost: int = 0
+    """Requests of the shard that were lost with a worker: where there are none, it has no suspects."""
+    passed_over: int = 0
+    """Lanes or sites that were ready and not leased, because they are over their quota."""
+    handed_out: int = 0
+    """Requests that the shard has handed out since the job began."""
+
+
+class Shard(FleetFrontier, Protocol):
+    """One shard of a fleet's frontier, with its part of what the whole job may store, and its outbox."""
+
+    @property
+    def server(self) -> str:
+        """The name of the server that has the shard, as far as is known: its shards forget together."""
+        ...
+
+    async def run(self) -> str:
+        """The run of that server: another text after every moment at which it may have forgotten something.
+
+        The same text for all its shards, and for all workers. It has no white space."""
+        ...
+
+    async def deliver(self, requests: Sequence[Request]) -> tuple[int, str]:
+        """As `add`, with the run of the server that acknowledged it."""
+        ...
+
+    async def complete(
+        self,
+        outcomes: Sequence[Outcome],
+        *,
+        notes: Sequence[SiteNote] = (),
+        marks: Mapping[str, int] | None = None,
+        parcels: Sequence[Parcel] = (),
+        run: str = "",
+    ) -> Receipt:
+        """As every frontier does; the parcels are put into the outbox in the same atomic step, in any case.
+
+        Where a `run` is given, another one refuses all of it with Unavailable: links of these outcomes were delivered
+        to another shard of the same server in that run, and may have been forgotten since. A shard that may move to
+        another server refuses it with Leaving: it takes such links as parcels only, or its pages might go and the links
+        be forgotten."""
+        ...
+
+    async def sweep(self, runs: Mapping[str, str], *, seconds: float) -> list[Box]:
+        """Let the boxes of these servers' present runs age by the rule of `outbox.Aging`; all boxes that are left."""
+        ...
+
+    async def parcels(self, box: Box, limit: int) -> list[bytes]:
+        """The links of up to `limit` parcels of a box, oldest first."""
+        ...
+
+    async def replace(self, box: Box, count: int, parcels: Sequence[Parcel]) -> None:
+        """Take the first parcels out of a box and put others into theirs, in one atomic step.
+
+        Nothing happens if the box does not begin at `box.first` any more: another worker has done it."""
+        ...
+
+    async def lease_shard(
+        self,
+        limit: int,
+        *,
+        batch: int,
+        seconds: float,
+        also: frozenset[str] = frozenset(),
+        suspects: bool = True,
+        over_quota: bool = True,
+        handed_elsewhere: int = 0,
+    ) -> ShardGrant:
+        """As `lease`, for a caller that looks after several shards.
+
+        Without `suspects`, no request is leased that was lost twice with its worker: a worker gets one at a time, and a
+        shard knows of its own only. Without `over_quota`, no site is leased that has used up its quota, although nobody
+        else here is ready: sites of other shards may be. `handed_elsewhere` is what the other shards have handed out,
+        as far as the caller knows: a site's quota is a share of what all of them hand out."""
+        ...
+
+    async def set_limit(self, pages: int | None, *, reserved: int | None = None) -> int:
+        """Begin to have a part of what the whole job may store, or end it (None); how many pages that part is.
+
+        The first shard also keeps the account of all parts, which begins with `reserved` pages given away."""
+        ...
+
+    async def reserve(self, pages: int, *, limit: int) -> tuple[int, int]:
+        """Take pages from what is left of the job's limit, or give them back; how many, and what is left then."""
+        ...
+
+    async def allow(self, pages: int) -> tuple[int, int]:
+        """Let this shard store more, or less; only what is not used can be taken away. How many, and what is left."""
+        ...
+
+    def apply(self, settings: Settings) -> None:
+        """Continue with these settings, which differ from the last ones in limits and delays only."""
+        ...
+
+
+@runtime_checkable
+class Adopting(Protocol):
+    """A frontier that can take pages for fetched."""
+
+    async def adopt(self, requests: Sequence[Request]) -> None:
+        """Take these for fetched; what is known already stays as it is."""
+        ...
+
+    async def has_adopted(self, tree: str) -> bool:
+        """Whether this tree was taken over to its end."""
+        ...
+
+    async def note_adopted(self, tree: str) -> None:
+        """Remember that this tree was taken over to its end."""
+        ...

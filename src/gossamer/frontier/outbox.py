@@ -1,4 +1,4 @@
-"""The outbox: links for shards on other servers, kept until those servers cannot forget them any more.
+"""Outboxes: links for other shards, kept until the target can no longer forget them.
 
 A page and its links land together. Where a link belongs to a shard on another server, no transaction spans the two: the
 link is delivered first, then the page is completed. That survives any killed process, but not a server that
@@ -19,11 +19,13 @@ is finished only when its outboxes are empty."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
+from gossamer.errors import Unavailable
 from gossamer.model import Request
 
 MOST_STEP_SECONDS = 2.0
@@ -90,3 +92,29 @@ def grouped(links: Iterable[Request], shard_of: Callable[[str], int]) -> dict[in
     for link in links:
         groups.setdefault(shard_of(link.site), []).append(link)
     return groups
+
+
+POLL_SECONDS = 1.0
+"""What the time between two answers counts at most: while a server is paused or away, nothing becomes durable."""
+
+
+async def outlive(run: Callable[[], Awaitable[str]], seconds: float) -> str:
+    """Wait until a server has lived for so long on one run, and return that run.
+
+    `run` asks for the present run of the server; it may raise Unavailable, which is waited through. A change of the run
+    starts the count anew. What the server had acknowledged when this was called is not durable if its run has changed
+    meanwhile: check that it is still there."""
+    clock = asyncio.get_running_loop().time
+    known, lived, last = "", 0.0, clock()
+    while True:
+        try:
+            present = await run()
+        except Unavailable:
+            pass
+        else:
+            now = clock()
+            lived = lived + min(now - last, MOST_STEP_SECONDS) if present == known else 0.0
+            known, last = present, now
+            if lived >= seconds:
+                return known
+        await asyncio.sleep(max(0.0, min(POLL_SECONDS, seconds - lived)) or 0.01)

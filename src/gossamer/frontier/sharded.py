@@ -6,123 +6,23 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 
 from gossamer import urls
 from gossamer.errors import Leaving, Unavailable
-from gossamer.frontier.base import FleetFrontier
-from gossamer.frontier.freshness import mean
+from gossamer.frontier.base import Shard, ShardGrant
 from gossamer.frontier.outbox import SEVERAL_RUNS, Box, Parcel, grouped, pack_links, unpack_links
 from gossamer.frontier.placement import shard_of
+from gossamer.frontier.recrawl import mean
 from gossamer.model import Counts, Grant, Heartbeat, JobState, Lease, Outcome, Receipt, Request, ShardView, SiteNote
-from gossamer.settings import Settings
 
 log = logging.getLogger("gossamer.frontier")
 _LOOK_AGAIN_SECONDS = 2.0
 _MOST_RESERVED = 1024
 _SWEEP_SECONDS = 1.0
 _MOST_PARCELS = 64
-
-
-class ShardGrant(NamedTuple):
-    """The answer to `lease_shard`: the grant, and what the shard saw."""
-
-    grant: Grant
-    lost: int = 0
-    """Requests of the shard that were lost with a worker: where there are none, it has no suspects."""
-    passed_over: int = 0
-    """Lanes or sites that were ready and not leased, because they are over their quota."""
-    handed_out: int = 0
-    """Requests that the shard has handed out since the job began."""
-
-
-class Shard(FleetFrontier, Protocol):
-    """One shard of a fleet's frontier, with its part of what the whole job may store, and its outbox."""
-
-    @property
-    def server(self) -> str:
-        """The name of the server that has the shard, as far as is known: its shards forget together."""
-        ...
-
-    async def run(self) -> str:
-        """The run of that server: another text after every moment at which it may have forgotten something.
-
-        The same text for all its shards, and for all workers. It has no white space."""
-        ...
-
-    async def deliver(self, requests: Sequence[Request]) -> tuple[int, str]:
-        """As `add`, with the run of the server that acknowledged it."""
-        ...
-
-    async def complete(
-        self,
-        outcomes: Sequence[Outcome],
-        *,
-        notes: Sequence[SiteNote] = (),
-        marks: Mapping[str, int] | None = None,
-        parcels: Sequence[Parcel] = (),
-        run: str = "",
-    ) -> Receipt:
-        """As every frontier does; the parcels are put into the outbox in the same atomic step, in any case.
-
-        Where a `run` is given, another one refuses all of it with Unavailable: links of these outcomes were delivered
-        to another shard of the same server in that run, and may have been forgotten since. A shard that may move to
-        another server refuses it with Leaving: it takes such links as parcels only, or its pages might go and the links
-        be forgotten."""
-        ...
-
-    async def sweep(self, runs: Mapping[str, str], *, seconds: float) -> list[Box]:
-        """Let the boxes of these servers' present runs age by the rule of `outbox.Aging`; all boxes that are left."""
-        ...
-
-    async def parcels(self, box: Box, limit: int) -> list[bytes]:
-        """The links of up to `limit` parcels of a box, oldest first."""
-        ...
-
-    async def replace(self, box: Box, count: int, parcels: Sequence[Parcel]) -> None:
-        """Take the first parcels out of a box and put others into theirs, in one atomic step.
-
-        Nothing happens if the box does not begin at `box.first` any more: another worker has done it."""
-        ...
-
-    async def lease_shard(
-        self,
-        limit: int,
-        *,
-        batch: int,
-        seconds: float,
-        also: frozenset[str] = frozenset(),
-        suspects: bool = True,
-        over_quota: bool = True,
-        handed_elsewhere: int = 0,
-    ) -> ShardGrant:
-        """As `lease`, for a caller that looks after several shards.
-
-        Without `suspects`, no request is leased that was lost twice with its worker: a worker gets one at a time, and a
-        shard knows of its own only. Without `over_quota`, no site is leased that has used up its quota, although nobody
-        else here is ready: sites of other shards may be. `handed_elsewhere` is what the other shards have handed out,
-        as far as the caller knows: a site's quota is a share of what all of them hand out."""
-        ...
-
-    async def set_limit(self, pages: int | None, *, reserved: int | None = None) -> int:
-        """Begin to have a part of what the whole job may store, or end it (None); how many pages that part is.
-
-        The first shard also keeps the account of all parts, which begins with `reserved` pages given away."""
-        ...
-
-    async def reserve(self, pages: int, *, limit: int) -> tuple[int, int]:
-        """Take pages from what is left of the job's limit, or give them back; how many, and what is left then."""
-        ...
-
-    async def allow(self, pages: int) -> tuple[int, int]:
-        """Let this shard store more, or less; only what is not used can be taken away. How many, and what is left."""
-        ...
-
-    def apply(self, settings: Settings) -> None:
-        """Continue with these settings, which differ from the last ones in limits and delays only."""
-        ...
 
 
 async def divide(shards: Sequence[Shard], max_pages: int | None) -> None:

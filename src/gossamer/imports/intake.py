@@ -12,13 +12,12 @@ import msgspec
 from gossamer import urls
 from gossamer.clock import Clock
 from gossamer.engine.links import Linker, RecentKeys
-from gossamer.frontier.base import Frontier
+from gossamer.frontier.base import Adopting, Frontier
 from gossamer.frontier.placement import shard_of
 from gossamer.imports.classes import in_json
 from gossamer.imports.findings import Finding, ImportedFingerprint, ImportedRequest, Unread
 from gossamer.model import Outcome, Request
 from gossamer.settings import Settings
-from gossamer.takeover import Adopting
 
 _TOGETHER = 2000
 _MOST_SHOWN = 20

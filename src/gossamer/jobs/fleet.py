@@ -15,7 +15,7 @@ from gossamer.fleet import results_folder, scale
 from gossamer.frontier.advice import Advice
 from gossamer.frontier.backends import create_fleet, open_fleet
 from gossamer.frontier.base import FleetFrontier
-from gossamer.frontier.regions import parse_part
+from gossamer.frontier.placement import parse_part
 from gossamer.jobs.job import (
     SITES,
     JobStatus,

@@ -16,8 +16,7 @@ from gossamer.engine import remote
 from gossamer.engine.remote import OwnerConnection, connect
 from gossamer.errors import JobStopped
 from gossamer.frontier.advice import Advice, advise
-from gossamer.frontier.sqlite_look import SqliteLook
-from gossamer.frontier.sqlite_survey import survey
+from gossamer.frontier.embedded.sqlite_reader import SqliteLook, survey
 from gossamer.job_folder import FRONTIER, OWNER, save_settings, stored_settings
 from gossamer.jobs.job import SITES, JobStatus, Known, State, cut_pages, lookup_any_name, state_word
 from gossamer.model import Counts, Heartbeat, JobState, RegionView, ShardView
@@ -159,7 +158,7 @@ class StoppedJob:
         is parked, how fresh copies are. An archived job, or somebody else's, can be read and not opened."""
         if not os.access(self.folder, os.W_OK):
             return await self.counts(), await self.sites()
-        from gossamer.frontier.sqlite import open_sqlite
+        from gossamer.frontier.embedded.sqlite import open_sqlite
 
         opened = open_sqlite(self.folder / FRONTIER, self.settings, clock=self._clock)
         try:

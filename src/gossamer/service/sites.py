@@ -9,7 +9,7 @@ from typing import Any
 
 from gossamer import urls
 from gossamer.engine.robots_txt import unpack
-from gossamer.frontier.regions import region_of
+from gossamer.frontier.placement import region_of
 from gossamer.jobs.job import Job
 from gossamer.service.asked import AskMap, AskSite, AskSites
 from gossamer.service.desk import ServiceState, cursor_of, position_of

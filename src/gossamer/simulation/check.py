@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from gossamer.frontier.journal import DONE, FAILED, RETRY, SKIPPED
+from gossamer.frontier.embedded.journal import DONE, FAILED, RETRY, SKIPPED
 from gossamer.model import Counts, Record
 from gossamer.simulation.scenario import Scenario, SiteSpec
 from gossamer.simulation.stores import Journals, KeptJournal

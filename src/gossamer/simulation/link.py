@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gossamer.engine.commit import Result, Store
 from gossamer.errors import GossamerError, Unavailable
-from gossamer.frontier.local import EmbeddedFrontier
+from gossamer.frontier.base import ShardGrant
+from gossamer.frontier.embedded.frontier import EmbeddedFrontier
 from gossamer.frontier.outbox import Box, Parcel
-from gossamer.frontier.sharded import ShardGrant
 from gossamer.model import Counts, Grant, Lease, Outcome, Receipt, Request, SiteNote
 from gossamer.simulation.life import Life, give_up
 from gossamer.simulation.shards import Elsewhere, OpenShard

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gossamer.frontier.journal import DONE, FAILED, Change, OutcomeRow
+from gossamer.frontier.embedded.journal import DONE, FAILED, Change, OutcomeRow
 from gossamer.model import Record
 from gossamer.simulation.servers import Servers
 

@@ -21,9 +21,9 @@ from gossamer.engine.links import Linker, RecentKeys
 from gossamer.engine.stats import Stats
 from gossamer.errors import GossamerError, Unavailable
 from gossamer.extract.spider import Spider
-from gossamer.frontier.base import Frontier
-from gossamer.frontier.local import EmbeddedFrontier
-from gossamer.frontier.sharded import Shard, Sharded
+from gossamer.frontier.base import Frontier, Shard
+from gossamer.frontier.embedded.frontier import EmbeddedFrontier
+from gossamer.frontier.sharded import Sharded
 from gossamer.model import Counts
 from gossamer.simulation.check import Evidence, violations
 from gossamer.simulation.life import Life, LifeClock, SimulatedLoop

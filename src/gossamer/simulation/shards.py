@@ -11,8 +11,8 @@ import msgspec
 
 from gossamer.clock import Clock
 from gossamer.errors import Unavailable
-from gossamer.frontier.journal import Change
-from gossamer.frontier.local import EmbeddedFrontier
+from gossamer.frontier.embedded.frontier import EmbeddedFrontier
+from gossamer.frontier.embedded.journal import Change
 from gossamer.frontier.outbox import Aging, Box, Parcel
 from gossamer.model import Counts, Grant, JobState, Lease, Outcome, Receipt, Request, SiteNote
 from gossamer.settings import Settings

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from gossamer.errors import SinkFull, Unavailable
-from gossamer.frontier.journal import Change, JournalSite, MemoryJournal, OutcomeRow, Past
+from gossamer.frontier.embedded.journal import Change, JournalSite, MemoryJournal, OutcomeRow, Past
 from gossamer.model import Record, Request
 
 _FEW_WORKERS = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
-from gossamer.frontier.local import EmbeddedFrontier
+from gossamer.frontier.embedded.frontier import EmbeddedFrontier
 from gossamer.model import Grant, Outcome, Receipt
 from gossamer.simulation.scenario import Scenario
 from gossamer.simulation.shards import OpenShard

@@ -19,13 +19,13 @@ from gossamer.engine.links import Linker, RecentKeys
 from gossamer.engine.remote import Ask, OwnerConnection, RemoteFrontier, connect
 from gossamer.engine.stats import Stats
 from gossamer.frontier.base import FleetFrontier, Frontier, OwnedBackend, OwnedFrontier
-from gossamer.frontier.local import EmbeddedFrontier, open_memory
-from gossamer.frontier.redis_job import client, job_key
-from gossamer.frontier.redis_link import addresses
-from gossamer.frontier.redis_open import open_redis
-from gossamer.frontier.regions import parse_part
+from gossamer.frontier.embedded.frontier import EmbeddedFrontier, open_memory
+from gossamer.frontier.embedded.sqlite import open_sqlite
+from gossamer.frontier.placement import parse_part
+from gossamer.frontier.redis.connection import addresses
+from gossamer.frontier.redis.server import client, job_key
+from gossamer.frontier.redis.shards import open_redis
 from gossamer.frontier.sharded import Sharded
-from gossamer.frontier.sqlite import open_sqlite
 from gossamer.model import Counts, Grant, JobState
 from gossamer.settings import Settings
 from gossamer.testing.harness import Harness

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from gossamer.frontier.folder import FolderFrontier, open_folder
-from gossamer.frontier.folder_share import SharedFolder
+from gossamer.frontier.folder.files import SharedFolder
+from gossamer.frontier.folder.frontier import FolderFrontier, open_folder
 from gossamer.settings import Settings
 from gossamer.testing.backends import LocalHarness, MachineClock, Shared
 

@@ -14,7 +14,7 @@ from gossamer.clock import SystemClock
 from gossamer.engine.commit import FleetStore
 from gossamer.engine.links import Linker, RecentKeys
 from gossamer.engine.supervision import left_behind
-from gossamer.frontier.folder import open_folder
+from gossamer.frontier.folder.frontier import open_folder
 from gossamer.leaving import leaving
 from gossamer.model import JobState
 from gossamer.settings import Settings

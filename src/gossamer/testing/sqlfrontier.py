@@ -12,8 +12,8 @@ from gossamer.frontier.base import FleetFrontier, Frontier
 from gossamer.frontier.sharded import Sharded
 from gossamer.frontier.sql.database import Database, Dialect
 from gossamer.frontier.sql.frontier import SqlFrontier
-from gossamer.frontier.sql.job import dialect_of
-from gossamer.frontier.sql.several import open_databases
+from gossamer.frontier.sql.record import dialect_of
+from gossamer.frontier.sql.shards import open_databases
 from gossamer.model import JobState
 from gossamer.settings import Settings
 from gossamer.testing.harness import LEASE, Harness

@@ -16,7 +16,7 @@ from typing import Any, Self
 from gossamer.engine.supervision import dies_with_us
 from gossamer.errors import ConfigError
 from gossamer.frontier.sql.database import Database
-from gossamer.frontier.sql.job import dialect_of
+from gossamer.frontier.sql.record import dialect_of
 from gossamer.testing.folder import MEMORY
 from gossamer.testing.servers import free_port
 

@@ -6,9 +6,19 @@ from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import Any
 
-from gossamer.frontier.sql.call import STRIPES, HeldLane, Transaction, batch_text
-from gossamer.frontier.sql.rows import REVISITS, WORDS, QueueRow
-from gossamer.frontier.sql.site import MICRO, NEVER, SqlLane, SqlSite
+from gossamer.frontier.sql.transaction import (
+    MICRO,
+    NEVER,
+    REVISITS,
+    STRIPES,
+    WORDS,
+    HeldLane,
+    QueueRow,
+    SqlLane,
+    SqlSite,
+    Transaction,
+    batch_text,
+)
 
 _DROWSY_MICRO = MICRO
 _SOON_MICRO = 10

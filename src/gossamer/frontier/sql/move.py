@@ -1,4 +1,4 @@
-"""Moving shards between databases: one at a time, while the others are crawled; it may be killed and run again.
+"""Moves shards between databases so that a power cut of either side loses nothing.
 
 Each side may forget its last seconds on the way; `handover` has the rules. A move has four steps: it is announced at
 the source, which then has to live for `forget_seconds`; the source is frozen, its rows are copied, and the target opens
@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from typing import Any, NamedTuple, TypeVar
 
 from gossamer.errors import ConfigError, FrontierError, JobMissing, Unavailable
-from gossamer.frontier.durability import outlive
+from gossamer.frontier.outbox import outlive
 from gossamer.frontier.placement import placement
 from gossamer.frontier.sql.database import ROWS, Database, Dialect, digest
 from gossamer.frontier.sql.handover import (
@@ -30,8 +30,7 @@ from gossamer.frontier.sql.handover import (
     locked,
     put_phase,
 )
-from gossamer.frontier.sql.job import ensure_outbox, make_shard
-from gossamer.frontier.sql.places import Databases, SqlJobRecord
+from gossamer.frontier.sql.record import Databases, SqlJobRecord, ensure_outbox, make_shard
 
 _STEP = 1000
 _LOOKS = 50

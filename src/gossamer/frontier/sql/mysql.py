@@ -1,19 +1,456 @@
-"""MariaDB and MySQL as the frontier uses them: many statements at once, and their errors in our words."""
+"""The dialect of MariaDB and MySQL: statements, bulk packets, session, and errors."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+import struct
 from collections.abc import Sequence
+from hashlib import blake2b
 from operator import itemgetter
 from typing import Any
 
-from gossamer.errors import FrontierError
-from gossamer.frontier.sql.database import ROWS, schema
-from gossamer.frontier.sql.mysql_faults import explain, is_conflict, is_forbidden, is_loss
-from gossamer.frontier.sql.mysql_session import LOCKS, PACKET, MySqlConnection, faults
-from gossamer.frontier.sql.mysql_text import PARTS, beyond, literal, moment, new_rows, stretch, whole_rows, written
-from gossamer.frontier.sql.rows import is_changed
+import msgspec
+
+from gossamer import dsn
+from gossamer.errors import UNREACHED, FrontierError, JobMissing, SchemaMismatch, Unavailable
+from gossamer.extras import unusable
+from gossamer.frontier.sql.database import (
+    CROWDED,
+    FORBIDDEN,
+    FULL,
+    MISSING,
+    ROWS,
+    UNDER_WAY,
+    UNKNOWN,
+    schema,
+    statements,
+)
+from gossamer.frontier.sql.transaction import is_changed
+
+try:
+    import asyncmy
+    from asyncmy import errors as faults
+    from asyncmy.constants.CLIENT import MULTI_STATEMENTS
+    from asyncmy.converters import escape_string
+except ImportError as missing:
+    raise unusable("mysql", "the frontier in MariaDB or MySQL", missing) from missing
+
+
+_TOO_MANY_PREPARED = 1461
+
+
+class Bulk:
+    """The statements of one connection that are prepared to be run over many rows."""
+
+    def __init__(self) -> None:
+        self._prepared: dict[str, Any] = {}
+        self._refused = False
+
+    def forget(self) -> None:
+        """There is a new connection, which has nothing prepared."""
+        self._prepared.clear()
+        self._refused = False
+
+    async def run(self, connection: Any, text: str, rows: Sequence[Sequence[Any]], *, seconds: float) -> int | None:
+        """Run a statement over all rows; how many it has changed. None if nothing was done: it has to be said in SQL.
+
+        That is so where the server does not know how, or where a column is NULL in every row."""
+        if self._refused:
+            return None
+        try:
+            async with asyncio.timeout(seconds):
+                if text not in self._prepared:
+                    self._prepared[text] = await connection.prepare(text)
+                result = await self._prepared[text].execute_bulk(rows)
+        except faults.NotSupportedError:
+            # Raised by the driver before it sends anything.
+            self._refused = True
+            return None
+        except faults.OperationalError as error:
+            if error.args[:1] != (_TOO_MANY_PREPARED,):
+                raise
+            self._refused = True
+            return None
+        except ValueError:
+            return None
+        return int(result.affected_rows)
+
+
+def size(rows: Sequence[Sequence[Any]]) -> int:
+    """Bytes of a packet with these rows, roughly; their last columns may be long."""
+    width = len(rows[0])
+    return 10 * width * len(rows) + sum([len(row[5]) + len(row[7] or b"") for row in rows] if width > 5 else ())
+
+
+_CONFLICT = {1205, 1213, 1020, 1062, 1615, 3572}
+_FORBIDS = {1044, 1142, 1143, 1227}
+_READ_ONLY_CODES = {1290, 1836}
+HUNG_UP = (RuntimeError, AttributeError, IndexError, struct.error)
+"""What the driver raises besides its own errors where a server hangs up in the middle of a message."""
+_LOST = {0, 1047, 1053, 1077, 1079, 1080, 1152, 1153, 1158, 1159, 1160, 1161, 1184, 1927, 2003, 2006, 2013, 2055, 4031}
+_PASSING = {
+    3, 14, 1021, 1026, 1028, 1030, 1031, 1037, 1038, 1040, 1041, 1042, 1114, 1129, 1203, 1226, 1290, 1317, 1836, 1969,
+    3024,
+}  # fmt: skip
+# Counters that were frozen overflow.
+_OUT_OF_RANGE = 1690
+_UNREACHED, _CROWDED, _FULL = {2003}, {1040, 1203, 1226}, {3, 14, 1021, 1114}
+_UNKNOWN, _MISSING, _FORBIDDEN = {1045, 1251, 1275, 1698, 3118}, {1049}, _FORBIDS
+_HINTS = (
+    (_UNREACHED, UNREACHED),
+    (_CROWDED, CROWDED),
+    (_FULL, FULL),
+    (_UNKNOWN, UNKNOWN),
+    (_MISSING, MISSING),
+    (_FORBIDDEN, f"{FORBIDDEN} and CREATE VIEW"),
+)
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Whether the transaction was undone because of another one, and may be tried again at once."""
+    return isinstance(error, faults.MySQLError) and _number(error) in _CONFLICT
+
+
+def is_loss(error: BaseException) -> bool:
+    """Whether the connection is gone."""
+    if isinstance(error, faults.MySQLError):
+        # An internal error is the driver's: it has lost count of the packets.
+        unusable = isinstance(error, (faults.InterfaceError, faults.InternalError))
+        return _number(error) in _LOST | _READ_ONLY_CODES or unusable
+    return isinstance(error, (OSError, TimeoutError, EOFError)) or is_hung_up(error)
+
+
+def is_hung_up(error: BaseException) -> bool:
+    """Whether the driver raised what it does where the server hangs up: its own code is in the traceback."""
+    trace = error.__traceback__
+    while trace is not None:
+        if "asyncmy" in trace.tb_frame.f_code.co_filename:
+            return isinstance(error, HUNG_UP)
+        trace = trace.tb_next
+    return False
+
+
+def is_forbidden(error: BaseException) -> bool:
+    """Whether the user may not do this."""
+    return isinstance(error, faults.MySQLError) and _number(error) in _FORBIDS
+
+
+def explain(error: BaseException, server: str) -> FrontierError | None:
+    """What a driver's error means; None if it is none of a driver."""
+    if isinstance(error, (OSError, TimeoutError, EOFError)) or is_hung_up(error):
+        return Unavailable(f"{server}: {error or type(error).__name__}", hint=UNREACHED)
+    if not isinstance(error, faults.MySQLError):
+        return None
+    number, text = _number(error), str(error.args[-1] if error.args else error)[:300]
+    if number == 1146:
+        return JobMissing(
+            "the job's tables are not in this database any more", hint="was the database emptied or restored?"
+        )
+    if number == 1054:
+        return SchemaMismatch("the tables were made by another version of Gossamer", hint="use that version")
+    if number == _OUT_OF_RANGE and "frozen" in text:
+        return Unavailable(f"{server}: the shard is on its way to another database", hint=UNDER_WAY)
+    hint = next((hint for numbers, hint in _HINTS if number in numbers), "")
+    if number in _UNKNOWN | _MISSING | _FORBIDDEN:
+        return FrontierError(f"{server} refused: {text}", hint=hint)
+    if number in _PASSING or number in _LOST or number in _CONFLICT or is_loss(error):
+        return Unavailable(f"{server}: {text}", hint=hint or (UNREACHED if number in _LOST else ""))
+    return FrontierError(f"{server}: {text} ({number})")
+
+
+def _number(error: BaseException) -> int:
+    return int(error.args[0]) if error.args and isinstance(error.args[0], int) else -1
+
+
+PARTS = re.compile(r"\$(\d+|c\d|rows|text|where|json2|json|a|b)\b")
+_encode = msgspec.json.Encoder().encode
+
+
+def written(
+    parts: Sequence[str],
+    given: Sequence[Any],
+    *,
+    row: Sequence[Any] = (),
+    rows: Sequence[Sequence[Any]] = (),
+    where: str = "",
+) -> str:
+    """A statement with its values in it: every other part is the name of one."""
+    found = list(parts)
+    for index in range(1, len(parts), 2):
+        name = parts[index]
+        if name == "rows":
+            head = f"({given[0]},"
+            found[index] = ",".join([head + ",".join(map(literal, each)) + ")" for each in rows])
+        elif name == "json":
+            found[index] = quoted(_encode(rows).decode())
+        elif name == "json2":
+            found[index] = quoted(_encode(given[1]).decode())
+        elif name == "where":
+            found[index] = where
+        elif name[0] == "c":
+            found[index] = _by_site(rows, int(name[1:]))
+        elif name in ("a", "b"):
+            found[index] = str(int(row[name == "b"]))
+        else:
+            found[index] = literal(given[int(name) - 1])
+    return "".join(found)
+
+
+def literal(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, int):
+        return str(int(value))
+    if isinstance(value, str):
+        return quoted(value)
+    if isinstance(value, bytes):
+        return f"x'{value.hex()}'"
+    if isinstance(value, (list, tuple)):
+        # No key is below zero.
+        return f"({','.join(map(str, map(int, value))) or '-1'})"
+    raise TypeError(f"{type(value).__name__} has no place in a statement")
+
+
+def quoted(text: str) -> str:
+    # By the driver, as it writes parameters. The session's sql_mode is ours, so a backslash escapes, as it does there.
+    return f"'{escape_string(text)}'"
+
+
+def _by_site(rows: Sequence[Sequence[Any]], column: int) -> str:
+    """What each of these sites has in a column."""
+    values = [literal(row[column]) for row in rows]
+    if len(set(values)) == 1:
+        return values[0]
+    cases = [f"WHEN {row[0]} THEN {value}" for row, value in zip(rows, values, strict=True)]
+    return f"CASE site {' '.join(cases)} END"
+
+
+def stretch(where: Sequence[int], ages: Sequence[int], *, young: int) -> str:
+    """The rows of the queue with these ages, and what is between them unless one of them is young."""
+    site, place, standing = where
+    first, last = min(ages), max(ages)
+    some = f"IN {literal(ages)}" if max(abs(first), abs(last)) > young else f"BETWEEN {first} AND {last}"
+    return f"(site = {site} AND place = {place} AND standing = {standing} AND age {some})"
+
+
+def moment(text: str) -> tuple[Any, ...]:
+    """What a moment says: each column of an answer is a packet, so it is one text."""
+    state, revision, clock, skew, restarts, rest_until, longest, allowance, phase, rest, place = text.split("\n")
+    most = int(allowance) if allowance else None
+    times = (int(revision), int(clock), int(skew), int(restarts), int(rest_until), int(longest))
+    return (state, *times, most, int(phase), place, *map(int, rest.split(",")))
+
+
+def new_rows(shard: int, rows: Sequence[Sequence[Any]]) -> list[str]:
+    """Rows of the queue that nothing has happened to yet, for an INSERT."""
+    head = f"({shard},"
+    extras = {row[7]: literal(row[7]) for row in rows}
+    return [
+        f"{head}{site},{place},{standing},{age},{key},{quoted(url)},{depth},{extras[extra]})"
+        for site, place, standing, age, key, url, depth, extra in rows
+    ]
+
+
+def whole_rows(shard: int, rows: Sequence[Sequence[Any]]) -> list[str]:
+    """Rows of the queue, for an INSERT."""
+    head = f"({shard},"
+    return [
+        f"{head}{site},{place},{standing},{age},{key},{quoted(url)},{depth},{priority},{tries},{lapses},{again},"
+        f"{literal(extra)})"
+        for site, place, standing, age, key, url, depth, priority, tries, lapses, again, extra in rows
+    ]
+
+
+def beyond(key: Sequence[str], values: Sequence[Any]) -> str:
+    """That a row comes after another in the order of its key, said in a way that an index can be used for."""
+    name, value = key[0], literal(values[0])
+    if len(key) == 1:
+        return f"{name} > {value}"
+    return f"({name} > {value} OR ({name} = {value} AND {beyond(key[1:], values[1:])}))"
+
+
+def is_too_old(version: str) -> bool:
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None:
+        return False
+    return (int(found[1]), int(found[2])) < ((10, 6) if "maria" in version.lower() else (8, 0))
+
+
+LOCKS = {"": "", "share": " LOCK IN SHARE MODE", "whole": " FOR UPDATE"}
+_SESSION = (
+    "SET NAMES utf8mb4 COLLATE utf8mb4_bin",
+    "SET SESSION sql_mode = 'STRICT_ALL_TABLES', time_zone = '+00:00', innodb_lock_wait_timeout = 20, autocommit = 0,"
+    " max_error_count = 65535",
+    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+)
+PACKET = 4_000_000
+_CONNECT_SECONDS, _ANSWER_SECONDS = 15.0, 30.0
+# From here on rows are cheaper in a packet of their own.
+_MANY = 64
+_QUESTIONS = ("SELECT", "(SELECT", "SHOW")
+_READ_ONLY = 1290
+# In one statement, so that both are of the same second. Only one of the two tables is there.
+_STARTED = (
+    "SELECT CAST(UNIX_TIMESTAMP() - variable_value AS SIGNED) FROM {}.global_status WHERE variable_name = 'Uptime'"
+)
+_IDENTITY = (
+    "SHOW GLOBAL VARIABLES WHERE variable_name IN ('server_uid', 'server_uuid', 'hostname', 'port', 'read_only',"
+    " 'super_read_only', 'innodb_read_only', 'innodb_flush_log_at_trx_commit')"
+)
+_OFF = ("OFF", "0", "")
+
+
+class MySqlConnection:
+    """What one connection has been told, and what it has answered."""
+
+    def __init__(self, url: str) -> None:
+        self.shard = 0
+        self._address, self.server = dsn.mysql(url)
+        self._statements = {name: PARTS.split(text) for name, text in statements("mysql.sql").items()}
+        self._connection: Any = None
+        self._pending: list[str] = []
+        self._also: list[tuple[Any, ...]] = []
+        self._answers: list[tuple[tuple[Any, ...], list[Sequence[Any]]]] = []
+        """What travelled with the last statement, until it is fetched."""
+        self._affected = 0
+        self._lock = ""
+        """What is to be locked with the next statement."""
+        self._has_blocks = False
+        """Whether the server takes many statements as one, and answers them at once."""
+        self._bulk = Bulk()
+        self._many_known = False
+        """Whether most keys were known when last some were put: then it is cheaper to ask first."""
+        self.connections = 0
+        self.server_run = ""
+        self.forgets = self.has_outbox = False
+
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None and bool(self._connection.connected)
+
+    async def connect(self) -> None:
+        """Connect, and refuse a server that lacks what the statements need."""
+        try:
+            connection = await asyncio.wait_for(
+                asyncmy.connect(**self._address, charset="utf8mb4", connect_timeout=10, client_flag=MULTI_STATEMENTS),
+                _CONNECT_SECONDS,
+            )
+        except HUNG_UP as error:
+            # The driver is confused where the server hangs up before it has said who it is.
+            raise faults.OperationalError(2013, f"the server hung up: {error}") from error
+        self._connection = connection
+        self.connections += 1
+        self._bulk.forget()
+        self._forget()
+        try:
+            for statement in _SESSION:
+                await self._run(statement)
+            ((version,),) = await self._run("SELECT VERSION()")
+            if is_too_old(version):
+                raise FrontierError(f"{version} is too old", hint="use MySQL 8.0 or MariaDB 10.6, or newer")
+            self._has_blocks = "maria" in version.lower()
+            if self._has_blocks:
+                # Lists of numbers are looked up in the index one by one, not made into a table first.
+                await self._run("SET SESSION in_predicate_conversion_threshold = 0")
+            else:
+                await self._run("SET SESSION range_optimizer_max_mem_size = 0")
+            await self.learn()
+        except BaseException:
+            self.abort()
+            raise
+
+    async def learn(self) -> None:
+        """Ask which run of which server this is, and refuse one that only reads."""
+        values = {str(name).lower(): str(value) for name, value in await self._run(_IDENTITY)}
+        if any(values.get(name, "OFF") not in _OFF for name in ("read_only", "super_read_only", "innodb_read_only")):
+            # When it becomes the primary, this connection stays, and nobody would notice what it lacks.
+            raise faults.OperationalError(_READ_ONLY, "the server is read-only")
+        place = " ".join(values.get(name, "") for name in ("server_uid", "server_uuid", "hostname", "port"))
+        status = "information_schema" if self._has_blocks else "performance_schema"
+        ((started,),) = await self._run(_STARTED.format(status))
+        self.server_run = f"{blake2b(place.encode(), digest_size=8).hexdigest()}.{int(started)}"
+        self.forgets = values.get("innodb_flush_log_at_trx_commit", "1") != "1"
+        ((parcels,),) = await self._run(
+            "SELECT COUNT(*) FROM information_schema.tables"
+            " WHERE table_schema = DATABASE() AND table_name = 'gossamer_parcels'"
+        )
+        self.has_outbox = bool(parcels)
+
+    def _forget(self) -> None:
+        self._lock = ""
+        for waiting in (self._pending, self._also, self._answers):
+            waiting.clear()
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            await connection.ensure_closed()
+
+    def abort(self) -> None:
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            connection.close()
+
+    async def _run(self, text: str) -> Sequence[Any]:
+        """Run what is pending and then this, in one go; the rows of this."""
+        connection = self._connection
+        if connection is None:
+            raise faults.OperationalError(2006, "the connection is closed")
+        if self._lock:
+            self._pending.insert(0, written(self._statements["lock_moment"], (self.shard,)) + LOCKS[self._lock])
+        before, also = len(self._pending), list(self._also)
+        asked = [written(self._statements[name], (self.shard, *given)) for name, *given in also]
+        parts = [*self._pending, text, *asked]
+        # In a block nobody says how many rows an INSERT has added.
+        block = self._has_blocks and len(parts) > 1 and not text.startswith("INSERT")
+        self._forget()
+        found: list[Sequence[Any]] = []
+        async with asyncio.timeout(_ANSWER_SECONDS), connection.cursor() as cursor:
+            together = ";\n".join(parts)
+            await cursor.execute(f"BEGIN NOT ATOMIC\n{together};\nEND" if block else together)
+            for number in range(1 << 30):
+                if number == before:
+                    self._affected = cursor.rowcount
+                if cursor.description or not block:
+                    found.append(await cursor.fetchall() if cursor.description else ())
+                if not await cursor.nextset():
+                    break
+        self._answers = [(ask, list(rows)) for ask, rows in zip(also, found[len(found) - len(also) :], strict=True)]
+        if block and not text.startswith(_QUESTIONS):
+            return ()
+        return found[-1 - len(also)]
+
+    def ahead(self, *asks: tuple[Any, ...]) -> None:
+        self._also = list(asks)
+
+    def _later(self, name: str, *given: Any) -> None:
+        """Have a statement go with the next one, since nobody needs its answer."""
+        self._pending.append(written(self._statements[name], (self.shard, *given)))
+
+    async def _put_many(self, name: str, marks: str, rows: Sequence[Sequence[Any]]) -> int | None:
+        """Run an INSERT of many rows at once, if the server can and a packet can hold them; how many were added."""
+        if len(rows) < _MANY or self._connection is None or size(rows) > PACKET:
+            return None
+        if self._pending or self._lock:
+            await self._run("DO 0")
+        text = f"{self._statements[name][0]}({self.shard},{marks})"
+        return await self._bulk.run(self._connection, text, rows, seconds=_ANSWER_SECONDS)
+
+    async def _put(self, name: str, rows: Sequence[str]) -> None:
+        """The same for an INSERT of many rows, in parts that a packet can hold."""
+        head = self._statements[name][0]
+        part: list[str] = []
+        size = 0
+        for row in rows:
+            part.append(row)
+            size += len(row)
+            if size > PACKET:
+                await self._run(head + ",".join(part))
+                part, size = [], 0
+        if part:
+            self._pending.append(head + ",".join(part))
+
 
 _SLOWEST_POLL_SECONDS = 1.0
 _NEW = itemgetter(0, 1, 2, 3, 4, 5, 6, 11)

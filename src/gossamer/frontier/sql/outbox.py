@@ -11,11 +11,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from gossamer.errors import FrontierError
 from gossamer.frontier.outbox import Aging, Box, Parcel, pack_links, unpack_links
-from gossamer.frontier.portions import MOST_LINKS
-from gossamer.frontier.sql.call import Transaction
+from gossamer.frontier.policy import MOST_LINKS
+from gossamer.frontier.sql.completion import Link
 from gossamer.frontier.sql.database import Database, Dialect, digest
-from gossamer.frontier.sql.settling import Link
-from gossamer.frontier.sql.site import MICRO
+from gossamer.frontier.sql.transaction import MICRO, Transaction
 from gossamer.model import Request
 
 _STRIPE_BITS = 56

@@ -1,4 +1,4 @@
-"""PostgreSQL as the frontier uses it: arrays in, LISTEN and NOTIFY, and its errors in our words."""
+"""The dialect of PostgreSQL: statements, arrays, session, and errors."""
 
 from __future__ import annotations
 
@@ -20,14 +20,46 @@ from gossamer.frontier.sql.database import (
     schema,
     statements,
 )
-from gossamer.frontier.sql.postgresql_text import array, literal, transposed
-from gossamer.frontier.sql.rows import is_changed
+from gossamer.frontier.sql.transaction import is_changed
 
 try:
     import asyncpg
     from asyncpg import exceptions as faults
 except ImportError as missing:
     raise unusable("postgresql", "the frontier in PostgreSQL", missing) from missing
+
+
+def transposed(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def array(values: list[Any]) -> Any:
+    """Numbers as one text, which is far cheaper for the driver than an array; other lists as they are."""
+    if values and not isinstance(values[0], (int, type(None))):
+        return values
+    if None in values:
+        return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
+    return "{" + ",".join(map(str, values)) + "}"
+
+
+def literal(value: Any) -> str:
+    """A value as it is written in a statement."""
+    if isinstance(value, (list, tuple)):
+        numbers = value and isinstance(value[0], int) and None not in value
+        value = "{" + ",".join(map(str if numbers else element, value)) + "}"
+    if isinstance(value, str):
+        return "'" + value.replace("'", "''") + "'"
+    return "NULL" if value is None else str(value)
+
+
+def element(value: Any) -> str:
+    """A value as it is written in a list."""
+    if isinstance(value, bytes):
+        return f'"\\\\x{value.hex()}"'
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return "NULL" if value is None else str(value)
+
 
 _SESSION = """
 SET synchronous_commit = on; SET jit = off; SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off;

@@ -6,11 +6,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from gossamer import urls
-from gossamer.frontier.entries import expand
+from gossamer.frontier.packing import expand
 from gossamer.frontier.repair import HasRecord, Requeued
-from gossamer.frontier.sql.call import Transaction
-from gossamer.frontier.sql.rows import WORDS, QueueRow, with_state
-from gossamer.frontier.sql.settling import Admission
+from gossamer.frontier.sql.completion import Admission
+from gossamer.frontier.sql.transaction import WORDS, QueueRow, Transaction, with_state
 from gossamer.model import Request
 
 _MOST = 2000

@@ -1,0 +1,122 @@
+"""The embedded backend: one owner process, a schedule in memory, a journal in a SQLite file."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import sys
+from pathlib import Path
+
+import msgspec
+
+from gossamer import settings as configuration
+from gossamer.clock import Clock
+from gossamer.errors import ConfigError, JobMissing
+from gossamer.frontier.base import Meter, OwnedBackend, OwnedFrontier
+from gossamer.job_folder import FRONTIER, save_settings, stored_settings
+from gossamer.settings import Settings
+
+
+class EmbeddedBackend(OwnedBackend):
+    """Jobs whose schedule one process keeps in memory, over a journal in a SQLite file or over none.
+
+    The address `sqlite:FOLDER` is that of a job's folder, which has the settings in job.toml; `sqlite:FILE.db` is a
+    file alone, whose settings nobody keeps."""
+
+    name = "sqlite"
+    forms = ("memory:",)
+    keeps_in_memory = True
+
+    def settings(self, url: str, job: str) -> Settings | None:
+        place = _place(url)
+        return None if place is None else _kept(place)
+
+    async def open(self, url: str, job: str, *, clock: Clock) -> OwnedFrontier:
+        place = _place(url)
+        if place is None or not _file(place).exists():
+            raise JobMissing(f"there is no job in {place or 'memory'}", hint="give a URL to start one")
+        return await self.create(url, job, _kept(place) or Settings(), clock=clock)
+
+    async def create(self, url: str, job: str, settings: Settings, *, clock: Clock) -> OwnedFrontier:
+        from gossamer.frontier.embedded.frontier import open_memory
+        from gossamer.frontier.embedded.sqlite import open_sqlite
+
+        place = _place(url)
+        if place is None:
+            return open_memory(settings, clock=clock, secret=secrets.token_bytes(16))
+        frontier = open_sqlite(_file(place), settings, clock=clock)
+        try:
+            if place.suffix != ".db" and _kept(place) != msgspec.structs.replace(settings, max_seconds=None):
+                save_settings(place, settings)
+        except BaseException:
+            await frontier.aclose()
+            raise
+        return frontier
+
+    async def list_jobs(self, url: str) -> list[str]:
+        place = _place(url)
+        return [] if place is None else sorted(path.parent.name for path in place.glob(f"*/{FRONTIER}"))
+
+    async def remove(self, url: str, job: str) -> bool:
+        place = _place(url)
+        if place is None or not _file(place).exists():
+            return False
+        return await asyncio.to_thread(_remove, _file(place))
+
+    def meter(self, url: str) -> Meter:
+        return _OwnMeter()
+
+
+class _OwnMeter:
+    """Weighs this process: the embedded frontier is in it, and its CPU time is the client's."""
+
+    async def weight(self) -> float:
+        import resource
+
+        if sys.platform == "linux":
+            return float(int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize())
+        return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+
+    async def cpu_seconds(self) -> float | None:
+        return 0.0
+
+    async def aclose(self) -> None:
+        pass
+
+
+def _place(url: str) -> Path | None:
+    """The folder or the file of an address; None for one in memory."""
+    scheme, _, place = url.partition(":")
+    if scheme == "memory":
+        return None
+    if not place:
+        raise ConfigError("sqlite: names no folder", hint="write sqlite:crawls/NAME")
+    return Path(place)
+
+
+def _file(place: Path) -> Path:
+    return place if place.suffix == ".db" else place / FRONTIER
+
+
+def _kept(place: Path) -> Settings | None:
+    """The settings in job.toml; None where there is none."""
+    kept = stored_settings(place) if place.suffix != ".db" else {}
+    return configuration.build(kept) if kept else None
+
+
+def _remove(file: Path) -> bool:
+    from gossamer.frontier.embedded.sqlite import claim
+
+    lock = claim(file)
+    try:
+        # The file itself goes last: who was interrupted before finds the job. The lock's own file stays: without it two
+        # processes could each lock a file of that name.
+        for suffix in ("-new", "-new-journal", "-wal", "-shm", ""):
+            file.with_name(file.name + suffix).unlink(missing_ok=True)
+    finally:
+        os.close(lock)
+    return True
+
+
+EMBEDDED = EmbeddedBackend()

@@ -1,0 +1,416 @@
+"""All that the embedded frontier knows, in memory, and how it is rebuilt from the journal at start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from heapq import nsmallest
+from typing import Any, NamedTuple
+
+from gossamer.clock import Clock
+from gossamer.frontier import policy, recrawl
+from gossamer.frontier.embedded import journal as kept
+from gossamer.frontier.embedded.journal import Change, JournalSite, Past
+from gossamer.frontier.embedded.schedule import Lane, Schedule, Site
+from gossamer.frontier.recrawl import Population
+from gossamer.model import Counts, JobState, Outcome, Request
+from gossamer.redact import masked_memo
+from gossamer.settings import Settings
+
+NO_LIMIT = 1 << 62
+
+
+class State:
+    """The memory of one job. It reads the clock and writes nothing down: that is done before anything here changes."""
+
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.schedule = Schedule(settings)
+        self.population = Population()
+        self.seen: set[int] = set()
+        self.unwritten: set[int] = set()
+        """Those of the seen ones that a change brought which is not written down yet."""
+        self.held: dict[int, Lane] = {}
+        """Token -> the lane that it holds."""
+        self.held_suspects: dict[int, Lane] = {}
+        self.tries: dict[int, int] = {}
+        self.visits: dict[int, int] = {}
+        """URL -> the outcome whose `state` goes out with its next lease."""
+        self.hints: dict[int, float] = {}
+        """URL -> what brought its next visit forward."""
+        self.new_sites: list[Site] = []
+        self.new_lapses: dict[int, int] = {}
+        self.job: JobState = "running"
+        self.last_number = 0
+        self.last_token = 0
+        self.news = 0
+        self.stored = self.stale = 0
+        self._totals = {kept.DONE: 0, kept.FAILED: 0, kept.SKIPPED: 0, kept.PARKED: 0}
+
+    def count(self, status: int, by: int = 1) -> None:
+        """So many more URLs have come to this end; other statuses are no end."""
+        if status in self._totals:
+            self._totals[status] += by
+
+    def site(self, name: str, number: int = 0) -> Site:
+        """The site of that name, made if it is new."""
+        site = self.schedule.sites.get(name)
+        if site is None:
+            now = self.clock.monotonic()
+            site = self.schedule.site(name, number or len(self.schedule.sites) + 1, ready_at=now)
+            if not self.settings.robots:
+                self.schedule.open_lanes(site, now)
+            self.new_sites.append(site)
+        return site
+
+    def slow_down(self, site: Site, asked_delay: float) -> None:
+        """Heed what the site asked for, if that is more than our own delay."""
+        site.asked_delay = asked_delay
+        site.delay = max(self.settings.for_site(site.name).delay or 0.0, asked_delay)
+
+    def limit(self, settings: Settings) -> None:
+        """Heed other limits and delays from now on; leases that are out keep the delay that they were given."""
+        self.settings = self.schedule.settings = settings
+        for site in self.schedule.sites.values():
+            self.slow_down(site, site.asked_delay)
+
+    def plan_urls(self, change: Change, requests: Sequence[Request], parent: int) -> None:
+        """Number the requests that are new, and put them into the change; `forget` takes that back."""
+        for request in requests:
+            if request.key not in self.seen:
+                self.seen.add(request.key)
+                self.unwritten.add(request.key)
+                self.last_number += 1
+                change.urls.append((self.last_number, request, self.site(request.site).number, parent))
+            elif self.settings.recrawl and (hint := recrawl.hint_of(request)) is not None:
+                change.hints.setdefault(request.site, {})[request.key] = hint
+
+    def unknown(self, keys: set[int]) -> set[int]:
+        """Those of these keys that are new, or not written down yet: if the write fails, they are new again."""
+        return (keys - self.seen) | (keys & self.unwritten)
+
+    def forget(self, change: Change) -> None:
+        """The change did not come about."""
+        keys = {request.key for _, request, _, _ in change.urls}
+        self.seen -= keys
+        self.unwritten -= keys
+
+    def enqueue(self, change: Change) -> None:
+        """Queue the new URLs of a change that is written down."""
+        strategy = self.settings.strategy
+        for number, request, _, _ in change.urls:
+            self.unwritten.discard(request.key)
+            site = self.schedule.sites[request.site]
+            if site.closed:
+                self.count(closed_status(site.closed))
+                continue
+            rank = policy.rank(strategy, priority=request.priority, depth=request.depth, hops=request.hops)
+            self.schedule.push(site, number, rank)
+        if not self.unwritten:
+            # A set keeps the room of its best days, and each look for common keys goes through all of it.
+            self.unwritten.clear()
+
+    def lapse(self, lane: Lane, now: float, *, blamed: frozenset[int]) -> None:
+        """Take a lane from a holder that is gone. Blamed requests that have cost too many holders are parked."""
+        schedule = self.schedule
+        for key, number in list(lane.batch.items()):
+            if number not in blamed:
+                continue
+            lapses = schedule.lapses[number] = self.new_lapses[number] = schedule.lapses.get(number, 0) + 1
+            if lapses >= self.settings.max_deliveries:
+                schedule.settle(lane, key)
+                self.count(kept.PARKED)
+        self.free(lane, now - schedule.lane_delay(lane.site))
+
+    def lapse_lost(self, now: float) -> None:
+        """Take back all lanes whose lease has run out, where waiting for them to come up would be too late."""
+        for lane in list(self.held.values()):
+            if self.is_lost(lane, now):
+                self.expire(lane, now)
+
+    def expire(self, lane: Lane, now: float) -> None:
+        """Take back a lane whose lease has expired. It counts against its requests, unless the holder is excused."""
+        self.lapse(lane, now, blamed=frozenset() if lane.excused else frozenset(lane.batch.values()))
+
+    def blame(self, number: int, site: Site) -> None:
+        """Count a lost delivery against a queued request."""
+        schedule = self.schedule
+        if not schedule.withdraw(site, number):
+            return
+        lapses = schedule.lapses[number] = self.new_lapses[number] = schedule.lapses.get(number, 0) + 1
+        if lapses >= self.settings.max_deliveries:
+            self.count(kept.PARKED)
+        else:
+            schedule.push(site, number, policy.HEAD)
+
+    def hold(self, lane: Lane) -> None:
+        """A worker has the lane from now on."""
+        self.held[lane.token] = lane
+        if lane.suspect:
+            self.held_suspects[lane.token] = lane
+
+    def is_lost(self, lane: Lane, now: float) -> bool:
+        """Whether the lane's lease has run out, and nothing of it is being settled."""
+        return not lane.settling and lane.expires_at + self.schedule.lane_delay(lane.site) <= now
+
+    def has_suspect(self, worker: str, now: float) -> bool:
+        """Whether the worker holds a suspect already: one at a time is enough to find out which it was."""
+        held = self.held_suspects.values()
+        return any(lane.worker == worker and not self.is_lost(lane, now) for lane in held)
+
+    def next_expiry(self) -> float | None:
+        """When the first of the held lanes is taken back, unless its holder stays in touch."""
+        ends = (lane.expires_at + self.schedule.lane_delay(lane.site) for lane in self.held.values())
+        return min(ends, default=None)
+
+    def was_settled(self, outcome: Outcome) -> bool:
+        """Whether the outcome's lane has been through with this token."""
+        site = self.schedule.sites.get(outcome.site)
+        lanes = site.lanes if site is not None else []
+        return outcome.lane < len(lanes) and lanes[outcome.lane].last_token == outcome.token
+
+    def free(self, lane: Lane, now: float) -> None:
+        """Make a lane ready for others, one delay from now."""
+        site = lane.site
+        self.held.pop(lane.token, None)
+        self.held_suspects.pop(lane.token, None)
+        if site.robots or not self.settings.robots:
+            # Not before: the holder of a site's only lane goes at the pace of the whole site.
+            self.schedule.open_lanes(site, now)
+        self.schedule.free(lane, now)
+        if site.closed:
+            self.close(site, site.closed)
+        self.news += 1
+
+    def close(self, site: Site, reason: str) -> None:
+        """Give up all that waits on a site."""
+        self.count(closed_status(reason), self.schedule.close(site, reason))
+
+    def spend(self, site: Site) -> None:
+        """Give up what waits on a site whose budget is used up, once nothing of it is under way."""
+        if not site.leased and not site.closed:
+            self.close(site, "budget")
+            self.news += 1
+
+    def room(self) -> int:
+        """How many more requests max_pages lets out now."""
+        limit = self.settings.max_pages
+        return NO_LIMIT if limit is None else limit - self.stored - self.schedule.leased
+
+    def is_over(self) -> bool:
+        """Whether nothing is left to hand out and nothing is under way that could bring more.
+
+        Revisits that are not due yet do not count, but in a continuous crawl they do: it waits for them."""
+        schedule = self.schedule
+        if schedule.leased:
+            return False
+        if self.settings.max_pages is not None and self.stored >= self.settings.max_pages:
+            return True
+        if schedule.queued + schedule.delayed > len(schedule.revisits):
+            return False
+        if not schedule.revisits:
+            return True
+        return not self.settings.recrawl and not schedule.has_due_revisits(self.clock.monotonic())
+
+    @property
+    def job_state(self) -> JobState:
+        """What the job is doing."""
+        return "finished" if self.job == "running" and self.is_over() else self.job
+
+    def counts(self) -> Counts:
+        """One view of it all."""
+        schedule, now = self.schedule, self.clock.monotonic()
+        ready = held = 0
+        for site in schedule.sites.values():
+            if site.queue.size or site.suspects or site.delayed:
+                held += site.hold_until > now
+                ready += site.hold_until <= now and any(not lane.token and lane.next_at <= now for lane in site.lanes)
+        totals = {status: total - schedule.returned[status] for status, total in self._totals.items()}
+        return Counts(
+            queued=schedule.queued,
+            delayed=schedule.delayed - len(schedule.revisits),
+            leased=schedule.leased,
+            done=totals[kept.DONE],
+            failed=totals[kept.FAILED],
+            skipped=totals[kept.SKIPPED],
+            parked=totals[kept.PARKED],
+            stale=self.stale,
+            stored=self.stored,
+            revisits=len(schedule.revisits),
+            freshness=self.population.freshness(),
+            known=len(self.seen),
+            sites=len(schedule.sites),
+            ready_sites=ready,
+            held_sites=held,
+            active_sites=len({lane.site.number for lane in self.held.values()}),
+            job=self.job_state,
+            finished=self.is_over(),
+        )
+
+    def describe(self, site: Site) -> dict[str, Any]:
+        """A site as people read it."""
+        return {
+            "site": site.name,
+            "queued": site.queue.size + len(site.suspects),
+            "delayed": len(site.delayed),
+            "leased": site.leased,
+            "stored": site.stored,
+            "delay": site.delay,
+            "lanes": len(site.lanes),
+            "hold": max(0.0, site.hold_until - self.clock.monotonic()),
+            "closed": site.closed,
+            "memo": masked_memo(site.memo),
+        }
+
+    def every_site(self, after: str, limit: int) -> tuple[list[Mapping[str, Any]], str]:
+        """Sites in the order of their names, and where to go on."""
+        sites = self.schedule.sites
+        names = nsmallest(limit + 1, (name for name in sites if name > after))
+        found: list[Mapping[str, Any]] = [self.describe(sites[name]) for name in names[:limit]]
+        return found, names[limit - 1] if len(names) > limit else ""
+
+    def inspect(self, site: Site) -> dict[str, Any]:
+        """All that is known of a site."""
+        now, schedule = self.clock.monotonic(), self.schedule
+        ready = (lane.expires_at + schedule.lane_delay(site) if lane.token else lane.next_at for lane in site.lanes)
+        return {
+            **self.describe(site),
+            "budget": site.budget,
+            "workers": [lane.worker for lane in site.lanes if lane.token],
+            "ready_in": max(0.0, min(ready) - now, site.hold_until - now),
+            "share_left": schedule.share.left(site.name),
+            "robots": site.robots,
+        }
+
+    def whereabouts(self, site: Site, key: int, story: Mapping[str, Any]) -> dict[str, Any]:
+        """Where a URL of a site is at this moment, of which the journal tells this story."""
+        for lane in site.lanes:
+            if lane.token and key in lane.batch:
+                ends_in = max(0.0, lane.expires_at - self.clock.monotonic())
+                tries = self.tries.get(lane.batch[key], 0)
+                return {"state": "leased", "worker": lane.worker, "lease_ends_in": ends_in, "tries": tries}
+        is_parked = self.schedule.lapses.get(story["number"], 0) >= self.settings.max_deliveries
+        return kept.standing(story["attempts"], closed=site.closed, is_parked=is_parked, now=self.clock.epoch())
+
+
+def closed_status(reason: str) -> int:
+    """What becomes of the requests of a closed site: those over a budget are skipped, others have failed."""
+    return kept.SKIPPED if reason == "budget" else kept.FAILED
+
+
+class _Endings(NamedTuple):
+    """What became of each URL so far: its last status by number, and for those that come again the row, the time, and
+    how many of their visits were stored."""
+
+    last: bytearray
+    again: dict[int, tuple[int | None, float]]
+    visits: dict[int, int]
+
+
+def restore(state: State, past: Past) -> None:
+    """Fill an empty state. Leases are not kept: those of the last run are void."""
+    shift = state.clock.monotonic() - state.clock.epoch()
+    state.job = "running" if past.job == "stopping" else past.job
+    state.schedule.lapses.update(past.lapses)
+    sites = _sites(state, past, shift)
+    endings = _endings(state, past)
+    parked_at = state.settings.max_deliveries
+    schedule, last, again = state.schedule, endings.last, endings.again
+    see, known = state.seen.add, len(last)
+    ranks = _Ranks(state.settings.strategy)
+    number = 0
+    for number, key, site_number, priority, depth, hops in past.urls():
+        see(key)
+        site = sites[site_number]
+        status = last[number] if number < known else 0
+        if status == 0 and not site.closed and number not in schedule.lapses:
+            # Most are like this, and there may be millions.
+            site.queue.push(number, ranks[priority, depth, hops])
+            schedule.queued += 1
+            continue
+        site.stored += endings.visits.get(number, status in (kept.DONE, kept.FAILED))
+        if schedule.lapses.get(number, 0) >= parked_at:
+            state.count(kept.PARKED)
+            continue
+        state.count(status)
+        if site.closed:
+            if status in (0, kept.RETRY):
+                state.count(closed_status(site.closed))
+        elif number in again:
+            row_of_state, again_at = again[number]
+            if row_of_state is not None:
+                state.visits[number] = row_of_state
+            if status != kept.RETRY:
+                schedule.revisits[number] = status
+                if number in past.hastened:
+                    state.hints[number], due_at = past.hastened[number]
+                    again_at = min(again_at, due_at)
+            schedule.push_later(site, number, again_at + shift)
+        elif status == 0:
+            schedule.push(site, number, ranks[priority, depth, hops])
+    state.last_number = max(state.last_number, number)
+    for site in sites.values():
+        schedule.wake(site)
+
+
+class _Ranks(dict[tuple[int, ...], int]):
+    """Ranks by priority, depth and hops, each worked out once."""
+
+    def __init__(self, strategy: str) -> None:
+        super().__init__()
+        self._strategy = strategy
+
+    def __missing__(self, place: tuple[int, ...]) -> int:
+        priority, depth, hops = place
+        self[place] = policy.rank(self._strategy, priority=priority, depth=depth, hops=hops)
+        return self[place]
+
+
+def _sites(state: State, past: Past, shift: float) -> dict[int, Site]:
+    now = state.clock.monotonic()
+    found: dict[int, Site] = {}
+    for number, name, row in past.sites():
+        site = found[number] = state.site(name, number)
+        if row is not None:
+            _remember(state, site, row, shift)
+        # Nobody knows when the last request of the previous run went out: its sites wait one delay.
+        for lane in site.lanes:
+            lane.next_at = now + site.delay * (1 + lane.number)
+    state.new_sites.clear()
+    return found
+
+
+def _remember(state: State, site: Site, row: JournalSite, shift: float) -> None:
+    state.slow_down(site, row.delay)
+    # A wall clock that was set back since then must not make a hold endless.
+    longest = state.clock.monotonic() + policy.HOLD_MAX_SECONDS
+    site.hold_until = min(row.hold_until + shift, longest) if row.hold_until else 0.0
+    site.robots, site.memo, site.closed = row.robots, row.memo, row.closed
+    state.population.learn(site.name, row.memo)
+    if row.robots or not state.settings.robots:
+        state.schedule.open_lanes(site, state.clock.monotonic())
+
+
+def _endings(state: State, past: Past) -> _Endings:
+    last = bytearray(1)
+    again: dict[int, tuple[int | None, float]] = {}
+    visits = dict(past.dropped)
+    state.stored += sum(visits.values())
+    for row_number, number, status, again_at, has_state in past.outcomes():
+        if number >= len(last):
+            last.extend(bytes(number * 2 - len(last)))
+        if status == kept.RETRY:
+            state.tries[number] = state.tries.get(number, 0) + 1
+        else:
+            is_stored = status in (kept.DONE, kept.FAILED)
+            state.stored += is_stored
+            state.tries.pop(number, None)
+            if is_stored and (again_at is not None or number in visits):
+                visits[number] = visits.get(number, 0) + 1
+        last[number] = status
+        before, _ = again.pop(number, (None, 0.0))
+        if again_at is not None:
+            # A retry that left no state goes out again with that of the visit before.
+            again[number] = (before if status == kept.RETRY and not has_state else row_number, again_at)
+        state.last_number = max(state.last_number, number)
+    return _Endings(last, again, visits)

@@ -1,0 +1,523 @@
+"""The frontier on a shared folder, as one worker sees it, and its share of the page limit.
+
+The ledger is a row of files, each made by one of all who try: what is granted to each worker, and what was stored by
+those who are gone. All of it together is never more than the limit, so neither is what is stored."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from gossamer import urls
+from gossamer.clock import Clock, SystemClock
+from gossamer.errors import Unavailable
+from gossamer.frontier.folder.claims import Teller
+from gossamer.frontier.folder.files import ShareClock, SharedFolder, explained
+from gossamer.frontier.folder.owner import FolderSession, Lost
+from gossamer.frontier.folder.record import (
+    QUOTA,
+    open_job,
+    place_of,
+    read_adopted,
+    read_settings,
+    write_adopted,
+    write_wish,
+)
+from gossamer.frontier.folder.repair import FolderRepair
+from gossamer.frontier.folder.shard import FETCHED_BEFORE, FolderShard
+from gossamer.frontier.folder.survey import FolderView
+from gossamer.model import Counts, Grant, Heartbeat, JobState, Lease, Outcome, Receipt, Request, ShardView, SiteNote
+from gossamer.settings import Settings
+
+NO_LIMIT = 1 << 62
+_MOST = 64
+_KEPT = 8
+_TURNS = 20
+
+
+class Ledger(msgspec.Struct, frozen=True):
+    """Who may store how many pages."""
+
+    spent: int = 0
+    """Stored by those who are in no grant any more."""
+    grants: dict[str, int] = {}
+    """Session -> pages that it may store in its life."""
+    nonce: str = ""
+
+
+class Quota:
+    """One worker's part of the pages that may still be stored."""
+
+    def __init__(self, owner: FolderSession, survey: FolderView) -> None:
+        self._owner = owner
+        self._survey = survey
+        self._granted = 0
+        self._refused_at = -1e18
+
+    @property
+    def _limit(self) -> int | None:
+        return self._owner.settings.max_pages
+
+    def left(self) -> int:
+        """How many more requests may be let out by this worker, by what it was granted."""
+        if self._limit is None:
+            return NO_LIMIT
+        return self._granted - self._owner.stored - sum(shard.leased for shard in self._owner.shards.values())
+
+    async def room(self, wanted: int) -> int:
+        """The same, after asking for more if that is needed and can be had."""
+        now = self._owner.clock.monotonic()
+        if self.left() >= min(wanted, _MOST) or now < self._refused_at + self._owner.every_seconds:
+            return self.left()
+        if not await self._change(min(wanted, _MOST)):
+            self._refused_at = now
+        return self.left()
+
+    def ask_again(self) -> None:
+        """The limit may be another: what was refused a moment ago may be granted now."""
+        self._refused_at = -1e18
+
+    async def give_back(self) -> None:
+        """Let others have what we do not use."""
+        if self._limit is not None and self.left() > 0:
+            await self._change(0)
+
+    async def close(self) -> None:
+        """Settle our account."""
+        if self._limit is not None and self._granted:
+            await self._change(0, leaving=True)
+
+    async def _change(self, room: int, *, leaving: bool = False) -> int:
+        """Change our grant so that it has room for as many more requests, if it can be had; by how much."""
+        owner, limit = self._owner, self._limit or 0
+        for _ in range(_TURNS):
+            number, ledger = await owner.run(self._read)
+            if not ledger.nonce:
+                ledger = await self._founded()
+            in_hand = owner.stored + sum(shard.leased for shard in owner.shards.values())
+            more = 0 if leaving else room + in_hand - ledger.grants.get(owner.session, 0)
+            if more > 0 and any(session != owner.session for session in ledger.grants):
+                ledger = await self._settled(ledger)
+            grants = dict(ledger.grants)
+            free = limit - ledger.spent - sum(grants.values())
+            change = min(more, max(0, free))
+            if not change and not leaving and ledger.nonce:
+                self._granted = grants.get(owner.session, 0)
+                return 0
+            granted = grants.pop(owner.session, 0) + change
+            if not leaving:
+                grants[owner.session] = granted
+            spent = ledger.spent + (owner.stored if leaving else 0)
+            new = Ledger(spent, grants, f"{owner.session} {number} {owner.clock.monotonic()}")
+            if await owner.run(owner.share.claim, f"{QUOTA}/{number + 1:010}", msgspec.json.encode(new)):
+                self._granted = granted
+                await owner.run(self._sweep, number)
+                return change
+        return 0
+
+    async def _founded(self) -> Ledger:
+        """The first ledger of a job: what was stored before it had a limit counts too."""
+        owner = self._owner
+        await owner.look(fresh=True)
+        beats = owner.peers.beats
+        grants = {session: beats[session].stored for session in owner.peers.live if session in beats}
+        grants = {session: stored for session, stored in grants.items() if stored} | {owner.session: owner.stored}
+        total = self._survey.stored()
+        return Ledger(max(0, (self._survey.taken() if total is None else total) - sum(grants.values())), grants)
+
+    def _read(self) -> tuple[int, Ledger]:
+        share = self._owner.share
+        newest = max((name for name in share.names(QUOTA, fresh=True) if name.isdigit()), default="")
+        if not newest:
+            return 0, Ledger()
+        return int(newest), msgspec.json.decode(share.read(f"{QUOTA}/{newest}"), type=Ledger)
+
+    def _sweep(self, number: int) -> None:
+        for old in range(max(1, number - 2 * _KEPT), number - _KEPT):
+            self._owner.share.remove(f"{QUOTA}/{old:010}")
+
+    async def _settled(self, ledger: Ledger) -> Ledger:
+        """The same without those who have died, once all their shards are in other hands and say what was stored."""
+        owner = self._owner
+        await owner.look(fresh=True)
+        holding = {standing.claim.session for standing in owner.claims.newest.values()}
+        living = owner.peers.live | {owner.session}
+        dead = {session for session in ledger.grants if session not in living and session not in holding}
+        total = self._survey.stored()
+        if not dead or total is None:
+            return ledger
+        beats = owner.peers.beats
+        ours = {session: beats[session].stored for session in ledger.grants if session in beats and session not in dead}
+        ours[owner.session] = owner.stored
+        grants = {session: granted for session, granted in ledger.grants.items() if session not in dead}
+        return Ledger(max(ledger.spent, total - sum(ours.values())), grants, ledger.nonce)
+
+
+log = logging.getLogger("gossamer.frontier")
+_SHORT = 8
+
+
+async def open_folder(
+    url: str,
+    job: str,
+    settings: Settings | None = None,
+    *,
+    worker: str = "",
+    region: str = "",
+    clock: Clock | None = None,
+    share: SharedFolder | None = None,
+    tending: bool = True,
+) -> FolderFrontier:
+    """Join a job in this folder; with settings, make it if it is not there. Without a name one only looks and adds."""
+    root, shards = place_of(url, job)
+    share = share or SharedFolder(root)
+    share_clock = ShareClock(clock or SystemClock())
+    try:
+        record, found = await asyncio.to_thread(open_job, share, job, settings, shards=shards)
+        asked_at = share_clock.monotonic()
+        server_time = await asyncio.to_thread(share.time)
+    except OSError as error:
+        raise explained(error, root) from error
+    share_clock.set(server_time, asked_at=asked_at)
+    owner = FolderSession(share, found, layout=record.layout, worker=worker, region=region, clock=share_clock)
+    frontier = FolderFrontier(owner, record.secret)
+    try:
+        await owner.join()
+    except BaseException:
+        owner.abort()
+        raise
+    if tending:
+        frontier.start()
+    return frontier
+
+
+class FolderFrontier(FolderRepair):
+    """One worker's view of a job in a shared folder. It leases from the shards that it owns."""
+
+    def __init__(self, owner: FolderSession, secret: bytes) -> None:
+        self.secret = secret
+        self.settings = owner.settings
+        self.worker = owner.worker
+        self.owner = owner
+        self._clock = owner.clock
+        self._survey = FolderView(owner)
+        self._quota = Quota(owner, self._survey)
+        self._teller = Teller(owner)
+        self._news = 0
+        self._event = asyncio.Event()
+        self._stale = 0
+        self._tending: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
+        owner.changed = self._tell
+
+    def start(self) -> None:
+        """Tend to our shards from now on, whatever is called or not."""
+        self.owner.tended = True
+        self._tending = asyncio.create_task(self._tend())
+
+    async def _tend(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.owner.every_seconds):
+                    await self._closing.wait()
+            if self._closing.is_set():
+                return
+            try:
+                await self.owner.tend()
+            except Unavailable as error:
+                log.warning("waiting for the folder: %s", error)
+
+    def _shard(self, site: str) -> FolderShard | None:
+        return self.owner.shards.get(self.owner.layout.shard_of(site))
+
+    async def add(self, requests: Sequence[Request]) -> int:
+        """Queue requests. Of those that go to other workers' shards nobody knows yet whether they are new."""
+        added = await self.owner.links.hand_out(list(requests))
+        if added:
+            self._tell()
+        return added
+
+    async def adopt(self, requests: Sequence[Request]) -> None:
+        """Take these for fetched: their pages are there already, from another program or an earlier crawl."""
+        done = [msgspec.structs.replace(request, tries=FETCHED_BEFORE) for request in requests]
+        await self.owner.links.hand_out(done)
+
+    async def has_adopted(self, tree: str) -> bool:
+        """Whether the job has taken over this tree of pages to its end."""
+        return tree in await self.owner.run(read_adopted, self.owner.share)
+
+    async def note_adopted(self, tree: str) -> None:
+        """Remember that it has."""
+        await self.owner.run(write_adopted, self.owner.share, tree)
+
+    async def lease(
+        self, limit: int, *, batch: int, seconds: float, also: frozenset[str] = frozenset(), worker: str = ""
+    ) -> Grant:
+        """As every frontier does. `also` is not looked at: the shards that a worker may claim are those of its region.
+
+        A folder refuses jobs whose regions take over each other's sites (`region_by` auto)."""
+        owner, worker = self.owner, worker or self.worker
+        if self._tending is not None and self._tending.done():
+            # Nobody beats for us any more: what ended it is worth an end with words.
+            self._tending.result()
+        await owner.keep_up()
+        news = self._news
+        if owner.job != "running":
+            return Grant(job=owner.job, wait=owner.every_seconds, news=news)
+        now = self._clock.monotonic()
+        leases, due_at = await self._lease(limit, batch, min(seconds, owner.remaining), worker, now)
+        # Lanes that are leased keep it busy, also when there is none for the rest of its hands.
+        under_way = sum(shard.lanes_held for shard in owner.shards.values())
+        owner.hungry = not leases and 2 * under_way < self.settings.concurrency
+        if owner.hungry and not under_way:
+            await self._quota.give_back()
+        job: JobState = "running"
+        idle = not leases and self._is_idle()
+        if idle:
+            if owner.told_busy:
+                await owner.renew()
+            job = "finished" if await self._survey.is_over() else "running"
+        wait = owner.every_seconds if due_at is None else max(0.0, due_at - now)
+        if idle or self._quota.left() <= 0:
+            # What this worker waits for is the others' doing, and nobody tells it of that.
+            wait = min(wait, owner.every_seconds)
+        return Grant(leases=tuple(leases), wait=wait, job=job, news=news)
+
+    async def _lease(
+        self, limit: int, batch: int, seconds: float, worker: str, now: float
+    ) -> tuple[list[Lease], float | None]:
+        """The lanes of all our shards that have been ready longest; and when the next is."""
+        shards = [shard for shard in self.owner.shards.values() if not shard.leaving]
+        if self.owner.has_company:
+            # A shard can be given only when nothing of it is leased: when there is little left, leases are short, so
+            # that those who run out of work first get some of ours soon.
+            left = sum(shard.queued for shard in shards)
+            batch = min(batch, max(_SHORT, left // (2 * self.settings.concurrency)))
+        room = await self._quota.room(limit * batch)
+        if room <= 0:
+            for shard in shards:
+                shard.lapse_lost(now)
+            room = self._quota.left()
+        if room <= 0 or seconds <= 0:
+            return [], min((at for shard in shards if (at := shard.next_expiry()) is not None), default=None)
+        leases: list[Lease] = []
+        for over_quota in (False, True):
+            turns = [(shard.next_turn(over_quota=over_quota), shard) for shard in shards]
+            due = [(turn, shard.number, shard) for turn, shard in turns if turn is not None]
+            heapq.heapify(due)
+            later: list[float] = []
+            while due and due[0][0][0] <= now and len(leases) < limit and room > 0:
+                _, number, shard = heapq.heappop(due)
+                busy = any(one.has_suspect(worker, now) for one in shards)
+                grant = await shard.lease(
+                    1,
+                    batch=min(batch, room),
+                    seconds=seconds,
+                    worker=worker,
+                    suspects=not busy,
+                    over_quota=over_quota,
+                )
+                leases += grant.leases
+                room -= sum(len(lease.requests) for lease in grant.leases)
+                if not grant.leases:
+                    # Nothing there is for this worker now.
+                    later += [] if grant.wait is None else [now + grant.wait]
+                elif (turn := shard.next_turn(over_quota=over_quota)) is not None:
+                    heapq.heappush(due, (turn, number, shard))
+        if room <= 0:
+            later += [at for shard in shards if (at := shard.next_expiry()) is not None]
+        return leases, min([*later, *(turn[0] for turn, _, _ in due)], default=None)
+
+    def _is_idle(self) -> bool:
+        """Whether nothing of ours is under way, nor will be without news."""
+        shards = self.owner.shards.values()
+        if any(shard.leased for shard in shards):
+            return False
+        return self._quota.left() <= 0 or all(shard.is_over() for shard in shards)
+
+    async def extend(self, leases: Sequence[Lease], *, seconds: float) -> list[Lease]:
+        owner = self.owner
+        await owner.keep_up(seconds=seconds)
+        ours: list[Lease] = []
+        for lease in leases:
+            shard = self._shard(lease.site)
+            if shard is not None:
+                for longer in await shard.extend([lease], seconds=seconds):
+                    # Never longer than nobody can take the shard.
+                    ours.append(msgspec.structs.replace(longer, ttl=min(seconds, owner.remaining)))
+        return ours
+
+    async def complete(
+        self, outcomes: Sequence[Outcome], *, notes: Sequence[SiteNote] = (), marks: Mapping[str, int] | None = None
+    ) -> Receipt:
+        """Settle requests. Links to our own shards are written first, those to others with the outcome itself."""
+        owner, shard_of = self.owner, self.owner.layout.shard_of
+        if owner.is_late:
+            await owner.renew()
+        settled: dict[int, tuple[list[Outcome], list[SiteNote]]] = defaultdict(lambda: ([], []))
+        for outcome in outcomes:
+            settled[shard_of(outcome.site)][0].append(outcome)
+        for note in notes:
+            settled[shard_of(note.site)][1].append(note)
+        receipts: list[Receipt] = []
+        async with owner.writing:
+            abroad = await self._links_first({number: pair[0] for number, pair in settled.items()})
+            results = await asyncio.gather(
+                *(self._settle(number, *pair, abroad.get(number, [])) for number, pair in settled.items()),
+                return_exceptions=True,
+            )
+        self._tell()
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+            receipts.append(result)
+        return Receipt(
+            accepted=sum(receipt.accepted for receipt in receipts),
+            stale=sum(receipt.stale for receipt in receipts),
+            repeated=sum(receipt.repeated for receipt in receipts),
+        )
+
+    async def _links_first(self, settled: Mapping[int, Sequence[Outcome]]) -> dict[int, list[Request]]:
+        """Queue links to other shards of ours. Those to shards of others, by the shard where they were found."""
+        owner, shard_of = self.owner, self.owner.layout.shard_of
+        here: dict[int, list[Request]] = defaultdict(list)
+        abroad: dict[int, list[Request]] = {}
+        for number, outcomes in settled.items():
+            shard = owner.shards.get(number)
+            for outcome in outcomes if shard is not None else ():
+                strangers = [link for link in outcome.links if shard_of(link.site) != number]
+                if not strangers or shard is None or not shard.holds(outcome):
+                    continue
+                page = shard.page_of(outcome)
+                for link in strangers:
+                    named = link if link.referrer else msgspec.structs.replace(link, referrer=page)
+                    target = shard_of(link.site)
+                    (here[target] if target in owner.shards else abroad.setdefault(number, [])).append(named)
+        await asyncio.gather(*(owner.shards[number].add(links) for number, links in here.items()))
+        return abroad
+
+    async def _settle(
+        self, number: int, outcomes: list[Outcome], notes: list[SiteNote], abroad: list[Request]
+    ) -> Receipt:
+        shard, shard_of = self.owner.shards.get(number), self.owner.layout.shard_of
+        if shard is None:
+            self._stale += len(outcomes)
+            return Receipt(stale=len(outcomes))
+        own = [
+            msgspec.structs.replace(
+                outcome, links=tuple(link for link in outcome.links if shard_of(link.site) == number)
+            )
+            if outcome.links
+            else outcome
+            for outcome in outcomes
+        ]
+        shard.journal.staged = abroad
+        before = shard.stored
+        try:
+            receipt = await shard.complete(own, notes=notes)
+            self.owner.stored += shard.stored - before
+            return receipt
+        except Lost:
+            self._stale += len(outcomes)
+            return Receipt(stale=len(outcomes))
+        finally:
+            shard.journal.staged = []
+
+    async def release(self, leases: Sequence[Lease]) -> None:
+        for lease in leases:
+            shard = self._shard(lease.site)
+            if shard is not None:
+                await shard.release([lease])
+        self._tell()
+
+    async def abandon(self, worker: str, *, blamed: Sequence[int] = ()) -> int:
+        """Take back what a dead worker held: its lanes in our shards, and its own shards. How many of both."""
+        owner = self.owner
+        found = 0
+        for shard in list(owner.shards.values()):
+            found += await shard.abandon(worker, blamed=blamed)
+        found += await owner.inherit(worker, blamed=blamed)
+        self._tell()
+        return found
+
+    async def idle(self, grant: Grant) -> None:
+        if grant.news != self._news:
+            return
+        try:
+            async with asyncio.timeout(grant.wait):
+                await self._event.wait()
+        except TimeoutError:
+            pass
+
+    def _tell(self) -> None:
+        self._news += 1
+        self._event.set()
+        self._event = asyncio.Event()
+
+    async def counts(self) -> Counts:
+        return await self._survey.counts(stale=self._stale)
+
+    async def steer(self, job: JobState) -> None:
+        """Pause, resume or stop the job, on all machines: each sees it within a second."""
+        await self.owner.run(write_wish, self.owner.share, job)
+        self.owner.job = job
+        self._tell()
+
+    async def lookup(self, url: str, key_of: urls.KeyOf = urls.fingerprint) -> Mapping[str, Any] | None:
+        key, site = key_of(self.secret, url), urls.host_port(url)
+        if self.settings.site_by == "domain":
+            site = urls.registered_domain(site)
+        shard = self._shard(site)
+        if shard is not None:
+            return await shard.find(key)
+        return await self._survey.lookup(key, site)
+
+    async def site(self, name: str) -> Mapping[str, Any] | None:
+        shard = self._shard(name)
+        return await (self._survey.site(name) if shard is None else shard.site(name))
+
+    async def sites(self, limit: int = 100) -> list[Mapping[str, Any]]:
+        return await self._survey.sites(limit)
+
+    async def every_site(self, cursor: str = "", limit: int = 100) -> tuple[list[Mapping[str, Any]], str]:
+        return await self._survey.every_site(cursor, limit)
+
+    async def beat(self, pulse: Heartbeat) -> None:
+        self.owner.pulse = pulse
+        await self._teller.tell()
+
+    async def refresh(self) -> None:
+        settings = await self.owner.run(read_settings, self.owner.share)
+        if settings != self.settings:
+            self.settings = self.owner.settings = settings
+            for shard in list(self.owner.shards.values()):
+                await shard.limit(settings)
+            self._quota.ask_again()
+            self._tell()
+
+    async def workers(self) -> list[Heartbeat]:
+        return await self._survey.workers()
+
+    async def shards(self) -> list[ShardView]:
+        return await self._survey.shards()
+
+    async def aclose(self) -> None:
+        self.owner.leaving = True
+        self._closing.set()
+        if self._tending is not None:
+            # Not cancelled: a thread goes on, and a claim that it makes for a round that was cut short stays behind.
+            await asyncio.gather(self._tending, return_exceptions=True)
+        try:
+            if self.owner.is_member:
+                await self._quota.close()
+        except Unavailable as error:
+            log.warning("the pages that may be stored were not settled: %s", error)
+        finally:
+            await self.owner.aclose()

@@ -1,0 +1,200 @@
+"""The record of a job on a shared folder: settings, secret, version, and the layout of its shards."""
+
+from __future__ import annotations
+
+import secrets
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import parse_qs, quote
+
+import msgspec
+
+from gossamer import settings as configuration
+from gossamer.errors import ConfigError, JobMissing, SchemaMismatch
+from gossamer.frontier.folder.claims import CLAIMS, TERMS, WORKERS
+from gossamer.frontier.folder.files import TEMPORARY, SharedFolder
+from gossamer.frontier.folder.log import folder_of
+from gossamer.frontier.placement import region_of
+from gossamer.model import JobState, Request
+from gossamer.redact import has_secrets
+from gossamer.settings import Settings
+
+_REMEMBERED = 1 << 16
+
+
+class Layout:
+    """`each` shards in a row. The rules are those that the job was made with: with others, sites that are known would
+    be looked for in shards that know nothing of them."""
+
+    def __init__(self, each: int, regions: Mapping[str, Sequence[str]] | None = None) -> None:
+        self._each = each
+        self._rules = regions or {}
+        self._rows = ["", *sorted(self._rules)]
+        self.count = each * len(self._rows)
+        self.shard_of = lru_cache(_REMEMBERED)(self._shard_of)
+
+    def _shard_of(self, site: str) -> int:
+        place = zlib.crc32(site.encode("utf-8", "surrogatepass")) % self._each
+        return self._each * self._rows.index(region_of(self._rules, site)) + place
+
+    def region(self, shard: int) -> str:
+        """The region of a shard's sites; empty if anybody may fetch them."""
+        return self._rows[shard // self._each]
+
+    def rows(self, region: str) -> list[tuple[str, range]]:
+        """The shards that a worker of this region may have, row by row."""
+        found = [(name, range(self._each * row, self._each * (row + 1))) for row, name in enumerate(self._rows)]
+        return [(name, shards) for name, shards in found if name in ("", region)]
+
+    def by_shard(self, requests: Iterable[Request]) -> dict[int, list[Request]]:
+        """Requests by the shard of their site."""
+        sorted_out: dict[int, list[Request]] = defaultdict(list)
+        for request in requests:
+            sorted_out[self.shard_of(request.site)].append(request)
+        return sorted_out
+
+    def may_have(self, shard: int, region: str) -> bool:
+        """Whether a shard is for workers of this region."""
+        return self.region(shard) in ("", region)
+
+
+FORMAT = 1
+SHARDS = 64
+INBOX, REFUSED, QUOTA = "inbox", "refused", "quota"
+_MOST_SHARDS = 8192
+_RECORD, _WISH, _ADOPTED = "job.json", "wish.json", "adopted.json"
+
+
+class FolderJobRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job is, for all its workers."""
+
+    format: int
+    secret: bytes
+    shards: int
+    """For each region, and for the sites of none."""
+    settings: dict[str, Any]
+    regions: dict[str, list[str]] = {}
+    """The rules by which sites are in their shards."""
+
+    @property
+    def layout(self) -> Layout:
+        """Where sites are."""
+        return Layout(self.shards, self.regions)
+
+
+def place_of(url: str, job: str) -> tuple[Path, int]:
+    """Where a job is, and how many shards it gets if it is made: folder:/path or folder:/path?shards=128."""
+    path, _, query = url.partition(":")[2].partition("?")
+    if not path.startswith("/"):
+        raise ConfigError(f"{url}: not a shared folder", hint="write folder:/path, with the whole path")
+    options = parse_qs(query)
+    shards = options.pop("shards", [str(SHARDS)])[-1]
+    if options or not shards.isdigit() or not 1 <= int(shards) <= 4096:
+        raise ConfigError(f"{url}: only shards=1 to 4096 can be set", hint="folder:/path?shards=128")
+    return Path(path) / "frontier" / quote(job, safe="", errors="surrogatepass"), int(shards)
+
+
+def results_of(url: str, job: str) -> Path:
+    """Where its workers put what they store, unless the job says otherwise."""
+    root, _ = place_of(url, job)
+    return root.parents[1] / "results" / root.name
+
+
+def open_job(
+    share: SharedFolder, job: str, settings: Settings | None, *, shards: int
+) -> tuple[FolderJobRecord, Settings]:
+    """The record of a job. With settings it is made if it is not there, and these are its settings from now on."""
+    if settings is not None:
+        plain = configuration.dump(settings)
+        regions = {name: list(patterns) for name, patterns in settings.regions.items()}
+        made = FolderJobRecord(
+            format=FORMAT, secret=secrets.token_bytes(16), shards=shards, settings=plain, regions=regions
+        )
+        _check(settings, made)
+        share.make_folders(TEMPORARY, CLAIMS, TERMS, WORKERS, INBOX, REFUSED, QUOTA)
+        share.make_folders(*(folder_of(shard) for shard in range(made.layout.count)))
+        # Passwords in it are for the user alone whose workers these are.
+        mode = 0o600 if has_secrets(settings) else 0o644
+        if not share.claim(_RECORD, msgspec.json.encode(made), mode=mode):
+            found = _read(share, job)
+            if found.regions != regions:
+                raise ConfigError(
+                    "the regions of a job on a folder stay as they were when it was made",
+                    hint="set them as they were, or start a new job: sites do not move from shard to shard",
+                )
+            share.put(_RECORD, msgspec.json.encode(msgspec.structs.replace(found, settings=plain)), mode=mode)
+        if read_wish(share) == "stopping":
+            # A stop ends with the run that was stopped.
+            write_wish(share, "running")
+    record = _read(share, job)
+    return record, configuration.build(record.settings, source=f"{share.root / _RECORD}")
+
+
+def read_settings(share: SharedFolder) -> Settings:
+    """The job's settings as they are now."""
+    return configuration.build(_read(share, share.root.name).settings, source=f"{share.root / _RECORD}")
+
+
+def _check(settings: Settings, record: FolderJobRecord) -> None:
+    if settings.region_by == "auto":
+        raise ConfigError(
+            "on a folder sites stay in the region that the rules give them",
+            hint="leave --region-by auto away, or take redis:// or a database",
+        )
+    if record.layout.count > _MOST_SHARDS:
+        raise ConfigError(
+            f"{len(record.regions)} regions with {record.shards} shards each are more than {_MOST_SHARDS:,} shards",
+            hint="make fewer: folder:/path?shards=16",
+        )
+
+
+def _read(share: SharedFolder, job: str) -> FolderJobRecord:
+    try:
+        data = share.read(_RECORD)
+    except (FileNotFoundError, NotADirectoryError):
+        raise JobMissing(
+            f"there is no job {job!r} in {share.root.parent.parent}",
+            hint="start it with: gossamer crawl --frontier folder:/path --job NAME; is the folder mounted?",
+        ) from None
+    try:
+        record = msgspec.json.decode(data, type=FolderJobRecord)
+    except msgspec.MsgspecError as error:
+        raise SchemaMismatch(
+            f"{share.root / _RECORD} cannot be read: {error}", hint="it was left as it is; move it away to start anew"
+        ) from None
+    if record.format != FORMAT:
+        raise SchemaMismatch(
+            f"{share.root} was written by another Gossamer (format {record.format}, this one reads {FORMAT})",
+            hint="use the version that wrote it, on all machines",
+        )
+    return record
+
+
+def read_wish(share: SharedFolder) -> JobState:
+    """What people want the job to do."""
+    try:
+        return cast(JobState, msgspec.json.decode(share.read(_WISH), type=str))
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return "running"
+
+
+def read_adopted(share: SharedFolder) -> list[str]:
+    """The trees of pages that the job has taken over to their end."""
+    try:
+        return msgspec.json.decode(share.read(_ADOPTED), type=list[str])
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return []
+
+
+def write_adopted(share: SharedFolder, tree: str) -> None:
+    """Add a tree to those."""
+    share.put(_ADOPTED, msgspec.json.encode(sorted({*read_adopted(share), tree})))
+
+
+def write_wish(share: SharedFolder, job: JobState) -> None:
+    """Tell all workers what to do."""
+    share.put(_WISH, msgspec.json.encode(job))

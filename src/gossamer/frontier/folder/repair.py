@@ -1,0 +1,90 @@
+"""Queues pages again whose records are lost, on a shared folder."""
+
+from __future__ import annotations
+
+from gossamer.errors import Held, Unavailable
+from gossamer.frontier.embedded.journal import DONE, FAILED
+from gossamer.frontier.folder.log import Chain, ShardPast, read_chain
+from gossamer.frontier.folder.owner import FolderSession, is_running
+from gossamer.frontier.repair import HasRecord, Requeued
+
+
+class FolderRepair:
+    """The part of a frontier that queues finished pages again. It takes all shards: nobody else may have one."""
+
+    owner: FolderSession
+
+    async def requeue_lost(self, has_record: HasRecord) -> Requeued:
+        """Queue every page again that counts as stored and has no record, with all that its request had."""
+        total = Requeued()
+        for number in await self._take_all():
+            chain = await self.owner.run(read_chain, self.owner.share, number)
+            lost, closed = await self.owner.run(_lost, chain, has_record)
+            if lost:
+                await self._rewrite(number, lost)
+            total = total.plus(Requeued(len(lost) - closed, closed))
+        return total
+
+    async def write_off(self, pages: int) -> None:
+        """Count so many pages less as stored."""
+        number, *_ = await self._take_all()
+        await self._rewrite(number, frozenset(), written_off=pages)
+
+    async def _take_all(self) -> list[int]:
+        """Have every shard that anybody ever had; their numbers."""
+        owner = self.owner
+        await self._be_alone()
+        async with owner._tending:
+            await owner.look(fresh=True)
+            used = {number: found.number for number, found in owner.claims.newest.items() if found.number}
+            await owner.take({number: claim for number, claim in used.items() if number not in owner.shards})
+            if missing := used.keys() - owner.shards.keys():
+                raise Unavailable(f"{len(missing)} shards of the job could not be taken", hint="try again")
+        return sorted(used)
+
+    async def _be_alone(self) -> None:
+        """Wait until no other worker can have a shard; Held if one is alive.
+
+        Killed workers leave a heartbeat behind. It counts as one of a living worker until it has been watched for a
+        while, and until its lease has ended; before that, `_balance` would give it shards."""
+        owner, heard = self.owner, dict[str, int]()
+        while True:
+            async with owner._tending:
+                await owner.look(fresh=True)
+            others = [beat for name, beat in owner.peers.beats.items() if name in owner.peers.live - {owner.session}]
+            for beat in others:
+                if beat.worker and (
+                    is_running(beat.life) or heard.setdefault(beat.session, beat.number) != beat.number
+                ):
+                    raise Held(
+                        "other workers are at work for this job", hint="stop them: gossamer stop JOB --frontier ..."
+                    )
+            if not owner.has_company:
+                return
+            await owner.clock.sleep(owner.every_seconds)
+
+    async def _rewrite(self, number: int, unvisited: frozenset[int], *, written_off: int = 0) -> None:
+        owner = self.owner
+        async with owner._tending:
+            async with owner.writing:
+                shard = owner.shards.get(number)
+                if shard is None:
+                    raise Held(f"shard {number} is another worker's by now", hint="stop all workers, and try again")
+                shard.leaving = True
+                await shard.journal.forget_visits(unvisited, written_off=written_off)
+                owner.shards.pop(number)
+                shard.journal.close()
+            await owner.take({number: shard.claim})
+
+
+def _lost(chain: Chain, has_record: HasRecord) -> tuple[frozenset[int], int]:
+    """The numbers of the URLs of a shard that were stored and have no record, and how many are of closed sites."""
+    past = ShardPast(chain)
+    stored = {number for _, number, status, _, _ in past.outcomes() if status in (DONE, FAILED)} | past.dropped.keys()
+    is_closed = {number: row is not None and bool(row.closed) for number, _, row in past.sites()}
+    lost, closed = set(), 0
+    for number, key, site, *_ in past.urls():
+        if number in stored and not has_record(key):
+            lost.add(number)
+            closed += is_closed[site]
+    return frozenset(lost), closed

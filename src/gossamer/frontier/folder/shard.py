@@ -1,0 +1,585 @@
+"""A claimed shard: the embedded frontier in memory over a journal on the shared folder."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from gossamer.clock import Clock
+from gossamer.errors import Unavailable
+from gossamer.frontier.embedded.frontier import EmbeddedFrontier
+from gossamer.frontier.embedded.journal import (
+    DONE,
+    FAILED,
+    SKIPPED,
+    Change,
+    NotAtHand,
+    OutcomeRow,
+    site_view,
+    to_the_end,
+    vars_of,
+)
+from gossamer.frontier.folder.claims import ClaimsView
+from gossamer.frontier.folder.files import explained
+from gossamer.frontier.folder.log import (
+    FILE_BITS,
+    SIZE_BYTES,
+    Chain,
+    Growth,
+    Index,
+    LoggedRequest,
+    Piece,
+    ShardPast,
+    column,
+    decode_kept,
+    decode_state,
+    encode,
+    pack,
+    put_log,
+    put_past,
+    read_chain,
+    size_at,
+    states_of,
+    sweep_logs,
+)
+from gossamer.frontier.policy import SiteQuota
+from gossamer.model import Counts, Grant, Outcome, RegionView, Request
+from gossamer.settings import Settings
+
+if TYPE_CHECKING:
+    from gossamer.frontier.folder.owner import FolderSession
+
+
+log = logging.getLogger("gossamer.frontier")
+_FILE_MASK = (1 << FILE_BITS) - 1
+
+
+class _File:
+    """An open file. Several threads may use it: it is closed when the last of them lets go of it."""
+
+    def __init__(self, path: Path, how: int) -> None:
+        self.handle = os.open(path, how)
+
+    def __del__(self) -> None:
+        if hasattr(self, "handle"):
+            with suppress(OSError):
+                os.close(self.handle)
+
+
+class _Next(NamedTuple):
+    """A chain to go on with, and what is to be known of it."""
+
+    chain: Chain
+    places: Index
+    visits: Mapping[int, int]
+
+
+class FolderJournal:
+    """Changes of a shard in the newest file of its chain. Its owner is asked, after each write, whether it counts."""
+
+    def __init__(self, owner: FolderSession, chain: Chain, past: ShardPast, shard: int) -> None:
+        self._owner = owner
+        self._share = owner.share
+        self._shard = shard
+        self._names = [name for name, _ in chain.files]
+        self._older = chain.files[:-1]
+        self._files: dict[int, _File] = {}
+        self._at_hand: dict[int, Request] = {}
+        self._index = Index(chain)
+        self._sites = {number: name for frame in chain for number, name in frame.sites}
+        self._end = chain.files[-1][1]
+        self._torn = False
+        self._growth = chain.growth()
+        self._next: _Next | None = None
+        self._nexts = 0
+        self._reads: set[asyncio.Task[list[Request]]] = set()
+        self._at = past.last_at
+        self._gone = self._gone_written = past.sent
+        self.outgoing = past.unsent
+        """Links for other shards that are written down here and have yet to go out."""
+        self.staged: list[Request] = []
+        """Links for other shards that go with the next change."""
+        self.changes = 0
+        self.moved: Callable[[Mapping[int, int]], None] = lambda visits: None
+        """Called with the new place of each URL's last visit when the log was made short."""
+
+    async def write(self, change: Change) -> Sequence[int]:
+        if self.is_long:
+            await to_the_end(self._shorten())
+        out = [encode(request) for request in self.staged]
+        # Time stands still rather than go back: what was due stays due.
+        self._at = max(self._at, self._owner.clock.epoch())
+        sent = self._gone if self._gone != self._gone_written else 0
+        frame, data, start = pack(change, at=self._at, out=out, sent=sent)
+        end = self._end
+        await self._owner.run(self._append, data, end)
+        await self._owner.confirm(self._shard)
+        self._end = end + len(data)
+        self._gone_written = sent or self._gone_written
+        self.outgoing += out
+        self.changes += 1
+        self._sites.update(change.sites)
+        place = ((len(self._names) - 1) << FILE_BITS) | (end + start)
+        self._index.take(frame, place)
+        self._growth.take(frame)
+        self._growth.size += len(data)
+        return states_of(frame, place)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the next change goes to a new log, behind a shorter past."""
+        return self._next is not None or self._growth.is_much(len(self._index.places))
+
+    async def _shorten(self) -> None:
+        """Go on in a new log behind a past without what came to nothing.
+
+        The past is written first, then the new log, which counts from then on: whoever finds it needs no older file,
+        and whoever does not finds them as they were. So nothing may be written to the old log once the new one may be
+        there; if that is not known, the next change begins with another one, whose name is higher still."""
+        if self._next is None:
+            try:
+                self._next = await self._owner.run(self._write_past)
+            except Unavailable as error:
+                log.warning("the log of shard %d stays long for now: %s", self._shard, error)
+                self._growth = Growth()
+                return
+        chain, index, visits = self._next
+        await self._owner.run(self._write_log, chain)
+        await self._owner.confirm(self._shard)
+        reads, older, self._next = set(self._reads), len(self._names), None
+        self._names += [name for name, _ in chain.files]
+        self._older, self._end, self._torn = chain.files[:-1], chain.files[-1][1], False
+        self._index, self._growth = index, Growth()
+        self._growth.size = sum(length for _, length in chain.files)
+        # Links that have gone out, and are in the new log since the old one did not say so.
+        self._gone, self._gone_written = self._gone - self._gone_written, 0
+        self.moved(visits)
+        if reads:
+            # They were told of places in the old files.
+            await asyncio.wait(reads)
+        for file in [file for file in self._files if file < older]:
+            self._files.pop(file, None)
+        try:
+            await self._owner.run(sweep_logs, self._share, chain, self._shard)
+        except Unavailable as error:
+            log.debug("old logs of shard %d are left to its next owner: %s", self._shard, error)
+
+    async def forget_visits(self, unvisited: Set[int], *, written_off: int = 0) -> None:
+        """Go on in a new log in which URLs with these numbers were never visited, and so are queued. What is in memory
+        does not know: the shard has to be opened anew."""
+
+        def rewrite() -> None:
+            name, session, first = self._next_name("past"), self._owner.session, len(self._names)
+            made = put_past(
+                self._share, self._whole(), name, shard=self._shard, session=session, first=first,
+                unvisited=unvisited, written_off=written_off,
+            )  # fmt: skip
+            self._write_log(made)
+
+        await self._owner.run(rewrite)
+        await self._owner.confirm(self._shard)
+
+    def _whole(self) -> Chain:
+        """All that was written down, read again."""
+        chain = Chain()
+        for name, length in [*self._older, (self._names[-1], self._end)]:
+            chain.take(name, self._share.read(name), length)
+            if chain.files[-1][1] != length:
+                raise OSError(errno.EIO, f"{name} cannot be read to its end")
+        return chain
+
+    def _write_past(self) -> _Next:
+        chain = self._whole()
+        name, session, first = self._next_name("past"), self._owner.session, len(self._names)
+        made = put_past(self._share, chain, name, shard=self._shard, session=session, first=first)
+        return _Next(made, Index(made), ShardPast(made).last_visits)
+
+    def _write_log(self, chain: Chain) -> None:
+        put_log(self._share, chain, self._next_name("log"), shard=self._shard, session=self._owner.session)
+
+    def _next_name(self, kind: str) -> str:
+        """A name that sorts behind all that this owner has used, and before those of its heirs."""
+        self._nexts += 1
+        folder, _, first = self._names[-1].rpartition("/")
+        return f"{folder}/{kind}-{first.partition('-')[2].partition('.')[0]}.{self._nexts:06}"
+
+    def _append(self, data: bytes, end: int) -> None:
+        name = self._names[-1]
+        try:
+            self._share.touched("append", name)
+            log = self._file(len(self._names) - 1)
+            if self._torn:
+                os.ftruncate(log.handle, end)
+            self._torn = True
+            view, at = memoryview(data), end
+            while view:
+                written = os.pwrite(log.handle, view, at)
+                view, at = view[written:], at + written
+            self._share.touched("fsync", name)
+            os.fsync(log.handle)
+            self._torn = False
+        except OSError as error:
+            # A handle that was bad once may stay so, though the file is well again.
+            self._files.pop(len(self._names) - 1, None)
+            raise explained(error, self._share.root / name) from error
+
+    def _file(self, number: int) -> _File:
+        found = self._files.get(number)
+        if found is None:
+            how = os.O_RDWR if number == len(self._names) - 1 else os.O_RDONLY
+            found = self._files[number] = _File(self._share.root / self._names[number], how)
+        return found
+
+    def sent(self, count: int) -> None:
+        """The first so many of the outgoing links are where they belong. It is written down with the next change."""
+        del self.outgoing[:count]
+        self._gone += count
+
+    def load(self, numbers: Sequence[int], visits: Mapping[int, int]) -> list[Request]:
+        if any(number not in self._at_hand for number in numbers):
+            raise NotAtHand(numbers, visits)
+        found = [self._at_hand[number] for number in numbers]
+        self._at_hand.clear()
+        return found
+
+    async def fetch(self, numbers: Sequence[int], visits: Mapping[int, int]) -> None:
+        """Read requests, so that `load` has them at hand: until the next `load`."""
+        self._at_hand.update(zip(numbers, await self.read(numbers, visits), strict=True))
+
+    async def read(self, numbers: Sequence[int], visits: Mapping[int, int]) -> list[Request]:
+        """Requests as they were written down, read in a thread."""
+        reading = asyncio.ensure_future(self._owner.read(self._requests, numbers, visits))
+        self._reads.add(reading)
+        reading.add_done_callback(self._reads.discard)
+        return await reading
+
+    def _requests(self, numbers: Sequence[int], visits: Mapping[int, int]) -> list[Request]:
+        found = []
+        for number in numbers:
+            one = decode_kept(self._read(self._index.places[number], self._index.sizes[number]))
+            parent = self._index.parents[number]
+            referrer = one.referrer or (self.url(parent) if parent else "")
+            found.append(
+                Request(
+                    one.url, one.key, self._sites[one.place], one.priority, one.depth, one.hops, 0, referrer,
+                    one.label, one.meta, one.method, one.headers, one.body, self._state(visits.get(number, 0)),
+                )
+            )  # fmt: skip
+        return found
+
+    def url(self, number: int) -> str:
+        """The URL of a number."""
+        return decode_kept(self._read(self._index.places[number], self._index.sizes[number])).url
+
+    def _state(self, place: int) -> dict[str, Any] | None:
+        if not place:
+            return None
+        size = size_at(self._read(place, SIZE_BYTES))
+        return decode_state(self._read(place + SIZE_BYTES, size))
+
+    def _read(self, place: int, size: int) -> bytes:
+        file = place >> FILE_BITS
+        for last in (False, True):
+            try:
+                self._share.touched("load", self._names[file])
+                log = self._file(file)
+                data = os.pread(log.handle, size, place & _FILE_MASK)
+                if len(data) < size:
+                    raise OSError(errno.EIO, "the log is shorter than it was")
+                return data
+            except OSError as error:
+                self._files.pop(file, None)
+                if last or error.errno != errno.ESTALE:
+                    raise explained(error, self._share.root / self._names[file]) from error
+        raise AssertionError
+
+    def lookup(self, key: int) -> dict[str, Any] | None:
+        return story(read_chain(self._share, self._shard), key)
+
+    def close(self) -> None:
+        self._files.clear()
+
+
+def story(chain: Chain, key: int) -> dict[str, Any] | None:
+    """All that a shard's past says of one URL; None if it is not there."""
+    sites = {number: name for frame in chain for number, name in frame.sites}
+    for piece in chain.pieces:
+        keys = column(piece.frame.keys)
+        if key not in keys:
+            continue
+        place = keys.index(key)
+        number, parent = column(piece.frame.numbers)[place], column(piece.frame.parents)[place]
+        one = _kept_at(piece, place)
+        rows = [row for frame in chain for row in frame.outcomes if row[0] == number]
+        return {
+            "number": number,
+            "url": one.url,
+            "site": sites[one.place],
+            "depth": one.depth,
+            "priority": one.priority,
+            "referrer": one.referrer or _url_of(chain, parent),
+            "attempts": [vars_of(OutcomeRow(*row[:6], None)) for row in rows],
+        }
+    return None
+
+
+def sites_of(chain: Chain, *, settings: Settings, now: float) -> dict[str, dict[str, Any]]:
+    """All that a shard's past says of its sites, by name, with what waits on each; who has it in hand is not there."""
+    past = ShardPast(chain)
+    found: dict[int, dict[str, Any]] = {}
+    for number, name, row in past.sites():
+        empty = {"queued": 0, "delayed": 0, "stored": 0}
+        found[number] = {**site_view(name, row, settings=settings, now=now), **empty}
+    last: dict[int, tuple[int, bool]] = {}
+    stored = Counter(past.dropped)
+    for _, number, status, again_at, _ in past.outcomes():
+        last[number] = status, again_at is not None
+        stored[number] += status in (DONE, FAILED)
+    for number, _, site_number, *_ in past.urls():
+        site, (status, again) = found[site_number], last.get(number, (0, False))
+        site["stored"] += stored[number]
+        if not site["closed"] and past.lapses.get(number, 0) < settings.max_deliveries:
+            site["queued"] += not status
+            site["delayed"] += bool(status) and again
+    return {site["site"]: site for site in found.values()}
+
+
+def site_of(chain: Chain, name: str, *, settings: Settings, now: float) -> dict[str, Any] | None:
+    """What was noted of one site; None if it is not there. What waits on it is not counted."""
+    for _, known, row in ShardPast(chain).sites():
+        if known == name:
+            return site_view(name, row, settings=settings, now=now)
+    return None
+
+
+def _kept_at(piece: Piece, place: int) -> LoggedRequest:
+    sizes = column(piece.frame.sizes, "I")
+    start = sum(sizes[:place])
+    return decode_kept(piece.blobs[start : start + sizes[place]])
+
+
+def _url_of(chain: Chain, number: int) -> str:
+    for piece in chain.pieces:
+        numbers = column(piece.frame.numbers)
+        if number and number in numbers:
+            return _kept_at(piece, numbers.index(number)).url
+    return ""
+
+
+_PATIENCE = 500.0
+"""Of its time, a worker spends at most this part on counting: one in so many."""
+_SPARE = 64
+FETCHED_BEFORE = -1
+"""As the tries of a request: it was fetched by another program, and is only to be known."""
+
+
+class Common:
+    """What the shards of one process have in common."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.last_token = 0
+        """Tokens of all shards grow together."""
+        self.order = count()
+        self.handed = SiteQuota(settings)
+        """A site's share is that of all shards together: in one of them it may be the only site."""
+
+
+class FolderShard(EmbeddedFrontier):
+    """A part of the sites, with their schedule in memory. How many pages the job may store is not its concern."""
+
+    def __init__(
+        self,
+        journal: FolderJournal,
+        past: ShardPast,
+        number: int,
+        claim: int,
+        *,
+        settings: Settings,
+        clock: Clock,
+        common: Common,
+    ) -> None:
+        super().__init__(journal, past, settings=msgspec.structs.replace(settings, max_pages=None), clock=clock)
+        self.journal = journal
+        self.number = number
+        self.claim = claim
+        self.leaving = False
+        """To be given to another worker as soon as nothing of it is leased."""
+        self._common = common
+        self._urls: dict[int, dict[int, str]] = {}
+        """Of each lease, by key."""
+        self._state.schedule.share, self._state.schedule.order = common.handed, common.order
+        self._state.stored += past.stored
+        journal.moved = self._moved
+        self._counts, self._lanes = Counts(), RegionView()
+        self._counted_at, self._counting_seconds = -1e18, 0.0
+
+    async def limit(self, settings: Settings) -> None:
+        await super().limit(msgspec.structs.replace(settings, max_pages=None))
+
+    def _moved(self, places: Mapping[int, int]) -> None:
+        visits = self._state.visits
+        for number in visits:
+            visits[number] = places.get(number, 0)
+
+    async def add(self, requests: Sequence[Request]) -> int:
+        """Queue requests; those that say that they were fetched before are only remembered."""
+        fetched = [request for request in requests if request.tries == FETCHED_BEFORE]
+        if not fetched:
+            return await super().add(requests)
+        await self._remember(fetched)
+        return await super().add([request for request in requests if request.tries != FETCHED_BEFORE])
+
+    async def _remember(self, requests: Sequence[Request]) -> None:
+        """Skip what is there already: it is not this job that stored it, and its limits do not count it."""
+        state, settings = self._state, self._state.settings
+        again_in = settings.revisit_seconds if settings.recrawl else None
+        async with self._lock:
+            change = Change()
+            state.plan_urls(change, requests, parent=0)
+            at, now = state.clock.epoch(), state.clock.monotonic()
+            again_at = None if again_in is None else at + again_in
+            for number, _, _, _ in change.urls:
+                change.outcomes.append(OutcomeRow(number, SKIPPED, 0, at, again_at, "adopted", None))
+            await to_the_end(self._write(change))
+            for number, request, _, _ in change.urls:
+                site = state.schedule.sites[request.site]
+                state.count(SKIPPED)
+                if again_in is not None and not site.closed:
+                    state.schedule.revisits[number] = SKIPPED
+                    state.schedule.push_later(site, number, now + again_in)
+
+    async def lease(
+        self,
+        limit: int,
+        *,
+        batch: int,
+        seconds: float,
+        worker: str = "",
+        suspects: bool = True,
+        over_quota: bool = True,
+    ) -> Grant:
+        while not self.leaving:
+            try:
+                grant = await self._lease_at_hand(
+                    limit, batch, seconds, worker, suspects=suspects, over_quota=over_quota
+                )
+            except NotAtHand as missing:
+                await self.journal.fetch(missing.numbers, missing.visits)
+                continue
+            if len(self._urls) > 2 * self.lanes_held + _SPARE:
+                self._urls = {token: urls for token, urls in self._urls.items() if token in self._state.held}
+            for lease in grant.leases:
+                self._urls[lease.token] = {request.key: request.url for request in lease.requests}
+            return grant
+        return Grant()
+
+    async def _read(self, numbers: Sequence[int]) -> list[Request]:
+        return await self.journal.read(numbers, self._state.visits)
+
+    async def _lease_at_hand(
+        self, limit: int, batch: int, seconds: float, worker: str, *, suspects: bool, over_quota: bool
+    ) -> Grant:
+        self._state.last_token = max(self._state.last_token, self._common.last_token)
+        try:
+            return await super().lease(
+                limit, batch=batch, seconds=seconds, worker=worker, suspects=suspects, over_quota=over_quota
+            )
+        finally:
+            self._common.last_token = max(self._state.last_token, self._common.last_token)
+
+    @property
+    def queued(self) -> int:
+        """Requests that could be handed out."""
+        return self._state.schedule.queued
+
+    @property
+    def leased(self) -> int:
+        """Requests in somebody's hands."""
+        return self._state.schedule.leased
+
+    @property
+    def lanes_held(self) -> int:
+        """Lanes in somebody's hands."""
+        return len(self._state.held)
+
+    @property
+    def stored(self) -> int:
+        """Pages stored over the job's life."""
+        return self._state.stored
+
+    def next_turn(self, *, over_quota: bool) -> tuple[float, int] | None:
+        """When the next lane may be leased, and its place in the order of all shards of this worker."""
+        return self._state.schedule.next_turn(over_quota=over_quota)
+
+    def next_expiry(self) -> float | None:
+        """When the next lease runs out."""
+        return self._state.next_expiry()
+
+    def lapse_lost(self, now: float) -> None:
+        """Take back what has run out."""
+        self._state.lapse_lost(now)
+
+    async def take_back(self) -> None:
+        """Take back what has run out, and write down what that says of its requests."""
+        self._state.lapse_lost(self._clock.monotonic())
+        if self._state.new_lapses:
+            await self._keep_lost()
+
+    def keep_leases(self, worker: str, *, until: float) -> None:
+        """Extend what a worker holds a little: it was stopped, and comes back while the shard is still ours."""
+        for lane in self._state.held.values():
+            if lane.worker == worker:
+                lane.expires_at = max(lane.expires_at, until)
+                lane.excused = True
+
+    def has_suspect(self, worker: str, now: float) -> bool:
+        """Whether the worker holds a suspect of this shard."""
+        return self._state.has_suspect(worker, now)
+
+    def is_over(self) -> bool:
+        """Whether nothing is left to hand out, under way, or to be sent to other shards."""
+        return self._state.is_over() and not self.journal.outgoing
+
+    def holds(self, outcome: Outcome) -> bool:
+        """Whether an outcome would count now."""
+        lane = self._state.held.get(outcome.token)
+        return lane is not None and outcome.key in lane.batch
+
+    def page_of(self, outcome: Outcome) -> str:
+        """The URL of an outcome that would count."""
+        return self._urls[outcome.token][outcome.key]
+
+    def view(self, *, exact: bool = False) -> ClaimsView:
+        """What others are told of it. Walking over all sites takes a while: unless it must be exact, what only that can
+        tell may be some seconds old."""
+        schedule, now = self._state.schedule, self._state.clock.monotonic()
+        if exact or now >= self._counted_at + _PATIENCE * self._counting_seconds:
+            self._counts, self._lanes = self._state.counts(), schedule.lanes(now)
+            self._counted_at = self._state.clock.monotonic()
+            self._counting_seconds = self._counted_at - now
+        else:
+            self._counts = msgspec.structs.replace(
+                self._counts,
+                queued=schedule.queued,
+                delayed=schedule.delayed - len(schedule.revisits),
+                leased=schedule.leased,
+                stored=self._state.stored,
+                known=len(self._state.seen),
+            )
+        return ClaimsView(
+            claim=self.claim,
+            changes=self.journal.changes,
+            busy=not self.is_over(),
+            counts=self._counts,
+            lanes=self._lanes,
+        )

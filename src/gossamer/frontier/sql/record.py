@@ -1,0 +1,315 @@
+"""The record of a job in SQL: settings, secret, version, and the databases of its shards."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+import msgspec
+
+from gossamer import settings as configuration
+from gossamer.dsn import hosts_of
+from gossamer.errors import ConfigError, FrontierError, JobMissing, SchemaMismatch, Unavailable
+from gossamer.frontier.sql.database import Database, Dialect, digest
+from gossamer.frontier.sql.frontier import ALONE, ShardContext, SqlFrontier
+from gossamer.frontier.sql.handover import HERE
+from gossamer.frontier.sql.transaction import STRIPES
+from gossamer.settings import Settings
+
+FORMAT = 3
+log = logging.getLogger("gossamer.frontier")
+
+
+def dialect_of(url: str) -> Dialect:
+    """A connection, not yet open, to the server at this address."""
+    if url.startswith(("postgresql://", "postgres://")):
+        from gossamer.frontier.sql.postgresql import PostgresDialect
+
+        return PostgresDialect(url)
+    if url.startswith(("mysql://", "mariadb://")):
+        from gossamer.frontier.sql.mysql import MySqlDialect
+
+        return MySqlDialect(url)
+    raise ConfigError("the frontier's address is not one of a database", hint="use postgresql:// or mysql://")
+
+
+async def open_sql(
+    url: str,
+    job: str,
+    settings: Settings | None = None,
+    *,
+    worker: str = "",
+    region: str = "",
+    shard: int = 0,
+    secret: bytes | None = None,
+    alone: bool = True,
+    context: ShardContext = ALONE,
+) -> SqlFrontier:
+    """Join one shard of a job in a database; with settings, make it if it is not there.
+
+    `secret` is for a job that is spread over several databases: the keys of its URLs are the same in all of them. One
+    that is not `alone` stores what `allow` lets it, in place of max_pages."""
+    database = Database(dialect_of(url))
+    try:
+        if settings is not None:
+            await make_job(database, job, settings, secret or secrets.token_bytes(16))
+            await make_shard(database, job, shard)
+        return await open_shard(
+            database, job, shard, settings, worker=worker, region=region, alone=alone, context=context
+        )
+    except BaseException:
+        await database.aclose()
+        raise
+
+
+async def open_shard(
+    database: Database,
+    job: str,
+    shard: int,
+    settings: Settings | None,
+    *,
+    worker: str,
+    region: str,
+    alone: bool,
+    context: ShardContext = ALONE,
+) -> SqlFrontier:
+    """A shard that is there, or was before it went elsewhere."""
+    row = await database.run(lambda db: _read(db, job, shard))
+    kept, key, revision = understood(row[1:], job)
+    own = await seat(database, int(row[0]))
+    if settings is not None:
+        # Known before there are any: a server that forgets the first leases has its lanes rest for as long.
+        longest = round(settings.lease_seconds * 1e6)
+        await own.run(lambda db: db.fetch("set_longest", longest))
+    return SqlFrontier(
+        own,
+        job,
+        settings or kept,
+        secret=key,
+        revision=revision,
+        worker=worker,
+        region=region,
+        shard=shard,
+        alone=alone,
+        context=context,
+    )
+
+
+async def seat(database: Database, row: int) -> Database:
+    """The connection for one shard, by the number of its row."""
+    own = database.at(row)
+    await own.run(_notice_run)
+    own.greet(_notice_run)
+    return own
+
+
+async def make_job(database: Database, job: str, settings: Settings, secret: bytes) -> None:
+    """A job's record with these settings; the secret is kept if it is there."""
+    text = msgspec.json.encode(configuration.dump(settings)).decode()
+
+    async def work(db: Dialect) -> None:
+        await db.make_tables()
+        if await db.fetch("other_format", FORMAT):
+            raise SchemaMismatch(
+                f"the tables in {db.server} were made by another version of Gossamer",
+                hint="use the version that made them, or give this job a database of its own",
+            )
+        await db.fetch("make_job", digest(job), job, FORMAT, text, secret)
+        await db.fetch("renew_job", digest(job), FORMAT, text)
+
+    await database.run(work)
+    # A job on one database works without it.
+    await ensure_outbox(database)
+
+
+async def make_shard(database: Database, job: str, shard: int, *, phase: int = HERE) -> int:
+    """A shard of a job that is there; the number of its row. One that is not `HERE` is not used."""
+
+    async def work(db: Dialect) -> int:
+        await db.fetch("make_shard", digest(job), shard)
+        (row,) = await db.fetch("find_shard", digest(job), shard)
+        db.shard = int(row[0])
+        await db.fetch("make_stripes", list(range(STRIPES)))
+        # From here on a server that forgets is noticed.
+        await db.fetch("restarted", db.server_run, "")
+        if phase != HERE:
+            await db.fetch("set_phase", phase, "")
+        return int(row[0])
+
+    return await database.run(work)
+
+
+async def _read(db: Dialect, job: str, shard: int) -> Sequence[Any]:
+    rows = await db.fetch("read_job", digest(job), shard)
+    if not rows:
+        raise JobMissing(
+            f"there is no job {job!r} in {db.server}, or not this part of it",
+            hint="start it with: gossamer crawl --frontier ... --job NAME; was the database emptied or restored?",
+        )
+    return rows[0]
+
+
+def understood(row: Sequence[Any], job: str) -> tuple[Settings, bytes, int]:
+    """The settings, the secret and the revision of a job's record."""
+    form, revision, text, secret = row
+    if form != FORMAT:
+        raise SchemaMismatch(
+            f"job {job!r} was written by another version of Gossamer", hint="use the version that made it"
+        )
+    try:
+        return configuration.build(msgspec.json.decode(text)), bytes(secret), int(revision)
+    except (TypeError, ValueError, ConfigError) as error:
+        raise SchemaMismatch(
+            f"the record of job {job!r} cannot be read: {error}", hint="was it written by another version of Gossamer?"
+        ) from None
+
+
+async def _notice_run(db: Dialect) -> None:
+    """Another run of the server may lack leases that were granted before: all lanes rest until these have ended.
+
+    A server whose settings let it forget may do so with no sign of it but a lost connection."""
+    suspicious = db.forgets and db.connections > 1
+    for (known,) in await db.fetch("last_server"):
+        if known != db.server_run or suspicious:
+            await db.fetch("restarted", db.server_run, known)
+            if known:
+                log.warning(
+                    "%s was started again, or replaced: no site is leased until all earlier leases have ended",
+                    db.server,
+                )
+
+
+async def ensure_outbox(database: Database) -> bool:
+    """See that a database has the tables of the outbox, which jobs of earlier versions lack; whether it has them."""
+
+    async def look(db: Dialect) -> bool:
+        return db.has_outbox
+
+    if await database.run(look, whole=False):
+        return True
+    try:
+        await database.run(lambda db: db.make_outbox())
+    except Unavailable:
+        raise
+    except FrontierError as error:
+        log.debug("%s has no outbox: %s", database.dialect.server, error)
+        return False
+    return True
+
+
+_KINDS = {"postgres": "postgresql", "mariadb": "mysql"}
+_placement = msgspec.json.Decoder(list[str]).decode
+
+
+class SqlJobRecord(NamedTuple):
+    """A job's record: what all shards share, and the server of each. In the record "" is the server that has it."""
+
+    settings: Settings
+    secret: bytes
+    placement: list[str]
+    is_made: bool
+
+
+class Databases:
+    """Connections to the servers of these addresses, opened when they are needed."""
+
+    def __init__(self, url: str) -> None:
+        self._opened: dict[str, Database] = {}
+        self._urls: dict[str, str] = {}
+        for one in addresses(url):
+            dialect = dialect_of(one)
+            if dialect.server in self._urls:
+                raise ConfigError(f"{dialect.server} is named twice", hint="give each database once")
+            self._urls[dialect.server] = one
+            self._opened[dialect.server] = Database(dialect)
+        self.names = list(self._urls)
+        if len({name.partition("://")[0] for name in self.names}) > 1:
+            raise ConfigError(
+                "the databases of a job are of one kind", hint="either all postgresql:// or all mysql:// addresses"
+            )
+
+    def at(self, name: str) -> Database:
+        """The connection to a server."""
+        if name not in self._opened:
+            url = like(self._urls[self.names[0]], name)
+            self._urls[name] = url
+            self._opened[name] = Database(dialect_of(url))
+        return self._opened[name]
+
+    async def read(self, name: str, job: str) -> SqlJobRecord | None:
+        """A job's record on one server; None if it is not there."""
+
+        async def work(db: Dialect) -> SqlJobRecord | None:
+            for row in await db.fetch("read_root", digest(job)):
+                settings, secret, _ = understood(row[:4], job)
+                placement = _placement(row[4]) if row[4] else [""]
+                return SqlJobRecord(settings, secret, [place or name for place in placement], bool(row[5]))
+            return None
+
+        try:
+            return await self.at(name).run(work)
+        except JobMissing:
+            # No tables at all.
+            return None
+
+    async def find(self, job: str) -> SqlJobRecord | None:
+        """A job's record on the first server that has it."""
+        for name in self.names:
+            if (root := await self.read(name, job)) is not None:
+                return root
+        return None
+
+    async def write(self, name: str, job: str, root: SqlJobRecord) -> SqlJobRecord:
+        """See that a server has a job's record, with these settings; the record, which may have been there before."""
+        database = self.at(name)
+        text = msgspec.json.encode(root.placement).decode()
+        await make_job(database, job, root.settings, root.secret)
+        await database.run(lambda db: db.fetch("propose_root", digest(job), text))
+        found = await self.read(name, job)
+        if found is None:
+            raise JobMissing(f"job {job!r} is gone from {name}", hint="did somebody empty the database?")
+        return found
+
+    async def place(self, name: str, job: str, placement: list[str]) -> None:
+        """Tell a server where the shards are, all of which have been made."""
+        text = msgspec.json.encode(placement).decode()
+        await self.at(name).run(lambda db: db.fetch("place_root", digest(job), text))
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        for database in self._opened.values():
+            await database.aclose()
+
+
+def addresses(text: str) -> list[str]:
+    """The addresses of a frontier in several databases: they are separated by commas."""
+    return re.split(r",(?=[a-z+]+://)", text)
+
+
+def like(url: str, name: str) -> str:
+    """The address of a server by its name, with the user, the password and the options of another's."""
+    given = urlsplit(url)
+    options = dict(parse_qsl(given.query))
+    credentials, at, _ = given.netloc.rpartition("@")
+    scheme, _, rest = name.partition("://")
+    place, _, database = rest.rpartition("/")
+    if _KINDS.get(given.scheme, given.scheme) != scheme:
+        raise ConfigError(f"a shard is on {name}, which was not named", hint="give the addresses of all databases")
+    for option in ("host", "port", "socket", "unix_socket"):
+        options.pop(option, None)
+    host, _, port = place.rpartition(":")
+    if scheme == "postgresql":
+        hosts, ports = hosts_of(place)
+        options |= {"host": ",".join(hosts)} | ({"port": ",".join(map(str, ports))} if ports else {})
+        place = ""
+    elif place.startswith("/"):
+        options["socket"] = place
+        place = ""
+    elif ":" in host:
+        place = f"[{host}]:{port}"
+    query = f"?{urlencode(options)}" if options else ""
+    return f"{scheme}://{credentials}{at}{place}/{quote(database)}{query}"
