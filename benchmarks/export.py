@@ -17,8 +17,8 @@ from pathlib import Path
 
 from gossamer.model import PageRow, Record
 from gossamer.settings import Settings
-from gossamer.sink import open_sinks
-from gossamer.sink.segments import SegmentSink
+from gossamer.storage.registry import open_sinks
+from gossamer.storage.segments import SegmentSink
 
 BATCH = 5000
 LIMIT_MB = 500

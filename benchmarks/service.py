@@ -35,7 +35,7 @@ from gossamer.frontier.embedded.sqlite import open_sqlite
 from gossamer.job_folder import save_settings
 from gossamer.model import PageRow
 from gossamer.settings import build
-from gossamer.sink.trail import SentRequest
+from gossamer.storage.request_log import SentRequest
 from gossamer.testing.web import SimWeb
 
 TICKS = os.sysconf("SC_CLK_TCK")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gossamer.model import PageRow, Record
 from gossamer.settings import Settings
-from gossamer.sink import fleet_sinks
+from gossamer.storage.registry import fleet_sinks
 from gossamer.testing.buckets import BucketServer
 from gossamer.testing.servers import RedisServer
 from gossamer.testing.sqlservers import MariaServer, PostgresServer

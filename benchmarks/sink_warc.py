@@ -20,7 +20,7 @@ from gossamer.model import Exchange, PageRow, Record
 from gossamer.settings import Settings
 from gossamer.sim.pages import PageRenderer
 from gossamer.sim.site import WebPlan
-from gossamer.sink import open_sinks
+from gossamer.storage.registry import open_sinks
 from gossamer.testing.web import SimWeb
 
 PAGE_BYTES = 40_000

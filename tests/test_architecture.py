@@ -21,7 +21,7 @@ OWN_SCHEMES = ("frontier/redis/frontier", "frontier/sql/", "frontier/embedded")
 NO_FRONTIERS = (
     "sink/",
     "stored/",
-    "verify/tables.py",
+    "storage/tables.py",
     "verify/sinks.py",
     "testing/sqlservers.py",
     "testing/proxies.py",

@@ -175,7 +175,7 @@ class Results:
             import pyarrow as pa
         except ImportError as error:
             raise unusable("parquet", "a table", error) from error
-        from gossamer.sink import parquet_files as files
+        from gossamer.storage import parquet_files as files
 
         if self._items:
             items = list(self)

@@ -33,7 +33,7 @@ from gossamer.middleware.cache import cache
 from gossamer.middleware.cookies import CookieJar, cookies
 from gossamer.middleware.sessions import sessions
 from gossamer.settings import Settings
-from gossamer.sink.trail import RequestLog
+from gossamer.storage.request_log import RequestLog
 
 if TYPE_CHECKING:
     from gossamer.engine.parser_pool import ParserPool

@@ -27,16 +27,15 @@ from gossamer.errors import ConfigError, FrontierError, JobMissing, SinkError, U
 from gossamer.frontier.advice import Advice, advise
 from gossamer.frontier.backends import backend_of, create_fleet, open_fleet
 from gossamer.frontier.base import FleetFrontier
-from gossamer.gathered import export
 from gossamer.job import RunSummary
 from gossamer.leaving import leaving, watched
 from gossamer.model import Counts, Heartbeat, JobState
 from gossamer.results import check_results, compare, forgotten_words, is_results, mark, repair_command
 from gossamer.settings import Settings
-from gossamer.sink import finish_archives, fleet_sinks, shared_folder, wants_segments
-from gossamer.sink.base import Sink
-from gossamer.sink.segments import SegmentSink, has_records
-from gossamer.sink.trail import RequestLog, cut_of
+from gossamer.storage.base import Sink
+from gossamer.storage.registry import finish_archives, fleet_sinks, shared_folder, wants_segments
+from gossamer.storage.request_log import RequestLog, cut_of
+from gossamer.storage.segments import SegmentSink, export, has_records
 from gossamer.takeover import begin
 
 log = logging.getLogger("gossamer.fleet")

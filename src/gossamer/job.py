@@ -24,10 +24,10 @@ from gossamer.frontier.base import OwnedFrontier
 from gossamer.job_folder import FRONTIER, OWNER, save_settings
 from gossamer.model import Counts, JobState
 from gossamer.settings import Settings
-from gossamer.sink import open_sinks
-from gossamer.sink.aside import RejectedSink
-from gossamer.sink.base import Sink
-from gossamer.sink.trail import RequestLog
+from gossamer.storage.base import Sink
+from gossamer.storage.jsonl import RejectedSink
+from gossamer.storage.registry import open_sinks
+from gossamer.storage.request_log import RequestLog
 
 if TYPE_CHECKING:
     from gossamer.telemetry.tracing import Tracing

@@ -15,7 +15,7 @@ from gossamer.errors import OwnerGone
 from gossamer.leaving import leaving
 from gossamer.model import JobState
 from gossamer.settings import build
-from gossamer.sink.trail import RequestLog
+from gossamer.storage.request_log import RequestLog
 
 
 async def join(folder: Path, *, name: str, supervised: int = 0) -> JobState:

@@ -11,10 +11,10 @@ from typing import Any
 
 from gossamer.errors import ConfigError
 from gossamer.extras import unusable
-from gossamer.sink import trail
-from gossamer.sink.trail import SentRequest
+from gossamer.storage import request_log
 from gossamer.storage.base import SqlSource
 from gossamer.storage.reader import StoredJob
+from gossamer.storage.request_log import SentRequest
 from gossamer.storage.selects import KEY_COLUMNS, PAGE_COLUMNS, columns_for, quoted, read_json
 
 log = logging.getLogger("gossamer.query")
@@ -88,7 +88,7 @@ def opened(place: Path | StoredJob) -> Iterator[Any]:
 
 def _views(job: StoredJob, spill: Path) -> dict[str, Sequence[SqlSource]]:
     """What is in a job's files, by the reader whose files answer SQL soonest."""
-    steps = SqlSource(sorted((job.folder / trail.FOLDER).glob(f"*{trail.SUFFIX}")), _REQUESTS)
+    steps = SqlSource(sorted((job.folder / request_log.FOLDER).glob(f"*{request_log.SUFFIX}")), _REQUESTS)
     reader = job.first("rows", prefer="columns")
     if reader is not None:
         return {**reader.sql_sources(spill), "_requests": [steps]}

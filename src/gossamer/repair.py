@@ -31,8 +31,9 @@ from gossamer.results import (
     replace_marker,
 )
 from gossamer.settings import Settings
-from gossamer.sink import trail, wants_segments
-from gossamer.sink.segments import every_record
+from gossamer.storage import request_log
+from gossamer.storage.registry import wants_segments
+from gossamer.storage.segments import every_record
 
 _MOST = 10_000
 
@@ -187,7 +188,7 @@ def _named(
             found[key] = Request(url, key, urls.site(url, by=settings.site_by), 0, max(0, depth))
 
     deepest = settings.max_depth or 0
-    for _, step in trail.steps(place, "http://", "https://"):
+    for _, step in request_log.steps(place, "http://", "https://"):
         if not step.skipped:
             # Its depth is not known: what lies behind it must not be crawled deeper than the job may.
             take(step.url, deepest)

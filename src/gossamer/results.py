@@ -28,9 +28,9 @@ from gossamer.errors import ConfigError
 from gossamer.model import Counts, Heartbeat
 from gossamer.redact import masked_address
 from gossamer.settings import Settings
-from gossamer.sink import wants_segments
-from gossamer.sink.latest import LastWords, visit_of
-from gossamer.sink.segments import has_segments, segment_bytes, stamps
+from gossamer.storage.query import LastWords, visit_of
+from gossamer.storage.registry import wants_segments
+from gossamer.storage.segments import has_segments, segment_bytes, stamps
 
 MARKER = "results.id"
 CHEAP_BYTES = 64 * 1024 * 1024

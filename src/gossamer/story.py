@@ -13,10 +13,10 @@ from gossamer import urls
 from gossamer.cut import pages_cut
 from gossamer.explain import RobotsSays, Ruling, path_ruling, scope_ruling, when
 from gossamer.frontier import policy, recrawl
-from gossamer.history import Sent, stored, walked
 from gossamer.jobs.job import Job, State, read_state
 from gossamer.model import PageRow
 from gossamer.settings import Settings
+from gossamer.storage.request_log import Sent, stored, walked
 
 _ENDED = ("done", "failed", "skipped", "parked", "known")
 _BY_SCRAPY = (

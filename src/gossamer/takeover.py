@@ -16,8 +16,8 @@ from gossamer.extract.spider import Spider
 from gossamer.frontier.base import Adopting, FleetFrontier
 from gossamer.model import Request
 from gossamer.settings import Settings
-from gossamer.sink import tree_folder
-from gossamer.sink.tree import Tree
+from gossamer.storage.registry import tree_folder
+from gossamer.storage.tree import Tree
 
 _LINKS = 50_000
 """Links that are sorted out at a time."""

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from gossamer import compare
 from gossamer.cli import gossamer
 from gossamer.model import PageRow, Record
-from gossamer.sink.jsonl import JsonlSink
-from gossamer.sink.segments import SegmentSink
+from gossamer.storage.jsonl import JsonlSink
+from gossamer.storage.segments import SegmentSink
 
 
 def row(name: str, **fields: Any) -> Record:

@@ -17,9 +17,9 @@ from gossamer.cli import gossamer
 from gossamer.errors import ConfigError
 from gossamer.query import ask
 from gossamer.settings import Settings
-from gossamer.sink import open_sinks
-from gossamer.sink.segments import SegmentSink
-from gossamer.sink.trail import RequestLog, SentRequest
+from gossamer.storage.registry import open_sinks
+from gossamer.storage.request_log import RequestLog, SentRequest
+from gossamer.storage.segments import SegmentSink
 from gossamer.testing.sink_writer import visit
 from gossamer.testing.sinks import HOSTILE, hostile
 

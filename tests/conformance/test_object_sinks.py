@@ -18,7 +18,7 @@ STRINGS = Path(__file__).parents[2] / "../shared/suites/hostile-strings/blns.jso
 
 
 class _Objects(SinkSuite):
-    opens = "gossamer.sink.objects:open_objects"
+    opens = "gossamer.storage.objects:open_objects"
     kind = "s3"
 
     @pytest.fixture(autouse=True)

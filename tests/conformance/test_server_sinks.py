@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.sink.postgresql import unescaped
+from gossamer.storage.postgresql import unescaped
 from gossamer.testing.servers import RedisServer
 from gossamer.testing.sinks import SinkSuite, StoredOutput
 from gossamer.testing.sqlservers import SqlServer
@@ -46,7 +46,7 @@ class _Tables(_OnServer):
 
 
 class TestPostgreSQL(_Tables):
-    opens = "gossamer.sink.postgresql:open_postgresql"
+    opens = "gossamer.storage.postgresql:open_postgresql"
 
     @pytest.fixture(autouse=True)
     def _server(self, postgres_server: SqlServer) -> None:
@@ -64,7 +64,7 @@ def _plain(value: object) -> object:
 
 
 class TestMariaDB(_Tables):
-    opens = "gossamer.sink.mysql:open_mysql"
+    opens = "gossamer.storage.mysql:open_mysql"
     quote = "`"
 
     @pytest.fixture(autouse=True)
@@ -80,7 +80,7 @@ class TestMariaDB(_Tables):
 class TestStream(_OnServer):
     """Read by redis-cli, as any consumer would read it."""
 
-    opens = "gossamer.sink.stream:open_stream"
+    opens = "gossamer.storage.stream:open_stream"
     kind = "redis+stream"
     keeps_visits = True
 

@@ -22,8 +22,8 @@ from fastwarc import ArchiveIterator, WarcRecordType
 from warcio.archiveiterator import ArchiveIterator as Warcio
 
 from gossamer.model import Record, Rejected
-from gossamer.sink.jsonl import lines_of
-from gossamer.sink.sqlite import SqliteSink
+from gossamer.storage.jsonl import lines_of
+from gossamer.storage.sqlite import SqliteSink
 from gossamer.testing.sink_writer import visit
 from gossamer.testing.sinks import SinkSuite, StoredOutput
 
@@ -42,7 +42,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 class TestJsonl(_Ours):
-    opens = "gossamer.sink.jsonl:open_jsonl"
+    opens = "gossamer.storage.jsonl:open_jsonl"
 
     def read(self, folder: Path, urls: Sequence[str]) -> Iterator[StoredOutput]:
         pages, items = lines(folder / "pages.jsonl"), lines(folder / "items.jsonl")
@@ -85,7 +85,7 @@ class TestGzip(_Compressed):
 
 
 class TestCsv(_Ours):
-    opens = "gossamer.sink.csv:open_csv"
+    opens = "gossamer.storage.csv:open_csv"
 
     def read(self, folder: Path, urls: Sequence[str]) -> Iterator[StoredOutput]:
         pages, items = table(folder / "pages.csv"), table(folder / "items.csv")
@@ -115,7 +115,7 @@ def table(path: Path) -> list[list[str]]:
 
 
 class TestSqlite(_Ours):
-    opens = "gossamer.sink.sqlite:open_sqlite"
+    opens = "gossamer.storage.sqlite:open_sqlite"
     exact, keeps_visits = False, False
 
     def read(self, folder: Path, urls: Sequence[str]) -> Iterator[StoredOutput]:
@@ -163,7 +163,7 @@ class TestSegments(_Ours):
 
 
 class TestTree(_Ours):
-    opens = "gossamer.sink.tree:open_tree"
+    opens = "gossamer.storage.tree:open_tree"
     target = "{folder}/tree"
     exact, keeps_visits = False, False
 
@@ -220,7 +220,7 @@ def tools_find_no_fault(folder: Path) -> None:
 
 
 class TestWarc(_Ours):
-    opens = "gossamer.sink.warc:open_warc"
+    opens = "gossamer.storage.warc.sink:open_warc"
 
     def read(self, folder: Path, urls: Sequence[str]) -> Iterator[StoredOutput]:
         for said, body in captures(folder / "archive"):
@@ -261,7 +261,7 @@ class TestWarcElsewhere(TestWarc):
 class TestParquet(_Ours):
     """Read by DuckDB: the Parquet files, and the logs that are not in them yet."""
 
-    opens = "gossamer.sink.parquet:open_parquet"
+    opens = "gossamer.storage.parquet:open_parquet"
 
     def read(self, folder: Path, urls: Sequence[str]) -> Iterator[StoredOutput]:
         rows = []

@@ -18,7 +18,7 @@ from gossamer.engine.parsing import Extracted, Extractor
 from gossamer.extract.spider import Spider
 from gossamer.model import Lease, Request, Response
 from gossamer.settings import Settings
-from gossamer.stored.open import open_stored
+from gossamer.storage.reader import open_stored
 
 
 def words(seed: int) -> str:

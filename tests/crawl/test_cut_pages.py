@@ -13,8 +13,7 @@ from rawweb import RawWeb, page
 
 from gossamer.model import PageRow
 from gossamer.storage.query import Search
-from gossamer.storage.reader import StoredJob
-from gossamer.stored.open import open_stored
+from gossamer.storage.reader import StoredJob, open_stored
 
 SINKS = ("jsonl", "csv", "sqlite", "parquet", "warc")
 CUT = "max_links:20"

@@ -61,7 +61,7 @@ if point == "handled":
     Handler.handle = handle_and_die
 
 if point in ("torn", "written"):
-    from gossamer.sink.appended import AppendedFiles
+    from gossamer.storage.files import AppendedFiles
     store = AppendedFiles._append
 
     def store_and_die(self, parts):

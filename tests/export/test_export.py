@@ -16,12 +16,12 @@ from warcio.archiveiterator import ArchiveIterator
 
 from gossamer.cli import gossamer
 from gossamer.errors import ConfigError, SinkError
-from gossamer.export.where import COLUMNS, Where
 from gossamer.model import PageRow, Record
 from gossamer.settings import Settings
-from gossamer.sink import open_sinks
-from gossamer.sink.segments import SegmentSink
-from gossamer.stored.records import read_records
+from gossamer.storage.query import COLUMNS, Where
+from gossamer.storage.registry import open_sinks
+from gossamer.storage.segments import SegmentSink
+from gossamer.storage.warc.records import read_records
 from gossamer.testing.sink_writer import visit
 
 DAY = 1_767_225_600.0

@@ -14,9 +14,9 @@ from gossamer.errors import ArchiveError, ConfigError
 from gossamer.export import Export, write
 from gossamer.export.chunks import chunks, count_words
 from gossamer.export.markdown import file_name
-from gossamer.export.where import Where
 from gossamer.model import Exchange, PageRow, Record
-from gossamer.sink.warc import WarcSink
+from gossamer.storage.query import Where
+from gossamer.storage.warc.sink import WarcSink
 
 HOSTILE = (
     "http://x.example/../../etc/passwd", "http://x.example/%2e%2e/%2e%2e/x", "http://con/", "http://nul.example/CON",

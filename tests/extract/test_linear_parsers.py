@@ -19,8 +19,8 @@ from gossamer.middleware import cookies
 from gossamer.model import Request, Response
 from gossamer.redact import masked, masked_url
 from gossamer.settings import build
-from gossamer.sink.warc_index import Member, line_of_member
-from gossamer.stored import visits
+from gossamer.storage.warc import reader
+from gossamer.storage.warc.index import Member, line_of_member
 
 URL = "http://a.example/d/p"
 LONG = 200_000
@@ -96,8 +96,8 @@ PARSERS: dict[str, tuple[Callable[[str], object], str]] = {
     "masks": (lambda text: (masked(text[:50_000]), masked_url(text)), "token|=|&|?|.|http://|:|@| |cookie|\n|'"),
     "URLs": (urls, "/|.|..|%|%2e|?|=|&|#|2001|-|:|@|a|year="),
     "WARC records": (member, "WARC-Type:|WARC-Date:| |\r|\n|a|:|content-type:|;"),
-    "chunked bodies": (lambda text: visits._joined(text.encode()), "1|\r\n| |;|\n|0|f"),
-    "heads": (lambda text: visits._fields(text.encode()), "a|:| |\r\n|\n|\t|\r|é"),
+    "chunked bodies": (lambda text: reader._joined(text.encode()), "1|\r\n| |;|\n|0|f"),
+    "heads": (lambda text: reader._fields(text.encode()), "a|:| |\r\n|\n|\t|\r|é"),
     "Markdown": (lambda text: list(chunks(f"# {text}", 50)), "#| |a|`|\n|.|。|x "),
     "pages for the browser": (lambda text: measure(text.encode()), "<script|href=|src=| |'|\"|>|</script>|<a|<!--"),
 }

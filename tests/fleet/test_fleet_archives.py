@@ -17,7 +17,7 @@ from gossamer.fleet import join_fleet
 from gossamer.frontier.backends import create_fleet
 from gossamer.jobs.find import find_stored
 from gossamer.settings import Settings
-from gossamer.storage.warc_reader import warc_files
+from gossamer.storage.warc.reader import warc_files
 from gossamer.takeover import begin
 from gossamer.testing.servers import RedisServer
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.sim.log import fetched
-from gossamer.sink.tree import Tree, place_of
+from gossamer.storage.tree import Tree, place_of
 from gossamer.testing.web import SimWeb
 
 

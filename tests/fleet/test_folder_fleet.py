@@ -19,7 +19,7 @@ import pytest
 
 from gossamer.settings import Settings
 from gossamer.sim.log import fetched, gaps, max_overlap
-from gossamer.sink.segments import gather
+from gossamer.storage.segments import gather
 from gossamer.testing.folder_worker import submit
 from gossamer.testing.web import SimWeb
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.settings import Settings
-from gossamer.sink.segments import gather
+from gossamer.storage.segments import gather
 from gossamer.testing.folder_worker import submit
 from gossamer.testing.web import SimWeb
 

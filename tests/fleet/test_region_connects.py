@@ -30,7 +30,7 @@ from gossamer.fleet import places_of
 from gossamer.frontier.backends import create_fleet, open_fleet
 from gossamer.model import Heartbeat, Lease, Request
 from gossamer.settings import build
-from gossamer.sink.segments import SegmentSink
+from gossamer.storage.segments import SegmentSink
 from gossamer.testing.servers import RedisServer
 from gossamer.testing.web import SimWeb
 

@@ -30,7 +30,7 @@ from gossamer.jobs.fleet import merge_regions
 from gossamer.model import Heartbeat, Lease, Request
 from gossamer.settings import Settings, build
 from gossamer.sim.log import SimRequest, gaps
-from gossamer.sink.segments import SegmentSink
+from gossamer.storage.segments import SegmentSink
 from gossamer.testing.servers import RedisServer
 from gossamer.testing.web import SimWeb
 

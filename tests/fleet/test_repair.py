@@ -16,7 +16,7 @@ from gossamer.model import Lease, Outcome, PageRow, Record, Request, SiteNote
 from gossamer.repair import Repaired, repair
 from gossamer.results import compare, count_records, mark
 from gossamer.settings import Settings
-from gossamer.sink.segments import SegmentSink
+from gossamer.storage.segments import SegmentSink
 
 SERVERS = {"redis": "redis_server", "postgresql": "postgres_server", "mariadb": "maria_server"}
 SHARDS = 3

@@ -23,7 +23,7 @@ from gossamer.engine.heartbeat import LIVE_SECONDS
 from gossamer.frontier.redis.server import job_key
 from gossamer.results import count_records
 from gossamer.sim.log import fetched
-from gossamer.sink.segments import has_records
+from gossamer.storage.segments import has_records
 from gossamer.testing.web import SimWeb
 from gossamer.verify.fleet import children
 

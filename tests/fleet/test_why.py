@@ -28,7 +28,6 @@ from gossamer.fleet import join_fleet
 from gossamer.frontier.backends import create_fleet, open_fleet
 from gossamer.frontier.embedded.sqlite import open_sqlite
 from gossamer.frontier.embedded.sqlite_reader import SqliteLook
-from gossamer.history import walked
 from gossamer.inspect.audit import site_audit
 from gossamer.job import LocalRun
 from gossamer.job_folder import folder_of, save_settings
@@ -37,8 +36,8 @@ from gossamer.jobs.job import Known, State, read_state
 from gossamer.jobs.local import StoppedJob
 from gossamer.model import Outcome, Request, SiteNote
 from gossamer.settings import Settings, SiteSettings
-from gossamer.sink.trail import RequestLog, SentRequest, steps
 from gossamer.storage.reader import StoredJob
+from gossamer.storage.request_log import RequestLog, SentRequest, steps, walked
 from gossamer.story import tell
 from gossamer.takeover import begin
 from gossamer.testing.web import SimWeb

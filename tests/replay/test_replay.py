@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.model import Exchange, PageRow, Record
-from gossamer.sink.warc import WarcSink
-from gossamer.stored.records import read_records
+from gossamer.storage.warc.records import read_records
+from gossamer.storage.warc.sink import WarcSink
 from gossamer.testing.web import SimWeb
 
 SPIDER = """

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from gossamer.clock import ManualClock
-from gossamer.history import Sent
 from gossamer.model import Counts, PageRow
 from gossamer.notices import Notifier
 from gossamer.redact import masked_url
@@ -20,14 +19,13 @@ from gossamer.service.launch import linear
 from gossamer.service.mapped import drawn, standing
 from gossamer.service.ring import PACES, RingBuffer, TimeSeries
 from gossamer.service.stream import Hub
-from gossamer.service.tail import Tail
 from gossamer.service.tally import JobCounters
 from gossamer.service.views import SiteRow
 from gossamer.service.watch import Watch
 from gossamer.settings import Settings
-from gossamer.sink.trail import RequestLog, SentRequest
 from gossamer.storage.query import Search, versions_of
 from gossamer.storage.reader import StoredJob
+from gossamer.storage.request_log import RequestLog, Sent, SentRequest, Tail
 
 NOW = 1_700_000_000.0
 

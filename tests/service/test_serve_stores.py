@@ -13,7 +13,7 @@ from gossamer.frontier.embedded.sqlite import open_sqlite
 from gossamer.job_folder import FRONTIER, save_settings
 from gossamer.model import Exchange, PageRow, Record
 from gossamer.settings import Settings
-from gossamer.sink import open_sinks
+from gossamer.storage.registry import open_sinks
 
 URL = "http://a.example/page?x=1"
 NOW = 1_700_000_000.25

@@ -20,7 +20,7 @@ import pytest
 
 from gossamer.engine.supervision import dies_with_us
 from gossamer.settings import Settings
-from gossamer.sink import open_sinks
+from gossamer.storage.registry import open_sinks
 from gossamer.testing.servers import free_port
 from gossamer.testing.sink_writer import visit
 

@@ -13,8 +13,8 @@ import pytest
 
 from gossamer.errors import SinkError, SinkFull
 from gossamer.settings import Settings
-from gossamer.sink import fleet_sinks, open_sinks
-from gossamer.sink import parquet_files as files
+from gossamer.storage import parquet_files as files
+from gossamer.storage.registry import fleet_sinks, open_sinks
 from gossamer.testing.sink_writer import visit
 
 FOLDERS = {"warc": "archive", "parquet": "parquet"}
@@ -51,7 +51,7 @@ def test_f49_a_folder_that_fails_for_a_while_costs_no_page(
         (one,) = fleet_sinks(Settings(sink=(sink,)), tmp_path, "one")
         await one.write([visit(0)])
         with monkeypatch.context() as patch:
-            patch.setattr("gossamer.sink.disk.write_at", torn(code))
+            patch.setattr("gossamer.storage.files.write_at", torn(code))
             if code != errno.ENOSPC:
                 patch.setattr("os.ftruncate", bad_cut)
             for _ in range(3):
@@ -97,7 +97,7 @@ def test_f49_a_crawl_of_one_machine_stops_where_its_disk_fails(
         (one,) = open_sinks(Settings(sink=(sink,)), tmp_path, {})
         await one.write([visit(0)])
         with monkeypatch.context() as patch:
-            patch.setattr("gossamer.sink.disk.write_at", torn(errno.EIO))
+            patch.setattr("gossamer.storage.files.write_at", torn(errno.EIO))
             patch.setattr("os.ftruncate", bad_cut)
             with pytest.raises(SinkError) as found:
                 await one.write([visit(1)])

@@ -14,15 +14,15 @@ import pytest
 
 from gossamer.errors import SinkError, SinkFull
 from gossamer.model import PageRow, Record
-from gossamer.sink import disk
-from gossamer.sink.jsonl import JsonlSink
+from gossamer.storage import files
+from gossamer.storage.jsonl import JsonlSink
 
 CHILD = """
 import asyncio, json, os, resource, signal, sys
 from pathlib import Path
 from gossamer.errors import SinkError
 from gossamer.model import PageRow, Record
-from gossamer.sink.jsonl import JsonlSink
+from gossamer.storage.jsonl import JsonlSink
 
 def record(number, title="", items=()):
     return Record(key=number, token=1, page=PageRow(url=f"http://x/{number}", title=title), items=tuple(items))
@@ -66,14 +66,14 @@ def in_a_process(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 def test_all_that_the_marks_cover_was_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: set[tuple[int, int]] = set()
-    real = disk.sync
+    real = files.sync
 
     def sync(descriptor: int) -> None:
         found = os.fstat(descriptor)
         synced.add((found.st_ino, found.st_size))
         real(descriptor)
 
-    monkeypatch.setattr(disk, "sync", sync)
+    monkeypatch.setattr(files, "sync", sync)
     marks = write(tmp_path, {}, record(1, items=({"n": 1},)))
     assert {((tmp_path / name).stat().st_ino, size) for name, size in marks.items()} <= synced
 

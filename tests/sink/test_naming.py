@@ -22,10 +22,10 @@ from gossamer.frontier.embedded.sqlite import open_sqlite
 from gossamer.job_folder import save_settings
 from gossamer.model import Outcome, PageRow, Record, Request
 from gossamer.settings import Settings, build
-from gossamer.sink import check_sinks, fleet_sinks, keeps_pages, open_sinks
-from gossamer.sink.jsonl import JsonlSink
-from gossamer.sink.segments import SegmentSink, gather
-from gossamer.sink.warc import WarcSink
+from gossamer.storage.jsonl import JsonlSink
+from gossamer.storage.registry import check_sinks, fleet_sinks, keeps_pages, open_sinks
+from gossamer.storage.segments import SegmentSink, gather
+from gossamer.storage.warc.sink import WarcSink
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "howto" / "write-a-sink.md"
 SINK, SUITE = re.findall(r"^```python\n(.*?)^```", DOCUMENT.read_text("utf-8"), re.DOTALL | re.MULTILINE)

@@ -19,8 +19,8 @@ from gossamer.compression import zstd
 from gossamer.errors import ConfigError, SinkError, SinkFull
 from gossamer.model import Rejected
 from gossamer.settings import Settings
-from gossamer.sink import fleet_sinks, open_sinks
-from gossamer.sink.objects import ObjectSink
+from gossamer.storage.objects import ObjectSink
+from gossamer.storage.registry import fleet_sinks, open_sinks
 from gossamer.testing.buckets import BucketFault, BucketServer, FaultyStore
 from gossamer.testing.sink_writer import WriterTask, command, visit
 
@@ -124,7 +124,7 @@ def test_an_upload_that_breaks_in_the_middle_is_done_again_whole(
     tmp_path: Path, bucket_server: BucketServer, bucket: str, store: FaultyStore
 ) -> None:
     """F61. Of an object in several parts too; what is there is whole, byte for byte."""
-    order = WriterTask(0, 2, {}, 2_500_000, "gossamer.sink.objects:open_objects", "warc+s3")
+    order = WriterTask(0, 2, {}, 2_500_000, "gossamer.storage.objects:open_objects", "warc+s3")
     order = order._replace(target=f"//{bucket}?object_bytes=100000000", ending="close")
     store.fault, store.after_bytes = "cut", 3_000_000
     with subprocess.Popen(command(order, tmp_path), stdout=subprocess.PIPE, text=True) as process:

@@ -16,10 +16,10 @@ from gossamer.clock import ManualClock
 from gossamer.errors import ConfigError, SinkError
 from gossamer.model import PageRow, Record
 from gossamer.settings import Settings
-from gossamer.sink import check_sinks, finish_archives, fleet_sinks, open_sinks
-from gossamer.sink import parquet_files as files
-from gossamer.sink.parquet import SEAL_SECONDS, ParquetSink
-from gossamer.sink.parquet_items import SCHEMA as ITEM_SCHEMA
+from gossamer.storage import parquet_files as files
+from gossamer.storage.parquet import SEAL_SECONDS, ParquetSink
+from gossamer.storage.parquet_files import SCHEMA as ITEM_SCHEMA
+from gossamer.storage.registry import check_sinks, finish_archives, fleet_sinks, open_sinks
 from gossamer.testing.sink_writer import visit
 from gossamer.testing.sinks import small_disk
 
@@ -297,10 +297,10 @@ def test_what_is_not_understood_of_its_name_is_refused() -> None:
 
 
 def test_without_its_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("gossamer.sink.parquet", "gossamer.sink.parquet_files"):
+    for name in ("gossamer.storage.parquet", "gossamer.storage.parquet_files"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.delattr("gossamer.sink.parquet", raising=False)
-    monkeypatch.delattr("gossamer.sink.parquet_files", raising=False)
+    monkeypatch.delattr("gossamer.storage.parquet", raising=False)
+    monkeypatch.delattr("gossamer.storage.parquet_files", raising=False)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ConfigError) as caught:
         check_sinks(["parquet"])

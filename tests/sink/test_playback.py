@@ -19,7 +19,7 @@ from urllib.parse import quote
 import pytest
 
 from gossamer.model import Exchange, Headers, PageRow, Record
-from gossamer.sink.warc import WarcSink
+from gossamer.storage.warc.sink import WarcSink
 
 ROOT = Path(__file__).parents[2]
 HTML: Headers = (("content-type", "text/html; charset=utf-8"), ("content-encoding", "zstd"))

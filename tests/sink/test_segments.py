@@ -12,8 +12,8 @@ from gossamer.errors import SinkError, SinkFull
 from gossamer.model import PageRow, Record
 from gossamer.results import is_results, mark
 from gossamer.settings import Settings
-from gossamer.sink import disk
-from gossamer.sink.segments import SegmentSink, gather
+from gossamer.storage import files
+from gossamer.storage.segments import SegmentSink, gather
 
 
 def record(key: int, token: int, title: str = "", status: int = 200) -> Record:
@@ -84,7 +84,7 @@ def test_a_write_that_has_returned_was_synced(tmp_path: Path, monkeypatch: pytes
 def test_what_was_written_in_part_is_cut_off_before_something_shorter_follows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = disk.write_at
+    real = files.write_at
 
     def half(descriptor: int, data: bytes, offset: int) -> None:
         real(descriptor, data[: len(data) // 2], offset)
@@ -92,10 +92,10 @@ def test_what_was_written_in_part_is_cut_off_before_something_shorter_follows(
 
     async def run() -> None:
         sink = SegmentSink(tmp_path, "one")
-        monkeypatch.setattr(disk, "write_at", half)
+        monkeypatch.setattr(files, "write_at", half)
         with pytest.raises(SinkFull):
             await sink.write([record(1, 10, "long" * 1000)])
-        monkeypatch.setattr(disk, "write_at", real)
+        monkeypatch.setattr(files, "write_at", real)
         await sink.write([record(2, 11)])
         await sink.aclose()
 
@@ -140,7 +140,7 @@ def test_f49_a_folder_that_fails_for_a_while_costs_no_record(
         sink = SegmentSink(tmp_path, "one")
         await sink.write([record(1, 10)])
         with monkeypatch.context() as patch:
-            patch.setattr("gossamer.sink.disk.write_at", torn)
+            patch.setattr("gossamer.storage.files.write_at", torn)
             for _ in range(3):
                 with pytest.raises(SinkFull):
                     await sink.write([record(2, 11)])

@@ -14,8 +14,8 @@ import redis
 
 from gossamer.errors import ConfigError, SinkError, SinkFull
 from gossamer.settings import Settings
-from gossamer.sink import fleet_sinks
-from gossamer.sink.base import Sink
+from gossamer.storage.base import Sink
+from gossamer.storage.registry import fleet_sinks
 from gossamer.testing.faulty_proxy import FaultyRedisProxy
 from gossamer.testing.servers import RedisServer
 from gossamer.testing.sink_writer import visit

@@ -18,8 +18,8 @@ import pytest
 from gossamer.errors import ConfigError, SinkError, SinkFull
 from gossamer.model import PageRow, Record, Rejected
 from gossamer.settings import Settings
-from gossamer.sink import fleet_sinks, is_shared, open_sinks, wants_segments
-from gossamer.sink.base import Sink
+from gossamer.storage.base import Sink
+from gossamer.storage.registry import fleet_sinks, is_shared, open_sinks, wants_segments
 from gossamer.testing.sink_writer import visit
 from gossamer.testing.sinks import small_disk
 from gossamer.testing.sqlservers import MariaServer, PostgresServer, SqlServer

@@ -4,8 +4,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from gossamer.service.tail import Tail
-from gossamer.sink.trail import FOLDER, RequestLog, SentRequest, dropped_until, parts, steps
+from gossamer.storage.request_log import FOLDER, RequestLog, SentRequest, Tail, dropped_until, parts, steps
 
 MOST_BYTES = 16_000
 

@@ -9,7 +9,7 @@ import pytest
 
 from gossamer.errors import SinkFull
 from gossamer.model import PageRow, Record
-from gossamer.sink.tree import Tree, TreeSink, place_of
+from gossamer.storage.tree import Tree, TreeSink, place_of
 
 
 def store(folder: Path, *records: Record) -> None:

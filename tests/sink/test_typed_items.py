@@ -27,10 +27,10 @@ from gossamer.extract.spider import Spider
 from gossamer.model import PageRow, Record, Request, Response
 from gossamer.query import ask
 from gossamer.settings import Settings
-from gossamer.sink import fleet_sinks, open_sinks
-from gossamer.sink.base import Sink
-from gossamer.sink.typed import item_tables
+from gossamer.storage.base import Sink
 from gossamer.storage.reader import StoredJob
+from gossamer.storage.registry import fleet_sinks, open_sinks
+from gossamer.storage.tables import item_tables
 
 WHEN = datetime.datetime(2026, 11, 16, 2, 0, 0, 5, tzinfo=datetime.timezone(datetime.timedelta(hours=1)))
 

@@ -19,12 +19,12 @@ from warcio.archiveiterator import ArchiveIterator
 from gossamer.errors import SinkError
 from gossamer.model import Exchange, PageRow, Record
 from gossamer.settings import Settings
-from gossamer.sink import disk, finish_archives
-from gossamer.sink.base import Opening
-from gossamer.sink.warc import Placed, WarcSink, finish_left, open_warc
-from gossamer.sink.warc_index import keys, scan, surt
-from gossamer.sink.warc_members import Press
-from gossamer.sink.warc_records import digest_of_hex, payload_digest
+from gossamer.storage import files
+from gossamer.storage.base import Opening
+from gossamer.storage.registry import finish_archives
+from gossamer.storage.warc.index import keys, scan, surt
+from gossamer.storage.warc.records import digest_of_hex, payload_digest
+from gossamer.storage.warc.sink import Placed, Press, WarcSink, finish_left, open_warc
 from gossamer.testing.sink_writer import visit
 
 URL = "http://www.site.example/a?b=1"
@@ -93,14 +93,14 @@ def index(folder: Path) -> list[dict[str, str]]:
 
 def test_all_that_the_marks_cover_was_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: set[tuple[int, int]] = set()
-    real = disk.sync
+    real = files.sync
 
     def sync(descriptor: int) -> None:
         found = os.fstat(descriptor)
         synced.add((found.st_ino, found.st_size))
         real(descriptor)
 
-    monkeypatch.setattr(disk, "sync", sync)
+    monkeypatch.setattr(files, "sync", sync)
     marks = store(tmp_path, [record()])
     assert marks
     assert {((tmp_path / name).stat().st_ino, size) for name, size in marks.items()} <= synced

@@ -11,7 +11,7 @@ import pytest
 from gossamer.errors import ArchiveError
 from gossamer.imports.findings import ImportedRequest
 from gossamer.imports.listings import read_warc
-from gossamer.stored.open import open_stored
+from gossamer.storage.reader import open_stored
 
 PLAIN, MEMBERS = "plain", "members"
 both = pytest.mark.parametrize("form", [PLAIN, MEMBERS])

@@ -12,11 +12,11 @@ from warcio.warcwriter import WARCWriter
 
 from gossamer.errors import ArchiveError
 from gossamer.model import Exchange, PageRow, Record
-from gossamer.sink.jsonl import JsonlSink
-from gossamer.sink.tree import TreeSink
-from gossamer.sink.warc import WarcSink
-from gossamer.stored.open import open_stored
-from gossamer.stored.records import read_records
+from gossamer.storage.jsonl import JsonlSink
+from gossamer.storage.reader import open_stored
+from gossamer.storage.tree import TreeSink
+from gossamer.storage.warc.records import read_records
+from gossamer.storage.warc.sink import WarcSink
 
 URL = "http://www.site.example/a?b=1"
 SUITES = Path(__file__).parents[2].parent / "shared" / "suites"

@@ -15,9 +15,9 @@ from gossamer.errors import ConfigError, NotKept, SinkError
 from gossamer.model import Record, Rejected
 from gossamer.query import ask
 from gossamer.settings import Settings
-from gossamer.sink import open_sinks
 from gossamer.storage.query import Search
 from gossamer.storage.reader import StoredJob
+from gossamer.storage.registry import open_sinks
 from gossamer.storage.tables_reader import TablesReader
 from gossamer.testing.sink_writer import visit
 from gossamer.testing.sinks import HOSTILE, hostile

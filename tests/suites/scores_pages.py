@@ -14,9 +14,9 @@ from score import Score, tally
 
 from gossamer.extract.page import Page
 from gossamer.model import PageRow, Record, Request, Response
-from gossamer.sink.csv import CsvSink
-from gossamer.sink.jsonl import JsonlSink
-from gossamer.sink.warc_index import scan
+from gossamer.storage.csv import CsvSink
+from gossamer.storage.jsonl import JsonlSink
+from gossamer.storage.warc.index import scan
 
 SUITES = Path(__file__).parents[2].parent / "shared" / "suites"
 READS = ("pages-article-benchmark", "hostile-strings", "warc-warcio", "warc-fastwarc")

@@ -96,7 +96,7 @@ def test_a_proof_that_is_ended_early_takes_everything_away(redis_server: RedisSe
 
 
 LEAKY = """
-from gossamer.sink.jsonl import JsonlSink
+from gossamer.storage.jsonl import JsonlSink
 
 class Leaky(JsonlSink):
     def __init__(self, opening):

@@ -20,11 +20,10 @@ from gossamer.cli.why import about_a_job, one_url
 from gossamer.clock import SystemClock
 from gossamer.errors import ConfigError
 from gossamer.explain import when
-from gossamer.history import walked
 from gossamer.inspect.audit import site_audit
 from gossamer.jobs.find import guess_name, open_job
 from gossamer.logs import plain
-from gossamer.sink.trail import dropped_until
+from gossamer.storage.request_log import dropped_until, walked
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 

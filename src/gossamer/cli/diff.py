@@ -14,10 +14,10 @@ from gossamer.cli.exits import Exit
 from gossamer.cli.start import run
 from gossamer.cli.terminal import put, say
 from gossamer.compare import KINDS, Difference, differences
-from gossamer.export.where import Where
 from gossamer.jobs.find import find_stored
 from gossamer.logs import plain
 from gossamer.model import Record
+from gossamer.storage.query import Where
 from gossamer.storage.reader import StoredJob
 
 _SIGNS = {"new": "+", "gone": "-", "changed": "~"}

@@ -14,13 +14,13 @@ from gossamer.cli.start import check_out, run
 from gossamer.cli.terminal import say
 from gossamer.errors import FrontierError, JobMissing, SinkError
 from gossamer.export import FORMATS, Export, write
-from gossamer.export.where import Where
 from gossamer.frontier.backends import is_fleet
 from gossamer.jobs.find import find_job, find_stored
 from gossamer.results import MARKER, compare, is_results, read_marker, repair_command
-from gossamer.sink import wants_segments
-from gossamer.sink.segments import has_segments
+from gossamer.storage.query import Where
 from gossamer.storage.reader import StoredJob
+from gossamer.storage.registry import wants_segments
+from gossamer.storage.segments import has_segments
 
 
 @click.command()

@@ -28,7 +28,7 @@ from gossamer.model import Finding
 from gossamer.redact import masked_address
 from gossamer.results import MARKER, is_results, repair_command
 from gossamer.settings import Settings
-from gossamer.sink import is_shared, shared_folder, wants_segments
+from gossamer.storage.registry import is_shared, shared_folder, wants_segments
 
 
 @click.command(cls=Sectioned)

@@ -19,15 +19,13 @@ from gossamer.cli.exits import Exit
 from gossamer.cli.options import given, some_settings
 from gossamer.cli.start import read_settings, run
 from gossamer.cli.terminal import put, say
-from gossamer.export.where import Where
 from gossamer.leaving import leaving
 from gossamer.logs import plain
 from gossamer.replay.run import Replay, Replayed
 from gossamer.settings import Settings
-from gossamer.sink.aside import REJECTED
-from gossamer.sink.jsonl import ITEMS, PAGES
-from gossamer.storage.reader import StoredJob
-from gossamer.stored.open import open_stored
+from gossamer.storage.jsonl import ITEMS, PAGES, REJECTED
+from gossamer.storage.query import Where
+from gossamer.storage.reader import StoredJob, open_stored
 
 _FEW = 5
 _SETTINGS = ("spider", "extract", "item_types", "text", "markdown")

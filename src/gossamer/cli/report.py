@@ -20,8 +20,8 @@ from gossamer.jobs.find import find_stored
 from gossamer.report.page import render
 from gossamer.report.rows import REPORT, stored_rows
 from gossamer.report.tally import ReportCounts
-from gossamer.sink import is_shared
 from gossamer.storage.reader import StoredJob
+from gossamer.storage.registry import is_shared
 
 log = logging.getLogger("gossamer.report")
 

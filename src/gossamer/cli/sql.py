@@ -20,7 +20,7 @@ from gossamer.cli.terminal import put
 from gossamer.jobs.find import find_stored
 from gossamer.logs import plain
 from gossamer.query import OVERVIEW, ask
-from gossamer.sink.csv import cell
+from gossamer.storage.csv import cell
 
 _WIDEST = 60
 _MEASURED_ROWS = 1000

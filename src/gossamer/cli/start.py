@@ -19,7 +19,7 @@ from gossamer.extract.selectors import check
 from gossamer.extract.spider import FieldSpider, load_type, spider_settings
 from gossamer.frontier.placement import check_regions
 from gossamer.settings import Settings
-from gossamer.sink import check_sinks
+from gossamer.storage.registry import check_sinks
 
 Value = TypeVar("Value")
 

@@ -22,7 +22,7 @@ from gossamer.jobs.job import JobStatus
 from gossamer.logs import plain
 from gossamer.model import JobState
 from gossamer.redact import masked_address
-from gossamer.sink.aside import REJECTED
+from gossamer.storage.jsonl import REJECTED
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _STATES: dict[str, JobState] = {"pause": "paused", "resume": "running", "stop": "stopping"}

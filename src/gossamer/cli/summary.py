@@ -13,13 +13,12 @@ from gossamer.job import RunSummary
 from gossamer.logs import plain
 from gossamer.report.rows import REPORT
 from gossamer.settings import Settings, introduces_itself
-from gossamer.sink import csv as csv_files
-from gossamer.sink.aside import REJECTED
-from gossamer.sink.base import TABLES
-from gossamer.sink.jsonl import ITEMS, PAGES, SUFFIXES
-from gossamer.sink.sqlite import FILE as SQLITE_FILE
-from gossamer.sink.warc import FOLDER as ARCHIVE
+from gossamer.storage import csv as csv_files
+from gossamer.storage.base import TABLES
+from gossamer.storage.jsonl import ITEMS, PAGES, REJECTED, SUFFIXES
 from gossamer.storage.reader import elsewhere
+from gossamer.storage.sqlite import FILE as SQLITE_FILE
+from gossamer.storage.warc.records import FOLDER as ARCHIVE
 
 REFUSED = {
     "scope": "on another site",

@@ -14,8 +14,8 @@ from gossamer.engine.stats import Stats
 from gossamer.errors import FrontierError, GossamerError, SinkError, SinkFull, Unavailable
 from gossamer.frontier.base import Frontier, OwnedFrontier
 from gossamer.model import Lease, Outcome, Receipt, Record, Request, SiteNote
-from gossamer.sink.base import Sink
-from gossamer.sink.trail import RequestLog
+from gossamer.storage.base import Sink
+from gossamer.storage.request_log import RequestLog
 
 _LEAST_SECONDS = 2.0
 

@@ -24,7 +24,7 @@ from gossamer.middleware import Fetch
 from gossamer.middleware.cookies import CookieJar
 from gossamer.model import Grant, JobState
 from gossamer.settings import Settings
-from gossamer.sink.trail import RequestLog
+from gossamer.storage.request_log import RequestLog
 
 log = logging.getLogger("gossamer.engine")
 _SLEEPERS = 15

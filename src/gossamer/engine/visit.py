@@ -34,8 +34,8 @@ from gossamer.middleware import Fetch
 from gossamer.middleware.cookies import CookieJar
 from gossamer.model import ROBOTS, SITEMAP, Lease, Outcome, PageRow, Request, Response, SiteNote
 from gossamer.settings import Settings
-from gossamer.sink import keeps_pages
-from gossamer.sink.trail import RequestLog, SentRequest
+from gossamer.storage.registry import keeps_pages
+from gossamer.storage.request_log import RequestLog, SentRequest
 
 _MOST = 2048
 """Of the last pages: what was told before is mostly stored, and known to the memory that all visits share."""

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from gossamer.errors import ConfigError
-from gossamer.export.where import Where
 from gossamer.model import Record
+from gossamer.storage.query import Where
 from gossamer.storage.reader import StoredJob
 
 Writes = Callable[["Export"], int]

@@ -11,7 +11,7 @@ import msgspec
 
 from gossamer.export import Export
 from gossamer.model import PageRow
-from gossamer.sink.csv import cell
+from gossamer.storage.csv import cell
 
 _COLUMNS = tuple(column.name for column in msgspec.structs.fields(PageRow))
 _encode = msgspec.json.Encoder().encode

@@ -23,7 +23,7 @@ from gossamer.export.chunks import chunks, count_words
 from gossamer.replay.crew import ReplayPool
 from gossamer.replay.orders import Done
 from gossamer.settings import Settings
-from gossamer.stored.open import open_stored
+from gossamer.storage.reader import open_stored
 
 INDEX, CHUNKS = "index.jsonl", "chunks.jsonl"
 _TOLD = 20

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 # It says in words that pyarrow is missing, so it comes first.
-from gossamer.sink import parquet_files  # isort: skip
+from gossamer.storage import parquet_files  # isort: skip
 import pyarrow as pa
 import pyarrow.parquet as pq
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gossamer.export import Export
-from gossamer.sink.aside import REJECTED
 from gossamer.storage.base import KeepsRejected
+from gossamer.storage.jsonl import REJECTED
 
 
 def write_rejected(export: Export) -> int:

@@ -16,13 +16,11 @@ from gossamer.compression import gunzip, gzip
 from gossamer.errors import NotKept
 from gossamer.export import Export
 from gossamer.model import Record
-from gossamer.sink import warc_index
-from gossamer.sink.latest import LastWords, visit_of
-from gossamer.sink.warc import OPEN, SUFFIX
-from gossamer.sink.warc_records import OURS, warcinfo
+from gossamer.storage.query import LastWords, visit_of
 from gossamer.storage.reader import StoredJob
-from gossamer.storage.warc_reader import warc_files
-from gossamer.stored.seek import next_record
+from gossamer.storage.warc import index
+from gossamer.storage.warc.reader import warc_files
+from gossamer.storage.warc.records import OPEN, OURS, SUFFIX, next_record, warcinfo
 
 log = logging.getLogger("gossamer.export")
 _COPIED_BYTES = 1 << 20
@@ -99,13 +97,13 @@ class _Visits:
         return (one for one, is_wanted in enumerate(wanted) if is_wanted), count
 
 
-def _members(path: Path) -> Iterator[warc_index.Member | None]:
+def _members(path: Path) -> Iterator[index.Member | None]:
     """The records of a file. One that is broken is told, None takes its place, and the next one is looked for; a file
     that is being written may end in the middle of one."""
     start: int | None = 0
     while start is not None:
         end = start
-        for member in warc_index.scan(path, start):
+        for member in index.scan(path, start):
             yield member
             end = member.offset + member.length
         if path.name.endswith(OPEN) or end >= path.stat().st_size:
@@ -124,7 +122,7 @@ def _archives(place: StoredJob) -> list[Path]:
     )
 
 
-def _record(member: warc_index.Member, file: IO[bytes]) -> Record | None:
+def _record(member: index.Member, file: IO[bytes]) -> Record | None:
     """The visit that a metadata record of ours tells of; None if another program wrote it."""
     said = member.head.partition(OURS)[2]
     if said and not said.endswith(b"\r\n\r\n\r\n"):

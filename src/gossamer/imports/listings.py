@@ -13,9 +13,8 @@ import msgspec
 from gossamer.errors import ArchiveError, ConfigError
 from gossamer.extract import sitemap
 from gossamer.imports.findings import Finding, ImportedRequest, Unread
-from gossamer.stored.records import read_records
-from gossamer.stored.seek import next_record
-from gossamer.stored.visits import read_head
+from gossamer.storage.warc.reader import read_head
+from gossamer.storage.warc.records import next_record, read_records
 
 _NOWHERE = "http://sitemap.invalid/"
 """Where a sitemap in a file is, for what it names relative to itself."""

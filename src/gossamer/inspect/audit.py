@@ -11,9 +11,8 @@ import msgspec
 
 from gossamer import urls
 from gossamer.explain import RobotsSays
-from gossamer.history import Sent, is_too_short, rested
 from gossamer.jobs.job import Job
-from gossamer.sink.trail import has_trail
+from gossamer.storage.request_log import Sent, has_trail, is_too_short, rested
 
 
 def site_audit(job: Job, name: str, site: Mapping[str, Any], steps: Iterable[Sent]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from gossamer.jobs.fleet import FleetJob
 from gossamer.jobs.job import Job, JobSummary
 from gossamer.jobs.local import RunningJob, StoppedJob
 from gossamer.settings import Settings
-from gossamer.sink.segments import FOLDER as SEGMENTS
+from gossamer.storage.segments import FOLDER as SEGMENTS
 
 if TYPE_CHECKING:
     from gossamer.storage.reader import StoredJob

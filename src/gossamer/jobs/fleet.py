@@ -30,8 +30,8 @@ from gossamer.jobs.job import (
 from gossamer.model import Counts, Heartbeat, JobState, RegionView, ShardView
 from gossamer.results import compare, forgotten_words, is_cheap, is_results, repair_command
 from gossamer.settings import Settings
-from gossamer.sink import wants_segments
-from gossamer.sink.segments import has_segments, segment_bytes
+from gossamer.storage.registry import wants_segments
+from gossamer.storage.segments import has_segments, segment_bytes
 from gossamer.takeover import begin
 
 if TYPE_CHECKING:

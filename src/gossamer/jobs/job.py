@@ -17,7 +17,7 @@ from gossamer.errors import ConfigError
 from gossamer.frontier.advice import Advice
 from gossamer.model import Counts, Heartbeat, JobState, RegionView, ShardView
 from gossamer.settings import Settings
-from gossamer.sink.trail import cut_of, has_trail, trail_bytes
+from gossamer.storage.request_log import cut_of, has_trail, trail_bytes
 
 if TYPE_CHECKING:
     from gossamer.jobs.removal import Removed

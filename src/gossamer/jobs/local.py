@@ -21,7 +21,7 @@ from gossamer.job_folder import FRONTIER, OWNER, save_settings, stored_settings
 from gossamer.jobs.job import SITES, JobStatus, Known, State, cut_pages, lookup_any_name, state_word
 from gossamer.model import Counts, Heartbeat, JobState, RegionView, ShardView
 from gossamer.settings import VERSION
-from gossamer.sink.aside import count_rejected
+from gossamer.storage.jsonl import count_rejected
 
 if TYPE_CHECKING:
     from gossamer.jobs.removal import Removed

@@ -19,15 +19,18 @@ from gossamer.job_folder import FRONTIER, SETTINGS, folder_of
 from gossamer.jobs.job import Job
 from gossamer.redact import masked_address
 from gossamer.results import MARKER
-from gossamer.sink import csv, jsonl, segments, sqlite, trail, warc
-from gossamer.sink.aside import REJECTED
-from gossamer.sink.base import SPOOL, TABLES
+from gossamer.storage import jsonl, request_log, segments
+from gossamer.storage.base import SPOOL, TABLES
+from gossamer.storage.csv import ITEMS, PAGES
+from gossamer.storage.jsonl import REJECTED
 from gossamer.storage.reader import elsewhere
+from gossamer.storage.sqlite import FILE
+from gossamer.storage.warc import records
 
 _RESULTS = (
     *(name + suffix for name in (jsonl.PAGES, jsonl.ITEMS) for suffix in jsonl.SUFFIXES.values()),
-    csv.PAGES, csv.ITEMS, sqlite.FILE, f"{sqlite.FILE}-wal", f"{sqlite.FILE}-shm", f"{sqlite.FILE}-journal", REJECTED,
-    warc.FOLDER, TABLES, SPOOL, segments.FOLDER, trail.FOLDER, "report.html",
+    PAGES, ITEMS, FILE, f"{FILE}-wal", f"{FILE}-shm", f"{FILE}-journal", REJECTED,
+    records.FOLDER, TABLES, SPOOL, segments.FOLDER, request_log.FOLDER, "report.html",
 )  # fmt: skip
 """What jobs store in their folder."""
 _RECORDS = (MARKER, SETTINGS)

@@ -11,7 +11,7 @@ from gossamer.plan.figures import LARGE_BYTES
 from gossamer.settings import Settings
 from gossamer.sim.pages import PageRenderer
 from gossamer.sim.site import WebPlan
-from gossamer.sink import open_sinks
+from gossamer.storage.registry import open_sinks
 
 _ARCHIVE_BATCH = 64
 

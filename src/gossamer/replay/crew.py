@@ -14,8 +14,9 @@ from gossamer.errors import ExtractError, WorkersDie
 from gossamer.replay.orders import Done, Setup
 from gossamer.replay.worker import ReplayProcess
 from gossamer.settings import Settings
-from gossamer.stored.shelf import ReadPart, Which
-from gossamer.stored.whole import Stored
+from gossamer.storage.base import Which
+from gossamer.storage.reader import Stored
+from gossamer.storage.warc.reader import ReadPart
 
 log = logging.getLogger("gossamer.engine")
 _AHEAD = 4

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from gossamer.stored.shelf import ReadPart
+from gossamer.storage.warc.reader import ReadPart
 
 
 class Setup(msgspec.Struct, frozen=True):

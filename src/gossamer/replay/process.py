@@ -23,8 +23,8 @@ from gossamer.errors import ArchiveError, GossamerError
 from gossamer.model import PageRow
 from gossamer.replay.orders import At, Closing, Done, Left, ReplayTask, Setup
 from gossamer.settings import Settings
-from gossamer.stored.page import StoredPage
-from gossamer.stored.whole import Stored
+from gossamer.storage.base import StoredPage
+from gossamer.storage.reader import Stored
 
 _EXAMPLES = 20
 Message = At | Done | Closing | Left
@@ -141,7 +141,7 @@ def _where(conditions: list[str]) -> Meets | None:
     if not conditions:
         return None
     # It is in a room that takes long to load.
-    from gossamer.export.where import Where
+    from gossamer.storage.query import Where
 
     return Where(conditions)
 

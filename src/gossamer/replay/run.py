@@ -16,10 +16,9 @@ from gossamer.errors import ConfigError
 from gossamer.replay.crew import ReplayPool
 from gossamer.replay.orders import Done
 from gossamer.settings import Settings
-from gossamer.sink import disk
-from gossamer.sink.aside import REJECTED
-from gossamer.sink.jsonl import ITEMS, PAGES
-from gossamer.stored.whole import Stored
+from gossamer.storage.files import in_words, sync_folder
+from gossamer.storage.jsonl import ITEMS, PAGES, REJECTED
+from gossamer.storage.reader import Stored
 
 SETTINGS = "job.toml"
 """By this the folder of a crawl is known."""
@@ -93,9 +92,9 @@ class Replay:
                     (self._out / name).unlink(missing_ok=True)
                 else:
                     draft.replace(self._out / name)
-            disk.sync_folder(self._out)
+            sync_folder(self._out)
         except OSError as error:
-            raise disk.in_words(error) from error
+            raise in_words(error) from error
         finally:
             for draft in drafts.values():
                 draft.unlink(missing_ok=True)

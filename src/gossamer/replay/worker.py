@@ -18,7 +18,7 @@ from gossamer.engine.supervision import LEAVE, hold_signals
 from gossamer.errors import ExtractError, WorkersDie
 from gossamer.leaving import end_now
 from gossamer.replay.orders import At, Closing, Done, Left, ReplayTask, Setup
-from gossamer.stored.shelf import ReadPart
+from gossamer.storage.warc.reader import ReadPart
 
 _MOST_DEATHS = 100
 _LIMIT_BYTES = 1 << 20

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from gossamer import urls
-from gossamer.history import Sent, walked
 from gossamer.inspect.audit import site_audit
 from gossamer.jobs.job import Job as JobHandle
 from gossamer.jobs.job import State
@@ -16,6 +15,7 @@ from gossamer.service.asked import AskAudit, AskWhy, Nothing
 from gossamer.service.desk import ServiceState, one_url
 from gossamer.service.routing import ApiRequest, Endpoint, Refused
 from gossamer.service.views import Faults, Politeness
+from gossamer.storage.request_log import Sent, walked
 from gossamer.story import tell
 
 _MOST_STEPS = 100_000

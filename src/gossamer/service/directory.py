@@ -29,7 +29,7 @@ from gossamer.service.launch import Launcher, make_folder
 from gossamer.service.routing import Refused
 from gossamer.service.shapes import JOB_NAME
 from gossamer.settings import Settings
-from gossamer.sink import is_shared, shared_folder, wants_segments
+from gossamer.storage.registry import is_shared, shared_folder, wants_segments
 
 log = logging.getLogger("gossamer.service")
 MOST_JOBS = 1000

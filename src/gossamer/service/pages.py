@@ -127,7 +127,7 @@ def _versions(stored: StoredJob, url: str) -> list[PageRow]:
 
 
 def _body(job: StoredJob, url: str, at: float | None) -> tuple[str, Iterator[bytes]]:
-    from gossamer.stored.open import open_stored
+    from gossamer.storage.reader import open_stored
 
     stored = open_stored(job)
     try:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from gossamer import urls
 from gossamer.cut import CutTally
 from gossamer.errors import advice_for_kind
-from gossamer.history import Sent, is_too_short
 from gossamer.redact import masked_url
 from gossamer.service.ring import TimeSeries
 from gossamer.service.views import Example, Fault, Faults, Gap, Politeness, Visit
+from gossamer.storage.request_log import Sent, is_too_short
 
 _MOST_SITES, _MOST_KINDS, _MOST_EXAMPLES, _MOST_FAULTY = 20_000, 64, 5, 200
 _MOST_RECENT = 5

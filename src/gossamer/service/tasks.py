@@ -19,7 +19,7 @@ from gossamer.service.shapes import Added, Job, JobDetail, Jobs, JobSettings, Li
 from gossamer.service.views import History, Visits
 from gossamer.service.watch import WatchedJob
 from gossamer.settings import Settings
-from gossamer.sink import tree_folder
+from gossamer.storage.registry import tree_folder
 
 
 class Tasks:

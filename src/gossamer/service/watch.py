@@ -19,8 +19,8 @@ from gossamer.service.herald import JobNotifier
 from gossamer.service.ring import TimeSeries
 from gossamer.service.shapes import Shape
 from gossamer.service.stream import Hub
-from gossamer.service.tail import Tail
 from gossamer.service.tally import JobCounters
+from gossamer.storage.request_log import Tail
 
 log = logging.getLogger("gossamer.service")
 MOST_WATCHED = 50

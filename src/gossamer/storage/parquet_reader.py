@@ -1,4 +1,4 @@
-"""Reads what the sink parquet writes: Parquet files, and the logs whose rows are in none of them yet.
+"""Reads Parquet files and their row logs through DuckDB, without pyarrow.
 
 A log becomes files and goes away while others read. What is open can still be read then, so the logs are opened first
 and the files listed after that: no visit is missed, and none is seen twice."""
@@ -13,14 +13,17 @@ from urllib.parse import quote
 
 import msgspec
 
+from gossamer.errors import ArchiveError
+from gossamer.extras import unusable
 from gossamer.model import PageRow, Record
-from gossamer.sink.base import TABLES, name_digest
 from gossamer.storage import query, selects
-from gossamer.storage.base import Keeps, Reader, SqlSource, page_row
+from gossamer.storage.base import TABLES, Keeps, Reader, SqlSource, name_digest, page_row
 from gossamer.storage.query import Cursor, GoOn, Search, TimeCursor
+from gossamer.storage.warc.records import OPEN
 
 if TYPE_CHECKING:
     from gossamer.storage.reader import StoredJob
+
 
 _SELECT_PAGES = (
     "SELECT * REPLACE (make_timestamp(epoch_us(fetched_at)) AS fetched_at)"
@@ -67,7 +70,7 @@ class ParquetReader:
         self.place = str(folder)
 
     def records(self, *, all_visits: bool = False, items: bool = False) -> Iterator[Record]:
-        from gossamer.sink.parquet_files import Snapshot
+        from gossamer.storage.parquet_files import Snapshot
 
         with Snapshot(self._folder, self._ours) as snapshot:
             counts = query.last_words(snapshot.stamps(), all_visits=all_visits)
@@ -76,7 +79,7 @@ class ParquetReader:
                     yield record
 
     def rows(self, terms: Search) -> Iterator[PageRow]:
-        from gossamer.sink.parquet_files import Snapshot
+        from gossamer.storage.parquet_files import Snapshot
 
         with Snapshot(self._folder, self._ours) as snapshot:
             yield from filter(terms.fits, snapshot.pages(filters=_filters(terms)))
@@ -89,7 +92,7 @@ class ParquetReader:
 
     def _newest(self, terms: Search, before: TimeCursor | None, limit: int) -> Iterator[PageRow | None]:
         """Of each file only the newest that fit."""
-        from gossamer.sink.parquet_files import Snapshot
+        from gossamer.storage.parquet_files import Snapshot
 
         with Snapshot(self._folder, self._ours) as snapshot:
             yield from snapshot.waiting_pages()
@@ -137,7 +140,7 @@ def _newest_in(path: Path, terms: Search, before: TimeCursor | None, limit: int)
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from gossamer.sink.parquet_files import page_values
+    from gossamer.storage.parquet_files import page_values
 
     table = pq.read_table(path, columns=["url", "status", "fetched_at"], partitioning=None)
     times = [value / 1e6 for value in table.column("fetched_at").cast(pa.int64()).to_pylist()]
@@ -150,3 +153,48 @@ def _newest_in(path: Path, terms: Search, before: TimeCursor | None, limit: int)
     if newest := sorted(fit, reverse=True)[:limit]:
         found = pq.read_table(path, partitioning=None).take(pa.array([number for _, _, number in newest]))
         yield from map(page_row, page_values(found))
+
+
+PARQUET_SUFFIX = ".parquet"
+
+
+def places(path: Path) -> dict[Path, set[int]]:
+    """WARC file -> where in it the pages of the rows begin."""
+    found: dict[Path, set[int]] = {}
+    files: dict[str, Path] = {}
+    for name, offset in _pairs(path):
+        if name not in files:
+            files[name] = _file(path, name)
+        found.setdefault(files[name], set()).add(offset)
+    if not found:
+        raise ArchiveError(
+            f"{path} does not say where the bodies of its pages are",
+            hint="they are kept by a crawl with --sink parquet --sink warc",
+        )
+    return found
+
+
+def _pairs(path: Path) -> Iterator[tuple[str, int]]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as missing:
+        raise unusable("parquet", "Parquet", missing) from missing
+    try:
+        with pq.ParquetFile(path) as file:
+            if "warc_offset" not in file.schema_arrow.names:
+                return
+            for batch in file.iter_batches(columns=["warc_file", "warc_offset"]):
+                names, offsets = batch.column(0).to_pylist(), batch.column(1).to_pylist()
+                yield from ((name, offset) for name, offset in zip(names, offsets, strict=True) if name is not None)
+    except (pa.ArrowException, OSError) as error:
+        raise ArchiveError(f"{path}: {error}", hint="is it a Parquet file, and is all of it there?") from None
+
+
+def _file(path: Path, name: str) -> Path:
+    """The WARC file of that name: as it is, or in one of the folders that the rows lie in."""
+    for folder in path.absolute().parents:
+        for candidate in (folder / name, folder / (name + OPEN)):
+            if candidate.is_file():
+                return candidate
+    raise ArchiveError(f"{path} speaks of {name}, which is not there", hint="keep the files of a job together")

@@ -1,11 +1,16 @@
-"""What is asked of stored pages: terms of a search, where it goes on, and which of many visits count."""
+"""Queries over stored pages: conditions of `--where`, search terms and cursors, and the last visit of each page."""
 
 from __future__ import annotations
 
+import operator
+import re
 import secrets
-from collections.abc import Callable, Iterator
+import tempfile
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from datetime import UTC, datetime, timedelta
+from typing import IO, Any, NamedTuple, Protocol
 
 import msgspec
 from siphashc import siphash
@@ -13,7 +18,65 @@ from siphashc import siphash
 from gossamer import urls
 from gossamer.errors import ConfigError
 from gossamer.model import PageRow, Record
-from gossamer.sink.latest import LastWords, visit_of
+
+_BUCKETS = 64
+_HELD_ENTRIES = 16_384
+"""Of each bucket in memory, three numbers a record; what is more goes to files that nobody else sees."""
+
+
+class LastWords:
+    """Told key and token of every record in turn, it says which of them count: of each key the highest token.
+
+    Of two with the same token, which a repeated commit leaves behind, the first counts."""
+
+    def __init__(self) -> None:
+        self._held = [array("Q") for _ in range(_BUCKETS)]
+        self._files: list[IO[bytes] | None] = [None] * _BUCKETS
+        self._count = 0
+
+    def add(self, key: int, token: int) -> None:
+        """The next record."""
+        bucket = key % _BUCKETS
+        held = self._held[bucket]
+        held.extend((key, token, self._count))
+        self._count += 1
+        if len(held) >= 3 * _HELD_ENTRIES:
+            file = self._files[bucket]
+            if file is None:
+                file = self._files[bucket] = tempfile.TemporaryFile()  # noqa: SIM115
+            held.tofile(file)
+            del held[:]
+
+    def settled(self) -> bytearray:
+        """A byte for each record that was added, 1 if it counts. May be asked once."""
+        counts = bytearray(self._count)
+        for bucket in range(_BUCKETS):
+            best: dict[int, tuple[int, int]] = {}
+            entries = self._entries(bucket)
+            for place in range(0, len(entries), 3):
+                key, token, number = entries[place : place + 3]
+                known = best.get(key)
+                if known is None or token > known[0]:
+                    best[key] = (token, number)
+            for _, number in best.values():
+                counts[number] = 1
+        return counts
+
+    def _entries(self, bucket: int) -> array[int]:
+        entries, file = array("Q"), self._files[bucket]
+        if file is not None:
+            with file:
+                file.seek(0)
+                entries.frombytes(file.read())
+        entries.extend(self._held[bucket])
+        del self._held[bucket][:]
+        return entries
+
+
+def visit_of(key: int, token: int) -> int:
+    """Key and token as one number of 64 bits."""
+    return (key * 0x9E3779B97F4A7C15 + token) % (1 << 64)
+
 
 MOST_VERSIONS = 1000
 _ROWS_A_LOOK = 1000
@@ -150,3 +213,125 @@ def last_words(stamps: Iterator[tuple[int, int]], *, all_visits: bool) -> bytear
         # In a fleet a visit may be there twice.
         words.add(visit_of(key, token) if all_visits else key, 0 if all_visits else token)
     return words.settled()
+
+
+Test = Callable[[PageRow], bool]
+HINT = (
+    "a condition is COLUMN=VALUE, or with != < <= > >= ~ (contains) !~; 'and' joins several; text with spaces is quoted"
+)
+TIMES = frozenset(("fetched_at",))
+NUMBERS: Mapping[str, type] = {
+    field.name: field.type for field in msgspec.structs.fields(PageRow) if field.type in (int, float)
+}
+COLUMNS = ("site", *(field.name for field in msgspec.structs.fields(PageRow)))
+"""What a condition may name: the fields of a page, and its site."""
+_ORDER: Mapping[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
+_TERM = re.compile(
+    r"""\s*(?P<column>\w+)\s*(?P<sign>!=|<=|>=|!~|=|<|>|~)\s*
+        (?:'(?P<single>[^']*)'|"(?P<double>[^"]*)"|(?P<bare>[^\s'"]+))(?P<end>\s+and\s+|\s*$)""",
+    re.VERBOSE | re.IGNORECASE,
+)
+
+
+class Where:
+    """Conditions that a page meets, all of them, or does not."""
+
+    def __init__(self, conditions: Sequence[str] = ()) -> None:
+        self.conditions = tuple(conditions)
+        """As they were written."""
+        self._tests = [test for text in conditions for test in _tests(text)]
+
+    def __bool__(self) -> bool:
+        return bool(self._tests)
+
+    def __call__(self, page: PageRow) -> bool:
+        return all(test(page) for test in self._tests)
+
+
+def _tests(text: str) -> list[Test]:
+    tests: list[Test] = []
+    place = 0
+    while place < len(text) or not tests:
+        found = _TERM.match(text, place)
+        if found is None:
+            raise ConfigError(f"--where {text!r}: not understood from {text[place:]!r} on", hint=HINT)
+        value = next((found[name] for name in ("single", "double", "bare") if found[name] is not None), "")
+        tests.append(_test(found["column"].lower(), found["sign"], value))
+        place = found.end()
+        if found["end"].strip() and place >= len(text):
+            raise ConfigError(f"--where {text!r}: something is missing behind 'and'", hint=HINT)
+    return tests
+
+
+def _test(column: str, sign: str, value: str) -> Test:
+    if column not in COLUMNS:
+        raise ConfigError(f"--where: there is no column {column!r}", hint=f"there are {', '.join(COLUMNS)}")
+    if column in TIMES:
+        return _of_time(column, sign, value)
+    if column in NUMBERS:
+        return _of_number(column, sign, value)
+    read = _text_of(column)
+    if sign in ("~", "!~"):
+        wanted, inside = value.casefold(), sign == "~"
+        return lambda page: (wanted in read(page).casefold()) == inside
+    compare = _ORDER[sign]
+    return lambda page: compare(read(page), value)
+
+
+def _text_of(column: str) -> Callable[[PageRow], str]:
+    if column == "site":
+        return site_of
+    return lambda page: getattr(page, column) or ""
+
+
+def site_of(page: PageRow) -> str:
+    """The authority of the page's URL."""
+    return page.url.split("/", 3)[2] if page.url.count("/") >= 2 else ""
+
+
+def _of_number(column: str, sign: str, value: str) -> Test:
+    """One number, or for = and != several with commas."""
+    try:
+        numbers = [NUMBERS[column](one) for one in value.split(",")]
+    except ValueError:
+        raise ConfigError(f"--where: {column} is a number, and {value!r} is none", hint=HINT) from None
+    if sign in ("=", "!="):
+        return lambda page: (getattr(page, column) in numbers) == (sign == "=")
+    if len(numbers) > 1 or sign not in _ORDER:
+        raise ConfigError(f"--where: {column}{sign}{value} cannot be told of numbers", hint=HINT)
+    compare, number = _ORDER[sign], numbers[0]
+    return lambda page: compare(getattr(page, column), number)
+
+
+def _of_time(column: str, sign: str, value: str) -> Test:
+    """A moment, or a span as its text is exact: all of 2026-01-31 is equal to it, and > is after its end."""
+    start, end = _span(value)
+    tests: Mapping[str, Callable[[float], bool]] = {
+        "=": lambda at: start <= at < end,
+        "!=": lambda at: not start <= at < end,
+        "<": lambda at: at < start,
+        "<=": lambda at: at < end,
+        ">": lambda at: at >= end,
+        ">=": lambda at: at >= start,
+    }
+    if sign not in tests:
+        raise ConfigError(f"--where: {column}{sign}{value} cannot be told of times", hint=HINT)
+    test = tests[sign]
+    return lambda page: test(getattr(page, column))
+
+
+def _span(value: str) -> tuple[float, float]:
+    if re.fullmatch(r"\d+(\.\d+)?", value) and len(value.partition(".")[0]) > 8:
+        return float(value), float(value) + 1e-6
+    try:
+        found = datetime.fromisoformat(value)
+    except ValueError:
+        raise ConfigError(
+            f"--where: {value!r} is no time", hint="as in 2026-01-31, 2026-01-31T14:30 (UTC) or epoch seconds"
+        ) from None
+    start = found if found.tzinfo else found.replace(tzinfo=UTC)
+    clock = re.search(r"[T ](\d\d:?\d\d)(:?\d\d)?", value)
+    span = timedelta(days=1) if clock is None else timedelta(seconds=1) if clock[2] else timedelta(minutes=1)
+    return start.timestamp(), (start + span).timestamp()

@@ -1,18 +1,26 @@
-"""The formats by the names that sinks have in the settings: what writes each, what reads it, and what it keeps."""
+"""Formats by the names that sinks have in the settings: what writes each, what reads it, and what it keeps."""
 
 from __future__ import annotations
 
+import logging
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from gossamer.errors import ConfigError
-from gossamer.redact import masked_address
-from gossamer.storage.base import Keeps, SinkFormat
+from gossamer.redact import has_password, masked_address
+from gossamer.settings import Settings
+from gossamer.storage.base import Keeps, Opening, Sink, SinkFormat
 
 if TYPE_CHECKING:
-    from gossamer.sink.base import Opens
+    from gossamer.storage.base import Opens
+
 
 GROUP = "gossamer.sinks"
 """The entry points that name the sinks of other packages. One whose class has a function `readers` is read back by it:
@@ -21,51 +29,51 @@ _LAST: frozenset[Keeps] = frozenset(("rows", "items", "items by page", "keys"))
 _ALL: frozenset[Keeps] = _LAST | {"visits"}
 _MYSQL = SinkFormat(
     ("mysql://user@host/database",),
-    "gossamer.sink.mysql:open_mysql",
+    "gossamer.storage.mysql:open_mysql",
     "gossamer.storage.tables_reader:table_readers",
     _LAST,
     is_shared=True,
 )
 _POSTGRESQL = _MYSQL._replace(
-    forms=("postgresql://user@host/database",), sink="gossamer.sink.postgresql:open_postgresql"
+    forms=("postgresql://user@host/database",), sink="gossamer.storage.postgresql:open_postgresql"
 )
-_STREAM = SinkFormat(("redis+stream://host:port/0?stream=NAME",), "gossamer.sink.stream:open_stream", is_shared=True)
+_STREAM = SinkFormat(("redis+stream://host:port/0?stream=NAME",), "gossamer.storage.stream:open_stream", is_shared=True)
 
 FORMATS: Mapping[str, SinkFormat] = {
     "jsonl": SinkFormat(
         ("jsonl", "jsonl:zstd", "jsonl:gzip"),
-        "gossamer.sink.jsonl:open_jsonl",
-        "gossamer.storage.jsonl_reader:jsonl_readers",
+        "gossamer.storage.jsonl:open_jsonl",
+        "gossamer.storage.jsonl:jsonl_readers",
         frozenset(("rows", "items", "visits")),
     ),
     "csv": SinkFormat(
         ("csv",),
-        "gossamer.sink.csv:open_csv",
-        "gossamer.storage.csv_reader:csv_readers",
+        "gossamer.storage.csv:open_csv",
+        "gossamer.storage.csv:csv_readers",
         frozenset(("rows", "items", "visits")),
     ),
     "sqlite": SinkFormat(
         ("sqlite", "sqlite:/path"),
-        "gossamer.sink.sqlite:open_sqlite",
-        "gossamer.storage.sqlite_reader:sqlite_readers",
+        "gossamer.storage.sqlite:open_sqlite",
+        "gossamer.storage.sqlite:sqlite_readers",
         _LAST,
     ),
     "warc": SinkFormat(
         ("warc", "warc:/path"),
-        "gossamer.sink.warc:open_warc",
-        "gossamer.storage.warc_reader:warc_readers",
+        "gossamer.storage.warc.sink:open_warc",
+        "gossamer.storage.warc.reader:warc_readers",
         _ALL | {"bodies"},
     ),
     "parquet": SinkFormat(
         ("parquet", "parquet:/path", "parquet?by=day,site"),
-        "gossamer.sink.parquet:open_parquet",
+        "gossamer.storage.parquet:open_parquet",
         "gossamer.storage.parquet_reader:parquet_readers",
         _ALL | {"columns"},
     ),
     "folder": SinkFormat(
         ("folder:/path",),
-        "gossamer.sink.tree:open_tree",
-        "gossamer.storage.tree_reader:tree_readers",
+        "gossamer.storage.tree:open_tree",
+        "gossamer.storage.tree:tree_readers",
         frozenset(("bodies",)),
     ),
     "mysql": _MYSQL,
@@ -75,7 +83,7 @@ FORMATS: Mapping[str, SinkFormat] = {
     **{
         f"{form}{scheme}": SinkFormat(
             (f"{form}{scheme}://{'/path' if scheme == 'file' else 'bucket/prefix'}",),
-            "gossamer.sink.objects:open_objects",
+            "gossamer.storage.objects:open_objects",
             keeps=_ALL | ({"bodies"} if form else frozenset()),
             is_shared=True,
         )
@@ -85,7 +93,7 @@ FORMATS: Mapping[str, SinkFormat] = {
     "redis+stream": _STREAM,
     "rediss+stream": _STREAM._replace(forms=("rediss+stream://host:port/0?stream=NAME",)),
 }
-_SEGMENTS = "gossamer.storage.segments_reader:segment_readers"
+_SEGMENTS = "gossamer.storage.segments:segment_readers"
 READERS: Sequence[str] = tuple(
     dict.fromkeys(
         (
@@ -144,3 +152,158 @@ def find_readers(sinks: Sequence[str]) -> list[Callable[..., Any]]:
 def formats_keeping(*what: Keeps) -> list[str]:
     """The formats of files that keep all of this."""
     return [name for name, form in FORMATS.items() if not form.is_shared and form.keeps.issuperset(what)]
+
+
+log = logging.getLogger("gossamer.sink")
+Types = Mapping[str, Mapping[str, str]]
+"""Types of items: name -> field -> what it holds."""
+
+
+def check_sinks(names: Sequence[str]) -> None:
+    """Refuse what is no sink, or not named as it wants to be."""
+    if len(set(names)) < len(names):
+        raise ConfigError("sink: the same one is named twice")
+    for name in names:
+        kind, target = parted(name)
+        own = FORMATS.get(kind)
+        if own is None:
+            find_sink(name)
+        elif kind == "parquet":
+            from gossamer.storage.parquet import read_target
+
+            read_target(target)
+        elif kind == "jsonl" and target.startswith("/"):
+            continue
+        elif not any(_fits(name, form) for form in own.forms):
+            forms = own.forms + (("jsonl:/path",) if kind == "jsonl" else ())
+            raise ConfigError(
+                f"sink {masked_address(name)!r}: there is no such sink", hint=f"it is written {' or '.join(forms)}"
+            )
+
+
+def keeps_pages(names: Sequence[str]) -> bool:
+    """Whether one of these sinks wants the bodies, the headers and the links of pages."""
+    return any(
+        "bodies" in own.keeps if (own := FORMATS.get(kind)) else bool(getattr(find_sink(name), "keeps_pages", False))
+        for name in names
+        for kind in (parted(name)[0],)
+    )
+
+
+def is_shared(names: Sequence[str]) -> bool:
+    """Whether workers of several machines can write to these: some are on servers, and none is of one machine alone."""
+    kinds = [(name, _is_on_a_server(name)) for name in names]
+    places = tuple(f"{kind}:/" for kind in ("warc", "folder", "jsonl", "parquet"))
+    return any(shared for _, shared in kinds) and all(shared or name.startswith(places) for name, shared in kinds)
+
+
+def wants_segments(names: Sequence[str]) -> bool:
+    """Whether a fleet's workers write segments: not where servers have all that was asked for."""
+    return not is_shared(names) or any(name.partition(":")[0] == "jsonl" for name in names)
+
+
+def tree_folder(names: Sequence[str]) -> Path | None:
+    """The folder in which pages are to be kept as files, if one is named: `folder:/path`."""
+    return next((Path(name.removeprefix("folder:")) for name in names if name.startswith("folder:/")), None)
+
+
+def shared_folder(names: Sequence[str]) -> Path | None:
+    """The folder that a fleet's workers write to, if one is named: `jsonl:/path`."""
+    return next((Path(name.removeprefix("jsonl:")) for name in names if name.startswith("jsonl:/")), None)
+
+
+def open_sinks(settings: Settings, folder: Path, marks: Mapping[str, int], *, types: Types | None = None) -> list[Sink]:
+    """The sinks of a job in `folder`, in their order; what is in their files beyond the marks is cut off."""
+    names = settings.sink
+    check_sinks(names)
+    if shared_folder(names) is not None:
+        raise ConfigError("jsonl:/path is for a fleet's workers", hint="on one machine, --job /path keeps it all there")
+    return _joined([_open(name, folder, settings, marks=marks, types=types) for name in names])
+
+
+def fleet_sinks(
+    settings: Settings, folder: Path, worker: str, *, job: str = "", types: Types | None = None
+) -> list[Sink]:
+    """What a worker of a fleet opens beside its segments, which stand for `jsonl`."""
+    names = [name for name in settings.sink if name.partition(":")[0] != "jsonl"]
+    return _joined([_open(name, folder, settings, worker=worker, job=job, types=types) for name in names])
+
+
+def _joined(sinks: list[Sink]) -> list[Sink]:
+    """Those that say where they put pages come before those that write it down, which are told of them."""
+    archives = [sink for sink in sinks if hasattr(sink, "placed")]
+    for sink in sinks:
+        if hasattr(sink, "archives"):
+            sink.archives = archives
+    return sorted(sinks, key=lambda sink: hasattr(sink, "archives"))
+
+
+def finish_archives(settings: Settings, folder: Path, *, live: Collection[str] = ()) -> None:
+    """Finish the WARC and Parquet files that killed workers left open: here, or on a machine that does not come back.
+
+    `live` are the workers that the frontier has heard of lately. A shared folder may have no locks, and then a living
+    worker's file looks like a dead one's; on this machine a lock is enough."""
+    for name in settings.sink:
+        kind, target = parted(name)
+        if kind not in ("warc", "parquet"):
+            continue
+        for path, finish in _left(kind, target, folder):
+            lives = any(quote(f"-{worker}-", safe="") in path.name for worker in live)
+            if not lives or os.uname().nodename in path.name:
+                # Another one that ends at the same time may be quicker.
+                with suppress(FileNotFoundError):
+                    finish(path)
+
+
+def _left(kind: str, target: str, folder: Path) -> Iterator[tuple[Path, Callable[[Path], None]]]:
+    """Files that workers write to, or wrote to when they died, and how each is finished."""
+    if kind == "parquet":
+        from gossamer.storage.parquet import left_logs, read_target, seal_left
+
+        by = read_target(target).by
+        yield from ((path, partial(seal_left, by=by)) for path in left_logs(target, folder))
+    else:
+        from gossamer.storage.warc.records import FOLDER
+        from gossamer.storage.warc.sink import finish_left, left_open
+
+        yield from ((path, finish_left) for path in left_open(Path(target) if target else folder / FOLDER))
+
+
+def _open(
+    name: str,
+    folder: Path,
+    settings: Settings,
+    *,
+    marks: Mapping[str, int] | None = None,
+    worker: str = "",
+    job: str = "",
+    types: Types | None = None,
+) -> Sink:
+    kind, target = parted(name)
+    if has_password(name):
+        log.warning("the password in %s is kept with the job's settings; ${NAME} is not", masked_address(name))
+    opening = Opening(
+        kind=kind,
+        target=target,
+        folder=folder,
+        settings=settings,
+        marks=marks,
+        worker=worker,
+        job=job,
+        types=types or {},
+    )
+    return find_sink(name)(opening)
+
+
+def _is_on_a_server(name: str) -> bool:
+    own = FORMATS.get(parted(name)[0])
+    return own.is_shared if own is not None else bool(getattr(find_sink(name), "is_shared", False))
+
+
+def _fits(name: str, form: str) -> bool:
+    """Whether a name is written like that: alike up to the first word that stands for something."""
+    head, word = (
+        re.split(r"(?=path|user@|host|bucket)", form, maxsplit=1)[0],
+        re.search(r"path|user@|host|bucket", form),
+    )
+    return name.startswith(head) and len(name) > len(head) if word else name == form

@@ -24,13 +24,11 @@ from gossamer.errors import GossamerError, NotKept, SinkError
 from gossamer.extras import unusable
 from gossamer.model import PageRow, Record
 from gossamer.settings import Settings
-from gossamer.sink.base import Opening
-from gossamer.sink.tables import COLUMNS, TableNames, address, said
-from gossamer.sink.typed import MORE, NUMBER, PAGE
 from gossamer.storage import query, selects
-from gossamer.storage.base import Keeps, Reader, SqlSource, page_row
+from gossamer.storage.base import Keeps, Opening, Reader, SqlSource, page_row
 from gossamer.storage.query import Cursor, GoOn, Search, TimeCursor
 from gossamer.storage.registry import parted
+from gossamer.storage.tables import COLUMNS, MORE, NUMBER, PAGE, TableNames, address, said
 
 if TYPE_CHECKING:
     from gossamer.storage.reader import StoredJob
@@ -352,12 +350,12 @@ class _PostgreSQL:
         return getattr(error, "sqlstate", "") == "42P01"
 
     def text(self, text: str) -> str:
-        from gossamer.sink.postgresql import unescaped
+        from gossamer.storage.postgresql import unescaped
 
         return unescaped(text)
 
     def stored(self, text: str) -> str:
-        from gossamer.sink.postgresql import escaped
+        from gossamer.storage.postgresql import escaped
 
         return escaped(text)
 

@@ -18,7 +18,7 @@ from gossamer.frontier.folder.frontier import open_folder
 from gossamer.leaving import leaving
 from gossamer.model import JobState
 from gossamer.settings import Settings
-from gossamer.sink.segments import SegmentSink
+from gossamer.storage.segments import SegmentSink
 
 
 async def submit(url: str, job: str, settings: Settings, seeds: list[str], *, state: JobState = "running") -> None:

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from gossamer.model import Exchange, PageRow, Record
 from gossamer.settings import Settings
-from gossamer.sink.base import Opening, Opens, Sink
-from gossamer.sink.segments import SegmentSink
+from gossamer.storage.base import Opening, Opens, Sink
+from gossamer.storage.segments import SegmentSink
 
 BATCH = 4
 

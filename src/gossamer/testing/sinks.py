@@ -16,7 +16,7 @@ from unittest import SkipTest
 
 from gossamer.errors import SinkFull
 from gossamer.model import Exchange, PageRow, Record
-from gossamer.sink.base import Sink
+from gossamer.storage.base import Sink
 from gossamer.testing.sink_writer import WriterTask, command, opened, visit
 
 __all__ = ["HOSTILE", "StoredOutput", "SinkSuite", "small_disk", "visit"]

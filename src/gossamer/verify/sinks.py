@@ -14,7 +14,7 @@ from gossamer.settings import expand
 from gossamer.storage.base import Reader
 from gossamer.storage.reader import StoredJob
 from gossamer.storage.registry import FORMATS, load, parted
-from gossamer.verify.tables import ask
+from gossamer.storage.tables import ask
 from gossamer.verify.verdict import StoredRow
 
 _FILES = ("jsonl", "csv", "sqlite", "warc", "parquet")

@@ -1,0 +1,255 @@
+"""CSV for spreadsheets: the sink, exact after any kill, and its reader.
+
+A row counts when its line is whole. A cell may have line breaks in it, so a file that ends within quotes ends in a row
+that is being written."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import msgspec
+
+from gossamer.errors import ConfigError, SinkError
+from gossamer.model import PageRow, Record
+from gossamer.storage import query, selects
+from gossamer.storage.base import PAGE_FIELDS, Keeps, Opening, Reader, SqlSource
+from gossamer.storage.files import AppendedFiles
+from gossamer.storage.query import Cursor, GoOn, Search, TimeCursor
+
+if TYPE_CHECKING:
+    from gossamer.storage.reader import StoredJob
+
+
+log = logging.getLogger("gossamer.sink")
+PAGES, ITEMS = "pages.csv", "items.csv"
+MORE = "more"
+"""The last column of items.csv: as JSON, the fields of an item that its first line does not name."""
+_COLUMNS = tuple(field.name for field in msgspec.structs.fields(PageRow))
+_RUN_BY_SPREADSHEETS = frozenset("=+-@\t\r\n|%'")
+
+
+class CsvSink:
+    """`pages.csv` and `items.csv`. The columns of items are the fields of the first item, the page's `url` and `more`.
+
+    Where items have a `url` themselves, the page's is `page_url`. Text that begins with = + - @ or the like has an
+    apostrophe put before it, and so has text that begins with one: to read it back, take one apostrophe away."""
+
+    def __init__(self, folder: Path, marks: Mapping[str, int]) -> None:
+        self._files = AppendedFiles(folder, (PAGES, ITEMS), marks)
+        # A file goes on with the columns that it was begun with.
+        self._columns = columns_of(folder / PAGES) or _COLUMNS
+        if missing := [name for name in _COLUMNS if name not in self._columns]:
+            log.warning(
+                "%s was begun by an earlier version, and goes on without: %s", folder / PAGES, ", ".join(missing)
+            )
+        known = columns_of(folder / ITEMS)
+        self._fields = tuple(name.removeprefix("'") for name in known[1:-1]) if known else None
+
+    async def write(self, records: Sequence[Record]) -> Mapping[str, int]:
+        fields = self._fields if self._files.marks[ITEMS] else None
+        pages, items = io.StringIO(newline=""), io.StringIO(newline="")
+        page_rows, item_rows = csv.writer(pages), csv.writer(items)
+        if records and not self._files.marks[PAGES]:
+            page_rows.writerow(self._columns)
+        for record in records:
+            page_rows.writerow([cell(getattr(record.page, name, None)) for name in self._columns])
+            for item in record.items:
+                if fields is None:
+                    fields = tuple(item)
+                    page = "page_url" if "url" in fields else "url"
+                    item_rows.writerow([page, *map(cell, fields), MORE])
+                more = {name: value for name, value in item.items() if name not in fields}
+                known = (cell(item.get(name)) for name in fields)
+                item_rows.writerow([cell(record.page.url), *known, cell(more) if more else ""])
+        marks = await self._files.append({PAGES: _bytes(pages), ITEMS: _bytes(items)})
+        self._fields = fields
+        return marks
+
+    async def rewind(self, marks: Mapping[str, int]) -> None:
+        self._files.rewind(marks)
+
+    async def aclose(self) -> None:
+        self._files.close()
+
+
+def open_csv(opening: Opening) -> CsvSink:
+    """The sink named `csv`."""
+    if opening.marks is None:
+        raise ConfigError("csv is for crawls on one machine", hint="in a fleet, export its segments when it is done")
+    return CsvSink(opening.folder, opening.marks)
+
+
+def cell(value: Any) -> str | int | float:
+    """A value as it stands in a CSV file."""
+    if value is None or value is msgspec.UNSET:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return value
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return f"'{text}" if text[:1] in _RUN_BY_SPREADSHEETS and text else text
+
+
+def columns_of(path: Path) -> tuple[str, ...]:
+    """The columns of a file, by its first line."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return tuple(next(csv.reader(file), ()))
+
+
+def _bytes(text: io.StringIO) -> bytes:
+    return text.getvalue().encode("utf-8", "replace")
+
+
+_LONGEST_CELL = 1 << 30
+
+
+def csv_readers(job: StoredJob) -> Iterator[Reader]:
+    """That of pages.csv and items.csv in a job's folder."""
+    if (job.folder / PAGES).exists():
+        yield CsvReader(job.folder)
+
+
+class CsvReader:
+    """`pages.csv` and `items.csv`. Text stands there with an apostrophe before what a spreadsheet would run, which is
+    taken away."""
+
+    cursor: type[Cursor] = TimeCursor
+
+    def __init__(self, folder: Path) -> None:
+        self._pages, self._items = folder / PAGES, folder / ITEMS
+        self.place = str(self._pages)
+        self.keeps: frozenset[Keeps] = frozenset(("rows", "items", "visits"))
+
+    def records(self, *, all_visits: bool = False, items: bool = False) -> Iterator[Record]:
+        return self._records() if all_visits else query.last_of_urls(self._records)
+
+    def _records(self) -> Iterator[Record]:
+        for row in self._rows():
+            yield Record(key=0, token=0, page=row)
+
+    def rows(self, terms: Search) -> Iterator[PageRow]:
+        return filter(terms.fits, self._rows())
+
+    def search(
+        self, terms: Search, *, after: Cursor | None, limit: int, go_on: GoOn
+    ) -> tuple[list[PageRow], Cursor | None]:
+        return query.newest(self._rows(), terms, after=after, limit=limit, go_on=go_on)
+
+    def items(self) -> Iterator[bytes]:
+        if not self._items.exists():
+            return
+        rows = csv_rows(self._items)
+        names = next(rows, [])
+        for cells in rows:
+            # The first column is the page, and the last one has as JSON what the others do not name.
+            item: dict[str, Any] = {
+                _text(name): _text(cell) for name, cell in zip(names[1:-1], cells[1:-1], strict=False) if cell
+            }
+            if len(cells) == len(names) and names[-1] == MORE and cells[-1]:
+                item.update(msgspec.json.decode(cells[-1]))
+            yield msgspec.json.encode(item)
+
+    def sql_sources(self, spill: Path) -> Mapping[str, Sequence[SqlSource]]:
+        items: list[SqlSource] = []
+        if len(names := columns_of(self._items) if self._items.exists() else ()) > 1:
+            items = [SqlSource([self._items], _select_items(names))]
+        return {"_visits": [SqlSource([self._pages], _select_pages(columns_of(self._pages)))], "_items": items}
+
+    def _rows(self) -> Iterator[PageRow]:
+        rows = csv_rows(self._pages)
+        names = next(rows, [])
+        for cells in rows:
+            yield _page_row(dict(zip(names, cells, strict=False)))
+
+
+def csv_rows(path: Path) -> Iterator[list[str]]:
+    """The whole rows that a file has now, the one with the names of the columns first."""
+    csv.field_size_limit(_LONGEST_CELL)
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        lines = _Lines(file, os.fstat(file.fileno()).st_size)
+        try:
+            yield from csv.reader(lines, strict=True)
+        except csv.Error as error:
+            if not lines.is_over:
+                raise SinkError(f"{path}, line {lines.number}: {error}", hint="was the file changed?") from None
+
+
+class _Lines:
+    """The whole lines of the first bytes of a file."""
+
+    def __init__(self, file: IO[str], size: int) -> None:
+        self._file, self._left = file, size
+        self.number = 0
+        self.is_over = False
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self._file:
+            self._left -= len(line) if line.isascii() else len(line.encode("utf-8", "surrogatepass"))
+            # A line break within a cell may be a lone carriage return.
+            if self._left < 0 or (not self._left and not line.endswith("\n")):
+                break
+            self.number += 1
+            yield line
+        self.is_over = True
+
+
+def _page_row(cells: Mapping[str, str]) -> PageRow:
+    values: dict[str, Any] = {}
+    for name, text in cells.items():
+        kind = PAGE_FIELDS.get(name)
+        # What is not always there stands there as an empty cell where it is not.
+        if kind is None or (not text and kind not in (int, float, str)):
+            continue
+        with suppress(ValueError):
+            values[name] = kind(text or 0) if kind in (int, float) else _text(text)
+    return PageRow(**{"url": "", **values})
+
+
+def _text(cell: str) -> str:
+    return cell.removeprefix("'")
+
+
+def _select_pages(there: Sequence[str]) -> str:
+    """The reader of a pages.csv with these columns: one that an earlier version began has fewer."""
+    columns = ", ".join(
+        f"{_of_cell(name, kind) if name in there else _NO_TEXT} AS {name}"
+        for name, kind in selects.PAGE_COLUMNS.items()
+    )
+    return f"SELECT {selects.SITE}, * REPLACE ({selects.FETCHED_AT}) FROM (SELECT {columns} FROM {_READ})"
+
+
+def _select_items(names: Sequence[str]) -> str:
+    """The reader of an items.csv: an item is what its row has in it, and no more."""
+    # By their places: names that differ only in case are one name in SQL.
+    fields = ", ".join(
+        f"{selects.quoted(_text(name))}, nullif({_bare(f'c{place}')}, {_NO_TEXT})"
+        for place, name in enumerate(names[1:-1], 1)
+    )
+    known = f"json_merge_patch('{{}}', json_object({fields}))" if fields else "'{}'"
+    more = f"coalesce(nullif(c{len(names) - 1}, {_NO_TEXT}), '{{}}')"
+    places = ", ".join(f"'c{place}'" for place in range(len(names)))
+    return (
+        f"SELECT {_bare('c0')} AS url, split_part({_bare('c0')}, '/', 3) AS site,"
+        f" json_merge_patch({known}, {more}) AS item FROM {_READ[:-1]}, names = [{places}])"
+    )
+
+
+_NO_TEXT = "''"
+_READ = "read_csv({files}, all_varchar = true, header = true, delim = ',', quote = '\"', escape = '\"')"
+
+
+def _of_cell(name: str, kind: str) -> str:
+    return f"{name}::{kind}" if kind != "VARCHAR" else _bare(name)
+
+
+def _bare(column: str) -> str:
+    """A cell without the apostrophe that keeps spreadsheets from running it."""
+    return f"regexp_replace(coalesce({column}, ''), '^{_NO_TEXT}', '')"

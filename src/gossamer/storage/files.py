@@ -1,0 +1,152 @@
+"""Durable files: complete or append-only, synced, with errors in plain words."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gossamer.errors import SinkError, SinkFull
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_AWAY = (
+    errno.EROFS, errno.ESTALE, errno.EIO, errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.ENOTCONN, errno.ECONNRESET,
+    errno.ECONNABORTED, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH,
+)  # fmt: skip
+
+
+def write_at(descriptor: int, data: bytes | bytearray | memoryview, offset: int) -> None:
+    """Write all of it; OSError if that cannot be done."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def sync(descriptor: int) -> None:
+    """Return when what was written would survive a loss of power."""
+    os.fdatasync(descriptor) if hasattr(os, "fdatasync") else os.fsync(descriptor)
+
+
+def cut(path: Path, mark: int) -> None:
+    """Cut off what no commit covers; a file shorter than its mark is an error."""
+    found = path.stat().st_size
+    if found < mark:
+        raise SinkError(
+            f"{path} has {found} bytes, but the frontier says that {mark} were written: part of it is gone",
+            hint="restore the file, or start a new job with --job NAME",
+        )
+    os.truncate(path, mark)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names of new and renamed files durable."""
+    if os.name != "nt":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def hold(descriptor: int) -> bool:
+    """Lock a file until it is closed; False if somebody else has. Where there are no locks it is always ours."""
+    try:
+        import fcntl
+    except ImportError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        # Some shared folders know no locks.
+        return True
+    return True
+
+
+def replace(path: Path, data: bytes | bytearray) -> None:
+    """Put a whole file in the place of another, or of none."""
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        with draft.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def is_full(error: OSError) -> bool:
+    """Whether space will cure it."""
+    return error.errno in _FULL
+
+
+def in_words(error: OSError) -> SinkError:
+    """SinkFull if space will cure it, else SinkError."""
+    kind = SinkFull if is_full(error) else SinkError
+    return kind(f"output could not be written: {error.strerror}", hint="free some disk space")
+
+
+def in_words_of(folder: Path, error: OSError) -> SinkError:
+    """The same of a folder that machines share: what is away is waited for as well as space."""
+    kind = SinkFull if is_full(error) or error.errno in _AWAY else SinkError
+    return kind(f"{folder}: {error.strerror}", hint="is the folder mounted, writable, and not full?")
+
+
+class AppendedFiles:
+    """Files in a folder whose one writer is the owner of the frontier. A file shorter than its mark is an error."""
+
+    def __init__(self, folder: Path, names: Sequence[str], marks: Mapping[str, int]) -> None:
+        self._files: dict[str, int] = {}
+        self.marks = {name: marks.get(name, 0) for name in names}
+        for name, mark in self.marks.items():
+            self._files[name] = _open(folder / name, mark)
+
+    async def append(self, parts: Mapping[str, bytes | bytearray]) -> Mapping[str, int]:
+        """Make all parts durable, or none; the new lengths."""
+        await asyncio.get_running_loop().run_in_executor(None, self._append, parts)
+        return dict(self.marks)
+
+    def _append(self, parts: Mapping[str, bytes | bytearray]) -> None:
+        try:
+            for name, part in parts.items():
+                if part:
+                    write_at(self._files[name], part, self.marks[name])
+            for name, part in parts.items():
+                if part:
+                    sync(self._files[name])
+        except OSError as error:
+            for name, mark in self.marks.items():
+                os.ftruncate(self._files[name], mark)
+            raise in_words(error) from error
+        for name, part in parts.items():
+            self.marks[name] += len(part)
+
+    def rewind(self, marks: Mapping[str, int]) -> None:
+        """Go back to earlier lengths."""
+        for name in self.marks:
+            self.marks[name] = marks.get(name, 0)
+            os.ftruncate(self._files[name], self.marks[name])
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for descriptor in self._files.values():
+            os.close(descriptor)
+        self._files.clear()
+
+
+def _open(path: Path, mark: int) -> int:
+    """Open a file and cut off what no commit covers."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        cut(path, mark)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor

@@ -1,0 +1,285 @@
+"""Segments of a fleet's workers: each worker writes its own; the highest token of each page counts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import msgspec
+
+from gossamer.clock import SystemClock
+from gossamer.errors import SinkError, SinkFull
+from gossamer.model import PageRow, Record
+from gossamer.storage import files, selects
+from gossamer.storage.base import Keeps, Reader, SqlSource, without_page
+from gossamer.storage.jsonl import JsonlSink, lines_with, rows_in, search_lines
+from gossamer.storage.query import ByteCursor, Cursor, GoOn, LastWords, Search, visit_of
+
+if TYPE_CHECKING:
+    from gossamer.storage.reader import StoredJob
+
+
+FOLDER, SUFFIX = "segments", ".jsonl"
+_encode_into = msgspec.json.Encoder().encode_into
+_decode = msgspec.json.Decoder(Record).decode
+
+
+class _Answer(msgspec.Struct):
+    status: int
+
+
+class Stamp(msgspec.Struct):
+    """The part of a record that says which of several is the last word on a page."""
+
+    key: int
+    token: int
+    page: _Answer
+
+    @property
+    def weight(self) -> int:
+        """The record with the highest counts. A 304 brings nothing: the visit that it confirms stays the last word."""
+        return self.token if self.page.status != 304 else 0
+
+
+_decode_stamp = msgspec.json.Decoder(Stamp).decode
+
+
+class SegmentSink:
+    """Files of this worker's own: a record a line, each with its key and token. One is begun with every start, and when
+    the last cannot be trusted any more: its folder was away, or read-only."""
+
+    def __init__(self, folder: Path, worker: str, *, is_there: Callable[[], bool] | None = None) -> None:
+        """`is_there` checks, before a new file is begun, that the folder is still the job's: an empty mount point is
+        a folder too."""
+        self._place = folder / FOLDER
+        self._is_there = is_there
+        self._worker = quote(worker, safe="")
+        self._place.mkdir(parents=True, exist_ok=True)
+        self._file: int | None = None
+        self._size = 0
+        self._is_linked = True
+        self._open()
+
+    def _open(self) -> int:
+        """The file to write to. Its folder is not made anew: one that is gone is not mounted."""
+        number = 0
+        while self._file is None:
+            try:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                self._path = self._place / f"{self._worker}-{number}{SUFFIX}"
+                self._file = os.open(self._path, flags, 0o644)
+                self._size = 0
+                # Some file systems know of no links at all.
+                self._is_linked = os.fstat(self._file).st_nlink > 0
+            except FileExistsError:
+                number += 1
+        return self._file
+
+    async def write(self, records: Sequence[Record]) -> Mapping[str, int]:
+        lines = bytearray()
+        for record in records:
+            record = without_page(record)
+            _encode_into(record, lines, len(lines))
+            lines += b"\n"
+        await asyncio.get_running_loop().run_in_executor(None, self._store, bytes(lines))
+        return {}
+
+    def _store(self, lines: bytes) -> None:
+        try:
+            if self._file is not None and self._is_linked and not os.fstat(self._file).st_nlink:
+                # Somebody has deleted the file: what is written to it would be gone.
+                self._let_go()
+            if self._file is None and self._is_there is not None and not self._is_there():
+                raise SinkFull(
+                    f"{self._place.parent} is not the job's results folder any more",
+                    hint="is it mounted? The worker waits for it, and stores nothing elsewhere",
+                )
+            file = self._open()
+            files.write_at(file, lines, self._size)
+            os.fsync(file)
+        except OSError as error:
+            self._undo(error)
+            raise files.in_words_of(self._place, error) from error
+        self._size += len(lines)
+
+    def _undo(self, error: OSError) -> None:
+        """Cut off what was written in part. A handle that was bad once may stay so, or say that it has synced what is
+        lost: then the file is left as it is, and what stands there twice is sorted out when segments are read."""
+        if self._file is None:
+            return
+        try:
+            os.ftruncate(self._file, self._size)
+            keeps = files.is_full(error)
+        except OSError:
+            keeps = False
+        if not keeps:
+            self._let_go()
+            if not self._size:
+                with suppress(OSError):
+                    self._path.unlink()
+
+    def _let_go(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):
+                os.close(file)
+
+    async def rewind(self, marks: Mapping[str, int]) -> None:
+        """Nothing to do: what was written and did not come to count is sorted out when segments are read."""
+
+    async def aclose(self) -> None:
+        self._let_go()
+
+
+def has_segments(folder: Path) -> bool:
+    """Whether a folder is one that workers write segments to."""
+    return (folder / FOLDER).is_dir()
+
+
+def segment_bytes(folder: Path) -> int:
+    """The size of all segments together."""
+    return sum(path.stat().st_size for path in (folder / FOLDER).glob(f"*{SUFFIX}"))
+
+
+def stamps(folder: Path) -> Iterator[Stamp]:
+    """Key and token of every record in the segments of a folder."""
+    for path in sorted((folder / FOLDER).glob(f"*{SUFFIX}")):
+        for stamp, _ in _lines(path, path.stat().st_size):
+            yield stamp
+
+
+def every_record(folder: Path) -> Iterator[Record]:
+    """Every record in the segments of a folder, also those that are not the last of their page."""
+    for path in sorted((folder / FOLDER).glob(f"*{SUFFIX}")):
+        for _, line in _lines(path, path.stat().st_size):
+            yield _decode(line)
+
+
+def has_records(folder: Path) -> bool:
+    """Whether workers have written something there."""
+    return any(path.stat().st_size for path in (folder / FOLDER).glob(f"*{SUFFIX}"))
+
+
+def gather(folder: Path, *, all_visits: bool = False) -> Iterator[Record]:
+    """The records of all segments, one per page: the last that was no 304; or one per visit."""
+    parts = [(path, path.stat().st_size) for path in sorted((folder / FOLDER).glob(f"*{SUFFIX}"))]
+    words, begins, count = LastWords(), [], 0
+    for path, size in parts:
+        begins.append(count)
+        for stamp, _ in _lines(path, size):
+            words.add(visit_of(stamp.key, stamp.token) if all_visits else stamp.key, 0 if all_visits else stamp.weight)
+            count += 1
+    counts = words.settled()
+    # What was written since then is not read: its place is not known.
+    for (path, size), begin in zip(parts, begins, strict=True):
+        for number, (_, line) in enumerate(_lines(path, size), begin):
+            if counts[number]:
+                yield _decode(line)
+
+
+def _lines(path: Path, size: int) -> Iterator[tuple[Stamp, bytes]]:
+    """Whole lines only, of the first `size` bytes: a worker may have been killed in the middle of one."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            size -= len(line)
+            if size < 0 or not line.endswith(b"\n"):
+                return
+            try:
+                stamp = _decode_stamp(line)
+            except msgspec.DecodeError as error:
+                raise SinkError(f"{path}, line {number}: {error}", hint="was the file changed?") from None
+            yield stamp, line
+
+
+_GATHERED = f"{FOLDER}-gathered-"
+_LITTER_SECONDS = 86_400.0
+
+
+async def export(folder: Path) -> int:
+    """Make pages.jsonl and items.jsonl of the segments in a folder, one record per page; how many."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _sweep(folder)
+    # Two machines may do this at the same time.
+    target = Path(tempfile.mkdtemp(prefix=_GATHERED, dir=folder))
+    target.chmod(0o755)
+    sink = JsonlSink(target, {})
+    count = 0
+    try:
+        some = []
+        for record in gather(folder):
+            some.append(record)
+            count += 1
+            if len(some) >= 1000:
+                await sink.write(some)
+                some = []
+        await sink.write(some)
+    finally:
+        await sink.aclose()
+    for path in target.iterdir():
+        path.replace(folder / path.name)
+    target.rmdir()
+    return count
+
+
+def _sweep(folder: Path) -> None:
+    """Take away what those left who were killed while they gathered."""
+    for path in folder.glob(f"{_GATHERED}*"):
+        with suppress(FileNotFoundError):
+            if path.stat().st_mtime < SystemClock().epoch() - _LITTER_SECONDS:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def segment_readers(job: StoredJob) -> Iterator[Reader]:
+    """That of the segments in a job's folder."""
+    if has_segments(job.folder):
+        yield SegmentReader(job.folder)
+
+
+class SegmentReader:
+    """The files in `segments/`. What a late worker stored beside the visit that counts is left out of `records`."""
+
+    keeps: frozenset[Keeps] = frozenset(("rows", "items", "items by page", "keys", "visits"))
+    cursor: type[Cursor] = ByteCursor
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.place = str(folder / FOLDER)
+
+    def records(self, *, all_visits: bool = False, items: bool = False) -> Iterator[Record]:
+        return gather(self._folder, all_visits=all_visits)
+
+    def rows(self, terms: Search) -> Iterator[PageRow]:
+        needles = terms.needles()
+        for path in self._files():
+            yield from (row for row in rows_in(lines_with(path, needles), terms) if row is not None)
+
+    def search(
+        self, terms: Search, *, after: Cursor | None, limit: int, go_on: GoOn
+    ) -> tuple[list[PageRow], Cursor | None]:
+        newest = sorted(self._files(), key=lambda path: (-path.stat().st_mtime, path.name))
+        return search_lines(newest, terms, after=after, limit=limit)
+
+    def items(self) -> Iterator[bytes]:
+        for record in gather(self._folder):
+            yield from map(msgspec.json.encode, record.items)
+
+    def rejected(self) -> Iterator[bytes]:
+        for record in gather(self._folder):
+            yield from map(msgspec.json.encode, record.rejected)
+
+    def sql_sources(self, spill: Path) -> Mapping[str, Sequence[SqlSource]]:
+        files = self._files()
+        return {
+            "_visits": [SqlSource(files, selects.RECORD_PAGES, has_keys=True)],
+            "_items": [SqlSource(files, selects.RECORD_ITEMS)],
+        }
+
+    def _files(self) -> list[Path]:
+        return sorted((self._folder / FOLDER).glob(f"*{SUFFIX}"))

@@ -1,0 +1,1 @@
+"""WARC archives: sink, records, index, and reader."""

@@ -1,0 +1,420 @@
+"""The WARC sink: pages as they came over the wire, with an index."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+from gossamer.clock import Clock, SystemClock
+from gossamer.compression import gzip
+from gossamer.cut import drops_text, parse_cut
+from gossamer.errors import SinkError
+from gossamer.model import Record
+from gossamer.storage import files
+from gossamer.storage.base import Opening
+from gossamer.storage.warc import index
+from gossamer.storage.warc import records as records_of
+from gossamer.storage.warc.records import FOLDER, INDEX, OPEN, SUFFIX, Original, WarcResponse
+
+_REMEMBERED = 32_768
+
+
+class WarcVisit(NamedTuple):
+    """A visit as a file gets it; one that brought no answer has the member of its metadata only."""
+
+    key: int
+    token: int
+    members: list[bytes]
+    """A gzip member for each record, that of the answer first."""
+    answer: WarcResponse | None
+    """What an index says of the answer, without its bytes."""
+    surt: str
+
+
+class Press:
+    """Makes visits of records, and knows the bodies of late: one that comes again is referred to."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, Original] = OrderedDict()
+
+    def visit(self, record: Record) -> WarcVisit:
+        """Take this one for written: if it comes to nothing, go on with another press."""
+        answer, parts, surt = None, [], ""
+        exchange = record.exchange
+        if exchange is not None:
+            digest = records_of.payload_digest(record.body, known=record.page.digest)
+            if record.page.status == 304:
+                digest = records_of.digest_of_hex(record.page.digest)
+            # Of a body that was cut, the rest may differ: it is neither stored by reference nor referred to.
+            is_part = drops_text(parse_cut(record.page.cut or ""))
+            is_known = bool(digest) and not is_part and (record.body or record.page.status == 304)
+            original = self._known.get(digest) if is_known else None
+            answer = records_of.response(record, exchange, original, digest)
+            parts = [answer.data, records_of.request(exchange, answer)]
+            answer, surt = answer._replace(data=b""), index.surt(answer.url)
+            if original is not None:
+                self._known.move_to_end(digest)
+            elif not answer.is_revisit and record.body and not is_part:
+                self._known[digest] = Original(answer.url, answer.date, answer.record_id)
+                if len(self._known) > _REMEMBERED:
+                    self._known.popitem(last=False)
+        parts.append(records_of.metadata(record, answer))
+        return WarcVisit(record.key, record.token, [member_of(part) for part in parts], answer, surt)
+
+
+def member_of(record: bytes) -> bytes:
+    """A WARC record as a gzip member of its own."""
+    return gzip(record)
+
+
+log = logging.getLogger("gossamer.sink")
+_SMALL_BYTES = 256 * 1024
+"""Up to here a body is compressed on the loop: to hand it to a thread costs about as much, and bounds nothing."""
+_TURN_BYTES = 128 * 1024
+"""After so many the loop has its turn."""
+_PIECE_BYTES = 128 * 1024
+"""What is written at once: larger blocks of memory are taken from the system each time, and given back."""
+
+
+class Placed(NamedTuple):
+    """Where the answer of a visit is: a file of the archive, and the bytes of its record."""
+
+    file: str
+    offset: int
+    length: int
+    is_revisit: bool = False
+    """Whether the body is not there, but in a record before it."""
+
+
+class WarcSink:
+    """WARC files of about `max_bytes` each in a folder; the one that is being written is named `.open`.
+
+    Each start begins a new file. What a killed one left is cut to what counts, indexed, and loses its `.open`: with
+    `marks` the frontier says what counts; without them, in a fleet, it is every visit that is there whole, and a folder
+    that is away is waited for. `moves_away`: somebody takes finished files out of the folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        marks: Mapping[str, int] | None,
+        *,
+        prefix: str,
+        max_bytes: int,
+        about: Sequence[tuple[str, str]] = (),
+        home: Path | None = None,
+        moves_away: bool = False,
+        clock: Clock | None = None,
+    ) -> None:
+        self._folder = folder
+        self._home = home or folder
+        self.where = self._mark(folder)
+        """The folder, as the job's files name it."""
+        self._moves_away = moves_away
+        self._is_shared = marks is None and not moves_away
+        self._prefix = quote(prefix, safe="")
+        self._max_bytes = max_bytes
+        self._about = about
+        self._clock = clock or SystemClock()
+        self._press = Press()
+        self._files: list[_File] = []
+        # A caller that was cancelled leaves its thread writing.
+        self._lock = threading.Lock()
+        self.placed: dict[tuple[int, int], Placed] = {}
+        """Of the last call of `write`: key and token -> where the answer is."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._recover(marks)
+        except OSError as error:
+            raise files.in_words(error) from error
+        # Files that were moved away are known by their marks: no other gets their names.
+        names = (*os.listdir(folder), *(Path(mark).name for mark in marks or ()))
+        self._number = 1 + max((int(found[1]) for found in map(self._numbered, names) if found), default=-1)
+
+    async def write(self, records: Sequence[Record]) -> Mapping[str, int]:
+        try:
+            visits = await self._pressed(records)
+        except BaseException:
+            self._press = Press()
+            raise
+        return await asyncio.get_running_loop().run_in_executor(None, self._write, visits)
+
+    async def _pressed(self, records: Sequence[Record]) -> list[WarcVisit]:
+        """The visits of the records. Nearly all that is done here holds the interpreter's lock, wherever it is done: a
+        thread would only fight the loop for it."""
+        loop, visits, turn_bytes = asyncio.get_running_loop(), [], 0
+        for record in records:
+            if len(record.body) > _SMALL_BYTES:
+                visits.append(await loop.run_in_executor(None, self._press.visit, record))
+                continue
+            visits.append(self._press.visit(record))
+            turn_bytes += len(record.body)
+            if turn_bytes > _TURN_BYTES:
+                turn_bytes = 0
+                await asyncio.sleep(0)
+        return visits
+
+    async def rewind(self, marks: Mapping[str, int]) -> None:
+        with self._lock:
+            self._press = Press()
+            for file in self._files:
+                file.cut(marks.get(file.mark, 0))
+
+    async def aclose(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, self._close)
+
+    def _close(self) -> None:
+        try:
+            with self._lock:
+                self._drop_lost()
+                while self._files:
+                    self._files[0].finish()
+                    del self._files[0]
+                if self._is_shared:
+                    self._recover(None)
+        except OSError as error:
+            # The records are safe: the next start finishes the file.
+            log.warning("%s: not finished: %s", self._folder, error.strerror)
+
+    def _write(self, visits: Sequence[WarcVisit]) -> dict[str, int]:
+        with self._lock:
+            return self._store(visits) if visits else {}
+
+    def _store(self, visits: Sequence[WarcVisit]) -> dict[str, int]:
+        self.placed = {}
+        sizes = {file: file.size for file in self._files}
+        try:
+            self._drop_lost()
+            # Only now is it certain that the last call counts, and files are not taken up again once finished.
+            while len(self._files) > 1:
+                self._files[0].finish()
+                del self._files[0]
+            for visit in visits:
+                self._current().add(visit, self.placed)
+            for file in self._files:
+                file.flush()
+        except OSError as error:
+            raise self._taken_back(sizes, error) from error
+        return {file.mark: file.size for file in self._files}
+
+    def _drop_lost(self) -> None:
+        """One that was taken for dead, and whose file another has finished, goes on with a new one."""
+        for file in [file for file in self._files if not file.is_there()]:
+            self._files.remove(file)
+            file.close()
+
+    def _taken_back(self, sizes: Mapping[_File, int], error: OSError) -> SinkError:
+        """Go back to these sizes; what to raise. On a shared folder a handle that was bad once may stay so, or say that
+        it has synced what is lost: the file is left as it is, and finished at the end. What stands there twice is
+        sorted out when archives are read."""
+        self._press = Press()
+        try:
+            for file in self._files:
+                file.cut(sizes.get(file, 0))
+        except OSError as fault:
+            error = fault
+        if not self._is_shared:
+            return files.in_words(error)
+        while self._files and not files.is_full(error):
+            self._files.pop().close()
+        return files.in_words_of(self._folder, error)
+
+    def _current(self) -> _File:
+        """The file to write to, begun if there is none or the last one is full."""
+        if not self._files or self._files[-1].end >= self._max_bytes:
+            path = self._folder / f"{self._prefix}-{self._number:05}{SUFFIX}"
+            self._number += 1
+            self._files.append(_File(path, mark=self._mark(path)))
+        file = self._files[-1]
+        if not file.end:
+            info = records_of.warcinfo(file.path.name, at=self._clock.epoch(), about=self._about)
+            file.append(member_of(info))
+        return file
+
+    def _recover(self, marks: Mapping[str, int] | None) -> None:
+        """Finish what an earlier start left open, and check what it finished."""
+        for path in left_open(self._folder):
+            mark = self._mark(path.with_name(path.name.removesuffix(OPEN)))
+            if not self._numbered(path.name) and mark not in (marks or {}):
+                continue
+            if marks is not None:
+                self._settle(path, marks.get(mark, 0))
+            else:
+                finish_left(path)
+        for mark, size in (marks or {}).items():
+            path = self._home / mark
+            if path.parent != self._folder or not mark.endswith(SUFFIX):
+                continue
+            if not path.exists():
+                if not self._moves_away:
+                    log.warning("%s was written earlier and is not there any more", path)
+            elif path.stat().st_size != size:
+                self._settle(path, size)
+
+    def _settle(self, path: Path, size: int) -> None:
+        files.cut(path, size)
+        finish(path)
+
+    def _mark(self, path: Path) -> str:
+        return str(path.relative_to(self._home)) if path.is_relative_to(self._home) else str(path)
+
+    def _numbered(self, name: str) -> re.Match[str] | None:
+        return re.match(rf"{re.escape(self._prefix)}-(\d+){re.escape(SUFFIX)}(?:{re.escape(OPEN)})?$", name)
+
+
+class _File:
+    """A WARC file that is being written, and the lines of its index in the order of their records."""
+
+    def __init__(self, path: Path, *, mark: str) -> None:
+        self.path = path
+        self.mark = mark
+        self.size = 0
+        self._members: list[bytes] = []
+        self._lines: list[bytes] = []
+        self.end = 0
+        """Where the next record begins."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._open_path = path.with_name(path.name + OPEN)
+        self._file = os.open(self._open_path, flags | os.O_EXCL, 0o644)
+        files.hold(self._file)
+        try:
+            self._index = os.open(_index_of(path, OPEN), flags | os.O_TRUNC | os.O_APPEND, 0o644)
+            files.sync_folder(path.parent)
+        except OSError:
+            os.close(self._file)
+            with suppress(OSError):
+                self._open_path.unlink()
+            raise
+
+    def is_there(self) -> bool:
+        """Whether nobody else has finished it."""
+        return self._open_path.exists()
+
+    def add(self, visit: WarcVisit, placed: dict[tuple[int, int], Placed]) -> None:
+        answer = visit.answer
+        if answer is not None:
+            place = Placed(self.path.name, self.end, len(visit.members[0]), answer.is_revisit)
+            placed[visit.key, visit.token] = place
+            capture = index.Capture(
+                url=answer.url,
+                mime="warc/revisit" if answer.is_revisit else answer.mime,
+                status=str(answer.status),
+                digest=answer.digest,
+                length=str(place.length),
+                offset=str(place.offset),
+                filename=place.file,
+            )
+            self._lines.append(index.line_of(capture, answer.date, visit.surt))
+        for member in visit.members:
+            self.append(member)
+
+    def append(self, member: bytes) -> None:
+        self._members.append(member)
+        self.end += len(member)
+
+    def flush(self) -> None:
+        """Make durable what was added. The index is not synced: what is missing of it is made from the file."""
+        if self._members:
+            self._write()
+            files.sync(self._file)
+            os.write(self._index, b"".join(self._lines))
+            self.size = self.end
+            self._members, self._lines = [], []
+
+    def _write(self) -> None:
+        at = self.size
+        for piece in _pieces(self._members):
+            files.write_at(self._file, piece, at)
+            at += len(piece)
+
+    def cut(self, size: int) -> None:
+        """Go back to an earlier length."""
+        self._members, self._lines = [], []
+        self.size = self.end = size
+        os.ftruncate(self._file, size)
+        kept, _ = index.read_index(_index_of(self.path, OPEN), size)
+        os.ftruncate(self._index, sum(map(len, kept)))
+
+    def finish(self) -> None:
+        """May be tried again if it raises: all of it is still there."""
+        finish(self._open_path)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of it, whatever state it is in."""
+        for descriptor in (self._file, self._index):
+            with suppress(OSError):
+                os.close(descriptor)
+
+
+def open_warc(opening: Opening) -> WarcSink:
+    """The sink named `warc`, in the job's folder, or `warc:/path`."""
+    settings = opening.settings
+    about = [("robots", "obey" if settings.robots else "ignore"), ("http-header-user-agent", settings.user_agent)]
+    home = opening.home
+    return WarcSink(
+        Path(opening.target) if opening.target else home / FOLDER,
+        opening.marks,
+        prefix=opening.prefix(elsewhere=bool(opening.target)),
+        max_bytes=settings.archive_bytes,
+        about=[*about, ("isPartOf", opening.name)],
+        home=home,
+    )
+
+
+def finish(path: Path) -> None:
+    """Give a file that is complete its sorted index and its name; one without a record goes away."""
+    final = path.with_name(path.name.removesuffix(OPEN))
+    lines = _index_of(final, OPEN)
+    if path.stat().st_size:
+        index.finish_index(path, final.name, lines, _index_of(final))
+        path.rename(final)
+    else:
+        path.unlink()
+    lines.unlink(missing_ok=True)
+    files.sync_folder(path.parent)
+
+
+def finish_left(path: Path) -> None:
+    """Finish a file that a worker of a fleet left open, with all visits that are there whole; not if it lives."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if not files.hold(descriptor):
+            return
+        lines = _index_of(path.with_name(path.name.removesuffix(OPEN)), OPEN)
+        # A line of the index is written when its record is safe.
+        covered = index.read_index(lines, path.stat().st_size)[1]
+        os.ftruncate(descriptor, index.whole_bytes(path, covered))
+        finish(path)
+    finally:
+        os.close(descriptor)
+
+
+def left_open(folder: Path) -> list[Path]:
+    """The files that are being written, or were when their writer died."""
+    return sorted(folder.glob(f"*{SUFFIX}{OPEN}"))
+
+
+def _pieces(members: Sequence[bytes]) -> Iterator[bytes]:
+    """All of it, joined as far as that stays small."""
+    held: list[bytes] = []
+    size = 0
+    for member in members:
+        if held and size + len(member) > _PIECE_BYTES:
+            yield b"".join(held)
+            held, size = [], 0
+        held.append(member)
+        size += len(member)
+    yield b"".join(held)
+
+
+def _index_of(path: Path, suffix: str = "") -> Path:
+    return path.with_name(path.name.removesuffix(SUFFIX) + INDEX + suffix)
