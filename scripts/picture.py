@@ -14,7 +14,7 @@ from rich.console import Console
 
 from gossamer.cli.progress import Progress
 from gossamer.cli.view import FRAMES_A_SECOND, frame
-from gossamer.job import LocalRun
+from gossamer.jobs.local_run import LocalRun
 from gossamer.settings import Settings
 from gossamer.testing.web import SimWeb
 

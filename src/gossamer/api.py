@@ -25,8 +25,8 @@ from gossamer.errors import ConfigError, OwnerGone
 from gossamer.extract.page import Page
 from gossamer.extract.spider import Spider
 from gossamer.extras import unusable
-from gossamer.job import LocalRun
 from gossamer.job_folder import folder_of, read_seeds
+from gossamer.jobs.local_run import LocalRun
 from gossamer.model import Counts, Record
 from gossamer.settings import Settings, build
 

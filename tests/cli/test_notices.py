@@ -9,7 +9,7 @@ from pathlib import Path
 
 from commands import gossamer, small_site
 
-from gossamer.notices import Judge, RunSample
+from gossamer.jobs.notifications import Judge, RunSample
 from gossamer.testing.servers import free_port
 
 FAST = ("--allow-private", "--delay", "0", "--quiet")

@@ -11,7 +11,7 @@ from commands import gossamer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.frontier.advice import Advice, advise, measure
+from gossamer.jobs.scaling import Advice, advise, measure
 from gossamer.model import Counts, Heartbeat, RegionView, ShardView
 from gossamer.settings import Settings, build
 from gossamer.testing.servers import RedisServer

@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Sampler
 from opentelemetry.trace import SpanKind, StatusCode
 
 from gossamer.errors import ConfigError
-from gossamer.job import LocalRun
+from gossamer.jobs.local_run import LocalRun
 from gossamer.settings import build
 from gossamer.telemetry import asked_by
 from gossamer.telemetry.provider import open_tracing

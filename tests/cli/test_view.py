@@ -10,7 +10,7 @@ from rich.console import Console
 from gossamer.cli.progress import Progress, RateHistory
 from gossamer.cli.view import follow, frame, progress_line, rendered
 from gossamer.clock import ManualClock
-from gossamer.job import LocalRun
+from gossamer.jobs.local_run import LocalRun
 from gossamer.model import Counts, Outcome, PageRow, Record, SiteNote
 from gossamer.settings import Settings
 

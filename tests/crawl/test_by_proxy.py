@@ -10,7 +10,7 @@ from rawweb import RawWeb, page, reply
 
 from gossamer.download import proxies
 from gossamer.errors import GossamerError
-from gossamer.job import LocalRun
+from gossamer.jobs.local_run import LocalRun
 from gossamer.settings import build
 from gossamer.testing.proxies import ProxyServer
 

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from gossamer.extract.spider import Spider
-from gossamer.job import LocalRun, RunSummary
+from gossamer.jobs.local_run import LocalRun, RunSummary
 from gossamer.middleware import Fetch
 from gossamer.model import Request, Response
 from gossamer.settings import Settings

@@ -95,7 +95,7 @@ def test_a_priority_of_the_spiders_own_goes_before_its_score() -> None:
 
 @pytest.mark.parametrize("strategy", ["bfs", "dfs", "best", "random"])
 def test_a_crawl_goes_by_score_in_every_strategy(strategy: str) -> None:
-    from gossamer.job import LocalRun
+    from gossamer.jobs.local_run import LocalRun
     from gossamer.testing.stage import Stage
     from gossamer.testing.virtual import LoopClock, run
 

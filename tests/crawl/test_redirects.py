@@ -22,7 +22,7 @@ from gossamer.download.client import HttpDownloader
 from gossamer.download.connections import Connection, Connections, Target
 from gossamer.download.dns import ResolvedName
 from gossamer.errors import ConnectFailed
-from gossamer.job import LocalRun, RunSummary
+from gossamer.jobs.local_run import LocalRun, RunSummary
 from gossamer.settings import Settings, build
 
 METADATA = [
@@ -101,7 +101,7 @@ def crawl_diverted(
     """A whole crawl in this process; how it ended, and every name and address that was reached for."""
     reached: set[str] = set()
     monkeypatch.setattr(
-        "gossamer.assemble.open_downloader",
+        "gossamer.download.open_downloader",
         lambda settings, *, clock, resolver: Diverted(settings, clock, names, reached),
     )
     values = {"delay": 0, "tries": 1, "commit_seconds": 0.02, "backoff_seconds": 0.1, "site_failures": 1, **settings}

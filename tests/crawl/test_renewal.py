@@ -6,7 +6,6 @@ from typing import cast
 
 import msgspec
 
-from gossamer.assemble import build_worker
 from gossamer.clock import ManualClock
 from gossamer.download.client import HttpDownloader
 from gossamer.download.connections import Connection
@@ -15,6 +14,7 @@ from gossamer.engine.commit import FleetStore
 from gossamer.engine.visit import Visit
 from gossamer.frontier.base import Frontier
 from gossamer.frontier.embedded.frontier import EmbeddedFrontier, open_memory
+from gossamer.jobs.worker import build_worker
 from gossamer.model import Lease, Request, Response
 from gossamer.settings import Settings
 from gossamer.testing.harness import keys, pages

@@ -22,7 +22,7 @@ from gossamer.clock import SystemClock
 from gossamer.engine.commit import Committer, Listed, Result
 from gossamer.extract.spider import Spider
 from gossamer.frontier.embedded.frontier import open_memory
-from gossamer.job import LocalRun, RunSummary
+from gossamer.jobs.local_run import LocalRun, RunSummary
 from gossamer.model import Outcome, Receipt, Request, Response, SiteNote
 from gossamer.settings import Settings, build
 from gossamer.sim.log import cut_short, gaps

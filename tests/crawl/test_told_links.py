@@ -7,12 +7,12 @@ from pathlib import Path
 
 from processes import crawl
 
-from gossamer.assemble import build_worker
 from gossamer.engine.commit import FleetStore, Result
 from gossamer.engine.links import Linker, RecentKeys
 from gossamer.engine.run import Engine
 from gossamer.extract.spider import Spider
 from gossamer.frontier.embedded.frontier import open_memory
+from gossamer.jobs.worker import build_worker
 from gossamer.model import Receipt, Request, Response, SiteNote
 from gossamer.settings import Settings
 from gossamer.sim.log import fetched

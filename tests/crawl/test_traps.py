@@ -18,7 +18,7 @@ from gossamer.engine import near_duplicates, traps
 from gossamer.engine.links import Linker, RecentKeys
 from gossamer.explain import path_ruling
 from gossamer.extract.spider import Spider
-from gossamer.job import LocalRun
+from gossamer.jobs.local_run import LocalRun
 from gossamer.model import Request, Response
 from gossamer.settings import Settings
 from gossamer.sim.log import fetched

@@ -20,7 +20,7 @@ from gossamer.clock import SystemClock
 from gossamer.download import open_downloader
 from gossamer.download.base import Downloader
 from gossamer.errors import ConfigError, ConnectFailed, TlsRefused
-from gossamer.job import LocalRun
+from gossamer.jobs.local_run import LocalRun
 from gossamer.model import Request
 from gossamer.settings import build
 

@@ -13,12 +13,12 @@ import redis
 
 from gossamer.cli.export import export
 from gossamer.cli.replay import replay
-from gossamer.fleet import join_fleet
 from gossamer.frontier.backends import create_fleet
 from gossamer.jobs.find import find_stored
+from gossamer.jobs.seeding import begin
+from gossamer.jobs.worker import join_fleet
 from gossamer.settings import Settings
 from gossamer.storage.warc.reader import warc_files
-from gossamer.takeover import begin
 from gossamer.testing.servers import RedisServer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))

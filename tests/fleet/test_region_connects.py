@@ -18,7 +18,6 @@ from struct import pack
 import msgspec
 import pytest
 
-from gossamer.assemble import build_worker
 from gossamer.clock import SystemClock
 from gossamer.download.client import HttpDownloader
 from gossamer.engine import regions
@@ -26,8 +25,8 @@ from gossamer.engine.commit import FleetStore
 from gossamer.engine.heartbeat import HeartbeatSender, beating
 from gossamer.engine.links import Linker, RecentKeys
 from gossamer.engine.regions import Connects, Places, Placing
-from gossamer.fleet import places_of
 from gossamer.frontier.backends import create_fleet, open_fleet
+from gossamer.jobs.worker import build_worker, places_of
 from gossamer.model import Heartbeat, Lease, Request
 from gossamer.settings import build
 from gossamer.storage.segments import SegmentSink

@@ -15,7 +15,6 @@ import msgspec
 import pytest
 import redis
 
-from gossamer.assemble import build_worker
 from gossamer.clock import SystemClock
 from gossamer.engine.commit import FleetStore
 from gossamer.engine.heartbeat import HeartbeatSender, beating, live_regions
@@ -23,10 +22,10 @@ from gossamer.engine.links import Linker, RecentKeys
 from gossamer.engine.regions import Places, Placing
 from gossamer.engine.run import Engine
 from gossamer.errors import ConnectFailed
-from gossamer.fleet import places_of
 from gossamer.frontier.backends import create_fleet, open_fleet
 from gossamer.frontier.base import FleetFrontier
 from gossamer.jobs.fleet import merge_regions
+from gossamer.jobs.worker import build_worker, places_of
 from gossamer.model import Heartbeat, Lease, Request
 from gossamer.settings import Settings, build
 from gossamer.sim.log import SimRequest, gaps

@@ -12,9 +12,9 @@ import pytest
 from gossamer import urls
 from gossamer.frontier.backends import create_fleet, open_fleet
 from gossamer.frontier.base import FleetFrontier
+from gossamer.jobs.repair import Repaired, repair
+from gossamer.jobs.results_folder import compare, count_records, mark
 from gossamer.model import Lease, Outcome, PageRow, Record, Request, SiteNote
-from gossamer.repair import Repaired, repair
-from gossamer.results import compare, count_records, mark
 from gossamer.settings import Settings
 from gossamer.storage.segments import SegmentSink
 

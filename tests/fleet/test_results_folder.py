@@ -21,7 +21,7 @@ import redis
 
 from gossamer.engine.heartbeat import LIVE_SECONDS
 from gossamer.frontier.redis.server import job_key
-from gossamer.results import count_records
+from gossamer.jobs.results_folder import count_records
 from gossamer.sim.log import fetched
 from gossamer.storage.segments import has_records
 from gossamer.testing.web import SimWeb

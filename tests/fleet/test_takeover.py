@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer import takeover
 from gossamer.frontier.folder.frontier import FolderFrontier, open_folder
+from gossamer.jobs import seeding
 from gossamer.model import Counts, Request
 from gossamer.settings import Settings
 
@@ -75,7 +75,7 @@ def test_what_a_tree_has_is_known_and_what_it_links_to_is_queued(tmp_path: Path,
     async def run() -> None:
         fleet = await begun(tmp_path, tree)
         seeds = [*(f"http://{host}/" for host in HOSTS), "http://c.example/"]
-        assert await takeover.begin(fleet, settings_of(tree), seeds) == 1, "the tree has the others"
+        assert await seeding.begin(fleet, settings_of(tree), seeds) == 1, "the tree has the others"
         await fleet.aclose()
         counts, found = await left(tmp_path)
         assert found == {*MISSING, "http://c.example/"}
@@ -89,7 +89,7 @@ def test_what_a_tree_has_is_known_and_what_it_links_to_is_queued(tmp_path: Path,
 def test_killed_at_any_point_it_is_begun_again_and_ends_the_same(
     tmp_path: Path, tree: Path, calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(takeover, "_LINKS", 3)
+    monkeypatch.setattr(seeding, "_LINKS", 3)
 
     async def run() -> None:
         fleet = await begun(tmp_path, tree)
@@ -104,12 +104,12 @@ def test_killed_at_any_point_it_is_begun_again_and_ends_the_same(
 
         fleet.add = add_or_die  # type: ignore[method-assign]
         with pytest.raises(Killed):
-            await takeover.begin(fleet, settings_of(tree), [f"http://{HOSTS[0]}/"])
+            await seeding.begin(fleet, settings_of(tree), [f"http://{HOSTS[0]}/"])
         fleet.owner.abort()
         counts, found = await left(tmp_path)
         assert (counts.job, found) == ("paused", set()), "nobody fetches what may be in the tree"
         fleet = await begun(tmp_path, tree)
-        assert await takeover.begin(fleet, settings_of(tree), [f"http://{HOSTS[0]}/"]) == 0
+        assert await seeding.begin(fleet, settings_of(tree), [f"http://{HOSTS[0]}/"]) == 0
         await fleet.aclose()
         counts, found = await left(tmp_path)
         assert (found, counts.skipped, counts.queued) == (MISSING, 10, 10)
@@ -121,7 +121,7 @@ def test_a_tree_is_read_once(tmp_path: Path, tree: Path) -> None:
     async def run() -> None:
         for expected in (set(), {"http://d.example/"}):
             fleet = await begun(tmp_path, tree)
-            await takeover.begin(fleet, settings_of(tree), sorted(expected))
+            await seeding.begin(fleet, settings_of(tree), sorted(expected))
             await fleet.aclose()
             # What comes to the tree while the job runs is its own work.
             page(tree, f"http://{HOSTS[0]}/0", [f"http://{HOSTS[0]}/later"])

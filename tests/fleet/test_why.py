@@ -24,22 +24,22 @@ from gossamer.cli.audit import audit_lines
 from gossamer.clock import SystemClock
 from gossamer.engine.robots_txt import settle
 from gossamer.errors import ConfigError
-from gossamer.fleet import join_fleet
 from gossamer.frontier.backends import create_fleet, open_fleet
 from gossamer.frontier.embedded.sqlite import open_sqlite
 from gossamer.frontier.embedded.sqlite_reader import SqliteLook
 from gossamer.inspect.audit import site_audit
-from gossamer.job import LocalRun
 from gossamer.job_folder import folder_of, save_settings
 from gossamer.jobs.find import open_job
 from gossamer.jobs.job import Known, State, read_state
 from gossamer.jobs.local import StoppedJob
+from gossamer.jobs.local_run import LocalRun
+from gossamer.jobs.seeding import begin
+from gossamer.jobs.worker import join_fleet
 from gossamer.model import Outcome, Request, SiteNote
 from gossamer.settings import Settings, SiteSettings
 from gossamer.storage.reader import StoredJob
 from gossamer.storage.request_log import RequestLog, SentRequest, steps, walked
 from gossamer.story import tell
-from gossamer.takeover import begin
 from gossamer.testing.web import SimWeb
 
 FOUND_ON = "http://a.example/list"

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from gossamer.errors import ConfigError, JobMissing, JobRunning
-from gossamer.fleet import join_fleet
 from gossamer.frontier.backends import create_fleet, list_jobs, open_fleet
 from gossamer.jobs.find import open_job
+from gossamer.jobs.seeding import begin
+from gossamer.jobs.worker import join_fleet
 from gossamer.model import Heartbeat, Request
 from gossamer.settings import Settings
-from gossamer.takeover import begin
 from gossamer.testing.servers import RedisServer
 from gossamer.testing.sqlservers import SqlServer
 from gossamer.testing.web import SimWeb

@@ -18,10 +18,10 @@ import redis
 from gossamer import api, errors
 from gossamer.errors import JobMissing, JobRunning, JobStopped
 from gossamer.extract import page, spider
-from gossamer.fleet import join_fleet
 from gossamer.frontier.backends import open_fleet
 from gossamer.jobs.find import list_names
 from gossamer.jobs.fleet import submit_job
+from gossamer.jobs.worker import join_fleet
 from gossamer.model import Heartbeat
 from gossamer.settings import Settings
 from gossamer.testing.servers import RedisServer

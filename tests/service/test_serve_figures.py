@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from gossamer.clock import ManualClock
+from gossamer.jobs.notifications import Notifier
 from gossamer.model import Counts, PageRow
-from gossamer.notices import Notifier
 from gossamer.redact import masked_url
 from gossamer.service.herald import JobNotifier
 from gossamer.service.launch import linear

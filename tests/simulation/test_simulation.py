@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gossamer import assemble
 from gossamer.cli import gossamer
 from gossamer.engine import commit, visit
 from gossamer.engine import run as engine
 from gossamer.frontier.embedded import frontier, schedule
 from gossamer.frontier.embedded import state as frontier_state
+from gossamer.jobs import worker
 from gossamer.simulation import command, run
 from gossamer.simulation.run import Report, simulate
 from gossamer.simulation.scenario import FAULTS, draw
@@ -128,7 +128,7 @@ def test_the_engine_and_the_frontier_are_the_real_ones(monkeypatch: pytest.Monke
 def test_the_simulation_runs_what_users_run() -> None:
     """The engine is put together by the same function, the frontier is the same class, and a link only passes calls on:
     each of its methods that a frontier has calls the frontier's own."""
-    assert assemble.build_worker is assemble.build_worker
+    assert worker.build_worker is worker.build_worker
     assert frontier.EmbeddedFrontier is frontier.EmbeddedFrontier
     carries = {"add", "lease", "extend", "complete", "release", "idle", "counts"}
     for path in SOURCE.glob("*.py"):

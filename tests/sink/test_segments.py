@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gossamer.errors import SinkError, SinkFull
+from gossamer.jobs.results_folder import is_results, mark
 from gossamer.model import PageRow, Record
-from gossamer.results import is_results, mark
 from gossamer.settings import Settings
 from gossamer.storage import files
 from gossamer.storage.segments import SegmentSink, gather

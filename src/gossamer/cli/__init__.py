@@ -19,7 +19,7 @@ from gossamer.cli.exits import Exit
 from gossamer.cli.terminal import flush_output, hold_standard_streams, say
 from gossamer.engine.concurrency import give_back_freed_memory
 from gossamer.errors import ConfigError, GossamerError
-from gossamer.leaving import end_now
+from gossamer.jobs.signals import end_now
 from gossamer.logs import plain
 from gossamer.settings import VERSION
 

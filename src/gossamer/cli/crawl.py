@@ -15,7 +15,6 @@ import msgspec
 from click.core import ParameterSource
 
 from gossamer import job_folder, logs
-from gossamer.assemble import check_fetching
 from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
 from gossamer.cli.figures import many
@@ -35,16 +34,15 @@ from gossamer.clock import SystemClock
 from gossamer.engine.supervision import FATAL, die_with
 from gossamer.errors import ConfigError, GossamerError, JobMissing, OwnerGone, SchemaMismatch
 from gossamer.extract import spider
-from gossamer.fleet import FleetRun, join_fleet
 from gossamer.frontier.backends import is_address, is_fleet
-from gossamer.job import LocalRun, RunSummary
 from gossamer.jobs.find import check_folder, was_begun
-from gossamer.leaving import leaving
+from gossamer.jobs.fleet_run import FleetRun
+from gossamer.jobs.local_run import LocalRun, RunSummary
+from gossamer.jobs.notifications import Judge, Notifier, watch
+from gossamer.jobs.signals import leaving
+from gossamer.jobs.worker import HealthFile, Standby, check_fetching, join, join_fleet
 from gossamer.logs import plain
-from gossamer.member import join
-from gossamer.notices import Judge, Notifier, watch
 from gossamer.redact import masked_address
-from gossamer.standby import HealthFile, Standby
 
 
 @click.command(cls=Sectioned)

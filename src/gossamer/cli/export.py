@@ -16,7 +16,7 @@ from gossamer.errors import FrontierError, JobMissing, SinkError
 from gossamer.export import FORMATS, Export, write
 from gossamer.frontier.backends import is_fleet
 from gossamer.jobs.find import find_job, find_stored
-from gossamer.results import MARKER, compare, is_results, read_marker, repair_command
+from gossamer.jobs.results_folder import MARKER, compare, is_results, read_marker, repair_command
 from gossamer.storage.query import Where
 from gossamer.storage.reader import StoredJob
 from gossamer.storage.registry import wants_segments

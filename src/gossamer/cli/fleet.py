@@ -19,14 +19,13 @@ from gossamer.cli.terminal import say
 from gossamer.clock import SystemClock
 from gossamer.errors import ConfigError
 from gossamer.extract import spider
-from gossamer.fleet import claim_results, results_folder
 from gossamer.frontier.backends import backend_of, check, is_fleet
 from gossamer.frontier.placement import parse_part
 from gossamer.jobs.fleet import submit_job
+from gossamer.jobs.results_folder import MARKER, claim_results, is_results, repair_command, results_folder
 from gossamer.logs import plain
 from gossamer.model import Finding
 from gossamer.redact import masked_address
-from gossamer.results import MARKER, is_results, repair_command
 from gossamer.settings import Settings
 from gossamer.storage.registry import is_shared, shared_folder, wants_segments
 

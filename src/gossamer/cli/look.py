@@ -16,7 +16,6 @@ import click
 import msgspec
 
 from gossamer import job_folder, logs, urls
-from gossamer.assemble import gate_of_loads, jar_of, middlewares
 from gossamer.cli.exits import Exit
 from gossamer.cli.options import given, some_settings
 from gossamer.cli.start import read_settings, run, runner
@@ -41,7 +40,8 @@ from gossamer.errors import (
 from gossamer.extract.page import Page
 from gossamer.extract.spider import Spider
 from gossamer.extract.text import LEAST_SHARE
-from gossamer.leaving import leaving
+from gossamer.jobs.signals import leaving
+from gossamer.jobs.worker import gate_of_loads, jar_of, middlewares
 from gossamer.logs import plain
 from gossamer.middleware import Fetch, compose
 from gossamer.model import REDIRECTS, Request, Response

@@ -6,8 +6,8 @@ from collections import deque
 from itertools import pairwise
 
 from gossamer.cli import figures
-from gossamer.fleet import FleetRun
-from gossamer.job import LocalRun
+from gossamer.jobs.fleet_run import FleetRun
+from gossamer.jobs.local_run import LocalRun
 from gossamer.model import Counts
 
 _NOW_SECONDS = 5.0

@@ -16,10 +16,10 @@ from gossamer.cli.start import read_lines, run
 from gossamer.cli.terminal import put, say
 from gossamer.errors import ConfigError
 from gossamer.frontier.backends import is_fleet
+from gossamer.jobs.repair import Repaired
+from gossamer.jobs.repair import repair as repaired
 from gossamer.logs import plain
 from gossamer.redact import masked_address
-from gossamer.repair import Repaired
-from gossamer.repair import repair as repaired
 
 
 @click.command()

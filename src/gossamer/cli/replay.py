@@ -19,7 +19,7 @@ from gossamer.cli.exits import Exit
 from gossamer.cli.options import given, some_settings
 from gossamer.cli.start import read_settings, run
 from gossamer.cli.terminal import put, say
-from gossamer.leaving import leaving
+from gossamer.jobs.signals import leaving
 from gossamer.logs import plain
 from gossamer.replay.run import Replay, Replayed
 from gossamer.settings import Settings

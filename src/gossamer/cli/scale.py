@@ -10,9 +10,9 @@ from gossamer.cli.start import run
 from gossamer.cli.steer import on_a_job
 from gossamer.cli.terminal import put, say
 from gossamer.errors import ConfigError
-from gossamer.frontier.advice import Advice
 from gossamer.frontier.backends import is_fleet
 from gossamer.jobs.find import open_job
+from gossamer.jobs.scaling import Advice
 
 
 @click.command()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gossamer.cli import figures
 from gossamer.errors import advice_for_kind
-from gossamer.job import RunSummary
+from gossamer.jobs.local_run import RunSummary
 from gossamer.logs import plain
 from gossamer.report.rows import REPORT
 from gossamer.settings import Settings, introduces_itself

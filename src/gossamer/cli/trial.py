@@ -31,8 +31,8 @@ from gossamer.engine.robots import Gate
 from gossamer.errors import ConnectFailed, advice_for_kind
 from gossamer.extract.page import Page
 from gossamer.extract.spider import Spider
-from gossamer.job import LocalRun, RunSummary
-from gossamer.leaving import leaving
+from gossamer.jobs.local_run import LocalRun, RunSummary
+from gossamer.jobs.signals import leaving
 from gossamer.logs import plain
 from gossamer.middleware import Fetch
 from gossamer.model import Request, Response

@@ -14,8 +14,8 @@ from rich.text import Text
 from gossamer.cli import figures
 from gossamer.cli.progress import Progress
 from gossamer.cli.screen import Screen, ScreenLine, Writer, has_screen
-from gossamer.fleet import FleetRun
-from gossamer.job import LocalRun
+from gossamer.jobs.fleet_run import FleetRun
+from gossamer.jobs.local_run import LocalRun
 from gossamer.logs import plain
 
 FRAMES_A_SECOND = 4

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from gossamer import settings as configuration
 from gossamer.clock import Clock, SystemClock
 from gossamer.errors import ConfigError, FrontierError, GossamerError, JobMissing
-from gossamer.fleet import results_folder
 from gossamer.frontier.backends import (
     backend_of,
     create_fleet,
@@ -25,6 +24,7 @@ from gossamer.job_folder import FRONTIER, folder_of
 from gossamer.jobs.fleet import FleetJob
 from gossamer.jobs.job import Job, JobSummary
 from gossamer.jobs.local import RunningJob, StoppedJob
+from gossamer.jobs.results_folder import results_folder
 from gossamer.settings import Settings
 from gossamer.storage.segments import FOLDER as SEGMENTS
 

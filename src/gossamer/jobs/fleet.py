@@ -11,8 +11,6 @@ from gossamer import settings as configuration
 from gossamer.engine.heartbeat import is_live
 from gossamer.engine.links import Linker, RecentKeys
 from gossamer.errors import JobStopped, SinkError
-from gossamer.fleet import results_folder, scale
-from gossamer.frontier.advice import Advice
 from gossamer.frontier.backends import create_fleet, open_fleet
 from gossamer.frontier.base import FleetFrontier
 from gossamer.frontier.placement import parse_part
@@ -27,12 +25,13 @@ from gossamer.jobs.job import (
     lookup_any_name,
     state_word,
 )
+from gossamer.jobs.results_folder import compare, forgotten_words, is_cheap, is_results, repair_command, results_folder
+from gossamer.jobs.scaling import Advice, scale
+from gossamer.jobs.seeding import begin
 from gossamer.model import Counts, Heartbeat, JobState, RegionView, ShardView
-from gossamer.results import compare, forgotten_words, is_cheap, is_results, repair_command
 from gossamer.settings import Settings
 from gossamer.storage.registry import wants_segments
 from gossamer.storage.segments import has_segments, segment_bytes
-from gossamer.takeover import begin
 
 if TYPE_CHECKING:
     from gossamer.jobs.removal import Removed

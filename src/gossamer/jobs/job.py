@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from gossamer import urls
 from gossamer.errors import ConfigError
-from gossamer.frontier.advice import Advice
+from gossamer.jobs.scaling import Advice
 from gossamer.model import Counts, Heartbeat, JobState, RegionView, ShardView
 from gossamer.settings import Settings
 from gossamer.storage.request_log import cut_of, has_trail, trail_bytes

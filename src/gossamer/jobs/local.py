@@ -15,10 +15,10 @@ from gossamer.clock import Clock, SystemClock
 from gossamer.engine import remote
 from gossamer.engine.remote import OwnerConnection, connect
 from gossamer.errors import JobStopped
-from gossamer.frontier.advice import Advice, advise
 from gossamer.frontier.embedded.sqlite_reader import SqliteLook, survey
 from gossamer.job_folder import FRONTIER, OWNER, save_settings, stored_settings
 from gossamer.jobs.job import SITES, JobStatus, Known, State, cut_pages, lookup_any_name, state_word
+from gossamer.jobs.scaling import Advice, advise
 from gossamer.model import Counts, Heartbeat, JobState, RegionView, ShardView
 from gossamer.settings import VERSION
 from gossamer.storage.jsonl import count_rejected

@@ -17,8 +17,8 @@ from gossamer.errors import Held, JobRunning
 from gossamer.frontier.backends import owned_url, remove_job
 from gossamer.job_folder import FRONTIER, SETTINGS, folder_of
 from gossamer.jobs.job import Job
+from gossamer.jobs.results_folder import MARKER
 from gossamer.redact import masked_address
-from gossamer.results import MARKER
 from gossamer.storage import jsonl, request_log, segments
 from gossamer.storage.base import SPOOL, TABLES
 from gossamer.storage.csv import ITEMS, PAGES

@@ -16,7 +16,7 @@ import msgspec
 
 from gossamer.engine.supervision import LEAVE, hold_signals
 from gossamer.errors import ExtractError, WorkersDie
-from gossamer.leaving import end_now
+from gossamer.jobs.signals import end_now
 from gossamer.replay.orders import At, Closing, Done, Left, ReplayTask, Setup
 from gossamer.storage.warc.reader import ReadPart
 

@@ -18,13 +18,12 @@ from gossamer import job_folder
 from gossamer.clock import Clock
 from gossamer.engine.parsing import make_spider
 from gossamer.errors import JobMissing
-from gossamer.fleet import results_folder
 from gossamer.frontier.backends import backend_of
 from gossamer.jobs.find import list_names, open_folder
 from gossamer.jobs.fleet import FleetJob, submit_job
 from gossamer.jobs.job import Job
 from gossamer.jobs.local import StoppedJob
-from gossamer.results import mark
+from gossamer.jobs.results_folder import mark, results_folder
 from gossamer.service.launch import Launcher, make_folder
 from gossamer.service.routing import Refused
 from gossamer.service.shapes import JOB_NAME

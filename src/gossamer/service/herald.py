@@ -7,8 +7,8 @@ import logging
 
 from gossamer.clock import Clock
 from gossamer.jobs.job import State
+from gossamer.jobs.notifications import Judge, Notifier, RunSample
 from gossamer.model import Counts
-from gossamer.notices import Judge, Notifier, RunSample
 
 log = logging.getLogger("gossamer.service")
 _AT_WORK = frozenset(("starting", "running", "paused", "stopping"))

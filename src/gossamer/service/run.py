@@ -145,7 +145,7 @@ async def serve(
 def _herald(options: ServerOptions, clock: SystemClock) -> Any:
     if not options.notify:
         return None
-    from gossamer.notices import Notifier
+    from gossamer.jobs.notifications import Notifier
     from gossamer.service.herald import JobNotifier
 
     notifier = Notifier(options.notify)

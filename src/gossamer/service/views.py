@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from gossamer.frontier.advice import Advice
+from gossamer.jobs.scaling import Advice
 from gossamer.model import RegionView, ShardView
 from gossamer.service.shapes import Shape
 

@@ -14,7 +14,6 @@ from contextvars import Context
 from itertools import islice
 from typing import Any, NamedTuple, cast
 
-from gossamer.assemble import build_worker
 from gossamer.engine.commit import FleetStore, OwnerStore, Store
 from gossamer.engine.concurrency import Boundless
 from gossamer.engine.links import Linker, RecentKeys
@@ -24,6 +23,7 @@ from gossamer.extract.spider import Spider
 from gossamer.frontier.base import Frontier, Shard
 from gossamer.frontier.embedded.frontier import EmbeddedFrontier
 from gossamer.frontier.sharded import Sharded
+from gossamer.jobs.worker import build_worker
 from gossamer.model import Counts
 from gossamer.simulation.check import Evidence, violations
 from gossamer.simulation.life import Life, LifeClock, SimulatedLoop

@@ -9,13 +9,13 @@ import asyncio
 import sys
 from pathlib import Path
 
-from gossamer.assemble import build_worker
 from gossamer.clock import SystemClock
 from gossamer.engine.commit import FleetStore
 from gossamer.engine.links import Linker, RecentKeys
 from gossamer.engine.supervision import left_behind
 from gossamer.frontier.folder.frontier import open_folder
-from gossamer.leaving import leaving
+from gossamer.jobs.signals import leaving
+from gossamer.jobs.worker import build_worker
 from gossamer.model import JobState
 from gossamer.settings import Settings
 from gossamer.storage.segments import SegmentSink

@@ -11,7 +11,7 @@ from gossamer import urls
 from gossamer.clock import Clock
 from gossamer.errors import FetchError
 from gossamer.extract.spider import Spider
-from gossamer.job import LocalRun, RunSummary
+from gossamer.jobs.local_run import LocalRun, RunSummary
 from gossamer.middleware import Fetch
 from gossamer.model import Request, Response
 from gossamer.settings import Settings

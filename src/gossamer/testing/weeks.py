@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import pairwise
 from typing import Any, cast
 
-from gossamer.assemble import build_worker
 from gossamer.engine.commit import FleetStore
 from gossamer.engine.links import Linker, RecentKeys
 from gossamer.extract.spider import Spider
 from gossamer.frontier.base import Frontier
+from gossamer.jobs.worker import build_worker
 from gossamer.model import Counts, Grant
 from gossamer.settings import Settings
 from gossamer.testing.changing import DAY, WEEK, ChangingWeb

@@ -16,8 +16,8 @@ import msgspec
 
 from gossamer.clock import Clock
 from gossamer.errors import ConfigError, GossamerError, JobMissing
-from gossamer.fleet import results_folder
 from gossamer.frontier.backends import is_fleet, open_fleet, remove_job
+from gossamer.jobs.results_folder import results_folder
 from gossamer.redact import masked_address
 from gossamer.settings import Settings
 from gossamer.testing.web import SimWeb

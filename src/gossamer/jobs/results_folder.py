@@ -1,4 +1,4 @@
-"""The results folder of a fleet's job: a marker shows that a worker sees it, and its records are counted.
+"""The results folder of a fleet's job: its marker, and its records compared with the frontier.
 
 A job that `submit` or `crawl` makes has a random id in its settings (`results_id`), and its results folder has the same
 id in the file `results.id`. A worker that finds no marker, or that of another job, has another folder than the rest of
@@ -12,6 +12,7 @@ leaves records that no outcome stands for."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 from array import array
@@ -24,13 +25,14 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from gossamer.engine.heartbeat import is_live
-from gossamer.errors import ConfigError
+from gossamer.errors import ConfigError, JobMissing
+from gossamer.frontier.backends import backend_of, open_fleet
 from gossamer.model import Counts, Heartbeat
 from gossamer.redact import masked_address
 from gossamer.settings import Settings
 from gossamer.storage.query import LastWords, visit_of
-from gossamer.storage.registry import wants_segments
-from gossamer.storage.segments import has_segments, segment_bytes, stamps
+from gossamer.storage.registry import shared_folder, wants_segments
+from gossamer.storage.segments import has_records, has_segments, segment_bytes, stamps
 
 MARKER = "results.id"
 CHEAP_BYTES = 64 * 1024 * 1024
@@ -229,3 +231,49 @@ class RecordedKeys:
         bucket = self._buckets[key >> (_KEY_BITS - _BUCKET_BITS)]
         place = bisect_left(bucket, key)
         return place < len(bucket) and bucket[place] == key
+
+
+log = logging.getLogger("gossamer.fleet")
+
+
+def results_folder(url: str, job: str, settings: Settings, folder: Path) -> Path:
+    """Where a job's workers put their segments: where its sink says, in the folder that they share, or in `folder`."""
+    return shared_folder(settings.sink) or backend_of(url).results_folder(url, job) or folder
+
+
+async def claim_results(url: str, job: str, settings: Settings, folder: Path, *, parents: bool = True) -> Settings:
+    """Mark the results folder of a job that is about to be made; the settings with the id of the marker.
+
+    A job that is there keeps the id that it has; one of an older version gets none, unless nothing was stored yet. A
+    new job gets an id also where the folder cannot be marked from this machine: its workers then refuse to start until
+    somebody marks it. A new job must not begin where another has written: what it gathers would have the pages of
+    both. Of two machines that make one job at the same time, each with a folder of its own, the one that writes the
+    settings last has the marked folder, and the other is refused."""
+    try:
+        fleet = await open_fleet(url, job)
+    except JobMissing:
+        return await asyncio.to_thread(_marked, job, settings, folder, parents=parents)
+    try:
+        known = fleet.settings.results_id
+        is_new = not known and not (await fleet.counts()).stored
+    finally:
+        await fleet.aclose()
+    if is_new and not await asyncio.to_thread(has_records, folder):
+        return await asyncio.to_thread(_marked, job, settings, folder, parents=parents)
+    return msgspec.structs.replace(settings, results_id=known)
+
+
+def _marked(job: str, settings: Settings, folder: Path, *, parents: bool) -> Settings:
+    if not wants_segments(settings.sink):
+        return settings
+    if has_records(folder):
+        raise ConfigError(
+            f"{folder} has pages of another job", hint="choose another name with --job, or move that folder away"
+        )
+    try:
+        return msgspec.structs.replace(settings, results_id=mark(folder, job, parents=parents))
+    except OSError as error:
+        if parents:
+            raise
+        log.warning("%s cannot be marked as the results folder of %s: %s", folder, job, error.strerror)
+        return msgspec.structs.replace(settings, results_id=secrets.token_hex(16))

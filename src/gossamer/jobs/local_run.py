@@ -1,4 +1,4 @@
-"""A job: a folder with its settings, frontier and output, and what it takes to run it on one machine."""
+"""One run of a job on this machine: frontier, engine, workers, and files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from gossamer.assemble import build_worker
 from gossamer.clock import Clock, SystemClock
 from gossamer.engine.commit import OwnerStore
 from gossamer.engine.coordinator import Coordinator
@@ -22,6 +21,7 @@ from gossamer.extract.spider import Spider
 from gossamer.frontier.backends import is_in_memory, owned_backend, owned_url
 from gossamer.frontier.base import OwnedFrontier
 from gossamer.job_folder import FRONTIER, OWNER, save_settings
+from gossamer.jobs.worker import build_worker
 from gossamer.model import Counts, JobState
 from gossamer.settings import Settings
 from gossamer.storage.base import Sink

@@ -1,4 +1,4 @@
-"""A process beside a crawl that ends it when it no longer looks at its signals.
+"""A process beside a crawl that ends it when it no longer handles its signals.
 
 Signals reach Python code only between two of its instructions: a call into C code that does not come to an end holds
 off Ctrl-C, the timer of `engine/budget.py` and every thread of the process. The interpreter writes the number of each

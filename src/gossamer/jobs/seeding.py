@@ -1,4 +1,4 @@
-"""How a job on a fleet's frontier begins: with its seeds, and with the pages of a tree that is there already."""
+"""Starts a job on a shared frontier: queues its seeds, and pages adopted from an existing folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a process leaves: signals that drain it, a second one that ends it, and an end with `atexit` in every case."""
+"""Signals of a crawl: the first drains, the second leaves at once, and exits run `atexit` handlers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from gossamer import watchdog
+from gossamer.jobs import watchdog
 from gossamer.settings import Settings
 
 INTERRUPTED = 130

@@ -1,4 +1,4 @@
-"""Notices: somebody is told when a run ends, stalls or mostly fails, by a web hook or a command of the operator's."""
+"""Notifications of a job's end, stall, or errors, by web hook or command."""
 
 from __future__ import annotations
 

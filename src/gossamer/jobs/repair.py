@@ -1,4 +1,4 @@
-"""Queue stored pages again whose records are lost, with their folder or with the disk of a machine."""
+"""Queues pages again whose records are lost."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from gossamer import settings as configuration
 from gossamer import urls
 from gossamer.engine.heartbeat import is_live
 from gossamer.errors import ConfigError
-from gossamer.fleet import results_folder
 from gossamer.frontier.backends import create_fleet, open_fleet
 from gossamer.frontier.base import FleetFrontier
 from gossamer.frontier.placement import shard_of
 from gossamer.frontier.repair import FindsLost, Requeued, TakesUrls, shards_of
-from gossamer.model import Record, Request
-from gossamer.results import (
+from gossamer.jobs.results_folder import (
     MARKER,
     Comparison,
     Marker,
@@ -29,7 +27,9 @@ from gossamer.results import (
     mark,
     read_marker,
     replace_marker,
+    results_folder,
 )
+from gossamer.model import Record, Request
 from gossamer.settings import Settings
 from gossamer.storage import request_log
 from gossamer.storage.registry import wants_segments

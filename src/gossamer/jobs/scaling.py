@@ -1,4 +1,4 @@
-"""How many workers a job can feed: advice from what its sites can give, not from the length of its queues."""
+"""How many workers a job can use."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from gossamer.engine.heartbeat import is_live
+from gossamer.frontier.base import FleetFrontier
 from gossamer.model import Counts, Heartbeat, ShardView
 from gossamer.settings import Settings
 
@@ -194,3 +196,10 @@ def _why(
 def _pages(rate: float) -> str:
     text = f"{rate:,.0f}" if rate >= 9.95 else f"{rate:.2g}"
     return f"{text} page{'' if text == '1' else 's'}/s"
+
+
+async def scale(fleet: FleetFrontier, *, least: int = 0, most: int | None = None) -> Advice:
+    """How many workers the job can feed at this moment."""
+    counts, shards, sites = await fleet.counts(), await fleet.shards(), await fleet.sites(100)
+    pulses = [pulse for pulse in await fleet.workers() if is_live(pulse)]
+    return advise(counts, shards, pulses, settings=fleet.settings, sites=sites, least=least, most=most)

@@ -1,0 +1,198 @@
+"""One run of workers on this machine for a job on a shared frontier."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from gossamer.clock import SystemClock
+from gossamer.engine.heartbeat import EVERY_SECONDS
+from gossamer.engine.stats import Stats
+from gossamer.engine.supervision import Supervisor
+from gossamer.errors import FrontierError, SinkError, Unavailable
+from gossamer.frontier.backends import create_fleet
+from gossamer.frontier.base import FleetFrontier
+from gossamer.jobs.local_run import RunSummary
+from gossamer.jobs.results_folder import (
+    check_results,
+    claim_results,
+    compare,
+    forgotten_words,
+    repair_command,
+    results_folder,
+)
+from gossamer.jobs.seeding import begin
+from gossamer.jobs.worker import _finish_archives
+from gossamer.model import Counts, JobState
+from gossamer.settings import Settings
+from gossamer.storage.registry import wants_segments
+from gossamer.storage.request_log import cut_of
+from gossamer.storage.segments import export
+
+log = logging.getLogger("gossamer.fleet")
+
+
+class FleetRun:
+    """A crawl on a fleet's frontier with workers on this machine; others may join from elsewhere."""
+
+    def __init__(
+        self,
+        url: str,
+        job: str,
+        folder: Path,
+        settings: Settings,
+        seeds: Sequence[str],
+        *,
+        region: str = "",
+        shards: str = "",
+        own_results: bool = False,
+    ) -> None:
+        self._url = url
+        self._own_results = own_results
+        self._region = region
+        self._shards = shards
+        self._job = job
+        self._seeds = seeds
+        self._frontier: FleetFrontier | None = None
+        self._supervisor: Supervisor | None = None
+        self._stop_wanted = ""
+        self._stored_before = self._failed_before = 0
+        self._home = folder
+        self.folder = results_folder(url, job, settings, folder)
+        self.settings = settings
+        self.stats = Stats(SystemClock())
+        self.added = 0
+        self.known_before = 0
+
+    @property
+    def workers(self) -> int:
+        """Processes of this machine that fetch."""
+        return self._supervisor.alive if self._supervisor is not None else 0
+
+    @property
+    def figures(self) -> tuple[int, int]:
+        """Pages, and failures among them, since the run began."""
+        return self.stats.pages, self.stats.failures
+
+    def interrupt(self) -> None:
+        """No spider runs in this process."""
+
+    def stop(self, why: str) -> None:
+        """Drain, then end the run."""
+        self._stop_wanted = self._stop_wanted or why
+        if self._supervisor is not None:
+            self._supervisor.stop()
+
+    async def counts(self) -> Counts:
+        """The frontier at this moment."""
+        if self._frontier is None:
+            return Counts()
+        counts = await self._frontier.counts()
+        self.stats.pages = counts.stored - self._stored_before
+        self.stats.failures = max(0, counts.failed - self._failed_before)
+        return counts
+
+    async def _last_counts(self) -> Counts:
+        """The frontier at the end; one that fails over just then is waited for, as workers do."""
+        for wait in (1.0, 2.0, 4.0, 8.0, 16.0):
+            try:
+                return await self.counts()
+            except Unavailable as error:
+                log.warning("waiting for the frontier: %s", error)
+                await asyncio.sleep(wait)
+        return await self.counts()
+
+    async def _refused(self, frontier: FleetFrontier, *, since: float) -> Counter[str]:
+        """Links that the workers of the last `since` seconds did not follow, as far as they live or have left in good
+        order."""
+        refused: Counter[str] = Counter()
+        with suppress(FrontierError):
+            for pulse in await frontier.workers():
+                if pulse.up_seconds + pulse.silent <= since + EVERY_SECONDS:
+                    refused.update(pulse.refused)
+        return refused
+
+    async def _watch_the_time(self, frontier: FleetFrontier) -> None:
+        """Stop when the run has had its time, by the limit that holds then: it may be changed while it runs."""
+        clock = SystemClock()
+        began_at = clock.monotonic()
+        while True:
+            most = frontier.settings.max_seconds
+            left = EVERY_SECONDS if most is None else most - (clock.monotonic() - began_at)
+            if left <= 0:
+                self.stop("seconds")
+                return
+            await clock.sleep(min(left, EVERY_SECONDS))
+            with suppress(FrontierError):
+                await frontier.refresh()
+
+    async def _compare(self, frontier: FleetFrontier) -> None:
+        """Fail where pages that count as stored have no record in what was gathered."""
+        try:
+            found = await compare(frontier, self.folder)
+        except FrontierError as error:
+            log.warning("the records in %s were not compared with the frontier: %s", self.folder, error)
+            return
+        if warning := forgotten_words(found, await frontier.counts(), frontier.settings, self._job):
+            log.warning("%s", warning)
+        if not found.missing:
+            return
+        what = f"{found.missing:,} of {found.stored:,} stored pages have no record in {self.folder}"
+        if self._own_results or not self.settings.results_id:
+            log.warning("%s: other machines may have them", what)
+        elif found.is_live:
+            log.warning("%s yet: other workers are at work", what)
+        else:
+            hint = f"{repair_command(self._job, self._url)} queues them again"
+            raise SinkError(f"job {self._job!r}: {what}", hint=hint)
+
+    async def run(self) -> RunSummary:
+        """Run to the end, then gather what was stored: here by this machine's workers, in a shared place by all."""
+        self.settings = await claim_results(self._url, self._job, self.settings, self.folder)
+        if not self._own_results:
+            await asyncio.to_thread(check_results, self.folder, self._job, self.settings, self._url)
+        frontier = self._frontier = await create_fleet(
+            self._url, self._job, self.settings, region=self._region, shards=self._shards
+        )
+        timer, began_at = None, SystemClock().epoch()
+        try:
+            before = await frontier.counts()
+            self.known_before, self._stored_before = before.known, before.stored
+            self._failed_before = before.failed
+            self.added = await begin(frontier, self.settings, self._seeds)
+            self._supervisor = Supervisor(
+                ["--job", self._job, "--out", str(self._home)],
+                count=self.settings.workers,
+                clock=SystemClock(),
+                state=lambda: "stopping" if self._stop_wanted else "running",
+                environment={
+                    "GOSSAMER_FRONTIER": self._url,
+                    "GOSSAMER_REGION": self._region,
+                    "GOSSAMER_SHARDS": self._shards,
+                    "GOSSAMER_OWN_RESULTS": "1" if self._own_results else "",
+                },
+                names=f"{os.uname().nodename}-{os.getpid()}",
+            )
+            timer = asyncio.create_task(self._watch_the_time(frontier))
+            if self._stop_wanted:
+                self._supervisor.stop()
+            await self._supervisor.run()
+            if wants_segments(self.settings.sink):
+                await export(self.folder)
+            await _finish_archives(frontier, self.settings, self.folder)
+            if wants_segments(self.settings.sink):
+                await self._compare(frontier)
+            self.stats.cut = await asyncio.to_thread(cut_of, self.folder, since=began_at)
+            counts = await self._last_counts()
+            state: JobState = counts.job
+            refused = await self._refused(frontier, since=SystemClock().epoch() - began_at)
+            return RunSummary(state, counts, self.stats, refused, self._stop_wanted)
+        finally:
+            if timer is not None:
+                timer.cancel()
+            await frontier.aclose()

@@ -1,0 +1,480 @@
+"""Worker processes: built from their parts, joined to a local job or a fleet, or waiting for a job."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from gossamer import telemetry
+from gossamer.clock import Clock, SystemClock
+from gossamer.download import open_downloader
+from gossamer.download.base import Downloader, Locates, Remembers
+from gossamer.download.dns import NameResolver, Resolver
+from gossamer.engine.budget import Guard
+from gossamer.engine.commit import FleetStore, Store
+from gossamer.engine.concurrency import AddressLimits, Machine, Measures
+from gossamer.engine.guarded_parsing import Careful
+from gossamer.engine.heartbeat import HeartbeatSender, beating, is_live
+from gossamer.engine.lifecycle import Lifecycle
+from gossamer.engine.links import Handler, KnownKeys, Linker, RecentKeys
+from gossamer.engine.parsing import Extractor, item_columns, make_spider
+from gossamer.engine.regions import Connects, Places
+from gossamer.engine.remote import OwnerConnection, RemoteFrontier, RemoteStore, connect
+from gossamer.engine.robots import LoadGate
+from gossamer.engine.run import Engine
+from gossamer.engine.supervision import CrashMarker, left_behind
+from gossamer.engine.visit import Visit
+from gossamer.errors import JobMissing, OwnerGone, Unavailable
+from gossamer.extract.spider import Spider
+from gossamer.frontier.backends import backend_of, open_fleet
+from gossamer.frontier.base import FleetFrontier, Frontier
+from gossamer.jobs.results_folder import (
+    check_results,
+    is_results,
+    results_folder,
+)
+from gossamer.jobs.signals import leaving, watched
+from gossamer.middleware import Fetch, Middleware, compose, guarded
+from gossamer.middleware.cache import cache
+from gossamer.middleware.cookies import CookieJar, cookies
+from gossamer.middleware.sessions import sessions
+from gossamer.model import Heartbeat, JobState
+from gossamer.settings import Settings, build
+from gossamer.storage.base import Sink
+from gossamer.storage.registry import finish_archives, fleet_sinks, wants_segments
+from gossamer.storage.request_log import RequestLog
+from gossamer.storage.segments import SegmentSink
+
+if TYPE_CHECKING:
+    from gossamer.engine.parser_pool import ParserPool
+    from gossamer.telemetry.tracing import Tracing
+
+
+def jar_of(settings: Settings, clock: Clock) -> CookieJar | None:
+    """The jar of a worker; None where no cookies are kept, or each session has its own."""
+    if not settings.cookies or settings.sessions:
+        return None
+    return CookieJar(clock, per_host=settings.cookie_jar == "host")
+
+
+def middlewares(spider: Spider, settings: Settings, clock: Clock, *, jar: CookieJar | None) -> list[Middleware]:
+    """The fetch ring, outermost first: the spider's own, then the development cache, then sessions or cookies."""
+    ring: list[Middleware] = list(spider.fetch_middleware)
+    if settings.cache:
+        ring.append(cache(Path(settings.cache), clock))
+    if settings.sessions:
+        ring.append(sessions(settings, clock))
+    elif jar is not None:
+        ring.append(cookies(jar))
+    return ring
+
+
+async def check_fetching(settings: Settings) -> None:
+    """ConfigError if no worker here could fetch with these settings."""
+    clock = SystemClock()
+    if settings.cache:
+        cache(Path(settings.cache), clock)
+    await open_downloader(settings, clock=clock).aclose()
+
+
+def gate_of_loads(downloader: Downloader, settings: Settings, clock: Clock) -> LoadGate | None:
+    """The gate for what pages load, put before the downloader's browser; None without one, or without robots."""
+    if not settings.robots or settings.downloader not in ("browser", "auto"):
+        return None
+    from gossamer.download.browser import BrowserDownloader
+
+    assert isinstance(downloader, BrowserDownloader)
+    gate = LoadGate(settings, clock)
+    downloader.permit = gate.allows
+    return gate
+
+
+def crowds_of(downloader: Downloader, settings: Settings) -> AddressLimits | None:
+    """The places at each address, if their number is limited: names are then looked up before pages are asked for."""
+    if settings.per_address is None or not isinstance(downloader, Locates):
+        return None
+    return AddressLimits(downloader, settings.per_address)
+
+
+def _parsers(settings: Settings) -> ParserPool:
+    """The processes that run the spider; most crawls need not load what starts them."""
+    from gossamer.engine.parser_pool import ParserPool
+
+    if settings.parse_processes:
+        return ParserPool(settings.parse_processes, settings)
+    return ParserPool(1, settings, is_aside=True)
+
+
+@asynccontextmanager
+async def build_worker(
+    frontier: Frontier,
+    store: Store,
+    *,
+    settings: Settings,
+    secret: bytes,
+    clock: Clock,
+    marker_path: Path | None = None,
+    spider: Spider | None = None,
+    refused: Counter[str] | None = None,
+    places: Places | None = None,
+    trail: RequestLog | None = None,
+    tracing: Tracing | None = None,
+    memory: KnownKeys | None = None,
+    machine: Measures | None = None,
+    suspects: Collection[int] = (),
+) -> AsyncIterator[Engine]:
+    """An engine with everything it needs, which is closed again at the end.
+
+    `suspects` are pages that a worker has died of; other processes have no `spider` that only this one has."""
+    tracing = tracing or telemetry.begin()
+    begin_parsers = None if spider is not None else partial(_parsers, settings)
+    spider = spider or make_spider(settings)
+    recent = memory or RecentKeys()
+    score = spider.score if type(spider).score is not Spider.score else None
+    linker = Linker(settings, secret, recent, refused=refused, score=score)
+    names: NameResolver | None = None
+    if tracing is not None:
+        from gossamer.telemetry import parts
+
+        names = parts.TracedNames(Resolver(clock, settings.resolve, nameservers=settings.nameservers), tracing)
+        store = parts.TracedStore(store, tracing, clock)
+    downloader = open_downloader(settings, clock=clock, resolver=names)
+    loads = gate_of_loads(downloader, settings, clock)
+    jar = jar_of(settings, clock)
+    marker = CrashMarker(None if settings.parse_processes else marker_path)
+    extractor: ParserPool | Careful
+    if settings.parse_processes:
+        extractor, lifecycle = _parsers(settings), Lifecycle(spider)
+    else:
+        lifecycle = Lifecycle(spider, spider.pipelines)
+        guard = Guard()
+        here = Extractor(spider, settings, guard=guard)
+        extractor = Careful(here, settings, guard=guard, marker=marker, start=begin_parsers, suspects=suspects)
+    try:
+        inner: Fetch = downloader.fetch
+        fetch = compose(middlewares(spider, settings, clock, jar=jar), inner)
+        if spider.fetch_middleware:
+            fetch = guarded(fetch)
+        handler = Handler(extractor, linker)
+        visits: Callable[..., Visit] = Visit
+        if tracing is not None:
+            fetch = parts.traced_fetch(fetch, tracing)
+            handler = parts.TracedHandler(extractor, linker, tracing)
+            visits = partial(parts.TracedVisit, tracing=tracing)
+        yield Engine(
+            frontier,
+            store,
+            fetch=fetch,
+            handler=handler,
+            lifecycle=lifecycle,
+            recent=recent,
+            settings=settings,
+            clock=clock,
+            places=places,
+            trail=trail if settings.trail else None,
+            jar=jar,
+            remembers=downloader if isinstance(downloader, Remembers) else None,
+            loads=loads,
+            crowds=crowds_of(downloader, settings),
+            visits=visits,
+            machine=machine,
+        )
+    finally:
+        await downloader.aclose()
+        marker.close()
+        if trail is not None:
+            await trail.aclose()
+        if tracing is not None:
+            await tracing.aclose()
+
+
+async def join(folder: Path, *, name: str, supervised: int = 0) -> JobState:
+    """Work for the job in `folder` until it is over, as one of `supervised` workers: Ctrl-C is their supervisor's."""
+    connection, welcome = await connect(folder, worker=name)
+    frontier, settings = RemoteFrontier(connection), build(welcome.settings)
+    refused: Counter[str] = Counter()
+    marker_path = Path(welcome.folder) / "handling" / name
+    try:
+        async with (
+            build_worker(
+                frontier,
+                RemoteStore(connection, refused),
+                settings=settings,
+                secret=welcome.secret,
+                clock=SystemClock(),
+                marker_path=marker_path,
+                refused=refused,
+                trail=RequestLog(Path(welcome.folder), name, most_bytes=settings.trail_bytes),
+                machine=Machine(workers=supervised or 1),
+            ) as engine,
+            leaving(lambda _: engine.stop(), interrupt=engine.interrupt, settings=settings, ctrl_c=not supervised),
+        ):
+            return await _until_gone(engine, connection)
+    finally:
+        await frontier.aclose()
+
+
+async def _until_gone(engine: Engine, connection: OwnerConnection) -> JobState:
+    """Run to the end, or until the owner is gone."""
+    running = asyncio.create_task(engine.run())
+    gone = asyncio.create_task(connection.gone.wait())
+    try:
+        await asyncio.wait((running, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            raise OwnerGone("the crawl that this worker belongs to has ended")
+        return running.result()
+    finally:
+        # What this worker holds is void now: nothing more may be sent on its account.
+        gone.cancel()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+log = logging.getLogger("gossamer.fleet")
+
+
+async def join_fleet(
+    url: str,
+    job: str,
+    folder: Path,
+    *,
+    name: str,
+    region: str = "",
+    shards: str = "",
+    supervised: int = 0,
+    own_results: bool = False,
+    signals: Callable[[Callable[[], None]], None] | None = None,
+) -> JobState:
+    """Work for the job at this address until it is over; the pages go to segments in its results folder.
+
+    A worker that does not see that folder is refused, unless it may have `own_results`, which somebody gathers.
+
+    It may be one of `supervised` workers of a supervisor, whose is Ctrl-C. `signals` is told what stops the worker,
+    and has it called when a signal comes; else the worker sees to that."""
+    frontier = await _joined(url, job, name=name, region=region, shards=shards, patient=bool(supervised))
+    results = results_folder(url, job, frontier.settings, folder)
+    # It is memory that is written to, which a shared folder that fails turns into a deadly signal.
+    is_remote = backend_of(url).results_folder(url, job) is not None
+    marker_path = (folder if is_remote else results) / "handling" / name
+    try:
+        if not own_results:
+            await asyncio.to_thread(check_results, results, job, frontier.settings, url)
+        # A worker of this name that died held leases, and perhaps a page that killed it.
+        key = left_behind(marker_path)
+        await frontier.abandon(name, blamed=(key,) if key else ())
+        is_there = None if own_results else partial(is_results, results, frontier.settings)
+        segments = SegmentSink(results, name, is_there=is_there) if wants_segments(frontier.settings.sink) else None
+        sinks: list[Sink] = [segments] if segments is not None else []
+        sinks += fleet_sinks(frontier.settings, results, name, job=job, types=item_columns(frontier.settings))
+        store = FleetStore(frontier, sinks)
+        clock = SystemClock()
+        refused: Counter[str] = Counter()
+        places = places_of(frontier.settings, region, clock)
+        try:
+            async with build_worker(
+                frontier,
+                store,
+                settings=frontier.settings,
+                secret=frontier.secret,
+                clock=clock,
+                marker_path=marker_path,
+                places=places,
+                trail=RequestLog(results, name, most_bytes=frontier.settings.trail_bytes),
+                refused=refused,
+                machine=Machine(workers=supervised or 1),
+                suspects=(key,) if key else (),
+            ) as engine:
+                if signals is None:
+                    ways = leaving(
+                        lambda _: engine.stop(),
+                        interrupt=engine.interrupt,
+                        settings=frontier.settings,
+                        ctrl_c=not supervised,
+                    )
+                else:
+                    signals(engine.stop)
+                    ways = watched(frontier.settings)
+                pulse = Heartbeat(worker=name, region=region, shards=shards)
+                heart = HeartbeatSender(frontier, engine, pulse=pulse, clock=clock, places=places, refused=refused)
+                async with ways, beating(heart):
+                    state = await engine.run()
+        finally:
+            await store.aclose()
+        if state == "finished":
+            await _finish_archives(frontier, frontier.settings, results)
+        return state
+    finally:
+        await frontier.aclose()
+
+
+async def _finish_archives(frontier: FleetFrontier, settings: Settings, folder: Path) -> None:
+    """Whoever ends last puts in order what killed workers left, also those of machines that never return."""
+    try:
+        live = [pulse.worker for pulse in await frontier.workers() if is_live(pulse)]
+    except Unavailable as error:
+        log.warning("WARC files that killed workers left open stay so: %s", error)
+        return
+    await asyncio.to_thread(finish_archives, settings, folder, live=live)
+
+
+async def _joined(url: str, job: str, *, name: str, region: str, shards: str, patient: bool) -> FleetFrontier:
+    """Join a job. The successor of a worker that died waits for a store that is away, as the others do."""
+    while True:
+        try:
+            return await open_fleet(url, job, worker=name, region=region, shards=shards)
+        except Unavailable as error:
+            if not patient:
+                raise
+            log.warning("waiting for the frontier: %s", error)
+            await asyncio.sleep(1.0)
+
+
+def places_of(settings: Settings, region: str, clock: Clock) -> Places | None:
+    """What a worker of this region has to know of the others, where sites find their region by themselves."""
+    if settings.region_by != "auto":
+        return None
+    return Places(region, settings.fetch_seconds, connects=Connects(clock))
+
+
+standby_log = logging.getLogger("gossamer.standby")
+TOUCH_SECONDS = 2.0
+_LOOK_SECONDS = 2.0
+
+Health = Literal["starting", "ready", "away", "leaving"]
+
+
+class HealthFile:
+    """A file for probes: touched while the loop turns, with one word that says how the worker is.
+
+    `ready`: the frontier answers, and the worker works or waits for its job; `away`: the frontier does not answer;
+    `leaving`: the worker was told to go, and finishes what it has in hand. Without a path there is no file."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._word: Health = "starting"
+
+    def say(self, word: Health) -> None:
+        """Write another word; who is leaving says nothing else."""
+        if self._word != "leaving":
+            self._word = word
+        self._write()
+
+    @asynccontextmanager
+    async def kept(self) -> AsyncIterator[None]:
+        """Touch the file for as long as the block lasts; its last word stays."""
+        self._write()
+        task = asyncio.create_task(self._touch())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _touch(self) -> None:
+        while True:
+            await asyncio.sleep(TOUCH_SECONDS)
+            # A full disk is no reason to end a worker; whoever probes decides.
+            with suppress(OSError):
+                self._write()
+
+    def _write(self) -> None:
+        if self._path is None:
+            return
+        part = self._path.with_name(self._path.name + ".part")
+        part.write_text(self._word + "\n", "ascii")
+        os.replace(part, self._path)
+
+
+class Standby:
+    """A worker of a fleet that outlives its job, as those of a cluster do: one that ended would be started again."""
+
+    def __init__(
+        self,
+        url: str,
+        job: str,
+        folder: Path,
+        *,
+        name: str,
+        region: str = "",
+        shards: str = "",
+        own_results: bool = False,
+        health: HealthFile,
+    ) -> None:
+        self._url = url
+        self._own_results = own_results
+        self._job = job
+        self._folder = folder
+        self._name = name
+        self._region = region
+        self._shards = shards
+        self._health = health
+        self._leaving = asyncio.Event()
+        self._stop: Callable[[], None] = lambda: None
+
+    async def run(self) -> None:
+        """Work whenever the job can be worked on, until a signal says to leave."""
+        said = ""
+        async with leaving(lambda _: self._leave()), self._health.kept():
+            while not self._leaving.is_set():
+                wait = await self._why_wait()
+                if not wait:
+                    await self._work()
+                elif wait != said:
+                    standby_log.info("waiting: %s", wait)
+                said = wait
+                if not self._leaving.is_set():
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self._leaving.wait(), _LOOK_SECONDS)
+
+    async def _work(self) -> None:
+        try:
+            await join_fleet(
+                self._url,
+                self._job,
+                self._folder,
+                name=self._name,
+                region=self._region,
+                shards=self._shards,
+                own_results=self._own_results,
+                signals=self._follow,
+            )
+        except Unavailable as error:
+            # Before it has joined; later the engine waits by itself.
+            self._health.say("away")
+            standby_log.warning("waiting for the frontier: %s", error)
+        finally:
+            self._stop = lambda: None
+
+    async def _why_wait(self) -> str:
+        """Why there is nothing to do yet; empty if there is."""
+        try:
+            fleet = await open_fleet(self._url, self._job)
+            try:
+                state = (await fleet.counts()).job
+            finally:
+                await fleet.aclose()
+        except Unavailable as error:
+            self._health.say("away")
+            return str(error)
+        except JobMissing:
+            state = "missing"
+        self._health.say("ready")
+        return "" if state in ("running", "paused") else f"{self._job} is {state}"
+
+    def _follow(self, stop: Callable[[], None]) -> None:
+        self._stop = stop
+        if self._leaving.is_set():
+            stop()
+
+    def _leave(self) -> None:
+        self._leaving.set()
+        with suppress(OSError):
+            self._health.say("leaving")
+        self._stop()
