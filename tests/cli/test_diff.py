@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from gossamer import compare
 from gossamer.cli import gossamer
 from gossamer.model import PageRow, Record
+from gossamer.results import diff
 from gossamer.storage.jsonl import JsonlSink
 from gossamer.storage.segments import SegmentSink
 
@@ -84,8 +84,8 @@ def test_more_pages_than_fit_into_memory_are_compared(monkeypatch: pytest.Monkey
     names = [f"{chance.randrange(10**6)}" for _ in range(500)]
     before, after = set(names[:400]), set(names[100:])
     expected = {("gone", name) for name in before - after} | {("new", name) for name in after - before}
-    monkeypatch.setattr(compare, "_SORTED_AT_ONCE", 30)
+    monkeypatch.setattr(diff, "_SORTED_AT_ONCE", 30)
     shuffled = [sorted(side, key=lambda _: chance.random()) for side in (before, after)]
-    found = list(compare.differences(*(map(row, side) for side in shuffled)))
+    found = list(diff.differences(*(map(row, side) for side in shuffled)))
     assert {(one.kind, one.url.rpartition("/")[2]) for one in found} == expected
     assert [one.url for one in found] == sorted(one.url for one in found)

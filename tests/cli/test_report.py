@@ -11,10 +11,7 @@ import pytest
 from commands import gossamer, small_site
 
 from gossamer.model import PageRow
-from gossamer.report.charts import Bar, bars
-from gossamer.report.page import render
-from gossamer.report.rows import stored_rows
-from gossamer.report.tally import MOST_TIMES, Most, ReportCounts
+from gossamer.results.report import MOST_TIMES, Bar, Most, ReportCounts, bars, render, stored_rows
 from gossamer.storage.reader import StoredJob
 
 CHART = re.compile(r'<svg viewBox="[^"]*" role="img" aria-label="([^"]*)">(.*?)</svg>', re.DOTALL)

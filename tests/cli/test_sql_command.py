@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from gossamer.cli import gossamer
 from gossamer.errors import ConfigError
-from gossamer.query import ask
+from gossamer.results.sql import ask
 from gossamer.settings import Settings
 from gossamer.storage.registry import open_sinks
 from gossamer.storage.request_log import RequestLog, SentRequest

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from gossamer.errors import ArchiveError, ConfigError
-from gossamer.export import Export, write
-from gossamer.export.chunks import chunks, count_words
-from gossamer.export.markdown import file_name
 from gossamer.model import Exchange, PageRow, Record
+from gossamer.results.export import Export, write
+from gossamer.results.markdown import chunks, count_words, file_name
 from gossamer.storage.query import Where
 from gossamer.storage.warc.sink import WarcSink
 

@@ -11,13 +11,13 @@ import pytest
 
 from gossamer.download.auto import measure
 from gossamer.engine import robots_txt, traps
-from gossamer.export.chunks import chunks
 from gossamer.extract import dates, encoding, links, metadata, mime, page, sitemap, srcset
 from gossamer.extract.metadata import read_metadata
 from gossamer.extract.page import Page
 from gossamer.middleware import cookies
 from gossamer.model import Request, Response
 from gossamer.redact import masked, masked_url
+from gossamer.results.markdown import chunks
 from gossamer.settings import build
 from gossamer.storage.warc import reader
 from gossamer.storage.warc.index import Member, line_of_member

@@ -25,7 +25,7 @@ from gossamer.errors import ConfigError, SinkError
 from gossamer.extract.items import Schemas
 from gossamer.extract.spider import Spider
 from gossamer.model import PageRow, Record, Request, Response
-from gossamer.query import ask
+from gossamer.results.sql import ask
 from gossamer.settings import Settings
 from gossamer.storage.base import Sink
 from gossamer.storage.reader import StoredJob

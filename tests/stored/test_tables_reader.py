@@ -13,7 +13,7 @@ import pytest
 
 from gossamer.errors import ConfigError, NotKept, SinkError
 from gossamer.model import Record, Rejected
-from gossamer.query import ask
+from gossamer.results.sql import ask
 from gossamer.settings import Settings
 from gossamer.storage.query import Search
 from gossamer.storage.reader import StoredJob

@@ -13,10 +13,10 @@ from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
 from gossamer.cli.start import run
 from gossamer.cli.terminal import put, say
-from gossamer.compare import KINDS, Difference, differences
 from gossamer.jobs.find import find_stored
 from gossamer.logs import plain
 from gossamer.model import Record
+from gossamer.results.diff import KINDS, Difference, differences
 from gossamer.storage.query import Where
 from gossamer.storage.reader import StoredJob
 

@@ -13,10 +13,10 @@ from gossamer.cli.figures import many
 from gossamer.cli.start import check_out, run
 from gossamer.cli.terminal import say
 from gossamer.errors import FrontierError, JobMissing, SinkError
-from gossamer.export import FORMATS, Export, write
 from gossamer.frontier.backends import is_fleet
 from gossamer.jobs.find import find_job, find_stored
 from gossamer.jobs.results_folder import MARKER, compare, is_results, read_marker, repair_command
+from gossamer.results.export import FORMATS, Export, write
 from gossamer.storage.query import Where
 from gossamer.storage.reader import StoredJob
 from gossamer.storage.registry import wants_segments

@@ -21,7 +21,7 @@ from gossamer.cli.start import read_settings, run
 from gossamer.cli.terminal import put, say
 from gossamer.jobs.signals import leaving
 from gossamer.logs import plain
-from gossamer.replay.run import Replay, Replayed
+from gossamer.results.replay import Replay, Replayed
 from gossamer.settings import Settings
 from gossamer.storage.jsonl import ITEMS, PAGES, REJECTED
 from gossamer.storage.query import Where

@@ -17,9 +17,7 @@ from gossamer.cli.terminal import put, say
 from gossamer.clock import SystemClock
 from gossamer.errors import GossamerError
 from gossamer.jobs.find import find_stored
-from gossamer.report.page import render
-from gossamer.report.rows import REPORT, stored_rows
-from gossamer.report.tally import ReportCounts
+from gossamer.results.report import REPORT, ReportCounts, render, stored_rows
 from gossamer.storage.reader import StoredJob
 from gossamer.storage.registry import is_shared
 

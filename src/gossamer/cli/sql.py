@@ -19,7 +19,7 @@ from gossamer.cli.start import run
 from gossamer.cli.terminal import put
 from gossamer.jobs.find import find_stored
 from gossamer.logs import plain
-from gossamer.query import OVERVIEW, ask
+from gossamer.results.sql import OVERVIEW, ask
 from gossamer.storage.csv import cell
 
 _WIDEST = 60

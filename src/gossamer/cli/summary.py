@@ -11,7 +11,7 @@ from gossamer.cli import figures
 from gossamer.errors import advice_for_kind
 from gossamer.jobs.local_run import RunSummary
 from gossamer.logs import plain
-from gossamer.report.rows import REPORT
+from gossamer.results.report import REPORT
 from gossamer.settings import Settings, introduces_itself
 from gossamer.storage import csv as csv_files
 from gossamer.storage.base import TABLES

@@ -1,4 +1,4 @@
-"""Questions in SQL about what a job has stored: DuckDB reads the files of the job, and can reach nothing else."""
+"""Queries what a job stored, in SQL, through DuckDB."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The export as one Parquet file of pages, whatever sink kept them."""
+"""Exports pages as one Parquet file, whatever sink stored them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gossamer.storage import parquet_files  # isort: skip
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gossamer.export import Export
+from gossamer.results.export import Export
 
 _BATCH = 4096
 _GROUP_BYTES = 64 * 1024 * 1024

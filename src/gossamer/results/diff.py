@@ -1,4 +1,4 @@
-"""What became of the pages of a job by the time of another: new, gone or changed, told in bounded memory."""
+"""Compares the pages of two jobs: new, gone, or changed, in bounded memory."""
 
 from __future__ import annotations
 

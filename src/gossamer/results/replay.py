@@ -1,4 +1,4 @@
-"""A replay: what a spider takes from stored pages, written as a crawl would write it."""
+"""Runs a spider over stored pages."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import IO
 import msgspec
 
 from gossamer.errors import ConfigError
-from gossamer.replay.crew import ReplayPool
-from gossamer.replay.orders import Done
+from gossamer.results.process import Done
+from gossamer.results.process_pool import ReplayPool
 from gossamer.settings import Settings
 from gossamer.storage.files import in_words, sync_folder
 from gossamer.storage.jsonl import ITEMS, PAGES, REJECTED

@@ -1,1 +1,0 @@
-"""Replay: a spider run over what was stored, on all cores and without a network."""

@@ -1,0 +1,1 @@
+"""Everything done with stored results: export, replay, SQL, comparison, and reports."""
