@@ -260,7 +260,7 @@ class AsyncJobHandle:
 
     async def why(self, url: str, *, page: str = "") -> dict[str, Any]:
         """The history of a URL, as `gossamer why --json` prints it; `page` is one with a link to it."""
-        from gossamer.story import tell
+        from gossamer.inspect.why import tell
 
         target, source = _one_url(url), _one_url(page) if page else ""
         found = await self._ask(lambda job: tell(job, target, page=source, now=SystemClock().epoch()))

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from commands import gossamer
 
-from gossamer import checkup
 from gossamer.clock import SystemClock
 from gossamer.frontier.backends import check
+from gossamer.inspect import doctor
 from gossamer.model import Finding
 from gossamer.settings import Settings
 from gossamer.testing.faulty_proxy import FaultyProxy
@@ -107,16 +107,16 @@ def test_bad_things_are_named_with_their_mending_and_no_password(tmp_path: Path)
 
 
 def test_too_few_files_for_the_fetches_at_once_are_seen() -> None:
-    (few,) = checkup.files(Settings(concurrency=10_000_000))
-    (enough,) = checkup.files(Settings(concurrency=1))
+    (few,) = doctor.files(Settings(concurrency=10_000_000))
+    (enough,) = doctor.files(Settings(concurrency=1))
     assert (few.state, enough.state) == ("weak", "good")
     assert "--concurrency" in few.mend or "ulimit" in few.mend
 
 
 def test_a_place_that_cannot_be_written_to_is_bad(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert [one.state for one in checkup.disk(tmp_path / "file" / "job")] == ["bad"]
-    assert next(iter(checkup.disk(tmp_path / "a" / "b"))).state == "good"
+    assert [one.state for one in doctor.disk(tmp_path / "file" / "job")] == ["bad"]
+    assert next(iter(doctor.disk(tmp_path / "a" / "b"))).state == "good"
 
 
 def test_doctor_tells_a_broken_extra_from_a_missing_one(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from processes import crawl
 from gossamer import urls
 from gossamer.engine import near_duplicates, traps
 from gossamer.engine.links import Linker, RecentKeys
-from gossamer.explain import path_ruling
 from gossamer.extract.spider import Spider
+from gossamer.inspect.rules import path_ruling
 from gossamer.jobs.local_run import LocalRun
 from gossamer.model import Request, Response
 from gossamer.settings import Settings

@@ -28,6 +28,7 @@ from gossamer.frontier.backends import create_fleet, open_fleet
 from gossamer.frontier.embedded.sqlite import open_sqlite
 from gossamer.frontier.embedded.sqlite_reader import SqliteLook
 from gossamer.inspect.audit import site_audit
+from gossamer.inspect.why import tell
 from gossamer.job_folder import folder_of, save_settings
 from gossamer.jobs.find import open_job
 from gossamer.jobs.job import Known, State, read_state
@@ -39,7 +40,6 @@ from gossamer.model import Outcome, Request, SiteNote
 from gossamer.settings import Settings, SiteSettings
 from gossamer.storage.reader import StoredJob
 from gossamer.storage.request_log import RequestLog, SentRequest, steps, walked
-from gossamer.story import tell
 from gossamer.testing.web import SimWeb
 
 FOUND_ON = "http://a.example/list"

@@ -21,12 +21,12 @@ from scrapy.settings import Settings as ScrapySettings
 
 from gossamer.errors import ConfigError, Held
 from gossamer.frontier.backends import open_fleet
+from gossamer.inspect.why import tell
 from gossamer.job_folder import stored_settings
 from gossamer.jobs.find import open_job
 from gossamer.model import Counts
 from gossamer.scrapy.options import open_frontier, read_options
 from gossamer.sim.log import cut_short, gaps, max_overlap
-from gossamer.story import tell
 from gossamer.testing.servers import RedisServer
 from gossamer.testing.sqlservers import SqlServer
 from gossamer.testing.web import SimWeb

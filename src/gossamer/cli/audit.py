@@ -13,14 +13,13 @@ import click
 from gossamer import urls
 from gossamer.cli.exits import Exit
 from gossamer.cli.figures import brief, many, size
-from gossamer.cli.plot import drawn
 from gossamer.cli.start import check_out, run
 from gossamer.cli.terminal import put, say
 from gossamer.cli.why import about_a_job, one_url
 from gossamer.clock import SystemClock
 from gossamer.errors import ConfigError
-from gossamer.explain import when
-from gossamer.inspect.audit import site_audit
+from gossamer.inspect.audit import drawn, site_audit
+from gossamer.inspect.rules import when
 from gossamer.jobs.find import guess_name, open_job
 from gossamer.logs import plain
 from gossamer.storage.request_log import dropped_until, walked

@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from gossamer import checkup, job_folder, urls
+from gossamer import job_folder, urls
 from gossamer.cli.completion import job_names
 from gossamer.cli.exits import Exit
 from gossamer.cli.options import some_settings
@@ -19,6 +19,7 @@ from gossamer.cli.terminal import put
 from gossamer.clock import SystemClock
 from gossamer.errors import ConfigError
 from gossamer.frontier.backends import check, is_fleet
+from gossamer.inspect.doctor import disk, extras, files, memory, names, python
 from gossamer.logs import plain
 from gossamer.model import Finding
 from gossamer.redact import masked_address
@@ -72,11 +73,11 @@ async def _look(job: str, frontier: str, host: str, settings: Settings, as_json:
 async def _findings(job: str, frontier: str, host: str, settings: Settings) -> AsyncIterator[Finding]:
     clock = SystemClock()
     folder = job_folder.folder_of(job, [f"http://{host}/"])
-    for found in (*checkup.python(), *checkup.extras(), *checkup.files(settings), *checkup.memory()):
+    for found in (*python(), *extras(), *files(settings), *memory()):
         yield found
-    for found in checkup.disk(folder):
+    for found in disk(folder):
         yield found
-    yield await checkup.names(host, settings, clock=clock)
+    yield await names(host, settings, clock=clock)
     if frontier:
         async for found in check(frontier, clock=clock, forget_seconds=settings.forget_seconds):
             yield found

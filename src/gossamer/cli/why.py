@@ -21,10 +21,10 @@ from gossamer.cli.start import run
 from gossamer.clock import SystemClock
 from gossamer.cut import cut_words
 from gossamer.errors import ConfigError, advice_for_kind
-from gossamer.explain import when
+from gossamer.inspect.rules import when
+from gossamer.inspect.why import tell
 from gossamer.jobs.find import guess_name, open_job
 from gossamer.logs import plain
-from gossamer.story import tell
 
 _LABEL, _MOST_ATTEMPTS = 9, 30
 _STATES = {

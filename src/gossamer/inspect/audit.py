@@ -1,16 +1,18 @@
-"""The audit of a site: every request to it with its gap, and the rule of robots.txt that allowed it."""
+"""The audit of a site: every request with its gap and the rule that allowed it, as values and as an SVG plot."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from html import escape
+from math import ceil, floor, log10
 from statistics import median
 from typing import Any
 
 import msgspec
 
 from gossamer import urls
-from gossamer.explain import RobotsSays
+from gossamer.inspect.rules import RobotsSays, when
 from gossamer.jobs.job import Job
 from gossamer.storage.request_log import Sent, has_trail, is_too_short, rested
 
@@ -71,3 +73,77 @@ def _request(one: Sent, before: Sent | None, says: RobotsSays) -> dict[str, Any]
         "too_short": rest is not None and is_too_short(step, rest),
         "worker": one.worker,
     }
+
+
+_WIDTH, _HEIGHT = 1000, 420
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 60, 40
+_MOST_DOTS = 20_000
+_COLOURS = {"good": "#2a7de1", "redirect": "#8a63d2", "refused": "#e08a00", "failed": "#d03030"}
+_STYLE = (
+    "text{font:13px sans-serif;fill:currentColor}.t{font-size:16px;font-weight:bold}.g{stroke:currentColor;"
+    "stroke-opacity:.15}.d{stroke:#1a9850;stroke-width:1.5;stroke-dasharray:6 4;fill:none}"
+    "svg{background:#fff;color:#222}@media(prefers-color-scheme:dark){svg{background:#16181d;color:#ddd}}"
+)
+
+
+def drawn(found: Mapping[str, Any]) -> str:
+    """The picture of an audit."""
+    return "\n".join(_parts(found)) + "\n"
+
+
+def _parts(found: Mapping[str, Any]) -> Iterator[str]:
+    requests = [one for one in found["requests"] if one["gap"] is not None]
+    yield (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
+        f'aria-label="gaps between requests to {escape(found["site"])}"><style>{_STYLE}</style>'
+    )
+    title = f"{found['site']}: {found['sent']:,} requests, {found['too_short']:,} sooner than the delay"
+    yield f'<text class="t" x="{_LEFT}" y="24">{escape(title)}</text>'
+    yield f'<text x="{_LEFT}" y="44">seconds since the request before; dashed: the delay in force</text>'
+    if not requests:
+        yield f'<text x="{_LEFT}" y="{_HEIGHT // 2}">no two requests to compare</text></svg>'
+        return
+    begin: float = requests[0]["at"]
+    end: float = max(requests[-1]["at"], begin + 1.0)
+    values = [max(one["gap"], 0.001) for one in requests] + [one.get("delay") or 0.1 for one in requests]
+    low = floor(log10(0.5 * min(values)))
+    high = max(ceil(log10(max(values))), low + 1)
+
+    def x(at: float) -> float:
+        return _LEFT + (at - begin) / (end - begin) * (_WIDTH - _LEFT - _RIGHT)
+
+    def y(seconds: float) -> float:
+        share = (log10(max(seconds, 0.001)) - low) / (high - low)
+        return _HEIGHT - _BOTTOM - min(max(share, 0.0), 1.0) * (_HEIGHT - _TOP - _BOTTOM)
+
+    for power in range(low, high + 1):
+        at = y(10.0**power)
+        yield f'<path class="g" d="M{_LEFT} {at:.1f}H{_WIDTH - _RIGHT}"/>'
+        yield f'<text x="{_LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{10.0**power:g} s</text>'
+    delays = "".join(f"{'L' if n else 'M'}{x(o['at']):.1f} {y(o.get('delay', 0.0)):.1f}" for n, o in _thin(requests))
+    yield f'<path class="d" d="{delays}"/>'
+    for _, one in _thin(requests):
+        about = escape(f"{when(one['at'])}  {one['gap']:.3f} s  {one['status'] or one['error']}  {one['url']}")
+        colour, radius = _colour(one), 4 if one["too_short"] else 2.5
+        centre = f'cx="{x(one["at"]):.1f}" cy="{y(one["gap"]):.1f}" r="{radius}"'
+        yield f'<circle {centre} fill="{colour}" fill-opacity=".7"><title>{about}</title></circle>'
+    yield f'<text x="{_LEFT}" y="{_HEIGHT - 12}">{when(begin)}</text>'
+    yield f'<text x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 12}" text-anchor="end">{when(end)}</text>'
+    for number, (word, colour) in enumerate(_COLOURS.items()):
+        place = 380 + 90 * number
+        yield f'<circle cx="{place}" cy="{_HEIGHT - 16}" r="4" fill="{colour}"/>'
+        yield f'<text x="{place + 9}" y="{_HEIGHT - 12}">{word}</text>'
+    yield "</svg>"
+
+
+def _thin(requests: list[Any]) -> list[tuple[int, Any]]:
+    """So many dots as a browser can show: those that came too soon, and an even choice of the others."""
+    step = max(1, len(requests) // _MOST_DOTS)
+    return list(enumerate(one for n, one in enumerate(requests) if n % step == 0 or one["too_short"]))
+
+
+def _colour(request: Mapping[str, Any]) -> str:
+    status = request["status"]
+    if not status or status >= 500:
+        return _COLOURS["failed"]
+    return _COLOURS["good" if status < 300 else "redirect" if status < 400 else "refused"]

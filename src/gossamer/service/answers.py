@@ -9,6 +9,7 @@ import msgspec
 
 from gossamer import urls
 from gossamer.inspect.audit import site_audit
+from gossamer.inspect.why import tell
 from gossamer.jobs.job import Job as JobHandle
 from gossamer.jobs.job import State
 from gossamer.service.asked import AskAudit, AskWhy, Nothing
@@ -16,7 +17,6 @@ from gossamer.service.desk import ServiceState, one_url
 from gossamer.service.routing import ApiRequest, Endpoint, Refused
 from gossamer.service.views import Faults, Politeness
 from gossamer.storage.request_log import Sent, walked
-from gossamer.story import tell
 
 _MOST_STEPS = 100_000
 _MOST_ATTEMPTS = 200

@@ -1,4 +1,4 @@
-"""The whole story of one URL in a job: where it was found, what let it in, what it waits for, and its visits."""
+"""The history of one URL in a job: where it was found, which rule let it in, what it waits for, and its visits."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import msgspec
 
 from gossamer import urls
 from gossamer.cut import pages_cut
-from gossamer.explain import RobotsSays, Ruling, path_ruling, scope_ruling, when
 from gossamer.frontier import policy, recrawl
+from gossamer.inspect.rules import RobotsSays, Ruling, path_ruling, scope_ruling, when
 from gossamer.jobs.job import Job, State, read_state
 from gossamer.model import PageRow
 from gossamer.settings import Settings

@@ -1,4 +1,4 @@
-"""The rules that let a URL in or keep it out, asked once more for one URL and told in words; no input or output."""
+"""What each rule of a job says of a URL: scope, robots, depth, traps; no I/O."""
 
 from __future__ import annotations
 

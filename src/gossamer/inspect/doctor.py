@@ -1,4 +1,4 @@
-"""A check-up of this machine for crawling: Python, extras, files, memory, disk and names, each with how to mend it."""
+"""Checks this machine for crawling: Python, extras, files, memory, disk, and DNS, each with a fix."""
 
 from __future__ import annotations
 
