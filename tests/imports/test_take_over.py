@@ -36,10 +36,8 @@ from gossamer.clock import SystemClock
 from gossamer.errors import ConfigError
 from gossamer.frontier.backends import create_fleet, open_fleet
 from gossamer.frontier.embedded.sqlite import open_sqlite
-from gossamer.imports.findings import ImportedFingerprint, ImportedRequest
-from gossamer.imports.intake import Importer, stand_ins
-from gossamer.imports.marshals import read_marshal
-from gossamer.imports.pickles import UnsafePickle, read_pickle
+from gossamer.imports.importer import ImportedFingerprint, ImportedRequest, Importer, stand_ins
+from gossamer.imports.pickles import UnsafePickle, read_marshal, read_pickle
 from gossamer.job_folder import stored_settings
 from gossamer.model import Counts, Request
 from gossamer.settings import Settings

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gossamer.errors import ArchiveError
-from gossamer.imports.findings import ImportedRequest
-from gossamer.imports.listings import read_warc
+from gossamer.imports.importer import ImportedRequest
+from gossamer.imports.lists import read_warc
 from gossamer.storage.reader import open_stored
 
 PLAIN, MEMBERS = "plain", "members"

@@ -22,9 +22,8 @@ from gossamer.engine.heartbeat import is_live
 from gossamer.errors import ConfigError, JobMissing
 from gossamer.frontier.backends import backend_of, find_backend, is_fleet
 from gossamer.frontier.base import FleetFrontier, OwnedFrontier
-from gossamer.imports.findings import Finding, ImportedRequest
-from gossamer.imports.intake import ImportCounts, Importer, Maker, PageMaker
-from gossamer.imports.listings import read_cdxj, read_list, read_sitemap, read_warc
+from gossamer.imports.importer import Finding, ImportCounts, ImportedRequest, Importer, Maker, PageMaker
+from gossamer.imports.lists import read_cdxj, read_list, read_sitemap, read_warc
 from gossamer.imports.scrapy_state import is_jobdir, read_jobdir, read_scrapy_redis
 from gossamer.job_folder import folder_of
 from gossamer.jobs.find import create_frontier, open_job

@@ -10,9 +10,8 @@ from typing import Any
 
 from gossamer.errors import ConfigError, Unavailable
 from gossamer.extras import unusable
-from gossamer.imports.findings import Finding, ImportedFingerprint, ImportedRequest, Unread
-from gossamer.imports.marshals import read_marshal
-from gossamer.imports.pickles import UnsafePickle, read_pickle
+from gossamer.imports.importer import Finding, ImportedFingerprint, ImportedRequest, Unread
+from gossamer.imports.pickles import UnsafePickle, read_marshal, read_pickle
 
 _SQLITE = b"SQLite format 3\0"
 _PICKLE = b"\x80"

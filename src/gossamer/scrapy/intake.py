@@ -12,8 +12,7 @@ from scrapy.utils.project import get_project_settings
 from scrapy.utils.request import RequestFingerprinter, RequestFingerprinterProtocol
 
 from gossamer.errors import ConfigError
-from gossamer.imports.findings import ImportedFingerprint, ImportedRequest
-from gossamer.imports.intake import stand_ins
+from gossamer.imports.importer import ImportedFingerprint, ImportedRequest, stand_ins
 from gossamer.model import Request
 from gossamer.scrapy.fingerprints import ScrapyRedisFingerprinter
 from gossamer.scrapy.storing import from_fields, key_of, past_the_filter

@@ -1,11 +1,11 @@
-"""How findings become a job's own: requests are queued, and what was fetched before is settled at once."""
+"""Queues what other crawlers left as requests of a job."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -14,10 +14,42 @@ from gossamer.clock import Clock
 from gossamer.engine.links import Linker, RecentKeys
 from gossamer.frontier.base import Adopting, Frontier
 from gossamer.frontier.placement import shard_of
-from gossamer.imports.classes import in_json
-from gossamer.imports.findings import Finding, ImportedFingerprint, ImportedRequest, Unread
+from gossamer.imports.pickles import in_json
 from gossamer.model import Outcome, Request
 from gossamer.settings import Settings
+
+
+class ImportedRequest(NamedTuple):
+    """A request that a source holds; one that `is_done` was fetched before."""
+
+    url: str
+    method: str = "GET"
+    body: bytes = b""
+    priority: int = 0
+    is_done: bool = False
+    fetched_at: float | None = None
+    """Epoch seconds of that, where it is known."""
+    fields: dict[str, Any] | None = None
+    """All of a request of Scrapy's, as `Request.to_dict` made it."""
+    is_sitemap: bool = False
+    """Whether it is the address of a sitemap, and not of a page."""
+
+
+class ImportedFingerprint(NamedTuple):
+    """The fingerprint of a request that was queued once; the request itself cannot be told from it."""
+
+    fingerprint: bytes
+
+
+class Unread(NamedTuple):
+    """Something that cannot be taken over, and why; `url` if it is a request that waits."""
+
+    what: str
+    why: str
+    url: str = ""
+
+
+Finding = ImportedRequest | ImportedFingerprint | Unread
 
 _TOGETHER = 2000
 _MOST_SHOWN = 20

@@ -1,4 +1,4 @@
-"""Addresses from files: plain lists, sitemaps, and archives of pages that were fetched before."""
+"""Reads URL lists, sitemaps, CDXJ indexes, and WARC files for import."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 
 from gossamer.errors import ArchiveError, ConfigError
 from gossamer.extract import sitemap
-from gossamer.imports.findings import Finding, ImportedRequest, Unread
+from gossamer.imports.importer import Finding, ImportedRequest, Unread
 from gossamer.storage.warc.reader import read_head
 from gossamer.storage.warc.records import next_record, read_records
 
