@@ -305,7 +305,7 @@ def test_values_that_json_does_not_know_come_over_as_text_and_lists_and_it_is_sa
 
 
 def test_values_come_over_into_the_job_of_a_project_as_they_are_and_options_are_taken_up(here: Path) -> None:
-    from gossamer.scrapy.storing import restore
+    from gossamer.scrapy.requests import restore
 
     project_of_its_own(here)
     jobdir([pickle.dumps(scrapy.Request("http://a.example/", meta=VALUES).to_dict(), 4)])
@@ -341,8 +341,7 @@ def test_a_queue_of_scrapy_redis_becomes_pages_of_a_job(
 def test_a_project_that_leaves_scrapy_redis_fetches_nothing_that_its_dupefilter_has_seen(
     store: redis.Redis, redis_server: RedisServer, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from gossamer.scrapy.fingerprints import ScrapyRedisFingerprinter
-    from gossamer.scrapy.storing import key_of, restore
+    from gossamer.scrapy.requests import ScrapyRedisFingerprinter, key_of, restore
 
     left_by_scrapy_redis(store)
     FifoQueue(store, Shop(), "other:requests").push(scrapy.Request("http://a.example/other"))
@@ -390,7 +389,7 @@ def test_requests_of_crawl_spiders_come_over_and_one_that_cannot_is_not_taken_fo
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every one of theirs has the text of its link, which lxml made. H56."""
-    from gossamer.scrapy.storing import key_of
+    from gossamer.scrapy.requests import key_of
 
     project_of_its_own(here)
     (text,) = lxml.html.fromstring("<a>more</a>").xpath("//a/text()")

@@ -17,7 +17,7 @@ from scrapy.settings import Settings as ScrapySettings
 
 from gossamer.frontier.backends import open_fleet
 from gossamer.model import Counts, Grant, Request
-from gossamer.scrapy.courier import BridgeMessage, FrontierBridge
+from gossamer.scrapy.bridge import BridgeMessage, FrontierBridge
 from gossamer.scrapy.options import read_options
 from gossamer.settings import Settings
 from gossamer.testing.servers import RedisServer

@@ -20,9 +20,9 @@ from scrapy.settings import Settings as ScrapySettings
 from gossamer.clock import SystemClock
 from gossamer.frontier.backends import create_fleet, open_fleet
 from gossamer.frontier.embedded.frontier import open_memory
-from gossamer.scrapy import plain
+from gossamer.scrapy import requests
 from gossamer.scrapy.options import open_frontier, read_options
-from gossamer.scrapy.storing import Unstorable, key_of, restore, store
+from gossamer.scrapy.requests import Unstorable, key_of, restore, store
 from gossamer.settings import Settings
 from gossamer.testing.servers import RedisServer
 from gossamer.testing.sqlservers import SqlServer
@@ -130,12 +130,12 @@ def test_no_class_is_imported_for_what_a_store_holds() -> None:
     assert "antigravity" not in sys.modules
     for path in ("antigravity.Thing", "subprocess.Popen", "scrapy.Item"):
         kept = store(scrapy.Request("http://shop.example/"), SPIDER, key=1)
-        forged = msgspec.structs.replace(kept, body=plain.pack({"_class": path}))
+        forged = msgspec.structs.replace(kept, body=requests.pack({"_class": path}))
         with pytest.raises(ValueError, match="is not a Request class"):
             restore(forged, SPIDER)
     assert "antigravity" not in sys.modules
     with pytest.raises(ValueError, match="no such method"):
-        restore(msgspec.structs.replace(kept, body=plain.pack({"callback": "gone"})), SPIDER)
+        restore(msgspec.structs.replace(kept, body=requests.pack({"callback": "gone"})), SPIDER)
 
 
 def test_keys_tell_requests_apart_that_must_not_be_filtered() -> None:

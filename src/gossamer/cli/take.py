@@ -181,8 +181,8 @@ class _Work:
         return frontier, settings, PageMaker(settings, frontier.secret)
 
     async def _open_project(self) -> tuple[FleetFrontier | OwnedFrontier, Settings, Maker]:
-        from gossamer.scrapy.intake import ScrapyMaker, project_settings
         from gossamer.scrapy.options import open_frontier, read_options
+        from gossamer.scrapy.requests import ScrapyMaker, project_settings
 
         project = project_settings()
         told = {**project.getdict("GOSSAMER_SETTINGS"), **self._values}

@@ -21,7 +21,7 @@ from gossamer.storage.request_log import cut_of, has_trail, trail_bytes
 
 if TYPE_CHECKING:
     from gossamer.jobs.removal import Removed
-    from gossamer.scrapy.intake import ScrapyKeys
+    from gossamer.scrapy.requests import ScrapyKeys
     from gossamer.storage.reader import StoredJob
 
 Known = Mapping[str, Any]
@@ -224,7 +224,7 @@ async def _family(lookup: LookUp, names: ScrapyKeys, url: str, above: list[int])
 def _scrapy_names() -> ScrapyKeys | None:
     """How the Scrapy project in this folder names requests, or Scrapy itself; None where that is not installed."""
     try:
-        from gossamer.scrapy.intake import ScrapyKeys
+        from gossamer.scrapy.requests import ScrapyKeys
     except ConfigError:
         return None
     return ScrapyKeys()

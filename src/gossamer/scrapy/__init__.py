@@ -9,8 +9,7 @@ except ImportError as missing:
 
     raise unusable("scrapy", "gossamer.scrapy", missing) from missing
 
-from gossamer.scrapy.fingerprints import ScrapyRedisFingerprinter
+from gossamer.scrapy.requests import ScrapyRedisFingerprinter, Unstorable
 from gossamer.scrapy.scheduler import Scheduler
-from gossamer.scrapy.storing import Unstorable
 
 __all__ = ["Scheduler", "ScrapyRedisFingerprinter", "Unstorable"]

@@ -21,11 +21,11 @@ from gossamer.clock import SystemClock
 from gossamer.engine.links import RecentKeys
 from gossamer.errors import ConfigError, GossamerError
 from gossamer.model import Grant, Outcome
-from gossamer.scrapy.courier import BridgeMessage, FrontierBridge
+from gossamer.scrapy.bridge import BridgeMessage, FrontierBridge
 from gossamer.scrapy.hooks import Hooks
 from gossamer.scrapy.lanes import Lanes, ScrapyLane, Ticket
 from gossamer.scrapy.options import read_options
-from gossamer.scrapy.storing import TICKET, Unstorable, key_of, past_the_filter, restore, store
+from gossamer.scrapy.requests import TICKET, Unstorable, key_of, past_the_filter, restore, store
 from gossamer.settings import Settings
 
 log = logging.getLogger("gossamer.scrapy")

@@ -1,4 +1,4 @@
-"""The thread in which the frontier is talked to: Scrapy's reactor never waits for it, nor it for a slow callback."""
+"""The bridge between Scrapy's reactor and the frontier, which runs in a thread of its own."""
 
 from __future__ import annotations
 
