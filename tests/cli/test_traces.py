@@ -27,8 +27,7 @@ from gossamer.errors import ConfigError
 from gossamer.jobs.local_run import LocalRun
 from gossamer.settings import build
 from gossamer.telemetry import asked_by
-from gossamer.telemetry.provider import open_tracing
-from gossamer.telemetry.tracing import Tracing
+from gossamer.telemetry.tracing import Tracing, open_tracing
 from gossamer.testing.web import SimWeb
 
 FAST = ("--allow-private", "--delay", "0", "--quiet")

@@ -141,10 +141,10 @@ async def build_worker(
     linker = Linker(settings, secret, recent, refused=refused, score=score)
     names: NameResolver | None = None
     if tracing is not None:
-        from gossamer.telemetry import parts
+        from gossamer.telemetry import traced
 
-        names = parts.TracedNames(Resolver(clock, settings.resolve, nameservers=settings.nameservers), tracing)
-        store = parts.TracedStore(store, tracing, clock)
+        names = traced.TracedNames(Resolver(clock, settings.resolve, nameservers=settings.nameservers), tracing)
+        store = traced.TracedStore(store, tracing, clock)
     downloader = open_downloader(settings, clock=clock, resolver=names)
     loads = gate_of_loads(downloader, settings, clock)
     jar = jar_of(settings, clock)
@@ -165,9 +165,9 @@ async def build_worker(
         handler = Handler(extractor, linker)
         visits: Callable[..., Visit] = Visit
         if tracing is not None:
-            fetch = parts.traced_fetch(fetch, tracing)
-            handler = parts.TracedHandler(extractor, linker, tracing)
-            visits = partial(parts.TracedVisit, tracing=tracing)
+            fetch = traced.traced_fetch(fetch, tracing)
+            handler = traced.TracedHandler(extractor, linker, tracing)
+            visits = partial(traced.TracedVisit, tracing=tracing)
         yield Engine(
             frontier,
             store,

@@ -35,7 +35,7 @@ def begin(environment: Mapping[str, str] = os.environ) -> Tracing | None:
     if not asked:
         return None
     try:
-        from gossamer.telemetry.provider import open_tracing
+        from gossamer.telemetry.tracing import open_tracing
     except ImportError as missing:
         error = unusable("telemetry", f"{asked}: tracing", missing)
         if asked == EXPORTER:

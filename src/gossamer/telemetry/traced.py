@@ -1,4 +1,4 @@
-"""The parts of a worker, as they are put together where pages are traced: each does what the plain one does."""
+"""The traced parts of a worker: each does what the plain one does, in a span."""
 
 from __future__ import annotations
 
