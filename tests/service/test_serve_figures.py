@@ -14,14 +14,12 @@ from gossamer.clock import ManualClock
 from gossamer.jobs.notifications import Notifier
 from gossamer.model import Counts, PageRow
 from gossamer.redact import masked_url
-from gossamer.service.herald import JobNotifier
-from gossamer.service.launch import linear
-from gossamer.service.mapped import drawn, standing
-from gossamer.service.ring import PACES, RingBuffer, TimeSeries
-from gossamer.service.stream import Hub
-from gossamer.service.tally import JobCounters
-from gossamer.service.views import SiteRow
-from gossamer.service.watch import Watch
+from gossamer.service.directory import linear
+from gossamer.service.events import Hub
+from gossamer.service.monitor import JobNotifier, Watch
+from gossamer.service.schemas import SiteRow
+from gossamer.service.sites import drawn, standing
+from gossamer.service.statistics import PACES, JobCounters, RingBuffer, TimeSeries
 from gossamer.settings import Settings
 from gossamer.storage.query import Search, versions_of
 from gossamer.storage.reader import StoredJob

@@ -16,8 +16,7 @@ from served import READ, WRITE, Served, serving
 
 from gossamer.clock import ManualClock
 from gossamer.errors import ConfigError
-from gossamer.service.guards import Buckets
-from gossamer.service.tokens import read_tokens
+from gossamer.service.security import Buckets, read_tokens
 
 SPIDER = (
     "from gossamer import Spider\n\n\nclass Shop(Spider):\n    def parse(self, page):\n        yield {'u': page.url}\n"

@@ -19,6 +19,7 @@ from gossamer.settings import Settings
 from gossamer.storage import parquet_files as files
 from gossamer.storage import parquet_files
 from gossamer.storage import parquet_files
+from gossamer.storage import parquet_files
 from gossamer.storage.parquet import SEAL_SECONDS, ParquetSink
 from gossamer.storage.parquet_files import SCHEMA as ITEM_SCHEMA
 from gossamer.storage.registry import check_sinks, finish_archives, fleet_sinks, open_sinks

@@ -67,9 +67,9 @@ def serve(
     jobs of a fleet that its frontier does not list. Tokens are in GOSSAMER_READ_TOKEN and GOSSAMER_WRITE_TOKEN.
     """
     try:
-        from gossamer.service.run import ServerOptions, check_address, parse_offers
-        from gossamer.service.run import serve as run_service
-        from gossamer.service.tokens import VARIABLES, read_tokens
+        from gossamer.service.security import VARIABLES, read_tokens
+        from gossamer.service.server import ServerOptions, check_address, parse_offers
+        from gossamer.service.server import serve as run_service
     except ImportError as missing:
         raise unusable("service", "the service", missing) from missing
     logs.start()

@@ -15,8 +15,8 @@ from prometheus_client.registry import Collector
 
 from gossamer.cut import by_known_reason
 from gossamer.model import Counts
-from gossamer.service.stream import Hub
-from gossamer.service.watch import Watch, WatchedJob
+from gossamer.service.events import Hub
+from gossamer.service.monitor import Watch, WatchedJob
 from gossamer.settings import VERSION
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

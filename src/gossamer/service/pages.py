@@ -9,11 +9,10 @@ from starlette.responses import Response, StreamingResponse
 
 from gossamer.errors import ConfigError
 from gossamer.model import PageRow
-from gossamer.service.asked import AskBody, AskPages, AskUrl
-from gossamer.service.desk import ServiceState, cursor_of, one_url, position_of
+from gossamer.service.jobs import keeps_bodies
 from gossamer.service.routing import ApiRequest, Endpoint, Refused
-from gossamer.service.tasks import keeps_bodies
-from gossamer.service.views import Page, PageList, Versions
+from gossamer.service.schemas import AskBody, AskPages, AskUrl, Page, PageList, Versions
+from gossamer.service.state import ServiceState, cursor_of, one_url, position_of
 from gossamer.settings import Settings
 from gossamer.storage.query import Cursor, GoOn, Search, versions_of
 from gossamer.storage.reader import StoredJob

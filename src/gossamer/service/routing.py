@@ -14,8 +14,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from gossamer import errors
-from gossamer.service.asked import MOMENTS, Nothing
-from gossamer.service.shapes import Problem, Role
+from gossamer.service.schemas import MOMENTS, Nothing, Problem, Role
 
 log = logging.getLogger("gossamer.service")
 JSON = "application/json"

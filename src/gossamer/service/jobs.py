@@ -1,25 +1,59 @@
-"""The tasks: jobs submitted, listed, looked at and steered."""
+"""Endpoints of jobs: state, control, workers, scale, why, and audit."""
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import msgspec
 from msgspec import UNSET
 from starlette.responses import Response
 
+from gossamer import urls
+from gossamer.engine.heartbeat import is_live
 from gossamer.errors import JobMissing
+from gossamer.inspect.audit import site_audit
+from gossamer.inspect.why import tell
 from gossamer.jobs import job as jobs
-from gossamer.model import JobState
-from gossamer.service.asked import AskHistory, AskJobs, Nothing
-from gossamer.service.desk import ServiceState, cursor_of, position_of, sorted_out
-from gossamer.service.launch import settings_of
+from gossamer.jobs.fleet import merge_regions
+from gossamer.jobs.job import Job as JobHandle
+from gossamer.jobs.job import State
+from gossamer.model import Heartbeat, JobState, RegionView
+from gossamer.service.directory import settings_of
+from gossamer.service.monitor import WatchedJob
 from gossamer.service.routing import ApiRequest, Endpoint, Refused, json
-from gossamer.service.shapes import Added, Job, JobDetail, Jobs, JobSettings, Limited, Limits, MoreUrls, Submission
-from gossamer.service.views import History, Visits
-from gossamer.service.watch import WatchedJob
+from gossamer.service.schemas import (
+    Added,
+    AskAudit,
+    AskHistory,
+    AskJobs,
+    AskScale,
+    AskScaleOf,
+    AskWhy,
+    Faults,
+    History,
+    Job,
+    JobDetail,
+    Jobs,
+    JobSettings,
+    Limited,
+    Limits,
+    MoreUrls,
+    Nothing,
+    Politeness,
+    Region,
+    Regions,
+    Scale,
+    Shards,
+    Submission,
+    Visits,
+    Worker,
+    Workers,
+)
+from gossamer.service.state import ServiceState, cursor_of, one_url, position_of, sorted_out
 from gossamer.settings import Settings
 from gossamer.storage.registry import tree_folder
+from gossamer.storage.request_log import Sent, walked
 
 
 class Tasks:
@@ -187,3 +221,153 @@ class Tasks:
 def keeps_bodies(settings: Settings) -> bool:
     """Whether a sink of the job keeps whole pages."""
     return tree_folder(settings.sink) is not None or any(sink.partition(":")[0] == "warc" for sink in settings.sink)
+
+
+class FleetWork:
+    """Handlers of workers, shards, regions and advice."""
+
+    def __init__(self, desk: ServiceState) -> None:
+        self._desk = desk
+
+    def endpoints(self) -> list[Endpoint]:
+        """The lines of the table."""
+
+        def line(path: str, handler: Any, summary: str, answer: Any, query: Any = Nothing) -> Endpoint:
+            return Endpoint(
+                method="GET", path=path, handler=handler, summary=summary, tag="fleet", query=query, answer=answer,
+                refusals=(404, 409, 503), part="tasks",
+            )  # fmt: skip
+
+        return [
+            line("/api/jobs/{job}/workers", self.workers, "The workers of a job.", Workers),
+            line("/api/jobs/{job}/shards", self.shards, "The shards of a job's frontier.", Shards),
+            line("/api/jobs/{job}/regions", self.regions, "The regions of a job.", Regions),
+            line("/api/jobs/{job}/scale", self.scale, "How many workers a job can feed.", Scale, AskScale),
+            line("/api/scale", self.scale_one, "The same for the only job that runs, for autoscalers.", Scale,
+                 AskScaleOf),
+        ]  # fmt: skip
+
+    async def workers(self, asked: ApiRequest[Nothing, None]) -> Workers:
+        watched = await self._desk.watch.ask(asked.path["job"])
+        found = [_worker(pulse, watched) for pulse in watched.pulses]
+        found.sort(key=lambda worker: (worker.live, worker.left, -worker.rate, worker.worker))
+        return Workers(job=watched.name, workers=found)
+
+    async def shards(self, asked: ApiRequest[Nothing, None]) -> Shards:
+        reached = await self._desk.directory.reach(asked.path["job"])
+        return Shards(job=asked.path["job"], shards=await reached.shards())
+
+    async def regions(self, asked: ApiRequest[Nothing, None]) -> Regions:
+        name = asked.path["job"]
+        watched = await self._desk.watch.ask(name)
+        reached = await self._desk.directory.reach(name)
+        views = merge_regions(await reached.shards())
+        live = [_worker(pulse, watched) for pulse in watched.pulses if is_live(pulse)]
+        found = [
+            Region(
+                region=region,
+                workers=sum(worker.region == region for worker in live),
+                rate=round(sum(worker.rate for worker in live if worker.region == region), 2),
+                **msgspec.structs.asdict(views.get(region, RegionView())),
+            )
+            for region in sorted({*views, *(worker.region for worker in live)})
+        ]
+        return Regions(job=name, regions=found)
+
+    async def scale(self, asked: ApiRequest[AskScale, None]) -> Scale:
+        return await self._advise(asked.path["job"], asked.query)
+
+    async def scale_one(self, asked: ApiRequest[AskScaleOf, None]) -> Scale:
+        name = asked.query.job
+        if name is None:
+            running = [one.name for one in self._desk.watch.watched if one.state in ("running", "paused", "starting")]
+            if len(running) != 1:
+                raise Refused(409, f"{len(running)} jobs run: which one?", hint="/api/scale?job=NAME")
+            name = running[0]
+        return await self._advise(name, asked.query)
+
+    async def _advise(self, name: str, query: AskScale) -> Scale:
+        reached = await self._desk.directory.reach(name)
+        advice = await reached.advice(query.min, query.max)
+        return Scale(job=name, **msgspec.structs.asdict(advice))
+
+
+def _worker(pulse: Heartbeat, watched: WatchedJob) -> Worker:
+    """A worker; what an embedded one does not tell of itself is taken from its trail."""
+    plain = {name: getattr(pulse, name) for name in Worker.__struct_fields__ if name != "live"}
+    if not pulse.pages:
+        plain["pages"] = watched.tally.workers[pulse.worker]
+    if not pulse.rate and is_live(pulse):
+        plain["rate"] = round(watched.worker_rate(pulse.worker), 2)
+    if len(watched.pulses) == 1 and watched.counts is not None:
+        plain["active"] = watched.counts.active_sites
+    return Worker(live=is_live(pulse), **plain)
+
+
+_MOST_STEPS = 100_000
+_MOST_ATTEMPTS = 200
+
+
+class Answers:
+    """Handlers of questions about the past."""
+
+    def __init__(self, desk: ServiceState) -> None:
+        self._desk = desk
+
+    def endpoints(self) -> list[Endpoint]:
+        """The lines of the table."""
+        fixed: dict[str, Any] = {"method": "GET", "tag": "answers", "part": "tasks"}
+        return [
+            Endpoint(path="/api/jobs/{job}/errors", handler=self.faults, answer=Faults,
+                     summary="What went wrong, with examples.", **fixed),
+            Endpoint(path="/api/jobs/{job}/politeness", handler=self.politeness, answer=Politeness,
+                     summary="The rests between requests to a site, as a histogram.", **fixed),
+            Endpoint(path="/api/jobs/{job}/why", handler=self.why, query=AskWhy, answer=dict[str, Any],
+                     summary="The whole story of a URL, as `gossamer why --json` tells it.", **fixed),
+            Endpoint(path="/api/jobs/{job}/audit", handler=self.audit, query=AskAudit, answer=dict[str, Any],
+                     summary="Every request to a site, as `gossamer audit --json` tells it; the newest are listed.",
+                     **fixed),
+        ]  # fmt: skip
+
+    async def faults(self, asked: ApiRequest[Nothing, None]) -> Faults:
+        watched = await self._desk.watch.ask(asked.path["job"])
+        return watched.tally.faults(watched.name)
+
+    async def politeness(self, asked: ApiRequest[Nothing, None]) -> Politeness:
+        watched = await self._desk.watch.ask(asked.path["job"])
+        return watched.tally.politeness(watched.name)
+
+    async def _job(self, name: str) -> tuple[JobHandle, State]:
+        watched = await self._desk.watch.ask(name)
+        state: State = "resting" if watched.state in ("failed", "starting") else watched.state
+        return await self._desk.directory.reach(name), state
+
+    async def why(self, asked: ApiRequest[AskWhy, None]) -> dict[str, Any]:
+        job, state = await self._job(asked.path["job"])
+        url, page = one_url(asked.query.url), one_url(asked.query.page) if asked.query.page else ""
+        async with self._desk.reading.turn():
+            found = await tell(job, url, page=page, state=state, now=self._desk.clock.epoch())
+        attempts = found["attempts"]
+        plain = msgspec.to_builtins({**found, "attempts": attempts[-_MOST_ATTEMPTS:], "all_attempts": len(attempts)})
+        return dict(plain)
+
+    async def audit(self, asked: ApiRequest[AskAudit, None]) -> dict[str, Any]:
+        (job, _), query = await self._job(asked.path["job"]), asked.query
+        host = urls.host_port(one_url(query.site))
+        name = urls.registered_domain(host) if job.settings.site_by == "domain" else host
+        site = await job.site(name)
+        if site is None:
+            raise Refused(404, f"{name} is no site of this job")
+
+        def read() -> dict[str, Any]:
+            steps: deque[Sent] = deque(maxlen=_MOST_STEPS)
+            counted = 0
+            for one in walked(job.stored(), name, job.settings):
+                if query.since <= one.step.at < query.until:
+                    steps.append(one)
+                    counted += 1
+            found = site_audit(job, name, site, steps)
+            listed = found["requests"][-query.limit :]
+            return {**found, "requests": listed, "all_requests": counted, "read": len(steps)}
+
+        return await self._desk.reading.read(read)

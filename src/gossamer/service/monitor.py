@@ -1,4 +1,4 @@
-"""The eye on the jobs: looks at those that run every second or so, keeps what it saw, and tells those who listen."""
+"""Polls jobs, updates their statistics, and sends notifications."""
 
 from __future__ import annotations
 
@@ -12,17 +12,64 @@ from gossamer.clock import Clock
 from gossamer.engine.heartbeat import is_live
 from gossamer.errors import GossamerError, JobMissing
 from gossamer.jobs.job import Job, State
+from gossamer.jobs.notifications import Judge, Notifier, RunSample
 from gossamer.model import Counts, Heartbeat
-from gossamer.service import shapes
+from gossamer.service import schemas
 from gossamer.service.directory import Directory
-from gossamer.service.herald import JobNotifier
-from gossamer.service.ring import TimeSeries
-from gossamer.service.shapes import Shape
-from gossamer.service.stream import Hub
-from gossamer.service.tally import JobCounters
+from gossamer.service.events import Hub
+from gossamer.service.schemas import Shape
+from gossamer.service.statistics import JobCounters, TimeSeries
 from gossamer.storage.request_log import Tail
 
 log = logging.getLogger("gossamer.service")
+_AT_WORK = frozenset(("starting", "running", "paused", "stopping"))
+_ENDS = {"finished": "finished", "resting": "stopped", "failed": "failed"}
+_MOST_WAITING = 100
+
+
+class JobNotifier:
+    """Hears of every look at a job. What it has to say never keeps the service waiting."""
+
+    def __init__(self, notifier: Notifier, *, stalled_after: float, errors_above: float, clock: Clock) -> None:
+        self._notifier = notifier
+        self._stalled_after = stalled_after
+        self._errors_above = errors_above
+        self._clock = clock
+        self._judges: dict[str, Judge] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def saw(self, job: str, before: State, state: State, counts: Counts | None, problem: str = "") -> None:
+        """A job was in one state and is in another, or in the same."""
+        pages, failures = (counts.stored, counts.failed) if counts is not None else (0, 0)
+        if before in _AT_WORK and state in _ENDS:
+            text = problem if state == "failed" and problem else f"{pages:,} pages, {failures:,} failed"
+            self._tell(_ENDS[state], text, job, pages, failures)
+        if state != "running" or counts is None:
+            self._judges.pop(job, None)
+            return
+        judge = self._judges.get(job)
+        if judge is None:
+            judge = self._judges[job] = Judge(stalled_after=self._stalled_after, errors_above=self._errors_above)
+        works = bool(counts.ready_sites or counts.leased)
+        for event, text in judge.events(RunSample(self._clock.monotonic(), pages, failures, works)):
+            self._tell(event, text, job, pages, failures)
+
+    def _tell(self, event: str, text: str, job: str, pages: int, failures: int) -> None:
+        if len(self._tasks) >= _MOST_WAITING:
+            log.warning("a notice is left out, since %d wait: %s is %s", len(self._tasks), job, event)
+            return
+        telling = self._notifier.tell(event, text, job=job, pages=pages, failures=failures)
+        task = asyncio.create_task(telling)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def aclose(self) -> None:
+        """Leave what was not heard yet."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
 MOST_WATCHED = 50
 _OTHERS = 10
 """Jobs at rest of which something is kept, because somebody asked."""
@@ -198,9 +245,9 @@ class WatchedJob:
         """How many there are."""
         return sum(map(is_live, self.pulses))
 
-    def job(self, place: str) -> shapes.Job:
+    def job(self, place: str) -> schemas.Job:
         """The job in short."""
-        return shapes.Job(
+        return schemas.Job(
             name=self.name,
             state=self.state,
             place="fleet" if place == "fleet" else "embedded",

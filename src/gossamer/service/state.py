@@ -1,4 +1,4 @@
-"""What the parts of the service share: the jobs, what is known of them, and how much may be read at once."""
+"""State shared by the service's request handlers: job registry, clock, tokens, read limits, and pagination cursors."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gossamer import job_folder
 from gossamer.clock import Clock
 from gossamer.errors import ConfigError
 from gossamer.service.directory import Directory
+from gossamer.service.events import Hub
+from gossamer.service.monitor import Watch
 from gossamer.service.routing import Part, Refused
-from gossamer.service.stream import Hub
-from gossamer.service.tokens import Doorkeeper
-from gossamer.service.watch import Watch
+from gossamer.service.security import Doorkeeper
 from gossamer.settings import Settings
 
 _AT_ONCE, _WAITING = 2, 16

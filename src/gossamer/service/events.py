@@ -1,4 +1,4 @@
-"""Live events for any number of clients: each is encoded once, and a client that is too slow misses some."""
+"""Live events of a job, as a stream for the dashboard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process of the service: its socket, its server, and what it is told on the command line."""
+"""The server process: options, socket, and start and end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gossamer.errors import ConfigError
 from gossamer.extras import unusable
 from gossamer.frontier.backends import is_fleet
 from gossamer.service.routing import Part
-from gossamer.service.shapes import Role
+from gossamer.service.schemas import Role
 from gossamer.settings import Settings
 
 _IDLE_SECONDS = 15
@@ -86,11 +86,11 @@ async def serve(
         import uvicorn
 
         from gossamer.service.app import application
-        from gossamer.service.desk import ServiceState
         from gossamer.service.directory import Crawls, Directory, OnFrontier
-        from gossamer.service.stream import Hub
-        from gossamer.service.tokens import Doorkeeper
-        from gossamer.service.watch import Watch
+        from gossamer.service.events import Hub
+        from gossamer.service.monitor import Watch
+        from gossamer.service.security import Doorkeeper
+        from gossamer.service.state import ServiceState
     except ImportError as missing:
         raise unusable("service", "the service", missing) from missing
     clock, hub = SystemClock(), Hub()
@@ -146,7 +146,7 @@ def _herald(options: ServerOptions, clock: SystemClock) -> Any:
     if not options.notify:
         return None
     from gossamer.jobs.notifications import Notifier
-    from gossamer.service.herald import JobNotifier
+    from gossamer.service.monitor import JobNotifier
 
     notifier = Notifier(options.notify)
     return JobNotifier(notifier, stalled_after=options.stalled_after, errors_above=options.errors_above, clock=clock)
