@@ -19,7 +19,7 @@ import os
 import redis
 
 from _frontier import Pages, done, machine, request
-from gossamer.cli.start import run
+from gossamer.cli.runner import run
 from gossamer.engine.links import RecentKeys
 from gossamer.frontier.redis.shards import open_redis
 from gossamer.measure.servers import cpu_of

@@ -26,7 +26,7 @@ import threading
 import time
 
 from _frontier import BATCH, CASES, LINKS, NEW, SITES, Pages, done, machine, request
-from gossamer.cli.start import run
+from gossamer.cli.runner import run
 from gossamer.engine.links import RecentKeys
 from gossamer.frontier.sql.record import open_sql
 from gossamer.measure.servers import cpu_of

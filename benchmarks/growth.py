@@ -42,7 +42,7 @@ from _plot import Line, lines
 from _tally import Running
 from frontier_sql import settle, size
 from frontier_sql import start as start_sql
-from gossamer.cli.start import run
+from gossamer.cli.runner import run
 from gossamer.clock import SystemClock
 from gossamer.engine.links import RecentKeys
 from gossamer.frontier.embedded.sqlite import open_sqlite

@@ -12,8 +12,9 @@ from pathlib import Path
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
-from gossamer.cli.progress import Progress
-from gossamer.cli.view import FRAMES_A_SECOND, frame
+from gossamer.cli.live_view import Progress
+from gossamer.cli.live_view import FRAMES_A_SECOND
+from gossamer.cli.live_view import frame
 from gossamer.jobs.local_run import LocalRun
 from gossamer.settings import Settings
 from gossamer.testing.web import SimWeb

@@ -236,7 +236,7 @@ def test_a_forbidden_import_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         test_imports_follow_the_arrows(bad)
     (tmp_path / "service").mkdir()
     bad = tmp_path / "service" / "bad.py"
-    bad.write_text("def ask():\n    from gossamer.cli.audit import lines\n")
+    bad.write_text("def ask():\n    from gossamer.cli.inspect import lines\n")
     with pytest.raises(AssertionError):
         test_ways_in_do_not_import_one_another(bad)
     for opening in ("engine.remote import connect", "frontier.backends import open_fleet", "frontier.sqlite import x"):

@@ -15,9 +15,8 @@ import click
 import msgspec
 import pytest
 
+from gossamer.cli import PLACES, named
 from gossamer.cli import gossamer as command_line
-from gossamer.cli import named
-from gossamer.cli.contents import PLACES
 from gossamer.frontier.base import Frontier
 from gossamer.model import PageRow
 from gossamer.settings import FIELDS, SiteSettings

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gossamer import settings as configuration
-from gossamer.cli.start import read_settings
+from gossamer.cli.runner import read_settings
 from gossamer.errors import ConfigError
 from gossamer.job_folder import save_settings, stored_settings
 from gossamer.settings import FIELDS, Settings, SiteSettings, build, dump, from_environment, from_file

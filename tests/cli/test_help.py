@@ -9,9 +9,8 @@ from types import ModuleType
 import click
 import pytest
 
-from gossamer.cli import gossamer, named
-from gossamer.cli.contents import LINES, PLACES
-from gossamer.cli.guide import SECTIONS
+from gossamer.cli import LINES, PLACES, gossamer, named
+from gossamer.cli.options import SECTIONS
 from gossamer.settings import FIELDS
 
 ROOT = Path(__file__).parents[2]

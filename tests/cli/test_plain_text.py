@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.cli import figures
+from gossamer.cli import console
 from gossamer.logs import LogFormatter, plain
 
 
@@ -48,7 +48,7 @@ def test_a_log_record_is_one_line() -> None:
     ],
 )
 def test_times_are_readable(seconds: float, text: str) -> None:
-    assert figures.span(seconds) == text
+    assert console.span(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,10 @@ def test_times_are_readable(seconds: float, text: str) -> None:
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (123_456, "123 kB"), (5.2e9, "5.2 GB"), (2e15, "2.0 PB")],
 )
 def test_sizes_are_readable(count: float, text: str) -> None:
-    assert figures.size(count) == text
+    assert console.size(count) == text
 
 
 def test_a_sparkline_reaches_from_nothing_to_the_largest() -> None:
-    assert figures.sparkline([0, 50, 100]) == "▁▄█"
-    assert figures.sparkline([0, 0]) == "▁▁"
-    assert figures.sparkline([]) == ""
+    assert console.sparkline([0, 50, 100]) == "▁▄█"
+    assert console.sparkline([0, 0]) == "▁▁"
+    assert console.sparkline([]) == ""

@@ -11,7 +11,7 @@ import termios
 
 import pyte
 
-from gossamer.cli.screen import Screen, ScreenLine, Writer
+from gossamer.cli.live_view import Screen, ScreenLine, Writer
 
 
 def lines(*texts: str) -> list[ScreenLine]:
@@ -107,7 +107,7 @@ def test_all_that_is_written_to_stderr_goes_above_the_frame_harmlessly() -> None
     glass = Glass(columns=60)
     code = (
         "import asyncio, sys, subprocess\n"
-        "from gossamer.cli.screen import Screen, Line\n"
+        "from gossamer.cli.live_view import Screen, Line\n"
         "async def main():\n"
         "    with Screen() as screen:\n"
         "        screen.draw([Line('frame', 5)])\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from commands import environment, gossamer, small_site
 
-from gossamer.cli.suggest import SelectorSurvey
+from gossamer.cli.trial import SelectorSurvey
 from gossamer.extract.page import Page
 from gossamer.model import Request, Response
 from gossamer.testing.web import SimWeb

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gossamer.cli.progress import Progress, RateHistory
-from gossamer.cli.view import follow, frame, progress_line, rendered
+from gossamer.cli.live_view import Progress, RateHistory, follow, frame, progress_line, rendered
 from gossamer.clock import ManualClock
 from gossamer.jobs.local_run import LocalRun
 from gossamer.model import Counts, Outcome, PageRow, Record, SiteNote
@@ -104,7 +103,7 @@ def test_a_progress_line_is_one_line_of_words_with_values() -> None:
 def test_without_a_terminal_there_is_a_line_now_and_then(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gossamer.cli.view._LINE_SECONDS", 1)
+    monkeypatch.setattr("gossamer.cli.live_view._LINE_SECONDS", 1)
 
     async def listen() -> str:
         told = ""

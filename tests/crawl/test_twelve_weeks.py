@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gossamer.cli import fleet_status
+from gossamer.cli import jobs
 from gossamer.frontier.base import FleetFrontier
 from gossamer.frontier.embedded.frontier import EmbeddedFrontier
 from gossamer.frontier.embedded.sqlite import open_sqlite
@@ -258,7 +258,7 @@ def twelve_weeks(kind: Kind, recrawl: str) -> None:
                 shown = {}
                 if not isinstance(frontier, EmbeddedFrontier):
                     job = FleetJob(frontier, "redis://", JOB, Path("unused"))
-                    shown = fleet_status.status_json(await patiently(job.status()))
+                    shown = jobs.status_json(await patiently(job.status()))
                 await patiently(place.kill())
             assert not counts.finished
             assert counts.known == 4 * 25
@@ -267,6 +267,6 @@ def twelve_weeks(kind: Kind, recrawl: str) -> None:
                 weeks.check_table(web, kills=ends[:-1], late=place.late)
             weeks.check_freshness(web, counts.freshness)
             if shown:
-                assert f"{counts.freshness:.1%} of the copies" in "\n".join(fleet_status.status_lines(JOB, shown))
+                assert f"{counts.freshness:.1%} of the copies" in "\n".join(jobs.status_lines(JOB, shown))
 
     run(weeks_go_by())

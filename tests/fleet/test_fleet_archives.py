@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from gossamer.cli.export import export
-from gossamer.cli.replay import replay
+from gossamer.cli.results import export, replay
 from gossamer.frontier.backends import create_fleet
 from gossamer.jobs.find import find_stored
 from gossamer.jobs.seeding import begin

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 import redis
 
-from gossamer.cli.fleet_status import status_json, status_lines
+from gossamer.cli.jobs import status_json, status_lines
 from gossamer.clock import SystemClock
 from gossamer.engine.heartbeat import EVERY_SECONDS, LIVE_SECONDS, HeartbeatSender, beating, is_live, live_regions
 from gossamer.errors import Unavailable

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 from gossamer import urls
 from gossamer.cli import gossamer as command_line
-from gossamer.cli.audit import audit_lines
+from gossamer.cli.inspect import audit_lines
 from gossamer.clock import SystemClock
 from gossamer.engine.robots_txt import settle
 from gossamer.errors import ConfigError

@@ -12,13 +12,13 @@ from typing import IO
 import pytest
 from click.testing import CliRunner
 
+from gossamer.cli.lab import simweb
 from gossamer.sim import log
-from gossamer.sim.command import simweb
 
 
 @contextmanager
 def running(*options: str) -> Iterator[tuple[subprocess.Popen[str], IO[str], IO[str]]]:
-    command = [sys.executable, "-c", "from gossamer.sim.command import simweb; simweb()", *options]
+    command = [sys.executable, "-c", "from gossamer.cli.lab import simweb; simweb()", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout
     assert process.stderr

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gossamer.cli import gossamer
+from gossamer.cli import gossamer, lab
 from gossamer.engine import commit, visit
 from gossamer.engine import run as engine
 from gossamer.frontier.embedded import frontier, schedule
 from gossamer.frontier.embedded import state as frontier_state
 from gossamer.jobs import worker
-from gossamer.simulation import command, run
+from gossamer.simulation import run
 from gossamer.simulation.run import Report, simulate
 from gossamer.simulation.scenario import FAULTS, draw
 
@@ -164,4 +164,4 @@ def test_sizes_are_taken_as_they_are_given() -> None:
     scenario = draw(5, workers=9, sites=4, pages=2)
     assert (scenario.workers, len(scenario.sites), {site.pages for site in scenario.sites}) == (9, 4, {2})
     assert isinstance(simulate(scenario), Report)
-    assert command.command.name == "simulate"
+    assert lab.command.name == "simulate"

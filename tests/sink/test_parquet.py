@@ -17,9 +17,6 @@ from gossamer.errors import ConfigError, SinkError
 from gossamer.model import PageRow, Record
 from gossamer.settings import Settings
 from gossamer.storage import parquet_files as files
-from gossamer.storage import parquet_files
-from gossamer.storage import parquet_files
-from gossamer.storage import parquet_files
 from gossamer.storage.parquet import SEAL_SECONDS, ParquetSink
 from gossamer.storage.parquet_files import SCHEMA as ITEM_SCHEMA
 from gossamer.storage.registry import check_sinks, finish_archives, fleet_sinks, open_sinks

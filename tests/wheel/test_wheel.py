@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.cli.start import refuse_windows
+from gossamer.cli.runner import refuse_windows
 from gossamer.errors import ConfigError
 from gossamer.testing.web import SimWeb
 

@@ -15,21 +15,19 @@ import msgspec
 from click.core import ParameterSource
 
 from gossamer import job_folder, logs
-from gossamer.cli.completion import job_names
-from gossamer.cli.exits import Exit
-from gossamer.cli.figures import many
-from gossamer.cli.guide import Sectioned
+from gossamer.cli.console import Exit, many, put, say
 from gossamer.cli.options import (
+    Sectioned,
     given,
+    job_names,
     notice_options,
     own_results_option,
     region_option,
     settings_options,
     shards_option,
 )
-from gossamer.cli.start import check_seeds, read_lines, read_settings, refuse_windows
-from gossamer.cli.start import run as run_loop
-from gossamer.cli.terminal import put, say
+from gossamer.cli.runner import check_seeds, read_lines, read_settings, refuse_windows
+from gossamer.cli.runner import run as run_loop
 from gossamer.clock import SystemClock
 from gossamer.engine.supervision import FATAL, die_with
 from gossamer.errors import ConfigError, GossamerError, JobMissing, OwnerGone, SchemaMismatch
@@ -134,7 +132,7 @@ def crawl(
     summary = run_loop(_told(run, quiet, notifier, judge, job or folder.name))
     if run.folder is not None:
         # Workers, which leave no report and say nothing at their end, need not load this.
-        from gossamer.cli.report import leave_report
+        from gossamer.cli.results import leave_report
 
         leave_report(run.folder)
     if as_json:
@@ -186,7 +184,7 @@ async def _crawl(run: LocalRun | FleetRun, quiet: bool) -> RunSummary:
     watching: asyncio.Task[None] | None = None
     if not quiet:
         # Those who show nothing need not load what draws.
-        from gossamer.cli.view import follow
+        from gossamer.cli.live_view import follow
 
         watching = asyncio.create_task(follow(run))
     # A second signal costs only what is under way: the state on disk is good at every moment.

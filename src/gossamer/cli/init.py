@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from gossamer.cli.exits import Exit
-from gossamer.cli.terminal import say
+from gossamer.cli.console import Exit, say
 from gossamer.errors import ConfigError
 
 SETTINGS = """\

@@ -1,14 +1,18 @@
-"""Command-line options made from the settings, so that both have one name, one default and one explanation."""
+"""Command-line options made from the settings, help in sections, and shell completion."""
 
 from __future__ import annotations
 
+import os
 import types
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import click
 import msgspec
+from click.shell_completion import CompletionItem, get_completion_class
 
+from gossamer.cli.console import Exit
 from gossamer.errors import ConfigError
 from gossamer.frontier.placement import check_region, parse_part
 from gossamer.settings import FIELDS
@@ -183,3 +187,86 @@ def _pairs(name: str, values: tuple[str, ...]) -> dict[str, str]:
             raise ConfigError(f"{flag} {value!r} has {lacks}", hint=f"write {_PAIRS[name]}")
         pairs[key.strip()] = text.strip()
     return pairs
+
+
+SECTIONS = {
+    "spider": "What to take",
+    "max_pages": "Where to go, and when to stop",
+    "delay": "Pace",
+    "robots": "Manners, headers, addresses",
+    "connect_seconds": "Limits",
+    "browser_path": "Browser",
+    "lease_seconds": "Leases, storing, trying again",
+    "recrawl": "Crawl for ever",
+}
+"""A heading stands before the setting it names; a new setting falls under the heading where it is declared."""
+
+
+def section_of() -> dict[str, str]:
+    """Setting -> its heading."""
+    found, heading = {}, ""
+    for name in FIELDS:
+        heading = SECTIONS.get(name, heading)
+        found[name] = heading
+    return found
+
+
+def options_by_section(command: click.Command, context: click.Context) -> dict[str, list[click.Option]]:
+    """Heading -> options; the command's own come first, under an empty one."""
+    headings = section_of()
+    found: dict[str, list[click.Option]] = {"": [], **{heading: [] for heading in SECTIONS.values()}}
+    for option in command.get_params(context):
+        if isinstance(option, click.Option) and not option.hidden:
+            found[headings.get(option.name or "", "")].append(option)
+    return {heading: options for heading, options in found.items() if options}
+
+
+class Sectioned(click.Command):
+    """A command with an option for every setting: its own options first, then those under their headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for heading, options in options_by_section(self, ctx).items():
+            records = [record for option in options if (record := option.get_help_record(ctx)) is not None]
+            with formatter.section(heading or "Options"):
+                formatter.write_dl(records)
+
+
+SHELLS = ("bash", "zsh", "fish")
+VARIABLE = "_GOSSAMER_COMPLETE"
+_JOBS, _MOST = Path("crawls"), 200
+
+
+def job_names(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The jobs under `crawls/` whose names begin so, and then folders; those of a fleet are not asked for."""
+    found: list[CompletionItem] = []
+    if "/" not in incomplete and _JOBS.is_dir():
+        with os.scandir(_JOBS) as entries:
+            names = sorted(each.name for each in entries if each.name.startswith(incomplete) and each.is_dir())
+        found = [CompletionItem(name) for name in names[:_MOST]]
+    return found or [CompletionItem(incomplete, type="dir")]
+
+
+@click.command(
+    epilog="""\b
+gossamer completion bash >~/.bash_gossamer       to read in ~/.bashrc
+gossamer completion zsh >~/.zsh/_gossamer        a folder of your $fpath
+gossamer completion fish >~/.config/fish/completions/gossamer.fish
+
+It holds from the next shell on. bash has to be 4.4 or newer; that of macOS is not."""
+)
+@click.argument("shell", type=click.Choice(SHELLS), metavar="[bash|zsh|fish]", required=False)
+def completion(shell: str | None) -> int:
+    """Print what makes your shell complete commands, options, their values, and the jobs in `crawls/`.
+
+    Without a word it is for the shell that $SHELL names.
+    """
+    from gossamer.cli import gossamer
+
+    name = shell or Path(os.environ.get("SHELL", "")).name
+    kind = get_completion_class(name) if name in SHELLS else None
+    if kind is None:
+        raise ConfigError(f"no completion for {name or 'a shell without a name'}", hint="name one: bash, zsh or fish")
+    text = kind(gossamer, {}, "gossamer", VARIABLE).source()
+    # In a folder of $fpath, click's question is true for the first TAB of a shell only: the second would do nothing.
+    click.echo(text.replace("$zsh_eval_context[-1] == loadautofunc", "$funcstack[1] == _gossamer"))
+    return Exit.OK

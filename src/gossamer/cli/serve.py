@@ -9,12 +9,9 @@ from typing import Any
 import click
 
 from gossamer import logs
-from gossamer.cli.completion import job_names
-from gossamer.cli.exits import Exit
-from gossamer.cli.guide import Sectioned
-from gossamer.cli.options import given, notice_options, settings_options
-from gossamer.cli.start import read_settings, run
-from gossamer.cli.terminal import say
+from gossamer.cli.console import Exit, say
+from gossamer.cli.options import Sectioned, given, job_names, notice_options, settings_options
+from gossamer.cli.runner import read_settings, run
 from gossamer.errors import ConfigError
 from gossamer.extras import unusable
 from gossamer.frontier.backends import is_fleet

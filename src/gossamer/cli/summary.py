@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from gossamer.cli import figures
+from gossamer.cli import console
 from gossamer.errors import advice_for_kind
 from gossamer.jobs.local_run import RunSummary
 from gossamer.logs import plain
@@ -61,18 +61,18 @@ def _ending(summary: RunSummary, settings: Settings) -> str:
         how = _STOPPED.get(summary.stopped_by) or {"stopping": "stopped", "paused": "paused"}.get(
             summary.state, summary.state
         )
-    waiting = f"; {figures.many(left, 'URL')} {'waits' if left == 1 else 'wait'} in the queue" if left else ""
-    return f"{how}, after {figures.span(stats.seconds)}{waiting}"
+    waiting = f"; {console.many(left, 'URL')} {'waits' if left == 1 else 'wait'} in the queue" if left else ""
+    return f"{how}, after {console.span(stats.seconds)}{waiting}"
 
 
 def _figures(summary: RunSummary) -> list[tuple[str, str]]:
     counts, stats = summary.counts, summary.stats
     # Workers of a fleet do not tell how much they have read.
-    size = f", {figures.size(stats.bytes)}" if stats.bytes else ""
+    size = f", {console.size(stats.bytes)}" if stats.bytes else ""
     rows = [
         (
             "pages",
-            f"{stats.pages:,} ({figures.rate(stats.mean_rate)}{size})"
+            f"{stats.pages:,} ({console.rate(stats.mean_rate)}{size})"
             + (f"; {counts.stored:,} with those of earlier runs" if counts.stored > stats.pages else ""),
         )
     ]
@@ -80,19 +80,19 @@ def _figures(summary: RunSummary) -> list[tuple[str, str]]:
         rows.append(("items", f"{stats.items:,}"))
     if stats.rejected:
         kinds = _listed({f"for {field}": count for field, count in stats.rejected.items()})
-        rows.append(("rejected", f"{figures.many(stats.rejected.total(), 'item')} that fit no type: {kinds}"))
+        rows.append(("rejected", f"{console.many(stats.rejected.total(), 'item')} that fit no type: {kinds}"))
     if stats.dropped:
-        rows.append(("dropped", f"{figures.many(stats.dropped, 'item')} by pipelines"))
+        rows.append(("dropped", f"{console.many(stats.dropped, 'item')} by pipelines"))
     if stats.copies:
-        rows.append(("copies", f"{figures.many(stats.copies, 'near-duplicate')} of pages that were kept"))
+        rows.append(("copies", f"{console.many(stats.copies, 'near-duplicate')} of pages that were kept"))
     if stats.cut.pages:
-        rows.append(("cut", f"{figures.many(stats.cut.pages, 'page')}: {stats.cut.words()}"))
+        rows.append(("cut", f"{console.many(stats.cut.pages, 'page')}: {stats.cut.words()}"))
     if stats.sitemaps:
-        rows.append(("sitemaps", f"{stats.sitemaps:,} read, with {figures.many(stats.listed, 'page')} in them"))
+        rows.append(("sitemaps", f"{stats.sitemaps:,} read, with {console.many(stats.listed, 'page')} in them"))
     if counts.freshness is not None:
         rows.append(("fresh", f"{counts.freshness:.1%} of the copies, as predicted from the changes that were seen"))
     if stats.codes:
-        rows.append(("answers", ", ".join(f"{code}: {count:,}" for code, count in figures.most(stats.codes, 8))))
+        rows.append(("answers", ", ".join(f"{code}: {count:,}" for code, count in console.most(stats.codes, 8))))
     rows += _troubles(summary)
     if summary.refused:
         rows.append(("links", "not followed: " + _listed(_worded(summary.refused))))
@@ -103,16 +103,16 @@ def _troubles(summary: RunSummary) -> list[tuple[str, str]]:
     counts, stats = summary.counts, summary.stats
     failed, skipped = stats.by_status["failed"], stats.by_status["skipped"]
     rows: list[tuple[str, str]] = []
-    for kind, count in figures.most(failed, 6):
+    for kind, count in console.most(failed, 6):
         url = stats.examples.get(kind, "")
         example = f", as {plain(url, 200)}" if url else ""
         rows.append(("failed" if not rows else "", f"{count:,} {plain(kind, 40)}{example}"))
     if len(failed) > 6:
-        rows.append(("", f"{sum(failed.values()) - sum(count for _, count in figures.most(failed, 6)):,} otherwise"))
+        rows.append(("", f"{sum(failed.values()) - sum(count for _, count in console.most(failed, 6)):,} otherwise"))
     told = sum(failed.values())
     if stats.failures > told:
         # Workers of a fleet do not tell of what.
-        rows.append(("" if rows else "failed", figures.many(stats.failures - told, "URL")))
+        rows.append(("" if rows else "failed", console.many(stats.failures - told, "URL")))
     given_up = counts.failed - max(told, stats.failures)
     if given_up > 0:
         rows.append(("" if rows else "failed", f"{given_up:,} in earlier runs, or given up with their sites"))
@@ -155,7 +155,7 @@ def _next_steps(summary: RunSummary, folder: Path | None, settings: Settings, jo
         if counts.finished and stats.failures and folder:
             steps.append("what failed is not tried again in this job: then --job NAME starts another one")
     elif good > 0:
-        kinds = [kind for kind, _ in figures.most(reasons, _FEW) if kind != "robots"]
+        kinds = [kind for kind, _ in console.most(reasons, _FEW) if kind != "robots"]
         steps += [text for kind in kinds if (text := advice_for_kind(kind))]
         if stats.pages <= _FEW and summary.refused.get("scope", 0) > counts.known and settings.scope != "any":
             wider = "domain" if settings.scope == "site" else "any"
@@ -172,7 +172,7 @@ def _next_steps(summary: RunSummary, folder: Path | None, settings: Settings, jo
 
 
 def _why_nothing(reasons: Counter[str]) -> list[str]:
-    steps = [f"{plain(kind, 40)}: {text}" for kind, _ in figures.most(reasons, _FEW) if (text := advice_for_kind(kind))]
+    steps = [f"{plain(kind, 40)}: {text}" for kind, _ in console.most(reasons, _FEW) if (text := advice_for_kind(kind))]
     if not steps:
         steps.append("no page came back; `gossamer fetch URL` shows what the site answers")
     return steps
@@ -183,4 +183,4 @@ def _worded(refused: Mapping[str, int]) -> dict[str, int]:
 
 
 def _listed(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count:,} {plain(word, 60)}" for word, count in figures.most(counts, 8))
+    return ", ".join(f"{count:,} {plain(word, 60)}" for word, count in console.most(counts, 8))

@@ -1,29 +1,29 @@
-"""The command `try`: crawls a few pages in memory and tells what a long crawl would do."""
+"""The command `try`: crawls a few pages in memory, and reports scope, robots, selectors, and an estimate."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shlex
 import signal
-from collections.abc import Awaitable, Callable
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import msgspec
+from turbohtml import Element, Node, Text
 
 from gossamer import job_folder, logs, urls
-from gossamer.cli import trial_report
-from gossamer.cli.exits import Exit
-from gossamer.cli.figures import many
-from gossamer.cli.guide import Sectioned
-from gossamer.cli.options import as_arguments, given, settings_options
-from gossamer.cli.screen import Screen, ScreenLine, has_screen
-from gossamer.cli.start import read_settings, refuse_windows, run
-from gossamer.cli.suggest import SelectorSurvey, options
-from gossamer.cli.terminal import put, say
+from gossamer.cli import console
+from gossamer.cli.console import Exit, many, put, say
+from gossamer.cli.live_view import Screen, ScreenLine, has_screen
+from gossamer.cli.options import Sectioned, as_arguments, given, settings_options
+from gossamer.cli.runner import read_settings, refuse_windows, run
+from gossamer.cli.summary import REFUSED
 from gossamer.clock import SystemClock
 from gossamer.engine.links import Scope
 from gossamer.engine.parsing import make_spider
@@ -37,6 +37,262 @@ from gossamer.logs import plain
 from gossamer.middleware import Fetch
 from gossamer.model import Request, Response
 from gossamer.settings import Settings, introduces_itself
+
+_KINDS = {
+    "rules": "has rules",
+    "allow": "is not there, so all is allowed",
+    "unreachable": "could not be had, so nothing may be fetched",
+}
+
+
+def lines(report: Mapping[str, Any]) -> list[str]:
+    """The report as lines that a terminal can be shown."""
+    return [
+        plain(line, 400) for part in (_pages, _robots_words, _scope, _selectors, _estimate) for line in part(report)
+    ]
+
+
+def _pages(report: Mapping[str, Any]) -> Iterator[str]:
+    codes = ", ".join(f"{code}: {count}" for code, count in report["codes"].items())
+    yield f"pages     {report['pages']} looked at" + (f" ({codes})" if codes else "")
+    if report["latency"]:
+        middle, largest = (1000 * report["latency"][name] for name in ("median", "largest"))
+        yield f"answers   after {middle:,.0f} ms (median), {largest:,.0f} ms at most"
+    if report["bytes"]:
+        middle, largest = (report["bytes"][name] for name in ("median", "largest"))
+        yield f"sizes     {console.size(middle)} (median), {console.size(largest)} at most"
+    if report["cut"]["pages"]:
+        yield f"cut       {console.many(report['cut']['pages'], 'page')}: {report['cut']['words']}"
+    for kind, count in console.most(report["failed"], 5):
+        yield f"failed    {count} {kind}"
+    for kind, count in console.most(report["skipped"], 5):
+        yield f"skipped   {count} {kind}"
+    for text in dict.fromkeys(report["advice"]):
+        yield f"          {text}"
+    if report["items"]["found"]:
+        yield f"items     {report['items']['found']}, such as {report['items']['examples'][0]}"
+
+
+def _robots_words(report: Mapping[str, Any]) -> Iterator[str]:
+    if report["robots"] is None:
+        yield "robots    not asked (--no-robots)"
+        return
+    for entry in report["robots"]:
+        yield f"robots    {entry['origin']}/robots.txt {_KINDS[entry['kind']]}"
+        for verb, pattern in entry["rules"] if entry["kind"] == "rules" else ():
+            yield f"          {verb} {pattern}"
+        if entry["rule_count"] > len(entry["rules"]):
+            yield f"          and {entry['rule_count'] - len(entry['rules'])} more rules"
+        for sitemap in entry["sitemaps"][:3]:
+            yield f"          sitemap {sitemap}"
+        if entry["crawl_delay"] is not None:
+            yield f"          crawl-delay {entry['crawl_delay']:g} s"
+    yield f"delay     {report['delay']:g} s between two requests to a site"
+
+
+def _scope(report: Mapping[str, Any]) -> Iterator[str]:
+    scope = report["scope"]
+    yield f"follows   {console.many(scope['followed'], 'link')} (--scope {scope['setting']})"
+    for url in scope["examples"]:
+        yield f"          {url}"
+    for reason, found in sorted(scope["refused"].items(), key=lambda pair: -pair[1]["links"]):
+        yield f"refuses   {console.many(found['links'], 'link')}: {REFUSED.get(reason, reason)}"
+        for url in found["examples"][:2]:
+            yield f"          {url}"
+
+
+def _selectors(report: Mapping[str, Any]) -> Iterator[str]:
+    if report["selectors"]:
+        yield "selectors that may be worth it, with what they gave:"
+    for found in report["selectors"]:
+        yield f"  --extract {found['name']}='{found['selector']}'"
+        yield f"      {' | '.join(sample[:50] for sample in found['samples'])}"
+
+
+def _estimate(report: Mapping[str, Any]) -> Iterator[str]:
+    guess = report["estimate"]
+    if not report["good_pages"]:
+        yield "hint: no page came back, so there is nothing to estimate; `gossamer fetch URL` shows more"
+        return
+    about = "about" if guess["bounded"] else "at least"
+    if guess["queued"] == 0:
+        about = "all"
+    yield (
+        f"estimate  {about} {console.many(guess['pages'], 'page')}, {console.span(guess['seconds'])}, "
+        f"{console.size(guess['bytes'])}"
+    )
+    if guess["queued"] and not guess["bounded"]:
+        yield (
+            f"          pages still bring {guess['new_links_per_page']:g} new links each: "
+            "nobody knows yet where it ends; --max-pages sets an end"
+        )
+    if not report["has_contact"]:
+        yield "hint: say who is crawling: --user-agent 'NAME/1.0 (+https://your.site; you@your.site)'"
+    yield f"next: {report['command']}"
+
+
+_WHOLE_PAGE = {
+    "title": "title::text",
+    "heading": "h1::text",
+    "description": "meta[name=description]::attr(content)",
+    "published": "time::attr(datetime)",
+}
+_BY_TAG = {"h1": "heading", "h2": "heading", "h3": "heading", "h4": "heading", "time": "date", "a": "link_text"}
+_CLASS = re.compile(r"[A-Za-z][A-Za-z_-]{1,30}")
+_STATES = """
+    active current first last odd even open hidden visible selected clearfix row col container wrapper left right
+"""
+_FURNITURE = frozenset(("nav", "header", "footer", "head", "script", "style", "form"))
+_MOST_ELEMENTS = 5000
+_MOST_INSIDE = 60
+_MOST_CONTAINERS = 3
+_MOST_FIELDS = 4
+_SAMPLES = 3
+
+
+class Suggestion(NamedTuple):
+    """A field that could be extracted, and what it gave."""
+
+    name: str
+    selector: str
+    pages: int
+    samples: tuple[str, ...]
+
+
+class SelectorSurvey:
+    """Reads pages one by one and keeps only counts and a few samples of each."""
+
+    def __init__(self) -> None:
+        self._pages = 0
+        self._whole: dict[str, _Seen] = defaultdict(_Seen)
+        self._containers: Counter[str] = Counter()
+        self._fields: dict[str, dict[str, _Seen]] = defaultdict(lambda: defaultdict(_Seen))
+
+    def read(self, page: Page) -> None:
+        """Take note of a page."""
+        if not page.is_html:
+            return
+        self._pages += 1
+        for selector in _WHOLE_PAGE.values():
+            self._whole[selector].add(page.css(selector).getall()[:1])
+        for container, members in _repeated(page).items():
+            self._containers[container] += len(members)
+            fields: dict[str, list[str]] = defaultdict(list)
+            for member in members[:50]:
+                for field, value in _texts(member).items():
+                    fields[field].append(value)
+            for field, values in fields.items():
+                self._fields[container][field].add(values)
+
+    def suggestions(self) -> list[Suggestion]:
+        """The best guesses: what most pages have once, then the parts of what repeats."""
+        found = [
+            Suggestion(name, selector, seen.pages, tuple(seen.samples))
+            for name, selector in _WHOLE_PAGE.items()
+            if (seen := self._whole[selector]).pages * 2 > self._pages
+        ]
+        taken = {suggestion.name for suggestion in found}
+        for container in self._best():
+            for field, seen in self._full_fields(container)[:_MOST_FIELDS]:
+                name = _free_name(field, taken)
+                found.append(Suggestion(name, f"{container} {field}::text", seen.pages, tuple(seen.samples)))
+        return found
+
+    def _best(self) -> list[str]:
+        """Containers with several fields; of two that hold the same, the one that comes more often."""
+        worth = {
+            container: count * len(fields)
+            for container, count in self._containers.items()
+            if len(fields := self._full_fields(container)) > 1
+        }
+        best: list[str] = []
+        told: set[str] = set()
+        for container in sorted(worth, key=lambda name: (-worth[name], name)):
+            samples = {sample for _, seen in self._full_fields(container) for sample in seen.samples}
+            if not samples <= told:
+                best.append(container)
+                told |= samples
+        return best[:_MOST_CONTAINERS]
+
+    def _full_fields(self, container: str) -> list[tuple[str, _Seen]]:
+        least = 0.6 * self._containers[container]
+        full = [(field, seen) for field, seen in self._fields[container].items() if seen.values >= least]
+        return sorted(full, key=lambda pair: (-pair[1].values, pair[0]))
+
+
+class _Seen:
+    """How often something was found, and some of it."""
+
+    def __init__(self) -> None:
+        self.pages = 0
+        self.values = 0
+        self.samples: list[str] = []
+
+    def add(self, values: list[str]) -> None:
+        kept = [text for value in values if (text := " ".join(value.split()))]
+        self.pages += bool(kept)
+        self.values += len(kept)
+        for text in kept:
+            if len(self.samples) < _SAMPLES and text[:200] not in self.samples:
+                self.samples.append(text[:200])
+
+
+def _repeated(page: Page) -> dict[str, list[Element]]:
+    """Elements that share parent, tag and class with another one, by `tag.class`, outside of menus and the like."""
+    groups: dict[tuple[Node, str], list[Element]] = defaultdict(list)
+    for node in page.tree.select("[class]")[:_MOST_ELEMENTS]:
+        parent = node.parent
+        if parent is None or node.tag in _FURNITURE:
+            continue
+        for name in _classes(node)[:2]:
+            groups[parent, f"{node.tag}.{name}"].append(node)
+    found: dict[str, list[Element]] = defaultdict(list)
+    for (_, container), members in groups.items():
+        if len(members) > 1 and not _in_furniture(members[0]):
+            found[container] += members
+    return found
+
+
+def _texts(node: Element) -> dict[str, str]:
+    """The texts inside an element by a short selector: a class where there is one, else a telling tag."""
+    found: dict[str, str] = {}
+    for inner in node.select("*")[:_MOST_INSIDE]:
+        text = "".join(child.data for child in inner if isinstance(child, Text)).strip()
+        if not text:
+            continue
+        names = _classes(inner)
+        if names:
+            found.setdefault(f"{inner.tag}.{names[0]}", text)
+        elif inner.tag in _BY_TAG:
+            found.setdefault(inner.tag, text)
+    return found
+
+
+def _classes(node: Element) -> list[str]:
+    names = (node.attr("class") or "").split()
+    return [name for name in names if _CLASS.fullmatch(name) and name.lower() not in _STATES.split()]
+
+
+def _in_furniture(node: Element) -> bool:
+    return any(isinstance(around, Element) and around.tag in _FURNITURE for around in node.ancestors)
+
+
+def _free_name(field: str, taken: set[str]) -> str:
+    tag, dot, kind = field.partition(".")
+    name = re.sub(r"\W+", "_", kind if dot else _BY_TAG.get(tag, tag)).strip("_").lower() or tag
+    number = 2
+    free = name
+    while free in taken:
+        free = f"{name}_{number}"
+        number += 1
+    taken.add(free)
+    return free
+
+
+def options(suggestions: Iterable[Suggestion]) -> dict[str, str]:
+    """Suggestions as the setting `extract`."""
+    return {suggestion.name: suggestion.selector for suggestion in suggestions}
+
 
 PAGES = 20
 _KEPT_BYTES = 1 << 20
@@ -131,7 +387,7 @@ def trial(url: str, as_json: bool, **settings: Any) -> int:
     if as_json:
         put(f"{json.dumps(report)}\n".encode())
     else:
-        put("".join(f"{line}\n" for line in trial_report.lines(report)).encode())
+        put("".join(f"{line}\n" for line in lines(report)).encode())
     return Exit.INTERRUPTED if summary.stopped_by == "SIGINT" else Exit.OK if report["good_pages"] else Exit.SOME_FAILED
 
 

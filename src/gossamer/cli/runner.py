@@ -1,4 +1,4 @@
-"""How commands start: their settings gathered from everywhere, and the loop that they run on."""
+"""Runs a command: gathers its settings and starts the event loop."""
 
 from __future__ import annotations
 

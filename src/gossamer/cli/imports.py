@@ -1,4 +1,4 @@
-"""The command that takes over what other crawlers and archives left: queues, dupefilters, lists, sitemaps, WARC."""
+"""The command `import`: queues what other crawlers and archives left."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ from typing import Any
 import click
 
 from gossamer import settings as configuration
-from gossamer.cli.completion import job_names
-from gossamer.cli.exits import Exit
-from gossamer.cli.guide import Sectioned
-from gossamer.cli.options import given, settings_options
-from gossamer.cli.start import read_settings, run
-from gossamer.cli.terminal import say
+from gossamer.cli.console import Exit, say
+from gossamer.cli.options import Sectioned, given, job_names, settings_options
+from gossamer.cli.runner import read_settings, run
 from gossamer.clock import SystemClock
 from gossamer.engine.heartbeat import is_live
 from gossamer.errors import ConfigError, JobMissing

@@ -1,4 +1,4 @@
-"""Single pages, fetched as a crawl would fetch them: the commands `fetch` and `shell`."""
+"""Commands on a single page: fetch and shell."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ import click
 import msgspec
 
 from gossamer import job_folder, logs, urls
-from gossamer.cli.exits import Exit
+from gossamer.cli.console import Exit, put, say
 from gossamer.cli.options import given, some_settings
-from gossamer.cli.start import read_settings, run, runner
-from gossamer.cli.terminal import put, say
+from gossamer.cli.runner import read_settings, run, runner
 from gossamer.clock import Clock, SystemClock
 from gossamer.cut import cut_words, format_cut
 from gossamer.download import open_downloader
@@ -29,14 +28,7 @@ from gossamer.engine.lifecycle import Lifecycle
 from gossamer.engine.parsing import Extractor, make_spider
 from gossamer.engine.robots import Gate
 from gossamer.engine.robots_txt import product_token
-from gossamer.errors import (
-    ConfigError,
-    Disallowed,
-    FetchError,
-    TooManyRedirects,
-    advice_for_error,
-    advice_for_kind,
-)
+from gossamer.errors import ConfigError, Disallowed, FetchError, TooManyRedirects, advice_for_error, advice_for_kind
 from gossamer.extract.page import Page
 from gossamer.extract.spider import Spider
 from gossamer.extract.text import LEAST_SHARE
