@@ -11,7 +11,7 @@ from typing import NamedTuple
 from _linked_web import LinkedWeb
 from _peers import SCRIPTS
 from _shapes import SHAPES, Shape
-from gossamer.testing.web import SimWeb
+from gossamer.lab.simweb.process import SimWeb
 
 ALL = frozenset(SHAPES)
 MEMORY_ONLY = ALL - {"durable"}

@@ -19,9 +19,9 @@ import redis
 
 from _tally import environment
 from gossamer.engine.supervision import dies_with_us
-from gossamer.sim.log import SimRequest, fetched
+from gossamer.lab.simweb.log import SimRequest, fetched
+from gossamer.lab.simweb.process import SimWeb
 from gossamer.testing.servers import RedisServer
-from gossamer.testing.web import SimWeb
 
 TICKS = os.sysconf("SC_CLK_TCK")
 DEADLINE_SECONDS = 1800.0

@@ -22,10 +22,10 @@ from typing import Self, cast
 
 import msgspec
 
-from gossamer.sim.child import run_simweb
-from gossamer.sim.log import LogWriter, SimRequest, read
-from gossamer.sim.site import WebPlan
-from gossamer.sim.words import ADJECTIVES, NOUNS
+from gossamer.lab.simweb.log import LogWriter, SimRequest, read
+from gossamer.lab.simweb.process import run_simweb
+from gossamer.lab.simweb.site import WebPlan
+from gossamer.lab.simweb.words import ADJECTIVES, NOUNS
 
 OTHER_SITES_SHARE = 2 / 13
 """The part of a page's links that goes to other sites: twelve of 79."""

@@ -29,8 +29,8 @@ from typing import NamedTuple
 
 from _fleet import DEADLINE_SECONDS, process_seconds
 from _namespaces import Namespaces, Relay, are_allowed
-from gossamer.sim.log import SimRequest, fetched
-from gossamer.testing.web import SimWeb
+from gossamer.lab.simweb.log import SimRequest, fetched
+from gossamer.lab.simweb.process import SimWeb
 
 AT_ONCE, LATENCY_SECONDS, SITE_PAGES = 8, 0.2, 30
 JOB = "scaling"

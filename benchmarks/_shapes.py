@@ -7,8 +7,8 @@ from typing import NamedTuple
 import msgspec
 
 from _linked_web import LinkedWeb
-from gossamer.sim.site import WebPlan
-from gossamer.testing.web import SimWeb
+from gossamer.lab.simweb.process import SimWeb
+from gossamer.lab.simweb.site import WebPlan
 
 
 class Shape(NamedTuple):

@@ -18,8 +18,8 @@ from math import log
 from types import TracebackType
 from typing import Self
 
-from gossamer.sim.pages import PageRenderer
-from gossamer.sim.site import WebPlan
+from gossamer.lab.simweb.pages import PageRenderer
+from gossamer.lab.simweb.site import WebPlan
 
 MEDIAN_SECONDS, SPREAD, LEAST_SECONDS, MOST_SECONDS = 0.4, 1.0, 0.05, 5.0
 

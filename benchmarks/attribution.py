@@ -29,7 +29,7 @@ from _contenders import Scene, gossamer
 from _fleet import urls
 from _shapes import SHAPES
 from _tally import Running
-from gossamer.testing.web import SimWeb
+from gossamer.lab.simweb.process import SimWeb
 from real_sites import REAL, Nginx, install
 
 INTERVAL_SECONDS = 0.002

@@ -24,12 +24,12 @@ from _fleet import Account, Crawl, finish, machine, process_seconds, start
 from gossamer import urls
 from gossamer.engine.links import Linker, RecentKeys
 from gossamer.frontier.backends import create_fleet
+from gossamer.lab.simweb.pages import PageRenderer
+from gossamer.lab.simweb.process import SimWeb
+from gossamer.lab.simweb.site import WebPlan
 from gossamer.model import Outcome, Request
 from gossamer.settings import Settings
-from gossamer.sim.pages import PageRenderer
-from gossamer.sim.site import WebPlan
 from gossamer.testing.servers import RedisServer
-from gossamer.testing.web import SimWeb
 
 BATCH = 64
 HREF = re.compile(rb'<a [^>]*href="([^"]+)"')

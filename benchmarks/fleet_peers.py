@@ -27,8 +27,8 @@ import redis
 from _fleet import Account, Crawl, children, finish, machine, process_seconds, requests, start, until
 from _peers import PYTHON_PACKAGES, SCRIPTS, environment
 from gossamer.engine.supervision import dies_with_us
+from gossamer.lab.simweb.process import SimWeb
 from gossamer.testing.servers import RedisServer
-from gossamer.testing.web import SimWeb
 
 QUIET_SECONDS = 3.0
 Contender = Callable[[SimWeb, RedisServer, Path], Crawl]

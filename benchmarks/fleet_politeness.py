@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from _fleet import children, finish, machine, requests, start, until, urls
-from gossamer.sim.log import SimRequest, fetched, max_overlap
+from gossamer.lab.simweb.log import SimRequest, fetched, max_overlap
+from gossamer.lab.simweb.process import SimWeb
 from gossamer.testing.servers import RedisServer
-from gossamer.testing.web import SimWeb
 
 SITES = 128
 

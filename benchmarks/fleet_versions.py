@@ -30,10 +30,10 @@ from typing import NamedTuple
 from _fleet import children, finish, process_seconds, rate, urls
 from _tally import environment
 from gossamer.engine.supervision import dies_with_us
-from gossamer.sim.site import WebPlan
+from gossamer.lab.simweb.process import SimWeb
+from gossamer.lab.simweb.site import WebPlan
 from gossamer.testing.servers import RedisServer
 from gossamer.testing.sqlservers import MariaServer, PostgresServer
-from gossamer.testing.web import SimWeb
 
 OURS = Path(__file__).parents[1]
 

@@ -22,7 +22,7 @@ from _frontier import Pages, done, machine, request
 from gossamer.cli.runner import run
 from gossamer.engine.links import RecentKeys
 from gossamer.frontier.redis.shards import open_redis
-from gossamer.measure.servers import cpu_of
+from gossamer.lab.bench import cpu_of
 from gossamer.settings import Settings
 from gossamer.testing.servers import RedisServer, valkey_program
 

@@ -29,7 +29,7 @@ from _frontier import BATCH, CASES, LINKS, NEW, SITES, Pages, done, machine, req
 from gossamer.cli.runner import run
 from gossamer.engine.links import RecentKeys
 from gossamer.frontier.sql.record import open_sql
-from gossamer.measure.servers import cpu_of
+from gossamer.lab.bench import cpu_of
 from gossamer.settings import Settings
 from gossamer.testing.sqlservers import MariaServer, PostgresServer, SqlServer
 

@@ -48,11 +48,11 @@ from gossamer.engine.links import RecentKeys
 from gossamer.frontier.embedded.sqlite import open_sqlite
 from gossamer.frontier.redis.shards import open_redis
 from gossamer.frontier.sql.record import open_sql
-from gossamer.measure.servers import cpu_of
+from gossamer.lab.bench import cpu_of
+from gossamer.lab.simweb.process import SimWeb
+from gossamer.lab.simweb.site import WebPlan
 from gossamer.settings import Settings
-from gossamer.sim.site import WebPlan
 from gossamer.testing.servers import RedisServer
-from gossamer.testing.web import SimWeb
 
 SETTINGS = Settings(delay=0, robots=False)
 STORES = ("embedded", "redis", "postgresql", "mariadb")

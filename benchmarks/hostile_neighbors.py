@@ -16,8 +16,8 @@ import tempfile
 from itertools import pairwise
 from pathlib import Path
 
+from gossamer.lab.simweb.process import SimWeb
 from gossamer.settings import VERSION
-from gossamer.testing.web import SimWeb
 
 SPIDER = """
 import gossamer

@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from gossamer.testing.web import SimWeb
+from gossamer.lab.simweb.process import SimWeb
 
 
 def resident_bytes(pid: int) -> int:

@@ -20,8 +20,8 @@ from typing import Any
 from _fleet import urls
 from _peers import NotInstalled, environment, version
 from _tally import Cost, Running
-from gossamer.sim.log import fetched
-from gossamer.testing.web import SimWeb
+from gossamer.lab.simweb.log import fetched
+from gossamer.lab.simweb.process import SimWeb
 
 DEADLINE_SECONDS = 900.0
 AT_ONCE = 8

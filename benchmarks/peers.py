@@ -31,7 +31,7 @@ from _peers import NotInstalled, environment, version
 from _plot import Bar, bars
 from _shapes import AIMS, LEVEL, SHAPES, Shape
 from _tally import Cost, Running
-from gossamer.sim.log import fetched
+from gossamer.lab.simweb.log import fetched
 from gossamer.testing.servers import RedisServer
 
 DEADLINE_SECONDS = 900.0

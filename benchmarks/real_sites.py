@@ -29,8 +29,8 @@ from _fleet import urls
 from _peers import NotInstalled, environment, version
 from _shapes import Shape
 from _tally import Running
-from gossamer.sim.site import WebPlan
-from gossamer.testing.web import SimWeb
+from gossamer.lab.simweb.process import SimWeb
+from gossamer.lab.simweb.site import WebPlan
 
 PACKAGES = {
     "python3-doc": (Path("/usr/share/doc/python3/html"), "/index.html"),

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from _peers import SCRIPTS, Run, environment, measure
-from gossamer.testing.web import SimWeb
+from gossamer.lab.simweb.process import SimWeb
 
 ITEMS = """
 from gossamer import Spider

@@ -33,10 +33,10 @@ from gossamer.clock import SystemClock
 from gossamer.engine.links import Linker, RecentKeys
 from gossamer.frontier.embedded.sqlite import open_sqlite
 from gossamer.job_folder import save_settings
+from gossamer.lab.simweb.process import SimWeb
 from gossamer.model import PageRow
 from gossamer.settings import build
 from gossamer.storage.request_log import SentRequest
-from gossamer.testing.web import SimWeb
 
 TICKS = os.sysconf("SC_CLK_TCK")
 

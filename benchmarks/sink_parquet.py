@@ -8,7 +8,7 @@ import platform
 import statistics
 from importlib.metadata import version
 
-from gossamer.testing.web import SimWeb
+from gossamer.lab.simweb.process import SimWeb
 from sink_warc import PAGE_BYTES, bodies, crawl_milliseconds, records, sink_milliseconds
 
 SINKS = ("jsonl", "parquet", "parquet?by=day,site")

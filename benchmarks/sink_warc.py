@@ -16,12 +16,12 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from gossamer.lab.simweb.pages import PageRenderer
+from gossamer.lab.simweb.process import SimWeb
+from gossamer.lab.simweb.site import WebPlan
 from gossamer.model import Exchange, PageRow, Record
 from gossamer.settings import Settings
-from gossamer.sim.pages import PageRenderer
-from gossamer.sim.site import WebPlan
 from gossamer.storage.registry import open_sinks
-from gossamer.testing.web import SimWeb
 
 PAGE_BYTES = 40_000
 BATCH = 64

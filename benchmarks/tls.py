@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from _peers import SCRIPTS, Run, environment, measure
-from gossamer.testing.web import SimWeb
+from gossamer.lab.simweb.process import SimWeb
 
 Crawl = Callable[[SimWeb, Path, Path], Run]
 

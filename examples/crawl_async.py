@@ -14,7 +14,7 @@ from typing import Any
 from gossamer import api
 from gossamer.extract.page import Page
 from gossamer.extract.spider import Spider
-from gossamer.testing.web import SimWeb
+from gossamer.lab.simweb.process import SimWeb
 
 
 class Prices(Spider):

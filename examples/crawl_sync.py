@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from gossamer import api
-from gossamer.testing.web import SimWeb
+from gossamer.lab.simweb.process import SimWeb
 
 
 def longest(url: str, **settings: Any) -> list[tuple[int, str]]:

@@ -12,12 +12,10 @@ from pathlib import Path
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
-from gossamer.cli.live_view import Progress
-from gossamer.cli.live_view import FRAMES_A_SECOND
-from gossamer.cli.live_view import frame
+from gossamer.cli.live_view import FRAMES_A_SECOND, Progress, frame
 from gossamer.jobs.local_run import LocalRun
+from gossamer.lab.simweb.process import SimWeb
 from gossamer.settings import Settings
-from gossamer.testing.web import SimWeb
 
 SECONDS = 30
 COLUMNS, LINES = 92, 17

@@ -22,7 +22,7 @@ NO_FRONTIERS = (
     "sink/",
     "stored/",
     "storage/tables.py",
-    "verify/sinks.py",
+    "lab/verify.py",
     "testing/sqlservers.py",
     "testing/proxies.py",
 )

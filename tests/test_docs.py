@@ -18,10 +18,10 @@ import pytest
 from gossamer.cli import PLACES, named
 from gossamer.cli import gossamer as command_line
 from gossamer.frontier.base import Frontier
+from gossamer.lab.simweb.process import SimWeb
 from gossamer.model import PageRow
 from gossamer.settings import FIELDS, SiteSettings
 from gossamer.testing.frontier import FrontierSuite
-from gossamer.testing.web import SimWeb
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs" / "reference"

@@ -11,8 +11,8 @@ from urllib.parse import urldefrag, urljoin
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from _linked_web import LinkedWeb, Pages
-from gossamer.sim.log import fetched
-from gossamer.sim.site import WebPlan
+from gossamer.lab.simweb.log import fetched
+from gossamer.lab.simweb.site import WebPlan
 
 PLAN = WebPlan(sites=20, pages_per_site=100, page_bytes=40_000, links_per_page=79, port=8080)
 _HREF = re.compile(r'<a href="([^"]+)"')

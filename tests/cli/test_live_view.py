@@ -11,7 +11,7 @@ from typing import Any
 
 from commands import Terminal, on_terminal, small_site
 
-from gossamer.testing.web import SimWeb
+from gossamer.lab.simweb.process import SimWeb
 
 OPTIONS = ("--allow-private", "--delay", "0.1", "--job", "job/x", "--max-seconds", "60")
 

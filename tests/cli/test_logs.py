@@ -14,8 +14,8 @@ import pytest
 from commands import environment, gossamer, small_site
 
 from gossamer.errors import ConfigError
+from gossamer.lab.simweb.process import SimWeb
 from gossamer.logs import LogFormatter, check
-from gossamer.testing.web import SimWeb
 
 FAST = ("--allow-private", "--delay", "0", "--quiet")
 SECRETS = [

@@ -25,10 +25,10 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from gossamer.errors import ConfigError
 from gossamer.jobs.local_run import LocalRun
+from gossamer.lab.simweb.process import SimWeb
 from gossamer.settings import build
 from gossamer.telemetry import asked_by
 from gossamer.telemetry.tracing import Tracing, open_tracing
-from gossamer.testing.web import SimWeb
 
 FAST = ("--allow-private", "--delay", "0", "--quiet")
 

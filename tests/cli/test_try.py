@@ -9,8 +9,8 @@ from commands import environment, gossamer, small_site
 
 from gossamer.cli.trial import SelectorSurvey
 from gossamer.extract.page import Page
+from gossamer.lab.simweb.process import SimWeb
 from gossamer.model import Request, Response
-from gossamer.testing.web import SimWeb
 
 LOOK = ("--allow-private", "--delay", "0.01")
 

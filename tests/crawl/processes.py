@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from gossamer.testing.web import SimWeb
+from gossamer.lab.simweb.process import SimWeb
 
 FAST = (
     "--allow-private",

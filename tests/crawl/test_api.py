@@ -11,8 +11,8 @@ from processes import stored
 
 from gossamer import api, errors
 from gossamer.extract import page, spider
-from gossamer.sim.log import fetched
-from gossamer.testing.web import SimWeb
+from gossamer.lab.simweb.log import fetched
+from gossamer.lab.simweb.process import SimWeb
 
 
 class Shop(spider.Spider):

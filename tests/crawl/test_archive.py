@@ -16,9 +16,9 @@ from processes import command, crawl, environment, kill_tree, rows, start, until
 
 from gossamer.clock import SystemClock
 from gossamer.engine.commit import Committer, Result
+from gossamer.lab.simweb.process import SimWeb
 from gossamer.model import Outcome, PageRow, Receipt, Record
 from gossamer.testing.sinks import small_disk
-from gossamer.testing.web import SimWeb
 
 SINKS = ("--sink", "jsonl", "--sink", "warc", "--archive-bytes", "60000", "--delay", "0.01")
 

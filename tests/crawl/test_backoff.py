@@ -21,10 +21,10 @@ from gossamer.errors import (
     ProtocolBroken,
     TimedOut,
 )
+from gossamer.lab.virtual_time import START_EPOCH
+from gossamer.lab.virtual_web import Reply, play
 from gossamer.model import Request, Response
 from gossamer.settings import Settings
-from gossamer.testing.stage import Reply, play
-from gossamer.testing.virtual import START_EPOCH
 
 DAY = 86_400.0
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from processes import children, command, crawl, environment, kill_tree, rows, start, stored, until
 
-from gossamer.sim.log import fetched
-from gossamer.testing.web import SimWeb
+from gossamer.lab.simweb.log import fetched
+from gossamer.lab.simweb.process import SimWeb
 
 QUICK = ("--delay", "0", "--handler-seconds", "1", "--parse-seconds", "1")
 SPIDER = """

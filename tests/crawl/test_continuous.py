@@ -17,11 +17,11 @@ import pytest
 
 from gossamer.extract.spider import Spider
 from gossamer.jobs.local_run import LocalRun, RunSummary
+from gossamer.lab.virtual_time import LoopClock, run
+from gossamer.lab.virtual_web import DAY, WEEK, ChangingHit, ChangingWeb
 from gossamer.middleware import Fetch
 from gossamer.model import Request, Response
 from gossamer.settings import Settings
-from gossamer.testing.changing import DAY, WEEK, ChangingHit, ChangingWeb
-from gossamer.testing.virtual import LoopClock, run
 
 SLACK = 600.0
 """Seconds by which a visit may be late: the site's delay, once for each page before it, and the commit."""

@@ -16,8 +16,8 @@ import pytest
 from processes import children, command, crawl, environment, rows, start, stored, until
 from rawweb import RawWeb, page, reply
 
-from gossamer.sim.log import fetched, gaps
-from gossamer.testing.web import SimWeb
+from gossamer.lab.simweb.log import fetched, gaps
+from gossamer.lab.simweb.process import SimWeb
 
 # Runs in every process of a crawl before anything else does. The first process that comes to the failpoint for the
 # n-th time leaves a note and dies on the spot, as from kill -9; with the note there, nobody dies any more.

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from processes import command, crawl, environment, four_is_long, rows, start, stored, until, wrong_clock
 
-from gossamer.sim.log import fetched, gaps
+from gossamer.lab.simweb.log import fetched, gaps
+from gossamer.lab.simweb.process import SimWeb
 from gossamer.testing.sinks import fill, small_disk
-from gossamer.testing.web import SimWeb
 
 
 def spider(folder: Path, body: str) -> str:

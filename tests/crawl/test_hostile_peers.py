@@ -17,8 +17,8 @@ from processes import command, environment, kill_tree, rows, start, stored, unti
 from rawweb import RawWeb, page, reply
 
 from gossamer.engine import remote
-from gossamer.sim.log import fetched
-from gossamer.testing.web import SimWeb
+from gossamer.lab.simweb.log import fetched
+from gossamer.lab.simweb.process import SimWeb
 
 chance = random.Random(57)
 DEEP = b"\x91" * 100_000

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from processes import children, crawl, kill_tree, rows, start, stored, until
 
-from gossamer.sim.log import cut_short, fetched, gaps
-from gossamer.testing.web import SimWeb
+from gossamer.lab.simweb.log import cut_short, fetched, gaps
+from gossamer.lab.simweb.process import SimWeb
 
 SPIDER = """
 import gossamer

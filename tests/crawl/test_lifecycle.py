@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from processes import children, command, crawl, environment, kill_tree, start, stored, until
 
-from gossamer.testing.web import SimWeb
+from gossamer.lab.simweb.process import SimWeb
 
 SPIDER = """
 import asyncio

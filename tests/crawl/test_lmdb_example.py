@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from processes import command, environment, kill_tree, rows, stored, until
 
-from gossamer.sim.log import fetched
-from gossamer.testing.web import SimWeb
+from gossamer.lab.simweb.log import fetched
+from gossamer.lab.simweb.process import SimWeb
 
 PACKAGE = Path(__file__).parents[2] / "examples" / "frontier_lmdb"
 SPIDER = """

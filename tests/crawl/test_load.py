@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from gossamer.engine.concurrency import FLOOR, Load, Machine, Slots, first_limit, next_limit, regulate
-from gossamer.testing import virtual
-from gossamer.testing.virtual import LoopClock
+from gossamer.lab import virtual_time
+from gossamer.lab.virtual_time import LoopClock
 
 CALM = Load(0.01, 0.4, 0.5)
 
@@ -101,7 +101,7 @@ def test_places_go_and_come_back_with_the_memory_in_virtual_time() -> None:
             for task in running:
                 task.cancel()
 
-    virtual.run(main())
+    virtual_time.run(main())
     assert seen[:3] == [50, 25, 12]
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from processes import crawl, environment, four_is_long, rows, stored
 
-from gossamer.sim.log import fetched, gaps, max_overlap
-from gossamer.testing.web import SimWeb
+from gossamer.lab.simweb.log import fetched, gaps, max_overlap
+from gossamer.lab.simweb.process import SimWeb
 
 
 def settings_file(folder: Path, text: str) -> Path:

@@ -9,9 +9,9 @@ import pytest
 from gossamer.engine.links import MAX_SCORE, Linker, RecentKeys
 from gossamer.extract.spider import Spider
 from gossamer.frontier.policy import SiteQuota
+from gossamer.lab.virtual_web import play
 from gossamer.model import Request
 from gossamer.settings import Settings, SiteSettings
-from gossamer.testing.stage import play
 
 SECRET = b"0123456789abcdef"
 
@@ -96,8 +96,8 @@ def test_a_priority_of_the_spiders_own_goes_before_its_score() -> None:
 @pytest.mark.parametrize("strategy", ["bfs", "dfs", "best", "random"])
 def test_a_crawl_goes_by_score_in_every_strategy(strategy: str) -> None:
     from gossamer.jobs.local_run import LocalRun
-    from gossamer.testing.stage import Stage
-    from gossamer.testing.virtual import LoopClock, run
+    from gossamer.lab.virtual_time import LoopClock, run
+    from gossamer.lab.virtual_web import Stage
 
     async def crawl() -> list[str]:
         clock = LoopClock()

@@ -23,12 +23,12 @@ from gossamer.engine.commit import Committer, Listed, Result
 from gossamer.extract.spider import Spider
 from gossamer.frontier.embedded.frontier import open_memory
 from gossamer.jobs.local_run import LocalRun, RunSummary
+from gossamer.lab.simweb.log import cut_short, gaps
+from gossamer.lab.simweb.process import SimWeb
+from gossamer.lab.virtual_time import LoopClock, run
+from gossamer.lab.virtual_web import DAY, WEEK, ChangingWeb
 from gossamer.model import Outcome, Receipt, Request, Response, SiteNote
 from gossamer.settings import Settings, build
-from gossamer.sim.log import cut_short, gaps
-from gossamer.testing.changing import DAY, WEEK, ChangingWeb
-from gossamer.testing.virtual import LoopClock, run
-from gossamer.testing.web import SimWeb
 
 
 def urlset(*urls: str, lastmod: str = "") -> bytes:

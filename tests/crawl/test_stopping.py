@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from processes import children, command, crawl, environment, kill_tree, start, stored, until
 
-from gossamer.sim.log import fetched
-from gossamer.testing.web import SimWeb
+from gossamer.lab.simweb.log import fetched
+from gossamer.lab.simweb.process import SimWeb
 
 
 def gossamer(*arguments: str) -> subprocess.CompletedProcess[str]:

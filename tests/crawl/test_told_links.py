@@ -13,11 +13,11 @@ from gossamer.engine.run import Engine
 from gossamer.extract.spider import Spider
 from gossamer.frontier.embedded.frontier import open_memory
 from gossamer.jobs.worker import build_worker
+from gossamer.lab.simweb.log import fetched
+from gossamer.lab.simweb.process import SimWeb
+from gossamer.lab.virtual_time import LoopClock, run
 from gossamer.model import Receipt, Request, Response, SiteNote
 from gossamer.settings import Settings
-from gossamer.sim.log import fetched
-from gossamer.testing.virtual import LoopClock, run
-from gossamer.testing.web import SimWeb
 
 SECRET = b"s" * 16
 SEEDS, TARGETS = 6, 30

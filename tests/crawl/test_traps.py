@@ -19,12 +19,12 @@ from gossamer.engine.links import Linker, RecentKeys
 from gossamer.extract.spider import Spider
 from gossamer.inspect.rules import path_ruling
 from gossamer.jobs.local_run import LocalRun
+from gossamer.lab.simweb.features import trap_answer
+from gossamer.lab.simweb.log import fetched
+from gossamer.lab.simweb.process import SimWeb
+from gossamer.lab.virtual_time import LoopClock, run
 from gossamer.model import Request, Response
 from gossamer.settings import Settings
-from gossamer.sim.log import fetched
-from gossamer.sim.traps import trap_answer
-from gossamer.testing.virtual import LoopClock, run
-from gossamer.testing.web import SimWeb
 
 SECRET = b"0123456789abcdef"
 
@@ -324,7 +324,7 @@ def test_simhash_sees_small_differences_and_not_numbers() -> None:
 
 
 def test_simhashes_of_random_pages_are_far_apart() -> None:
-    from gossamer.sim.words import paragraphs
+    from gossamer.lab.simweb.words import paragraphs
 
     texts = [b" ".join(paragraphs(seed, 4)).decode() for seed in range(40)]
     hashes = [near_duplicates.simhash(text) for text in texts]

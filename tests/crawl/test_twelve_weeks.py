@@ -26,12 +26,12 @@ from gossamer.frontier.sql.database import Database
 from gossamer.frontier.sql.record import dialect_of
 from gossamer.frontier.sql.shards import open_databases
 from gossamer.jobs.fleet import FleetJob
+from gossamer.lab.virtual_time import LoopClock, patiently, run
 from gossamer.settings import Settings
 from gossamer.testing import weeks
 from gossamer.testing.folder import MEMORY
 from gossamer.testing.servers import RedisServer
 from gossamer.testing.sqlservers import TABLES, MariaServer, PostgresServer, SqlServer
-from gossamer.testing.virtual import LoopClock, patiently, run
 
 JOB = "weeks"
 SLOT_SECONDS = 16_384.0

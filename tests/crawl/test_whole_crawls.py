@@ -7,8 +7,8 @@ from pathlib import Path
 
 from processes import crawl, four_is_long, rows, stored
 
-from gossamer.sim.log import answered, fetched, gaps, max_overlap, robots_fetches
-from gossamer.testing.web import SimWeb
+from gossamer.lab.simweb.log import answered, fetched, gaps, max_overlap, robots_fetches
+from gossamer.lab.simweb.process import SimWeb
 
 DELAY = 0.05
 KINDS = ("plain", "links", "bodies", "robots", "errors", "flaky", "resets")

@@ -16,8 +16,8 @@ from processes import command, environment, kill_tree, rows
 from wildweb import hostile_web
 
 from gossamer.errors import FetchError
+from gossamer.lab.simweb.process import SimWeb
 from gossamer.settings import MIB
-from gossamer.testing.web import SimWeb
 
 SITES, PAGES = 20, 25
 

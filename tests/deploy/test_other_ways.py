@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gossamer.testing.web import SimWeb
+from gossamer.lab.simweb.process import SimWeb
 
 ROOT = Path(__file__).parents[2]
 UNITS = sorted((ROOT / "deploy" / "systemd").iterdir())

@@ -25,11 +25,11 @@ from manifests import one, rendered
 
 import gossamer as package
 from gossamer.frontier.backends import open_fleet
+from gossamer.lab.simweb.log import fetched, gaps, max_overlap
+from gossamer.lab.simweb.process import SimWeb
 from gossamer.model import Counts, Heartbeat
 from gossamer.settings import VERSION
-from gossamer.sim.log import fetched, gaps, max_overlap
 from gossamer.testing.servers import RedisServer, free_port
-from gossamer.testing.web import SimWeb
 
 DELAY = 0.05
 MOST_BYTES = 400 * 1024 * 1024

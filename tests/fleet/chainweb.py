@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from gossamer.sim.log import LogWriter, SimRequest, fetched, gaps, read
+from gossamer.lab.simweb.log import LogWriter, SimRequest, fetched, gaps, read
 
 
 class Chain(NamedTuple):

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.sim.log import fetched, gaps
+from gossamer.lab.simweb.log import fetched, gaps
+from gossamer.lab.simweb.process import SimWeb
 from gossamer.testing.servers import RedisServer
-from gossamer.testing.web import SimWeb
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
 from processes import until

@@ -23,11 +23,11 @@ from gossamer.errors import Unavailable
 from gossamer.frontier.backends import create_fleet
 from gossamer.jobs.find import open_job
 from gossamer.jobs.fleet import FleetJob, find_warnings
+from gossamer.lab.simweb.process import SimWeb
 from gossamer.model import Counts, Heartbeat, RegionView, ShardView
 from gossamer.settings import Settings, build
 from gossamer.testing.faulty_proxy import FaultyProxy
 from gossamer.testing.servers import RedisServer
-from gossamer.testing.web import SimWeb
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
 from processes import environment, until

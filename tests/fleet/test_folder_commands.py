@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.sim.log import fetched
+from gossamer.lab.simweb.log import fetched
+from gossamer.lab.simweb.process import SimWeb
 from gossamer.storage.tree import Tree, place_of
-from gossamer.testing.web import SimWeb
 
 
 @pytest.fixture(scope="module")

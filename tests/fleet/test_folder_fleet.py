@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.lab.simweb.log import fetched, gaps, max_overlap
+from gossamer.lab.simweb.process import SimWeb
 from gossamer.settings import Settings
-from gossamer.sim.log import fetched, gaps, max_overlap
 from gossamer.storage.segments import gather
 from gossamer.testing.folder_worker import submit
-from gossamer.testing.web import SimWeb
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from _namespaces import Namespaces, Relay, are_allowed

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.lab.simweb.process import SimWeb
 from gossamer.settings import Settings
 from gossamer.storage.segments import gather
 from gossamer.testing.folder_worker import submit
-from gossamer.testing.web import SimWeb
 
 JOB = "job"
 SLOW_WORKER = """

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.lab.simweb.log import SimRequest, fetched, gaps, max_overlap
+from gossamer.lab.simweb.process import SimWeb
 from gossamer.settings import Settings
-from gossamer.sim.log import SimRequest, fetched, gaps, max_overlap
 from gossamer.storage.segments import gather
 from gossamer.testing.folder_worker import submit
-from gossamer.testing.web import SimWeb
 
 JOB = "job"
 LEASE = 2.0

@@ -15,13 +15,13 @@ import redis
 
 from gossamer.errors import Unavailable
 from gossamer.frontier.backends import create_fleet, open_fleet
+from gossamer.lab.simweb.log import gaps
+from gossamer.lab.simweb.process import SimWeb
 from gossamer.model import Heartbeat, Lease, Outcome
 from gossamer.settings import Settings
-from gossamer.sim.log import gaps
 from gossamer.testing.faulty_proxy import Fault, FaultyRedisProxy
 from gossamer.testing.harness import pages
 from gossamer.testing.servers import RedisServer
-from gossamer.testing.web import SimWeb
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
 from processes import children, kill_tree, start, stored, until

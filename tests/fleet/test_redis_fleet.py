@@ -15,10 +15,10 @@ import pytest
 import redis
 
 from gossamer.frontier.redis.server import job_key
-from gossamer.sim.log import fetched, gaps, max_overlap
+from gossamer.lab.simweb.log import fetched, gaps, max_overlap
+from gossamer.lab.simweb.process import SimWeb
 from gossamer.testing.faulty_proxy import FaultyRedisProxy
 from gossamer.testing.servers import RedisServer
-from gossamer.testing.web import SimWeb
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
 from processes import children, crawl, environment, kill_tree, rows, start, stored, until

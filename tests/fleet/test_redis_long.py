@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from gossamer.frontier.backends import open_fleet
+from gossamer.lab.simweb.log import SimRequest, fetched, gaps
+from gossamer.lab.simweb.process import SimWeb
 from gossamer.model import Counts
-from gossamer.sim.log import SimRequest, fetched, gaps
 from gossamer.testing.faulty_proxy import FaultyProxy
 from gossamer.testing.servers import RedisServer
-from gossamer.testing.web import SimWeb
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
 from processes import children, environment, kill_tree, start, stored, until, wrong_clock

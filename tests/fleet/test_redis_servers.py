@@ -21,16 +21,16 @@ import trustme
 from gossamer.errors import FrontierError
 from gossamer.frontier.backends import create_fleet, open_fleet
 from gossamer.frontier.redis.server import CHANNELS, COMMANDS, KEYS
+from gossamer.lab.simweb.log import gaps
+from gossamer.lab.simweb.process import SimWeb
 from gossamer.model import Grant, Outcome
 from gossamer.redact import masked_address
 from gossamer.settings import Settings
-from gossamer.sim.log import gaps
 from gossamer.testing import backends
 from gossamer.testing.faulty_proxy import FaultyProxy
 from gossamer.testing.frontier import FrontierSuite
 from gossamer.testing.harness import Harness, pages
 from gossamer.testing.servers import Certificate, RedisServer, Sentinel
-from gossamer.testing.web import SimWeb
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
 from processes import crawl, environment, kill_tree, start, stored, until

@@ -24,12 +24,12 @@ from gossamer.frontier.redis.connection import server_name
 from gossamer.frontier.redis.move import RedisShardMove, spread
 from gossamer.frontier.redis.server import job_key
 from gossamer.frontier.redis.shards import open_redis
+from gossamer.lab.simweb.log import gaps, max_overlap
+from gossamer.lab.simweb.process import SimWeb
 from gossamer.model import Request
 from gossamer.settings import Settings
-from gossamer.sim.log import gaps, max_overlap
 from gossamer.testing.harness import keys, outcomes, page, pages
 from gossamer.testing.servers import RedisServer
-from gossamer.testing.web import SimWeb
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
 from processes import environment, kill_tree, start, stored, until

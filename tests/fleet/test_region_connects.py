@@ -27,11 +27,11 @@ from gossamer.engine.links import Linker, RecentKeys
 from gossamer.engine.regions import Connects, Places, Placing
 from gossamer.frontier.backends import create_fleet, open_fleet
 from gossamer.jobs.worker import build_worker, places_of
+from gossamer.lab.simweb.process import SimWeb
 from gossamer.model import Heartbeat, Lease, Request
 from gossamer.settings import build
 from gossamer.storage.segments import SegmentSink
 from gossamer.testing.servers import RedisServer
-from gossamer.testing.web import SimWeb
 
 NEAR, HERE, FAR = "127.0.0.1", "10.99.0.1", "10.99.0.2"
 WAY_SECONDS, THOUGHT_SECONDS = 0.08, 0.2

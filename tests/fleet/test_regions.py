@@ -26,12 +26,12 @@ from gossamer.frontier.backends import create_fleet, open_fleet
 from gossamer.frontier.base import FleetFrontier
 from gossamer.jobs.fleet import merge_regions
 from gossamer.jobs.worker import build_worker, places_of
+from gossamer.lab.simweb.log import SimRequest, gaps
+from gossamer.lab.simweb.process import SimWeb
 from gossamer.model import Heartbeat, Lease, Request
 from gossamer.settings import Settings, build
-from gossamer.sim.log import SimRequest, gaps
 from gossamer.storage.segments import SegmentSink
 from gossamer.testing.servers import RedisServer
-from gossamer.testing.web import SimWeb
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
 from processes import environment, rows, until

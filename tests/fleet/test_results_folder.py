@@ -22,10 +22,10 @@ import redis
 from gossamer.engine.heartbeat import LIVE_SECONDS
 from gossamer.frontier.redis.server import job_key
 from gossamer.jobs.results_folder import count_records
-from gossamer.sim.log import fetched
+from gossamer.lab.simweb.log import fetched
+from gossamer.lab.simweb.process import SimWeb
+from gossamer.lab.verify import children
 from gossamer.storage.segments import has_records
-from gossamer.testing.web import SimWeb
-from gossamer.verify.fleet import children
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gossamer.testing.web import SimWeb
+from gossamer.lab.simweb.process import SimWeb
 
 FAST = ("--allow-private", "--delay", "0", "--commit-seconds", "0.05")
 

@@ -36,11 +36,11 @@ from gossamer.jobs.local import StoppedJob
 from gossamer.jobs.local_run import LocalRun
 from gossamer.jobs.seeding import begin
 from gossamer.jobs.worker import join_fleet
+from gossamer.lab.simweb.process import SimWeb
 from gossamer.model import Outcome, Request, SiteNote
 from gossamer.settings import Settings, SiteSettings
 from gossamer.storage.reader import StoredJob
 from gossamer.storage.request_log import RequestLog, SentRequest, steps, walked
-from gossamer.testing.web import SimWeb
 
 FOUND_ON = "http://a.example/list"
 SERVERS = {"redis": "redis_server", "postgresql": "postgres_server", "mariadb": "maria_server"}

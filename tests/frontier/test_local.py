@@ -12,9 +12,9 @@ from gossamer.errors import Unavailable
 from gossamer.frontier import policy
 from gossamer.frontier.embedded.frontier import EmbeddedFrontier, open_memory
 from gossamer.frontier.embedded.journal import Change, JournalSite, MemoryJournal, Past
+from gossamer.lab import virtual_time
 from gossamer.model import Request, SiteNote
 from gossamer.settings import Settings
-from gossamer.testing import virtual
 from gossamer.testing.harness import keys, note, outcome, outcomes, page, pages
 
 
@@ -269,7 +269,7 @@ def test_of_many_idle_workers_only_those_are_woken_that_are_needed() -> None:
     """And none is slept through: a worker that was woken and is gone, or may not have what is due, is followed."""
 
     async def main() -> None:
-        clock, asked = virtual.LoopClock(), 0
+        clock, asked = virtual_time.LoopClock(), 0
         frontier = open_memory(Settings(delay=10.0, robots=False), clock=clock, secret=b"0" * 16)
         await frontier.add(pages(1, 2, 3, 4, 5, 6))
 
@@ -290,14 +290,14 @@ def test_of_many_idle_workers_only_those_are_woken_that_are_needed() -> None:
         assert asked < 40 + 40 + 40, "each asks when it comes and when it is over; these are for six pages in between"
         assert 50.0 <= clock.monotonic() < 52.0
 
-    virtual.run(main())
+    virtual_time.run(main())
 
 
 def test_news_while_something_is_due_wakes_one_worker_and_not_all() -> None:
     """Calls take their time: whoever was sent for what is due has not come yet when the next results are stored."""
 
     async def main() -> None:
-        clock, asked, workers = virtual.LoopClock(), 0, 200
+        clock, asked, workers = virtual_time.LoopClock(), 0, 200
         frontier = open_memory(Settings(delay=1.0, robots=False), clock=clock, secret=b"0" * 16)
         await frontier.add([page(100 * site + number, f"{site}.example") for site in range(20) for number in range(5)])
 
@@ -318,7 +318,7 @@ def test_news_while_something_is_due_wakes_one_worker_and_not_all() -> None:
         assert (await frontier.counts()).done == 100
         assert asked < 2 * workers + 500, "when it comes, when it is over, and some for each of a hundred pages"
 
-    virtual.run(main())
+    virtual_time.run(main())
 
 
 def test_a_key_is_known_once_it_is_written_down_and_new_again_when_that_failed() -> None:
@@ -333,7 +333,7 @@ def test_a_key_is_known_once_it_is_written_down_and_new_again_when_that_failed()
 
     async def main() -> None:
         journal = Slow()
-        frontier = EmbeddedFrontier(journal, Past(), settings=Settings(), clock=virtual.LoopClock())
+        frontier = EmbeddedFrontier(journal, Past(), settings=Settings(), clock=virtual_time.LoopClock())
         for journal.fails, left in ((True, {1, 2}), (False, {2})):
             adding = asyncio.ensure_future(frontier.add(pages(1)))
             await asyncio.sleep(0.5)
@@ -342,7 +342,7 @@ def test_a_key_is_known_once_it_is_written_down_and_new_again_when_that_failed()
             assert frontier.unknown([1, 2]) == left
             assert (adding.exception() is None) is not journal.fails
 
-    virtual.run(main())
+    virtual_time.run(main())
 
 
 def test_what_waited_to_be_written_leaves_no_room_behind() -> None:

@@ -15,11 +15,11 @@ from gossamer.frontier.backends import create_fleet, list_jobs, open_fleet
 from gossamer.jobs.find import open_job
 from gossamer.jobs.seeding import begin
 from gossamer.jobs.worker import join_fleet
+from gossamer.lab.simweb.process import SimWeb
 from gossamer.model import Heartbeat, Request
 from gossamer.settings import Settings
 from gossamer.testing.servers import RedisServer
 from gossamer.testing.sqlservers import SqlServer
-from gossamer.testing.web import SimWeb
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))

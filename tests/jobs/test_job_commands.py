@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import redis
 
+from gossamer.lab.simweb.process import SimWeb
 from gossamer.testing.servers import RedisServer
-from gossamer.testing.web import SimWeb
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
 from processes import environment, kill_tree, start, stored, until

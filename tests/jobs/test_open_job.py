@@ -22,10 +22,10 @@ from gossamer.frontier.backends import open_fleet
 from gossamer.jobs.find import list_names
 from gossamer.jobs.fleet import submit_job
 from gossamer.jobs.worker import join_fleet
+from gossamer.lab.simweb.process import SimWeb
 from gossamer.model import Heartbeat
 from gossamer.settings import Settings
 from gossamer.testing.servers import RedisServer
-from gossamer.testing.web import SimWeb
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
 from processes import kill_tree, start, stored, until

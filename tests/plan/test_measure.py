@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from gossamer.measure.archive import measure_archive
-from gossamer.measure.stores import measure_store
-from gossamer.plan.figures import read_figures
+from gossamer.lab.bench import measure_archive, measure_store
+from gossamer.lab.plan import read_figures
 from gossamer.testing.servers import RedisServer
 
 

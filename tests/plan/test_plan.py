@@ -14,11 +14,22 @@ from hypothesis import strategies as some
 
 from gossamer.cli import named
 from gossamer.errors import ConfigError
-from gossamer.plan import units
-from gossamer.plan.figures import Figures, StoreCost, read_figures, reference, write_figures
-from gossamer.plan.needs import MachineSize, Part, Requirements, plan_crawl
-from gossamer.plan.web import KNOWN_HOSTS, Hosts, usual_hosts
-from gossamer.plan.whatif import rows
+from gossamer.lab import plan
+from gossamer.lab.plan import (
+    KNOWN_HOSTS,
+    Figures,
+    Hosts,
+    MachineSize,
+    Part,
+    Requirements,
+    StoreCost,
+    plan_crawl,
+    read_figures,
+    reference,
+    rows,
+    usual_hosts,
+    write_figures,
+)
 
 change = msgspec.structs.replace
 PLAIN = Figures(
@@ -201,14 +212,14 @@ def test_every_variant_differs_from_what_was_asked() -> None:
 @pytest.mark.parametrize(
     ("text", "read", "value"),
     [
-        ("1e12", units.count, 1e12),
-        ("1,000", units.count, 1000),
-        ("2bn", units.count, 2e9),
-        ("10kB", units.byte_count, 10_000),
-        ("1 KiB", units.byte_count, 1024),
-        ("7d", units.seconds, 604_800),
-        ("500ms", units.seconds, 0.5),
-        ("36h", units.seconds, 129_600),
+        ("1e12", plan.count, 1e12),
+        ("1,000", plan.count, 1000),
+        ("2bn", plan.count, 2e9),
+        ("10kB", plan.byte_count, 10_000),
+        ("1 KiB", plan.byte_count, 1024),
+        ("7d", plan.seconds, 604_800),
+        ("500ms", plan.seconds, 0.5),
+        ("36h", plan.seconds, 129_600),
     ],
 )
 def test_quantities_are_read_as_people_write_them(text: str, read: Any, value: float) -> None:
@@ -217,7 +228,7 @@ def test_quantities_are_read_as_people_write_them(text: str, read: Any, value: f
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "many", "1e99", "5 parsecs", "1.2.3", "nan", "inf"])
 def test_what_is_no_quantity_is_refused(text: str) -> None:
-    for read in (units.count, units.byte_count, units.seconds):
+    for read in (plan.count, plan.byte_count, plan.seconds):
         with pytest.raises(ConfigError):
             read(text)
 

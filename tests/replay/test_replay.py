@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gossamer.lab.simweb.process import SimWeb
 from gossamer.model import Exchange, PageRow, Record
 from gossamer.storage.warc.records import read_records
 from gossamer.storage.warc.sink import WarcSink
-from gossamer.testing.web import SimWeb
 
 SPIDER = """
 import os

@@ -24,12 +24,12 @@ from gossamer.frontier.backends import open_fleet
 from gossamer.inspect.why import tell
 from gossamer.job_folder import stored_settings
 from gossamer.jobs.find import open_job
+from gossamer.lab.simweb.log import cut_short, gaps, max_overlap
+from gossamer.lab.simweb.process import SimWeb
 from gossamer.model import Counts
 from gossamer.scrapy.options import open_frontier, read_options
-from gossamer.sim.log import cut_short, gaps, max_overlap
 from gossamer.testing.servers import RedisServer
 from gossamer.testing.sqlservers import SqlServer
-from gossamer.testing.web import SimWeb
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))

@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from served import READ, WRITE, Served, serving
 
-from gossamer.testing.web import SimWeb
+from gossamer.lab.simweb.process import SimWeb
 
 SETTINGS = ("--allow-private", "--delay", "0.3", "--sink", "jsonl", "--sink", "warc")
 # Milliseconds, however busy the machine is.

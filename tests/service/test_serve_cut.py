@@ -8,7 +8,7 @@ from subprocess import run
 
 from served import serving
 
-from gossamer.testing.web import SimWeb
+from gossamer.lab.simweb.process import SimWeb
 
 
 def test_pages_that_were_cut_are_counted_by_limit(tmp_path: Path) -> None:

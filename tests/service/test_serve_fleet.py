@@ -19,11 +19,11 @@ from gossamer.frontier.backends import create_fleet
 from gossamer.frontier.folder.frontier import FolderFrontier
 from gossamer.frontier.sharded import Sharded
 from gossamer.jobs.fleet import FleetJob
+from gossamer.lab.simweb.process import SimWeb
 from gossamer.model import Heartbeat, Lease
 from gossamer.settings import build
 from gossamer.testing.servers import RedisServer
 from gossamer.testing.sqlservers import SqlServer
-from gossamer.testing.web import SimWeb
 
 PASSWORD = "open-sesame"
 pytestmark = pytest.mark.skipif(

@@ -11,10 +11,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from served import Served, serving
 
+from gossamer.lab.simweb.log import fetched
+from gossamer.lab.simweb.process import SimWeb
 from gossamer.service.metrics import METRICS
 from gossamer.settings import VERSION
-from gossamer.sim.log import fetched
-from gossamer.testing.web import SimWeb
 
 
 @pytest.fixture

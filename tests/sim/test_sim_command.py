@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from gossamer.cli.lab import simweb
-from gossamer.sim import log
+from gossamer.lab.simweb import log
 
 
 @contextmanager

@@ -4,8 +4,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, cast
 
-from gossamer.sim import log
-from gossamer.sim.log import LogWriter, SimRequest
+from gossamer.lab.simweb import log
+from gossamer.lab.simweb.log import LogWriter, SimRequest
 
 
 def entry(

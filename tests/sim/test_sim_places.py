@@ -9,9 +9,9 @@ from urllib.parse import urlencode
 import pytest
 
 from gossamer.errors import ConfigError
-from gossamer.sim import kinds
-from gossamer.sim.places import PASSWORD, USER
-from gossamer.testing.web import SimWeb
+from gossamer.lab.simweb import features
+from gossamer.lab.simweb.features import PASSWORD, USER
+from gossamer.lab.simweb.process import SimWeb
 
 
 def ask(
@@ -72,7 +72,7 @@ def test_notices_change_after_the_first_visit() -> None:
 
 
 def test_places_are_for_examples_and_not_part_of_all() -> None:
-    assert not set(kinds.expand(["all"])) & set(kinds.PLACES)
-    assert set(kinds.expand(["places"])) == set(kinds.PLACES)
+    assert not set(features.expand(["all"])) & set(features.PLACES)
+    assert set(features.expand(["places"])) == set(features.PLACES)
     with pytest.raises(ConfigError, match="newz"):
-        kinds.features_of("newz")
+        features.features_of("newz")

@@ -11,14 +11,14 @@ import pytest
 
 from gossamer import urls
 from gossamer.errors import ConfigError
-from gossamer.sim import kinds
-from gossamer.sim.pages import PageRenderer
-from gossamer.sim.site import CHARSETS, WebPlan
+from gossamer.lab.simweb import features
+from gossamer.lab.simweb.pages import PageRenderer
+from gossamer.lab.simweb.site import CHARSETS, WebPlan
 
 DIGEST = """
 import hashlib, msgspec, sys
-from gossamer.sim.pages import Pages
-from gossamer.sim.site import WebPlan
+from gossamer.lab.simweb.pages import Pages
+from gossamer.lab.simweb.site import WebPlan
 plan = msgspec.json.decode(sys.argv[1], type=WebPlan)
 pages, digest = Pages(plan), hashlib.sha256()
 for site in range(plan.sites):
@@ -36,7 +36,7 @@ def digest_of(plan: WebPlan, hash_seed: str) -> str:
 
 
 def test_same_seed_gives_the_same_bytes_in_every_process() -> None:
-    plan = WebPlan(seed=7, sites=len(kinds.FEATURES), pages_per_site=4, kinds=("all",), port=8000)
+    plan = WebPlan(seed=7, sites=len(features.FEATURES), pages_per_site=4, kinds=("all",), port=8000)
     assert digest_of(plan, "1") == digest_of(plan, "2")
     assert digest_of(plan, "1") != digest_of(msgspec.structs.replace(plan, seed=8), "1")
 
@@ -78,7 +78,7 @@ def test_hosts_and_sites_map_both_ways(names: bool) -> None:
 
 
 def test_every_url_of_a_plan_is_normal_and_answers_as_its_fate_says() -> None:
-    plan = WebPlan(sites=len(kinds.FEATURES) + 1, pages_per_site=12, kinds=("all",), page_bytes=2000, port=8000)
+    plan = WebPlan(sites=len(features.FEATURES) + 1, pages_per_site=12, kinds=("all",), page_bytes=2000, port=8000)
     pages = PageRenderer(plan)
     families = {"page": (2,), "redirect": (3,), "loop": (3,), "missing": (4,)}
     for url, fate in plan.fates(sitemaps=True).items():

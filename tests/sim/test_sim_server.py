@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from gossamer.errors import ConfigError
-from gossamer.sim import log
-from gossamer.sim.server import SimConnection, SimServer
-from gossamer.sim.site import WebPlan
-from gossamer.testing.web import SimWeb
+from gossamer.lab.simweb import log
+from gossamer.lab.simweb.process import SimWeb
+from gossamer.lab.simweb.server import SimConnection, SimServer
+from gossamer.lab.simweb.site import WebPlan
 
 
 class Stranger(asyncio.Transport):
@@ -173,7 +173,7 @@ def test_a_port_in_use_is_told() -> None:
 
 def test_the_web_ends_with_the_process_that_started_it() -> None:
     script = (
-        "import sys, signal; from gossamer.testing.web import SimWeb; web = SimWeb(sites=1); web.start(); "
+        "import sys, signal; from gossamer.lab.simweb.process import SimWeb; web = SimWeb(sites=1); web.start(); "
         "print(web.plan.port, flush=True); signal.pause()"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -4,7 +4,7 @@ import pytest
 import turbohtml
 
 from gossamer import urls
-from gossamer.sim import spelling
+from gossamer.lab.simweb import pages
 
 TARGETS = [
     "http://127.0.0.9:8000/maps/old-well-3?item=1&lang=en",
@@ -19,7 +19,7 @@ TARGETS = [
 def test_every_spelling_leads_to_the_same_url(target: str, page: str) -> None:
     base = urls.join(target, page)
     assert base
-    anchors = spelling.anchors(base, target, "text")
+    anchors = pages.anchors(base, target, "text")
     assert len(set(anchors)) > 20
     for anchor in anchors:
         (link,) = turbohtml.parse(f"<body>{anchor}").select("[href]")
@@ -28,5 +28,5 @@ def test_every_spelling_leads_to_the_same_url(target: str, page: str) -> None:
 
 def test_junk_holds_no_page() -> None:
     base = "http://s1.sim/a"
-    for link in turbohtml.parse(spelling.junk(3)).select("a[href]"):
+    for link in turbohtml.parse(pages.junk(3)).select("a[href]"):
         assert urls.join(base, link.attr("href") or "") in (None, base)

@@ -14,9 +14,9 @@ import turbohtml
 
 from gossamer import urls
 from gossamer.compression import zstd
-from gossamer.sim import kinds, log
-from gossamer.sim.site import CHARSETS
-from gossamer.testing.web import SimWeb
+from gossamer.lab.simweb import features, log
+from gossamer.lab.simweb.process import SimWeb
+from gossamer.lab.simweb.site import CHARSETS
 
 SHUT = [("disallow", "/")]
 DECODERS = {"gzip": gzip.decompress, "br": brotli.decompress, "zstd": zstd.decompress}
@@ -158,7 +158,12 @@ def decoded(headers: dict[str, str], body: bytes) -> str:
 @pytest.mark.parametrize("names", [False, True])
 def test_a_reference_crawler_fetches_exactly_what_the_plan_says(names: bool) -> None:
     with SimWeb(
-        sites=len(kinds.FEATURES) + 1, pages_per_site=13, kinds=("all",), page_bytes=3000, links_per_page=8, names=names
+        sites=len(features.FEATURES) + 1,
+        pages_per_site=13,
+        kinds=("all",),
+        page_bytes=3000,
+        links_per_page=8,
+        names=names,
     ) as web:
         reader = Reader(web)
         reader.crawl(web.seeds)
@@ -210,7 +215,7 @@ def test_sites_of_a_plain_web_lead_to_one_another() -> None:
         assert found == web.reachable()
 
 
-@pytest.mark.parametrize("kind", list(kinds.TRAPS))
+@pytest.mark.parametrize("kind", list(features.TRAPS))
 def test_traps_have_no_end_and_are_known_as_traps(kind: str) -> None:
     with SimWeb(sites=1, pages_per_site=3, kinds=(kind,), page_bytes=2000) as web:
         reader = Reader(web)

@@ -20,9 +20,9 @@ from gossamer.frontier.embedded.frontier import Settlement
 from gossamer.frontier.embedded.schedule import NEVER, Lane, Schedule, Site
 from gossamer.frontier.embedded.state import State
 from gossamer.frontier.policy import SiteQuota
+from gossamer.lab.simulation.run import simulate
+from gossamer.lab.simulation.scenario import draw
 from gossamer.model import Lease, Outcome
-from gossamer.simulation.run import simulate
-from gossamer.simulation.scenario import draw
 
 SEEDS = 200
 """So many worlds are looked at for a bug; most show in one of the first."""

@@ -11,11 +11,11 @@ import pytest
 from gossamer.engine.run import Engine
 from gossamer.frontier import outbox
 from gossamer.frontier.sharded import Sharded
-from gossamer.simulation import servers
-from gossamer.simulation.move import Mover
-from gossamer.simulation.run import simulate
-from gossamer.simulation.scenario import draw
-from gossamer.simulation.shards import OpenShard, Outbox, ServerRun, ShardState
+from gossamer.lab.simulation import servers
+from gossamer.lab.simulation.run import simulate
+from gossamer.lab.simulation.scenario import draw
+from gossamer.lab.simulation.servers import Mover
+from gossamer.lab.simulation.shards import OpenShard, Outbox, ServerRun, ShardState
 
 SEEDS = 60
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -76,7 +76,7 @@ def serve_without_asking_the_target(patch: pytest.MonkeyPatch) -> None:
 
 
 def repair_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("gossamer.simulation.run.repair", lambda servers, records: set())
+    patch.setattr("gossamer.lab.simulation.servers.repair", lambda servers, records: set())
 
 
 BUGS: list[tuple[Plant, str, str, int]] = [

@@ -17,9 +17,9 @@ from gossamer.engine import run as engine
 from gossamer.frontier.embedded import frontier, schedule
 from gossamer.frontier.embedded import state as frontier_state
 from gossamer.jobs import worker
-from gossamer.simulation import run
-from gossamer.simulation.run import Report, simulate
-from gossamer.simulation.scenario import FAULTS, draw
+from gossamer.lab.simulation import run
+from gossamer.lab.simulation.run import Report, simulate
+from gossamer.lab.simulation.scenario import FAULTS, draw
 
 SOURCE = Path(run.__file__).parent
 LEASE_WORDS = {"expires_at", "deadline", "lapse", "lapses", "next_at", "hold_until", "last_token", "settling", "ttl"}

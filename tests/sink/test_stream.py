@@ -13,13 +13,13 @@ import pytest
 import redis
 
 from gossamer.errors import ConfigError, SinkError, SinkFull
+from gossamer.lab.simweb.process import SimWeb
 from gossamer.settings import Settings
 from gossamer.storage.base import Sink
 from gossamer.storage.registry import fleet_sinks
 from gossamer.testing.faulty_proxy import FaultyRedisProxy
 from gossamer.testing.servers import RedisServer
 from gossamer.testing.sink_writer import visit
-from gossamer.testing.web import SimWeb
 
 
 def opened(url: str, options: str) -> Sink:

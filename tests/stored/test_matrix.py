@@ -15,9 +15,9 @@ from click.testing import CliRunner
 
 from gossamer.cli import gossamer
 from gossamer.errors import ConfigError
+from gossamer.lab.simweb.process import SimWeb
+from gossamer.lab.verify import made_its_own, read_back, take_away
 from gossamer.testing.sqlservers import SqlServer
-from gossamer.testing.web import SimWeb
-from gossamer.verify.sinks import made_its_own, read_back, take_away
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
 from processes import crawl, environment

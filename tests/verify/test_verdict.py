@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gossamer.sim.answer import Fate
-from gossamer.sim.log import SimRequest
-from gossamer.verify.verdict import Blow, ProofVerdict, StoredRow, judge
+from gossamer.lab.simweb.features import Fate
+from gossamer.lab.simweb.log import SimRequest
+from gossamer.lab.verify import Blow, ProofVerdict, StoredRow, judge
 
 DELAY = 1.0
 PAGES = [f"http://127.0.0.1:80/{name}" for name in "abcd"]

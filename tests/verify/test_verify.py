@@ -18,11 +18,11 @@ from click.testing import CliRunner
 from gossamer.cli import named
 from gossamer.errors import ConfigError, JobMissing
 from gossamer.frontier.backends import create_fleet, list_jobs, open_fleet, remove_job
+from gossamer.lab.verify import made_its_own
 from gossamer.model import Request
 from gossamer.settings import Settings
 from gossamer.testing.servers import RedisServer
 from gossamer.testing.sqlservers import SqlServer
-from gossamer.verify.sinks import made_its_own
 
 SMALL = ("--sites", "6", "--pages", "6", "--delay", "0.1", "--lease-seconds", "2", "--workers", "2", "--json")
 

@@ -17,7 +17,7 @@ import pytest
 
 from gossamer.cli.runner import refuse_windows
 from gossamer.errors import ConfigError
-from gossamer.testing.web import SimWeb
+from gossamer.lab.simweb.process import SimWeb
 
 ROOT = Path(__file__).parents[2]
 POSIX_ONLY = ("fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "readline", "uvloop")
@@ -137,7 +137,7 @@ def test_an_installed_wheel_crawls_and_passes_the_tests_without_the_sources(tmp_
     programs = tmp_path / "env" / "bin"
     crawl = f"""
 import subprocess
-from gossamer.testing.web import SimWeb
+from gossamer.lab.simweb.process import SimWeb
 
 with SimWeb(sites=2, pages_per_site=8) as web:
     options = ["--job", "first", "--delay", "0", "--allow-private", "--quiet"]

@@ -28,25 +28,23 @@ from gossamer.cli.runner import run
 from gossamer.clock import SystemClock
 from gossamer.errors import ConfigError
 from gossamer.frontier.backends import backend_of, is_fleet, is_in_memory
+from gossamer.lab.bench import measure_archive, measure_crawls, measure_store
+from gossamer.lab.plan import Figures, StoreCost, write_figures
+from gossamer.lab.simulation.run import Report, simulate
+from gossamer.lab.simulation.scenario import FAULTS, draw
+from gossamer.lab.simweb import features
+from gossamer.lab.simweb.process import run_simweb
+from gossamer.lab.simweb.server import SimServer
+from gossamer.lab.simweb.site import WebPlan
+from gossamer.lab.verify import Proof, ProofOptions, prove
 from gossamer.logs import plain
-from gossamer.measure.archive import measure_archive
-from gossamer.measure.crawls import measure_crawls
-from gossamer.measure.stores import measure_store
-from gossamer.plan.figures import Figures, StoreCost, write_figures
 from gossamer.redact import masked_address
 from gossamer.settings import VERSION
-from gossamer.sim import kinds
-from gossamer.sim.child import run_simweb
-from gossamer.sim.server import SimServer
-from gossamer.sim.site import WebPlan
-from gossamer.simulation.run import Report, simulate
-from gossamer.simulation.scenario import FAULTS, draw
 from gossamer.testing.servers import RedisServer
-from gossamer.verify.run import Proof, ProofOptions, prove
 
 _KINDS = "\n\n".join(
     f"\b\n{group}:\n" + "\n".join(f"  {name:<17} {meaning}" for name, meaning in members.items())
-    for group, members in kinds.GROUPS.items()
+    for group, members in features.GROUPS.items()
 )
 
 

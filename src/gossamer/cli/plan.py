@@ -12,12 +12,28 @@ import msgspec
 
 from gossamer.cli.console import Exit, put
 from gossamer.errors import ConfigError
-from gossamer.plan import units
-from gossamer.plan.figures import Figures, read_figures, reference
-from gossamer.plan.needs import KEY_BYTES, CrawlPlan, MachineSize, Part, Prices, Requirements
-from gossamer.plan.units import bits, dollars, large, size, span
-from gossamer.plan.web import Hosts, usual_hosts
-from gossamer.plan.whatif import rows
+from gossamer.lab.plan import (
+    KEY_BYTES,
+    CrawlPlan,
+    Figures,
+    Hosts,
+    MachineSize,
+    Part,
+    Prices,
+    Requirements,
+    bits,
+    byte_count,
+    count,
+    dollars,
+    large,
+    read_figures,
+    reference,
+    rows,
+    seconds,
+    size,
+    span,
+    usual_hosts,
+)
 
 _RELIEF: Mapping[Part, str] = {
     "politeness": "no machine helps: ask large sites for a shorter delay, or take longer",
@@ -150,15 +166,15 @@ def _reader(read: Callable[[str], float]) -> Any:
 
 
 def _count(flag: str, default: str | None, text: str) -> Callable[[Command], Command]:
-    return click.option(flag, default=default, show_default=default, callback=_reader(units.count), help=text)
+    return click.option(flag, default=default, show_default=default, callback=_reader(count), help=text)
 
 
 def _bytes(flag: str, default: str, text: str) -> Callable[[Command], Command]:
-    return click.option(flag, default=default, show_default=default, callback=_reader(units.byte_count), help=text)
+    return click.option(flag, default=default, show_default=default, callback=_reader(byte_count), help=text)
 
 
 def _seconds(flag: str, default: str, text: str) -> Callable[[Command], Command]:
-    return click.option(flag, default=default, show_default=default, callback=_reader(units.seconds), help=text)
+    return click.option(flag, default=default, show_default=default, callback=_reader(seconds), help=text)
 
 
 def _price(flag: str, default: float, text: str) -> Callable[[Command], Command]:

@@ -12,10 +12,10 @@ from gossamer.engine.links import Linker, RecentKeys
 from gossamer.extract.spider import Spider
 from gossamer.frontier.base import Frontier
 from gossamer.jobs.worker import build_worker
+from gossamer.lab.virtual_time import LoopClock, patiently
+from gossamer.lab.virtual_web import DAY, WEEK, ChangingWeb
 from gossamer.model import Counts, Grant
 from gossamer.settings import Settings
-from gossamer.testing.changing import DAY, WEEK, ChangingWeb
-from gossamer.testing.virtual import LoopClock, patiently
 
 Tell = Callable[[float], Awaitable[None]]
 """Sets a store's clock to an epoch time."""

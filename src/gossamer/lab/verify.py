@@ -1,0 +1,522 @@
+"""Verifies a set-up: crawls a simulated web, kills workers, and judges by the web's log and what was stored."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from gossamer.clock import Clock
+from gossamer.engine.supervision import dies_with_us
+from gossamer.errors import ConfigError, GossamerError, JobMissing
+from gossamer.frontier.backends import is_fleet, open_fleet, remove_job
+from gossamer.jobs.results_folder import results_folder
+from gossamer.lab.simweb.features import FORBIDDEN, Fate
+from gossamer.lab.simweb.log import SimRequest, disallowed, fetched
+from gossamer.lab.simweb.process import SimWeb
+from gossamer.model import Record
+from gossamer.redact import masked_address
+from gossamer.settings import Settings, expand
+from gossamer.storage.base import Reader
+from gossamer.storage.reader import StoredJob
+from gossamer.storage.registry import FORMATS, load, parted
+from gossamer.storage.tables import ask
+
+_ON_THE_WIRE_SECONDS = 1.0
+"""What was sent before a kill, or in the moment of waking up, has reached a busy server by then."""
+
+
+class Blow(NamedTuple):
+    """Something that was done to the crawl. A worker that is stopped wakes up at `until`."""
+
+    kind: Literal["worker killed", "all killed", "worker stopped"]
+    at: float
+    until: float = 0.0
+
+
+class ImpoliteGap(msgspec.Struct, frozen=True):
+    """Two requests that were too close to one another."""
+
+    site: str
+    at: float
+    seconds: float
+    """From the headers of the one to the arrival of the other; negative if they overlapped."""
+
+
+class StoredRow(NamedTuple):
+    """A stored page."""
+
+    url: str
+    status: int
+
+
+class ProofVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is wanted is that the first four are empty."""
+
+    lost: tuple[str, ...]
+    """Pages of the plan that no sink, or not every sink, has with the answer that they give."""
+    stored_twice: dict[str, int]
+    impolite: tuple[ImpoliteGap, ...]
+    forbidden: dict[str, int]
+    """Fetched though robots.txt forbids it."""
+    pages: int
+    requests: int
+    """Without those for robots.txt."""
+    fetched_again: int
+    again_at_most: int
+    """What the blows explain: everything that was in hand."""
+    gaps: int
+    least_gap: float | None
+    late: int
+    """Requests that a stopped worker was about to write and wrote as it woke: nothing can call them back."""
+
+    @property
+    def is_good(self) -> bool:
+        """Whether every promise was kept."""
+        broken = self.lost or self.stored_twice or self.impolite or self.forbidden
+        return not broken and self.fetched_again <= self.again_at_most
+
+
+def judge(
+    log: Sequence[SimRequest],
+    stored: Mapping[str, Iterable[StoredRow]],
+    fates: Mapping[str, Fate],
+    *,
+    blows: Sequence[Blow],
+    delay: float,
+    in_hand: int,
+) -> ProofVerdict:
+    """Compare what happened with the plan. `stored` are the rows of each sink, `in_hand` what one blow can cost."""
+    wanted = {url for url, fate in fates.items() if fate not in FORBIDDEN and fate != "optional"}
+    lost: set[str] = set()
+    twice: dict[str, int] = {}
+    for rows in stored.values():
+        counts, good = Counter[str](), set[str]()
+        for url, status in rows:
+            counts[url] += 1
+            if fates.get(url) not in ("page", "flaky") or status == 200:
+                good.add(url)
+        lost |= wanted - good
+        twice |= {url: count for url, count in counts.items() if count > 1}
+    asked = fetched(log)
+    once = {url for url in asked if fates.get(url) != "flaky"}
+    least, impolite, gaps, late = politeness(log, blows, delay=delay)
+    return ProofVerdict(
+        lost=tuple(sorted(lost)),
+        stored_twice=twice,
+        impolite=impolite,
+        forbidden=dict(disallowed(log, (url for url, fate in fates.items() if fate in FORBIDDEN))),
+        pages=len(wanted),
+        requests=asked.total(),
+        fetched_again=sum(asked[url] - 1 for url in once),
+        again_at_most=len(blows) * in_hand,
+        gaps=gaps,
+        least_gap=least,
+        late=late,
+    )
+
+
+def politeness(
+    log: Sequence[SimRequest], blows: Sequence[Blow], *, delay: float
+) -> tuple[float | None, tuple[ImpoliteGap, ...], int, int]:
+    """The smallest gap, those below the delay, how many gaps there were, and how many requests came late.
+
+    A request whose sender was killed ended then: nobody waits for its answer, and the delay counts from the kill."""
+    sites: dict[str, list[SimRequest]] = defaultdict(list)
+    last_of_port = {(entry.site, entry.port): entry for entry in log}
+    for entry in log:
+        sites[entry.site].append(entry)
+    kills = [blow.at for blow in blows if blow.kind != "worker stopped"]
+    wakes = [blow.until for blow in blows if blow.kind == "worker stopped"]
+    least: float | None = None
+    wrong: list[ImpoliteGap] = []
+    count = 0
+    came_late: set[tuple[str, float]] = set()
+    for site, entries in sites.items():
+        before = entries[0]
+        for entry in entries[1:]:
+            gap = entry.arrived_at - before.headers_at
+            count += 1
+            if gap < delay and before is last_of_port[site, before.port]:
+                # It may have been on its way when its sender died.
+                died = [
+                    kill
+                    for kill in kills
+                    if before.arrived_at <= kill + _ON_THE_WIRE_SECONDS
+                    and before.headers_at >= kill
+                    and entry.arrived_at >= kill + delay
+                ]
+                gap = entry.arrived_at - max(died) if died else gap
+            woken = [wake for wake in wakes if _just_after(wake, before) or _just_after(wake, entry)]
+            if gap < delay and woken and (site, woken[0]) not in came_late:
+                came_late.add((site, woken[0]))
+            else:
+                if gap < delay:
+                    wrong.append(ImpoliteGap(site, entry.arrived_at, gap))
+                least = gap if least is None else min(least, gap)
+            before = max(before, entry, key=lambda one: one.headers_at)
+    return least, tuple(wrong), count, len(came_late)
+
+
+def _just_after(wake: float, entry: SimRequest) -> bool:
+    return wake <= entry.arrived_at <= wake + _ON_THE_WIRE_SECONDS
+
+
+_LOOK_SECONDS = 0.05
+_DEATHS_IN_A_ROW = 4
+"""A supervisor waits longer before each of them; then it is its turn."""
+
+
+class Processes:
+    """`gossamer crawl` with its workers, in a session of their own; what they say goes to a file."""
+
+    def __init__(self, words: Sequence[str], *, folder: Path, environment: Mapping[str, str], clock: Clock) -> None:
+        self._words = words
+        self._folder = folder
+        self._environment = environment
+        self._clock = clock
+        self._process: asyncio.subprocess.Process | None = None
+        self._deaths = 0
+        self.said = folder / "crawl.log"
+
+    async def start(self) -> None:
+        """Start the crawl, or go on with it."""
+        with self.said.open("ab") as output:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "gossamer", "crawl", *self._words,
+                cwd=self._folder, env=dict(self._environment), start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                # Killed ourselves, we leave nobody behind who fetches from a web that is gone.
+                preexec_fn=dies_with_us(),
+            )  # fmt: skip
+        self._deaths = 0
+
+    @property
+    def code(self) -> int | None:
+        """What the crawl exited with; None while it runs."""
+        return self._process.returncode if self._process is not None else None
+
+    async def wait(self) -> int:
+        """The exit code, when it has come to its end."""
+        assert self._process is not None
+        return await self._process.wait()
+
+    def workers(self) -> list[int]:
+        """The process ids of the workers that live; of a crawl with one worker and no fleet there are none."""
+        return children(self._process.pid) if self._process is not None and self.code is None else []
+
+    async def kill(self, chance: random.Random) -> Blow:
+        """kill -9 of a worker, or of all processes at once, which are then started again."""
+        workers = self.workers()
+        if not workers or self._deaths >= _DEATHS_IN_A_ROW or chance.random() < 0.3:
+            at = self._clock.epoch()
+            await self.end()
+            await self.start()
+            return Blow("all killed", at)
+        at = self._clock.epoch()
+        with suppress(ProcessLookupError):
+            os.kill(chance.choice(workers), signal.SIGKILL)
+        self._deaths += 1
+        return Blow("worker killed", at)
+
+    async def stop(self, chance: random.Random, seconds: float) -> Blow | None:
+        """Have a worker stand still for so long; None if there is none to stop."""
+        if not (workers := self.workers()):
+            return None
+        pid, at = chance.choice(workers), self._clock.epoch()
+        try:
+            os.kill(pid, signal.SIGSTOP)
+        except ProcessLookupError:
+            return None
+        try:
+            await self._clock.sleep(seconds)
+        finally:
+            woken_at = self._clock.epoch()
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        return Blow("worker stopped", at, woken_at)
+
+    async def end(self) -> None:
+        """kill -9 of everything that is left."""
+        if self._process is None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
+        # Its workers are not our children: they are gone when nobody of the session is left to be signalled.
+        with suppress(ProcessLookupError, PermissionError):
+            while True:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                await asyncio.sleep(_LOOK_SECONDS)
+
+
+def children(pid: int) -> list[int]:
+    """The living direct children of a process."""
+    if not Path("/proc/self/stat").exists():
+        lines = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True)
+        rows = [line.split() for line in lines.stdout.splitlines()]
+        return [int(row[0]) for row in rows if int(row[1]) == pid and not row[2].startswith("Z")]
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state, parent, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(parent) == pid and state != "Z":
+                found.append(int(entry.name))
+    return sorted(found)
+
+
+_FILES = ("jsonl", "csv", "sqlite", "warc", "parquet")
+_TABLES = ("postgresql", "postgres", "mysql", "mariadb")
+
+
+def made_its_own(sinks: Sequence[str], table: str) -> list[str]:
+    """Sinks as the proof uses them: files in its own folder, tables of its own; ConfigError for what is neither."""
+    found = []
+    for name in sinks:
+        kind = parted(name)[0]
+        if kind in _TABLES and "table=" not in name:
+            found.append(f"{name}{'&' if '?' in name else '?'}table={table}")
+        elif kind in _TABLES or (kind in FORMATS and (kind not in _FILES or ":/" in name)):
+            raise ConfigError(
+                f"sink {masked_address(name)}: verify would write beside what is there, or could not read it back",
+                hint=f"it makes files and tables of its own: name {', '.join(_FILES)}, postgresql:// or mysql://",
+            )
+        else:
+            found.append(name)
+    return found
+
+
+async def read_back(name: str, folder: Path, *, is_fleet: bool) -> list[StoredRow]:
+    """The rows that a sink holds. A fleet's workers may have kept a visit that did not count: the last word counts."""
+    kind = parted(name)[0]
+    # The reader of tables expands the address itself, as the sink does.
+    job = StoredJob(folder, [name if kind in _TABLES else expand(name, source="sink")])
+    reader = await asyncio.to_thread(_reader_of, job, kind)
+    if reader is None:
+        return []
+    return await asyncio.to_thread(lambda: [_row(one) for one in reader.records(all_visits=not is_fleet)])
+
+
+def _reader_of(job: StoredJob, kind: str) -> Reader | None:
+    """That of a format; of a sink of another package, whatever it left that can be read."""
+    if kind in FORMATS:
+        return next(load(FORMATS[kind].reader)(job), None)
+    return job.need("rows")
+
+
+def _row(record: Record) -> StoredRow:
+    return StoredRow(record.page.url, record.page.status or 0)
+
+
+async def take_away(name: str) -> None:
+    """Drop the tables of a sink; its files go with their folder."""
+    if parted(name)[0] in _TABLES:
+        for ending in ("", "_items", "_items_rejected"):
+            await _ask(name, f"DROP TABLE IF EXISTS {{}}{ending}")
+
+
+async def _ask(name: str, statement: str) -> list[Any]:
+    """A statement about the table that a sink's name ends with; none of its words are anybody's but ours."""
+    url, _, table = expand(name, source="sink").rpartition("table=")
+    return await ask(url[:-1], statement.format(table))
+
+
+_BATCH = 4
+_CONCURRENCY = 32
+_KINDS = ("plain", "redirects", "robots-part")
+Tell = Callable[[str], None]
+
+
+class ProofOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be proved, and how hard it is made."""
+
+    job: str
+    frontier: str = ""
+    """Empty for the embedded one."""
+    sinks: tuple[str, ...] = ("jsonl",)
+    workers: int = 3
+    kills: int = 5
+    stops: int = 1
+    sites: int = 12
+    pages: int = 40
+    delay: float = 0.2
+    lease_seconds: float = 3.0
+    seconds: float = 300.0
+    """After which a crawl that has not ended has failed."""
+    seed: int = 1
+    folder: Path | None = None
+    """In which a folder of its own is made; the system's for temporary files if it is None."""
+    keep: bool = False
+
+    @property
+    def is_fleet(self) -> bool:
+        """Whether workers share a store, and not an owner."""
+        return is_fleet(self.frontier)
+
+    @property
+    def has_children(self) -> bool:
+        """Whether those who fetch are other processes than the one that was started."""
+        return self.is_fleet or self.workers > 1
+
+
+class Proof(msgspec.Struct, frozen=True, kw_only=True):
+    """How it went."""
+
+    wish: ProofOptions
+    verdict: ProofVerdict
+    blows: tuple[Blow, ...]
+    seconds: float
+    fault: str = ""
+    """Why the crawl did not come to its end; empty if it did."""
+    kept: str = ""
+    """Where everything is, if it was to be kept."""
+
+    @property
+    def is_good(self) -> bool:
+        """Whether all of it went as promised."""
+        return not self.fault and self.verdict.is_good
+
+
+async def prove(wish: ProofOptions, *, clock: Clock, tell: Tell) -> Proof:
+    """Crawl a simulated web with real processes, trouble them, and compare what is left with the plan."""
+    sinks = made_its_own(wish.sinks, f"gossamer_{wish.job.replace('-', '_').lower()}")
+    wish = msgspec.structs.replace(wish, sinks=tuple(sinks))
+    await _refuse_known_job(wish)
+    place = Path(tempfile.mkdtemp(prefix=f"{wish.job}-", dir=wish.folder))
+    try:
+        async with _clean(wish, place, tell):
+            return await _crawl(wish, place, clock=clock, tell=tell)
+    finally:
+        if not wish.keep:
+            await asyncio.to_thread(shutil.rmtree, place, ignore_errors=True)
+
+
+async def _refuse_known_job(wish: ProofOptions) -> None:
+    if not wish.is_fleet:
+        return
+    try:
+        fleet = await open_fleet(wish.frontier, wish.job)
+    except JobMissing:
+        return
+    await fleet.aclose()
+    raise ConfigError(
+        f"there is a job {wish.job!r} in {masked_address(wish.frontier)} already, which verify does not touch",
+        hint="leave --job away, or give a name that nobody uses",
+    )
+
+
+@asynccontextmanager
+async def _clean(wish: ProofOptions, place: Path, tell: Tell) -> AsyncIterator[None]:
+    """Whatever happens, the job, its results and its tables are taken away at the end; that this fails is told."""
+    try:
+        yield
+    finally:
+        if not wish.keep:
+            try:
+                if wish.is_fleet:
+                    await remove_job(wish.frontier, wish.job)
+                    results = results_folder(wish.frontier, wish.job, Settings(), place)
+                    await asyncio.to_thread(shutil.rmtree, results, ignore_errors=True)
+                for name in wish.sinks:
+                    await take_away(name)
+            except (GossamerError, OSError) as error:
+                where = masked_address(wish.frontier) or "its sinks"
+                tell(f"what job {wish.job!r} left in {where} is still there: {error}")
+
+
+async def _crawl(wish: ProofOptions, place: Path, *, clock: Clock, tell: Tell) -> Proof:
+    names = sys.platform != "linux"
+    web = SimWeb(
+        log_path=place / "requests.log", sites=wish.sites, pages_per_site=wish.pages, seed=wish.seed, names=names,
+        kinds=_KINDS, page_bytes=4000, links_per_page=12, latency_seconds=0.02,
+    )  # fmt: skip
+    with web:
+        fates = web.fates()
+        (place / "seeds.txt").write_text("\n".join(web.seeds), "utf-8")
+        processes = Processes(_words(wish, names), folder=place, environment=_environment(wish), clock=clock)
+        began_at, blows, fault = clock.monotonic(), list[Blow](), ""
+        try:
+            await processes.start()
+            async with asyncio.timeout(wish.seconds):
+                async for blow in _blows(wish, processes, web, expected=len(web.reachable()), clock=clock):
+                    blows.append(blow)
+                    tell(f"{clock.monotonic() - began_at:6.1f} s  {blow.kind}")
+                if code := await processes.wait():
+                    fault = f"the crawl ended with code {code}: {_last_words(processes.said)}"
+        except TimeoutError:
+            fault = f"the crawl was not over after {wish.seconds:.0f} s"
+        finally:
+            await processes.end()
+        seconds = clock.monotonic() - began_at
+        log = web.log()
+    folder = results_folder(wish.frontier, wish.job, Settings(), place / "crawls" / wish.job)
+    stored = {name: await read_back(name, folder, is_fleet=wish.is_fleet) for name in wish.sinks}
+    verdict = judge(
+        log, stored, fates, blows=blows, delay=wish.delay, in_hand=_BATCH * min(wish.sites, wish.workers * _CONCURRENCY)
+    )
+    kept = str(place) if wish.keep else ""
+    return Proof(wish=wish, verdict=verdict, blows=tuple(blows), seconds=seconds, fault=fault, kept=kept)
+
+
+def _words(wish: ProofOptions, names: bool) -> list[str]:
+    words = [
+        "--seeds", "seeds.txt", "--job", wish.job, "--quiet", "--allow-private", "--workers", str(wish.workers),
+        "--delay", str(wish.delay), "--lease-seconds", str(wish.lease_seconds), "--batch", str(_BATCH),
+        "--concurrency", str(_CONCURRENCY), "--backoff-seconds", "0.5",
+        # That workers die is not the pages' fault here.
+        "--max-deliveries", str(2 * (wish.kills + wish.stops) + 5),
+    ]  # fmt: skip
+    words += ["--resolve", "*.sim=127.0.0.1"] if names else []
+    return [*words, *(word for name in wish.sinks for word in ("--sink", name))]
+
+
+def _environment(wish: ProofOptions) -> Mapping[str, str]:
+    """That of the user, without what would change the crawl; the frontier's address may hold a password."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GOSSAMER_")}
+    return {**kept, "GOSSAMER_FRONTIER": wish.frontier}
+
+
+async def _blows(
+    wish: ProofOptions, processes: Processes, web: SimWeb, *, expected: int, clock: Clock
+) -> AsyncIterator[Blow]:
+    """Deal the blows while the crawl goes on, spread over its whole length; fewer if it is over before."""
+    chance = random.Random(wish.seed)
+    kinds = ["kill"] * wish.kills + ["stop"] * wish.stops
+    chance.shuffle(kinds)
+    seen = 0
+    for number, kind in enumerate(kinds):
+        # Between two blows somebody has fetched something, or the second one would hit nobody.
+        mark = max(seen + 2, int(expected * (number + chance.uniform(0.2, 1.0)) / (len(kinds) + 1)))
+        while (seen := _requests(web)) < mark or (wish.has_children and not processes.workers()):
+            if processes.code is not None:
+                return
+            await clock.sleep(_LOOK_SECONDS)
+        if kind == "kill":
+            yield await processes.kill(chance)
+        elif (blow := await processes.stop(chance, 1.3 * wish.lease_seconds + 2 * wish.delay)) is not None:
+            yield blow
+
+
+def _requests(web: SimWeb) -> int:
+    """Lines of the log so far."""
+    return web.log_path.read_bytes().count(b"\n") if web.log_path.exists() else 0
+
+
+def _last_words(path: Path) -> str:
+    text = path.read_text("utf-8", "replace").strip()
+    return text.splitlines()[-1][:300] if text else "without a word"
