@@ -32,8 +32,7 @@ from _tally import environment
 from gossamer.engine.supervision import dies_with_us
 from gossamer.lab.simweb.process import SimWeb
 from gossamer.lab.simweb.site import WebPlan
-from gossamer.testing.servers import RedisServer
-from gossamer.testing.sqlservers import MariaServer, PostgresServer
+from gossamer.testing.servers import MariaServer, PostgresServer, RedisServer
 
 OURS = Path(__file__).parents[1]
 

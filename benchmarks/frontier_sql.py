@@ -31,7 +31,7 @@ from gossamer.engine.links import RecentKeys
 from gossamer.frontier.sql.record import open_sql
 from gossamer.lab.bench import cpu_of
 from gossamer.settings import Settings
-from gossamer.testing.sqlservers import MariaServer, PostgresServer, SqlServer
+from gossamer.testing.servers import MariaServer, PostgresServer, SqlServer
 
 SETTINGS = Settings(delay=0, robots=False)
 

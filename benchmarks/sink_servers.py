@@ -17,9 +17,7 @@ from pathlib import Path
 from gossamer.model import PageRow, Record
 from gossamer.settings import Settings
 from gossamer.storage.registry import fleet_sinks
-from gossamer.testing.buckets import BucketServer
-from gossamer.testing.servers import RedisServer
-from gossamer.testing.sqlservers import MariaServer, PostgresServer
+from gossamer.testing.servers import BucketServer, MariaServer, PostgresServer, RedisServer
 
 BATCH = 512
 """What the engine commits at once, at most."""

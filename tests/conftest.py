@@ -11,9 +11,7 @@ from hypothesis import settings
 
 from gossamer.download.chromium import find_chromium
 from gossamer.errors import ConfigError
-from gossamer.testing.buckets import BucketServer
-from gossamer.testing.servers import RedisServer, valkey_program
-from gossamer.testing.sqlservers import MariaServer, PostgresServer, SqlServer
+from gossamer.testing.servers import BucketServer, MariaServer, PostgresServer, RedisServer, SqlServer, valkey_program
 
 TESTS = Path(__file__).parent
 SHARED = TESTS.parent.parent / "shared"

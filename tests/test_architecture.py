@@ -23,8 +23,8 @@ NO_FRONTIERS = (
     "stored/",
     "storage/tables.py",
     "lab/verify.py",
-    "testing/sqlservers.py",
-    "testing/proxies.py",
+    "testing/servers.py",
+    "testing/network.py",
 )
 """The addresses here are those of sinks, servers for tests, and proxies."""
 WAYS_IN = {"cli", "service", "api"}

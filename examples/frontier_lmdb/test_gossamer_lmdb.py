@@ -6,9 +6,9 @@ from contextlib import AbstractAsyncContextManager
 
 from gossamer.frontier.backends import owned_backend
 from gossamer.settings import Settings
-from gossamer.testing.backends import owned
 from gossamer.testing.frontier import FrontierSuite
 from gossamer.testing.harness import Harness
+from gossamer.testing.harnesses import owned
 
 URL = "lmdb:{folder}"
 

@@ -16,9 +16,8 @@ from gossamer.frontier.backends import check
 from gossamer.inspect import doctor
 from gossamer.model import Finding
 from gossamer.settings import Settings
-from gossamer.testing.faulty_proxy import FaultyProxy
-from gossamer.testing.servers import RedisServer, free_port
-from gossamer.testing.sqlservers import PostgresServer, SqlServer
+from gossamer.testing.network import FaultyProxy
+from gossamer.testing.servers import PostgresServer, RedisServer, SqlServer, free_port
 
 
 class Ahead(SystemClock):

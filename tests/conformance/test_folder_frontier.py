@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.settings import Settings
-from gossamer.testing import folder
+from gossamer.testing import harnesses
 from gossamer.testing.frontier import FrontierSuite
 from gossamer.testing.harness import Harness
 
@@ -16,7 +16,7 @@ HOSTILE = Path(__file__).parents[2] / "../shared/suites/hostile-strings/blns.jso
 
 class TestFolder(FrontierSuite):
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
-        return folder.folder(settings)
+        return harnesses.folder(settings)
 
     def strings(self) -> list[str]:
         if not HOSTILE.exists():

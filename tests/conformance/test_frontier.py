@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.settings import Settings
-from gossamer.testing import backends
+from gossamer.testing import harnesses
 from gossamer.testing.frontier import FrontierSuite
 from gossamer.testing.harness import Harness, pages
 from gossamer.testing.servers import RedisServer
@@ -27,17 +27,17 @@ class _Ours(FrontierSuite):
 
 class TestMemory(_Ours):
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
-        return backends.memory(settings)
+        return harnesses.memory(settings)
 
 
 class TestSqlite(_Ours):
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
-        return backends.sqlite(settings)
+        return harnesses.sqlite(settings)
 
 
 class TestRemote(_Ours):
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
-        return backends.remote(settings)
+        return harnesses.remote(settings)
 
 
 class TestRedis(_Ours):
@@ -46,7 +46,7 @@ class TestRedis(_Ours):
         self.url = redis_server.url
 
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
-        return backends.redis(settings, self.url)
+        return harnesses.redis(settings, self.url)
 
 
 class TestRedisFolding(TestRedis):
@@ -56,7 +56,7 @@ class TestRedisFolding(TestRedis):
     test_p3_an_add_whose_caller_went_away_adds_each_key_once = None  # type: ignore[assignment]
 
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
-        return backends.redis(settings, self.url, fold=4)
+        return harnesses.redis(settings, self.url, fold=4)
 
 
 class TestRedisShards(_Ours):
@@ -67,7 +67,7 @@ class TestRedisShards(_Ours):
         self.url = f"{redis_server.url},{second_redis_server.url}"
 
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
-        return backends.redis(settings, self.url, shards="6")
+        return harnesses.redis(settings, self.url, shards="6")
 
 
 WORKER = """
@@ -99,7 +99,7 @@ asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
 
 def test_p8_processes_share_one_owner_and_one_may_be_killed() -> None:
     async def run() -> None:
-        async with backends.remote(Settings(delay=0.0)) as harness:
+        async with harnesses.remote(Settings(delay=0.0)) as harness:
             for site in range(20):
                 await harness.frontier.add(pages(*range(site * 100, site * 100 + 20), site=f"{site}.example"))
             workers = [

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from test_sinks import captures, tools_find_no_fault
 
-from gossamer.testing.buckets import BucketServer
+from gossamer.testing.servers import BucketServer
 from gossamer.testing.sinks import SinkSuite, StoredOutput
 
 STRINGS = Path(__file__).parents[2] / "../shared/suites/hostile-strings/blns.json"

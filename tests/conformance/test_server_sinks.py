@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from gossamer.storage.postgresql import unescaped
-from gossamer.testing.servers import RedisServer
+from gossamer.testing.servers import RedisServer, SqlServer
 from gossamer.testing.sinks import SinkSuite, StoredOutput
-from gossamer.testing.sqlservers import SqlServer
 
 STRINGS = Path(__file__).parents[2] / "../shared/suites/hostile-strings/blns.json"
 

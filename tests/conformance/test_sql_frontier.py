@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from gossamer.settings import Settings
-from gossamer.testing import sqlfrontier
+from gossamer.testing import harnesses
 from gossamer.testing.frontier import FrontierSuite
 from gossamer.testing.harness import Harness
-from gossamer.testing.sqlservers import MariaServer, PostgresServer
+from gossamer.testing.servers import MariaServer, PostgresServer
 
 HOSTILE = Path(__file__).parents[2] / "../shared/suites/hostile-strings/blns.json"
 
@@ -19,7 +19,7 @@ class _Sql(FrontierSuite):
     url = ""
 
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
-        return sqlfrontier.sql(settings, self.url)
+        return harnesses.sql(settings, self.url)
 
     def strings(self) -> list[str]:
         if not HOSTILE.exists():

@@ -12,7 +12,7 @@ from gossamer.download import proxies
 from gossamer.errors import GossamerError
 from gossamer.jobs.local_run import LocalRun
 from gossamer.settings import build
-from gossamer.testing.proxies import ProxyServer
+from gossamer.testing.network import ProxyServer
 
 VALUES = {"allow_private": True, "delay": 0, "tries": 1, "site_failures": 1, "connect_seconds": 3, "scope": "any"}
 

@@ -16,9 +16,7 @@ from processes import crawl, kill_tree, rows, start, until
 
 from gossamer.compression import zstd
 from gossamer.lab.simweb.process import SimWeb
-from gossamer.testing.buckets import BucketServer
-from gossamer.testing.servers import RedisServer
-from gossamer.testing.sqlservers import SqlServer
+from gossamer.testing.servers import BucketServer, RedisServer, SqlServer
 
 
 def lines(data: bytes) -> list[str]:

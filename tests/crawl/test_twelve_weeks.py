@@ -29,9 +29,7 @@ from gossamer.jobs.fleet import FleetJob
 from gossamer.lab.virtual_time import LoopClock, patiently, run
 from gossamer.settings import Settings
 from gossamer.testing import weeks
-from gossamer.testing.folder import MEMORY
-from gossamer.testing.servers import RedisServer
-from gossamer.testing.sqlservers import TABLES, MariaServer, PostgresServer, SqlServer
+from gossamer.testing.servers import MEMORY, TABLES, MariaServer, PostgresServer, RedisServer, SqlServer
 
 JOB = "weeks"
 SLOT_SECONDS = 16_384.0

@@ -12,7 +12,7 @@ from gossamer.clock import ManualClock, SystemClock
 from gossamer.download import dns
 from gossamer.download.dns import Resolver
 from gossamer.errors import ConfigError, NameUnknown, NameUnresolved
-from gossamer.testing.names import NameServer
+from gossamer.testing.network import NameServer
 
 
 def run(

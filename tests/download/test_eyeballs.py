@@ -15,7 +15,7 @@ from gossamer.download.connections import BetterAddress, first_to_connect, raced
 from gossamer.errors import Forbidden, NameUnknown, TimedOut
 from gossamer.model import Request
 from gossamer.settings import build
-from gossamer.testing.names import NameServer
+from gossamer.testing.network import NameServer
 
 HOLES = ["127.0.0.81", "127.0.0.82"]
 

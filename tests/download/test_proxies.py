@@ -20,7 +20,7 @@ from gossamer.download.base import Downloader
 from gossamer.errors import ConfigError, ConnectFailed, ProxyFailed, TlsRefused
 from gossamer.model import Request
 from gossamer.settings import build
-from gossamer.testing.proxies import ProxyServer, SocksServer
+from gossamer.testing.network import ProxyServer, SocksServer
 
 PASSWORD = "hush-hush"
 

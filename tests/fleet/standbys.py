@@ -6,8 +6,8 @@ import shutil
 import time
 from typing import Any, Self
 
-from gossamer.testing.faulty_proxy import FaultyProxy
-from gossamer.testing.sqlservers import MariaServer, PostgresServer, SqlServer
+from gossamer.testing.network import FaultyProxy
+from gossamer.testing.servers import MariaServer, PostgresServer, SqlServer
 
 _HOST = "127.0.0.1"
 

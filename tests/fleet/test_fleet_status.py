@@ -26,7 +26,7 @@ from gossamer.jobs.fleet import FleetJob, find_warnings
 from gossamer.lab.simweb.process import SimWeb
 from gossamer.model import Counts, Heartbeat, RegionView, ShardView
 from gossamer.settings import Settings, build
-from gossamer.testing.faulty_proxy import FaultyProxy
+from gossamer.testing.network import FaultyProxy
 from gossamer.testing.servers import RedisServer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from gossamer.testing.servers import RedisServer
-from gossamer.testing.sqlservers import SqlServer
+from gossamer.testing.servers import RedisServer, SqlServer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
 from processes import command, environment, kill_tree

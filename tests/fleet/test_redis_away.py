@@ -19,8 +19,8 @@ from gossamer.lab.simweb.log import gaps
 from gossamer.lab.simweb.process import SimWeb
 from gossamer.model import Heartbeat, Lease, Outcome
 from gossamer.settings import Settings
-from gossamer.testing.faulty_proxy import Fault, FaultyRedisProxy
 from gossamer.testing.harness import pages
+from gossamer.testing.network import Fault, FaultyRedisProxy
 from gossamer.testing.servers import RedisServer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))

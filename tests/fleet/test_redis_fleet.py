@@ -17,7 +17,7 @@ import redis
 from gossamer.frontier.redis.server import job_key
 from gossamer.lab.simweb.log import fetched, gaps, max_overlap
 from gossamer.lab.simweb.process import SimWeb
-from gossamer.testing.faulty_proxy import FaultyRedisProxy
+from gossamer.testing.network import FaultyRedisProxy
 from gossamer.testing.servers import RedisServer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))

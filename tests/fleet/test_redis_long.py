@@ -20,7 +20,7 @@ from gossamer.frontier.backends import open_fleet
 from gossamer.lab.simweb.log import SimRequest, fetched, gaps
 from gossamer.lab.simweb.process import SimWeb
 from gossamer.model import Counts
-from gossamer.testing.faulty_proxy import FaultyProxy
+from gossamer.testing.network import FaultyProxy
 from gossamer.testing.servers import RedisServer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))

@@ -26,10 +26,10 @@ from gossamer.lab.simweb.process import SimWeb
 from gossamer.model import Grant, Outcome
 from gossamer.redact import masked_address
 from gossamer.settings import Settings
-from gossamer.testing import backends
-from gossamer.testing.faulty_proxy import FaultyProxy
+from gossamer.testing import harnesses
 from gossamer.testing.frontier import FrontierSuite
 from gossamer.testing.harness import Harness, pages
+from gossamer.testing.network import FaultyProxy
 from gossamer.testing.servers import Certificate, RedisServer, Sentinel
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
@@ -73,7 +73,7 @@ class TestValkey(FrontierSuite):
         self.url = valkey_server.url
 
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
-        return backends.redis(settings, self.url)
+        return harnesses.redis(settings, self.url)
 
 
 def test_a_fleet_on_valkey_crawls_everything_once(valkey_server: RedisServer, tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ class TestFewRights(BlindSuite):
         self.url = let(redis_server, *ALL, *HARNESS)
 
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
-        return backends.redis(settings, self.url)
+        return harnesses.redis(settings, self.url)
 
 
 class TestFewRightsOnValkey(BlindSuite):
@@ -216,7 +216,7 @@ class TestFewRightsOnValkey(BlindSuite):
         self.url = let(valkey_server, *ALL, *HARNESS)
 
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
-        return backends.redis(settings, self.url)
+        return harnesses.redis(settings, self.url)
 
 
 def test_a_fleet_crawls_as_a_user_with_few_rights(redis_server: RedisServer, tmp_path: Path) -> None:

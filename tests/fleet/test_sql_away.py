@@ -20,10 +20,10 @@ from gossamer.frontier.sql.shards import open_databases
 from gossamer.model import Grant, Heartbeat
 from gossamer.settings import Settings
 from gossamer.testing.harness import outcomes, page
-from gossamer.testing.sqlservers import PostgresServer, SqlServer
+from gossamer.testing.servers import PostgresServer, SqlServer
 
 sys.path.insert(0, str(Path(__file__).parent))
-from gossamer.testing.faulty_proxy import Fault, FaultyProxy
+from gossamer.testing.network import Fault, FaultyProxy
 
 FREE = Settings(delay=0.0, robots=False)
 MODES: tuple[Fault, ...] = ("refuse", "reset", "hang up", "silent")

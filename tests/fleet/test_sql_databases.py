@@ -13,7 +13,7 @@ import pytest
 
 from gossamer.lab.simweb.log import gaps, max_overlap
 from gossamer.lab.simweb.process import SimWeb
-from gossamer.testing.sqlservers import SqlServer
+from gossamer.testing.servers import SqlServer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
 from processes import environment, kill_tree, start, stored, until

@@ -15,7 +15,7 @@ import pytest
 from gossamer.clock import SystemClock
 from gossamer.frontier.backends import check
 from gossamer.model import Finding
-from gossamer.testing.sqlservers import MariaServer, PostgresServer, SqlServer
+from gossamer.testing.servers import MariaServer, PostgresServer, SqlServer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
 sys.path.insert(0, str(Path(__file__).parent))

@@ -15,7 +15,7 @@ import pytest
 from gossamer.frontier.sql.record import open_sql
 from gossamer.settings import Settings
 from gossamer.testing.harness import page
-from gossamer.testing.sqlservers import TABLES, SqlServer
+from gossamer.testing.servers import TABLES, SqlServer
 
 SITES, PAGES = 12, 25
 DELAY, LATENCY, LEASE = 0.02, 0.004, 2.0

@@ -24,8 +24,8 @@ from gossamer.frontier.folder.owner import Scene, _look_up, is_running, this_pro
 from gossamer.frontier.folder.record import Layout
 from gossamer.model import Lease
 from gossamer.settings import Settings
-from gossamer.testing.folder import JOB, FolderHarness
 from gossamer.testing.harness import keys, note, outcome, outcomes, page, pages
+from gossamer.testing.harnesses import JOB, FolderHarness
 
 LEASE = 10.0
 SHARDS = 7

@@ -24,9 +24,8 @@ from gossamer.frontier.folder.frontier import FolderFrontier, open_folder
 from gossamer.frontier.folder.links import Post
 from gossamer.frontier.folder.record import place_of
 from gossamer.settings import Settings
-from gossamer.testing.backends import MachineClock
-from gossamer.testing.folder import JOB, TimedShare
 from gossamer.testing.harness import keys, outcomes, page, pages
+from gossamer.testing.harnesses import JOB, MachineClock, TimedShare
 
 LEASE = 10.0
 CODES = (errno.ESTALE, errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ETIMEDOUT, errno.EACCES)

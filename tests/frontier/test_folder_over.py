@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from gossamer.settings import Settings
-from gossamer.testing.folder import folder
 from gossamer.testing.harness import outcomes, pages
+from gossamer.testing.harnesses import folder
 
 
 @pytest.mark.parametrize("left", [0, 2])

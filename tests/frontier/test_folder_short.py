@@ -17,9 +17,8 @@ from gossamer.frontier.folder.frontier import FolderFrontier, open_folder
 from gossamer.frontier.folder.log import decode_request
 from gossamer.frontier.folder.record import place_of
 from gossamer.settings import Settings
-from gossamer.testing.backends import MachineClock
-from gossamer.testing.folder import JOB, TimedShare
 from gossamer.testing.harness import keys, note, outcome, outcomes, page, pages
+from gossamer.testing.harnesses import JOB, MachineClock, TimedShare
 
 LEASE = 10.0
 PAGES = 90

@@ -9,8 +9,8 @@ from pathlib import Path
 from gossamer.frontier.folder.frontier import FolderFrontier, open_folder
 from gossamer.model import Heartbeat
 from gossamer.settings import Settings
-from gossamer.testing.folder import FolderHarness
 from gossamer.testing.harness import note, outcomes, page
+from gossamer.testing.harnesses import FolderHarness
 
 
 async def queues(visitor: FolderFrontier) -> list[tuple[str, int, int]]:

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from gossamer.frontier import recrawl
 from gossamer.frontier.recrawl import Found, Rule, VisitOutcome
 from gossamer.settings import Settings
-from gossamer.testing import backends, folder
+from gossamer.testing import harnesses
+from gossamer.testing.frontier_behavior import Revisits, Shares
 from gossamer.testing.harness import Harness
-from gossamer.testing.revisits import Revisits
 from gossamer.testing.servers import RedisServer
-from gossamer.testing.share import Shares
 
 DAY, WEEK = 86_400.0, 7 * 86_400.0
 SETTINGS = Settings()
@@ -30,22 +29,22 @@ class _Policies(Revisits, Shares):
 
 class TestMemory(_Policies):
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
-        return backends.memory(settings)
+        return harnesses.memory(settings)
 
 
 class TestSqlite(_Policies):
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
-        return backends.sqlite(settings)
+        return harnesses.sqlite(settings)
 
 
 class TestRemote(_Policies):
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
-        return backends.remote(settings)
+        return harnesses.remote(settings)
 
 
 class TestFolder(_Policies):
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
-        return folder.folder(settings)
+        return harnesses.folder(settings)
 
 
 class TestRedis(_Policies):
@@ -54,7 +53,7 @@ class TestRedis(_Policies):
         self.url = redis_server.url
 
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
-        return backends.redis(settings, self.url)
+        return harnesses.redis(settings, self.url)
 
 
 class TestRedisShards(_Policies):
@@ -65,7 +64,7 @@ class TestRedisShards(_Policies):
         self.url = f"{redis_server.url},{second_redis_server.url}"
 
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
-        return backends.redis(settings, self.url, shards="8")
+        return harnesses.redis(settings, self.url, shards="8")
 
 
 def test_the_setting_is_read() -> None:

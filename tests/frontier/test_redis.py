@@ -23,8 +23,8 @@ from gossamer.frontier.redis.server import KINDS, job_key, root_key
 from gossamer.frontier.redis.shards import open_redis
 from gossamer.model import Grant, Request
 from gossamer.settings import Settings
-from gossamer.testing.faulty_proxy import FaultyRedisProxy
 from gossamer.testing.harness import keys, outcomes, page, pages
+from gossamer.testing.network import FaultyRedisProxy
 from gossamer.testing.servers import RedisServer
 from gossamer.urls import fingerprint
 

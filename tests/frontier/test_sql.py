@@ -17,7 +17,7 @@ from gossamer.frontier.sql.record import FORMAT, dialect_of, open_sql
 from gossamer.model import Heartbeat, Outcome, Request
 from gossamer.settings import Settings, SiteSettings
 from gossamer.testing.harness import keys, note, outcome, outcomes, page, pages
-from gossamer.testing.sqlservers import TABLES, MariaServer, PostgresServer, SqlServer
+from gossamer.testing.servers import TABLES, MariaServer, PostgresServer, SqlServer
 
 FREE = Settings(delay=0.0, robots=False)
 Check = Callable[[SqlFrontier], Coroutine[Any, Any, None]]

@@ -22,7 +22,7 @@ from gossamer.frontier.sql.frontier import SqlFrontier
 from gossamer.frontier.sql.record import dialect_of, open_sql
 from gossamer.settings import Settings
 from gossamer.testing.harness import outcome, page, pages
-from gossamer.testing.sqlservers import MariaServer, PostgresServer, SqlServer
+from gossamer.testing.servers import MariaServer, PostgresServer, SqlServer
 
 # After every start of a server lanes rest for a lease.
 FREE = Settings(delay=0.0, robots=False, max_deliveries=100, lease_seconds=2.0)

@@ -17,7 +17,7 @@ from gossamer.frontier.sql.record import Databases, open_shard, open_sql
 from gossamer.frontier.sql.shards import open_databases
 from gossamer.settings import Settings
 from gossamer.testing.harness import outcome, outcomes, page
-from gossamer.testing.sqlservers import PostgresServer, SqlServer
+from gossamer.testing.servers import PostgresServer, SqlServer
 
 FREE = Settings(delay=0.0, robots=False)
 SLOW = Settings(delay=1.0, robots=False, lease_seconds=5.0)

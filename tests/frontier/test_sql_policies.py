@@ -8,18 +8,17 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 
 from gossamer.settings import Settings
-from gossamer.testing import sqlfrontier
+from gossamer.testing import harnesses
+from gossamer.testing.frontier_behavior import BIG, Revisits, Shares
 from gossamer.testing.harness import Harness, outcome, page, pages, scenario
-from gossamer.testing.revisits import Revisits
-from gossamer.testing.share import BIG, Shares
-from gossamer.testing.sqlservers import MariaServer, PostgresServer
+from gossamer.testing.servers import MariaServer, PostgresServer
 
 
 class _Policies(Revisits, Shares):
     url = ""
 
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
-        return sqlfrontier.sql(settings, self.url)
+        return harnesses.sql(settings, self.url)
 
     @scenario(delay=0.0, site_share=0.1, share_window=100)
     async def test_turns_are_not_enough_for_a_fair_share(self, harness: Harness) -> None:
@@ -57,4 +56,4 @@ class TestShards(Shares):
         self.url = postgres_server.url
 
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
-        return sqlfrontier.sql(settings, self.url, shards="8")
+        return harnesses.sql(settings, self.url, shards="8")

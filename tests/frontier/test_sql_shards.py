@@ -20,7 +20,7 @@ from gossamer.frontier.sql.shards import open_databases
 from gossamer.model import Request
 from gossamer.settings import Settings
 from gossamer.testing.harness import outcome, outcomes, page
-from gossamer.testing.sqlservers import SqlServer
+from gossamer.testing.servers import SqlServer
 
 FREE = Settings(delay=0.0, robots=False)
 SITES = 24

@@ -18,8 +18,7 @@ from gossamer.jobs.worker import join_fleet
 from gossamer.lab.simweb.process import SimWeb
 from gossamer.model import Heartbeat, Request
 from gossamer.settings import Settings
-from gossamer.testing.servers import RedisServer
-from gossamer.testing.sqlservers import SqlServer
+from gossamer.testing.servers import RedisServer, SqlServer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))

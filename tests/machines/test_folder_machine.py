@@ -5,14 +5,14 @@ from contextlib import AbstractAsyncContextManager
 from hypothesis import settings
 
 from gossamer.settings import Settings
-from gossamer.testing import folder
+from gossamer.testing import harnesses
+from gossamer.testing.frontier_machine import FrontierMachine
 from gossamer.testing.harness import Harness
-from gossamer.testing.machine import FrontierMachine
 
 
 class FolderMachine(FrontierMachine):
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
-        return folder.folder(settings, shards=3)
+        return harnesses.folder(settings, shards=3)
 
 
 class TestFolder(FolderMachine.TestCase):  # type: ignore[misc, valid-type]

@@ -7,39 +7,39 @@ import pytest
 from hypothesis import settings
 
 from gossamer.settings import Settings
-from gossamer.testing import backends
+from gossamer.testing import harnesses
+from gossamer.testing.frontier_machine import FrontierMachine
 from gossamer.testing.harness import Harness
-from gossamer.testing.machine import FrontierMachine
 from gossamer.testing.servers import RedisServer
 
 
 class MemoryMachine(FrontierMachine):
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
-        return backends.memory(settings)
+        return harnesses.memory(settings)
 
 
 class SqliteMachine(FrontierMachine):
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
-        return backends.sqlite(settings)
+        return harnesses.sqlite(settings)
 
 
 class RemoteMachine(FrontierMachine):
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
-        return backends.remote(settings)
+        return harnesses.remote(settings)
 
 
 class RedisMachine(FrontierMachine):
     url: ClassVar[str]
 
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
-        return backends.redis(settings, self.url, fold=2)
+        return harnesses.redis(settings, self.url, fold=2)
 
 
 class RedisShardsMachine(FrontierMachine):
     url: ClassVar[str]
 
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
-        return backends.redis(settings, self.url, shards="3", fold=2)
+        return harnesses.redis(settings, self.url, shards="3", fold=2)
 
 
 class TestMemory(MemoryMachine.TestCase):  # type: ignore[misc, valid-type]

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import settings
 
 from gossamer.settings import Settings
-from gossamer.testing import sqlfrontier
+from gossamer.testing import harnesses
+from gossamer.testing.frontier_machine import FrontierMachine
 from gossamer.testing.harness import Harness
-from gossamer.testing.machine import FrontierMachine
-from gossamer.testing.sqlservers import MariaServer, PostgresServer
+from gossamer.testing.servers import MariaServer, PostgresServer
 
 
 class PostgresMachine(FrontierMachine):
     url: ClassVar[str]
 
     def open(self, settings: Settings) -> AbstractAsyncContextManager[Harness]:
-        return sqlfrontier.sql(settings, self.url)
+        return harnesses.sql(settings, self.url)
 
 
 class MariaMachine(PostgresMachine):

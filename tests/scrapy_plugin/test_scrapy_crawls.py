@@ -28,8 +28,7 @@ from gossamer.lab.simweb.log import cut_short, gaps, max_overlap
 from gossamer.lab.simweb.process import SimWeb
 from gossamer.model import Counts
 from gossamer.scrapy.options import open_frontier, read_options
-from gossamer.testing.servers import RedisServer
-from gossamer.testing.sqlservers import SqlServer
+from gossamer.testing.servers import RedisServer, SqlServer
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))

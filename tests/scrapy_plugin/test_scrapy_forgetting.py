@@ -20,8 +20,7 @@ from gossamer.model import Counts, Grant, Request
 from gossamer.scrapy.bridge import BridgeMessage, FrontierBridge
 from gossamer.scrapy.options import read_options
 from gossamer.settings import Settings
-from gossamer.testing.servers import RedisServer
-from gossamer.testing.sqlservers import PostgresServer
+from gossamer.testing.servers import PostgresServer, RedisServer
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))

@@ -24,8 +24,7 @@ from gossamer.scrapy import requests
 from gossamer.scrapy.options import open_frontier, read_options
 from gossamer.scrapy.requests import Unstorable, key_of, restore, store
 from gossamer.settings import Settings
-from gossamer.testing.servers import RedisServer
-from gossamer.testing.sqlservers import SqlServer
+from gossamer.testing.servers import RedisServer, SqlServer
 
 
 class Thing(scrapy.Item):

@@ -22,8 +22,7 @@ from gossamer.jobs.fleet import FleetJob
 from gossamer.lab.simweb.process import SimWeb
 from gossamer.model import Heartbeat, Lease
 from gossamer.settings import build
-from gossamer.testing.servers import RedisServer
-from gossamer.testing.sqlservers import SqlServer
+from gossamer.testing.servers import RedisServer, SqlServer
 
 PASSWORD = "open-sesame"
 pytestmark = pytest.mark.skipif(

@@ -21,7 +21,7 @@ from gossamer.model import Rejected
 from gossamer.settings import Settings
 from gossamer.storage.objects import ObjectSink
 from gossamer.storage.registry import fleet_sinks, open_sinks
-from gossamer.testing.buckets import BucketFault, BucketServer, FaultyStore
+from gossamer.testing.servers import BucketFault, BucketServer, FaultyStore
 from gossamer.testing.sink_writer import WriterTask, command, visit
 
 

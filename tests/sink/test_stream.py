@@ -17,7 +17,7 @@ from gossamer.lab.simweb.process import SimWeb
 from gossamer.settings import Settings
 from gossamer.storage.base import Sink
 from gossamer.storage.registry import fleet_sinks
-from gossamer.testing.faulty_proxy import FaultyRedisProxy
+from gossamer.testing.network import FaultyRedisProxy
 from gossamer.testing.servers import RedisServer
 from gossamer.testing.sink_writer import visit
 

@@ -20,9 +20,9 @@ from gossamer.model import PageRow, Record, Rejected
 from gossamer.settings import Settings
 from gossamer.storage.base import Sink
 from gossamer.storage.registry import fleet_sinks, is_shared, open_sinks, wants_segments
+from gossamer.testing.servers import MariaServer, PostgresServer, SqlServer
 from gossamer.testing.sink_writer import visit
 from gossamer.testing.sinks import small_disk
-from gossamer.testing.sqlservers import MariaServer, PostgresServer, SqlServer
 
 
 @pytest.fixture(scope="module", params=["postgres_server", "maria_server"])

@@ -17,7 +17,7 @@ from gossamer.cli import gossamer
 from gossamer.errors import ConfigError
 from gossamer.lab.simweb.process import SimWeb
 from gossamer.lab.verify import made_its_own, read_back, take_away
-from gossamer.testing.sqlservers import SqlServer
+from gossamer.testing.servers import SqlServer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
 from processes import crawl, environment

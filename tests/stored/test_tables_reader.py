@@ -19,9 +19,9 @@ from gossamer.storage.query import Search
 from gossamer.storage.reader import StoredJob
 from gossamer.storage.registry import open_sinks
 from gossamer.storage.tables_reader import TablesReader
+from gossamer.testing.servers import SqlServer
 from gossamer.testing.sink_writer import visit
 from gossamer.testing.sinks import HOSTILE, hostile
-from gossamer.testing.sqlservers import SqlServer
 
 TYPES = {
     "Product": {

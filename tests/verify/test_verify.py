@@ -21,8 +21,7 @@ from gossamer.frontier.backends import create_fleet, list_jobs, open_fleet, remo
 from gossamer.lab.verify import made_its_own
 from gossamer.model import Request
 from gossamer.settings import Settings
-from gossamer.testing.servers import RedisServer
-from gossamer.testing.sqlservers import SqlServer
+from gossamer.testing.servers import RedisServer, SqlServer
 
 SMALL = ("--sites", "6", "--pages", "6", "--delay", "0.1", "--lease-seconds", "2", "--workers", "2", "--json")
 

@@ -404,7 +404,7 @@ def _stores(urls: tuple[str, ...], stack: ExitStack, *, servers: bool) -> Iterat
         yield "redis", server.url, server.pid
     # Loads drivers that may not be there.
     try:
-        from gossamer.testing.sqlservers import MariaServer, PostgresServer
+        from gossamer.testing.servers import MariaServer, PostgresServer
     except ConfigError:
         return
     for kind, program in (("postgresql", PostgresServer), ("mysql", MariaServer)):

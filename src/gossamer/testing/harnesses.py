@@ -1,4 +1,4 @@
-"""Gossamer's own frontiers, opened for the suites: an example for authors of others."""
+"""Gossamer's own frontiers, opened for the suites: examples for authors of others."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 from unittest import SkipTest
 
+import msgspec
+
 from gossamer.clock import ManualClock
 from gossamer.engine.commit import OwnerStore
 from gossamer.engine.coordinator import Coordinator
@@ -21,14 +23,21 @@ from gossamer.engine.stats import Stats
 from gossamer.frontier.base import FleetFrontier, Frontier, OwnedBackend, OwnedFrontier
 from gossamer.frontier.embedded.frontier import EmbeddedFrontier, open_memory
 from gossamer.frontier.embedded.sqlite import open_sqlite
+from gossamer.frontier.folder.files import SharedFolder
+from gossamer.frontier.folder.frontier import FolderFrontier, open_folder
 from gossamer.frontier.placement import parse_part
 from gossamer.frontier.redis.connection import addresses
 from gossamer.frontier.redis.server import client, job_key
 from gossamer.frontier.redis.shards import open_redis
 from gossamer.frontier.sharded import Sharded
+from gossamer.frontier.sql.database import Database, Dialect
+from gossamer.frontier.sql.frontier import SqlFrontier
+from gossamer.frontier.sql.record import dialect_of
+from gossamer.frontier.sql.shards import open_databases
 from gossamer.model import Counts, Grant, JobState
 from gossamer.settings import Settings
-from gossamer.testing.harness import Harness
+from gossamer.testing.harness import LEASE, Harness
+from gossamer.testing.servers import MEMORY, TABLES
 
 SECRET = b"0123456789abcdef"
 _JOB = "job"
@@ -433,6 +442,174 @@ async def redis(settings: Settings, url: str, *, shards: str = "1", fold: int | 
 
     With `fold`, queues are folded from so few requests on."""
     harness = RedisHarness(url, settings, shards, fold)
+    await harness.begin()
+    try:
+        yield harness
+    finally:
+        await harness.end()
+
+
+JOB = "job"
+
+
+class TimedShare(SharedFolder):
+    """A folder on a file server with a clock that a test moves."""
+
+    def __init__(self, root: Path, clock: MachineClock) -> None:
+        super().__init__(root)
+        self._clock = clock
+
+    def clock_of(self, handle: int) -> float:
+        return self._clock.epoch()
+
+
+class FolderHarness(LocalHarness):
+    """`folder:` with one owner of all shards, and several workers on its machine."""
+
+    def __init__(self, folder: Path, settings: Settings, *, shards: int = 7) -> None:
+        self.url = f"folder:{folder}?shards={shards}"
+        self.root = folder / "frontier" / JOB
+        self.settings = settings
+        self.clock = MachineClock()
+        self._lives = 0
+
+    async def begin(self) -> None:
+        """Open it."""
+        self.frontier = self.folder = await self.open(f"life-{self._lives}")
+
+    async def open(self, worker: str, region: str = "") -> FolderFrontier:
+        """A worker of its own, on a machine of its own."""
+        return await open_folder(
+            self.url,
+            JOB,
+            self.settings,
+            worker=worker,
+            region=region,
+            clock=self.clock,
+            share=TimedShare(self.root, self.clock),
+            tending=False,
+        )
+
+    async def end(self) -> None:
+        """Let go of everything."""
+        await self.folder.aclose()
+
+    @property
+    def shared(self) -> Shared:
+        return self.folder
+
+    async def reopen(self, settings: Settings | None = None) -> None:
+        old, self._lives = self.folder, self._lives + 1
+        old.owner.abort()
+        self.settings = settings or self.settings
+        self.clock.restart()
+        await self.begin()
+        # As a worker does that is started in the place of one that was killed.
+        await self.folder.abandon(old.worker)
+
+
+@asynccontextmanager
+async def folder(settings: Settings, *, shards: int = 7) -> AsyncIterator[FolderHarness]:
+    """`folder:` on a manual clock."""
+    with tempfile.TemporaryDirectory(prefix="gossamer-", dir=MEMORY) as name:
+        harness = FolderHarness(Path(name), settings, shards=shards)
+        await harness.begin()
+        try:
+            yield harness
+        finally:
+            await harness.end()
+
+
+class SqlHarness(Harness):
+    """A database, with a clock that stands still unless it is moved."""
+
+    rests_after_crash = False
+
+    def __init__(self, url: str, settings: Settings, shards: str) -> None:
+        self.url = url
+        # As long as the suites lease: after a fail-over sites rest for it, whether or not such a lease is known.
+        self.settings = msgspec.structs.replace(settings, lease_seconds=LEASE)
+        self._shards = shards
+        self.one_store = shards == "1"
+        self._frontiers: dict[int, tuple[FleetFrontier, str]] = {}
+        self._hired = 0
+        self._database = Database(dialect_of(url))
+
+    async def ask(self, text: str) -> None:
+        """Run one statement beside the frontier."""
+        await self._database.run(lambda db: db.ask(text), whole=False)
+
+    async def begin(self) -> None:
+        """Empty the tables and make the job."""
+        await self._database.run(lambda db: db.make_tables())
+        for table in reversed(TABLES):
+            await self.ask(f"DELETE FROM gossamer_{table}")  # noqa: S608
+        self.frontier = await self.worker("first")
+        await self.ask("UPDATE gossamer_jobs SET clock = 1700000000000000")
+
+    async def end(self) -> None:
+        """Let go of everything."""
+        for frontier, _ in self._frontiers.values():
+            await frontier.aclose()
+        await self._database.aclose()
+
+    async def advance(self, seconds: float) -> None:
+        await self.ask(f"UPDATE gossamer_jobs SET clock = clock + {round(seconds * 1e6)}")  # noqa: S608
+
+    async def remember(self) -> None:
+        for table in TABLES:
+            await self.ask(f"DROP TABLE IF EXISTS kept_{table}")
+            await self.ask(f"CREATE TABLE kept_{table} AS SELECT * FROM gossamer_{table}")  # noqa: S608
+        # Whoever connects next finds the server in another run than the shards know.
+        await self.ask("UPDATE kept_shards SET server = 'forgotten'")
+
+    async def forget(self) -> None:
+        async def work(db: Dialect) -> None:
+            ((clock,),) = await db.ask("SELECT MAX(clock) FROM gossamer_jobs")
+            for table in reversed(TABLES):
+                await db.ask(f"DELETE FROM gossamer_{table}")  # noqa: S608
+            for table in TABLES:
+                await db.ask(f"INSERT INTO gossamer_{table} SELECT * FROM kept_{table}")  # noqa: S608
+            await db.ask(f"UPDATE gossamer_jobs SET clock = {int(clock)}")  # noqa: S608
+
+        await self._database.run(work)
+        for frontier, _ in self._frontiers.values():
+            for shard in frontier._shards if isinstance(frontier, Sharded) else [frontier]:
+                cast(SqlFrontier, shard)._database.dialect.abort()
+
+    async def set_back(self, seconds: float) -> None:
+        await self.advance(-seconds)
+
+    async def worker(self, name: str) -> Frontier:
+        frontier = await open_databases(self.url, _JOB, self.settings, worker=name, shards=self._shards)
+        if isinstance(frontier, Sharded):
+            frontier.quiet_seconds = 0.0
+        self._frontiers[id(frontier)] = frontier, name
+        return frontier
+
+    async def lose(self, worker: Frontier) -> None:
+        # As a worker does that is started in the place of one that died.
+        await cast(FleetFrontier, self.frontier).abandon(self._frontiers[id(worker)][1])
+
+    async def steer(self, job: JobState) -> None:
+        await cast(FleetFrontier, self.frontier).steer(job)
+
+    async def reopen(self, settings: Settings | None = None) -> None:
+        """All workers die; the server lives on."""
+        self.settings = msgspec.structs.replace(settings or self.settings, lease_seconds=LEASE)
+        self._hired += 1
+        gone = list(self._frontiers.values())
+        self._frontiers.clear()
+        self.frontier = await self.worker(f"again-{self._hired}")
+        for frontier, name in gone:
+            await cast(FleetFrontier, self.frontier).abandon(name)
+            await frontier.aclose()
+
+
+@asynccontextmanager
+async def sql(settings: Settings, url: str, *, shards: str = "1") -> AsyncIterator[Harness]:
+    """A database that is there for tests only: its tables are emptied."""
+    harness = SqlHarness(url, settings, shards)
     await harness.begin()
     try:
         yield harness
