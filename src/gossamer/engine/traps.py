@@ -20,7 +20,7 @@ What is known is kept in the site's memo, under a key for each lane, so that a l
 
 Each that is asleep keeps the evidence:
 
-    {"common": [], "asleep_until": 1.8e9, "copies": 20, "since": URL, "example": URL}   the row, its first and last page"""
+    {"common": [], "asleep_until": 1.8e9, "copies": 20, "since": URL, "example": URL}   the row, first and last page"""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from gossamer.model import Exchange, PageRow, Record
 from gossamer.storage.base import Sink
 from gossamer.testing.sink_writer import WriterTask, command, opened, visit
 
-__all__ = ["HOSTILE", "StoredOutput", "SinkSuite", "small_disk", "visit"]
+__all__ = ["HOSTILE", "SinkSuite", "StoredOutput", "small_disk", "visit"]
 HOSTILE = (
     "\0",
     "a\0b",

@@ -39,7 +39,7 @@ SELECT row, url, status IN (1, 2) FROM (
         max(CASE WHEN status <> 3 THEN row END) OVER (PARTITION BY url) AS last
     FROM outcomes WHERE row <= ?)
 WHERE back > {VISITS_KEPT} AND row < last ORDER BY row LIMIT {_FOUND_AT_ONCE}
-"""  # noqa: S608
+"""
 _COUNT = "INSERT INTO dropped VALUES (?, ?) ON CONFLICT (url) DO UPDATE SET stored = stored + excluded.stored"
 
 
