@@ -107,14 +107,14 @@ def test_all_that_is_written_to_stderr_goes_above_the_frame_harmlessly() -> None
     glass = Glass(columns=60)
     code = (
         "import asyncio, sys, subprocess\n"
-        "from gossamer.cli.live_view import Screen, Line\n"
+        "from gossamer.cli.live_view import Screen, ScreenLine\n"
         "async def main():\n"
         "    with Screen() as screen:\n"
-        "        screen.draw([Line('frame', 5)])\n"
+        "        screen.draw([ScreenLine('frame', 5)])\n"
         "        print('from us \\x1b[2J', file=sys.stderr)\n"
         "        subprocess.run(['sh', '-c', 'echo from a child >&2'], check=True)\n"
         "        await asyncio.sleep(0.1)\n"
-        "        screen.draw([Line('frame 2', 7)])\n"
+        "        screen.draw([ScreenLine('frame 2', 7)])\n"
         "    print('after', file=sys.stderr)\n"
         "asyncio.run(main())\n"
     )

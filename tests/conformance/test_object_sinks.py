@@ -12,7 +12,7 @@ import pytest
 from test_sinks import captures, tools_find_no_fault
 
 from gossamer.testing.servers import BucketServer
-from gossamer.testing.sinks import SinkSuite, StoredOutput
+from gossamer.testing.sinks import Kept, SinkSuite
 
 STRINGS = Path(__file__).parents[2] / "../shared/suites/hostile-strings/blns.json"
 
@@ -51,7 +51,7 @@ class _Objects(SinkSuite):
 class TestLines(_Objects):
     """JSON lines in S3, of a job on one machine, read with the program that people have."""
 
-    def read(self, folder: Path, urls: Sequence[str]) -> Iterator[StoredOutput]:
+    def read(self, folder: Path, urls: Sequence[str]) -> Iterator[Kept]:
         if shutil.which("zstd") is None:
             pytest.skip("zstd is not installed (scripts/services installs it)")
         pages: dict[tuple[int, int], Any] = {}
@@ -73,7 +73,7 @@ class TestLines(_Objects):
         assert self.fleet or count == len(pages)
         for visit, page in pages.items():
             if visit in items:
-                yield StoredOutput(page["url"], page["title"], None, tuple(items[visit][:1]))
+                yield Kept(page["url"], page["title"], None, tuple(items[visit][:1]))
 
 
 class TestLinesOfFleet(TestLines):
@@ -92,7 +92,7 @@ class TestLinesOfFleet(TestLines):
 class TestWarc(_Objects):
     kind = "warc+s3"
 
-    def read(self, folder: Path, urls: Sequence[str]) -> Iterator[StoredOutput]:
+    def read(self, folder: Path, urls: Sequence[str]) -> Iterator[Kept]:
         place = folder / f"read-{secrets.token_hex(4)}"
         place.mkdir()
         for name, data in self.all_files(folder).items():
@@ -102,7 +102,7 @@ class TestWarc(_Objects):
         for said, body in captures(place):
             if not self.fleet or (said["key"], said["token"]) not in seen:
                 seen.add((said["key"], said["token"]))
-                yield StoredOutput(said["page"]["url"], said["page"]["title"], body, tuple(said["items"]))
+                yield Kept(said["page"]["url"], said["page"]["title"], body, tuple(said["items"]))
         shutil.rmtree(place)
 
     def check(self, folder: Path) -> None:

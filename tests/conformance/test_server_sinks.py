@@ -10,7 +10,7 @@ import pytest
 
 from gossamer.storage.postgresql import unescaped
 from gossamer.testing.servers import RedisServer, SqlServer
-from gossamer.testing.sinks import SinkSuite, StoredOutput
+from gossamer.testing.sinks import Kept, SinkSuite
 
 STRINGS = Path(__file__).parents[2] / "../shared/suites/hostile-strings/blns.json"
 
@@ -51,11 +51,11 @@ class TestPostgreSQL(_Tables):
     def _server(self, postgres_server: SqlServer) -> None:
         self.on(postgres_server)
 
-    def read(self, folder: Path, urls: Sequence[str]) -> Iterator[StoredOutput]:
+    def read(self, folder: Path, urls: Sequence[str]) -> Iterator[Kept]:
         for url, title, item, size, number in self.rows("url, title, item, bytes, number"):
             assert (type(size), number) == (int, 0)
             plain = {unescaped(name): _plain(value) for name, value in json.loads(item).items()}
-            yield StoredOutput(unescaped(url), unescaped(title), None, (plain,))
+            yield Kept(unescaped(url), unescaped(title), None, (plain,))
 
 
 def _plain(value: object) -> object:
@@ -70,10 +70,10 @@ class TestMariaDB(_Tables):
     def _server(self, maria_server: SqlServer) -> None:
         self.on(maria_server)
 
-    def read(self, folder: Path, urls: Sequence[str]) -> Iterator[StoredOutput]:
+    def read(self, folder: Path, urls: Sequence[str]) -> Iterator[Kept]:
         for url, title, item, size, number in self.rows("url, title, item, bytes, number"):
             assert (type(size), number) == (int, 0)
-            yield StoredOutput(url, title, None, (json.loads(item),))
+            yield Kept(url, title, None, (json.loads(item),))
 
 
 class TestStream(_OnServer):
@@ -88,10 +88,10 @@ class TestStream(_OnServer):
         self.server, self.stream = redis_server, f"s{secrets.token_hex(4)}"
         self.target = f"{redis_server.url.partition(':')[2]}?stream={self.stream}"
 
-    def read(self, folder: Path, urls: Sequence[str]) -> Iterator[StoredOutput]:
+    def read(self, folder: Path, urls: Sequence[str]) -> Iterator[Kept]:
         words = ["redis-cli", "-p", str(self.server.port), "--json", "XRANGE", self.stream, "-", "+"]
         for _, fields in json.loads(subprocess.check_output(words)):
             entry = dict(zip(fields[::2], fields[1::2], strict=True))
             page = json.loads(entry["page"])
             assert page["url"] == entry["url"]
-            yield StoredOutput(page["url"], page["title"], None, tuple(json.loads(entry["items"])))
+            yield Kept(page["url"], page["title"], None, tuple(json.loads(entry["items"])))

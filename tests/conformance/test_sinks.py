@@ -25,7 +25,7 @@ from gossamer.model import Record, Rejected
 from gossamer.storage.jsonl import lines_of
 from gossamer.storage.sqlite import SqliteSink
 from gossamer.testing.sink_writer import visit
-from gossamer.testing.sinks import SinkSuite, StoredOutput
+from gossamer.testing.sinks import Kept, SinkSuite
 
 STRINGS = Path(__file__).parents[2] / "../shared/suites/hostile-strings/blns.json"
 
@@ -44,13 +44,13 @@ def lines(path: Path) -> list[dict[str, Any]]:
 class TestJsonl(_Ours):
     opens = "gossamer.storage.jsonl:open_jsonl"
 
-    def read(self, folder: Path, urls: Sequence[str]) -> Iterator[StoredOutput]:
+    def read(self, folder: Path, urls: Sequence[str]) -> Iterator[Kept]:
         pages, items = lines(folder / "pages.jsonl"), lines(folder / "items.jsonl")
         assert len(items) == len(pages)
         of_page = {item["number"]: item for item in items}
         for page in pages:
             number = int(page["url"].split("/")[3 if "hostile" in page["url"] else -1])
-            yield StoredOutput(page["url"], page["title"], None, (of_page[number],))
+            yield Kept(page["url"], page["title"], None, (of_page[number],))
 
 
 class _Compressed(TestJsonl):
@@ -60,7 +60,7 @@ class _Compressed(TestJsonl):
     test_what_write_returned_for_survives_a_kill = None  # type: ignore[assignment]
     test_a_later_visit_is_kept_too_or_takes_the_place = None  # type: ignore[assignment]
 
-    def read(self, folder: Path, urls: Sequence[str]) -> Iterator[StoredOutput]:
+    def read(self, folder: Path, urls: Sequence[str]) -> Iterator[Kept]:
         with tempfile.TemporaryDirectory() as plain:
             for name in ("pages.jsonl", "items.jsonl"):
                 path = folder / (name + self.suffix)
@@ -87,7 +87,7 @@ class TestGzip(_Compressed):
 class TestCsv(_Ours):
     opens = "gossamer.storage.csv:open_csv"
 
-    def read(self, folder: Path, urls: Sequence[str]) -> Iterator[StoredOutput]:
+    def read(self, folder: Path, urls: Sequence[str]) -> Iterator[Kept]:
         pages, items = table(folder / "pages.csv"), table(folder / "items.csv")
         assert len(pages[1:]) == len(items[1:])
         for page, item in zip(pages[1:], items[1:], strict=True):
@@ -101,7 +101,7 @@ class TestCsv(_Ours):
                 # All have the columns of the first.
                 fields = {name: value for name, value in fields.items() if name != items[0][1] or value}
             fields["number"] = int(fields["number"])
-            yield StoredOutput(row["url"], row["title"], None, (fields,))
+            yield Kept(row["url"], row["title"], None, (fields,))
 
 
 def table(path: Path) -> list[list[str]]:
@@ -118,13 +118,13 @@ class TestSqlite(_Ours):
     opens = "gossamer.storage.sqlite:open_sqlite"
     exact, keeps_visits = False, False
 
-    def read(self, folder: Path, urls: Sequence[str]) -> Iterator[StoredOutput]:
+    def read(self, folder: Path, urls: Sequence[str]) -> Iterator[Kept]:
         with closing(sqlite3.connect(folder / "pages.db")) as db:
             assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
             joined = "SELECT url, title, item, bytes, number FROM pages JOIN items USING (key)"
             for url, title, item, size, number in db.execute(joined):
                 assert (type(size), number) == (int, 0)
-                yield StoredOutput(url, title, None, (json.loads(item),))
+                yield Kept(url, title, None, (json.loads(item),))
 
     def test_a_late_visit_does_not_replace_a_newer_one_nor_what_was_kept_aside_of_it(self, tmp_path: Path) -> None:
         def aside(record: Record, *names: str) -> Record:
@@ -152,14 +152,14 @@ class TestSegments(_Ours):
     opens = "gossamer.testing.sink_writer:open_segments"
     fleet, exact, keeps_visits = True, False, False
 
-    def read(self, folder: Path, urls: Sequence[str]) -> Iterator[StoredOutput]:
+    def read(self, folder: Path, urls: Sequence[str]) -> Iterator[Kept]:
         best: dict[int, dict[str, Any]] = {}
         for path in sorted((folder / "segments").iterdir()):
             for record in lines(path):
                 if record["token"] > best.get(record["key"], {"token": 0})["token"]:
                     best[record["key"]] = record
         for record in best.values():
-            yield StoredOutput(record["page"]["url"], record["page"]["title"], None, tuple(record["items"]))
+            yield Kept(record["page"]["url"], record["page"]["title"], None, tuple(record["items"]))
 
 
 class TestTree(_Ours):
@@ -167,12 +167,12 @@ class TestTree(_Ours):
     target = "{folder}/tree"
     exact, keeps_visits = False, False
 
-    def read(self, folder: Path, urls: Sequence[str]) -> Iterator[StoredOutput]:
+    def read(self, folder: Path, urls: Sequence[str]) -> Iterator[Kept]:
         found = {path.name: path for path in (folder / "tree" / "htmls").rglob("*") if path.is_file()}
         for url in urls:
             path = found.get(hashlib.sha224(url.encode()).hexdigest()[:24])
             if path is not None:
-                yield StoredOutput(url, None, path.read_bytes())
+                yield Kept(url, None, path.read_bytes())
 
 
 def captures(folder: Path) -> Iterator[tuple[dict[str, Any], bytes | None]]:
@@ -222,9 +222,9 @@ def tools_find_no_fault(folder: Path) -> None:
 class TestWarc(_Ours):
     opens = "gossamer.storage.warc.sink:open_warc"
 
-    def read(self, folder: Path, urls: Sequence[str]) -> Iterator[StoredOutput]:
+    def read(self, folder: Path, urls: Sequence[str]) -> Iterator[Kept]:
         for said, body in captures(folder / "archive"):
-            yield StoredOutput(said["page"]["url"], said["page"]["title"], body, tuple(said["items"]))
+            yield Kept(said["page"]["url"], said["page"]["title"], body, tuple(said["items"]))
 
     def check(self, folder: Path) -> None:
         tools_find_no_fault(folder / "archive")
@@ -235,12 +235,12 @@ class TestWarcOfFleet(TestWarc):
 
     fleet, exact = True, False
 
-    def read(self, folder: Path, urls: Sequence[str]) -> Iterator[StoredOutput]:
+    def read(self, folder: Path, urls: Sequence[str]) -> Iterator[Kept]:
         seen = set()
         for said, body in captures(folder / "archive"):
             if (said["key"], said["token"]) not in seen:
                 seen.add((said["key"], said["token"]))
-                yield StoredOutput(said["page"]["url"], said["page"]["title"], body, tuple(said["items"]))
+                yield Kept(said["page"]["url"], said["page"]["title"], body, tuple(said["items"]))
 
 
 class TestWarcElsewhere(TestWarc):
@@ -253,7 +253,7 @@ class TestWarcElsewhere(TestWarc):
     test_a_full_disk_takes_nothing_and_goes_on_when_there_is_room = None  # type: ignore[assignment]
     test_what_write_returned_for_survives_a_kill = None  # type: ignore[assignment]
 
-    def read(self, folder: Path, urls: Sequence[str]) -> Iterator[StoredOutput]:
+    def read(self, folder: Path, urls: Sequence[str]) -> Iterator[Kept]:
         os.symlink("elsewhere", folder / "archive") if not (folder / "archive").exists() else None
         yield from super().read(folder, urls)
 
@@ -263,7 +263,7 @@ class TestParquet(_Ours):
 
     opens = "gossamer.storage.parquet:open_parquet"
 
-    def read(self, folder: Path, urls: Sequence[str]) -> Iterator[StoredOutput]:
+    def read(self, folder: Path, urls: Sequence[str]) -> Iterator[Kept]:
         rows = []
         waiting = {path.stem: path for path in (folder / "parquet").glob("*.jsonl")}
         with duckdb.connect() as db:
@@ -279,7 +279,7 @@ class TestParquet(_Ours):
                 rows += db.sql(f"SELECT key, token, page.url, page.title, page.bytes, items[1] FROM {lines}").fetchall()
         for _, _, url, title, size, item in self.counted(rows):
             assert isinstance(size, int)
-            yield StoredOutput(url, title, None, (json.loads(item),))
+            yield Kept(url, title, None, (json.loads(item),))
 
     def counted(self, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
         return [row for row in rows if row[0] is not None]

@@ -235,8 +235,8 @@ def test_middleware_that_raises_costs_only_its_page(tmp_path: Path, workers: str
 
 def test_a_worker_that_starts_on_a_full_disk_lives(tmp_path: Path) -> None:
     """F60. The page in hand is named in a file that is mapped: a hole in it would be the end of the process."""
-    handles = "import sys; from pathlib import Path; from gossamer.engine.supervision import Marker\n"
-    handles += "Marker(Path(sys.argv[1]) / 'hand').name(7); print('lives')"
+    handles = "import sys; from pathlib import Path; from gossamer.engine.supervision import CrashMarker\n"
+    handles += "CrashMarker(Path(sys.argv[1]) / 'hand').name(7); print('lives')"
     with small_disk(tmp_path / "disk", 1_000_000) as disk:
         (disk / "hand").touch()
         fill(disk / "filler")

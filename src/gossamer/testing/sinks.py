@@ -19,7 +19,7 @@ from gossamer.model import Exchange, PageRow, Record
 from gossamer.storage.base import Sink
 from gossamer.testing.sink_writer import WriterTask, command, opened, visit
 
-__all__ = ["HOSTILE", "SinkSuite", "StoredOutput", "small_disk", "visit"]
+__all__ = ["HOSTILE", "Kept", "SinkSuite", "small_disk", "visit"]
 HOSTILE = (
     "\0",
     "a\0b",
@@ -59,7 +59,7 @@ _ENDINGS = {
 }
 
 
-class StoredOutput(NamedTuple):
+class Kept(NamedTuple):
     """A visit as it was read back; None for what the sink does not keep."""
 
     url: str
@@ -95,7 +95,7 @@ class SinkSuite:
     page_bytes = 8_000
     """Of the pages that are written while the disk fills up and while the writer is killed."""
 
-    def read(self, folder: Path, urls: Sequence[str]) -> Iterator[StoredOutput]:
+    def read(self, folder: Path, urls: Sequence[str]) -> Iterator[Kept]:
         """All visits that are stored in the folder; `urls` are those that may be there, for who cannot list them."""
         raise NotImplementedError
 
@@ -258,7 +258,7 @@ class SinkSuite:
             finally:
                 process.kill()
 
-    def _stored(self, folder: Path, most: int) -> list[StoredOutput]:
+    def _stored(self, folder: Path, most: int) -> list[Kept]:
         return sorted(self.read(folder, [visit(number).page.url for number in range(most)]), key=lambda kept: kept.url)
 
     def _numbers(self, folder: Path, most: int) -> list[int]:
