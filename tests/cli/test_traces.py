@@ -190,9 +190,9 @@ def test_a_collector_that_hangs_holds_no_crawl_up(tmp_path: Path) -> None:
 CHECKED = """
 import asyncio, sys
 {before}
-from gossamer.job import Crawl
+from gossamer.jobs.local_run import LocalRun
 from gossamer.settings import build
-asyncio.run(Crawl(None, build({{"allow_private": True, "delay": 0.0}}), [{url!r}]).run())
+asyncio.run(LocalRun(None, build({{"allow_private": True, "delay": 0.0}}), [{url!r}]).run())
 print(sum(name.startswith("opentelemetry") and sys.modules[name] is not None for name in sys.modules))
 """
 
