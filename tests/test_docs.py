@@ -274,9 +274,12 @@ def test_every_function_of_the_tour_exists() -> None:
 
 @pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/explanation/decisions.md", "docs/explanation/tour.md"])
 def test_every_module_that_is_named_exists(name: str) -> None:
+    """Modules are named from the package or from the root; NAME stands for that of a new one."""
     named = re.findall(r"`((?:[a-z_]\w*/)*\w+\.(?:py|lua|sql))(?:::[\w.]+)?`", text_of(name))
     assert named
-    assert [path for path in named if not any((place / path).is_file() for place in (SOURCE, ROOT))] == []
+    assert [
+        path for path in named if "NAME" not in path and not any((top / path).is_file() for top in (SOURCE, ROOT))
+    ] == []
 
 
 def unknown_places(document: str, folder: Path) -> list[str]:
