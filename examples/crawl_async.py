@@ -11,10 +11,9 @@ import asyncio
 import sys
 from typing import Any
 
-from gossamer import api
-from gossamer.extract.page import Page
-from gossamer.extract.spider import Spider
-from gossamer.lab.simweb.process import SimWeb
+import gossamer
+from gossamer import Page, Spider
+from gossamer.testing.web import SimWeb
 
 
 class Prices(Spider):
@@ -27,7 +26,7 @@ class Prices(Spider):
 async def total(url: str, **settings: Any) -> float:
     """What everything on a site costs together."""
     found = 0.0
-    async for page in api.crawl(url, spider=Prices, **settings):
+    async for page in gossamer.crawl(url, spider=Prices, **settings):
         found += sum(item["price"] for item in page.items)
     return found
 

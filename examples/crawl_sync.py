@@ -10,13 +10,13 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from gossamer import api
-from gossamer.lab.simweb.process import SimWeb
+import gossamer
+from gossamer.testing.web import SimWeb
 
 
 def longest(url: str, **settings: Any) -> list[tuple[int, str]]:
     """The pages of a site with the most text, of the first thirty."""
-    pages = api.crawl(url, max_pages=30, **settings)
+    pages = gossamer.crawl(url, max_pages=30, **settings)
     return sorted(((len(page.text), page.title) for page in pages), reverse=True)[:5]
 
 

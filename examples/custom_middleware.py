@@ -12,9 +12,7 @@ from typing import Any
 
 import msgspec
 
-from gossamer.extract.page import Page
-from gossamer.extract.spider import Spider
-from gossamer.model import Request, Response
+from gossamer import Page, Request, Response, Spider
 
 Fetch = Callable[[Request], Awaitable[Response]]
 Parse = Callable[[Page], Awaitable[list[Any]]]

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gossamer.extract.page import Page
-from gossamer.extract.spider import Spider
+from gossamer import Page, Spider
 
 
 @dataclass

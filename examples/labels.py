@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from gossamer.extract.page import Page
-from gossamer.extract.spider import Spider
+from gossamer import Page, Spider
 
 
 class Letters(Spider):

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -24,6 +25,7 @@ from gossamer.settings import FIELDS, SiteSettings
 from gossamer.testing.frontier import FrontierSuite
 
 ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "gossamer"
 REFERENCE = ROOT / "docs" / "reference"
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 WRITTEN = [path for path in DOCUMENTS if path.parent != REFERENCE]
@@ -31,6 +33,8 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SITE = "http://127.0.0.1:8000/"
 """The site of the documents' examples."""
 NAMED = re.compile(r"`((?:tests|benchmarks|scripts|examples)/[\w./*]+)(?:::([\w:]+)| -k (\w+))?[^`]*`")
+PLACE = re.compile(r"`([\w/]+\.\w+)::([\w.]+)`")
+"""A function, a class, or a method of a module, or a statement, in a document."""
 MACHINE_PATHS = re.compile(r"(?<![\w./~-])/(?:work|tmp|root|home|Users|var/folders)/")
 REGISTRIES = [name + end for name, end in (("pypi", ".org"), ("pythonhosted", ".org"), ("npmjs", ".com"))]
 
@@ -58,9 +62,9 @@ def test_every_document_is_there() -> None:
 
 
 def test_every_room_is_in_the_architecture() -> None:
-    written, source = text_of("ARCHITECTURE.md"), ROOT / "src" / "gossamer"
-    rooms = [f"{path.parent.name}/" for path in source.rglob("__init__.py") if path.parent != source]
-    modules = [path.name for path in source.glob("*.py") if not path.name.startswith("__")]
+    written = text_of("ARCHITECTURE.md")
+    rooms = [f"{path.parent.name}/" for path in SOURCE.rglob("__init__.py") if path.parent != SOURCE]
+    modules = [path.name for path in SOURCE.glob("*.py") if not path.name.startswith("__")]
     assert len(rooms) > 10
     assert [name for name in (*rooms, *modules) if f"`{name}`" not in written] == []
 
@@ -260,13 +264,33 @@ def test_every_promise_of_a_frontier_says_where_each_backend_keeps_it() -> None:
     assert [row[0] for row in rows] == [f"**{number}** {promise}" for number, promise in promises]
     assert {len(row) for row in rows} == {5}
     assert [row[0] for row in rows for cell in row[1:] if "::" not in cell] == [], "a backend without a place"
-    named = [place for row in rows for cell in row for place in re.findall(r"`([\w/]+\.\w+)::([\w.]+)`", cell)]
-    assert [f"{path}::{name}" for path, name in named if name not in names_in(path)] == []
+    assert unknown_places("docs/explanation/promises.md", SOURCE / "frontier") == []
 
 
-def names_in(path: str) -> set[str]:
-    """What a module of the frontier defines: functions, classes and their methods, or statements by their names."""
-    file = ROOT / "src" / "gossamer" / "frontier" / path
+def test_every_function_of_the_tour_exists() -> None:
+    assert len(PLACE.findall(text_of("docs/explanation/tour.md"))) > 100
+    assert unknown_places("docs/explanation/tour.md", SOURCE) == []
+
+
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/explanation/decisions.md", "docs/explanation/tour.md"])
+def test_every_module_that_is_named_exists(name: str) -> None:
+    """Modules are named from the package or from the root; NAME stands for that of a new one."""
+    named = re.findall(r"`((?:[a-z_]\w*/)*\w+\.(?:py|lua|sql))(?:::[\w.]+)?`", text_of(name))
+    assert named
+    assert [
+        path for path in named if "NAME" not in path and not any((top / path).is_file() for top in (SOURCE, ROOT))
+    ] == []
+
+
+def unknown_places(document: str, folder: Path) -> list[str]:
+    """The places that a document names, as `module.py::name` below a folder, and that are not there."""
+    named = PLACE.findall(text_of(document))
+    return [f"{path}::{name}" for path, name in named if name not in names_in(folder / path)]
+
+
+@cache
+def names_in(file: Path) -> set[str]:
+    """What a module defines: functions, classes and their methods, or statements by their names."""
     text = file.read_text("utf-8") if file.is_file() else ""
     if file.suffix == ".lua":
         return set(re.findall(r"^(?:local )?function ([\w.]+)", text, re.MULTILINE))

@@ -63,9 +63,9 @@ def test_importing_the_package_loads_little() -> None:
 
 def test_a_worker_loads_only_what_its_crawl_needs() -> None:
     """Each process of a fleet pays for it: no XPath, browser, databases or drawing before they are used."""
-    loaded = loaded_by("import gossamer.cli.crawl, gossamer.jobs.worker, gossamer.jobs.worker; gossamer.cli.main")
+    loaded = loaded_by("import gossamer.cli.crawl, gossamer.jobs.worker; gossamer.cli.main")
     heavy = {"aiodns", "cssselect", "duckdb", "lxml", "playwright", "pyarrow", "pycares", "redis", "rich", "starlette"}
-    assert loaded & {*heavy, "gossamer.download.browser", "gossamer.report", "gossamer.stored"} == set()
+    assert loaded & {*heavy, "gossamer.download.browser", "gossamer.results.report", "gossamer.storage.reader"} == set()
 
 
 def loaded_by(code: str) -> set[str]:

@@ -1,9 +1,9 @@
 """A frontier in LMDB, an embedded key-value store: `gossamer crawl URL --frontier lmdb:FOLDER`.
 
-Gossamer's `LocalFrontier` does the scheduling in memory: sites, lanes, leases, delays. This module is its journal. Each
-call that changes the frontier arrives as one `Change`, and is written as one LMDB transaction. LMDB syncs the file
-before a commit returns, so a change that was acknowledged survives `kill -9` and a power cut, and one that was not is
-absent as a whole. After a restart, `LmdbPast` reads everything back.
+Gossamer's `EmbeddedFrontier` does the scheduling in memory: sites, lanes, leases, delays. This module is its journal.
+Each call that changes the frontier arrives as one `Change`, and is written as one LMDB transaction. LMDB syncs the
+file before a commit returns, so a change that was acknowledged survives `kill -9` and a power cut, and one that was
+not is absent as a whole. After a restart, `LmdbPast` reads everything back.
 
 It keeps every visit: a crawl that revisits its pages for years needs a compaction, which this example lacks."""
 
@@ -229,7 +229,7 @@ class LmdbJournal:
 
 
 class LmdbPast(Past):
-    """What the file had when it was opened; `LocalFrontier` builds its schedule from it."""
+    """What the file had when it was opened; `EmbeddedFrontier` builds its schedule from it."""
 
     def __init__(self, journal: LmdbJournal) -> None:
         self._all = journal.all

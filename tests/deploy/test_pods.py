@@ -291,7 +291,7 @@ def test_f24_pods_of_two_versions_roll_over_on_one_frontier_or_the_new_ones_refu
     server: RedisServer, tmp_path: Path
 ) -> None:
     """F24: the same format with other scripts works together; another format ends with words and changes nothing."""
-    script = ("frontier/lua/seen.lua", "function operations.add()", "function operations.add() -- of another version")
+    script = ("frontier/redis/lua/seen.lua", "function operations.add()", "function operations.add() -- another one")
     together = next_version(tmp_path / "next", script)
     apart = next_version(tmp_path / "later", ("frontier/redis/server.py", "FORMAT = 2", "FORMAT = 3"))
     old = Workload(rendered(values(server), release="old"), "Deployment", "-worker", tmp_path)

@@ -18,15 +18,15 @@ from gossamer.testing.folder_worker import submit
 JOB = "job"
 SLOW_WORKER = """
 import runpy, time
-from gossamer.frontier.folder.files import Share
+from gossamer.frontier.folder.files import SharedFolder
 
-claim = Share.claim
+claim = SharedFolder.claim
 def slow(self, name, data, **options):
     made = claim(self, name, data, **options)
     if name.startswith("claims/"):
         time.sleep({seconds})
     return made
-Share.claim = slow
+SharedFolder.claim = slow
 runpy.run_module("gossamer.testing.folder_worker", run_name="__main__")
 """
 

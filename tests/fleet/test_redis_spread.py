@@ -1,4 +1,4 @@
-"""Moving shards between Redis servers of which each may forget: every step of the protocol of `redis_move`."""
+"""Moving shards between Redis servers of which each may forget: every step of the protocol in `redis/move.py`."""
 
 from __future__ import annotations
 

@@ -206,9 +206,9 @@ import sys
 import tempfile
 from pathlib import Path
 from gossamer.frontier.folder.links import Post
-from gossamer.frontier.folder.files import Share
+from gossamer.frontier.folder.files import SharedFolder
 from gossamer.model import Request
-post = Post(Share(Path(sys.argv[1])))
+post = Post(SharedFolder(Path(sys.argv[1])))
 print("up", flush=True)
 number = int(sys.argv[2])
 while True:

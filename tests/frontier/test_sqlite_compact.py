@@ -23,13 +23,12 @@ VICTIM = """
 import asyncio, os, sys
 from pathlib import Path
 from gossamer.clock import SystemClock
-from gossamer.frontier import sqlite_compact
-from gossamer.frontier.embedded.sqlite import open_sqlite
+from gossamer.frontier.embedded.sqlite import Compaction, open_sqlite
 from gossamer.settings import Settings
 from gossamer.testing.harness import outcome
 
 async def main():
-    sqlite_compact.Compaction.__init__.__kwdefaults__["spare"] = 50
+    Compaction.__init__.__kwdefaults__["spare"] = 50
     settings = Settings(delay=0.0, robots=False, recrawl="table", site_share=1.0)
     frontier = open_sqlite(Path(sys.argv[1]), settings, clock=SystemClock())
     while True:

@@ -113,7 +113,7 @@ class PageFetcher:
 
 @asynccontextmanager
 async def looking(settings: Settings) -> AsyncIterator[PageFetcher]:
-    """A Look with everything it needs, which is closed again at the end."""
+    """A `PageFetcher` with everything it needs, which is closed again at the end."""
     clock = SystemClock()
     spider = make_spider(settings)
     downloader = open_downloader(settings, clock=clock)

@@ -134,7 +134,7 @@ class OwnedFrontier(JobFrontier, Protocol):
     """A frontier with one owner process on this machine, which also writes the job's output files.
 
     Workers reach it through their owner. It commits outcomes and the lengths of the output files (`marks`) together, so
-    a page is stored exactly once, whatever is killed. `LocalFrontier` over a `Journal` of your own is one."""
+    a page is stored exactly once, whatever is killed. `EmbeddedFrontier` over a `Journal` of your own is one."""
 
     marks: dict[str, int]
 

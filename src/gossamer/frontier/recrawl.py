@@ -1,6 +1,6 @@
 """When a page is visited again: by table, by observed change, or within a budget; and freshness.
 
-What a visit leaves for the next one is a `Visited`; it goes into `Outcome.state` and comes back in `Request.state`.
+A visit leaves a `VisitOutcome` for the next one: it goes into `Outcome.state`, and comes back in `Request.state`.
 
 A page changes at a rate r (a Poisson process) and is visited every I seconds. Its copy is then fresh for a share of
 

@@ -31,7 +31,7 @@ from gossamer.redact import masked_address
 from gossamer.settings import Settings, expand
 from gossamer.storage.base import Reader
 from gossamer.storage.reader import StoredJob
-from gossamer.storage.registry import FORMATS, load, parted
+from gossamer.storage.registry import FORMATS, formats_keeping, load, parted
 from gossamer.storage.tables import ask
 
 _ON_THE_WIRE_SECONDS = 1.0
@@ -280,21 +280,20 @@ def children(pid: int) -> list[int]:
     return sorted(found)
 
 
-_FILES = ("jsonl", "csv", "sqlite", "warc", "parquet")
 _TABLES = ("postgresql", "postgres", "mysql", "mariadb")
 
 
 def made_its_own(sinks: Sequence[str], table: str) -> list[str]:
     """Sinks as the proof uses them: files in its own folder, tables of its own; ConfigError for what is neither."""
-    found = []
+    found, files = [], formats_keeping("rows")
     for name in sinks:
         kind = parted(name)[0]
         if kind in _TABLES and "table=" not in name:
             found.append(f"{name}{'&' if '?' in name else '?'}table={table}")
-        elif kind in _TABLES or (kind in FORMATS and (kind not in _FILES or ":/" in name)):
+        elif kind in _TABLES or (kind in FORMATS and (kind not in files or ":/" in name)):
             raise ConfigError(
                 f"sink {masked_address(name)}: verify would write beside what is there, or could not read it back",
-                hint=f"it makes files and tables of its own: name {', '.join(_FILES)}, postgresql:// or mysql://",
+                hint=f"it makes files and tables of its own: name {', '.join(files)}, postgresql:// or mysql://",
             )
         else:
             found.append(name)

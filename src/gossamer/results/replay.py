@@ -71,7 +71,7 @@ class Replay:
         self._fields: Counter[str] = Counter()
 
     def hatch(self) -> None:
-        """Begin the processes before `run`, which costs less; see `Crew.hatch`."""
+        """Begin the processes before `run`, which costs less; see `ReplayPool.hatch`."""
         self._crew.hatch()
 
     async def run(self, progress: Callable[[Replayed], None] = lambda _: None) -> Replayed:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -22,7 +22,10 @@ from gossamer.errors import NotKept, SinkError
 from gossamer.model import PageRow
 from gossamer.settings import Settings
 from gossamer.storage.query import Search, versions_of
-from gossamer.storage.reader import StoredJob
+
+if TYPE_CHECKING:
+    # Workers write the log and need no readers.
+    from gossamer.storage.reader import StoredJob
 
 log = logging.getLogger("gossamer.sink")
 FOLDER, SUFFIX = "trail", ".jsonl"

@@ -358,7 +358,7 @@ async def _evaluate(redis: Any, operation: str, arguments: list[Any]) -> Any:
 @cache
 def _script(own: tuple[str, ...]) -> tuple[str, str]:
     """The script of some operations, and its digest."""
-    folder = resources.files("gossamer.frontier.redis.frontier").joinpath("lua")
+    folder = resources.files("gossamer.frontier.redis").joinpath("lua")
     record, *rest = (folder.joinpath(f"{part}.lua").read_text("utf-8") for part in (*_CORE, *own, "answer"))
     # All but the record is one function inside: Lua looks for each variable of a function around that is not the next
     # one out among all those that are in use, and so defining them all took a fifth of a small call.
