@@ -9,24 +9,23 @@ from typing import Any
 import pytest
 from processes import stored
 
-from gossamer import api, errors
-from gossamer.extract import page, spider
+import gossamer
 from gossamer.lab.simweb.log import fetched
 from gossamer.lab.simweb.process import SimWeb
 
 
-class Shop(spider.Spider):
-    def parse(self, page: page.Page) -> Any:
+class Shop(gossamer.Spider):
+    def parse(self, page: gossamer.Page) -> Any:
         yield {"title": page.title}
         yield page.follow(page.links()[0], label="second")
 
-    def parse_second(self, page: page.Page) -> Any:
+    def parse_second(self, page: gossamer.Page) -> Any:
         yield {"second": page.title}
 
 
 def test_async_for_gives_every_page() -> None:
     async def titles(web: SimWeb) -> list[str]:
-        return [page.title async for page in api.crawl(*web.seeds, delay=0, allow_private=True)]
+        return [page.title async for page in gossamer.crawl(*web.seeds, delay=0, allow_private=True)]
 
     with SimWeb(sites=2, pages_per_site=10, page_bytes=2000) as web:
         found = asyncio.run(titles(web))
@@ -36,14 +35,14 @@ def test_async_for_gives_every_page() -> None:
 
 def test_plain_for_gives_every_page_and_its_items() -> None:
     with SimWeb(sites=1, pages_per_site=10, page_bytes=2000) as web:
-        pages = list(api.crawl(web.seeds[0], spider=Shop, delay=0, allow_private=True))
+        pages = list(gossamer.crawl(web.seeds[0], spider=Shop, delay=0, allow_private=True))
     assert [page.label for page in pages] == ["", "second"]
     assert [list(item) for page in pages for item in page.items] == [["title"], ["second"]]
 
 
 def test_leaving_the_loop_stops_the_crawl() -> None:
     with SimWeb(sites=1, pages_per_site=0, page_bytes=2000) as web:
-        for number, _ in enumerate(api.crawl(web.seeds[0], delay=0, allow_private=True)):
+        for number, _ in enumerate(gossamer.crawl(web.seeds[0], delay=0, allow_private=True)):
             if number == 5:
                 break
         before = len(web.log())
@@ -54,10 +53,10 @@ def test_leaving_the_loop_stops_the_crawl() -> None:
 def test_with_a_job_the_crawl_is_kept_and_resumed(tmp_path: Path) -> None:
     options: dict[str, Any] = {"delay": 0, "allow_private": True, "job": str(tmp_path / "job")}
     with SimWeb(sites=1, pages_per_site=20, page_bytes=2000) as web:
-        for number, _ in enumerate(api.crawl(web.seeds[0], batch=1, **options)):
+        for number, _ in enumerate(gossamer.crawl(web.seeds[0], batch=1, **options)):
             if number == 5:
                 break
-        list(api.crawl(web.seeds[0], **options))
+        list(gossamer.crawl(web.seeds[0], **options))
         assert set(fetched(web.log()).values()) == {1}
     assert len(stored(tmp_path / "job")) == 20
 
@@ -65,7 +64,7 @@ def test_with_a_job_the_crawl_is_kept_and_resumed(tmp_path: Path) -> None:
 def test_two_crawls_run_in_one_process() -> None:
     async def both(first: SimWeb, second: SimWeb) -> list[int]:
         async def count(web: SimWeb) -> int:
-            return len([page async for page in api.crawl(*web.seeds, delay=0, allow_private=True)])
+            return len([page async for page in gossamer.crawl(*web.seeds, delay=0, allow_private=True)])
 
         return list(await asyncio.gather(count(first), count(second)))
 
@@ -77,5 +76,5 @@ def test_two_crawls_run_in_one_process() -> None:
 
 
 def test_a_wrong_setting_is_named() -> None:
-    with pytest.raises(errors.ConfigError, match="delai"):
-        api.crawl("https://example.com", delai=3)
+    with pytest.raises(gossamer.ConfigError, match="delai"):
+        gossamer.crawl("https://example.com", delai=3)

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 import redis
 
-from gossamer import api, errors
+import gossamer
 from gossamer.errors import JobMissing, JobRunning, JobStopped
-from gossamer.extract import page, spider
 from gossamer.frontier.backends import open_fleet
 from gossamer.jobs.find import list_names
 from gossamer.jobs.fleet import submit_job
@@ -31,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "crawl"))
 from processes import kill_tree, start, stored, until
 
 
-class Titles(spider.Spider):
-    def parse(self, page: page.Page) -> Iterator[Any]:
+class Titles(gossamer.Spider):
+    def parse(self, page: gossamer.Page) -> Iterator[Any]:
         yield {"title": page.title, "depth": page.depth, "mixed": 1 if page.depth else "seed"}
         yield from page.follow_all()
 
@@ -50,10 +49,10 @@ def server(redis_server: RedisServer) -> RedisServer:
     return redis_server
 
 
-def crawled(folder: Path, web: SimWeb, **settings: Any) -> api.JobHandle:
+def crawled(folder: Path, web: SimWeb, **settings: Any) -> gossamer.JobHandle:
     """A job that is done."""
-    list(api.crawl(*web.seeds, job=str(folder), spider=Titles, delay=0, allow_private=True, **settings))
-    return api.open_job(str(folder))
+    list(gossamer.crawl(*web.seeds, job=str(folder), spider=Titles, delay=0, allow_private=True, **settings))
+    return gossamer.open_job(str(folder))
 
 
 def test_a_job_that_runs_is_asked_and_controlled_until_it_rests(web: SimWeb, tmp_path: Path) -> None:
@@ -61,7 +60,7 @@ def test_a_job_that_runs_is_asked_and_controlled_until_it_rests(web: SimWeb, tmp
     process = start(folder, web, "--delay", "0.1")
     try:
         until(lambda: sum(stored(folder).values()) > 3)
-        with api.open_job(str(folder)) as job:
+        with gossamer.open_job(str(folder)) as job:
             assert job.state() == "running"
             job.pause()
             assert (job.state(), job.counts().job) == ("paused", "paused")
@@ -86,7 +85,7 @@ def test_an_asyncio_program_has_the_same_methods(web: SimWeb, tmp_path: Path) ->
     crawled(tmp_path / "job", web)
 
     async def ask() -> None:
-        async with api.open_job(str(tmp_path / "job")) as job:
+        async with gossamer.open_job(str(tmp_path / "job")) as job:
             assert await job.state() == "finished"
             assert (await job.counts()).stored == 80
             results = await job.results()
@@ -100,7 +99,7 @@ def test_an_asyncio_program_has_the_same_methods(web: SimWeb, tmp_path: Path) ->
     asyncio.run(ask())
     plain, same = (
         {name for name in vars(handle) if not name.startswith("_")} - {"close", "aclose"}
-        for handle in (api.JobHandle, api.AsyncJobHandle)
+        for handle in (gossamer.JobHandle, gossamer.AsyncJobHandle)
     )
     assert plain == same
 
@@ -126,11 +125,11 @@ def test_results_are_those_of_the_files(web: SimWeb, tmp_path: Path) -> None:
 def test_a_package_that_is_missing_is_named(web: SimWeb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with crawled(tmp_path / "job", web, max_pages=1) as job:
         monkeypatch.setitem(sys.modules, "pandas", None)
-        with pytest.raises(errors.ConfigError, match="needs pandas") as missing:
+        with pytest.raises(gossamer.ConfigError, match="needs pandas") as missing:
             job.results().to_pandas()
         assert missing.value.hint == "pip install pandas"
         monkeypatch.setitem(sys.modules, "pyarrow", None)
-        with pytest.raises(errors.ConfigError, match="a table needs pyarrow") as missing:
+        with pytest.raises(gossamer.ConfigError, match="a table needs pyarrow") as missing:
             job.results().to_arrow()
         assert missing.value.hint == "pip install 'gossamer[parquet]'"
 
@@ -139,7 +138,7 @@ def test_a_job_on_a_fleet(server: RedisServer, web: SimWeb, tmp_path: Path) -> N
     settings = Settings(sink=(f"jsonl:{tmp_path}/out",), allow_private=True, delay=0.0)
 
     asyncio.run(submit_job(server.url, "shop", settings, web.seeds))
-    with api.open_job("shop", server.url) as job:
+    with gossamer.open_job("shop", server.url) as job:
         assert (job.state(), job.counts().queued) == ("resting", 2)
         job.pause()
         assert job.state() == "paused"
@@ -149,15 +148,15 @@ def test_a_job_on_a_fleet(server: RedisServer, web: SimWeb, tmp_path: Path) -> N
         assert job.state() == "finished"
         assert len(list(job.results())) == job.counts().stored == 81
         assert job.results().to_arrow()["key"].null_count == 0
-    with pytest.raises(JobMissing), api.open_job("none", server.url) as job:
+    with pytest.raises(JobMissing), gossamer.open_job("none", server.url) as job:
         pass
 
 
 def test_a_job_that_is_not_there_and_a_handle_that_is_forgotten(web: SimWeb, tmp_path: Path) -> None:
-    with pytest.raises(errors.ConfigError, match="there is no job"):
-        api.open_job(f"{tmp_path}/none").state()
-    with pytest.raises(errors.ConfigError, match="there is no such frontier"):
-        api.open_job("x", "cassandra:").state()
+    with pytest.raises(gossamer.ConfigError, match="there is no job"):
+        gossamer.open_job(f"{tmp_path}/none").state()
+    with pytest.raises(gossamer.ConfigError, match="there is no such frontier"):
+        gossamer.open_job("x", "cassandra:").state()
     gc.collect()
     job = crawled(tmp_path / "job", web)
     assert job.state() == "finished"
@@ -176,14 +175,14 @@ def test_a_job_is_deleted_unless_somebody_works_on_it(server: RedisServer, web: 
     process = start(folder, web, "--delay", "0.1")
     try:
         until(lambda: sum(stored(folder).values()) > 3)
-        with api.open_job(str(folder)) as job:
+        with gossamer.open_job(str(folder)) as job:
             with pytest.raises(JobRunning, match="is running: owner") as refused:
                 job.delete()
             assert f"gossamer stop {folder}" in refused.value.hint
             job.stop()
             assert process.wait(60) == 0
             job.delete()
-            with pytest.raises(errors.ConfigError, match="there is no job"):
+            with pytest.raises(gossamer.ConfigError, match="there is no job"):
                 job.counts()
         assert sum(stored(folder).values()) > 3, "what it has stored stays"
     finally:
@@ -194,7 +193,7 @@ def test_a_job_is_deleted_unless_somebody_works_on_it(server: RedisServer, web: 
         await submit_job(url, "shop", settings, web.seeds)
         fleet = await open_fleet(url, "shop", worker="w")
         await fleet.beat(Heartbeat(worker="w"))
-        async with api.open_job("shop", url) as job:
+        async with gossamer.open_job("shop", url) as job:
             with pytest.raises(JobRunning, match="is running: w"):
                 await job.delete()
             await fleet.beat(Heartbeat(worker="w", left=True))
@@ -210,7 +209,7 @@ def test_a_handle_works_where_a_loop_runs_already(web: SimWeb, tmp_path: Path) -
     """As in a notebook."""
 
     async def cell() -> str:
-        with api.open_job(str(tmp_path / "job")) as job:
+        with gossamer.open_job(str(tmp_path / "job")) as job:
             return job.state()
 
     crawled(tmp_path / "job", web).close()

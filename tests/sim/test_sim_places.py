@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 
 import pytest
 
+import gossamer
 from gossamer.errors import ConfigError
 from gossamer.lab.simweb import features
 from gossamer.lab.simweb.features import PASSWORD, USER
@@ -34,10 +35,9 @@ def ask(
 
 
 def test_every_page_of_a_place_is_linked_to_and_found_by_a_crawl() -> None:
-    from gossamer import api
 
     with SimWeb(sites=1, pages_per_site=3, kinds=("news+shop+blog",), page_bytes=2000, links_per_page=4) as web:
-        pages = {page.url for page in api.crawl(web.seeds[0], delay=0, allow_private=True)}
+        pages = {page.url for page in gossamer.crawl(web.seeds[0], delay=0, allow_private=True)}
         assert pages == web.reachable()
         assert len(pages) == 3 + 18 + 18 + 6
         assert not web.judge().unknown
