@@ -135,7 +135,7 @@ def test_h27_no_hostile_answer_takes_longer_than_its_time(tmp_path: Path, shared
 
 WEIGHED = """
 import os, sys
-from gossamer.engine.concurrency import give_back_freed_memory
+from gossamer.engine.allocator import give_back_freed_memory
 from gossamer.cli import _run
 give_back_freed_memory()
 code = _run()

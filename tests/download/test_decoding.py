@@ -142,7 +142,7 @@ def test_truncated_samples_of_the_suite_are_not_whole(name: str) -> None:
 BOMBS = """
 import resource, zlib, brotli
 from gossamer.compression import zstd
-from gossamer.engine.concurrency import give_back_freed_memory
+from gossamer.engine.allocator import give_back_freed_memory
 give_back_freed_memory()
 from gossamer.download.decoding import decode
 from gossamer.errors import TooLarge

@@ -76,7 +76,7 @@ def serve_without_asking_the_target(patch: pytest.MonkeyPatch) -> None:
 
 
 def repair_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("gossamer.lab.simulation.servers.repair", lambda servers, records: set())
+    patch.setattr("gossamer.lab.simulation.run.repair", lambda servers, records: set())
 
 
 BUGS: list[tuple[Plant, str, str, int]] = [

@@ -134,12 +134,12 @@ def test_the_simulation_runs_what_users_run() -> None:
     for path in SOURCE.glob("*.py"):
         for made in (node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.ClassDef)):
             methods = {node.name: node for node in made.body if isinstance(node, ast.AsyncFunctionDef)}
-            carrier = made.name in ("Link", "ShardLink", "OpenShard")
+            carrier = made.name in ("LossyLink", "ShardLink", "OpenShard")
             assert carrier or not carries & methods.keys(), f"{path.name}: {made.name} is a frontier"
             if made.name == "OpenShard":
                 for name in carries - {"complete"}:
                     assert f".{name}(" in ast.unparse(methods[name]), f"{name} is not the embedded frontier's"
-            if made.name == "Link":
+            if made.name == "LossyLink":
                 assert carries <= methods.keys()
                 for name in carries:
                     assert f"server.frontier.{name}(" in ast.unparse(methods[name])
@@ -152,7 +152,7 @@ def test_the_simulation_has_no_lease_logic_of_its_own(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.ClassDef):
             bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
-            allowed = {"NamedTuple", "MemoryJournal", "Past", "VirtualLoop", "Exception", "Unavailable", "Link"}
+            allowed = {"NamedTuple", "MemoryJournal", "Past", "VirtualLoop", "Exception", "Unavailable", "LossyLink"}
             assert bases <= allowed, node.name
         if isinstance(node, ast.Attribute):
             # The journal keeps what it is given, and a shard asks the frontier to settle together with its outbox.

@@ -17,7 +17,7 @@ from click.shell_completion import CompletionItem
 
 from gossamer import logs
 from gossamer.cli.console import Exit, flush_output, hold_standard_streams, say
-from gossamer.engine.concurrency import give_back_freed_memory
+from gossamer.engine.allocator import give_back_freed_memory
 from gossamer.errors import ConfigError, GossamerError
 from gossamer.jobs.signals import end_now
 from gossamer.logs import plain

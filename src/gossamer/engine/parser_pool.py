@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from gossamer import settings as configuration
-from gossamer.engine import concurrency, remote
+from gossamer.engine import allocator, remote
 from gossamer.engine.budget import Guard, Interrupted, hard_seconds, hung
 from gossamer.engine.lifecycle import Lifecycle, leave_on_signal
 from gossamer.engine.links import Aside
@@ -282,7 +282,7 @@ def main() -> None:
     with suppress(OSError):
         # Where memory runs out, it is the page in hand here that took it.
         Path("/proc/self/oom_score_adj").write_text("800")
-    concurrency.give_back_freed_memory()
+    allocator.give_back_freed_memory()
     source, target = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     # A print in a spider must not land between the answers.
     os.dup2(2, 1)
@@ -325,7 +325,7 @@ def main() -> None:
         try:
             while (data := read()) is not None:
                 answer(handle(data))
-                concurrency.trim_after(len(data))
+                allocator.trim_after(len(data))
         finally:
             # Where the spider ends the process in the middle of a page, that has no answer.
             try:

@@ -15,7 +15,7 @@ from gossamer import urls
 from gossamer.clock import Clock
 from gossamer.cut import CUT, counted, drops_text
 from gossamer.download.base import Remembers, check_before_sending
-from gossamer.engine import concurrency
+from gossamer.engine import allocator
 from gossamer.engine.budget import Interrupted
 from gossamer.engine.commit import Committer, Listed, Result
 from gossamer.engine.concurrency import AddressLimits, Slots
@@ -289,7 +289,7 @@ class Visit:
             await self._answered(request, response)
         except Interrupted:
             return False
-        concurrency.trim_after(len(response.body))
+        allocator.trim_after(len(response.body))
         return True
 
     async def _skip(self, request: Request, reason: str) -> None:

@@ -1,5 +1,5 @@
 """Alias of `gossamer.testing.network`, kept for tests that start proxies by this name."""
 
-from gossamer.testing.network import HttpProxy, SocksProxy
+from gossamer.testing.network import ProxyServer, SocksServer
 
-__all__ = ["HttpProxy", "SocksProxy"]
+__all__ = ["ProxyServer", "SocksServer"]
