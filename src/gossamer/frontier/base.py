@@ -1,4 +1,13 @@
-"""The frontier's interface: leases are on sites, and a URL does not move until it is done."""
+"""The frontier's interface: leases are on sites, and a URL does not move until it is done.
+
+A frontier knows the URLs of a job, decides which site may be fetched when, and records what became of each URL. The
+engine sees `Frontier` only; people and services use `Control`. A job's frontier either has one owner process
+(`OwnedFrontier`) or is shared by workers on many machines (`FleetFrontier`), and a `Backend` opens it. `Shard` is what
+a frontier of several stores is made of (`sharded`).
+
+A worker that dies, is suspended, or loses its connection never has to report that. Its leases have tokens and ends:
+after the end somebody else gets the work, and an outcome with an old token changes nothing. Every call may therefore be
+repeated after an error, and `docs/explanation/promises.md` says where each backend keeps each promise."""
 
 from __future__ import annotations
 
@@ -209,7 +218,7 @@ class Opener(NamedTuple):
 
 
 class Meter(Protocol):
-    """Weighs one store."""
+    """Measures one store."""
 
     async def weight(self) -> float:
         """Bytes that it holds of all jobs."""
@@ -223,29 +232,29 @@ class Meter(Protocol):
 
 
 class Backend(Protocol):
-    """One kind of frontier: everything that depends on the kind is asked here, and nowhere else.
+    """One kind of frontier: everything that depends on the kind is a method or attribute here.
 
     There is one value for each kind; `backends.backend_of` finds it by the scheme of an address. It imports its driver
     when a method is called, not before. A class of another package inherits from `FleetBackend` or `OwnedBackend`,
     which have defaults for what not every store has, and is named in the entry point group `gossamer.frontiers`."""
 
     name: str
-    """As in figures and messages: `redis`."""
+    """Its name in figures and messages: `redis`."""
     forms: tuple[str, ...]
-    """How its addresses are written, for hints: `redis://host:6379/0`."""
+    """Forms of its addresses, for hints: `redis://host:6379/0`."""
     is_shared: bool
     """Whether workers on many machines share a job (`FleetBackend`), or one process owns it (`OwnedBackend`)."""
     keeps_in_memory: bool = False
-    """Whether what `Backend.meter` weighs is memory, and not space on a disk."""
+    """Whether `Backend.meter` measures memory, and not space on a disk."""
     knows_all_keys: bool = True
-    """Whether a key can be known without its site; a folder's shards know their own sites only."""
+    """Whether a key can be looked up without its site; a folder's shards know their own sites only."""
 
     async def list_jobs(self, url: str) -> list[str]:
         """The names of the jobs at this address, in order, a thousand at most."""
         ...
 
     async def remove(self, url: str, job: str) -> bool:
-        """Delete a job, on which nobody works any more; whether it was there. Results are not touched.
+        """Delete a job that no worker uses any more; whether it was there. Results are not touched.
 
         It may be interrupted, and called again until it returns."""
         ...
@@ -259,7 +268,7 @@ class Backend(Protocol):
         return None
 
     def meter(self, url: str) -> Meter:
-        """What weighs the store at this address."""
+        """A meter for the store at this address."""
         return _Unmetered()
 
 
@@ -304,7 +313,7 @@ class ShardMove(NamedTuple):
     source: str
     target: str
     size: str
-    """As people read it: `1,200 keys`."""
+    """For people: `1,200 keys`."""
 
 
 @runtime_checkable
@@ -312,7 +321,7 @@ class MovesShards(Protocol):
     """A backend whose jobs can be spread over other servers while they run."""
 
     def move_shards(self, url: str, job: str) -> AsyncIterator[ShardMove]:
-        """Bring every shard to its server among those of this address, and say where each is.
+        """Move every shard to its server among those of this address, and yield where each is.
 
         It ends when no server can forget any more that they have moved. It may be interrupted and called again."""
         ...
@@ -351,7 +360,7 @@ async def skew(clock: Clock, ask: Callable[[], Awaitable[float]]) -> Finding:
     before = clock.epoch()
     there = await ask()
     after = clock.epoch()
-    # All that is known is that it was asked in between.
+    # The answer is from some moment in between: only a difference beyond that is certain.
     skew = 0.0 if before <= there <= after else there - (before if there < before else after)
     if abs(skew) <= SKEW_SECONDS:
         return Finding(
@@ -463,16 +472,16 @@ class Shard(FleetFrontier, Protocol):
 
 @runtime_checkable
 class Adopting(Protocol):
-    """A frontier that can take pages for fetched."""
+    """A frontier that can mark pages as fetched."""
 
     async def adopt(self, requests: Sequence[Request]) -> None:
-        """Take these for fetched; what is known already stays as it is."""
+        """Mark these as fetched; requests that are known stay as they are."""
         ...
 
     async def has_adopted(self, tree: str) -> bool:
-        """Whether this tree was taken over to its end."""
+        """Whether all of this tree was imported."""
         ...
 
     async def note_adopted(self, tree: str) -> None:
-        """Remember that this tree was taken over to its end."""
+        """Note that all of this tree was imported."""
         ...

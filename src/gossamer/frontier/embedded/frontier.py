@@ -308,7 +308,8 @@ _SLICE = 500
 class EmbeddedFrontier:
     """A frontier with its schedule in this process; `journal` decides what survives it.
 
-    `lease` and `extend` change memory only and do not take the lock, so they answer while a commit waits for the disk.
+    `lease` and `extend` work in memory without the lock, so they answer while a commit waits for the disk; the losses
+    that a `lease` finds are written when the lock is free.
     `add`, `settling`, `release`, `abandon`, `blame`, `steer` and `limit` take it: their changes must not interleave.
     What they write is written to its end even if the caller is cancelled (`to_the_end`)."""
 
@@ -406,7 +407,7 @@ class EmbeddedFrontier:
         suspects: bool = True,
         over_quota: bool = True,
     ) -> Grant:
-        """Hand out the lanes that have been ready longest. It writes nothing, so it does not wait for the disk.
+        """Hand out the lanes that have been ready longest. Leases are not written down, only losses that it finds.
 
         A due lane that still has a token is one whose lease has ended: it is taken back, and may be handed out by the
         same call. Without `suspects`, or for a worker that holds one already, no suspect is handed out: if it kills

@@ -1,4 +1,9 @@
-"""The folder backend: jobs on a shared file system, without a server."""
+"""The folder backend: jobs on a shared file system, without a server.
+
+For fleets that share a mount and nothing else. `files` has the few operations that are safe on one, `record` the job,
+`claims` who owns a shard and who is alive, `log` what is durable of a shard, `shard` the embedded frontier over it,
+`links` what travels between shards, `owner` the session of a worker, and `frontier` the whole. Nothing waits for a
+lock, and nothing is lost with a worker: whatever it had is in logs that others can read."""
 
 from __future__ import annotations
 
@@ -24,7 +29,9 @@ _MOST_JOBS = 1000
 
 
 class FolderBackend(FleetBackend):
-    """Jobs on a file system that several machines have mounted, and share nothing else."""
+    """Jobs on a file system that several machines have mounted.
+
+    `check` tries out on the mount what everything rests on: of two that claim the same file, one must fail."""
 
     name = "folder"
     forms = ("folder:/path",)
@@ -86,7 +93,7 @@ class _FolderMeter:
         return float(sum(path.stat().st_size for path in self._path.rglob("*") if path.is_file()))
 
     async def cpu_seconds(self) -> float | None:
-        # All the work is the workers' own.
+        # There is no server: all work is done by the workers.
         return 0.0
 
     async def aclose(self) -> None:
