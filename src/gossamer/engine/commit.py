@@ -344,8 +344,8 @@ class Committer:
         """Commit one group: request log, requests, then results with notes, then leases.
 
         Requests come first, because results of the same group may depend on them; leases last, because they release
-        the right to commit. Only a group that was accepted whole lets the worker forget its links: if some outcomes
-        were stale, nobody knows which."""
+        the right to commit. The links of a group are remembered as known only if all of it was accepted: the receipt
+        does not say which outcomes were stale."""
         if self._trail is not None:
             # First: the log has every request that was sent, whether or not its result is stored.
             await self._trail.flush()

@@ -2,8 +2,8 @@
 
 Four kinds of tasks share one task group. `_dispatch` leases lanes and starts a `Visit` for each, as many as the machine
 can fetch at once; visits that sleep out their delay take no place. `_renew` extends all leases at a third of their
-time. The `Committer` stores results in groups. `regulate` adjusts the number of fetches to the machine. No task keeps
-state that another needs to survive: what a visit has not handed to the committer has not happened.
+time. The `Committer` stores results in groups. `regulate` adjusts the number of fetches to the machine. What a
+visit has not handed to the committer has not happened.
 
 The end comes in a fixed order, and each step needs the one before it:
 
@@ -275,8 +275,8 @@ class Engine:
         """Extend all leases at a third of their time. A visit whose lease is gone is marked lost, and sends nothing
         more.
 
-        Two renewals may fail before a lease ends. A failed call marks nothing as lost: the deadline of each visit
-        does."""
+        One renewal may fail and the next still comes in time. A failed call marks nothing as lost: each visit goes by
+        its own deadline."""
         seconds = self._settings.lease_seconds
         while True:
             await self._clock.sleep(seconds / 3)

@@ -2,8 +2,9 @@
 
 **Restarts.** A `Supervisor` keeps a number of workers running. One that ends with 0 is done. Any other end is a crash:
 it is started again, after a pause that doubles with each death in a row, and a life of 30 seconds ends the row. So one
-page that kills a worker costs a tenth of a second, and a broken installation does not fill the log for hours: after too
-many deaths in a row, or a worker that reports with exit code 78 that a restart is useless, the run ends with an error.
+page that kills a worker costs a fraction of a second, and a broken installation does not fill the log for hours: after
+too many deaths in a row, or a worker that reports with exit code 78 that a restart is useless, the run ends with an
+error.
 
 **Which page was it?** A dead process cannot report the page in hand. So each worker writes its key into eight bytes of
 a memory-mapped file (`CrashMarker`) before it handles a page, and 0 afterwards. The bytes live in the kernel's page
@@ -12,7 +13,7 @@ leases reads them (`left_behind`), and counts the loss against that page alone: 
 after `max_deliveries` it is parked (P10). A machine that loses power may lose the marker; then nobody is blamed.
 
 **No orphans.** On Linux a worker asks the kernel to be killed with its supervisor (`die_with`); an orphan would fetch
-beside its successor. Elsewhere a worker of an embedded job ends with its connection to the owner.
+beside its successor. On every system, a worker of an embedded job ends when its connection to the owner does.
 
 **Signals.** A terminal sends Ctrl-C to all processes, and some process managers send SIGTERM to all. Parser processes
 let both pass, because their worker decides (`leave_signals_to_parent`); they react to LEAVE instead. Until they have
