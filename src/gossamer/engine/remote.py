@@ -49,10 +49,14 @@ class Welcome(msgspec.Struct, tag="welcome", frozen=True):
 
 
 class Add(msgspec.Struct, tag="add", frozen=True):
+    """`Frontier.add`."""
+
     requests: list[Request]
 
 
 class AddUrls(msgspec.Struct, tag="add-urls", frozen=True):
+    """Add seeds to the running job; the owner normalizes them and makes their keys."""
+
     urls: list[str]
 
 
@@ -65,6 +69,8 @@ class Take(msgspec.Struct, tag="take", frozen=True):
 
 
 class Extend(msgspec.Struct, tag="extend", frozen=True):
+    """`Frontier.extend`; the answer has the tokens of the leases that still stand."""
+
     tokens: list[int]
     seconds: float
 
@@ -80,10 +86,14 @@ class Commit(msgspec.Struct, tag="commit", frozen=True):
 
 
 class Release(msgspec.Struct, tag="release", frozen=True):
+    """`Frontier.release`."""
+
     tokens: list[int]
 
 
 class Idle(msgspec.Struct, tag="idle", frozen=True):
+    """`Frontier.idle`, with what it needs of the grant. The answer may come much later."""
+
     wait: float | None
     news: int
 

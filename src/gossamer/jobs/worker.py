@@ -18,8 +18,8 @@ request log are closed, then sinks, then the frontier. The marker goes only afte
 the worker ends must still name its page.
 
 A store that is away at the start ends a worker that a person started, with an error; a supervised one waits for it,
-since its supervisor would only start it again. Later the engine waits by itself. A worker that is suspended and wakes
-finds its leases lost and leases new ones; it is the same worker for the frontier, whose heartbeat
+since its supervisor would only start it again. Later the engine waits by itself. A worker that was suspended for
+longer than its leases last finds them lost, and leases new ones; to the frontier it is the same worker, whose heartbeat
 (`engine/heartbeat.py`) was late."""
 
 from __future__ import annotations
@@ -172,6 +172,7 @@ async def build_worker(
     downloader = open_downloader(settings, clock=clock, resolver=names)
     loads = gate_of_loads(downloader, settings, clock)
     jar = jar_of(settings, clock)
+    # With parser processes for all pages, no page runs here that could kill this process.
     marker = CrashMarker(None if settings.parse_processes else marker_path)
     extractor: ParserPool | Careful
     if settings.parse_processes:
@@ -464,6 +465,7 @@ class Standby:
                         await asyncio.wait_for(self._leaving.wait(), _LOOK_SECONDS)
 
     async def _work(self) -> None:
+        """Join, and work until the job is over or stopped, or a signal comes."""
         try:
             await join_fleet(
                 self._url,

@@ -262,6 +262,7 @@ class SqliteJournal:
         self._hinted = {number for (number,) in self._reader.execute("SELECT url FROM hints")}
 
     def _connect(self) -> sqlite3.Connection:
+        """A connection in write-ahead-log mode, so that readers and the writer do not block each other."""
         connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
         connection.execute("PRAGMA journal_mode=WAL")
         # FULL: what `write` has acknowledged survives a power cut, not only a kill.
@@ -274,6 +275,7 @@ class SqliteJournal:
         return _SqlitePast(self._reader, self._writer)
 
     async def write(self, change: Change) -> Sequence[int]:
+        """Write in the journal's thread. The rows of a failed change are given to the next one."""
         first = self._rows + 1
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._thread, self._write, change, first)
@@ -335,6 +337,7 @@ class SqliteJournal:
             raise translated(error, self._path) from error
 
     def _load(self, numbers: Sequence[int], visits: Mapping[int, int]) -> list[Request]:
+        """Read a batch in the order of `numbers`: one query for the requests, and one for each state of a visit."""
         marks = ",".join("?" * len(numbers))
         rows = self._reader.execute(_LOAD.replace("MARKS", marks), numbers)
         found: dict[int, Request] = {}
@@ -380,6 +383,7 @@ class SqliteJournal:
             connection.close()
 
     def close(self) -> None:
+        """Finish the write under way, then release the lock: the next owner must not meet a writer."""
         self._thread.shutdown(wait=True)
         self._compaction.close()
         self._reader.close()
@@ -448,6 +452,9 @@ def _outcome_rows(change: Change, first: int) -> Iterator[tuple[Any, ...]]:
 
 
 class _SqlitePast(Past):
+    """What the file has stored. Making it raises the epoch in the file: no token is given out before that is
+    durable."""
+
     def __init__(self, reader: sqlite3.Connection, writer: sqlite3.Connection) -> None:
         self._reader = reader
         meta = dict(reader.execute("SELECT name, value FROM meta").fetchall())

@@ -47,6 +47,7 @@ class SqliteLook:
         return await asyncio.to_thread(self._read, self._site, name)
 
     def _read(self, work: Any, text: str) -> Any:
+        """Run `work` over a connection that is opened for it: an owner may replace or remove the file at any time."""
         log = self._path.with_name(self._path.name + "-wal")
         # Without a log to read, do not let SQLite create files there.
         how = "mode=ro" if log.exists() and log.stat().st_size else "immutable=1"
@@ -194,6 +195,7 @@ def survey(path: Path) -> SqliteCounts:
 
 
 def _stamp(path: Path) -> tuple[float, ...]:
+    """Time and size of the file and of its log: a commit changes one of them."""
     found: list[float] = []
     for one in (path, path.with_name(path.name + "-wal")):
         try:
@@ -205,6 +207,7 @@ def _stamp(path: Path) -> tuple[float, ...]:
 
 
 def _count(connection: sqlite3.Connection) -> Counts:
+    """Counts by the last final outcome of each URL. What has none is queued, unless its site is closed."""
     known = _number(connection, "SELECT max(number) FROM urls")
     sites = _number(connection, "SELECT max(number) FROM sites")
     stored = stored_pages(connection)

@@ -86,6 +86,8 @@ class FolderBackend(FleetBackend):
 
 
 class _FolderMeter:
+    """Adds up the files of all jobs."""
+
     def __init__(self, path: Path) -> None:
         self._path = path
 
@@ -101,6 +103,7 @@ class _FolderMeter:
 
 
 async def _open(url: str, job: str, settings: Settings | None, by: Opener) -> FolderFrontier:
+    """Join a job. A part of the shards cannot be chosen: workers balance them among themselves."""
     from gossamer.frontier.folder.frontier import open_folder
 
     if by.shards:
@@ -113,6 +116,7 @@ def _path(url: str) -> Path:
 
 
 def _list(path: Path) -> list[str]:
+    """Jobs that have a record: one whose record is not written yet is not there yet."""
     try:
         return sorted(unquote(found.parent.name) for found in (path / "frontier").glob("*/job.json"))[:_MOST_JOBS]
     except OSError:

@@ -1,8 +1,8 @@
 """A worker's session on a shared folder: claims shards, renews the claims, and balances shards with others.
 
 The sites of a job are spread over a fixed number of shards, and each shard has one owner at a time, which runs the
-embedded frontier over the shard's log. This module decides which shards a worker owns, and makes sure that it never
-writes to one that another worker has.
+embedded frontier over the shard's log. This module decides which shards a worker owns, and makes sure that
+nothing counts which it writes to a shard that another worker has.
 
 **Fencing.** Nothing on a folder can stop a suspended owner from writing when it wakes. So what it writes is made
 harmless instead. An owner appends a frame, syncs it, and then asks whether its claim still stands (`confirm`); only
