@@ -55,29 +55,29 @@ class Frontier(Protocol):
     """
 
     async def add(self, requests: Sequence[Request]) -> int:
-        """Queue the requests whose keys are not known yet; how many those were."""
+        """Queue the requests whose keys are new, and return how many."""
         ...
 
     async def lease(self, limit: int, *, batch: int, seconds: float) -> Grant:
-        """Take up to `limit` lanes that have been ready longest, each with up to `batch` requests, for `seconds`."""
+        """Lease up to `limit` lanes that have been ready longest, each with up to `batch` requests, for `seconds`."""
         ...
 
     async def extend(self, leases: Sequence[Lease], *, seconds: float) -> list[Lease]:
-        """Hold on to leases for `seconds` from now; those that are still ours."""
+        """Renew leases for `seconds` from now, and return those that are still held."""
         ...
 
     async def complete(
         self, outcomes: Sequence[Outcome], *, notes: Sequence[SiteNote] = (), marks: Mapping[str, int] | None = None
     ) -> Receipt:
-        """Settle requests, with their links, in one atomic step. A lane whose batch is settled is free again, one delay
+        """Commit outcomes with their links in one atomic step. A lane whose batch is complete is free again, one delay
         later.
 
-        `marks` are the lengths of the output files, which an embedded frontier keeps; a fleet has no files of one
-        owner, and takes no notice of them."""
+        `marks` are the lengths of the output files, which an embedded frontier stores; a fleet has no files of one
+        owner, and ignores them."""
         ...
 
     async def release(self, leases: Sequence[Lease]) -> None:
-        """Give lanes back before their batch is settled; what is undone is queued again at once."""
+        """Return lanes before their batch is complete; the rest of it is queued again at once."""
         ...
 
     async def idle(self, grant: Grant) -> None:
@@ -85,32 +85,32 @@ class Frontier(Protocol):
         ...
 
     async def counts(self) -> Counts:
-        """One view; writes nothing."""
+        """The counts of the job; writes nothing."""
         ...
 
     async def aclose(self) -> None:
-        """Let go of the store. Leases that are still held end as if their holder had died."""
+        """Close the connection to the store. Leases that are still held end as if their holder had died."""
         ...
 
 
 class Control(Protocol):
-    """What people and services do to a job."""
+    """How people and services control a job and look into it."""
 
     async def steer(self, job: JobState) -> None:
         """Pause ('paused'), resume ('running') or stop ('stopping') the job."""
         ...
 
     async def lookup(self, url: str, key_of: urls.KeyOf = urls.fingerprint) -> Mapping[str, Any] | None:
-        """All that is known of one URL; None if it was never seen. `key_of` is how the job names requests.
+        """Everything known of one URL; None if it was never seen. `key_of` computes the job's keys.
 
         `url`, `key`, `site` and `state` (queued, leased, delayed, done, failed, skipped, parked, or known, where no
-        more is kept of a URL that is done) are always there. Where they are known: `depth`, `priority`, `tries`,
+        more is stored of a URL that is done) are always there. Where they are known: `depth`, `priority`, `tries`,
         `referrer`, `code`, `reason`, `finished_at`; `worker` and `lease_ends_in` of a leased one; `due_in`, the
         seconds to the next try or visit; `visit`, what the last one left behind."""
         ...
 
     async def site(self, name: str) -> Mapping[str, Any] | None:
-        """All that is known of one site; None if it was never seen.
+        """Everything known of one site; None if it was never seen.
 
         `site`, `queued`, `delay`, `hold`, `closed`, `robots` and `memo`, as leases have them. Where they are known:
         `lanes`, `stored`, `budget`, `workers` that have a lane of it, `ready_in`, the seconds until one can be leased
@@ -124,7 +124,7 @@ class Control(Protocol):
     async def every_site(self, cursor: str = "", limit: int = 100) -> tuple[list[Mapping[str, Any]], str]:
         """All sites, page by page, in the store's own order: about `limit` of them, and the next cursor, if any.
 
-        A site that is there all the while is given at least once; what waits on it is not always counted."""
+        A site that exists during the whole listing is returned at least once; its queue is not always counted."""
         ...
 
 
@@ -134,7 +134,8 @@ class JobFrontier(Frontier, Control, Protocol):
     secret: bytes
 
     async def abandon(self, worker: str, *, blamed: Sequence[int] = ()) -> int:
-        """Take back at once what a dead worker held; `blamed` are the keys that it was handling. How many leases."""
+        """Take back the leases of a dead worker at once, and return how many. `blamed` are the keys that it was
+        handling."""
         ...
 
 
@@ -185,20 +186,20 @@ class FleetFrontier(JobFrontier, Protocol):
     settings: Settings
 
     async def lease(self, limit: int, *, batch: int, seconds: float, also: frozenset[str] = frozenset()) -> Grant:
-        """As every frontier does. `also`: regions beside its own that this worker leases from, as they have no live
-        worker. It is passed only where there are any."""
+        """As `Frontier.lease`. `also` are regions without a live worker, from which this one leases besides its own; it
+        is passed only if there are any."""
         ...
 
     async def beat(self, pulse: Heartbeat) -> None:
-        """Keep what a worker tells about itself; an old pulse of the same name is replaced."""
+        """Store a worker's heartbeat, replacing the last one of the same name."""
         ...
 
     async def refresh(self) -> None:
-        """Take up the job's settings as they are now: its limits may have been changed while it runs."""
+        """Read the job's settings again: its limits may have changed while it runs."""
         ...
 
     async def workers(self) -> list[Heartbeat]:
-        """The last pulse of every worker that was heard of within the last ten minutes."""
+        """The last heartbeat of every worker that sent one within the last ten minutes."""
         ...
 
     async def shards(self) -> list[ShardView]:
@@ -207,7 +208,7 @@ class FleetFrontier(JobFrontier, Protocol):
 
 
 class Opener(NamedTuple):
-    """Who opens a frontier, and for what: nothing of it is needed to look at a job, or to add to it."""
+    """The worker that opens a frontier. Nothing of it is needed to look at a job, or to add to it."""
 
     worker: str = ""
     """The worker's name, unique in the job."""

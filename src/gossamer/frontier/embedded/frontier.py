@@ -252,7 +252,8 @@ class WaitQueue:
     async def wait(self, grant: Grant) -> None:
         """Return when this worker should ask again: something is due, `grant.wait` is over, or another call woke it.
 
-        Whoever leaves from the front passes the place on, also when it is cancelled: else all others would sleep on."""
+        A worker that leaves the front wakes the next one, also when it is cancelled: otherwise all others would sleep
+        on."""
         loop, calls, turn = asyncio.get_running_loop(), self._calls, asyncio.Event()
         asks_at, grace = float("inf") if grant.wait is None else loop.time() + grant.wait, 0.0
         self._turns[turn] = False

@@ -6,7 +6,7 @@ the journal has written the change, with two exceptions that it can take back or
 
 - Keys enter the seen set when a change is planned, before it is written: two pages in one commit may have the same
   link. `unwritten` has them meanwhile, so that `unknown` still reports them as new; `forget` removes them if the write
-  fails. A worker that were told "known" in between would never send the link again (P1, P3).
+  fails. If they were reported as known in between, workers would never send these links again (P1, P3).
 - Losses are counted when they are seen, and gather in `new_lapses` until the next write. If the owner dies before, the
   requests have one loss less, no more.
 

@@ -43,7 +43,7 @@ MOST_SITES = 500
 """Sites in a worker's report: those with the most queued."""
 _EVERY_SECONDS = 10.0
 _COST = 500.0
-"""A worker spends at most one part in so many of its time on reports."""
+"""Inverse of the largest part of its time that a worker spends on reports."""
 _FIELDS = ("site", "queued", "delayed", "leased", "stored", "delay", "lanes", "hold", "closed")
 
 

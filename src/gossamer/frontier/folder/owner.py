@@ -119,7 +119,7 @@ async def be_alone(owner: FolderSession) -> frozenset[str]:
 _MUCH = 1.1
 """Shards move only where one worker has this much more than its share, and another this much less."""
 _LATE = 2
-"""A worker with one part in so many of its share gets shards from any that has more than its share."""
+"""A worker with its share divided by this, or less, gets shards from any that has more than its share."""
 _FEW_REQUESTS = 16
 """Smaller differences in work are not worth a move."""
 

@@ -408,7 +408,7 @@ def _url_of(chain: Chain, number: int) -> str:
 
 
 _PATIENCE = 500.0
-"""A worker spends at most one part in so many of its time on counting."""
+"""Inverse of the largest part of its time that a worker spends on counting."""
 _SPARE = 64
 FETCHED_BEFORE = -1
 """As the `tries` of a request: another program has fetched it, so its key is only made known."""
