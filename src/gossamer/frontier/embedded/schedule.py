@@ -1,8 +1,8 @@
 """The schedule: sites, their lanes, and their queues, in memory.
 
 A lane is the right to fetch from a site, one request at a time. A site has one lane, or several that keep its rate
-together. Leases are on lanes, never on requests: the holder of a lane keeps the site's delay, and two
-workers cannot fetch from a one-lane site at once (P2, P5).
+together. Leases are on lanes, never on requests: the holder of a lane keeps the site's delay, and two workers cannot
+fetch from a one-lane site at once (P2, P5).
 
 A lane waits in a heap under the time when it is ready:
 
@@ -13,8 +13,8 @@ A lane waits in a heap under the time when it is ready:
 
 Entries are not moved or deleted when a lane changes; `heapq` cannot do either cheaply. `Lane.heap_at` names the one
 entry that is valid. A lane that is ready earlier gets a second entry at once (`wake`); one that is ready later keeps
-its entry until that reaches the top, where `_first` compares it with `_ready_at` and enters it again. So the top of the
-heap is never later than its lane is ready, and renewing a lease pushes nothing.
+its entry until that reaches the top, where `_first` compares it with `_ready_at` and enters it again. So the valid
+entry of a lane is never later than the lane is ready, and renewing a lease pushes nothing.
 
 A lease that ends is found at its end + delay, not at its end: its holder may have sent a request in the last moment,
 and nobody knows. While a lane is being settled (`settling`), it is never ready.
