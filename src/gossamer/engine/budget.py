@@ -1,10 +1,22 @@
 """What a page may cost: the meter of one page, and the guard that interrupts a spider which passes its limit.
 
+A spider is foreign code in the event loop of a worker. While it runs, no lease is renewed and no other site is fetched;
+a handler that never returns would cost the worker all its leases. So each page has a budget, and a slice of it in the
+worker itself (`engine/guarded_parsing.py`).
+
 The guard arms an interval timer (SIGALRM) around each synchronous step of a page's extraction, and only around that:
 its signal handler raises into Python code of that step, never into the event loop. Loops, generators, `time.sleep` and
 regular expressions are interrupted so. Code in C that does not look at signals is not; nor is Python code in another
 thread than the main one, where no signal handler runs. For the first there are processes that can be killed:
-`engine/parser_pool.py` and `watchdog.py`."""
+`engine/parser_pool.py` and `jobs/watchdog.py`.
+
+The interruption is a BaseException, raised again at every tick while the step goes on, so that neither `except
+Exception` nor a `finally` that loops can hold it off. `_inside` is the only switch: the handler raises nothing unless
+it is set, and it is cleared before the timer is, so that a late signal never raises into the loop. Time of other
+processes is not charged: parsing is measured in CPU time, handlers on the clock, since they may wait.
+
+At a stop, pages in hand have half a second left, all of them together, and then end as `Interrupted`: they count as not
+fetched, and the next run fetches them again."""
 
 from __future__ import annotations
 
@@ -21,16 +33,16 @@ from gossamer.settings import Settings
 
 Value = TypeVar("Value")
 _TICK_SECONDS = 0.1
-"""Time to the next look at the meter, and to the next interruption where a spider catches the first."""
+"""Seconds between looks at the meter, and between interruptions of a spider that catches the first."""
 _LAST_SECONDS = 0.5
-"""What a page that is being handled when the crawl is to end may still take."""
+"""Seconds that the pages in hand have left at a stop."""
 _MOMENT_SECONDS = 0.01
-"""The same for one that begins later still."""
+"""Seconds for a page that begins after that."""
 _MB = 1_000_000
 
 
 class Interrupted(Exception):
-    """The crawl is to end, and the page's extraction was cut off: it counts as not fetched."""
+    """The crawl ends and the page's extraction was cut off: it counts as not fetched."""
 
 
 class Slow(Exception):
@@ -42,19 +54,19 @@ class _Cut(BaseException):
 
 
 class PageMeter(Protocol):
-    """What a page may take."""
+    """The limits of one page, and what it has used of them."""
 
     first_seconds: float
-    """Time to the first look at it."""
+    """Seconds until the first look at it."""
     handler_seconds: float
-    """Limit of an asynchronous handler, with all that it waits for."""
+    """Limit of an asynchronous handler, including all that it waits for."""
 
     def handling(self, begins: bool) -> None:
-        """The spider's handler begins or ends; all else is parsing."""
+        """Note that the spider's handler begins or ends; everything else is parsing."""
         ...
 
     def excess(self) -> Exception | None:
-        """The error of a page that has passed its limit."""
+        """The error if the page has passed its limit; else None."""
         ...
 
 
@@ -78,7 +90,7 @@ class Budget:
             self._handler_began, self._handler_cpu = 0.0, time.thread_time() - self._handler_cpu
 
     def excess(self) -> Exception | None:
-        """The limit that was passed, with the setting that raises it."""
+        """The error that names the limit and the setting that raises it."""
         if self._handler_began:
             over = time.monotonic() - self._handler_began > self.handler_seconds
             return handler_overdue(self.handler_seconds) if over else None
@@ -96,10 +108,10 @@ class Slice:
         self._cpu_began = time.thread_time()
 
     def handling(self, begins: bool) -> None:
-        """The slice makes no difference."""
+        """Do nothing: a slice is for parsing and handler together."""
 
     def excess(self) -> Exception | None:
-        """On a busy machine time passes without us: on the clock a page may take twice as long."""
+        """Slow when the CPU time is used up, or twice the time on the clock: a busy machine takes some of that."""
         spent, passed = time.thread_time() - self._cpu_began, time.monotonic() - self._began
         return Slow() if spent >= 0.9 * self.first_seconds or passed >= 2 * self.first_seconds else None
 
@@ -110,7 +122,7 @@ def parse_seconds(settings: Settings, size: int) -> float:
 
 
 def hard_seconds(settings: Settings, size: int) -> float:
-    """CPU seconds after which a process that parses a page is killed: it has not looked at its own limits."""
+    """CPU seconds after which a parser process is killed, because it has not kept its own limits."""
     return parse_seconds(settings, size) + settings.handler_seconds + 1.0
 
 
@@ -137,8 +149,8 @@ def too_many_items(most: int) -> TooCostly:
 class Guard:
     """Runs coroutines step by step, and interrupts a step that passes the limit of its meter.
 
-    Where signals cannot be had it runs them as they are: in another thread than the main one, or in a program that
-    uses SIGALRM itself. `hard` has the kernel kill this process when a step burns that much CPU without looking up."""
+    Where it cannot have signals, in another thread than the main one or in a program that uses SIGALRM itself, it runs
+    them without limits. `hard` has the kernel kill this process (SIGVTALRM) when one step uses that much CPU time."""
 
     def __init__(self) -> None:
         self._handler = self._tick
@@ -153,18 +165,18 @@ class Guard:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether nothing more is to begin."""
+        """Whether the crawl ends, and no page should begin."""
         return self._stop_at is not None
 
     def stop(self) -> None:
-        """The crawl is to end: pages in hand have a moment left. May be called by a signal handler."""
+        """Give the pages in hand a moment, then interrupt them. May be called by a signal handler."""
         if self._stop_at is None:
             self._stop_at = time.monotonic()
             if self._inside:
                 signal.setitimer(signal.ITIMER_REAL, _LAST_SECONDS, _TICK_SECONDS)
 
     def hurry(self) -> None:
-        """The same for handlers that wait for something."""
+        """The same for handlers that wait for something; called in the event loop."""
         self.stop()
         for limit in self._waiting:
             limit.reschedule(asyncio.get_running_loop().time() + _LAST_SECONDS)
@@ -175,7 +187,7 @@ class Guard:
             waits_for = self._step(work.send, None, meter, hard)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
-        # Most spiders never come here: only one that waits for something needs a limit on that.
+        # Only handlers that wait for something come here, and need a limit on the clock.
         seconds = meter.handler_seconds if self._stop_at is None else _MOMENT_SECONDS
         try:
             async with asyncio.timeout(seconds) as limit:
@@ -192,7 +204,7 @@ class Guard:
     def _rest(
         self, work: Coroutine[Any, Any, Value], waits_for: Any, meter: PageMeter, hard: float
     ) -> Generator[Any, Any, Value]:
-        """Go on with work that has suspended."""
+        """Run the remaining steps of work that has suspended."""
         while True:
             step: Callable[[Any], Any] = work.send
             try:
@@ -209,7 +221,7 @@ class Guard:
             return step(value)
         first = meter.first_seconds
         if self._stop_at is not None:
-            # What is still fetched while the crawl ends must not take long either, all of it together.
+            # Pages that are handled after a stop share what is left of the moment.
             first = min(first, max(_MOMENT_SECONDS, self._stop_at + _LAST_SECONDS - time.monotonic()))
         self._meter, self._cut, self._began = meter, None, time.monotonic()
         if hard:
@@ -232,7 +244,7 @@ class Guard:
                 signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
 
     def _has_timer(self) -> bool:
-        """Whether ticks reach us; a handler of somebody else is left alone."""
+        """Whether SIGALRM is ours, or free to take; a handler of the program is left alone."""
         if not self._is_ours:
             return False
         found = signal.getsignal(signal.SIGALRM)
@@ -247,7 +259,7 @@ class Guard:
         return True
 
     def _tick(self, _number: int, _frame: object) -> None:
-        """Raise into the step that is under way, again and again while it goes on."""
+        """Raise into the step under way if its meter says so, and at each tick again while it goes on."""
         if not self._inside or self._meter is None:
             return
         if self._cut is None:
@@ -260,6 +272,6 @@ class Guard:
             raise _Cut
 
     def close(self) -> None:
-        """Leave SIGALRM as it was found."""
+        """Release SIGALRM."""
         if self._is_ours and signal.getsignal(signal.SIGALRM) is self._handler:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)

@@ -1,4 +1,30 @@
-"""Group commit: results of many pages are stored, then completed in the frontier, together."""
+"""Group commit: results of many pages are stored, then completed in the frontier, together.
+
+A sync costs the same for one page as for sixty-four. So the `Committer` collects what visits hand in, for
+`commit_seconds` (about 100 ms) or until a group is full, and a `Store` takes the group: records first, outcomes with
+their links second.
+
+**Why in this order.** A page that counts as done must be stored (P7). Records are synced to the output before the
+frontier completes their pages; a crash in between repeats fetches and loses nothing. What happens to records whose
+pages were never completed depends on the store:
+
+- `OwnerStore`, for an embedded job, checks the tokens before it writes, so that only records of accepted outcomes are
+  written, and commits the lengths of the files (`marks`) together with the outcomes. What lies beyond the marks is cut
+  off, at once if the commit fails and at the next start after a crash. A line of output is never repeated.
+- `FleetStore` writes segments of its own and cannot cut them: the frontier is elsewhere. Its records carry key and
+  token, and readers keep the one with the highest token of each page.
+
+**The order of entries** is kept: results, notes, added requests (`Listed`) and finished leases are handed over in one
+queue. A lease is returned only after everything that was handed in before it is committed; else another worker could
+get a request whose outcome is still here. Requests of a sitemap are added before the outcome of the sitemap.
+
+**Nothing is dropped.** If the frontier or a sink is away or full, the group is tried again, with a growing pause, for
+as long as it takes. The queue and the bytes in it are bounded, so visits wait in `put`, fetching slows down, and memory
+stays flat. After a stop the patience is limited (`Deadline`): then `run` raises, and what is not stored was never
+acknowledged. A worker that is killed loses what is in its queue: these pages are fetched again when the leases end.
+
+**A repeated commit is safe.** The frontier recognizes outcomes that were applied before (P3), and `FleetStore`
+remembers which sinks have the group already."""
 
 from __future__ import annotations
 
@@ -21,12 +47,12 @@ _LEAST_SECONDS = 2.0
 
 
 def grace(drain_seconds: float) -> float:
-    """How long a stop may take: the time of the fetches that are under way, and as much again to store them."""
+    """Max seconds of a stop: `drain_seconds` for the fetches under way, and as much again to store them."""
     return drain_seconds + max(_LEAST_SECONDS, drain_seconds)
 
 
 class Deadline:
-    """Without end at first; `end_in` gives all that is under way, and all that comes, one and the same end."""
+    """A common time limit, infinite at first. `end_in` sets it for all blocks under way and all later ones."""
 
     def __init__(self) -> None:
         self._ends_at: float | None = None
@@ -35,13 +61,13 @@ class Deadline:
 
     @property
     def is_over(self) -> bool:
-        """Whether the end has come."""
+        """Whether the time is over."""
         if self._ends_at is None:
             return False
         return self._has_ended or asyncio.get_running_loop().time() >= self._ends_at
 
     def end_in(self, seconds: float) -> None:
-        """Let it end in so many seconds, unless it ends before."""
+        """Set the limit to this many seconds from now, unless it is sooner already."""
         ends_at = asyncio.get_running_loop().time() + seconds
         if self._ends_at is None or ends_at < self._ends_at:
             self._ends_at = ends_at
@@ -50,7 +76,7 @@ class Deadline:
 
     @asynccontextmanager
     async def limit(self) -> AsyncIterator[None]:
-        """Cancel what is inside when the end comes: then TimeoutError, and `is_over`."""
+        """Cancel the block when the time is over: it raises TimeoutError, and `is_over` is true."""
         timeout = asyncio.timeout_at(self._ends_at)
         try:
             async with timeout:
@@ -60,7 +86,7 @@ class Deadline:
                 finally:
                     self._under_way.discard(timeout)
         finally:
-            # A loop whose clock counts milliseconds may call a little before the end.
+            # A loop with a coarse clock may fire a little before the end.
             self._has_ended = self._has_ended or timeout.expired()
 
 
@@ -68,17 +94,19 @@ _CLOSE_SECONDS = 5.0
 
 
 class Result(NamedTuple):
-    """What one request came to; a request that was not fetched has no record."""
+    """The outcome of one request with its record; a request that was not fetched has none."""
 
     outcome: Outcome
     record: Record | None = None
 
 
 class Store(Protocol):
-    """Takes results for good."""
+    """Takes groups of results."""
 
     async def commit(self, results: Sequence[Result], notes: Sequence[SiteNote]) -> Receipt:
-        """Store the records, then settle the outcomes with their links; durable when it returns."""
+        """Store the records, then complete the outcomes with their links; durable when it returns.
+
+        After an error the same group is handed in again, in the same order."""
         ...
 
 
@@ -89,7 +117,8 @@ def _nothing() -> None:
 class FleetStore:
     """The store of a worker in a fleet: its own segments first, then the frontier that all share.
 
-    A worker killed in between leaves records that no outcome stands for; readers keep the highest token of a page."""
+    A worker killed in between leaves records without an outcome; readers keep the highest token of each page. Sinks
+    that have a group already are skipped when it is tried again."""
 
     def __init__(self, frontier: Frontier, sinks: Sequence[Sink]) -> None:
         self._frontier = frontier
@@ -101,8 +130,7 @@ class FleetStore:
 
     async def commit(self, results: Sequence[Result], notes: Sequence[SiteNote]) -> Receipt:
         records = [result.record for result in results if result.record is not None]
-        # A commit that is tried again, because the frontier did not answer or one of the sinks was full, finds its
-        # records stored already by some.
+        # After a failure of the frontier or of one sink, some sinks have this group's records already.
         if records and records != self._written:
             self._written, self._stored_by = records, 0
         if records:
@@ -120,9 +148,9 @@ class FleetStore:
 class OwnerStore:
     """The store of an embedded job, in the process that owns frontier and files.
 
-    Tokens are checked before anything is written, and the lanes cannot lapse in between: so a record is written
-    only if its outcome will count, and the marks make both count together.
-    """
+    Tokens are checked before anything is written, and the lanes cannot expire in between: a record is written only if
+    its outcome will count, and the marks commit both together. If either fails, all files are cut back to the marks of
+    the last commit, so that the repeated group begins where they end."""
 
     def __init__(self, frontier: OwnedFrontier, sinks: Sequence[Sink], stats: Stats) -> None:
         self._frontier = frontier
@@ -134,18 +162,19 @@ class OwnerStore:
         """Called in each commit when the sinks have what they get."""
 
     def hurry(self, drain_seconds: float) -> None:
-        """Give sinks the grace of a stop, and no more; what they have not stored then does not count."""
+        """Limit the time of sinks to the grace of a stop; what they have not stored by then does not count."""
         self._patience.end_in(grace(drain_seconds))
 
     async def commit(self, results: Sequence[Result], notes: Sequence[SiteNote]) -> Receipt:
-        # A commit that has begun is finished, whatever becomes of its caller: half of one would leave the memory of
-        # the frontier at odds with the disk.
+        # A commit that has begun is finished even if its caller is cancelled or its worker's connection ends: with half
+        # of one, files and frontier would disagree.
         task = asyncio.create_task(self._commit(results, notes))
         self._commits.add(task)
         task.add_done_callback(self._commits.discard)
         return await asyncio.shield(task)
 
     async def _commit(self, results: Sequence[Result], notes: Sequence[SiteNote]) -> Receipt:
+        """Check tokens, write and sync records, commit outcomes with marks; cut the files back if that fails."""
         outcomes = [result.outcome for result in results]
         async with self._frontier.settling(outcomes, notes=notes) as settlement:
             held = {(result.outcome.token, result.outcome.key): result.record for result in results}
@@ -177,14 +206,13 @@ class OwnerStore:
         return marks
 
     async def aclose(self) -> None:
-        """Wait for the commits that are under way, then close the sinks."""
+        """Wait for the commits under way, then close the sinks."""
         await asyncio.gather(*self._commits, return_exceptions=True)
         await _close(self._sinks, _CLOSE_SECONDS if self._patience.is_over else None)
 
 
 async def _close(sinks: Sequence[Sink], seconds: float | None = None) -> None:
-    """Close all of them, in so many seconds each; one that cannot store what it has left does not keep the others from
-    it."""
+    """Close all sinks, with a limit of `seconds` for each. One that fails does not keep the others from closing."""
     faults = []
     for sink in sinks:
         try:
@@ -200,23 +228,23 @@ async def _close(sinks: Sequence[Sink], seconds: float | None = None) -> None:
 
 log = logging.getLogger("gossamer.engine")
 _MOST = 64
-"""Results in one commit, and results that may wait behind it: what a killed worker had of them is fetched again."""
+"""Max results in a group, and in the queue behind it: a killed worker has to fetch this many again."""
 _MOST_BYTES = 64 * 1024 * 1024
 _RETRY_MAX_SECONDS = 15.0
 _RETURN_SECONDS = 2.0
 
 
 class Listed(NamedTuple):
-    """Requests that were found otherwise than as the links of one outcome; they count before all that is put later.
+    """Requests that are no links of one outcome, as those of a sitemap. They are added before all that is put later.
 
-    A store may forget them and not what follows from them, since it is committed a little later. So they are added once
-    more if the store is in another life by the time that this is committed."""
+    A store that restarts between the two could forget the requests and keep the outcome that says that they were
+    added. So they are added once more if the store is in another run when that outcome is committed."""
 
     requests: Sequence[Request]
     token: int = 0
     """The lease under which they were found."""
     key: int = 0
-    """The request whose outcome follows from them; 0: what follows is a note of that lease."""
+    """The request whose outcome depends on them; 0: a note of that lease does."""
 
 
 Entry = Result | SiteNote | Lease | Listed
@@ -224,7 +252,9 @@ _Answer = TypeVar("_Answer")
 
 
 class Committer:
-    """Collects results, notes and finished leases, and commits them in the order in which they came."""
+    """Collects results, notes, requests and finished leases, and commits them in the order in which they came.
+
+    `put` is called by visits, `run` is one task. One group is committed at a time, and the next gathers meanwhile."""
 
     def __init__(
         self,
@@ -244,9 +274,9 @@ class Committer:
         self._trail = trail
         self._queue: asyncio.Queue[Entry | None] = asyncio.Queue(_MOST)
         self._listed: list[tuple[Listed, int]] = []
-        """What has been added, with the life of the store as it was known then, until what follows is committed."""
+        """Requests that were added, each with the run of the store then, until what depends on them is committed."""
         self.run_of_store = 0
-        """The life of the store that was heard of last."""
+        """The last known run of the store."""
         self._waiting_for_more: asyncio.Task[None] | None = None
         self._held_bytes = 0
         self._room = asyncio.Condition()
@@ -255,9 +285,11 @@ class Committer:
         self.stale = 0
 
     async def put(self, entry: Entry) -> None:
-        """Hand over a result, a note, or a lease; what a lease left undone goes back once all before it is stored."""
+        """Hand in a result, a note, requests, or a lease whose rest goes back; waits while the queue is full.
+
+        A lease goes back once everything before it is committed."""
         if size := _body_bytes(entry):
-            # Sinks that keep pages whole: 64 large ones would be more than memory holds, or a frame of the wire.
+            # Where sinks store bodies, 64 large pages may exceed memory, or a frame of the coordinator's socket.
             async with self._room:
                 await self._room.wait_for(lambda: not self._held_bytes or self._held_bytes + size <= _MOST_BYTES)
                 self._held_bytes += size
@@ -274,8 +306,8 @@ class Committer:
         await self._queue.put(None)
 
     def hurry(self, drain_seconds: float) -> None:
-        """Wait no longer for a store that is away than the grace of a stop: `run` then raises, and nothing of what is
-        not stored is acknowledged."""
+        """Limit the time for a store that is away to the grace of a stop. Then `run` raises; what is not stored was
+        never acknowledged."""
         self._patience.end_in(grace(drain_seconds))
 
     async def run(self) -> None:
@@ -289,15 +321,16 @@ class Committer:
                 entries.append(self._queue.get_nowait())
             last = None in entries
             await self._commit(entries)
-            # While it waits for more, it must not hold on to pages that are stored.
+            # Release the pages: the next wait may be long.
             entries = []
 
     def _is_enough(self) -> bool:
-        """Whether a commit is full, with the entry that it began with: while a full queue waits, nothing is fetched."""
+        """Whether the group is full, with the entry that it began with. Visits are blocked by a full queue: do not
+        wait."""
         return self._queue.qsize() >= _MOST - 1
 
     async def _wait_for_more(self) -> None:
-        """Wait the time between commits, or until one is full."""
+        """Wait for the time between commits, or until a group is full."""
         waiting = self._waiting_for_more = asyncio.create_task(self._clock.sleep(self._every))
         try:
             await asyncio.wait((waiting,))
@@ -308,8 +341,13 @@ class Committer:
             self._waiting_for_more = None
 
     async def _commit(self, entries: list[Entry | None]) -> None:
+        """Commit one group: request log, requests, then results with notes, then leases.
+
+        Requests come first, because results of the same group may depend on them; leases last, because they release
+        the right to commit. The links of a group are remembered as known only if all of it was accepted: the receipt
+        does not say which outcomes were stale."""
         if self._trail is not None:
-            # First: what was sent is to be known, whatever becomes of it.
+            # First: the log has every request that was sent, whether or not its result is stored.
             await self._trail.flush()
         results = [entry for entry in entries if isinstance(entry, Result)]
         notes = [entry for entry in entries if isinstance(entry, SiteNote)]
@@ -338,7 +376,7 @@ class Committer:
         await self._keep_trying(partial(self._frontier.add, listed.requests), len(listed.requests))
 
     async def _add_forgotten(self, results: Sequence[Result], notes: Sequence[SiteNote], run: int) -> None:
-        """What follows from some lists is committed now, by this life of the store: it has to have these lists too."""
+        """Add requests again whose dependent result was just committed by another run of the store than they were."""
         follows = {(result.outcome.token, result.outcome.key) for result in results}
         follows |= {(note.token, 0) for note in notes}
         waiting, self._listed = self._listed, []
@@ -347,7 +385,7 @@ class Committer:
                 self._listed.append((listed, before))
             elif before != run:
                 await self._add(listed)
-        # Nothing follows from those of leases that were lost: they are dropped in their turn.
+        # Those of lost leases are never followed by a result: drop the oldest.
         del self._listed[:-_MOST]
 
     async def _let_in(self, size: int) -> None:
@@ -363,7 +401,7 @@ class Committer:
             log.warning("%d leases were not returned, and end by themselves: %s", len(leases), error)
 
     async def _leave(self, leases: list[Lease]) -> None:
-        """Return what is held, as far as that is quickly done: all of it is undone."""
+        """After giving up, return all leases if that is quickly done. Nothing of them is complete."""
         while not self._queue.empty():
             entry = self._queue.get_nowait()
             leases += [entry] if isinstance(entry, Lease) else []
@@ -392,7 +430,7 @@ class Committer:
 
 
 class _GaveUp(Exception):
-    """The time to store something is over."""
+    """The time limit of a stop is over before something was stored."""
 
     def __init__(self, fault: GossamerError) -> None:
         self.fault = fault

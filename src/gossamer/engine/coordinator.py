@@ -1,4 +1,22 @@
-"""The coordinator: lets other processes of this machine use the owner's frontier and files over a local socket."""
+"""The coordinator: lets other processes of this machine use the owner's frontier and files over a local socket.
+
+An embedded job has one owner, which alone writes the frontier and the output. Workers and commands send it calls
+(`remote`), and it runs them on its own frontier and store, as if they came from inside the process (P8). Results come
+with their records, so that the owner can check tokens first and write only what counts. The calls of one connection run
+at the same time: `idle` may answer minutes later.
+
+**A connection is a worker's life.** A worker gives its name in `Hello`, and only then gets leases. When its connection
+ends, however that happens, the kernel reports it at once: the owner takes back all leases of that name without waiting
+for their end (P9), and blames the one page that the worker's crash marker names (P10). Calls of that worker still under
+way are cancelled, except that a commit which has begun is finished. The name is free again only after that; a successor
+that got it sooner would lose its leases with those of the dead one.
+
+**When the owner dies**, workers see the end of the connection, and stop: their tokens are void with the owner's memory.
+The socket lies in a folder of its own in the system's temporary folder, since its path must be short; the job's folder
+has a file with the path, which a killed owner leaves behind and the next one replaces. Connecting to a dead one's fails
+like no crawl at all.
+
+Anything that fails in a call is answered as an error with its class, message and hint, and ends no other call."""
 
 from __future__ import annotations
 
@@ -29,12 +47,12 @@ from gossamer.settings import Settings
 log = logging.getLogger("gossamer.coordinator")
 _STEERING = {"pause": "paused", "resume": "running", "stop": "stopping"}
 LIMITS = frozenset(("max_pages", "max_seconds", "delay", "sites"))
-"""Settings that can be changed while a crawl runs."""
+"""Settings that may change while a crawl runs."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class Coordinator:
-    """Serves workers, and people with questions, as long as the owner lives."""
+    """Serves workers and commands as long as the owner runs."""
 
     def __init__(
         self,
@@ -58,7 +76,7 @@ class Coordinator:
         self.workers: dict[str, int] = {}
 
     async def start(self) -> None:
-        """Listen, and leave the address in the job's folder."""
+        """Listen, then write the socket's path into the job's folder: who finds it can connect."""
         # A socket's path may have only about 100 characters, so it does not live in the job's folder.
         self._place = tempfile.mkdtemp(prefix="gossamer-")
         path = os.path.join(self._place, "owner")
@@ -69,7 +87,7 @@ class Coordinator:
         temporary.replace(address)
 
     async def aclose(self) -> None:
-        """Stop listening; workers that are still there see the connection end."""
+        """Stop listening, and end all connections. Returns when the leases of their workers are taken back."""
         (self._folder / "socket").unlink(missing_ok=True)
         if self._server is not None:
             self._server.close()
@@ -86,7 +104,7 @@ class Coordinator:
         calls: set[asyncio.Task[None]] = set()
         try:
             while (data := await remote.read_frame(reader)) is not None:
-                # Each call is a task, because `idle` answers late and must not stand in the way of the others.
+                # A task per call: `idle` answers late and must not block the others.
                 call = asyncio.create_task(self._answer(peer, data))
                 calls.add(call)
                 call.add_done_callback(calls.discard)
@@ -98,17 +116,17 @@ class Coordinator:
             await asyncio.gather(*calls, return_exceptions=True)
             writer.close()
             if peer.worker:
-                # The end of the crawl may come in between: what is written down then is written to its end.
+                # The crawl may end meanwhile and cancel this session; what is being written is written all the same.
                 with suppress(asyncio.CancelledError):
                     await self._bury(peer.worker)
-            # Not before: the frontier is closed once no session is left.
+            # Last: once no session is left, the owner closes the frontier.
             self._sessions.discard(session)
 
     async def _bury(self, worker: str) -> None:
-        """Give a gone worker's leases to others at once; the page that it was handling is noted against that page."""
+        """Take back a dead worker's leases at once, and count a loss against the page that it was handling."""
         key = left_behind(self._folder / "handling" / worker)
         lost = await self._frontier.abandon(worker, blamed=(key,) if key else ())
-        # Only now may another one have the name: it would lose its leases with these.
+        # Only now may a successor have the name: `abandon` takes all leases of a name.
         self.workers.pop(worker, None)
         if lost:
             log.warning("worker %s left with %d sites in hand; they are ready again", worker, lost)
@@ -157,7 +175,7 @@ class Coordinator:
 
     async def _take(self, peer: _Peer, call: remote.Take) -> Grant:
         if not peer.worker:
-            # Nobody would notice that it is gone, and give its leases to others.
+            # Without a name, the end of its connection would not give its leases back.
             raise ConfigError("only a worker that has given its name gets leases")
         return await self._frontier.lease(call.limit, batch=call.batch, seconds=call.seconds, worker=peer.worker)
 
@@ -190,7 +208,7 @@ class Coordinator:
             return self.workers
         if call.what == "lookup":
             found = await self._frontier.lookup(call.text, urls.key_of)
-            # As earlier versions named it.
+            # The key under which earlier versions stored it.
             return found or await self._frontier.lookup(call.text)
         if call.what == "site":
             return await self._frontier.site(call.text)

@@ -1,4 +1,16 @@
-"""Parses in the worker, interrupts what takes long, and moves such pages to a parser process."""
+"""Parses in the worker, interrupts what takes long, and moves such pages to a parser process.
+
+Parsing in the worker is the fast way: no copy, no switch. But a slow page blocks the loop, in which leases have to be
+renewed and other sites are waiting. So a page gets a slice of half a second at most, and less right after another page
+has used up its own. If it is not done then, it is interrupted, and begun again in a parser process with its whole
+budget. The spider sees such a page twice, but nothing of the first try is committed.
+
+Some pages go to a parser process at once: large ones, the next pages of a site that had a slow one, and suspects, which
+may have killed a worker (P10). A site comes back after a row of quick pages. Sites with a page that was too costly use
+a second process, so that merely slow sites do not wait behind them.
+
+While a page is handled here, the crash marker has its key. In a parser process it needs none: a process that dies there
+costs its page only, and the worker records which one it was."""
 
 from __future__ import annotations
 
@@ -22,22 +34,21 @@ if TYPE_CHECKING:
 log = logging.getLogger("gossamer.engine")
 SLICE_SECONDS = 0.5
 _SHORT_SECONDS = 0.1
-"""The slice while another page has just used up its own: many slow sites at once block no longer than one."""
+"""The slice for some seconds after a page has used up its own: many slow sites at once block little more than one."""
 _SHORT_FOR_SECONDS = 5.0
 _LARGE_BYTES = 8 * 1024 * 1024
-"""Markup of this size is parsed elsewhere from the start."""
+"""Markup of this size goes to a parser process from the start."""
 _QUICK_SECONDS = 0.1
 _QUICK_PAGES = 16
-"""So many pages in a row under that CPU time have the pages of a site handled here again."""
+"""Number of quick pages in a row after which a site's pages are handled here again."""
 _MOST_SITES = 10_000
 
 
 class Careful:
-    """Extracts pages here while that is quick.
+    """Extracts pages in this process while that is quick, and in parser processes otherwise.
 
-    A page that is not done after its slice is begun again in another process, with its whole budget. The next pages
-    of its site go there at once, as do large pages and those that a worker may have died of. With a `spider` of the
-    program's own, which other processes do not have, pages get their whole budget here."""
+    Without `start`, because the calling program passed a spider object that other processes cannot have, all pages get
+    their whole budget here."""
 
     def __init__(
         self,
@@ -55,29 +66,29 @@ class Careful:
         self._marker = marker
         self._start = start
         self._pools: dict[bool, ParserPool] = {}
-        """One for the sites that have had a page that was too costly, so that others do not wait behind them."""
+        """By whether it is for sites that had a page that was too costly."""
         self._suspects = frozenset(suspects)
         self._slow_sites: dict[str, int] = {}
-        """Sites with a page that took too long for a slice, and how many quick ones have come since."""
+        """Sites with a page that was too slow for its slice, and the number of quick pages since."""
         self._costly_sites: dict[str, None] = {}
         self._short_until = 0.0
-        # Leases have to be renewed in the meantime.
+        # The loop must turn often enough to renew leases.
         self._most_seconds = settings.lease_seconds / 10
         self._is_stopping = False
 
     def interrupt(self) -> None:
-        """Have the page in hand interrupted in a moment."""
+        """Interrupt the page in hand in a moment; called by a signal handler."""
         self._guard.stop()
 
     def stop(self) -> None:
-        """The crawl is to end, and pages in hand have a moment left."""
+        """Give pages in hand a moment, here and in parser processes."""
         self._is_stopping = True
         self._guard.hurry()
         for pool in self._pools.values():
             pool.stop()
 
     async def aclose(self) -> None:
-        """End the process, if one was needed."""
+        """Close the parser processes, if any were started."""
         for pool in self._pools.values():
             await pool.aclose()
         self._guard.close()
@@ -85,7 +96,7 @@ class Careful:
     async def extract(
         self, request: Request, response: Response, *, suspect: bool = False, aside: Aside | None = None
     ) -> Extracted:
-        """As Extractor.extract, here or elsewhere."""
+        """As `Extractor.extract`, here or in a parser process."""
         if self._start is not None and (
             suspect or request.key in self._suspects or request.site in self._slow_sites or _is_large(response)
         ):
@@ -129,7 +140,7 @@ class Careful:
         return found
 
     def _learn(self, site: str, found: Extracted) -> None:
-        """Have the pages of a site back here once a row of them was quick."""
+        """Note what a page of a slow site cost, and handle the site's pages here again after a row of quick ones."""
         if found.kind == TooCostly.kind:
             self._costly_sites[site] = None
             if len(self._costly_sites) > _MOST_SITES:

@@ -1,4 +1,15 @@
-"""From the links of a page to new requests: scope, fingerprints, and the keys that the frontier already has."""
+"""From the links of a page to new requests: scope, fingerprints, and the keys that the frontier already has.
+
+A page has a hundred links, of which a few are new. They pass through cheap tests before expensive ones: their keys are
+computed, those that the frontier has for certain are dropped (`KnownKeys`), the rest is compared with the rules of the
+job (`Scope`), and what is left becomes requests with site and depth (`Linker`). `Handler` does this for the pages that
+visits hand in.
+
+Dropping a known key saves traffic, and is the one place where a link could be lost on the way to the frontier. So a key
+may enter `RecentKeys` only after a commit that had the link was acknowledged (P3), and the table is emptied when the
+store may have forgotten anything. False "new" answers cost a few bytes; the frontier compares every key itself (P1).
+
+Refused links are counted by reason, for the summary of the run, and are not stored."""
 
 from __future__ import annotations
 
@@ -31,7 +42,7 @@ _row_at = Struct(f"{_WAYS}Q").unpack_from
 
 
 class KnownKeys(Protocol):
-    """Something that tells which keys may be new to the frontier."""
+    """Knows which keys may be new to the frontier. A key may be reported as new by mistake, never as known."""
 
     def unknown(self, keys: Iterable[int]) -> set[int]: ...
 
@@ -41,30 +52,30 @@ class KnownKeys(Protocol):
 
 
 class Knows(Protocol):
-    """A frontier that has its keys at hand."""
+    """A frontier that has its keys in memory."""
 
     def unknown(self, keys: Iterable[int]) -> set[int]: ...
 
 
 class FrontierKeys:
-    """The memory of the frontier itself, where it is in the same process: exact, and nothing is kept beside it."""
+    """The keys of a frontier in the same process: exact, and without memory of its own."""
 
     def __init__(self, frontier: Knows) -> None:
         self.unknown = frontier.unknown
 
     def update(self, keys: Iterable[int]) -> None:
-        """The frontier has them."""
+        """Do nothing: the frontier has them."""
 
     def clear(self) -> None:
-        """It forgets by itself what it does not have."""
+        """Do nothing: the frontier forgets by itself what it does not have."""
 
 
 class RecentKeys:
-    """The last keys, in a table of rows of four: each has one row where it can be, and pushes out another there.
+    """The last keys, in a table with rows of four: a key can be in one row only, and pushes another out of it.
 
-    A key costs 8 bytes there. Most crawls are small: the table begins as a 4096th of itself, and grows eightfold before
-    it is more than a quarter full. A key may enter only after the frontier has it for good: otherwise a crash between
-    would lose the link."""
+    A key costs 8 bytes. The table begins at a 4096th of its full size, since most crawls are small, and grows eightfold
+    before it is more than a quarter full. A key may enter only after the frontier has acknowledged it: otherwise a
+    crash in between would lose the link."""
 
     def __init__(self, size: int = 8_000_000) -> None:
         self._most_places = max(_WAYS, 1 << max(0, size - 1).bit_length())
@@ -74,8 +85,8 @@ class RecentKeys:
         """Those of these keys that may be new."""
         wanted = list(keys)
         table, mask, first_in_row = self._table, self._mask, self._first_in_row
-        # All are looked up in one go: the processor waits for memory once then, and not for one after the other. Two
-        # places more make the answer a tuple, however many keys there are.
+        # One call looks all of them up, so that the processor fetches their places from memory at the same time. Two
+        # extra places make the answer a tuple for any number of keys.
         found = itemgetter(*[key & mask for key in wanted], 0, 0)(table)
         return {
             key
@@ -95,7 +106,7 @@ class RecentKeys:
                 row = table[first : first + _WAYS]
                 if key in row:
                     continue
-                # The newest has the place where it is looked for first; the other goes where there is room.
+                # The newest key gets the place that is looked at first; the other moves to a free one, or all move on.
                 if 0 in row:
                     table[first + row.index(0)] = other
                 else:
@@ -104,11 +115,11 @@ class RecentKeys:
             self._entered += 1
 
     def clear(self) -> None:
-        """Forget all: after a reconnect nobody knows what the frontier still has."""
+        """Forget all keys: the frontier may not have them any more."""
         self._make(max(_WAYS, self._most_places // _FIRST_PART))
 
     def _grow(self, more: int) -> None:
-        """Make room for so many more."""
+        """Make room for this many more keys."""
         old, places = self._table, len(self._table)
         while 4 * (self._entered + more) > places and places < self._most_places:
             places = min(self._most_places, _GROWTH * places)
@@ -120,7 +131,7 @@ class RecentKeys:
         self._mask = places - 1
         self._first_in_row = places - _WAYS
         self._table = array("Q", bytes(8 * places))
-        # An empty place looks like the key 0, which belongs here.
+        # Empty places are 0. The key 0 belongs in this row, so its empty places need another value.
         self._table[:_WAYS] = array("Q", [_NO_KEY] * _WAYS)
         self._entered = 0
 
@@ -132,11 +143,11 @@ _SKIPPED = """
     webm webmanifest webp whl wma wmv woff woff2 xapk xz zip zst
 """
 SKIPPED_EXTENSIONS = frozenset(_SKIPPED.split())
-"""What these names promise is neither a page nor a document; `allow` overrides them."""
+"""Extensions of files that are neither pages nor documents; the setting `allow` overrides them."""
 
 
 class Scope:
-    """The rules of one job; a wrong regular expression is a ConfigError that names it."""
+    """The rules of a job about which links to follow. A wrong regular expression is a ConfigError that names it."""
 
     def __init__(self, settings: Settings) -> None:
         self._allow = _compiled(settings.allow, "allow")
@@ -148,9 +159,9 @@ class Scope:
         self._max_repeats = settings.max_repeats
 
     def refuse(self, url: str, page_url: str, depth: int, *, is_file: bool = False) -> str | None:
-        """Why a normal URL, found on a page, is not followed at this depth; None if it is.
+        """The reason not to follow a normalized URL that was found on a page; None to follow it.
 
-        A file that the spider asks for as such may have any extension."""
+        A file that the spider requests as one (`is_file`) may have any extension."""
         if self._max_depth is not None and depth > self._max_depth:
             return "depth"
         if len(url) > self._max_length:
@@ -173,12 +184,13 @@ class Scope:
         return None
 
     def refusals(self, found: Sequence[str], page_url: str, depth: int) -> list[str | None]:
-        """What `refuse` says of each of these links of a page: most are short, near and without an extension."""
+        """`refuse` for each of these links of a page. A shortcut for the common ones: short, near, without an
+        extension."""
         if self._deny or self._allow or (self._max_depth is not None and depth > self._max_depth):
             return [self.refuse(url, page_url, depth) for url in found]
         home = page_url[: page_url.find("/", 8) + 1]
         is_near, longest = self._kind == "any", self._max_length
-        # Slashes of a URL whose path may have too many segments, or too many that repeat.
+        # With more slashes than this, a path may have too many segments, or too many that repeat.
         most = 2 + min(self._max_segments, self._max_repeats)
         reasons: list[str | None] = []
         for url in found:
@@ -204,7 +216,7 @@ class Scope:
 
 
 def _extension(path: str) -> str:
-    """What follows the last dot of the last segment, in lower case."""
+    """The extension of the last segment, in lower case."""
     dot = path.rfind(".")
     if dot < 8 or len(path) - dot > 12:
         return ""
@@ -213,12 +225,12 @@ def _extension(path: str) -> str:
 
 
 def _repeats(path: str) -> int:
-    """How often the most frequent segment stands in a path; a loop of relative links repeats all of its segments."""
+    """Number of times that the most frequent segment is in a path: a loop of relative links repeats its segments."""
     return max(Counter(segment for segment in path.split("/") if segment).values(), default=0)
 
 
 def _compiled(patterns: tuple[str, ...], setting: str) -> tuple[re.Pattern[str], ...]:
-    # Not joined into one: flags and numbered groups of a pattern are its own.
+    # Not joined into one pattern: flags and numbered groups would mix.
     found = []
     for pattern in patterns:
         try:
@@ -240,31 +252,31 @@ Aside = Callable[[bool], None]
 
 
 class Extracts(Protocol):
-    """Something that runs the spider over a page."""
+    """Runs the spider over a page: in this process, in parser processes, or in either."""
 
     async def extract(
         self, request: Request, response: Response, *, suspect: bool = False, aside: Aside | None = None
     ) -> Extracted:
-        """All that the page gives; Interrupted if the crawl ends first.
+        """Everything that a page gives; Interrupted if the crawl ends first.
 
-        A `suspect` may have killed its worker. `aside` learns whether the page waits for another process."""
+        A `suspect` may have killed a worker. `aside` is called with True while the page waits for another process."""
         ...
 
     def interrupt(self) -> None:
-        """The crawl is to end; called by a signal handler, between any two instructions."""
+        """The crawl ends. Called by a signal handler, between any two instructions."""
         ...
 
     def stop(self) -> None:
-        """The crawl is to end, and pages in hand have a moment left."""
+        """The crawl ends: give pages in hand a moment."""
         ...
 
     async def aclose(self) -> None:
-        """End what handles pages elsewhere; spiders there are closed first."""
+        """End the processes that handle pages, after their spiders are closed."""
         ...
 
 
 class Handled(NamedTuple):
-    """A page's record, the requests that it leads to, and all else that it gave."""
+    """A page's record, the requests that it leads to, and everything else that the spider gave."""
 
     row: PageRow
     links: tuple[Request, ...]
@@ -272,7 +284,7 @@ class Handled(NamedTuple):
 
 
 class Linker:
-    """Turns links into requests: in scope, with key, site and depth, and not those that were queued a moment ago."""
+    """Turns links into requests with key, site and depth, without those that are out of scope or known."""
 
     def __init__(
         self,
@@ -294,8 +306,9 @@ class Linker:
     def follow(
         self, page: Request, found: tuple[str, ...], *, year: int = 0, made: Mapping[int, Request] | None = None
     ) -> list[Request]:
-        """Requests for plain links of a page; dates are compared with `year`, if it is given. What was `made` of a link
-        a moment ago is taken as it is."""
+        """Requests for the links of a page. With a `year`, links to dates far from it are refused.
+
+        `made` are requests that this lease has made of earlier links, by key: they are used again as they are."""
         depth = page.depth + 1
         if self._settings.clean_query:
             found = tuple(map(urls.clean_query, found))
@@ -325,7 +338,7 @@ class Linker:
         return "calendar" if far else None
 
     def _scored(self, request: Request) -> Request:
-        """The request with the priority that the spider's `score` gives it, unless it has one of its own."""
+        """The request with the priority of the spider's `score`, unless it has one already."""
         if self._score is None or request.priority:
             return request
         try:
@@ -338,7 +351,7 @@ class Linker:
         return msgspec.structs.replace(request, priority=max(-MAX_SCORE, min(MAX_SCORE, priority)))
 
     def adopt(self, page: Request, made: tuple[Request, ...], *, year: int = 0) -> list[Request]:
-        """Requests that the spider made, with what only the engine knows filled in."""
+        """Requests that the spider made, with key, site and depth filled in."""
         requests = []
         for request in made:
             key = urls.key_of(self._secret, request.url, request.method, request.body)
@@ -357,9 +370,9 @@ class Linker:
         return requests
 
     def listed(self, url: str, *, source: str, referrer: str, lastmod: float | None = None) -> Request | None:
-        """The request for a page that the sitemap of `source` lists, one link from it; None if there is none to make.
+        """The request for a page in the sitemap of `source`; None if it is known or refused.
 
-        In a continuous crawl a time of its last change travels though the page be known: it may be due sooner."""
+        In a continuous crawl, a known page travels with the time of its last change: its visit may be due sooner."""
         if self._settings.clean_query:
             url = urls.clean_query(url)
         key = urls.key_of(self._secret, url)
@@ -373,9 +386,9 @@ class Linker:
         return self._scored(Request(url, key, self.site(url), 0, 1, referrer=referrer, meta=meta))
 
     def sitemap(self, url: str, *, origin: str, level: int, referrer: str) -> Request:
-        """The request for a sitemap that the robots.txt of `origin`, or an index that it names, speaks of.
+        """The request for a sitemap that the robots.txt of `origin`, or an index named there, lists.
 
-        It has a key of its own: a page may have the same URL, and other hosts may name the same sitemap."""
+        Its key differs from that of a page with the same URL, and from that of the same sitemap for another host."""
         key = urls.key_of(self._secret, url, SITEMAP, urls.host_port(f"{origin}/").encode())
         meta = {"for": origin, "level": level}
         return Request(
@@ -383,24 +396,25 @@ class Linker:
         )
 
     def seed(self, url: str) -> Request:
-        """The request for a seed, which is a normal URL."""
+        """The request for a seed, which is a normalized URL."""
         return Request(url, urls.key_of(self._secret, url), self.site(url))
 
     def hop(self, page: Request, target: str, answer: Response) -> tuple[Request, ...]:
-        """The next hop of a redirect, at the same depth. A seed may lead anywhere, other pages stay in scope.
+        """The request for the next hop of a redirect, at the same depth; empty if it is refused.
 
-        One that leads back to where its chain has been has a key of its own, or it would count as done."""
+        A seed may redirect anywhere, other pages only within the scope. A redirect back to a URL of its own chain gets
+        a key of its own: under the usual one it would be known, and never fetched."""
         status = answer.status
         is_long = len(target) > self._settings.max_url_length
         reason = self._scope.refuse(target, page.url, page.depth) if page.depth > 0 else "length" if is_long else None
         if reason is not None:
             self.refused[reason] += 1
             return ()
-        # As browsers do: what was posted is not posted again, unless the server insists on it.
+        # As browsers do: a body is sent again only for 307 and 308, and a secret in it only to its own origin.
         is_home = urls.origin(target) == urls.origin(page.url)
         resent = page.method in ("GET", "HEAD") or (status in (307, 308) and (is_home or b"${secret:" not in page.body))
         method, body = (page.method, page.body) if resent else ("GET", b"")
-        # Credentials stay with the origin they were meant for, and what describes a body goes with it.
+        # Headers may have credentials, so they stay with their origin; the type of a body goes with the body.
         headers = page.headers if is_home else None
         if headers and not resent:
             headers = {name: value for name, value in headers.items() if name.lower() != "content-type"} or None
@@ -429,7 +443,7 @@ class Linker:
 
 
 class Handler:
-    """Handles answers that are pages."""
+    """Handles answers that are pages: runs the spider, and makes requests of the links."""
 
     def __init__(self, extractor: Extracts, linker: Linker) -> None:
         self._extractor = extractor
@@ -441,15 +455,15 @@ class Handler:
         return self.linker.hop(request, target, answer)
 
     def interrupt(self) -> None:
-        """The crawl is to end; called by a signal handler, between any two instructions."""
+        """The crawl ends. Called by a signal handler, between any two instructions."""
         self._extractor.interrupt()
 
     def stop(self) -> None:
-        """The crawl is to end, and pages in hand have a moment left."""
+        """The crawl ends: give pages in hand a moment."""
         self._extractor.stop()
 
     async def aclose(self) -> None:
-        """Nothing more is to be handled."""
+        """Close the extractor."""
         await self._extractor.aclose()
 
     async def handle(
@@ -461,7 +475,7 @@ class Handler:
         suspect: bool = False,
         aside: Aside | None = None,
     ) -> Handled:
-        """Run the spider over a page; `made` are requests for links of the pages before, by their keys."""
+        """Run the spider over a page; `made` are requests for links of earlier pages, by key."""
         page = await self._extractor.extract(request, response, suspect=suspect, aside=aside)
         if page.error:
             self._complain(request.url, page)
@@ -473,7 +487,7 @@ class Handler:
         return Handled(row, tuple(links), page)
 
     def _complain(self, url: str, page: Extracted) -> None:
-        """Say each kind of the spider's errors once; the records of the pages have all of them."""
+        """Log each kind of the spider's errors once; the records have all of them."""
         kind = page.error.partition(":")[0] if page.kind == ExtractError.kind else page.kind
         if kind not in self._complaints and len(self._complaints) < _MOST_COMPLAINTS:
             self._complaints.add(kind)
@@ -483,5 +497,5 @@ class Handler:
 
 @lru_cache(maxsize=2)
 def _year_of(day: int) -> int:
-    """The year of a day since 1970: asked for at each page, and known from the one before."""
+    """The year of a day since 1970, cached: nearly all pages of a run are of the same day."""
     return gmtime(day * _DAY_SECONDS).tm_year

@@ -1,9 +1,24 @@
 """Parser processes: pages are parsed, and handlers run, where they block nothing and can be killed.
 
-Each opens a spider of its own before its first page, and closes it when the worker closes the pipe. At the end of a
-crawl it is asked with a signal to leave its page; only one that stays in C code for longer is killed, and is the one
-whose spider is not closed. SIGINT and SIGTERM, which a terminal or a process manager sends to all processes, are for
-the worker alone: it decides what becomes of the page."""
+A pool has a fixed number of processes, each with one page at a time. A page is sent as a frame over a pipe, and its
+result comes back as one; between two pages the process has no state but its spider. It opens a spider of its own before
+its first page, and closes it when the worker closes the pipe.
+
+**Limits**, from the mildest to the hardest, each for what the one before cannot catch:
+
+1. The process interrupts its own page at the limits of the budget (`budget.Guard`).
+2. C code that does not come to an end: the kernel kills the process after its CPU time (SIGVTALRM).
+3. A process that hangs without using the processor: the worker kills it (`_watch`), but never for time in which others
+   had the processor, since a process that wants to run and cannot is not to blame.
+
+In the last two cases the page is recorded as too costly. If the process died of something else, a crash in C code or
+for lack of memory, the page is recorded as failed by that. Either way it costs this one page; the next one gets a new
+process. Where memory runs out, the kernel is asked to choose a parser process before the worker.
+
+**The end of a crawl.** LEAVE asks each process to interrupt its page, which counts as not fetched. Only a process that
+stays in C code is killed, and it is the one whose spider is not closed. SIGINT and SIGTERM, which a terminal or a
+process manager sends to all processes, are ignored here: the worker decides what becomes of the page. If the worker
+dies, the kernel kills its parser processes (`supervision.die_with`)."""
 
 from __future__ import annotations
 
@@ -32,18 +47,18 @@ from gossamer.settings import Settings
 
 log = logging.getLogger("gossamer.engine")
 _PATIENCE_SECONDS = 5.0
-"""Time on the clock that a process gets on top of its CPU time: it may have to wait for a processor."""
+"""Seconds on the clock that a process gets beyond its CPU time, and between later looks at it."""
 _GRACE_SECONDS = 1.0
-"""What pages in hand get when the crawl is to end."""
+"""Seconds that pages in hand have left at a stop."""
 _INTERRUPTED = b""
-"""The answer for a page that was interrupted."""
+"""Answer for a page that was interrupted."""
 _DONE = b""
-"""The answer when the spider was opened or closed; else it is the error and its hint."""
+"""Answer when the spider was opened or closed; else an error with its hint."""
 _EXIT_SECONDS = 10.0
-"""Time that a process has to end once its spider is closed: functions of `atexit` and threads of the spider."""
+"""Seconds that a process has to end after its spider is closed: for `atexit` functions and threads."""
 _NICENESS = 5
 _WAITING_BYTES = 64 * 1024 * 1024
-"""Bodies that may wait for a process while their visits take no place from others."""
+"""Max bytes of bodies whose visits may wait for a process without taking a place of a fetch."""
 
 
 class ParseTask(msgspec.Struct, array_like=True, frozen=True):
@@ -60,18 +75,18 @@ _decode_extracted = msgspec.msgpack.Decoder(Extracted).decode
 
 
 class ParserPool:
-    """A fixed number of processes, each with one page at a time; one that dies costs its page only, and is replaced.
+    """A fixed number of processes, each with one page at a time; one that dies costs its page only.
 
-    A process interrupts a handler that passes its limit by itself. Where it cannot, because code in C does not come to
-    an end, the kernel kills it after the CPU time of the budget; and where it just hangs, this one kills it."""
+    `_idle` has a place for each: a process that waits for a page, or None where one has to be started. Whoever takes a
+    place puts one back, whatever happens in between, or the pool would shrink."""
 
     def __init__(self, size: int, settings: Settings, *, is_aside: bool = False) -> None:
-        """`is_aside`: the processes leave the processor to this one where both want it."""
+        """`is_aside`: the processes run with a lower priority than this one."""
         self._settings = settings
         self._niceness = _NICENESS if is_aside else 0
         self._idle: asyncio.Queue[asyncio.subprocess.Process | None] = asyncio.Queue()
         self._ready: set[asyncio.subprocess.Process] = set()
-        """Those that have opened their spider."""
+        """Processes that have opened their spider."""
         self._watches: dict[asyncio.subprocess.Process, asyncio.TimerHandle] = {}
         self._overdue: set[asyncio.subprocess.Process] = set()
         self._stopping: asyncio.TimerHandle | None = None
@@ -81,10 +96,10 @@ class ParserPool:
             self._idle.put_nowait(None)
 
     def interrupt(self) -> None:
-        """Nothing of this process is held off."""
+        """Do nothing: no page blocks this process."""
 
     def stop(self) -> None:
-        """The crawl is to end: pages in hand have a moment left."""
+        """Have the processes interrupt their pages, and kill those that have not after a moment."""
         if self._stopping is None:
             grace = min(_GRACE_SECONDS, self._settings.drain_seconds)
             self._stopping = asyncio.get_running_loop().call_later(grace, self._end)
@@ -92,7 +107,7 @@ class ParserPool:
                 _tell_to_leave(process)
 
     def _end(self) -> None:
-        """Kill those that have a page in hand still; the others are closed by `aclose`."""
+        """Kill the processes that still have a page; `aclose` closes the others."""
         self._is_over = True
         for process in list(self._watches):
             self._discard(process)
@@ -100,7 +115,7 @@ class ParserPool:
     async def extract(
         self, request: Request, response: Response, *, suspect: bool = False, aside: Aside | None = None
     ) -> Extracted:
-        """As Extractor.extract, elsewhere."""
+        """As `Extractor.extract`, in one of the processes. While it waits, the visit takes no place of a fetch."""
         size = len(response.body)
         is_aside = aside is not None and self._waiting_bytes + size <= _WAITING_BYTES
         if is_aside:
@@ -116,6 +131,10 @@ class ParserPool:
                 aside(False)
 
     async def _extract(self, request: Request, response: Response) -> Extracted:
+        """Take a place, start a process if it has none, send the page, and read the answer.
+
+        After a stop no process is started, and no page is sent once the moment is over. If this task is cancelled, its
+        process is killed: its answer would be taken for that of the next page."""
         process = await self._idle.get()
         if self._stopping is None and (process is None or process.returncode is not None):
             try:
@@ -139,7 +158,7 @@ class ParserPool:
         except ConnectionError:
             answer = None
         except BaseException:
-            # The process may be in the middle of a page that nobody waits for any more.
+            # The process may still work on this page, and its answer would go to the next one.
             self._discard(process)
             self._idle.put_nowait(None)
             raise
@@ -147,7 +166,7 @@ class ParserPool:
             if process in self._watches:
                 self._watches.pop(process).cancel()
         if answer is None:
-            # Nobody else may get it: that it has died is not always known yet, and the next page would be charged too.
+            # The process has closed its pipe, but may not be reaped yet: nobody else may get it.
             self._discard(process)
             self._idle.put_nowait(None)
             return await self._post_mortem(process, response)
@@ -157,7 +176,7 @@ class ParserPool:
         return _decode_extracted(answer)
 
     async def _post_mortem(self, process: asyncio.subprocess.Process, response: Response) -> Extracted:
-        """What to record of a page whose process has ended."""
+        """The record of a page whose process has died."""
         code = await process.wait()
         if self._is_over:
             raise Interrupted
@@ -167,7 +186,7 @@ class ParserPool:
         return died(response)
 
     def _watch(self, process: asyncio.subprocess.Process, size: int) -> None:
-        """Kill the process if it is not done in time. It is not to blame for time in which others had the processor."""
+        """Kill the process if it has used up its CPU time, or sleeps for too long, without an answer."""
         loop = asyncio.get_running_loop()
         limit = hard_seconds(self._settings, size)
         began = _cpu_seconds(process.pid)
@@ -182,6 +201,7 @@ class ParserPool:
         self._watches[process] = loop.call_later(limit + _PATIENCE_SECONDS, look)
 
     async def _start(self) -> asyncio.subprocess.Process:
+        """Start a process, send it the settings, and wait until its spider is open; ExtractError if that fails."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -197,7 +217,7 @@ class ParserPool:
         assert process.stdout is not None
         try:
             process.stdin.write(remote.frame(_encode(configuration.dump(self._settings))))
-            # It may take long to load what a spider imports, and to open it: that is not charged to the page.
+            # Imports and the opening of a spider may take long: the page is not charged for that.
             if (answer := await remote.read_frame(process.stdout)) is not None:
                 _raise_failure(answer)
         except BaseException:
@@ -214,7 +234,7 @@ class ParserPool:
             process.kill()
 
     async def aclose(self) -> None:
-        """Have all processes close their spiders, and end; an ExtractError if one could not."""
+        """Have all processes close their spiders and end; ExtractError if one could not close its own."""
         if self._stopping is not None:
             self._stopping.cancel()
         closing = [self._close(process) for process in self._ready if process.returncode is None]
@@ -226,7 +246,7 @@ class ParserPool:
             raise failures[0]
 
     async def _close(self, process: asyncio.subprocess.Process) -> None:
-        """Wait for the spider, for as long as it takes: as in the worker itself, a second Ctrl-C ends it."""
+        """Wait until the spider is closed, without limit: as in the worker itself, a second Ctrl-C ends that."""
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -250,14 +270,14 @@ def _tell_to_leave(process: asyncio.subprocess.Process) -> None:
 
 
 def _raise_failure(answer: bytes) -> None:
-    """Raise the error with which a process could not open or close its spider."""
+    """Raise the error of a process that could not open or close its spider."""
     if answer != _DONE:
         said, hint = _decode_failure(answer)
         raise ExtractError(said, hint=hint)
 
 
 def _cpu_seconds(pid: int) -> float:
-    """The CPU time of a process; infinite where the system does not tell, so that only the clock counts."""
+    """CPU seconds of a process; infinite where the system does not report them, so that only the clock counts."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -266,7 +286,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def _is_running(pid: int) -> bool:
-    """Whether a process wants the processor, and does not sleep."""
+    """Whether a process runs or waits for a processor, and does not sleep."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "R"
     except OSError:
@@ -280,11 +300,11 @@ def main() -> None:
     leave_signals_to_parent()
     os.nice(niceness)
     with suppress(OSError):
-        # Where memory runs out, it is the page in hand here that took it.
+        # Where memory runs out, the kernel should kill this process: most likely its page used the memory.
         Path("/proc/self/oom_score_adj").write_text("800")
     allocator.give_back_freed_memory()
     source, target = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    # A print in a spider must not land between the answers.
+    # What a spider prints must not get between the answers.
     os.dup2(2, 1)
 
     def read() -> bytes | None:
@@ -327,7 +347,7 @@ def main() -> None:
                 answer(handle(data))
                 allocator.trim_after(len(data))
         finally:
-            # Where the spider ends the process in the middle of a page, that has no answer.
+            # Also where the spider ends the process (`sys.exit`) in the middle of a page, which gets no answer then.
             try:
                 runner.run(lifecycle.close())
             except GossamerError as error:

@@ -1,4 +1,14 @@
-"""A worker's side of the coordinator's socket: its messages, and a frontier and a store in another process."""
+"""A worker's side of the coordinator's socket: the messages, and a frontier and a store in another process.
+
+Messages are msgpack with typed fields, in frames with a length in front; nothing is unpickled. Each call has a number,
+and answers come in any order. `Hello` names the protocol's version, so that a worker and an owner of different versions
+refuse each other in words.
+
+`RemoteFrontier` and `RemoteStore` look like the owner's frontier and store. Two differences follow from the distance.
+Time on the way counts against the worker: it reckons a lease from before it asked (`engine/run.py`), and the socket is
+local, so both clocks are the same. And an answer can be lost with the connection: then nothing can be repeated, since
+the tokens are void. Every call that is under way, and every later one, raises `OwnerGone`, and the worker ends. What it
+had fetched and not committed is fetched again by others."""
 
 from __future__ import annotations
 
@@ -23,13 +33,15 @@ _LENGTH = struct.Struct(">I")
 
 
 class Hello(msgspec.Struct, tag="hello", frozen=True):
+    """The first call of a connection; with a name, of a worker."""
+
     worker: str
     pid: int
     protocol: int = PROTOCOL
 
 
 class Welcome(msgspec.Struct, tag="welcome", frozen=True):
-    """What a worker must know of the job."""
+    """The answer to Hello: the job's settings, the secret of its keys, and its folder."""
 
     settings: dict[str, Any]
     secret: bytes
@@ -37,50 +49,65 @@ class Welcome(msgspec.Struct, tag="welcome", frozen=True):
 
 
 class Add(msgspec.Struct, tag="add", frozen=True):
+    """`Frontier.add`."""
+
     requests: list[Request]
 
 
 class AddUrls(msgspec.Struct, tag="add-urls", frozen=True):
+    """Add seeds to the running job; the owner normalizes them and makes their keys."""
+
     urls: list[str]
 
 
 class Take(msgspec.Struct, tag="take", frozen=True):
+    """`Frontier.lease`. The worker's name is that of its connection."""
+
     limit: int
     batch: int
     seconds: float
 
 
 class Extend(msgspec.Struct, tag="extend", frozen=True):
+    """`Frontier.extend`; the answer has the tokens of the leases that still stand."""
+
     tokens: list[int]
     seconds: float
 
 
 class Commit(msgspec.Struct, tag="commit", frozen=True):
+    """`Store.commit`: a record for each outcome, or None. The owner writes those of accepted outcomes."""
+
     outcomes: list[Outcome]
     records: list[Record | None]
     notes: list[SiteNote]
     refused: dict[str, int] = {}
-    """Links that were not followed since the last commit, by reason."""
+    """Links that were not followed since the last commit, by reason; the owner adds them up."""
 
 
 class Release(msgspec.Struct, tag="release", frozen=True):
+    """`Frontier.release`."""
+
     tokens: list[int]
 
 
 class Idle(msgspec.Struct, tag="idle", frozen=True):
+    """`Frontier.idle`, with what it needs of the grant. The answer may come much later."""
+
     wait: float | None
     news: int
 
 
 class Ask(msgspec.Struct, tag="ask", frozen=True):
-    """A question or a wish from a person: counts, sites, site, lookup, lanes, workers, pause, resume, stop."""
+    """A question or order of a command: counts, sites, every_site, site, lookup, lanes, workers, pause, resume,
+    stop."""
 
     what: str
     text: str = ""
 
 
 class Limit(msgspec.Struct, tag="limit", frozen=True):
-    """Settings of the running job that are to be as these are, from now on."""
+    """New values for settings of the running job."""
 
     settings: dict[str, Any]
 
@@ -89,6 +116,8 @@ Call = Hello | Add | AddUrls | Take | Extend | Commit | Release | Idle | Ask | L
 
 
 class Frame(msgspec.Struct, array_like=True, frozen=True):
+    """A call with its number, by which its answer is found."""
+
     number: int
     call: Call
 
@@ -97,7 +126,7 @@ class WireReply(msgspec.Struct, array_like=True, frozen=True):
     number: int
     value: msgspec.Raw = msgspec.Raw(b"\xc0")
     error: str = ""
-    """The name of an error class, a newline, and its message; empty if all went well."""
+    """Class, message and hint of an error, on a line each; empty if there was none."""
 
 
 ANSWERS: dict[type[Any], Any] = {
@@ -118,7 +147,7 @@ decode_answer = msgspec.msgpack.Decoder(WireReply).decode
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
-    """The next frame; None when the other side is gone."""
+    """The next frame; None when the other side is gone, or sent a frame that is too long."""
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(4))
         return await reader.readexactly(length) if length <= MAX_FRAME_BYTES else None
@@ -127,7 +156,7 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
 
 
 def frame(data: bytes) -> bytes:
-    """Data with its length in front."""
+    """A frame: data with its length in front."""
     return _LENGTH.pack(len(data)) + data
 
 
@@ -135,7 +164,10 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class OwnerConnection:
-    """One connection to the owner; many calls may be under way on it at once."""
+    """One connection to the owner; many calls may be under way on it at once.
+
+    `gone` is set when the owner's end closes. There is no way to reconnect: the owner has taken back what this worker
+    held in the same moment."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -147,7 +179,7 @@ class OwnerConnection:
 
     @property
     def peer_pid(self) -> int:
-        """The owner's process; 0 where the system does not tell."""
+        """The owner's process; 0 where the system does not report it."""
         own = self._writer.get_extra_info("socket")
         option = getattr(socket, "SO_PEERCRED", None)
         if own is None or option is None:
@@ -155,7 +187,7 @@ class OwnerConnection:
         return int(_CREDENTIALS.unpack(own.getsockopt(socket.SOL_SOCKET, option, _CREDENTIALS.size))[0])
 
     async def call(self, call: Call) -> Any:
-        """Ask, and wait for the answer."""
+        """Send a call and return its answer; raises the error that the owner met, or OwnerGone."""
         if self.gone.is_set():
             raise errors.OwnerGone("the crawl that this worker belongs to has ended")
         self._last += 1
@@ -175,6 +207,7 @@ class OwnerConnection:
         return msgspec.msgpack.decode(answer.value, type=ANSWERS[type(call)])
 
     async def _listen(self) -> None:
+        """Give answers to their calls until the owner is gone, then fail all that still wait."""
         while (data := await read_frame(self._reader)) is not None:
             answer = decode_answer(data)
             future = self._waiting.get(answer.number)
@@ -205,7 +238,7 @@ async def connect(folder: Path, *, worker: str = "") -> tuple[OwnerConnection, W
 
 
 class RemoteFrontier:
-    """The owner's frontier."""
+    """The owner's frontier, as a worker uses it."""
 
     def __init__(self, connection: OwnerConnection) -> None:
         self._call = connection.call
@@ -242,7 +275,9 @@ class RemoteFrontier:
 
 
 class RemoteStore:
-    """The owner's store: records travel with their outcomes, and the owner writes them."""
+    """The owner's store: records travel with their outcomes, and the owner writes them.
+
+    Refused links are counted in `refused` until a commit has brought them to the owner."""
 
     def __init__(self, connection: OwnerConnection, refused: Counter[str]) -> None:
         self._call = connection.call

@@ -1,4 +1,17 @@
-"""Robots check: fetches robots.txt once per origin, under the site's delay, and decides which URLs may be fetched."""
+"""Robots check: fetches robots.txt once per origin, under the site's delay, and decides which URLs may be fetched.
+
+The rules are part of the site state: one worker fetches them, commits them as a note, and every later lease of the site
+carries them, packed. So they are fetched once for the whole fleet, and survive restarts. A `Gate` unpacks them for one
+lease; a `Rulebook` keeps compiled rules for the worker, since a large file takes a tenth of a second to compile.
+
+Asking for robots.txt is a request to the site like any other: it waits for the delay and needs the lease, because the
+visit's own `fetch` sends it. The status decides as RFC 9309 says (`robots_txt.settle`): a 4xx allows everything, a 429,
+a 5xx or no answer forbids everything until a later try, after a growing pause, unless there are rules of the last 30
+days.
+Errors that the page itself would meet for good, such as a name that does not exist, are raised instead, so that the
+page gets that error and the site is not put on hold. A failing proxy says nothing about the site, and is raised, too.
+
+`LoadGate` does the same for what pages load in a browser, from any origin and outside of leases."""
 
 from __future__ import annotations
 
@@ -18,23 +31,22 @@ from gossamer.model import REDIRECTS, ROBOTS, Request, Response
 from gossamer.settings import Settings
 
 _MOST_FILES, _MOST_BYTES = 512, 12 * 1024 * 1024
-"""What a worker keeps of compiled rules: a hostile robots.txt may have tens of thousands."""
+"""Compiled rules that a worker keeps: a hostile robots.txt may have tens of thousands."""
 _MOST_ORIGINS, _MOST_RULES = 1000, 50_000
-"""What it keeps for the loads of its browser."""
+"""Origins and rules that it keeps for the loads of its browser."""
 PacedFetch = Callable[[Request], Awaitable[Response]]
 
 
 class Rulebook:
-    """Rules that were read and compiled before; a robots.txt of half a megabyte takes a tenth of a second each time.
-
-    Those that were used last are kept."""
+    """A cache of compiled rules, least recently used first out: a robots.txt of half a megabyte takes a tenth of a
+    second to compile."""
 
     def __init__(self) -> None:
         self._room = _MOST_BYTES
         self._kept: OrderedDict[bytes, tuple[Robots, Matcher]] = OrderedDict()
 
     def read(self, packed: bytes) -> tuple[Robots, Matcher]:
-        """The rules that `Robots.pack` gave, and what answers for them."""
+        """The rules that `Robots.pack` packed, and a matcher for them."""
         found = self._kept.get(packed)
         if found is None:
             robots = rfc9309.unpack(packed)
@@ -48,7 +60,7 @@ class Rulebook:
 
 
 class Gate:
-    """Knows the rules of each origin of a site for as long as a lease lasts."""
+    """The rules of each origin of a site, for one lease."""
 
     def __init__(
         self, known: dict[str, bytes], settings: Settings, clock: Clock, *, rulebook: Rulebook | None = None
@@ -68,16 +80,16 @@ class Gate:
 
     @property
     def was_answered(self) -> bool:
-        """Whether the site has ever said what its rules are: a note that they could not be had is none."""
+        """Whether the site has ever answered with rules; a failed try does not count."""
         return any(robots.fetched_at for robots in self._known.values())
 
     @property
     def crawl_delay(self) -> float:
-        """The longest delay that a robots.txt of the site asks for."""
+        """The longest Crawl-delay of the site's origins; 0 if none."""
         return max((robots.rules.crawl_delay or 0.0 for robots in self._known.values()), default=0.0)
 
     def allows(self, url: str) -> bool:
-        """Whether the rules let this URL through; `refresh` its origin first."""
+        """Whether the rules allow this URL. The rules of its origin must be known: see `is_due`."""
         origin = urls.origin(url)
         matcher = self._matchers.get(origin)
         if matcher is None:
@@ -85,18 +97,18 @@ class Gate:
         return matcher.allowed(urls.path_query(url))
 
     def is_due(self, url: str) -> bool:
-        """Whether the robots.txt that speaks for this URL must be asked for first."""
+        """Whether the robots.txt of this URL's origin has to be fetched first."""
         return rfc9309.is_due(self._known.get(urls.origin(url)), self._clock.epoch())
 
     def state(self, url: str) -> Robots:
-        """What is known of the origin of this URL."""
+        """The rules of this URL's origin, and when they were fetched."""
         return self._known[urls.origin(url)]
 
     async def refresh(self, url: str, fetch: PacedFetch) -> Robots:
-        """Ask for the robots.txt of this URL's origin; at most five redirects are followed, as RFC 9309 says.
+        """Fetch the robots.txt of this URL's origin, following at most five redirects, as RFC 9309 says.
 
-        One that could not be had is not asked for again before its Retry-After is over. Raises what the page itself
-        would meet for good: a name that does not exist, a forbidden address, bad TLS."""
+        After a failure it is not fetched again until a growing pause and its Retry-After are over. Raises what the page
+        itself would meet for good: a name that does not exist, a forbidden address, bad TLS."""
         origin = urls.origin(url)
         status, body, wish = await self._ask(f"{origin}/robots.txt", fetch)
         now = self._clock.epoch()
@@ -127,7 +139,7 @@ class Gate:
                     raise
                 return None, b"", ""
             except ProxyFailed:
-                # It says nothing about the site, nor about its rules.
+                # It is no answer of the site, so it must not count as a failure of its robots.txt.
                 raise
             except FetchError:
                 return None, b"", ""
@@ -136,16 +148,16 @@ class Gate:
             location = response.header("location")
             target = urls.join(url, location) if location else None
             if target is None:
-                # It leads nowhere: there is none.
+                # A redirect without a target: there are no rules.
                 return 404, b"", ""
             url = target
         return 404, b"", ""
 
 
 class LoadGate:
-    """What pages in a browser may load: the rules of each origin, asked for once and shared by the pages of a worker.
+    """What pages in a browser may load: the rules of each origin, fetched once and shared by the pages of a worker.
 
-    Rules that a lease brought, or that a visit has asked for, are learned and not asked for again."""
+    Rules that a lease brought, or that a visit has fetched, are learned and not fetched again."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._settings, self._clock = settings, clock
@@ -153,12 +165,13 @@ class LoadGate:
         self._asking: dict[str, asyncio.Lock] = {}
 
     def learn(self, known: Mapping[str, bytes]) -> None:
-        """Take over packed rules, by origin."""
+        """Add packed rules, by origin."""
         for origin, packed in known.items():
             self._keep(origin, Gate({origin: packed}, self._settings, self._clock))
 
     async def allows(self, url: str, fetch: PacedFetch) -> bool:
-        """Whether a page may load this; where the rules cannot be had, it may not."""
+        """Whether a page may load this URL; not if the rules cannot be had. Only one page asks for an origin's
+        rules."""
         origin = urls.origin(url)
         gate = self._gates.get(origin)
         if gate is None or gate.is_due(url):

@@ -1,4 +1,25 @@
-"""The run loop of one worker: lease sites, visit them, renew what is held, and drain when told to stop."""
+"""The run loop of one worker: lease sites, visit them, renew what is held, and drain at a stop.
+
+Four kinds of tasks share one task group. `_dispatch` leases lanes and starts a `Visit` for each, as many as the machine
+can fetch at once; visits that sleep out their delay take no place. `_renew` extends all leases at a third of their
+time. The `Committer` stores results in groups. `regulate` adjusts the number of fetches to the machine. What a
+visit has not handed to the committer has not happened.
+
+The end comes in a fixed order, and each step needs the one before it:
+
+1. No more leases. Visits finish the request in hand (at a stop, for at most `drain_seconds`) and hand in the rest.
+2. Renewal stops: nothing is sent any more.
+3. The committer stores what it has, and returns leases whose batches are undone.
+4. The spider is closed (`Lifecycle`), when all its pages are committed.
+
+When the frontier is away, `lease` is tried again every second and the committer waits; visits go on until their leases
+end, and send nothing after that. After a suspension of the machine the same holds, since the clock counts the time:
+a visit checks its deadline before each request, and finds its lease lost. A worker that is killed leaves its leases to
+end by themselves (P9).
+
+Links that the frontier has acknowledged are not sent to it again (`KnownKeys`, `Visit.told`). That is only safe as long
+as the store cannot have forgotten them: `Grant.run` and `Receipt.run` change when it may have, and the memory is
+emptied then, and after each failed lease."""
 
 from __future__ import annotations
 
@@ -28,11 +49,11 @@ from gossamer.storage.request_log import RequestLog
 
 log = logging.getLogger("gossamer.engine")
 _SLEEPERS = 15
-"""Lanes that wait for their delay, per fetch that may be under way: they cost memory only."""
+"""Max sleeping lanes per fetch that the machine can have under way: they cost memory only."""
 
 
 class Engine:
-    """One worker. `run` returns the job's state when there is nothing more for it to do."""
+    """One worker. `run` returns the job's state when there is nothing more for it to do, or after `stop`."""
 
     def __init__(
         self,
@@ -95,32 +116,32 @@ class Engine:
 
     @property
     def fetching(self) -> int:
-        """Sites that are being visited, without those that wait for their delay."""
+        """Sites that are being visited, without those that sleep out their delay."""
         return sum(not visit.sleeping for visit in self._visits.values())
 
     @property
     def limit(self) -> int:
-        """Fetches at once that the machine can take now, at most the setting `concurrency`."""
+        """Fetches at once that the machine can handle now, at most the setting `concurrency`."""
         return self._slots.limit
 
     @property
     def accepted(self) -> int:
-        """Outcomes that counted."""
+        """Outcomes that the frontier accepted."""
         return self._committer.accepted
 
     @property
     def stale(self) -> int:
-        """Outcomes that came too late."""
+        """Outcomes whose lease was lost before they were committed."""
         return self._committer.stale
 
     def interrupt(self) -> None:
-        """Before `stop`, from a signal handler: a spider that is at work may hold off the loop that calls it."""
+        """Called before `stop`, by a signal handler: a spider at work may block the loop in which `stop` has to run."""
         self._context.handler.interrupt()
 
     def stop(self) -> None:
-        """Finish the fetches that are under way, store them, return the rest, and let `run` return.
+        """Finish the fetches under way, store them, return the rest, and let `run` return.
 
-        If they cannot be stored in time, because a sink or the frontier is away, `run` raises what stood in the way."""
+        If they cannot be stored in time, because a sink or the frontier is away, `run` raises its error."""
         self._stop.set()
         self._changed.set()
         self._lifecycle.stop()
@@ -135,10 +156,11 @@ class Engine:
             async with self._lifecycle, aclosing(self._context.handler):
                 return await self._work()
         except Interrupted:
-            # Stopped while the spider was being opened.
+            # `stop` came while the spider was being opened.
             return "running"
 
     async def _work(self) -> JobState:
+        """Run all tasks, then end them in the order of this module's text."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 committing = tasks.create_task(self._committer.run())
@@ -154,12 +176,12 @@ class Engine:
                 await self._committer.finish()
                 await committing
         except* GossamerError as group:
-            # One broken store is met by many tasks: the first to say so speaks for all.
+            # Many tasks meet the same broken store: raise the first error only.
             raise _first(group) from None
         return state
 
     async def _drain(self) -> None:
-        """Wait for the visits to end; after a stop only for a while, then what is under way goes back undone."""
+        """Wait for the visits to end; after a stop for `drain_seconds`, then cancel them and return their leases."""
         timeout = asyncio.timeout(None)
         try:
             async with timeout:
@@ -177,6 +199,10 @@ class Engine:
                 await self._committer.put(visit.lease)
 
     async def _dispatch(self, tasks: asyncio.TaskGroup) -> JobState:
+        """Lease and start visits until the job is finished, or `stop`.
+
+        A lease counts from before the call that got it, however long the answer took: so a worker never believes to
+        have a lane for longer than the frontier does."""
         settings = self._settings
         state: JobState = "running"
         while not self._stop.is_set():
@@ -216,19 +242,19 @@ class Engine:
             self._changed.set()
 
     def _others(self) -> dict[str, Any]:
-        """Regions without live workers, if there are any: only frontiers of fleets know of them."""
+        """Regions without live workers, if any; only frontiers of fleets take this argument."""
         places = self._context.places
         return {"also": places.also} if places is not None and places.also else {}
 
     def _free(self) -> int:
-        """How many more lanes to ask for: those that sleep out their delay take nobody's place."""
+        """How many more lanes to ask for: those that sleep out their delay take no place."""
         limit = self._slots.limit
         return min(limit - self.fetching, limit * (1 + _SLEEPERS) - len(self._visits))
 
     async def _some_change(self) -> None:
         self._changed.clear()
         await self._changed.wait()
-        # Visits end and fall asleep in crowds: a moment's wait turns many small calls to the frontier into one.
+        # Many visits end at the same moment: a short wait turns many small calls to the frontier into one.
         await self._clock.sleep(0.005)
 
     async def _idle(self, grant: Grant) -> None:
@@ -246,7 +272,11 @@ class Engine:
             stopped.cancel()
 
     async def _renew(self) -> None:
-        """Extend all leases at a third of their time; a visit whose lease is gone sends nothing more."""
+        """Extend all leases at a third of their time. A visit whose lease is gone is marked lost, and sends nothing
+        more.
+
+        One renewal may fail and the next still comes in time. A failed call marks nothing as lost: each visit goes by
+        its own deadline."""
         seconds = self._settings.lease_seconds
         while True:
             await self._clock.sleep(seconds / 3)
@@ -265,26 +295,26 @@ class Engine:
                 if visit is None:
                     continue
                 if lease.token in kept:
-                    # A frontier may not have given as much as was asked for.
+                    # A frontier may grant less time than was asked for.
                     visit.renewed(sent_at, kept[lease.token])
                 else:
                     visit.lost = True
 
     def _heard(self, run: int) -> None:
-        """Links are sent once to one run of the store: another one may not have them, and the pages that led to them
-        are fetched again then."""
+        """Note the run of the store. Another one may have forgotten links: pages that it forgot come again, and must
+        send all their links again."""
         if run != self._run_of_store:
             self._run_of_store = self._committer.run_of_store = run
             self._forget()
 
     def _forget(self) -> None:
-        """Nobody knows what the frontier still has."""
+        """Forget which keys the frontier has."""
         self._recent.clear()
         for visit in self._visits.values():
             visit.told.clear()
 
     def _committed(self, results: Sequence[Result], run: int) -> None:
-        """All of these results were accepted, with their links, by this run of the store."""
+        """These results were accepted with their links by this run of the store: their keys need not be sent again."""
         self._heard(run)
         for result in results:
             self._recent.update(link.key for link in result.outcome.links)

@@ -1,4 +1,23 @@
-"""Supervises worker processes: restarts crashed ones with back-off, and finds the page that crashed one."""
+"""Supervises worker processes: restarts crashed ones with back-off, and finds the page that crashed one.
+
+**Restarts.** A `Supervisor` keeps a number of workers running. One that ends with 0 is done. Any other end is a crash:
+it is started again, after a pause that doubles with each death in a row, and a life of 30 seconds ends the row. So one
+page that kills a worker costs a fraction of a second, and a broken installation does not fill the log for hours: after
+too many deaths in a row, or a worker that reports with exit code 78 that a restart is useless, the run ends with an
+error.
+
+**Which page was it?** A dead process cannot report the page in hand. So each worker writes its key into eight bytes of
+a memory-mapped file (`CrashMarker`) before it handles a page, and 0 afterwards. The bytes live in the kernel's page
+cache, so they survive `kill -9` and a crash in C code, and cost no system call. Whoever takes back the dead worker's
+leases reads them (`left_behind`), and counts the loss against that page alone: after two losses it is leased by itself,
+after `max_deliveries` it is parked (P10). A machine that loses power may lose the marker; then nobody is blamed.
+
+**No orphans.** On Linux a worker asks the kernel to be killed with its supervisor (`die_with`); an orphan would fetch
+beside its successor. On every system, a worker of an embedded job ends when its connection to the owner does.
+
+**Signals.** A terminal sends Ctrl-C to all processes, and some process managers send SIGTERM to all. Parser processes
+let both pass, because their worker decides (`leave_signals_to_parent`); they react to LEAVE instead. Until they have
+set that up, both signals are blocked, so that none can kill a process that is still starting (`hold_signals`)."""
 
 from __future__ import annotations
 
@@ -21,16 +40,19 @@ from gossamer.model import JobState
 
 log = logging.getLogger("gossamer.supervisor")
 FATAL = 78
-"""What a worker exits with when starting it again would not help."""
+"""Exit code of a worker for which a restart would not help."""
 _HEALTHY_SECONDS = 30.0
+"""A worker that lived this long ends a row of deaths."""
 _MOST_DEATHS = 8
+"""Deaths in a row, for each worker of the supervisor, after which it gives up."""
 
 
 class Supervisor:
-    """Keeps `count` workers running until the job is over or they are told to stop.
+    """Keeps `count` workers running until the job is over or `stop` is called.
 
-    They are started as `gossamer worker` with these arguments; what nobody should see in a list of processes goes
-    with `environment`. With `names` a worker's successor has its name, by which a frontier knows what it takes over."""
+    They are started as `gossamer worker` with these arguments; what must not show in a list of processes, such as an
+    address with a password, goes with `environment`. With `names`, a worker's successor gets the same name, by which
+    the frontier recognizes what the dead one held."""
 
     def __init__(
         self,
@@ -57,17 +79,19 @@ class Supervisor:
         return len(self._processes)
 
     def interrupt(self) -> None:
-        """No spider runs in this process."""
+        """Do nothing: no spider runs in this process."""
 
     def stop(self) -> None:
-        """Ask the workers to drain."""
+        """Send SIGTERM to the workers, which drain."""
         self._stopping.set()
         for process in self._processes.values():
             if process.returncode is None:
                 process.terminate()
 
     async def run(self) -> JobState:
-        """Return when all workers have left because the job is over."""
+        """Return when all workers have ended because the job is over or stopped; WorkersDie if they keep crashing.
+
+        However it ends, no worker is left: those that still run are killed."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 for number in range(self._count):
@@ -82,6 +106,7 @@ class Supervisor:
         return self._state()
 
     async def _keep(self, number: int) -> None:
+        """Run one worker, and its successors."""
         while not self._stopping.is_set():
             started_at = self._clock.monotonic()
             code = await self._run_one(number)
@@ -131,7 +156,7 @@ class Supervisor:
 
 
 class CrashMarker:
-    """Names the page in hand in eight bytes of shared memory: they outlive the process, and cost it next to nothing."""
+    """Names the page in hand in eight bytes of a mapped file, which survive the process and cost no system call."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
@@ -141,22 +166,22 @@ class CrashMarker:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 if os.fstat(descriptor).st_size < 8:
-                    # Not a hole: the first write to one, on a full disk, would kill the process.
+                    # Allocate the block now: the first write to a hole on a full disk would kill the process (SIGBUS).
                     os.pwrite(descriptor, bytes(8), 0)
                 self._memory = mmap.mmap(descriptor, 8)
             except OSError as error:
-                # A page that kills this process will not be named; to wait for room would help nobody.
+                # Disk full: crawl without a marker. A page that kills this process will not be named.
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
             finally:
                 os.close(descriptor)
 
     def name(self, key: int) -> None:
-        """This page is in hand from now on; 0: none is."""
+        """Note the key of the page that is handled from now on; 0 for none."""
         pack_into("<q", self._memory, 0, key)
 
     def close(self) -> None:
-        """Nothing is in hand any more."""
+        """Remove the file: the process ends in good order."""
         if isinstance(self._memory, mmap.mmap):
             self._memory.close()
         if self._path is not None:
@@ -164,7 +189,7 @@ class CrashMarker:
 
 
 def left_behind(path: Path) -> int:
-    """The key that a dead process was handling, 0 if none; the note is taken away."""
+    """The key of the page that a dead process was handling, 0 for none. Removes the marker."""
     try:
         data = path.read_bytes()
         path.unlink()
@@ -173,33 +198,33 @@ def left_behind(path: Path) -> int:
     return int(unpack_from("<q", data)[0]) if len(data) >= 8 else 0
 
 
-# Windows has no such signal, and no crawls; what only reads may be loaded there.
+# Windows has no such signal and runs no crawls, but commands that only read import this module.
 LEAVE: signal.Signals = getattr(signal, "SIGUSR1", signal.SIGTERM)
-"""Has a process that runs a spider interrupt the page in hand."""
+"""The signal at which a process that runs a spider interrupts the page in hand."""
 
 
 def hold_signals() -> None:
-    """The `preexec_fn` of a process that calls `leave_signals_to_parent`: until then they wait."""
+    """Block SIGINT and SIGTERM in a child (`preexec_fn`) until it calls `leave_signals_to_parent`."""
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
 
 
 def leave_signals_to_parent() -> None:
-    """Let SIGINT and SIGTERM pass, which a terminal or a process manager sends to all processes."""
+    """Ignore SIGINT and SIGTERM, which a terminal or a process manager may send to all processes."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        # Not SIG_IGN, which processes that the spider starts would inherit.
+        # Not SIG_IGN: processes that the spider starts would inherit that.
         signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel end this process with its parent: an orphan would go on fetching beside its successor."""
+    """Have the kernel kill this process when its parent dies: an orphan would fetch beside its successor."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-        # It may have died before the kernel was told. In a container the parent may well be process 1.
+        # The parent may have died before the call. Compare with its number: in a container, 1 may be the real parent.
         if os.getppid() != parent:
             os._exit(1)
 
 
 def dies_with_us() -> Callable[[], None]:
-    """The `preexec_fn` of a process that ends with this one."""
+    """A `preexec_fn` for children that end with this process."""
     return partial(die_with, os.getpid())

@@ -1,4 +1,30 @@
-"""One site lease from start to end: robots, delay, fetch, verdict, spider, result; one request after another."""
+"""One site lease from start to end: robots, delay, fetch, verdict, spider, result; one request after another.
+
+A `Visit` works through the batch of a lease. For each request, in this order:
+
+1. Traps: refuse paths that have proved to be endless. Refused requests are settled as skipped, and nothing is sent.
+2. robots.txt, if that of the origin is due, under the same delay as pages; sitemaps that it names are queued. What its
+   rules forbid is settled as skipped.
+3. The delay. Visits sleep outside of the slots for fetches, so that a slow site takes no place from others.
+4. The lease. After the end of the lease nothing may be sent, because another worker may have the site by then (P2, P5).
+   It is checked when the slot is free, and once more by the downloader after it has looked up the name and connected
+   (`check_before_sending`): either may take long, and the machine may be suspended in between.
+5. The fetch, and the verdict about its answer (`judge`): done, failed, retry, redirect.
+6. The spider, for pages. Links that came with an earlier outcome of this lease are left out (`SentLinks`).
+7. The result, handed to the committer with notes about the site.
+
+What the site must know goes before the outcome that caused it: a note with a hold, a new delay, or robots.txt is
+committed in the same group as the outcome or in an earlier one. A note of hold or closing also ends the batch, since
+the rest of it would only meet the same answer. Cookies, sitemaps and memories travel in notes as well, in the site
+state.
+
+What ends a visit early, and what becomes of the rest of its batch:
+
+- A stop, a pause, or a hold: the lease is handed to the committer, and goes back once its outcomes are committed.
+- A lost lease: nothing is handed in. The frontier has taken the requests back, or will.
+- A proxy that fails: the request goes back as it came, and the site rests. Neither is to blame.
+- An interrupted spider (`Interrupted`): the request counts as not fetched.
+- A killed worker: everything that was not committed is fetched again by others (P9)."""
 
 from __future__ import annotations
 
@@ -38,42 +64,44 @@ from gossamer.storage.registry import keeps_pages
 from gossamer.storage.request_log import RequestLog, SentRequest
 
 _MOST = 2048
-"""Of the last pages: what was told before is mostly stored, and known to the memory that all visits share."""
+"""Max links kept: older ones are mostly committed, and known to the memory that all visits share."""
 
 
 class SentLinks:
-    """The links of a lease's outcomes so far, by their keys.
+    """The links that went out with outcomes of this lease, by their keys.
 
-    Where the outcome of a page counts, those of the same lease before it have counted: their links are there."""
+    Pages of a site repeat their navigation, so most links of a batch need to be sent once only. Outcomes of a lease are
+    committed in order and under one token: if a later one counts, the earlier ones have counted with their links. When
+    the store may have forgotten something, the memory is cleared (`engine/run.py`)."""
 
     def __init__(self) -> None:
         self.made: dict[int, Request] = {}
 
     def new(self, links: Iterable[Request]) -> tuple[Request, ...]:
-        """Those of these links that were not told yet."""
+        """Those of these links that were not sent yet."""
         return tuple(link for link in links if link.key not in self.made)
 
     def add(self, links: Iterable[Request]) -> None:
-        """These came with an outcome that was handed over."""
+        """Note links of an outcome that was handed to the committer."""
         if len(self.made) > _MOST:
             self.made.clear()
         self.made.update((link.key, link) for link in links)
 
     def clear(self) -> None:
-        """They may not be there any more."""
+        """Forget all: the store may not have them."""
         self.made.clear()
 
 
 MEMO = "cookies"
-"""Their place in a site's memo; those of further lanes are beside it, `cookies.1` and so on."""
+"""Key of the cookies in a site's state; those of further lanes are `cookies.1` and so on."""
 
 
 class SiteCookies:
-    """Between a worker's jar and what the frontier knows of a site, for as long as one lease lasts.
+    """Moves cookies between a worker's jar and the site state in the frontier, for one lease.
 
-    A log-in on one host is often for another one of the domain, which any worker may have: so the first link from here
-    to there, and every redirect, takes along what that host may get. Each lane has a place of its own in the memo:
-    where two shared one, what a worker learned would be lost to one that had not heard of it."""
+    A login on one host is often for another host of the domain, which any worker may have. So the first link from here
+    to there, and every redirect, carries the cookies that the other host may get. Each lane has a key of its own in the
+    site state: with a common one, two workers would overwrite what the other has learned."""
 
     def __init__(self, jar: CookieJar, lease: Lease) -> None:
         self._jar, self._site = jar, lease.site
@@ -86,19 +114,19 @@ class SiteCookies:
         self._lent: dict[str, int] = {}
 
     def news(self) -> dict[str, Any]:
-        """The site's cookies if they have changed: what a log-in brought is stored no later than its outcome."""
+        """The site's cookies if they have changed. They are committed no later than the outcome that brought them."""
         if self._told == (revision := self._jar.revision(self._site)):
             return {}
         self._told = revision
         return {self._place: self._jar.dump(self._site)}
 
     def take(self, request: Request) -> None:
-        """Take up what a request brought along."""
+        """Load the cookies that a request carries."""
         if request.meta and COOKIES in request.meta:
             self._jar.load(self._site, request.meta[COOKIES])
 
     def lend(self, links: Sequence[Request], *, always: bool = False) -> tuple[Request, ...]:
-        """The links, those that go first to other hosts with cookies; what was given along before is not `always`."""
+        """The links, with cookies on the first one to each other host; `always` repeats what was sent along before."""
         first: dict[str, int] = {}
         for place, link in enumerate(links):
             if link.site != self._site:
@@ -118,16 +146,16 @@ class SiteCookies:
 class Turns:
     """The newest visit of each lane in this process.
 
-    A lane is leased again while a visit of it is under way only if the earlier lease expired: the process was stopped,
-    for example. A request that had passed all checks by then is sent when the process goes on, and the delay of the
-    site counts from the answer to that one, which the frontier knows nothing of."""
+    A lane is leased again while a visit of it is under way only if the earlier lease expired, as after a suspension of
+    the process. A request that had passed all checks by then is sent when the process continues. The frontier knows
+    nothing of it, so the new visit waits for it, and counts the delay from its answer (P5)."""
 
     def __init__(self) -> None:
         self._newest: dict[tuple[str, int], tuple[Visit, asyncio.Event]] = {}
 
     @asynccontextmanager
     async def take(self, visit: Visit) -> AsyncIterator[Visit | None]:
-        """Wait for the earlier visit of the lane, if there is one, and give it."""
+        """Mark the earlier visit of the lane as lost, wait for its end, and yield it; None if there is none."""
         place = visit.lease.site, visit.lease.lane
         earlier, found = self._newest.get(place), (visit, asyncio.Event())
         self._newest[place] = found
@@ -144,7 +172,7 @@ class Turns:
 
 @dataclass(slots=True)
 class Context:
-    """The engine's parts, as a visit sees them."""
+    """The parts of the engine that a visit uses."""
 
     settings: Settings
     clock: Clock
@@ -156,26 +184,26 @@ class Context:
     stopping: asyncio.Event
     went_to_sleep: Callable[[], None]
     places: Places | None = None
-    """Given where sites find their region by themselves."""
+    """Set where sites find their region by themselves."""
     trail: RequestLog | None = None
-    """Given where the requests that are sent are written down."""
+    """Set where there is a request log."""
     jar: CookieJar | None = None
-    """Given where cookies are kept: they are part of what is known of a site."""
+    """Set where cookies are kept; they are part of the site state."""
     remembers: Remembers | None = None
-    """Given where the downloader learns about sites."""
+    """Set where the downloader learns about sites."""
     crowds: AddressLimits | None = None
-    """Given where the downloader knows the addresses of hosts."""
+    """Set where fetches per address are limited."""
     loads: LoadGate | None = None
-    """Given where pages are shown in a browser, and robots.txt is obeyed."""
+    """Set where a browser loads pages, and robots.txt is obeyed."""
     paused: bool = False
-    """Visits end after the request in hand, as for a stop, but the engine stays."""
+    """Whether the job is paused: visits end after the request in hand, and the engine stays."""
     revisits: RecrawlPlanner = field(init=False)
     breaker: Breaker = field(init=False)
     sitemaps: Sitemaps = field(init=False)
     turns: Turns = field(default_factory=Turns)
 
     keeps_pages: bool = False
-    """Whether a sink wants bodies and links, which others have no use for."""
+    """Whether a sink stores bodies and links."""
 
     def __post_init__(self) -> None:
         self.keeps_pages = keeps_pages(self.settings.sink)
@@ -187,11 +215,14 @@ class Context:
 fetches = logging.getLogger("gossamer.fetch")
 _ANYWHERE = nullcontext()
 _REPEATS = 2
-"""So often a request is sent again whose connection had been kept too long."""
+"""Times that a request is sent again whose kept connection the server had closed."""
 
 
 class Visit:
-    """Fetches the requests of one lease in turn, until they are done, the site is to be left alone, or it is lost."""
+    """Fetches the requests of one lease in turn, until they are done, the site has to rest, or the lease is lost.
+
+    `lost` is set by the renewal loop, by a later visit of the lane, and by the checks before sending; it is never
+    cleared. `sleeping` says that the visit takes no place of a fetch. `told` are links that need not be sent again."""
 
     def __init__(self, lease: Lease, context: Context, *, sent_at: float) -> None:
         self.lease = lease
@@ -211,7 +242,7 @@ class Visit:
         self._pace = LaneDelay(lease, context.settings, context.clock)
         self._left_alone = False
         self._step: SentRequest | None = None
-        """The last request that was answered: it goes on the trail when it is known what was cut of its page."""
+        """The last request, not in the request log yet: it is written when it is known what was cut of its page."""
         self.told = SentLinks()
         if context.remembers is not None:
             context.remembers.recall(lease.site, lease.memo)
@@ -220,11 +251,12 @@ class Visit:
         self._placing = Placing(lease, context.places) if context.places is not None and context.places.here else None
 
     def renewed(self, sent_at: float, ttl: float) -> None:
-        """The lease is ours for `ttl` from now on. The last part of it is too short to look up a name and connect."""
+        """Set the deadline for sending: the lease's end, counted from `sent_at`, less the time to look up and
+        connect."""
         self.deadline = sent_at + ttl - min(self._context.settings.connect_seconds, ttl / 3)
 
     async def run(self) -> None:
-        """Work through the batch; what is left undone goes back to the frontier."""
+        """Work through the batch. The rest goes back to the frontier, unless the lease is lost."""
         check_before_sending.set(self._check)
         async with self._context.turns.take(self) as earlier:
             if earlier is not None:
@@ -238,6 +270,7 @@ class Visit:
             raise ConnectFailed("the lease expired before the request was sent")
 
     async def _work(self) -> None:
+        """Fetch the requests in order; a lease with an undone rest is handed in after all its results."""
         undone = len(self.lease.requests)
         try:
             for request in self.lease.requests:
@@ -253,7 +286,9 @@ class Visit:
         return self.lost or self._left_alone or self._context.paused or self._context.stopping.is_set()
 
     async def _visit(self, request: Request) -> bool:
-        """Settle one request; False if it was not, and the batch ends here."""
+        """Settle one request; False if it was not settled, and the batch ends here.
+
+        Errors of a fetch are results, which are committed like pages; only a lost lease and a failing proxy are not."""
         if self._cookies is not None:
             self._cookies.take(request)
         try:
@@ -297,7 +332,11 @@ class Visit:
         await self._settle(request, Verdict("skipped", reason))
 
     async def _may_fetch(self, request: Request) -> bool:
-        """Have the rules at hand; False if the site must be left alone because they cannot be had."""
+        """Fetch the rules if they are due; False if the site has to be left alone because they cannot be had.
+
+        The rules are committed as a note, before any page that they allow. A robots.txt that cannot be had forbids
+        everything for a time: the site is on hold, and after `site_failures` in a row it is closed, so that the job
+        ends; a continuous crawl keeps trying."""
         if self._gate.is_due(request.url):
             try:
                 robots = await self._gate.refresh(request.url, self._fetch)
@@ -324,7 +363,8 @@ class Visit:
         return not self._left_alone and not self._over()
 
     async def _discover(self, url: str) -> None:
-        """Queue the sitemaps of this URL's origin, if they are not known yet."""
+        """Queue the sitemaps of this URL's origin, if they are not known yet. Requests go before the note about
+        them."""
         sitemaps, committer = self._context.sitemaps, self._context.committer
         if not self._settings.robots:
             if sitemaps.knows(url, self._memo):
@@ -339,10 +379,14 @@ class Visit:
             await committer.put(self._note(memo=found.memo))
 
     async def _fetch(self, request: Request) -> Response:
-        """One request on the wire, no sooner than the site's delay allows, and only while the lease is ours."""
+        """Send one request, no sooner than the site's delay allows, and only while the lease is ours.
+
+        The order matters: sleep out the delay first, without a slot; then get a slot, which may take long; then look at
+        the lease. The delay counts from the headers of the last answer, or from the end of a failed try, and is not
+        checked again behind the slot: waiting can only make it longer."""
         context, site, repeats = self._context, self.lease.site, _REPEATS
         while True:
-            # A timer may fire a little early, and the delay is a promise: look at the clock again.
+            # A timer may fire a little early: look at the clock again.
             while (wait := self._pace.wait()) > 0 or (wait := context.breaker.wait()) > 0:
                 await self._sleep(wait)
             async with self._at_its_address(request) if context.crowds is not None else _ANYWHERE, context.slots:
@@ -380,7 +424,7 @@ class Visit:
 
     @asynccontextmanager
     async def _at_its_address(self, request: Request) -> AsyncIterator[None]:
-        """One of those that fetch from the site's address; who waits for that takes no place from other sites."""
+        """One of the places at the site's address. A visit that waits for one takes no place of a fetch."""
         crowds = self._context.crowds
         assert crowds is not None
         address = await crowds.locate(request)
@@ -392,7 +436,7 @@ class Visit:
             yield
 
     def _trace(self, request: Request, at: float, rest: float | None, *, latency: float = 0.0, **known: Any) -> None:
-        """Leave a step on the trail, if one is kept, and a line in the log, if it is wanted."""
+        """Note a request for the request log and the log, where these are wanted."""
         self._leave_step()
         if self._context.trail is not None:
             self._step = SentRequest(
@@ -411,19 +455,19 @@ class Visit:
             fetches.info("request", extra={**about, "seconds": round(latency, 4), **known})
 
     def _leave_step(self, cut: str = "") -> None:
-        """Note the step that waits, if one does."""
+        """Write the request that waits, if there is one, to the request log."""
         step, self._step = self._step, None
         if step is not None and self._context.trail is not None:
             self._context.trail.note(msgspec.structs.replace(step, cut=cut) if cut else step)
 
     async def _move(self, note: SiteNote | None) -> None:
-        """Tell the frontier where the site should be; if that is elsewhere, leave the rest of the batch to others."""
+        """Commit a note about the site's region. If that is another one, leave the rest of the batch to its workers."""
         if note is not None:
             await self._context.committer.put(note)
             self._left_alone = self._left_alone or (self._placing is not None and self._placing.leaves)
 
     async def _sleep(self, seconds: float) -> None:
-        """Wait without taking a place from other sites; a stop ends the wait."""
+        """Sleep without taking a place of a fetch. A stop ends it: the request goes back unsent."""
         self.sleeping = True
         self._context.went_to_sleep()
         try:
@@ -436,12 +480,13 @@ class Visit:
             self.sleeping = False
 
     def _aside(self, is_aside: bool) -> None:
-        """A page that waits for another process takes no place from other sites."""
+        """Take no place of a fetch while a page waits for a parser process."""
         self.sleeping = is_aside
         if is_aside:
             self._context.went_to_sleep()
 
     async def _failed(self, request: Request, error: FetchError) -> None:
+        """Settle a request that got no answer."""
         now, was_there = self._clock.epoch(), self._gate.was_answered
         verdict = judge_error(request, error, self._memo, self._settings, now=now, was_there=was_there)
         if request.label == SITEMAP:
@@ -457,6 +502,7 @@ class Visit:
         await self._settle(request, verdict, row=row)
 
     async def _answered(self, request: Request, response: Response) -> None:
+        """Settle a request by its answer: sitemap, redirect, unchanged page, refusal, or a page for the spider."""
         settings = self._settings
         verdict = judge_response(request, response, self._memo, settings, now=self._clock.epoch())
         if settings.adaptive_delay and not response.from_cache:
@@ -471,7 +517,7 @@ class Visit:
             seen = Seen(text_digest(verdict.target))
             await self._settle(request, verdict, response=response, row=row, links=links, seen=seen)
         elif response.status == 304 and request.state:
-            # Its links are known, and stay known.
+            # Unchanged: its links are known from the visit before.
             row = answer_row(request, response, digest=str(request.state.get("digest", "")))
             await self._settle(request, verdict, response=response, row=row)
         elif verdict.status != "done":
@@ -487,7 +533,7 @@ class Visit:
                 row, likeness = msgspec.structs.replace(row, copy_of=f"{kept:016x}"), page.simhash
             if page.error:
                 verdict = verdict._replace(status="failed", reason=page.kind)
-            # A part of a page tells nothing of how alike the pages below a path are.
+            # A part of a page cannot be compared with the other pages below its path.
             likeness = None if drops_text(page.cut) else likeness
             paths = self._paths.saw(request, likeness, handled.links, beside=page.beside)
             verdict = verdict._replace(memo={**(verdict.memo or {}), **paths})
@@ -505,7 +551,7 @@ class Visit:
             self.told.add(links)
 
     async def _read_sitemap(self, request: Request, response: Response | None, verdict: Verdict) -> None:
-        """What it lists is in the frontier before the file is settled: a kill in between has it read again, no more."""
+        """Add what a sitemap lists, then settle it. After a kill in between, it is read again, which does no harm."""
         if verdict.status == "retry":
             await self._settle(request, verdict, response=response)
             return
@@ -530,8 +576,11 @@ class Visit:
         seen: Seen | None = None,
         plan: NextVisit | None = None,
     ) -> None:
+        """Hand in the result of one request, after a note with all that it taught about the site.
+
+        The record goes with the outcome: whoever commits it decides by the token whether both count."""
         lease, committer = self.lease, self._context.committer
-        # Of an answer that is asked for again, the last try counts.
+        # For a retry nothing is noted: its last try counts.
         cut = (row.cut or "") if row is not None and verdict.status in ("done", "failed") else ""
         self._leave_step(cut)
         plan = plan or self._context.revisits.plan(lease, self._memo, request, verdict, answer=response, seen=seen)
@@ -575,4 +624,4 @@ class Visit:
 
 
 class _LeaseLost(Exception):
-    """The lease ended, or the run did, before the request was sent."""
+    """The lease or the run ended before the request was sent: it goes back, and nothing is committed for it."""

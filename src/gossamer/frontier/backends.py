@@ -1,8 +1,10 @@
-"""Which backend an address is of: the only module that compares the schemes of frontiers.
+"""The registry of frontier backends: the only module that compares the schemes of addresses.
 
 An address names its backend by its scheme, as in `redis://host:6379/0`. Installed packages add theirs in the entry
 point group `gossamer.frontiers`: the name of the entry point is the scheme, its value a `FleetBackend` or an
-`OwnedBackend`. Commands ask here and then talk to the backend; they never look at the scheme themselves."""
+`OwnedBackend`. Commands ask here and then talk to the backend; they never look at the scheme themselves, so that a
+backend of another package works wherever ours do. A backend's module is imported when one of its addresses is used:
+starting a local crawl loads no database driver."""
 
 from __future__ import annotations
 
@@ -40,11 +42,11 @@ _OURS = {
     "mariadb://": _MYSQL,
     "folder:/": "gossamer.frontier.folder:FOLDER",
 }
-"""How an address begins -> the backend, imported when it is asked for."""
+"""How an address begins -> the backend, as module and name."""
 
 
 def backend_of(url: str) -> Backend:
-    """The backend of an address; ConfigError with all forms if there is none. An empty one is the embedded one's."""
+    """The backend of an address; ConfigError that lists all forms if there is none. Empty means the embedded one."""
     found = find_backend(url or "sqlite:")
     if found is None:
         raise _unknown(url)
@@ -52,7 +54,7 @@ def backend_of(url: str) -> Backend:
 
 
 def find_backend(url: str) -> Backend | None:
-    """The backend of an address; None if nobody has its scheme."""
+    """The backend of an address; None if no backend has its scheme."""
     if url == "sqlite":
         url = "sqlite:"
     code = next((code for start, code in _OURS.items() if url.startswith(start)), "")
@@ -72,9 +74,9 @@ def is_address(text: str) -> bool:
 
 
 def is_fleet(url: str) -> bool:
-    """Whether workers on many machines share the frontier that a command was given; ConfigError if it has none there.
+    """Whether workers on many machines share the frontier at the address that a command was given.
 
-    An embedded job is named by its folder, and not by the address of its file."""
+    ConfigError for `sqlite:/...`: commands name an embedded job by its folder."""
     if url.startswith("sqlite:/"):
         raise ConfigError(
             f"{url}: there is no such frontier for commands", hint=f"name the job's folder: --job {url[7:]}"
@@ -88,7 +90,7 @@ def is_in_memory(url: str) -> bool:
 
 
 def fleet_backend(url: str) -> FleetBackend:
-    """The backend of an address that workers share; ConfigError if it is of another kind."""
+    """The backend of an address that workers share; ConfigError if its jobs have one owner."""
     found = backend_of(url)
     if not found.is_shared:
         raise ConfigError(
@@ -99,7 +101,7 @@ def fleet_backend(url: str) -> FleetBackend:
 
 
 def owned_backend(url: str) -> OwnedBackend:
-    """The backend of an address whose jobs have one owner; ConfigError if it is of another kind."""
+    """The backend of an address whose jobs have one owner; ConfigError if workers share it."""
     found = backend_of(url)
     if found.is_shared:
         raise ConfigError(f"{masked_address(url)} is shared by workers, and has no owner")
@@ -107,7 +109,7 @@ def owned_backend(url: str) -> OwnedBackend:
 
 
 def owned_url(url: str, folder: Path) -> str:
-    """The address of an owned job's frontier: that of the file in its folder, where none is named."""
+    """The address of an owned job's frontier: by default the file in its folder."""
     return f"sqlite:{folder}" if url in _HERE else url
 
 
@@ -135,17 +137,17 @@ async def list_jobs(url: str) -> list[str]:
 async def remove_job(url: str, job: str) -> bool:
     """Delete a job that nobody works on any more; whether it was there. The results of its workers are not touched.
 
-    What is deleted cannot be had again: ask first, or remove only what you made."""
+    This cannot be undone: ask first, or remove only what you made."""
     return await backend_of(url).remove(url, job)
 
 
 def check(url: str, *, clock: Clock, forget_seconds: float = Settings().forget_seconds) -> AsyncIterator[Finding]:
-    """What is good, weak or bad about the stores at this address, before a job is put into it."""
+    """Check the stores at this address before a job uses them: findings that are good, weak or bad."""
     return backend_of(url).check(url, clock=clock, forget_seconds=forget_seconds)
 
 
 def ability(url: str, kind: type[Ability], verb: str) -> Ability:
-    """The backend of an address as something that only some backends are; ConfigError that names those."""
+    """The backend of an address as a protocol that only some implement; ConfigError that names those that do."""
     found = backend_of(url)
     if isinstance(found, kind):
         return found

@@ -1,4 +1,13 @@
-"""The frontier's interface: leases are on sites, and a URL does not move until it is done."""
+"""The frontier's interface: leases are on sites, and a URL does not move until it is done.
+
+A frontier knows the URLs of a job, decides which site may be fetched when, and records what became of each URL. The
+engine sees `Frontier` only; people and services use `Control`. A job's frontier either has one owner process
+(`OwnedFrontier`) or is shared by workers on many machines (`FleetFrontier`), and a `Backend` opens it. `Shard` is what
+a frontier of several stores is made of (`sharded`).
+
+A worker that dies, is suspended, or loses its connection never has to report that. Its leases have tokens and ends:
+after the end somebody else gets the work, and an outcome with an old token changes nothing. Every call may therefore be
+repeated after an error, and `docs/explanation/promises.md` says where each backend keeps each promise."""
 
 from __future__ import annotations
 
@@ -46,29 +55,29 @@ class Frontier(Protocol):
     """
 
     async def add(self, requests: Sequence[Request]) -> int:
-        """Queue the requests whose keys are not known yet; how many those were."""
+        """Queue the requests whose keys are new, and return how many."""
         ...
 
     async def lease(self, limit: int, *, batch: int, seconds: float) -> Grant:
-        """Take up to `limit` lanes that have been ready longest, each with up to `batch` requests, for `seconds`."""
+        """Lease up to `limit` lanes that have been ready longest, each with up to `batch` requests, for `seconds`."""
         ...
 
     async def extend(self, leases: Sequence[Lease], *, seconds: float) -> list[Lease]:
-        """Hold on to leases for `seconds` from now; those that are still ours."""
+        """Renew leases for `seconds` from now, and return those that are still held."""
         ...
 
     async def complete(
         self, outcomes: Sequence[Outcome], *, notes: Sequence[SiteNote] = (), marks: Mapping[str, int] | None = None
     ) -> Receipt:
-        """Settle requests, with their links, in one atomic step. A lane whose batch is settled is free again, one delay
+        """Commit outcomes with their links in one atomic step. A lane whose batch is complete is free again, one delay
         later.
 
-        `marks` are the lengths of the output files, which an embedded frontier keeps; a fleet has no files of one
-        owner, and takes no notice of them."""
+        `marks` are the lengths of the output files, which an embedded frontier stores; a fleet has no files of one
+        owner, and ignores them."""
         ...
 
     async def release(self, leases: Sequence[Lease]) -> None:
-        """Give lanes back before their batch is settled; what is undone is queued again at once."""
+        """Return lanes before their batch is complete; the rest of it is queued again at once."""
         ...
 
     async def idle(self, grant: Grant) -> None:
@@ -76,32 +85,32 @@ class Frontier(Protocol):
         ...
 
     async def counts(self) -> Counts:
-        """One view; writes nothing."""
+        """The counts of the job; writes nothing."""
         ...
 
     async def aclose(self) -> None:
-        """Let go of the store. Leases that are still held end as if their holder had died."""
+        """Close the connection to the store. Leases that are still held end as if their holder had died."""
         ...
 
 
 class Control(Protocol):
-    """What people and services do to a job."""
+    """How people and services control a job and look into it."""
 
     async def steer(self, job: JobState) -> None:
         """Pause ('paused'), resume ('running') or stop ('stopping') the job."""
         ...
 
     async def lookup(self, url: str, key_of: urls.KeyOf = urls.fingerprint) -> Mapping[str, Any] | None:
-        """All that is known of one URL; None if it was never seen. `key_of` is how the job names requests.
+        """Everything known of one URL; None if it was never seen. `key_of` computes the job's keys.
 
         `url`, `key`, `site` and `state` (queued, leased, delayed, done, failed, skipped, parked, or known, where no
-        more is kept of a URL that is done) are always there. Where they are known: `depth`, `priority`, `tries`,
+        more is stored of a URL that is done) are always there. Where they are known: `depth`, `priority`, `tries`,
         `referrer`, `code`, `reason`, `finished_at`; `worker` and `lease_ends_in` of a leased one; `due_in`, the
         seconds to the next try or visit; `visit`, what the last one left behind."""
         ...
 
     async def site(self, name: str) -> Mapping[str, Any] | None:
-        """All that is known of one site; None if it was never seen.
+        """Everything known of one site; None if it was never seen.
 
         `site`, `queued`, `delay`, `hold`, `closed`, `robots` and `memo`, as leases have them. Where they are known:
         `lanes`, `stored`, `budget`, `workers` that have a lane of it, `ready_in`, the seconds until one can be leased
@@ -115,7 +124,7 @@ class Control(Protocol):
     async def every_site(self, cursor: str = "", limit: int = 100) -> tuple[list[Mapping[str, Any]], str]:
         """All sites, page by page, in the store's own order: about `limit` of them, and the next cursor, if any.
 
-        A site that is there all the while is given at least once; what waits on it is not always counted."""
+        A site that exists during the whole listing is returned at least once; its queue is not always counted."""
         ...
 
 
@@ -125,7 +134,8 @@ class JobFrontier(Frontier, Control, Protocol):
     secret: bytes
 
     async def abandon(self, worker: str, *, blamed: Sequence[int] = ()) -> int:
-        """Take back at once what a dead worker held; `blamed` are the keys that it was handling. How many leases."""
+        """Take back the leases of a dead worker at once, and return how many. `blamed` are the keys that it was
+        handling."""
         ...
 
 
@@ -176,20 +186,20 @@ class FleetFrontier(JobFrontier, Protocol):
     settings: Settings
 
     async def lease(self, limit: int, *, batch: int, seconds: float, also: frozenset[str] = frozenset()) -> Grant:
-        """As every frontier does. `also`: regions beside its own that this worker leases from, as they have no live
-        worker. It is passed only where there are any."""
+        """As `Frontier.lease`. `also` are regions without a live worker, from which this one leases besides its own; it
+        is passed only if there are any."""
         ...
 
     async def beat(self, pulse: Heartbeat) -> None:
-        """Keep what a worker tells about itself; an old pulse of the same name is replaced."""
+        """Store a worker's heartbeat, replacing the last one of the same name."""
         ...
 
     async def refresh(self) -> None:
-        """Take up the job's settings as they are now: its limits may have been changed while it runs."""
+        """Read the job's settings again: its limits may have changed while it runs."""
         ...
 
     async def workers(self) -> list[Heartbeat]:
-        """The last pulse of every worker that was heard of within the last ten minutes."""
+        """The last heartbeat of every worker that sent one within the last ten minutes."""
         ...
 
     async def shards(self) -> list[ShardView]:
@@ -198,7 +208,7 @@ class FleetFrontier(JobFrontier, Protocol):
 
 
 class Opener(NamedTuple):
-    """Who opens a frontier, and for what: nothing of it is needed to look at a job, or to add to it."""
+    """The worker that opens a frontier. Nothing of it is needed to look at a job, or to add to it."""
 
     worker: str = ""
     """The worker's name, unique in the job."""
@@ -209,7 +219,7 @@ class Opener(NamedTuple):
 
 
 class Meter(Protocol):
-    """Weighs one store."""
+    """Measures one store."""
 
     async def weight(self) -> float:
         """Bytes that it holds of all jobs."""
@@ -223,29 +233,29 @@ class Meter(Protocol):
 
 
 class Backend(Protocol):
-    """One kind of frontier: everything that depends on the kind is asked here, and nowhere else.
+    """One kind of frontier: everything that depends on the kind is a method or attribute here.
 
     There is one value for each kind; `backends.backend_of` finds it by the scheme of an address. It imports its driver
     when a method is called, not before. A class of another package inherits from `FleetBackend` or `OwnedBackend`,
     which have defaults for what not every store has, and is named in the entry point group `gossamer.frontiers`."""
 
     name: str
-    """As in figures and messages: `redis`."""
+    """Its name in figures and messages: `redis`."""
     forms: tuple[str, ...]
-    """How its addresses are written, for hints: `redis://host:6379/0`."""
+    """Forms of its addresses, for hints: `redis://host:6379/0`."""
     is_shared: bool
     """Whether workers on many machines share a job (`FleetBackend`), or one process owns it (`OwnedBackend`)."""
     keeps_in_memory: bool = False
-    """Whether what `Backend.meter` weighs is memory, and not space on a disk."""
+    """Whether `Backend.meter` measures memory, and not space on a disk."""
     knows_all_keys: bool = True
-    """Whether a key can be known without its site; a folder's shards know their own sites only."""
+    """Whether a key can be looked up without its site; a folder's shards know their own sites only."""
 
     async def list_jobs(self, url: str) -> list[str]:
         """The names of the jobs at this address, in order, a thousand at most."""
         ...
 
     async def remove(self, url: str, job: str) -> bool:
-        """Delete a job, on which nobody works any more; whether it was there. Results are not touched.
+        """Delete a job that no worker uses any more; whether it was there. Results are not touched.
 
         It may be interrupted, and called again until it returns."""
         ...
@@ -259,7 +269,7 @@ class Backend(Protocol):
         return None
 
     def meter(self, url: str) -> Meter:
-        """What weighs the store at this address."""
+        """A meter for the store at this address."""
         return _Unmetered()
 
 
@@ -304,7 +314,7 @@ class ShardMove(NamedTuple):
     source: str
     target: str
     size: str
-    """As people read it: `1,200 keys`."""
+    """For people: `1,200 keys`."""
 
 
 @runtime_checkable
@@ -312,7 +322,7 @@ class MovesShards(Protocol):
     """A backend whose jobs can be spread over other servers while they run."""
 
     def move_shards(self, url: str, job: str) -> AsyncIterator[ShardMove]:
-        """Bring every shard to its server among those of this address, and say where each is.
+        """Move every shard to its server among those of this address, and yield where each is.
 
         It ends when no server can forget any more that they have moved. It may be interrupted and called again."""
         ...
@@ -351,7 +361,7 @@ async def skew(clock: Clock, ask: Callable[[], Awaitable[float]]) -> Finding:
     before = clock.epoch()
     there = await ask()
     after = clock.epoch()
-    # All that is known is that it was asked in between.
+    # The answer is from some moment in between: only a difference beyond that is certain.
     skew = 0.0 if before <= there <= after else there - (before if there < before else after)
     if abs(skew) <= SKEW_SECONDS:
         return Finding(
@@ -463,16 +473,16 @@ class Shard(FleetFrontier, Protocol):
 
 @runtime_checkable
 class Adopting(Protocol):
-    """A frontier that can take pages for fetched."""
+    """A frontier that can mark pages as fetched."""
 
     async def adopt(self, requests: Sequence[Request]) -> None:
-        """Take these for fetched; what is known already stays as it is."""
+        """Mark these as fetched; requests that are known stay as they are."""
         ...
 
     async def has_adopted(self, tree: str) -> bool:
-        """Whether this tree was taken over to its end."""
+        """Whether all of this tree was imported."""
         ...
 
     async def note_adopted(self, tree: str) -> None:
-        """Remember that this tree was taken over to its end."""
+        """Note that all of this tree was imported."""
         ...

@@ -29,9 +29,9 @@ from gossamer.errors import Unavailable
 from gossamer.model import Request
 
 MOST_STEP_SECONDS = 2.0
-"""What one sweep adds to the age of a box at most."""
+"""Max seconds that one sweep adds to the age of a box."""
 SEVERAL_RUNS = "several"
-"""In the place of a run where several acknowledged parts of the same links: it is never the present one."""
+"""Stands for the run where several runs acknowledged parts of the same links; it is never the present one."""
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Request]).decode
 
@@ -51,24 +51,25 @@ class Box(NamedTuple):
     server: str
     run: str
     first: int
-    """How many parcels were ever taken out of this box: the number of the oldest one that is in it."""
+    """Number of parcels that were ever taken out of this box, which is the number of the oldest one in it."""
     size: int
 
 
 class Aging(NamedTuple):
-    """How far the oldest parcels of a box have come: the rule that all backends apply in a sweep."""
+    """How long the oldest parcels of a box have lived with their server: the rule of a sweep, the same in all
+    backends."""
 
     marked: int = 0
-    """The parcels with lower numbers were in the box when `lived` was 0."""
+    """Parcels with lower numbers were in the box when the count began: these are dropped when it ends."""
     lived: float = 0.0
     at: float = 0.0
     """The time of the last sweep, by the clock of the shard's own store."""
 
     def swept(self, box: Box, now: float, seconds: float) -> tuple[Aging, int]:
-        """What a sweep of a box of the present run makes of this, and how many parcels to drop."""
+        """The next value after a sweep of a box of the present run, and the number of parcels to drop."""
         last = box.first + box.size
         if self.marked <= box.first:
-            # Nothing is counted for yet.
+            # No count is running: begin one for all that is in the box.
             return Aging(last, 0.0, now), 0
         lived = self.lived + min(max(now - self.at, 0.0), MOST_STEP_SECONDS)
         if lived < seconds:
@@ -95,7 +96,7 @@ def grouped(links: Iterable[Request], shard_of: Callable[[str], int]) -> dict[in
 
 
 POLL_SECONDS = 1.0
-"""What the time between two answers counts at most: while a server is paused or away, nothing becomes durable."""
+"""Seconds between two looks at a server's run. Time in which it is paused or away makes nothing durable."""
 
 
 async def outlive(run: Callable[[], Awaitable[str]], seconds: float) -> str:

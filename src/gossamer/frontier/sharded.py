@@ -1,4 +1,34 @@
-"""A frontier of several shards: each site belongs to one, and each shard keeps the promises for its own sites."""
+"""A frontier of several shards: each site belongs to one, and each shard keeps the promises for its own sites.
+
+Shards may be on one server or on several. A shard is a whole frontier, whose calls are atomic; no call is atomic over
+two of them. This module does what spans shards, always as a sequence of calls of which any prefix does no harm.
+
+**A commit** (`complete`) brings links to their shards first, then completes each page on its own shard. A worker that
+dies in between leaves links whose page is fetched again: a repetition, no loss (P3). Two things could still lose a
+link:
+
+- The server of a link's shard acknowledges it and then forgets its last seconds. If that is another server than the
+  page's, a copy of the link, a parcel, goes into the page's outbox with the completion: see `outbox`. Outboxes are
+  swept about once a second, by whichever worker calls `lease`.
+- If it is the same server, a restart forgets page and link together, unless it comes between the two calls. So the
+  completion names the `run` that took the links; a server in another run refuses it, and the commit is repeated.
+
+Seeds have no page that would bring them again. With several servers, each server's are kept as parcels on another one.
+
+**The end of the job** cannot be read in one call either. `finished` needs two looks at all shards that find them idle
+with empty outboxes, and no change in between: a page on its way from one shard to another changes the second look (P6).
+
+**The page limit** is an account in the first shard, the ledger, from which shards get parts: `reserve` takes pages out
+of it, and `allow` lets a shard store them. A shard that runs out asks for more; an idle one returns its part. The order
+of the two calls is chosen so that a death in between leaves pages reserved that no shard has, never the other way
+round. They are found at the end and given back (`_return_unallowed`). After a server has restarted, the account is
+compared with the shards, since each side may have forgotten its half (`_compare_account`).
+
+**Suspects and quotas** go by worker and by job, of which a shard sees only its part: the caller passes what the others
+know (`lease_shard`). A worker asks for a suspect in one shard at a time (P10).
+
+When one server is away, its shards raise `Unavailable`: leases come from the others, commits that concern it are
+repeated as a whole, and what was already done counts as repeated."""
 
 from __future__ import annotations
 
@@ -26,7 +56,7 @@ _MOST_PARCELS = 64
 
 
 async def divide(shards: Sequence[Shard], max_pages: int | None) -> None:
-    """Begin, or end, to share out what a job may store among its shards; the first keeps what is left of it."""
+    """Begin, or end, to divide a job's page limit among its shards; the first has the account."""
     used = sum(await asyncio.gather(*(shard.set_limit(max_pages) for shard in shards)))
     if max_pages is not None:
         await shards[0].set_limit(max_pages, reserved=used)
@@ -43,42 +73,41 @@ class _Terms(NamedTuple):
 class Sharded:
     """All shards of a job, of which this worker leases from a `part`.
 
-    Links go to their shards before the outcome does that brought them: a crash in between repeats a page, and loses
-    none. Those for other servers stay in an outbox until these cannot forget them any more: see `outbox`. The job is
-    finished when two looks at all shards find them idle, with empty outboxes, and nothing has changed in between: a
-    page that was on its way from one shard to another has changed the second."""
+    What it remembers between calls only saves calls: another worker, or this one after a restart, does the same from
+    what the stores say."""
 
     quiet_seconds = 1.0
-    """A shard that had nothing is not asked again for this long, unless there is news of it."""
+    """A shard that had nothing to lease is not asked again for this long, unless it has news."""
 
     def __init__(self, shards: Sequence[Shard], *, part: Iterable[int], close: Callable[[], Awaitable[None]]) -> None:
         self._shards = shards
         self._part = list(part)
-        # Each worker begins elsewhere, so that they do not meet.
+        # A different order for each worker, so that they do not all ask the same shard.
         random.shuffle(self._part)
         self._close = close
         self._last: dict[int, tuple[float, Grant]] = {}
-        """Shard -> when it may be asked again, and what it said last."""
+        """Shard -> when it may be asked again, and its last grant."""
         self._sources: dict[tuple[str, int], dict[int, str]] = {}
         """Site and token -> key -> URL of what is leased here: links for other shards name it."""
         self._gave_back = False
         self._run_of_ledger = ""
-        """The run of the first shard's server in which its account of what all may store was compared last."""
+        """The run of the first shard's server in which the account was compared last."""
         self._compared_life = 0
-        """The life of the stores in which that account was compared last."""
+        """The value of `_lives` when the account was compared last."""
         self._unallowed: tuple[float, int] | None = None
-        """Since when, and how much, less may be stored in all shards than the account says."""
+        """Since when the shards together may store less than the account has given away, and how much they may
+        store."""
         self._runs: dict[int, int] = {}
-        """Shard -> the life of its store that answered last, as in `Grant.run`."""
+        """Shard -> the run of its store that answered last, as in `Grant.run`."""
         self._lives = 0
-        """How often any of these was another than before."""
+        """How often any of these has changed: this frontier's own `Grant.run`."""
         self._outboxes: set[int] = set()
         """Shards whose outbox was not empty when they answered last."""
         self._swept_at = 0.0
         self._leaving: set[int] = set()
-        """Shards that may move to another server: links for their neighbors are put into their outboxes, too."""
+        """Shards that may move to another server: their links for shards beside them need parcels, too."""
         self._handed: dict[int, int] = {}
-        """Shard -> requests that it has handed out since the job began, when it answered last."""
+        """Shard -> requests that it has handed out since the job began, as of its last answer."""
         self._handed_by_all = 0
         self._suspects: dict[tuple[str, int], float] = {}
         self.secret = shards[0].secret
@@ -96,7 +125,7 @@ class Sharded:
         groups = grouped(requests, self._of)
         if len({shard.server for shard in self._shards}) == 1:
             return sum(await _all(self._shards[shard].add(some) for shard, some in groups.items()))
-        # No page comes again that brings these, so each server's are kept on another one.
+        # No page would bring these again, so each server's are kept as parcels on another one.
         groups_by_home = {(self._elsewhere(shard), shard): some for shard, some in groups.items()}
         added, parcels, _ = await self._deliver(groups_by_home)
         homes = list(parcels)
@@ -107,7 +136,7 @@ class Sharded:
         return added
 
     def _elsewhere(self, shard: int) -> int:
-        """A shard on another server than this one."""
+        """The next shard that is on another server than this one."""
         server, count = self._shards[shard].server, len(self._shards)
         return next(
             other % count
@@ -118,10 +147,11 @@ class Sharded:
     async def _deliver(
         self, groups: Mapping[tuple[int, int], Sequence[Request]], *, again: bool = False
     ) -> tuple[int, dict[int, list[Parcel]], dict[int, str]]:
-        """Bring links to their shards: by home (the shard that has the page) and target.
+        """Add links to their shards; `groups` has them by home (the shard of their page) and target.
 
-        How many were new; for each home the parcels that stay there, since another server has their links; and for
-        each home the run of its own server that took some for other shards there, or SEVERAL_RUNS."""
+        Returns how many were new; for each home the parcels to put into its outbox, for links on other servers; and
+        for each home the run in which its own server took links for other shards, or SEVERAL_RUNS, which is refused:
+        the server has restarted between two deliveries."""
         by_target: dict[int, list[Request]] = {}
         for (_, target), links in groups.items():
             by_target.setdefault(target, []).extend(links)
@@ -131,7 +161,7 @@ class Sharded:
         own: dict[int, set[str]] = {}
         for (home, target), links in groups.items():
             server = self._shards[target].server
-            # What is delivered again is not made to depend on a run: its page was completed long ago.
+            # A page whose links are delivered again was completed long ago: no run to check, so always a parcel.
             if again or home in self._leaving or server != self._shards[home].server:
                 boxes.setdefault(home, {}).setdefault((server, runs[target]), []).extend(links)
             elif home != target:
@@ -144,12 +174,15 @@ class Sharded:
         return sum(added for added, _ in answers), parcels, ours
 
     async def _sweep_outboxes(self) -> None:
-        """Let go of links that their servers cannot forget any more; deliver again what one may have forgotten."""
+        """Drop parcels whose links are durable by now, and deliver again those that a server may have forgotten.
+
+        At most about once a second, and only while there are parcels. A server that is away is left for later; its
+        boxes do not age meanwhile."""
         now = asyncio.get_running_loop().time()
         if not self._outboxes or now < self._swept_at + _SWEEP_SECONDS:
             return
         self._swept_at = now
-        # Any shard can tell the run of the server that it is on.
+        # All shards of a server have the same run: ask one of them.
         shard_on = {shard.server: shard for shard in self._shards}
         answers = await asyncio.gather(*(shard.run() for shard in shard_on.values()), return_exceptions=True)
         runs: dict[str, str] = {}
@@ -175,7 +208,9 @@ class Sharded:
                 await self._deliver_again(number, box)
 
     async def _deliver_again(self, number: int, box: Box) -> None:
-        """Another run of a server, or another server, gets what an earlier one may have forgotten."""
+        """Deliver the links of a box again: its server is in another run, or its shards have moved.
+
+        Each step delivers some parcels and then replaces them by new ones, so a death in between delivers twice."""
         home, left = self._shards[number], box
         while left.size and (packed := await home.parcels(left, _MOST_PARCELS)):
             links = [link for one in packed for link in unpack_links(one)]
@@ -186,13 +221,17 @@ class Sharded:
         log.info("delivered the links again that %s may have forgotten: %d parcels", box.server, box.size)
 
     def _heard(self, shard: int, answer: Grant | Receipt) -> None:
-        """Take note of whether a store may have forgotten something since it was last heard, and of its outbox."""
+        """Note the run of a shard's store, and whether its outbox has parcels."""
         self._lives += self._runs.get(shard, answer.run) != answer.run
         self._runs[shard] = answer.run
         if answer.outbox:
             self._outboxes.add(shard)
 
     async def lease(self, limit: int, *, batch: int, seconds: float, also: frozenset[str] = frozenset()) -> Grant:
+        """Lease from the shards of our part: a few first, all others if these have too little.
+
+        After a restart of a server, the account is compared before anything is leased. If a shard cannot answer and
+        others can, their leases are returned; the error is raised only if there are none."""
         terms = _Terms(batch, seconds, also)
         await self._sweep_outboxes()
         if self.settings.max_pages is not None and self._compared_life != self._lives:
@@ -208,11 +247,11 @@ class Sharded:
         error = await self._sweep(asked, limit, grants, found, terms, width=width)
         over = [shard for shard, answer in grants.items() if answer.passed_over]
         if over and len(found) < limit:
-            # Nobody else is ready, in no shard: so those are served who have had their share.
+            # No other site is ready in any shard: lease those that are over their quota.
             fault = await self._sweep(over, limit, grants, found, terms, over_quota=True)
             error = error or fault
         if not found and self._gave_back:
-            # One that was asked before may take it.
+            # A shard returned pages of the limit: one that was asked before it may use them.
             self._gave_back = False
             return await self.lease(limit, batch=batch, seconds=seconds, also=also)
         if not found and limit > 0:
@@ -221,7 +260,7 @@ class Sharded:
         if error is not None and not leases:
             raise error
         gave = {self._of(lease.site) for lease in leases}
-        # Who gave comes last, so that the sites of all shards have their turn.
+        # Shards that gave leases are asked last next time, so that all have their turn.
         self._part.sort(key=lambda shard: (shard in gave, shard in grants))
         for shard, (grant, _, passed_over, _) in grants.items():
             has_more = shard in gave or passed_over
@@ -244,7 +283,7 @@ class Sharded:
         width: int | None = None,
         over_quota: bool = False,
     ) -> Unavailable | None:
-        """Ask shards, the first `width` of them first, until there are enough leases; why one could not answer."""
+        """Ask shards, the first `width` of them first, until there are enough leases; the error of one that failed."""
         error: Unavailable | None = None
         begun = False
         while asked and (len(found) < limit or not begun):
@@ -266,10 +305,10 @@ class Sharded:
         return error
 
     async def _one_suspect(self, grants: dict[int, ShardGrant], terms: _Terms) -> list[Lease]:
-        """A suspect, if this worker has none: shards do not know of each other's, so they are asked in turn."""
+        """Lease one suspect, if this worker holds none. Shards do not know of each other's, so ask one at a time."""
         now = asyncio.get_running_loop().time()
         self._suspects = {lease: ends for lease, ends in self._suspects.items() if ends > now}
-        # The shard of the one that we have knows whether we still have it.
+        # If we hold one, only its own shard can tell whether we still do.
         ours = {self._of(site) for site, _ in self._suspects}
         for shard, before in grants.items():
             if not before.lost or (ours and shard not in ours):
@@ -285,13 +324,14 @@ class Sharded:
         self._suspects.pop((site, token), None)
 
     async def _grant(self, leases: tuple[Lease, ...]) -> Grant:
+        """One grant for all shards. `finished` only by `_is_over`, however the shards look one by one."""
         known = {shard: grant for shard, (_, grant) in self._last.items()}
         state = _state([grant.job for grant in known.values()])
         if state == "finished" and (len(known) < len(self._part) or not await self._is_over()):
             state = "running"
         waits = [grant.wait for grant in known.values() if grant.wait is not None]
         if not waits or len(self._part) < len(self._shards):
-            # That other shards are done is no news of these.
+            # The end of the job depends on shards that send us no news.
             waits.append(_LOOK_AGAIN_SECONDS)
         if self._outboxes:
             waits.append(_SWEEP_SECONDS)
@@ -302,6 +342,8 @@ class Sharded:
     async def _ask(
         self, number: int, limit: int, terms: _Terms, *, suspects: bool = False, over_quota: bool = False
     ) -> ShardGrant:
+        """Lease from one shard. If the page limit is in its way, take pages for it; if it needs none, return its
+        part."""
         shard, total = self._shards[number], self.settings.max_pages
         answer = await self._lease(number, limit, terms, suspects=suspects, over_quota=over_quota)
         grant = answer.grant
@@ -310,7 +352,7 @@ class Sharded:
         ledger, counts = self._shards[0], await shard.counts()
         _, room = await shard.allow(0)
         if not counts.queued and not counts.leased and room > 0:
-            # It needs no room: others may.
+            # It has nothing to fetch. First take from the shard, then return: never the same page twice.
             returned, _ = await shard.allow(-room)
             await ledger.reserve(returned, limit=total)
             self._gave_back = True
@@ -322,7 +364,10 @@ class Sharded:
         return answer
 
     async def _reserve(self, pages: int, total: int) -> int:
-        """Take pages from what is left of the job's limit; how many."""
+        """Take pages out of the account; how many.
+
+        If the ledger's server has restarted, it may have forgotten pages that it gave away. So what was taken is put
+        back, the account is compared, and the pages are taken again, until one run has seen all of it."""
         ledger = self._shards[0]
         taken, _ = await ledger.reserve(pages, limit=total)
         while (run := await ledger.run()) != self._run_of_ledger:
@@ -333,35 +378,39 @@ class Sharded:
         return taken
 
     async def _compare_account(self, total: int) -> None:
-        """Have the shards store no more than they may, and the ledger count all of it: a server may have forgotten what
-        its shard gave back, and the ledger's what it gave away."""
+        """Make the shards' parts and the account agree after a restart.
+
+        A server may have forgotten that a shard returned pages: the parts together may be too large, and are cut. The
+        ledger's may have forgotten that it gave pages away: it has to count at least what the shards have."""
         allowed = await self._allowed(total)
         excess = allowed - total
         for shard in self._shards:
             if excess > 0:
-                # Nobody leases what it has too much yet: after a restart its lanes rest.
+                # In time: after a restart its lanes rest, so nothing of the excess is leased yet.
                 taken, _ = await shard.allow(-excess)
                 excess += taken
         await self._shards[0].reserve(total, limit=min(total, allowed))
 
     async def _allowed(self, total: int) -> int:
-        """What all shards may store, together."""
+        """Pages that all shards together may store."""
         return sum(await _all(shard.set_limit(total) for shard in self._shards))
 
     async def _return_unallowed(self, total: int) -> bool:
-        """Give back what the ledger gave away and no shard has: its server has forgotten it, or a worker was killed on
-        the way. Whether there is, or may be, any."""
+        """Return pages to the account that were reserved and that no shard has; whether there are, or may be, any.
+
+        A server has forgotten them, or a worker died between `reserve` and `allow`. They may also be on their way just
+        now, so the difference has to stay the same for a while first."""
         now, allowed = asyncio.get_running_loop().time(), await self._allowed(total)
         if allowed >= total:
             self._unallowed = None
             return False
         if self._unallowed is None or self._unallowed[1] != allowed:
-            # It may just be on its way.
+            # It may be on its way: another worker is between `reserve` and `allow`.
             self._unallowed = now, allowed
         elif now - self._unallowed[0] > _LOOK_AGAIN_SECONDS:
             ledger = self._shards[0]
             await ledger.reserve(allowed - total, limit=total)
-            # Where two workers do so at once.
+            # Two workers may do so at once: the account must not fall below what the shards have.
             await ledger.reserve(total, limit=allowed)
             self._unallowed = None
         return True
@@ -382,7 +431,7 @@ class Sharded:
         return answer
 
     async def _is_over(self) -> bool:
-        """Whether the job is finished, and has stored what it may."""
+        """Whether the job is finished, and no page of its limit is left unused while requests are queued."""
         total = self.settings.max_pages
         if not await self._is_finished():
             return False
@@ -390,11 +439,12 @@ class Sharded:
         return total is None or not queued or not await self._return_unallowed(total)
 
     async def _is_finished(self) -> bool:
+        """Two looks at all shards: idle in both, with the same number of changes."""
         first = await self._look()
         if not all(counts.finished for counts in first):
             return False
         if self.settings.max_pages is None and any(counts.queued for counts in first):
-            # It may have got a limit that this worker has not heard of.
+            # Idle with queued requests: the job may have a page limit that this worker has not read yet.
             await self.refresh()
         if self.settings.max_pages is not None and any(counts.queued for counts in first):
             _, left = await self._shards[0].reserve(0, limit=self.settings.max_pages)
@@ -425,6 +475,10 @@ class Sharded:
     async def complete(
         self, outcomes: Sequence[Outcome], *, notes: Sequence[SiteNote] = (), marks: Mapping[str, int] | None = None
     ) -> Receipt:
+        """Deliver links to other shards, then complete each page on its own, as the head of this module says.
+
+        If some shards fail, the others are complete. The caller repeats the whole call: links are known by then, and
+        outcomes that counted are repeated."""
         own: dict[int, tuple[list[Outcome], list[SiteNote]]] = {}
         foreign: dict[tuple[int, int], list[Request]] = {}
         for outcome in outcomes:
@@ -446,7 +500,7 @@ class Sharded:
                 for shard, (some, about) in own.items()
             )
         except Leaving:
-            # Whoever tries again puts those links into an outbox.
+            # The repeated call puts these links into outboxes.
             self._leaving.update(runs)
             raise
         for shard, receipt in zip(own, receipts):
@@ -470,6 +524,7 @@ class Sharded:
         await _all(self._shards[shard].release(some) for shard, some in self._by_shard(leases).items())
 
     async def idle(self, grant: Grant) -> None:
+        """Wait for news of any shard that was asked, which is then asked again at once."""
         waiting = {
             asyncio.create_task(self._shards[shard].idle(msgspec.structs.replace(last, wait=grant.wait))): shard
             for shard, (_, last) in self._last.items()
@@ -543,12 +598,12 @@ class Sharded:
 
 
 def _found_on(page: str, links: Sequence[Request]) -> list[Request]:
-    """The links with the page that they are on."""
+    """The links, each with the URL of its page: another shard cannot look it up."""
     return [link if link.referrer or not page else msgspec.structs.replace(link, referrer=page) for link in links]
 
 
 def _shares(limit: int, shards: Sequence[int]) -> dict[int, int]:
-    """The limit, shared out evenly; shards that would get nothing are left out."""
+    """The limit, divided evenly among shards; those that would get nothing are omitted."""
     if limit <= 0:
         return dict.fromkeys(shards, 0)
     some = shards[:limit]
@@ -556,7 +611,7 @@ def _shares(limit: int, shards: Sequence[int]) -> dict[int, int]:
 
 
 async def _all(calls: Iterable[Awaitable[Any]]) -> list[Any]:
-    """The answers of all calls. Where some fail, the others are waited for: what they did is done."""
+    """The answers of all calls. If one fails, the others are awaited first: their effects are there."""
     found = await asyncio.gather(*calls, return_exceptions=True)
     for answer in found:
         if isinstance(answer, BaseException):
@@ -565,7 +620,7 @@ async def _all(calls: Iterable[Awaitable[Any]]) -> list[Any]:
 
 
 def _state(states: Sequence[JobState]) -> JobState:
-    """The state of the job: shards differ only while somebody is steering them."""
+    """The state of the job. Shards differ only while somebody changes it."""
     for state in ("missing", "stopping", "paused", "running"):
         if state in states:
             return state

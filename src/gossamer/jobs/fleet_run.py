@@ -1,4 +1,17 @@
-"""One run of workers on this machine for a job on a shared frontier."""
+"""One run of workers on this machine for a job on a shared frontier.
+
+This process fetches nothing. It creates or joins the job, adds the seeds, supervises worker processes, and gathers the
+results at the end; workers on other machines may join and leave meanwhile, without it.
+
+**Order**, and why: the results folder is claimed and checked before the job is made, because a folder that two jobs
+share, or that this machine cannot see, would mix or lose records. Seeds are added before workers start, or these would
+find a finished job. At the end, segments are exported and WARC files are finished, and only then are the records
+compared with the frontier: a page that counts as stored and has no record is an error, with the command that repairs
+it. It is a warning as long as other workers are alive or have results of their own, which may have the record.
+
+If this process dies, its workers die with it on Linux, and their leases end by themselves (P9); the job itself goes on
+wherever other workers are. If a worker dies, its successor has the same name, and takes back what it held. If the store
+is away, workers wait for it, and the last counts are asked for several times: a server may fail over just then."""
 
 from __future__ import annotations
 
@@ -38,7 +51,7 @@ log = logging.getLogger("gossamer.fleet")
 
 
 class FleetRun:
-    """A crawl on a fleet's frontier with workers on this machine; others may join from elsewhere."""
+    """A run of a fleet's job with workers on this machine; others may join from elsewhere."""
 
     def __init__(
         self,
@@ -71,7 +84,7 @@ class FleetRun:
 
     @property
     def workers(self) -> int:
-        """Processes of this machine that fetch."""
+        """Number of processes on this machine that fetch."""
         return self._supervisor.alive if self._supervisor is not None else 0
 
     @property
@@ -80,16 +93,16 @@ class FleetRun:
         return self.stats.pages, self.stats.failures
 
     def interrupt(self) -> None:
-        """No spider runs in this process."""
+        """Do nothing: no spider runs in this process."""
 
     def stop(self, why: str) -> None:
-        """Drain, then end the run."""
+        """Drain this machine's workers, then end the run. The job stays as it is for others."""
         self._stop_wanted = self._stop_wanted or why
         if self._supervisor is not None:
             self._supervisor.stop()
 
     async def counts(self) -> Counts:
-        """The frontier at this moment."""
+        """The counts of the frontier now; the statistics of the run follow from them."""
         if self._frontier is None:
             return Counts()
         counts = await self._frontier.counts()
@@ -98,7 +111,7 @@ class FleetRun:
         return counts
 
     async def _last_counts(self) -> Counts:
-        """The frontier at the end; one that fails over just then is waited for, as workers do."""
+        """The counts at the end. A frontier that is away is asked again for half a minute."""
         for wait in (1.0, 2.0, 4.0, 8.0, 16.0):
             try:
                 return await self.counts()
@@ -108,8 +121,10 @@ class FleetRun:
         return await self.counts()
 
     async def _refused(self, frontier: FleetFrontier, *, since: float) -> Counter[str]:
-        """Links that the workers of the last `since` seconds did not follow, as far as they live or have left in good
-        order."""
+        """Links that workers of this run did not follow, by reason, by their heartbeats.
+
+        Only of workers that started within the last `since` seconds, and as far as they reported it before they
+        ended."""
         refused: Counter[str] = Counter()
         with suppress(FrontierError):
             for pulse in await frontier.workers():
@@ -118,7 +133,7 @@ class FleetRun:
         return refused
 
     async def _watch_the_time(self, frontier: FleetFrontier) -> None:
-        """Stop when the run has had its time, by the limit that holds then: it may be changed while it runs."""
+        """Stop the run after `max_seconds`, which may be changed while it runs and is therefore read again."""
         clock = SystemClock()
         began_at = clock.monotonic()
         while True:
@@ -132,7 +147,7 @@ class FleetRun:
                 await frontier.refresh()
 
     async def _compare(self, frontier: FleetFrontier) -> None:
-        """Fail where pages that count as stored have no record in what was gathered."""
+        """Raise SinkError if pages that count as stored have no record in what was gathered."""
         try:
             found = await compare(frontier, self.folder)
         except FrontierError as error:
@@ -152,7 +167,7 @@ class FleetRun:
             raise SinkError(f"job {self._job!r}: {what}", hint=hint)
 
     async def run(self) -> RunSummary:
-        """Run to the end, then gather what was stored: here by this machine's workers, in a shared place by all."""
+        """Run to the end, then gather the results: of this machine's workers, or of all in a shared folder."""
         self.settings = await claim_results(self._url, self._job, self.settings, self.folder)
         if not self._own_results:
             await asyncio.to_thread(check_results, self.folder, self._job, self.settings, self._url)

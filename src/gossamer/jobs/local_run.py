@@ -1,4 +1,22 @@
-"""One run of a job on this machine: frontier, engine, workers, and files."""
+"""One run of a job on this machine: frontier, engine, workers, and files.
+
+This process owns the job. With one worker, the engine runs here; with several, this process supervises workers and
+serves their calls (`engine/coordinator.py`), and alone writes frontier and files.
+
+**Order at the start**, and why:
+
+1. Open the frontier, which locks it. A second run of the job fails here, before it has touched a file.
+2. Refuse to begin a new frontier over old output files: they would be cut off at length 0.
+3. Open the sinks at the marks of the frontier. What lies beyond a mark was written by a commit that never happened, and
+   is cut off; a file shorter than its mark is an error, since acknowledged pages are missing.
+4. Read the crash markers that dead workers of the last run left, and count the losses (P10). Leases of that run need no
+   care: they died with its memory, and their requests are queued again (P9).
+5. Add the seeds, which are known already when a run continues, set the job to running, and listen for workers.
+
+**Order at the end**: engine or supervisor first, then the coordinator, so that no call is under way; then the store,
+which waits for the commit that has begun and closes the sinks; the frontier last, since that commit needs it. This
+order is kept when an error ends the run, too. A kill at any moment leaves a job that the next run continues: the
+frontier's last transaction and the marks in it decide what has happened (P3, P7)."""
 
 from __future__ import annotations
 
@@ -43,21 +61,21 @@ class Stoppable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """How a run ended."""
+    """The end of a run."""
 
     state: JobState
     counts: Counts
     stats: Stats
     refused: Mapping[str, int]
     stopped_by: str = ""
-    """Why the run ended before the job did: `seconds` or a signal."""
+    """Why the run was stopped before the job ended: `seconds` or a signal."""
 
 
 class LocalRun:
     """One run of an embedded job: opens it, adds the seeds, works until it is over, and closes it.
 
-    `folder` None keeps everything in memory, for as long as the run lasts. `frontier` is an address of an owned
-    backend; without one the frontier is a file in the folder."""
+    With `folder` None, everything is in memory and ends with the run. `frontier` is an address of an owned backend;
+    by default the frontier is a file in the folder."""
 
     def __init__(
         self,
@@ -90,7 +108,7 @@ class LocalRun:
         self.coordinator: Coordinator | None = None
 
     def stop(self, why: str) -> None:
-        """Drain, then end the run."""
+        """Drain, then end the run, also if its engine is not built yet. Sinks get the grace of a stop, and no more."""
         self._stop_wanted = self._stop_wanted or why
         if self._running is not None:
             self._running.stop()
@@ -98,12 +116,12 @@ class LocalRun:
             self._store.hurry(self._settings.drain_seconds)
 
     def interrupt(self) -> None:
-        """Before `stop`, from a signal handler."""
+        """Called before `stop`, by a signal handler."""
         if self._running is not None:
             self._running.interrupt()
 
     async def counts(self) -> Counts:
-        """The frontier at this moment."""
+        """The counts of the frontier now."""
         return await self._frontier.counts() if self._frontier is not None else Counts()
 
     @property
@@ -113,7 +131,7 @@ class LocalRun:
 
     @property
     def folder(self) -> Path | None:
-        """Where the job lives; None for one that is kept in memory."""
+        """The folder of the job; None for one in memory."""
         return self._folder
 
     @property
@@ -123,12 +141,12 @@ class LocalRun:
 
     @property
     def workers(self) -> int:
-        """Processes that fetch."""
+        """Number of processes that fetch."""
         joined = len(self.coordinator.workers) if self.coordinator is not None else 0
         return joined + isinstance(self._running, Engine)
 
     async def run(self) -> RunSummary:
-        """Run to the end."""
+        """Run to the end, in the order of this module's text."""
         settings, folder = self._settings, self._folder
         frontier = self._frontier = await self._open_frontier()
         sinks: list[Sink] = []
@@ -161,7 +179,7 @@ class LocalRun:
             )
         finally:
             if store is not None:
-                # Nobody waits for a commit that is under way now.
+                # What is still being written has two seconds left: nobody waits for its answer.
                 store.hurry(0.0)
             if self.coordinator is not None:
                 await self.coordinator.aclose()
@@ -182,6 +200,7 @@ class LocalRun:
         return await backend.create(self._url, job, self._settings, clock=self._clock)
 
     async def _work(self, frontier: OwnedFrontier, store: OwnerStore, linker: Linker) -> JobState:
+        """Run workers as processes, or one here, until the job is over or stopped."""
         settings, folder = self._settings, self._folder
         self._began_at = self._clock.monotonic()
         self._set_timer()
@@ -212,14 +231,14 @@ class LocalRun:
                 self._timer.cancel()
 
     def _limited(self, settings: Settings) -> None:
-        """Other limits have come: they count for this run, and for those that follow."""
+        """Apply changed limits to this run, and save them for the next ones."""
         self._settings = settings
         if self._folder is not None:
             save_settings(self._folder, settings)
         self._set_timer()
 
     def _set_timer(self) -> None:
-        """End the run when its time is over, counted from its beginning."""
+        """Stop the run when `max_seconds` are over, counted from its beginning."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -235,7 +254,7 @@ class LocalRun:
 
 
 def _refuse_old_files(folder: Path) -> None:
-    """A new frontier knows nothing of what earlier ones stored, and the files would be cut off to begin anew."""
+    """Refuse to run a new frontier over files of an earlier run: its marks are 0, and the files would be cut off."""
     for name in ("pages.jsonl", "pages.jsonl.zst", "pages.jsonl.gz", "pages.csv"):
         if (folder / name).exists() and (folder / name).stat().st_size:
             raise ConfigError(

@@ -1,4 +1,20 @@
-"""Signals of a crawl: the first drains, the second leaves at once, and exits run `atexit` handlers."""
+"""Signals of a crawl: the first drains, the second leaves at once, and exits run `atexit` handlers.
+
+The first SIGINT or SIGTERM asks the crawl to drain: fetches under way are finished and stored. The second cancels it:
+what was not stored is fetched again by the next run. Whatever blocks the way then, the process ends 1.2 seconds later.
+
+The event loop can run neither of these while a spider occupies it. So the signal handler itself, which runs between two
+instructions of the spider, first interrupts the page in hand; everything else is left to the loop, because a handler
+may be called at any point, also in the middle of a lock. If the spider is in C code, even the handler is not called:
+the watchdog, a process beside this one, notices that signals are not read and ends the process.
+
+For that, the interpreter writes each signal's number into a socket (`set_wakeup_fd`). The loop empties it and writes a
+byte to the watchdog's pipe; the watchdog peeks into the same socket from its side. The pipe also ties their lives: when
+this process ends, however it ends, the pipe closes and the watchdog leaves.
+
+A worker of a supervisor ignores Ctrl-C, which the terminal sends to all processes: the supervisor gets it, too, and
+sends SIGTERM. It takes only the first SIGTERM, since it may get one from a process manager and one from its
+supervisor."""
 
 from __future__ import annotations
 
@@ -21,11 +37,11 @@ from gossamer.settings import Settings
 
 INTERRUPTED = 130
 _LAST_SECONDS = 1.2
-"""What closing may take after the second signal."""
+"""Seconds that closing may take after the second signal."""
 
 
 def end_now(code: int) -> NoReturn:
-    """End the process without waiting for its threads; functions that wait for its exit are called."""
+    """End the process without waiting for threads, which may hang; `atexit` functions run, and output is flushed."""
     with suppress(Exception):
         atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -35,7 +51,8 @@ def end_now(code: int) -> NoReturn:
 
 
 class _Signals:
-    """The first signal drains, the second cancels `task`; whatever then stands in the way, the process ends soon."""
+    """The first signal drains, the second cancels the task; if anything blocks that, a timer thread ends the
+    process."""
 
     def __init__(self, stop: Callable[[int], None], interrupt: Callable[[], None], *, only_first: bool) -> None:
         self._only_first = only_first
@@ -46,10 +63,10 @@ class _Signals:
         self._presses = 0
         self.has_left = False
         self.is_over = False
-        """Whether the block has ended: what the task does then is done in a moment."""
+        """Whether the block has ended: the task is not cancelled any more."""
 
     def handle(self, number: int, _frame: object) -> None:
-        """Runs between any two instructions: what is more than a note is left to the loop."""
+        """Interrupt the page in hand, and leave the rest to the loop: this runs between any two instructions."""
         self._presses += 1
         self._interrupt()
         if self._presses > 1 and self._only_first:
@@ -76,13 +93,12 @@ async def leaving(
     settings: Settings | None = None,
     ctrl_c: bool = True,
 ) -> AsyncIterator[None]:
-    """Have the first SIGINT or SIGTERM call `stop`, and the second cancel this task, which is then interrupted.
+    """Have the first SIGINT or SIGTERM call `stop`, and the second cancel this task: the block raises
+    KeyboardInterrupt.
 
-    `interrupt` is called within the signal handler: a spider that is at work may hold off the loop. With the
-    `settings` of a job, a process beside this one sees to it that signals are looked at.
-
-    Without `ctrl_c`, this is a worker of a supervisor, which gets Ctrl-C and a second signal itself: where a process
-    manager sends SIGTERM to all processes, a worker gets one more from its supervisor."""
+    `interrupt` is called within the signal handler, since a spider may block the loop. With the `settings` of a job, a
+    watchdog runs beside this process. Without `ctrl_c`, this is a worker of a supervisor: SIGINT is ignored, and only
+    the first SIGTERM counts. The handlers from before are restored at the end."""
     signals = _Signals(stop, interrupt, only_first=not ctrl_c)
     before = {signal.SIGTERM: signal.signal(signal.SIGTERM, signals.handle)}
     before[signal.SIGINT] = signal.signal(signal.SIGINT, signals.handle if ctrl_c else signal.SIG_IGN)
@@ -90,7 +106,7 @@ async def leaving(
         async with watched(settings) if settings is not None else nullcontext():
             yield
     except BaseException:
-        # What could not be stored or closed in the middle of its work says so: that is what was asked for.
+        # After a second signal, whatever failed in the middle of its work failed because of that.
         if signals.has_left:
             raise KeyboardInterrupt from None
         raise
@@ -102,7 +118,7 @@ async def leaving(
 
 @asynccontextmanager
 async def watched(settings: Settings) -> AsyncIterator[None]:
-    """Empty the socket that the interpreter writes signals into, under the eyes of the watchdog."""
+    """Empty the socket of signals whenever the loop turns, and have a watchdog look whether that happens."""
     loop = asyncio.get_running_loop()
     ours, written = socket.socketpair()
     ours.setblocking(False)
@@ -128,7 +144,7 @@ async def watched(settings: Settings) -> AsyncIterator[None]:
         ours.close()
         written.close()
         faulthandler.unregister(signal.SIGVTALRM)
-        # It ends by itself when the pipe does.
+        # The watchdog ends when its pipe closes.
         said.close()
         dog.wait()
 

@@ -4,7 +4,17 @@ Signals reach Python code only between two of its instructions: a call into C co
 off Ctrl-C, the timer of `engine/budget.py` and every thread of the process. The interpreter writes the number of each
 signal into a socket at once, though, and the crawl's loop empties that when it turns. This process looks into the
 socket from the other side, without taking anything. It is run as a script, and imports nothing of Gossamer: it has to
-start fast."""
+start fast.
+
+Two cases end the crawl's process. A signal to leave that is not read for 1.5 s, or 1 s for a second one: a person
+waits. And any other signal, in practice the timer of a page, that is not read for as long as the page's whole budget:
+the page hangs. Then the Python stack is printed first (SIGVTALRM, by `faulthandler`), and the crash marker makes the
+page a suspect for the next run. Nothing that was acknowledged is lost with the process: what it had in hand was not
+completed.
+
+Time is counted with care, because a wrong verdict kills a healthy crawl. Seconds in which the process is stopped
+(Ctrl-Z, a suspended machine) do not count, nor those in which this process was stopped, nor, for a hang, those in which
+others had the processor."""
 
 from __future__ import annotations
 
@@ -16,28 +26,28 @@ import sys
 import time
 
 LEAVE_SECONDS = 1.5
-"""Time that a crawl has to look at a signal that says to leave."""
+"""Seconds that a crawl has to read a signal to leave."""
 AT_ONCE_SECONDS = 1.0
 """The same for a second one."""
 _LOOK_SECONDS = 0.25
 
 
 class Process:
-    """The process that is watched, and how long it has not looked at its signals."""
+    """The watched process, and for how long it has not read its signals."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.presses = 0
-        """Signals to leave that it has not looked at."""
+        """Signals to leave that it has not read."""
         self.waited = 0.0
-        """Seconds on the clock since the last of these, without those in which it was stopped."""
+        """Seconds since the last of these, without those in which it was stopped."""
         self.busy = 0.0
         """Seconds since the first signal of any kind, without time in which others had the processor."""
         self._looked_at = time.monotonic()
         self._cpu = self._state()[1]
 
     def _state(self) -> tuple[str, float]:
-        """What the process does, by the letter of the system, and its CPU time; asleep where nothing is known."""
+        """The state of the process, as the system's letter, and its CPU time; asleep where they are not known."""
         try:
             with open(f"/proc/{self.pid}/stat") as file:
                 fields = file.read().rpartition(")")[2].split()
@@ -46,12 +56,12 @@ class Process:
         return fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def look(self, pending: bytes) -> None:
-        """A moment has passed, and these signals are pending."""
+        """Count the time since the last look; these signals are pending."""
         presses = sum(number in (signal.SIGINT, signal.SIGTERM) for number in pending)
         if presses != self.presses:
             self.presses, self.waited = presses, 0.0
         now, (state, cpu) = time.monotonic(), self._state()
-        # This process may have been stopped too, as by Ctrl-Z: no more than a moment has passed for the other.
+        # This process may have been stopped, too, as by Ctrl-Z: count no more than two looks.
         passed = min(now - self._looked_at, 2 * _LOOK_SECONDS)
         if state not in ("T", "t"):
             self.waited += passed
@@ -60,17 +70,17 @@ class Process:
 
 
 def verdict(process: Process, hang_seconds: float) -> str:
-    """Why to end a process that does not look at its signals; empty for not yet."""
+    """Why to end the process: `leave` or `hang`; empty for not yet."""
     if process.presses and process.waited >= (LEAVE_SECONDS if process.presses == 1 else AT_ONCE_SECONDS):
         return "leave"
     return "hang" if process.busy >= hang_seconds else ""
 
 
 def watch(pid: int, peeked: socket.socket, emptied: int, hang_seconds: float) -> None:
-    """Watch until the process ends. `emptied` gives a byte each time that it has looked."""
+    """Watch until the process ends. It writes a byte to `emptied` each time that it has read its signals."""
     process: Process | None = None
     while True:
-        # Nothing is done while nothing is pending.
+        # Sleep without a timeout while no signal is pending.
         wanted, timeout = ([emptied, peeked.fileno()], None) if process is None else ([emptied], _LOOK_SECONDS)
         if emptied in select.select(wanted, [], [], timeout)[0]:
             if not os.read(emptied, 4096):
@@ -92,14 +102,14 @@ def watch(pid: int, peeked: socket.socket, emptied: int, hang_seconds: float) ->
 
 
 def end(pid: int, why: str, seconds: float) -> None:
-    """Say what happened, and end the process. What it had in hand is not lost: nothing of it was completed."""
+    """Report why, and kill the process."""
     if why == "hang":
         said = (
             f"error: a page has kept this process in one call of C code for {seconds:.0f} s, which nothing interrupts\n"
             "hint: run the command again: it goes on, and handles that page in a process of its own. Where it was:\n"
         )
         os.write(2, said.encode())
-        # The other side has this signal print the Python stack, and end it then.
+        # `faulthandler` in that process prints the Python stack at this signal.
         os.kill(pid, signal.SIGVTALRM)
         time.sleep(1.0)
     else:

@@ -1,4 +1,26 @@
-"""Worker processes: built from their parts, joined to a local job or a fleet, or waiting for a job."""
+"""Worker processes: built from their parts, joined to a local job or a fleet, or waiting for a job.
+
+`build_worker` puts an engine together; the rest of this module decides for whom it works. There are four ways:
+
+- In the owner's process (`local_run`): frontier and store are objects here.
+- Beside the owner (`join`): frontier and store are at the other end of a socket. When the owner is gone, the worker
+  stops at once and sends nothing more, because its leases were void in the same moment.
+- In a fleet (`join_fleet`): the frontier is shared, and the worker writes segments of its own. Leases outlast the
+  worker, so a successor of the same name first gives back what its predecessor held.
+- On standby (`Standby`): a fleet's worker in a cluster, which outlives its job and waits for the next one.
+
+**Order at the start.** The frontier is opened and the results folder is checked before anything is fetched: a worker
+that could not store its pages must not lease any. Then the predecessor's marker is read and its leases are abandoned,
+with blame for the page that killed it (P10). Sinks, engine and spider follow, and the first lease comes last.
+
+**Order at the end** is the reverse: the engine commits all it has and returns its leases, then downloader, marker and
+request log are closed, then sinks, then the frontier. The marker goes only after the engine has ended: a crash while
+the worker ends must still name its page.
+
+A store that is away at the start ends a worker that a person started, with an error; a supervised one waits for it,
+since its supervisor would only start it again. Later the engine waits by itself. A worker that was suspended for
+longer than its leases last finds them lost, and leases new ones; to the frontier it is the same worker, whose heartbeat
+(`engine/heartbeat.py`) was late."""
 
 from __future__ import annotations
 
@@ -58,7 +80,7 @@ if TYPE_CHECKING:
 
 
 def jar_of(settings: Settings, clock: Clock) -> CookieJar | None:
-    """The jar of a worker; None where no cookies are kept, or each session has its own."""
+    """The cookie jar of a worker; None without cookies, and where each session has its own."""
     if not settings.cookies or settings.sessions:
         return None
     return CookieJar(clock, per_host=settings.cookie_jar == "host")
@@ -85,7 +107,7 @@ async def check_fetching(settings: Settings) -> None:
 
 
 def gate_of_loads(downloader: Downloader, settings: Settings, clock: Clock) -> LoadGate | None:
-    """The gate for what pages load, put before the downloader's browser; None without one, or without robots."""
+    """The robots check for what pages in the browser load, installed in the downloader; None without either."""
     if not settings.robots or settings.downloader not in ("browser", "auto"):
         return None
     from gossamer.download.browser import BrowserDownloader
@@ -97,14 +119,14 @@ def gate_of_loads(downloader: Downloader, settings: Settings, clock: Clock) -> L
 
 
 def crowds_of(downloader: Downloader, settings: Settings) -> AddressLimits | None:
-    """The places at each address, if their number is limited: names are then looked up before pages are asked for."""
+    """The limit of fetches per address, if there is one: names are then resolved before pages are requested."""
     if settings.per_address is None or not isinstance(downloader, Locates):
         return None
     return AddressLimits(downloader, settings.per_address)
 
 
 def _parsers(settings: Settings) -> ParserPool:
-    """The processes that run the spider; most crawls need not load what starts them."""
+    """The parser processes. Imported here: most crawls never need them."""
     from gossamer.engine.parser_pool import ParserPool
 
     if settings.parse_processes:
@@ -130,9 +152,11 @@ async def build_worker(
     machine: Measures | None = None,
     suspects: Collection[int] = (),
 ) -> AsyncIterator[Engine]:
-    """An engine with everything it needs, which is closed again at the end.
+    """An engine with everything it needs, which is closed at the end.
 
-    `suspects` are pages that a worker has died of; other processes have no `spider` that only this one has."""
+    `suspects` are pages of which a worker has died: they go to a parser process. A `spider` is an object that only
+    this process has, so there are no parser processes then. With `parse_processes`, all pages go to them, and this
+    process needs no marker: what dies there is known."""
     tracing = tracing or telemetry.begin()
     begin_parsers = None if spider is not None else partial(_parsers, settings)
     spider = spider or make_spider(settings)
@@ -148,6 +172,7 @@ async def build_worker(
     downloader = open_downloader(settings, clock=clock, resolver=names)
     loads = gate_of_loads(downloader, settings, clock)
     jar = jar_of(settings, clock)
+    # With parser processes for all pages, no page runs here that could kill this process.
     marker = CrashMarker(None if settings.parse_processes else marker_path)
     extractor: ParserPool | Careful
     if settings.parse_processes:
@@ -196,7 +221,8 @@ async def build_worker(
 
 
 async def join(folder: Path, *, name: str, supervised: int = 0) -> JobState:
-    """Work for the job in `folder` until it is over, as one of `supervised` workers: Ctrl-C is their supervisor's."""
+    """Work for the job in `folder` until it is over. One of several `supervised` workers leaves Ctrl-C to its
+    supervisor."""
     connection, welcome = await connect(folder, worker=name)
     frontier, settings = RemoteFrontier(connection), build(welcome.settings)
     refused: Counter[str] = Counter()
@@ -222,7 +248,7 @@ async def join(folder: Path, *, name: str, supervised: int = 0) -> JobState:
 
 
 async def _until_gone(engine: Engine, connection: OwnerConnection) -> JobState:
-    """Run to the end, or until the owner is gone."""
+    """Run to the end, or until the owner is gone: then OwnerGone, and the engine is cancelled, not drained."""
     running = asyncio.create_task(engine.run())
     gone = asyncio.create_task(connection.gone.wait())
     try:
@@ -231,7 +257,7 @@ async def _until_gone(engine: Engine, connection: OwnerConnection) -> JobState:
             raise OwnerGone("the crawl that this worker belongs to has ended")
         return running.result()
     finally:
-        # What this worker holds is void now: nothing more may be sent on its account.
+        # Its leases are void: others may have the sites already, so nothing more may be sent.
         gone.cancel()
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -254,19 +280,18 @@ async def join_fleet(
 ) -> JobState:
     """Work for the job at this address until it is over; the pages go to segments in its results folder.
 
-    A worker that does not see that folder is refused, unless it may have `own_results`, which somebody gathers.
-
-    It may be one of `supervised` workers of a supervisor, whose is Ctrl-C. `signals` is told what stops the worker,
-    and has it called when a signal comes; else the worker sees to that."""
+    A worker that cannot see that folder is refused, unless it may have `own_results`, which are gathered by hand. One
+    of several `supervised` workers leaves Ctrl-C to its supervisor. `signals` is passed the function that stops the
+    worker, to call it at a signal; without it, the worker handles signals itself."""
     frontier = await _joined(url, job, name=name, region=region, shards=shards, patient=bool(supervised))
     results = results_folder(url, job, frontier.settings, folder)
-    # It is memory that is written to, which a shared folder that fails turns into a deadly signal.
+    # The marker is mapped memory: on a shared folder that fails, writing to it would kill the process (SIGBUS).
     is_remote = backend_of(url).results_folder(url, job) is not None
     marker_path = (folder if is_remote else results) / "handling" / name
     try:
         if not own_results:
             await asyncio.to_thread(check_results, results, job, frontier.settings, url)
-        # A worker of this name that died held leases, and perhaps a page that killed it.
+        # A predecessor of this name may have died with leases, and of a page. Before the first lease of our own.
         key = left_behind(marker_path)
         await frontier.abandon(name, blamed=(key,) if key else ())
         is_there = None if own_results else partial(is_results, results, frontier.settings)
@@ -315,7 +340,9 @@ async def join_fleet(
 
 
 async def _finish_archives(frontier: FleetFrontier, settings: Settings, folder: Path) -> None:
-    """Whoever ends last puts in order what killed workers left, also those of machines that never return."""
+    """Finish WARC files that killed workers left open, also those of machines that never return.
+
+    Each worker that ends with the job tries; files of workers that are still alive are left alone."""
     try:
         live = [pulse.worker for pulse in await frontier.workers() if is_live(pulse)]
     except Unavailable as error:
@@ -325,7 +352,7 @@ async def _finish_archives(frontier: FleetFrontier, settings: Settings, folder: 
 
 
 async def _joined(url: str, job: str, *, name: str, region: str, shards: str, patient: bool) -> FleetFrontier:
-    """Join a job. The successor of a worker that died waits for a store that is away, as the others do."""
+    """Join a job; a `patient` worker waits for a store that is away."""
     while True:
         try:
             return await open_fleet(url, job, worker=name, region=region, shards=shards)
@@ -337,7 +364,7 @@ async def _joined(url: str, job: str, *, name: str, region: str, shards: str, pa
 
 
 def places_of(settings: Settings, region: str, clock: Clock) -> Places | None:
-    """What a worker of this region has to know of the others, where sites find their region by themselves."""
+    """The regions, as a worker of one of them sees them, where sites find theirs by themselves; else None."""
     if settings.region_by != "auto":
         return None
     return Places(region, settings.fetch_seconds, connects=Connects(clock))
@@ -351,17 +378,18 @@ Health = Literal["starting", "ready", "away", "leaving"]
 
 
 class HealthFile:
-    """A file for probes: touched while the loop turns, with one word that says how the worker is.
+    """A file for probes: its time says that the loop turns, its word what the worker is doing.
 
     `ready`: the frontier answers, and the worker works or waits for its job; `away`: the frontier does not answer;
-    `leaving`: the worker was told to go, and finishes what it has in hand. Without a path there is no file."""
+    `leaving`: the worker got a signal, and finishes what it has in hand. It is replaced whole, so that a probe never
+    reads half a word. Without a path there is no file."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._word: Health = "starting"
 
     def say(self, word: Health) -> None:
-        """Write another word; who is leaving says nothing else."""
+        """Write another word; `leaving` is final."""
         if self._word != "leaving":
             self._word = word
         self._write()
@@ -380,7 +408,7 @@ class HealthFile:
     async def _touch(self) -> None:
         while True:
             await asyncio.sleep(TOUCH_SECONDS)
-            # A full disk is no reason to end a worker; whoever probes decides.
+            # A full disk does not end the worker: the file gets old, and the probe decides.
             with suppress(OSError):
                 self._write()
 
@@ -393,7 +421,10 @@ class HealthFile:
 
 
 class Standby:
-    """A worker of a fleet that outlives its job, as those of a cluster do: one that ended would be started again."""
+    """A worker of a fleet that outlives its job: in a cluster, one that ended would only be started again.
+
+    It looks at the job every two seconds, as a visitor, and joins when the job is running or paused. A stop of the job
+    ends the work, not the process; a signal ends both, after a drain."""
 
     def __init__(
         self,
@@ -419,7 +450,7 @@ class Standby:
         self._stop: Callable[[], None] = lambda: None
 
     async def run(self) -> None:
-        """Work whenever the job can be worked on, until a signal says to leave."""
+        """Work whenever the job can be worked on, until a signal ends this worker."""
         said = ""
         async with leaving(lambda _: self._leave()), self._health.kept():
             while not self._leaving.is_set():
@@ -434,6 +465,7 @@ class Standby:
                         await asyncio.wait_for(self._leaving.wait(), _LOOK_SECONDS)
 
     async def _work(self) -> None:
+        """Join, and work until the job is over or stopped, or a signal comes."""
         try:
             await join_fleet(
                 self._url,
@@ -446,14 +478,14 @@ class Standby:
                 signals=self._follow,
             )
         except Unavailable as error:
-            # Before it has joined; later the engine waits by itself.
+            # It could not join. Once it has joined, the engine waits by itself.
             self._health.say("away")
             standby_log.warning("waiting for the frontier: %s", error)
         finally:
             self._stop = lambda: None
 
     async def _why_wait(self) -> str:
-        """Why there is nothing to do yet; empty if there is."""
+        """The reason to wait; empty if the job can be worked on."""
         try:
             fleet = await open_fleet(self._url, self._job)
             try:
@@ -469,6 +501,7 @@ class Standby:
         return "" if state in ("running", "paused") else f"{self._job} is {state}"
 
     def _follow(self, stop: Callable[[], None]) -> None:
+        """Note how to stop the worker that has just joined. The signal may have come while it joined."""
         self._stop = stop
         if self._leaving.is_set():
             stop()

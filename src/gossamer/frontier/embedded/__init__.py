@@ -1,4 +1,9 @@
-"""The embedded backend: one owner process, a schedule in memory, a journal in a SQLite file."""
+"""The embedded backend: one owner process, a schedule in memory, a journal in a SQLite file.
+
+For jobs on one machine. The modules, from the inside out: `schedule` decides which lane may be leased when, `state`
+adds what is known and what is lost, `journal` defines what is stored, `sqlite` stores it, and `frontier` ties them
+together. Memory, about 100 bytes a URL, is the limit of this backend; larger jobs belong on a fleet's frontier. The
+folder backend runs the same code over logs of its own."""
 
 from __future__ import annotations
 
@@ -19,10 +24,10 @@ from gossamer.settings import Settings
 
 
 class EmbeddedBackend(OwnedBackend):
-    """Jobs whose schedule one process keeps in memory, over a journal in a SQLite file or over none.
+    """Jobs whose schedule one process has in memory, over a journal in a SQLite file or, for `memory:`, over none.
 
-    The address `sqlite:FOLDER` is that of a job's folder, which has the settings in job.toml; `sqlite:FILE.db` is a
-    file alone, whose settings nobody keeps."""
+    The address `sqlite:FOLDER` names a job's folder, which has the settings in job.toml; `sqlite:FILE.db` names a
+    single file, whose settings are not stored."""
 
     name = "sqlite"
     forms = ("memory:",)
@@ -69,7 +74,7 @@ class EmbeddedBackend(OwnedBackend):
 
 
 class _OwnMeter:
-    """Weighs this process: the embedded frontier is in it, and its CPU time is the client's."""
+    """Weighs this process: the embedded frontier lives in it, and its CPU time counts as the client's."""
 
     async def weight(self) -> float:
         import resource
@@ -86,7 +91,7 @@ class _OwnMeter:
 
 
 def _place(url: str) -> Path | None:
-    """The folder or the file of an address; None for one in memory."""
+    """The folder or file that an address names; None for one in memory."""
     scheme, _, place = url.partition(":")
     if scheme == "memory":
         return None
@@ -110,8 +115,8 @@ def _remove(file: Path) -> bool:
 
     lock = claim(file)
     try:
-        # The file itself goes last: who was interrupted before finds the job. The lock's own file stays: without it two
-        # processes could each lock a file of that name.
+        # The file itself goes last: until then an interrupted removal can be repeated. The lock's file stays: if it
+        # were deleted, two processes could each lock a file of that name.
         for suffix in ("-new", "-new-journal", "-wal", "-shm", ""):
             file.with_name(file.name + suffix).unlink(missing_ok=True)
     finally:

@@ -1,4 +1,31 @@
-"""The embedded frontier: leases and commits over the schedule in memory and its journal."""
+"""The embedded frontier: leases and commits over the schedule in memory and its journal.
+
+One process owns the job. `schedule` and `state` hold the whole job in memory, `journal` holds what a restart needs.
+The two are kept in step by one rule: write first, apply second. A call computes a `Change`, the journal writes it in
+one transaction, and only then does the memory change. So a crash, a full disk or a failed write at any point leaves
+a call that happened whole or not at all (P3, P7).
+
+What happens in a commit, and why in this order (`settling`, `Settlement`):
+
+1. Take the lock, which orders all calls that write. Check each outcome's token against `State.held`; a stale one is
+   counted and changes nothing (P4), and one that was committed before counts as repeated.
+2. Number the new links and add their keys to the seen set. From here on another page cannot queue them again (P1).
+3. Pin the lanes, so that no lease among them expires while the caller writes the records of the accepted outcomes to
+   the output files: a record is written only for an outcome that will count.
+4. Write the change with the lengths of the output files (`marks`) in one transaction.
+5. Apply it: remove the requests from their lanes, queue the links, free lanes whose batch is empty, one delay from now.
+6. Unpin. If step 4 did not happen or failed, take the keys of step 2 out of the seen set again.
+
+Leases are not written down. They live in memory, and all of them are void when the owner dies. A new owner starts its
+tokens above every token of its predecessors (the epoch of the file stands in the upper bits), so that a worker that
+survived its owner cannot commit anything. It lets each site rest for one delay first, since nobody knows when the last
+request went out (P5).
+
+A lease that ends needs no sweeper. Its lane comes up in the heap of `schedule` like a lane that is ready, and the
+`lease` call that meets it takes it back (P9). Until then its outcomes still count: nobody else has the requests. The
+clock goes on while the machine is suspended, so that after a suspension leases have ended in the owner and in its
+workers alike. Each expiry counts against the requests of the batch; one that has two losses is leased alone, one with
+`max_deliveries` is parked (P10)."""
 
 from __future__ import annotations
 
@@ -35,7 +62,10 @@ Write = Callable[["Settlement"], Awaitable[None]]
 
 
 class Settlement:
-    """Outcomes whose tokens were found good, and whose lanes cannot lapse before this is committed or dropped."""
+    """One commit: outcomes whose tokens are valid, and whose lanes cannot expire before it is committed or dropped.
+
+    Made and used under the frontier's lock. `accepted` lists the outcomes that will count, so that the caller writes
+    only their records. Without a `commit` nothing happens: `unpin` undoes what the plan has put into memory."""
 
     def __init__(self, state: State, outcomes: Sequence[Outcome], notes: Sequence[SiteNote], *, write: Write) -> None:
         self.accepted: list[Outcome] = []
@@ -51,13 +81,15 @@ class Settlement:
             lane.settling += 1
 
     async def commit(self, marks: Mapping[str, int] | None = None) -> Receipt:
-        """Write it all down in one step, then let it count."""
+        """Write the change with the lengths of the output files in one transaction, then apply it in memory.
+
+        If the write fails, memory stays as it was and the tokens stay valid: the same results can be sent again."""
         self.change.marks = marks
         await self._write(self)
         return self.receipt
 
     def unpin(self) -> None:
-        """Let the lanes go; what was not committed has not happened."""
+        """Let the lanes expire again. Without a commit, the keys of the planned links become unknown again."""
         for lane in self._pinned:
             lane.settling -= 1
         if not self.committed:
@@ -66,6 +98,11 @@ class Settlement:
             self._state.schedule.wake(site)
 
     def _plan(self, outcomes: Sequence[Outcome]) -> Receipt:
+        """Check tokens, and put the outcomes that count into the change, with their new links.
+
+        An outcome does not count if its token is stale (P4), if its request is not in the batch any more, or if it
+        stands twice in this call. Where the lane is still held, or its last token is this one, it is a repetition of
+        a commit whose answer was lost: not an error (P3)."""
         state, change, epoch = self._state, self.change, self._state.clock.epoch()
         planned: set[int] = set()
         stale = repeated = 0
@@ -87,7 +124,7 @@ class Settlement:
         return Receipt(accepted=len(self.accepted), stale=stale, repeated=repeated)
 
     def note_sites(self) -> None:
-        """Put into the change what the notes make of their sites."""
+        """Merge the notes into what is remembered of their sites, and put the result into the change."""
         clock = self._state.clock
         now, epoch = clock.monotonic(), clock.epoch()
         for note in self._notes:
@@ -102,7 +139,10 @@ class Settlement:
             )
 
     def apply(self, rows: Sequence[int]) -> None:
-        """It is written down, the outcomes in these rows: now it counts."""
+        """Apply the change to memory; the journal has it, with the outcomes in these `rows`.
+
+        Nothing here may fail or wait: memory would stay behind the disk. Notes come first, so that links which are
+        queued below already meet a closed site."""
         state = self._state
         self.committed = True
         state.stale += self.receipt.stale
@@ -128,6 +168,7 @@ class Settlement:
             self._state.close(site, note.close)
 
     def _apply_outcome(self, row: OutcomeRow, outcome: Outcome, lane: Lane, row_number: int, now: float) -> None:
+        """Take a request out of its lane. A lane with an empty batch is free, one delay from now."""
         state, number, site = self._state, row.number, lane.site
         state.schedule.settle(lane, outcome.key)
         state.schedule.lapses.pop(number, None)
@@ -145,6 +186,7 @@ class Settlement:
         if row.again_at is not None:
             self._come_again(row, outcome, site, now, last_visit=last_visit, row_number=row_number)
         if not lane.batch and lane.token:
+            # Remembered before it is freed: a repeated commit is told from a stale one by the lane's last token.
             lane.last_token = lane.token
             state.free(lane, now)
         if site.room() <= 0 and (site.queue.size or site.suspects or site.delayed):
@@ -153,6 +195,7 @@ class Settlement:
     def _come_again(
         self, row: OutcomeRow, outcome: Outcome, site: Site, now: float, *, last_visit: int | None, row_number: int
     ) -> None:
+        """Queue a retry or a revisit for its time. On a closed site a retry has failed, and revisits are dropped."""
         state, number = self._state, row.number
         if site.closed:
             if outcome.status == "retry":
@@ -189,22 +232,28 @@ _GRACE_SECONDS = 0.05
 
 
 class WaitQueue:
-    """Who waits for work. The first waits until something is due; when it goes for that, the next is the first.
+    """Queue of idle workers, which wakes only as many of them as there is work for.
 
-    Whoever was sent may die on the way, or may not have what is due: then the next one follows a moment later."""
+    Only the first sleeps until the next lane is due; when it leaves to lease, the next one becomes the first. Without
+    this order a thousand idle workers would all ask whenever one lane comes up. A woken worker may die before it
+    asks, or may not be allowed what is due (a second suspect, for example). So the next one follows after a short
+    grace instead of trusting the one before."""
 
     def __init__(self, due_in: Callable[[], float], news: Callable[[], int]) -> None:
         self._due_in = due_in
         self._news = news
         self._turns: OrderedDict[asyncio.Event, bool] = OrderedDict()
-        """Who waits -> whether it was sent."""
+        """The event of each idle worker -> whether `send` has woken it."""
         self._calls = 0
 
     def __len__(self) -> int:
         return len(self._turns)
 
     async def wait(self, grant: Grant) -> None:
-        """Return when this worker should ask again."""
+        """Return when this worker should ask again: something is due, `grant.wait` is over, or another call woke it.
+
+        A worker that leaves the front wakes the next one, also when it is cancelled: otherwise all others would sleep
+        on."""
         loop, calls, turn = asyncio.get_running_loop(), self._calls, asyncio.Event()
         asks_at, grace = float("inf") if grant.wait is None else loop.time() + grant.wait, 0.0
         self._turns[turn] = False
@@ -214,7 +263,7 @@ class WaitQueue:
                 if is_first:
                     due_in = self._due_in()
                     if due_in <= 0:
-                        # It may not have what is due, if it was told to wait and there was no news: so it was told.
+                        # Something is due that this worker was just refused: without news, asking again is in vain.
                         due_in = max(grace, asks_at - loop.time()) if self._news() == grant.news else grace
                     pause = None if due_in == float("inf") else due_in
                 turn.clear()
@@ -232,18 +281,18 @@ class WaitQueue:
                 self.look()
 
     def look(self) -> None:
-        """The next thing may be due at another time than before."""
+        """Have the first worker compute its sleep again: the next lane may be due at another time."""
         if (first := next(iter(self._turns), None)) is not None:
             first.set()
 
     def send(self) -> None:
-        """Let one more ask."""
+        """Wake one more worker: more lanes are due than the caller could take."""
         if (turn := next((turn for turn, is_sent in self._turns.items() if not is_sent), None)) is not None:
             self._turns[turn] = True
             turn.set()
 
     def call(self) -> None:
-        """Let everybody ask."""
+        """Wake all workers: the job is paused, stopped or finished, which each must see."""
         self._calls += 1
         for turn in self._turns:
             turn.set()
@@ -258,7 +307,12 @@ _SLICE = 500
 
 
 class EmbeddedFrontier:
-    """A frontier with its schedule in this process; `journal` decides what outlives it."""
+    """A frontier with its schedule in this process; `journal` decides what survives it.
+
+    `lease` and `extend` work in memory without the lock, so they answer while a commit waits for the disk; the losses
+    that a `lease` finds are written when the lock is free.
+    `add`, `settling`, `release`, `abandon`, `blame`, `steer` and `limit` take it: their changes must not interleave.
+    What they write is written to its end even if the caller is cancelled (`to_the_end`)."""
 
     def __init__(self, journal: Journal, past: Past, *, settings: Settings, clock: Clock) -> None:
         self.secret = past.secret
@@ -266,6 +320,7 @@ class EmbeddedFrontier:
         self._journal = journal
         self._clock = clock
         self._state = State(settings, clock)
+        # Above all tokens of earlier owners: the journal raised the epoch when it was opened.
         self._state.last_token = (past.epoch + 1) << _TOKEN_BITS
         self._lock = asyncio.Lock()
         self._line = WaitQueue(self._due_in, lambda: self._state.news)
@@ -284,13 +339,14 @@ class EmbeddedFrontier:
         return len(change.urls)
 
     async def _keep_urls(self, change: Change) -> None:
+        """Queue new requests once they are on disk: a lease must never hand out what a crash could forget."""
         await self._write(change)
         self._state.enqueue(change)
 
     async def _hasten(self, change: Change) -> None:
-        """Bring visits of pages forward that are said to have changed.
+        """Bring the visits of pages forward that a link or a sitemap reports as changed.
 
-        It never fails: without it, they come at their time."""
+        It never fails: without it, the pages are visited at their planned time."""
         try:
             for name, hints in change.hints.items():
                 await self._hasten_site(name, hints)
@@ -320,11 +376,13 @@ class EmbeddedFrontier:
             state.schedule.hasten(site, {number: now + due - epoch for number, (_, due) in change.hastened.items()})
 
     async def _read(self, numbers: Sequence[int]) -> list[Request]:
-        """Requests as they were written down, to look at."""
+        """Requests as the journal has them, for looking at them only."""
         return self._journal.load(numbers, self._state.visits)
 
     async def _write(self, change: Change) -> Sequence[int]:
-        """Write a change; if that fails, nothing of it has happened."""
+        """Write a change, with the new sites and losses that have gathered since the last one.
+
+        If that fails, the change's keys are unknown again; sites and losses stay for the next change."""
         state = self._state
         change.sites = [(site.number, site.name) for site in state.new_sites]
         change.lapses = {**state.new_lapses, **change.lapses}
@@ -350,12 +408,18 @@ class EmbeddedFrontier:
         suspects: bool = True,
         over_quota: bool = True,
     ) -> Grant:
+        """Hand out the lanes that have been ready longest. Leases are not written down, only losses that it finds.
+
+        A due lane that still has a token is one whose lease has ended: it is taken back, and may be handed out by the
+        same call. Without `suspects`, or for a worker that holds one already, no suspect is handed out: if it kills
+        the worker again, it must be clear which request did it. A lane that gives nothing is put back into the heap at
+        the end, not at once, so that this call does not meet it again."""
         state, schedule = self._state, self._state.schedule
         if state.job != "running" or state.is_over():
             return Grant(job=state.job_state, news=state.news)
         now, news = self._clock.monotonic(), state.news
         if state.room() <= 0:
-            # All that may still be stored is in other hands: perhaps in dead ones.
+            # What max_pages still allows is leased. Holders may be dead, and no lane would come up to show it.
             state.lapse_lost(now)
         room = state.room()
         leases: list[Lease] = []
@@ -366,7 +430,7 @@ class EmbeddedFrontier:
                 try:
                     lease = self._lease(lane, min(batch, room), seconds, now, worker, suspect=not busy)
                 except FrontierError:
-                    # What was taken before would stay in nobody's hands until it expires.
+                    # Return the lanes that this call has leased already: the worker would never hear of them.
                     if leases:
                         break
                     for site in passed:
@@ -382,12 +446,12 @@ class EmbeddedFrontier:
                     break
         due_at = schedule.next_due() if room > 0 else state.next_expiry()
         for site in passed:
-            # Suspects that this worker may not have besides the one that it has: others may come for them.
+            # For other workers: for example suspects that this one may not have besides its own.
             schedule.wake(site)
         if state.new_lapses and not self._lock.locked():
             await self._keep_lost()
         elif state.new_lapses and (self._keeping is None or self._keeping.done()):
-            # Where many write, a wait for their turn could be longer than the leases last that are handed out here.
+            # A commit holds the lock, perhaps for longer than the leases last that this call returns: do not wait.
             self._keeping = asyncio.create_task(self._keep_lost())
         if state.news != news:
             self._tell()
@@ -397,6 +461,10 @@ class EmbeddedFrontier:
         return Grant(leases=tuple(leases), wait=wait, job=state.job_state, news=state.news)
 
     def _lease(self, lane: Lane, batch: int, seconds: float, now: float, worker: str, *, suspect: bool) -> Lease | None:
+        """Lease one lane; None if it has nothing for this worker.
+
+        The requests are read before the lane gets its token: if the journal cannot read them, they go back to the
+        queue and no trace of the lease remains."""
         state, site, schedule = self._state, lane.site, self._state.schedule
         if lane.token:
             state.expire(lane, now)
@@ -434,6 +502,7 @@ class EmbeddedFrontier:
         )
 
     def _load(self, site: Site, numbers: list[int]) -> list[Request]:
+        """The requests of a batch, with their tries and hints. They go back to the head if they cannot be read."""
         tries, hints = self._state.tries, self._state.hints
         try:
             requests = self._journal.load(numbers, self._state.visits)
@@ -456,6 +525,7 @@ class EmbeddedFrontier:
             await self._keep_lapses()
 
     async def _keep_lapses(self) -> None:
+        """Write the counted losses down, so that a request that kills the owner as well is still found (P10)."""
         try:
             await to_the_end(self._write(Change()))
         except FrontierError:
@@ -463,6 +533,7 @@ class EmbeddedFrontier:
             pass
 
     async def extend(self, leases: Sequence[Lease], *, seconds: float) -> list[Lease]:
+        """Renew leases that have not ended. A lease that has ended is not revived, even if its lane is still free."""
         now = self._clock.monotonic()
         ours = []
         for lease in leases:
@@ -483,7 +554,10 @@ class EmbeddedFrontier:
     async def settling(
         self, outcomes: Sequence[Outcome], *, notes: Sequence[SiteNote] = ()
     ) -> AsyncIterator[Settlement]:
-        """Check the tokens and hold the lanes: the caller may store records of what is accepted, then commits."""
+        """Check the tokens and pin the lanes. The caller writes the records of what is accepted, then commits.
+
+        The lock is held until the block ends: a slow sink delays other commits, not leases. If the block ends without
+        a commit, because a sink or the disk failed, the requests stay with their worker, which tries again."""
         async with self._lock:
             settlement = Settlement(self._state, outcomes, notes, write=self._settle)
             try:
@@ -493,6 +567,8 @@ class EmbeddedFrontier:
                 self._tell()
 
     async def _settle(self, settlement: Settlement) -> None:
+        # To its end, although the caller may be cancelled: a written change that is not applied would split memory from
+        # disk until the next start.
         await to_the_end(self._write_and_apply(settlement))
 
     async def _write_and_apply(self, settlement: Settlement) -> None:
@@ -512,7 +588,10 @@ class EmbeddedFrontier:
         self._tell()
 
     async def abandon(self, worker: str, *, blamed: Sequence[int] = ()) -> int:
-        """Take back at once what a dead worker held; `blamed` are the keys that it was handling. How many leases."""
+        """Take back the leases of a dead worker at once, and return how many it had.
+
+        Only the `blamed` keys, which its crash marker names, count as lost with it; the rest of its batches goes back
+        to the head without blame. The lanes rest for one delay: its last request may just have gone out."""
         state = self._state
         async with self._lock:
             now = self._clock.monotonic()
@@ -526,7 +605,9 @@ class EmbeddedFrontier:
         return len(lanes)
 
     async def blame(self, keys: Sequence[int]) -> None:
-        """Count one lost delivery against requests that a dead owner was handling when it died."""
+        """Count one loss against each of these requests: the previous owner died while it handled them.
+
+        Leases do not survive an owner, so the requests are queued, and are looked up by key in the journal."""
         state = self._state
         async with self._lock:
             for key in keys:
@@ -543,12 +624,13 @@ class EmbeddedFrontier:
         return self._state.job_state
 
     async def idle(self, grant: Grant) -> None:
-        # Where others wait, news is for the first of them: a thousand that ask at each one are a flood.
+        # News that came since the grant returns at once, unless others wait already: then it is for the first of them,
+        # or a thousand idle workers would ask at each one.
         if grant.news == self._state.news or (self._line and self._state.job_state == "running"):
             await self._line.wait(grant)
 
     def _tell(self) -> None:
-        """Something has changed: wake those whom it concerns."""
+        """Note that something has changed, and wake the workers that it concerns."""
         self._state.news += 1
         if self._state.job_state == "running":
             self._line.look()
@@ -567,7 +649,7 @@ class EmbeddedFrontier:
         return self._state.counts()
 
     async def steer(self, job: JobState) -> None:
-        """Pause, resume or stop the job; the wish outlives this process, but a stop ends with the run."""
+        """Pause, resume or stop the job. The state survives this process, except that a stop ends with the run."""
         async with self._lock:
             await to_the_end(self._keep_job(job))
         self._tell()
@@ -577,13 +659,13 @@ class EmbeddedFrontier:
         self._state.job = job
 
     async def limit(self, settings: Settings) -> None:
-        """Go on with these settings, of which only limits and delays are others than before."""
+        """Continue with these settings, which differ from the last ones in limits and delays only."""
         async with self._lock:
             self._state.limit(settings)
         self._tell()
 
     def lanes(self) -> RegionView:
-        """The lanes in which something waits or is leased."""
+        """Count the lanes in which requests wait or are leased."""
         return self._state.schedule.lanes(self._clock.monotonic())
 
     async def lookup(self, url: str, key_of: urls.KeyOf = urls.fingerprint) -> Mapping[str, Any] | None:
@@ -593,7 +675,7 @@ class EmbeddedFrontier:
         """All that is known of the URL with this key; None if it was never seen."""
         if key not in self._state.seen:
             return None
-        # There is no index to find it by, and the crawl goes on meanwhile.
+        # The file has no index on keys: a thread scans it, and the crawl continues.
         found = await asyncio.to_thread(self._journal.lookup, key)
         site = self._state.schedule.sites.get(found["site"]) if found is not None else None
         if found is None or site is None:
@@ -613,6 +695,7 @@ class EmbeddedFrontier:
         return self._state.every_site(cursor, limit)
 
     async def aclose(self) -> None:
+        """Write what has gathered since the last change, and close the journal. Leases are void from now on."""
         if self._keeping is not None:
             await asyncio.wait((self._keeping,))
         async with self._lock:

@@ -1,4 +1,15 @@
-"""The journal of the embedded frontier: what is written down of a change, and a journal in memory."""
+"""The journal of the embedded frontier: the changes it writes, the past it reads back, and a journal in memory.
+
+The journal is the only part of the embedded frontier that survives the process. Its contract has three rules:
+
+- A `Change` is written whole or not at all, and `write` returns when it is durable (P3, P7). On an error nothing of it
+  may be found later; the caller takes back what it had planned.
+- Changes are written one after another, in the order of the calls. A URL's number comes before its outcomes, and later
+  notes of a site replace earlier ones, so that reading from the start gives the state at the end.
+- What is not in a change is not needed to go on: leases, tokens, and the order of the heap. A start makes them anew.
+
+Rows have numbers that never change: a URL is a number, and `visits` name the row of an outcome whose `state` goes out
+with the URL's next lease. A journal over another store needs `write`, `load`, `lookup`, `close`, and a `Past`."""
 
 from __future__ import annotations
 
@@ -20,7 +31,9 @@ STATUS = {"done": DONE, "failed": FAILED, "retry": RETRY, "skipped": SKIPPED, "p
 
 @dataclass(slots=True)
 class Change:
-    """All that one call to the frontier changes; it is written whole or not at all."""
+    """All that one call to the frontier changes; it is written whole or not at all.
+
+    Times in it are epoch seconds: `monotonic` means nothing to the next process."""
 
     sites: list[tuple[int, str]] = field(default_factory=list)
     """New sites: number, name."""
@@ -28,19 +41,21 @@ class Change:
     """New URLs: number, request, number of the site, number of the page that linked here (0: a seed)."""
     outcomes: list[OutcomeRow] = field(default_factory=list)
     notes: dict[int, JournalSite] = field(default_factory=dict)
-    """Site number -> all that is to be remembered of it."""
+    """Site number -> everything known of it; replaces what was written before."""
     lapses: dict[int, int] = field(default_factory=dict)
+    """Number -> how many workers were lost while they held the URL; 0 once it has an outcome."""
     hints: dict[str, dict[int, float]] = field(default_factory=dict)
-    """Site -> key -> when a page that is known has changed, as somebody says; what comes of it is `hastened`."""
+    """Site -> key -> reported time of the last change of a known page. Not written: it becomes `hastened`."""
     hastened: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """Number -> when the page has changed, as somebody says, and when it is due because of that; epoch seconds."""
+    """Number -> reported time of the page's last change, and when its visit is due because of that."""
     marks: Mapping[str, int] | None = None
+    """Lengths of the output files, with which the records of these outcomes end. A start cuts off what lies beyond."""
     job: JobState | None = None
 
 
 @dataclass(slots=True)
 class OutcomeRow:
-    """What became of a URL, and when."""
+    """The outcome of one fetch of a URL; `again_at` is the time of its retry or revisit."""
 
     number: int
     status: int
@@ -53,10 +68,10 @@ class OutcomeRow:
 
 @dataclass(slots=True)
 class JournalSite:
-    """What is remembered of a site; times are epoch seconds."""
+    """What the journal stores of a site; times are epoch seconds."""
 
     delay: float
-    """What the site asked for; 0 if nothing."""
+    """The delay that the site asked for; 0 if none."""
     hold_until: float
     robots: dict[str, bytes]
     memo: dict[str, Any]
@@ -64,7 +79,9 @@ class JournalSite:
 
 
 class Past:
-    """What a journal remembers when it is opened; read once."""
+    """What a journal has stored when it is opened; `state.restore` reads it once.
+
+    `epoch` is larger at each opening than at all before: tokens start with it (P4)."""
 
     secret: bytes = b""
     epoch: int = 0
@@ -72,25 +89,27 @@ class Past:
     marks: Mapping[str, int] = {}
     lapses: Mapping[int, int] = {}
     dropped: Mapping[int, int] = {}
-    """Visits that were stored, by the number of the URL, and are not among the outcomes any more."""
+    """Number of a URL -> its stored visits whose outcomes were compacted away: `max_pages` still counts them."""
     hastened: Mapping[int, tuple[float, float]] = {}
-    """As in a change; of URLs that were not visited since. To be read after the outcomes."""
+    """As in a change, for URLs without a visit since. Read it after the outcomes."""
 
     def sites(self) -> Iterator[tuple[int, str, JournalSite | None]]:
-        """Number, name, and what was noted."""
+        """Number, name, and what is stored of the site."""
         yield from ()
 
     def outcomes(self) -> Iterator[tuple[int, int, int, float | None, int]]:
-        """Row, number of the URL, status, when it is due again, whether it left a state; in order of time."""
+        """Row, number of the URL, status, when it is due again, whether it left a state; oldest first."""
         yield from ()
 
     def urls(self) -> Iterator[tuple[int, int, int, int, int, int]]:
-        """Number, key, site, priority, depth and hops; in the order in which they were found."""
+        """Number, key, site, priority, depth and hops; in the order in which they were found. There may be millions."""
         yield from ()
 
 
 class NotAtHand(FrontierError):
-    """Requests that a journal has to read first, and not in the event loop; then the same lease succeeds."""
+    """Raised by `load` where reading could block the event loop, as on a network file system.
+
+    The caller reads these requests in a thread, and repeats the lease, which then finds them at hand."""
 
     def __init__(self, numbers: Sequence[int], visits: Mapping[int, int]) -> None:
         super().__init__("not read yet")
@@ -99,7 +118,10 @@ class NotAtHand(FrontierError):
 
 
 async def to_the_end(change: Coroutine[Any, Any, object]) -> None:
-    """Let a change be written and applied whole, though its caller be cancelled; the cancellation comes after it."""
+    """Run a change to its end even if the caller is cancelled; the cancellation is raised afterwards.
+
+    A change that is on disk and not in memory would make the owner hand out work that is done, so nothing may come
+    between its writing and its application."""
     task = asyncio.ensure_future(change)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -114,22 +136,25 @@ async def to_the_end(change: Coroutine[Any, Any, object]) -> None:
 
 
 class Journal(Protocol):
-    """Where changes go. `write` returns when they are durable."""
+    """Where changes go.
+
+    `write` is called by one caller at a time. `load` runs in the event loop, and must not wait for a disk or a
+    network: raise `NotAtHand` instead. `lookup` is called in a thread, while `write` may be under way."""
 
     async def write(self, change: Change) -> Sequence[int]:
-        """Keep a change; the row of each of its outcomes."""
+        """Write a change durably, and return the row of each of its outcomes; raise with nothing written."""
         ...
 
     def load(self, numbers: Sequence[int], visits: Mapping[int, int]) -> list[Request]:
-        """The requests of these numbers, with `state` of the outcome row that `visits` names."""
+        """The requests of these numbers, in this order, each with the `state` of the row that `visits` names."""
         ...
 
     def lookup(self, key: int) -> dict[str, Any] | None:
-        """The story of one URL; None if it is not known."""
+        """The history of one URL; None if it is not known."""
         ...
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Finish what is being written, and release the store."""
         ...
 
 
@@ -161,7 +186,7 @@ class MemoryJournal:
         return found
 
     def lookup(self, key: int) -> dict[str, Any] | None:
-        # A copy: it is looked at from another thread.
+        # A copy: this runs in another thread than `write`.
         for number, request in list(self._requests.items()):
             if request.key == key:
                 attempts = [row for row in self._outcomes if row.number == number]
@@ -182,7 +207,7 @@ class MemoryJournal:
 
 
 def standing(attempts: Sequence[Mapping[str, Any]], *, closed: str, is_parked: bool, now: float) -> dict[str, Any]:
-    """Where a URL stands by what was written down of it, on a site that is perhaps closed; `now` is epoch seconds."""
+    """The state of a URL by its stored outcomes, on a site that may be `closed`; `now` is epoch seconds."""
     if is_parked:
         return {"state": "parked"}
     tries = 0
@@ -202,7 +227,7 @@ def standing(attempts: Sequence[Mapping[str, Any]], *, closed: str, is_parked: b
 
 
 def site_view(name: str, row: JournalSite | None, *, settings: Settings, now: float) -> dict[str, Any]:
-    """A site by what was written down of it; what waits there, and who has it in hand, is not."""
+    """A site by what the journal stores of it: without its queue and its leases, which only the owner knows."""
     kept, own = row or JournalSite(0.0, 0.0, {}, {}, ""), settings.for_site(name)
     return {
         "site": name,

@@ -1,14 +1,30 @@
 """The schedule: sites, their lanes, and their queues, in memory.
 
+A lane is the right to fetch from a site, one request at a time. A site has one lane, or several that keep its rate
+together. Leases are on lanes, never on requests: the holder of a lane keeps the site's delay, and two workers cannot
+fetch from a one-lane site at once (P2, P5).
+
 A lane waits in a heap under the time when it is ready:
 
-    leased          the end of its lease + delay (an expired lease needs no sweeper: it just comes up)
+    leased          the end of its lease + delay (an expired lease needs no sweeper: it comes up by itself)
     free, queued    max(next allowed, the site's hold)
     free, delayed   max(next allowed, the site's hold, the earliest due time)
     nothing to do   not in the heap
 
-Lanes of sites that have had their share of the fetches wait in a second heap, which is looked into when the first one
-has nobody that is ready (see `share`)."""
+Entries are not moved or deleted when a lane changes; `heapq` cannot do either cheaply. `Lane.heap_at` names the one
+entry that is valid. A lane that is ready earlier gets a second entry at once (`wake`); one that is ready later keeps
+its entry until that reaches the top, where `_first` compares it with `_ready_at` and enters it again. So the valid
+entry of a lane is never later than the lane is ready, and renewing a lease pushes nothing.
+
+A lease that ends is found at its end + delay, not at its end: its holder may have sent a request in the last moment,
+and nobody knows. While a lane is being settled (`settling`), it is never ready.
+
+Lanes of sites that have had their share of the fetches wait in a second heap, which is read only when no lane of the
+first one is ready (see `share`).
+
+The requests of a batch are in no queue while they are leased: they are in `Lane.batch`, and go back to the head of the
+queue when the lane is freed. The counters `queued`, `delayed` and `leased` move with them, and `finished` depends on
+their sum (P6). A request that was lost twice with its worker is kept apart in `suspects`, and goes out alone (P10)."""
 
 from __future__ import annotations
 
@@ -28,7 +44,9 @@ from gossamer.settings import Settings
 
 
 class Level:
-    """Requests of one rank: 8 bytes each."""
+    """Requests of one rank, 8 bytes each: a job may have tens of millions.
+
+    `head` is the place of the first one that is left; what lies before it is cut off now and then."""
 
     __slots__ = ("head", "ids")
 
@@ -43,6 +61,7 @@ class Level:
         return iter(self.ids[self.head :])
 
     def pop(self, strategy: str) -> int:
+        """Take the newest (`dfs`), any (`random`), or the oldest request."""
         if strategy == "dfs":
             return self.ids.pop()
         if strategy == "random":
@@ -57,7 +76,10 @@ class Level:
 
 
 class Queue:
-    """A site's requests in the order in which they are to be fetched."""
+    """A site's requests in the order in which they are to be fetched.
+
+    `front` is a stack of those that go before all others: redirects, and requests of returned batches. `levels` has
+    the others by rank, and `ranks` the ranks in order."""
 
     __slots__ = ("front", "levels", "ranks", "size")
 
@@ -96,7 +118,7 @@ class Queue:
         return found
 
     def discard(self, number: int) -> bool:
-        """Take one request out, wherever it stands: slow, for the rare case. Whether it was there."""
+        """Take one request out, and return whether it was there. Slow: it searches the whole queue."""
         if number in self.front:
             self.front.remove(number)
             self.size -= 1
@@ -125,7 +147,11 @@ _SOON_SECONDS = 60.0
 
 
 class Lane:
-    """What a worker leases: one fetch at a time from one site."""
+    """What a worker leases: the right to fetch from one site, one request at a time.
+
+    `token` is 0 while the lane is free; `last_token` is that of the last batch that was settled to its end, by which
+    a repeated commit is recognized. `batch` maps keys to numbers of what is leased. `next_at` is when the site's delay
+    allows the next request; it only grows. `settling` counts the commits that hold the lane right now."""
 
     __slots__ = (
         "batch",
@@ -156,12 +182,16 @@ class Lane:
         self.over_quota = False
         self.suspect = False
         self.excused = False
-        """Whether its holder is known to be alive, though the lease may expire: no request is to blame for that."""
+        """Whether its holder is known to be alive: a lease that ends anyway does not count against its requests."""
         self.worker = ""
 
 
 class Site:
-    """All that is known of a site."""
+    """All that is known of a site.
+
+    `delay` is the larger of the setting and what the site asked for (`asked_delay`). `hold_until` bars all lanes at
+    once, after a 429 for example. `delayed` is a heap of retries and revisits by time. A site with `closed`, the
+    reason, hands out nothing more. Its budget counts what was stored and what is leased."""
 
     __slots__ = (
         "asked_delay",
@@ -202,12 +232,15 @@ class Site:
         self.closed = ""
 
     def room(self) -> int:
-        """How many more requests the budget lets out now."""
+        """How many more requests the site's budget allows to lease now."""
         return 1 << 62 if self.budget is None else self.budget - self.stored - self.leased
 
 
 class Schedule:
-    """Which lane may be leased when. Every method takes the time; none waits."""
+    """Which lane may be leased when. Every method is passed the time; none waits, reads or writes anything.
+
+    `lapses` counts how often a request was lost with its worker, `revisits` has the last status of each page that is
+    delayed until its next visit. `State` decides what is lost; this class keeps requests in the right queue."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -221,7 +254,8 @@ class Schedule:
         self._over_quota: list[tuple[float, int, Lane]] = []
         self._turn = 0
         self.order: Iterator[int] = count(-(1 << 60))
-        """Breaks ties. Several schedules may share one that begins at 0: what they had before stays unlike."""
+        """Breaks ties in the heap, in the order of entry. Schedules may share one that begins at 0: what they entered
+        before has negative numbers."""
         self._first_again = count(-(1 << 62))
 
     def site(self, name: str, number: int, *, ready_at: float = 0.0) -> Site:
@@ -233,7 +267,9 @@ class Schedule:
         return site
 
     def open_lanes(self, site: Site, now: float) -> None:
-        """Let a site have all its lanes: for when its robots.txt is known, or not asked for."""
+        """Give a site all its lanes, once its robots.txt is known or not needed.
+
+        Their first times are one delay apart: lanes that start together would send their requests in bursts."""
         while len(site.lanes) < site.lanes_allowed:
             site.lanes.append(Lane(site, len(site.lanes), now + site.delay * len(site.lanes)))
 
@@ -253,7 +289,7 @@ class Schedule:
         self.wake(site)
 
     def withdraw(self, site: Site, number: int) -> bool:
-        """Take a request out of all that waits on a site; whether it did."""
+        """Take a request out of a site's queue, suspects, or delayed requests; whether it was there."""
         if site.queue.discard(number):
             self.queued -= 1
             return True
@@ -272,13 +308,13 @@ class Schedule:
         return True
 
     def hasten(self, site: Site, due: Mapping[int, float]) -> None:
-        """Bring requests forward that wait for their time; those that do not wait any more, or go sooner, stay."""
+        """Bring delayed requests forward; those that are due sooner, or not delayed any more, stay as they are."""
         site.delayed = [(min(at, due.get(number, at)), number) for at, number in site.delayed]
         heapq.heapify(site.delayed)
         self.wake(site)
 
     def wake(self, site: Site) -> None:
-        """Put the site's lanes into the heap, or move them forward in it."""
+        """Enter the site's lanes into the heap, or enter them again where they are ready earlier than entered."""
         for lane in site.lanes:
             ready_at = self._ready_at(lane)
             if ready_at is not None and (lane.heap_at is None or ready_at < lane.heap_at):
@@ -287,11 +323,12 @@ class Schedule:
     def _enter(self, lane: Lane, ready_at: float, order: int | None = None) -> None:
         lane.heap_at = ready_at
         order = next(self.order) if order is None else order
-        # A lease that ends must be noticed in any case.
+        # A held lane never waits in the second heap: the end of its lease must be noticed in any case.
         lane.over_quota = not lane.token and not self.share.left(lane.site.name)
         heapq.heappush(self._over_quota if lane.over_quota else self._heap, (ready_at, order, lane))
 
     def _ready_at(self, lane: Lane) -> float | None:
+        """When a lane is ready, by the table of this module; None if there is nothing to do for it."""
         site = lane.site
         if lane.token:
             return NEVER if lane.settling else lane.expires_at + self.lane_delay(site)
@@ -302,7 +339,7 @@ class Schedule:
         return None
 
     def lanes(self, now: float) -> RegionView:
-        """The lanes in which something waits or is leased: it walks over all sites."""
+        """Count the lanes in which requests wait or are leased. It walks over all sites."""
         ready = later = soon = 0
         due_in: float | None = None
         for site in self.sites.values():
@@ -323,9 +360,10 @@ class Schedule:
         return site.delay * len(site.lanes)
 
     def due(self, now: float, *, over_quota: bool = True) -> Iterator[Lane]:
-        """The lanes that are ready now, each out of its heap once given: those that have waited longest first.
+        """The lanes that are ready now, longest waiting first. Each is out of its heap: lease it, or `wake` its site.
 
-        Sites that have had their share come last, or not at all; `Lane.over_quota` says which they are."""
+        A lane with a token is one whose lease has ended. Sites that have had their share come last, or not at all;
+        `Lane.over_quota` marks their lanes."""
         self._come_back()
         while (first := self._first(self._heap)) is not None and first[0] <= now:
             heapq.heappop(self._heap)
@@ -341,12 +379,12 @@ class Schedule:
             yield first[1]
 
     def dispatch(self, site: Site, count: int) -> None:
-        """So many requests of a site are handed out."""
+        """Count requests that are handed out against the site's share."""
         self.share.count(site.name, count)
         self._come_back()
 
     def _come_back(self) -> None:
-        """When the window has moved on, those who waited for that are like the others again."""
+        """When the window of the shares moves, enter the lanes of the second heap again: they may have room."""
         if self._turn != self.share.turns:
             self._turn = self.share.turns
             waiting = {id(lane): lane for at, _, lane in self._over_quota if lane.heap_at == at}
@@ -356,7 +394,7 @@ class Schedule:
                 self._enter(lane, lane.heap_at)
 
     def next_due(self) -> float | None:
-        """When the next lane is ready; None if only news can change that."""
+        """When the next lane is ready; None if none will be before something changes."""
         first = self.next_turn()
         return None if first is None else first[0]
 
@@ -369,11 +407,11 @@ class Schedule:
         return None if first[0] == NEVER else first
 
     def has_due_revisits(self, now: float) -> bool:
-        """Whether a site has requests whose time has come, though it be held: for when nothing but revisits waits."""
+        """Whether any site has a delayed request that is due, even if the site is on hold."""
         return any(site.delayed and site.delayed[0][0] <= now for site in self.sites.values())
 
     def _first(self, heap: list[tuple[float, int, Lane]]) -> tuple[float, Lane] | None:
-        """The top of a heap; lanes that are ready later than they were entered for sink down on the way."""
+        """The first entry of a heap that is valid and true: invalid ones are dropped, late ones enter again."""
         while heap:
             entered_at, _, lane = heap[0]
             valid = lane.heap_at == entered_at and lane.over_quota == (heap is self._over_quota)
@@ -388,7 +426,9 @@ class Schedule:
         return None
 
     def take(self, site: Site, count: int, now: float, *, suspect: bool) -> list[int]:
-        """Up to `count` due requests out of the site's queue; a suspect goes alone."""
+        """Take up to `count` due requests out of the site's queue.
+
+        With `suspect`, a site that has suspects gives one of them, alone. Without, its other requests go out."""
         due = []
         while site.delayed and site.delayed[0][0] <= now:
             _, number = heapq.heappop(site.delayed)
@@ -406,7 +446,9 @@ class Schedule:
         return taken
 
     def give_back(self, site: Site, numbers: Collection[int], *, first: bool = False) -> None:
-        """Undo `take`. Of those that have been ready as long, its lane is then the last, or the `first` again."""
+        """Undo `take` for requests that could not be read. Among equals the lane is then the last, or the `first`.
+
+        The first: the same lease is repeated in a moment. The last: a lane that fails must not block the others."""
         self._put_back(site, numbers)
         self.queued += len(numbers)
         for lane in site.lanes:
@@ -434,7 +476,7 @@ class Schedule:
         return number
 
     def free(self, lane: Lane, now: float) -> None:
-        """Make a lane ready again, one delay from now; what is left of its batch goes back to the head."""
+        """End a lane's lease: it is ready one delay from now, and the rest of its batch at the head of the queue."""
         site = lane.site
         if lane.batch:
             site.leased -= len(lane.batch)
@@ -452,7 +494,7 @@ class Schedule:
         site.suspects.extend(number for number in numbers if self.lapses.get(number, 0) >= 2)
 
     def close(self, site: Site, reason: str) -> int:
-        """Give up all that waits on a site; how many requests that were. What is done stays done."""
+        """Drop all that waits on a site, but not what is leased; how many requests, revisits not counted."""
         dropped = site.queue.clear() + len(site.suspects)
         site.suspects.clear()
         self.queued -= dropped

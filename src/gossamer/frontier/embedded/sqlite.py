@@ -1,4 +1,23 @@
-"""The journal in a SQLite file: writer, compaction, and the lock of its owner."""
+"""The journal in a SQLite file: writer, compaction, and the lock of its owner.
+
+The file has one owner process, which locks `frontier.db-owner` for its lifetime (`claim`). The kernel drops the lock
+however the process ends, so there is no stale lock to clean up. The lock's file stays when the job is removed: if it
+were deleted, two processes could each lock a file of that name. On a network file system, where neither this lock nor
+SQLite's own is safe, the job is refused.
+
+Each change is one transaction in write-ahead-log mode with `synchronous=FULL`: SQLite syncs the log before COMMIT
+returns. So what `write` has acknowledged survives a kill and a power cut (P7), and a change that was cut short is not
+there at all (P3). Writing happens in one thread, in the order of the calls; reading a batch happens in the event loop,
+over a connection of its own, which a writer does not block in this mode.
+
+Failure cases. A full disk, an I/O error or a lock that SQLite reports becomes `Unavailable` after a rollback: the
+caller waits and tries the same change again. Anything else is a `SchemaMismatch`, and the file is left as it is. A file
+that is not a whole frontier of this version is refused, and never replaced by a new one. A new file gets its name only
+when it is complete, by a rename.
+
+Outcomes are appended and never changed, so a continuous crawl would grow without end. `Compaction` deletes old visits,
+a few with each change, in the same transaction. There is no index on keys and none on sites: both live in memory, and
+a start reads the tables from end to end."""
 
 from __future__ import annotations
 
@@ -28,11 +47,11 @@ from gossamer.model import JobState, Request
 from gossamer.settings import Settings
 
 VISITS_KEPT = 3
-"""Of each URL, for people to read; a crawl needs the last one."""
+"""Visits of each URL that compaction keeps, for people to read; a crawl needs the last one only."""
 _SPARE = 10_000
 _FOUND_AT_ONCE = 200_000
 _STEP = 1_000
-# Tries since the last visit are counted when the file is opened, so they stay whatever their number.
+# Tries since the last visit stay, whatever their number: a start counts them.
 _DEAD = f"""
 SELECT row, url, status IN (1, 2) FROM (
     SELECT row, url, status, row_number() OVER (PARTITION BY url ORDER BY row DESC) AS back,
@@ -44,10 +63,14 @@ _COUNT = "INSERT INTO dropped VALUES (?, ?) ON CONFLICT (url) DO UPDATE SET stor
 
 
 class Compaction:
-    """Drops rows of outcomes, some with each change that is written, once they are many more than are needed.
+    """Deletes old outcomes once there are many more than a crawl needs, some with each change.
 
-    A thread of its own looks for them. Each is dropped in the transaction that counts it, so a kill leaves a whole
-    file; and what gets free in the file is used again, so that it stays about as long as it is."""
+    A thread searches for them over a connection of its own, which `close` interrupts. Stored visits that are deleted
+    are counted in `dropped` by the same transaction, since `max_pages` goes by that number: a kill at any point leaves
+    a file that counts right. SQLite uses the freed pages again, so the file stops growing but does not shrink.
+
+    A row that the search has found stays dead whatever is written meanwhile: newer visits only make it older. A failed
+    transaction keeps its rows in `_dead` for the next one."""
 
     def __init__(self, path: Path, rows: int, urls: int, *, spare: int = _SPARE) -> None:
         self._path = path
@@ -62,23 +85,23 @@ class Compaction:
         self._guard = threading.Lock()
 
     def take(self) -> Sequence[tuple[int, int, int]]:
-        """Rows to drop with the next change: row, number of the URL, whether its page was stored."""
+        """Rows to delete with the next change: row, number of the URL, whether its page was stored."""
         if self._search is not None and self._search.done():
             search, self._search = self._search, None
             with suppress(sqlite3.Error):
-                # Those that go first stand last.
+                # The oldest last: they are cut off the end.
                 self._dead = search.result()[::-1]
             self._look_at = self._rows - len(self._dead) + max(self._spare, self._rows // 4)
         return self._dead[-_STEP:]
 
     def drop(self, writer: sqlite3.Connection, rows: Sequence[tuple[int, int, int]]) -> None:
-        """Drop them, in the writer's transaction."""
+        """Delete these rows and count their stored visits, within the writer's transaction."""
         writer.executemany("DELETE FROM outcomes WHERE row = ?", ((row,) for row, _, _ in rows))
         stored = Counter(url for _, url, is_stored in rows if is_stored)
         writer.executemany(_COUNT, stored.items())
 
     def written(self, *, last: int, outcomes: int, urls: int, dropped: int) -> None:
-        """A change is in the file; `last` is its last row."""
+        """Note a committed change whose last row is `last`, and start a search if it is time for one."""
         if dropped:
             del self._dead[-dropped:]
         self._rows += outcomes - dropped
@@ -100,7 +123,7 @@ class Compaction:
             connection.close()
 
     def close(self) -> None:
-        """Look no further."""
+        """End the search, and wait for its thread."""
         with self._guard:
             if self._connection is not None:
                 self._connection.interrupt()
@@ -114,7 +137,7 @@ _NETWORK_FILESYSTEMS = frozenset(
 
 
 def holder(path: Path) -> str:
-    """Who owns the frontier file, as `pid N`; empty if nobody does."""
+    """The owner of a frontier file, as `pid N`; empty if there is none."""
     try:
         lock = claim(path)
     except Held:
@@ -135,7 +158,10 @@ def _read_holder(path: Path) -> str:
 
 
 def claim(path: Path) -> int:
-    """Lock the file against other owners. The lock ends with this process, however it ends."""
+    """Lock the file against other owners, and return the lock's descriptor; Held if it has one.
+
+    The lock ends with this process, however it ends. The process id in the lock's file is for people only: the lock
+    decides, not the text."""
     import fcntl
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -156,7 +182,7 @@ def claim(path: Path) -> int:
 
 
 def refuse_network_folder(folder: Path, *, mounts: Path = Path("/proc/mounts")) -> None:
-    """SQLite's files are not safe on network file systems: say so instead of corrupting them some day."""
+    """Refuse a folder on a network file system, where SQLite's locks and shared memory do not work."""
     kind = _filesystem(folder, mounts)
     if kind in _NETWORK_FILESYSTEMS:
         raise FrontierError(
@@ -193,7 +219,9 @@ _decode = msgspec.json.Decoder().decode
 
 
 def open_sqlite(path: Path, settings: Settings, *, clock: Clock) -> EmbeddedFrontier:
-    """The frontier in this file, made if it is not there. It is ours alone until it is closed."""
+    """The frontier in this file, made if it is not there. This process owns it until it is closed.
+
+    The lock comes first: nothing of the file is read or made before it is certain that nobody else does."""
     with ExitStack() as undo:
         try:
             lock = claim(path)
@@ -211,7 +239,9 @@ def open_sqlite(path: Path, settings: Settings, *, clock: Clock) -> EmbeddedFron
 
 
 class SqliteJournal:
-    """Changes in a SQLite file. Reads happen here, writes in a thread of their own that waits for the disk."""
+    """A journal in a SQLite file. Reads happen in the event loop, writes in a thread that waits for the disk.
+
+    The numbers of outcome rows are counted here and not by SQLite: the caller needs them to name the last visits."""
 
     def __init__(self, path: Path, lock: int) -> None:
         self._path = path
@@ -224,7 +254,7 @@ class SqliteJournal:
         self._reader = self._connect()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gossamer-journal")
         for statement in re.findall(r"CREATE TABLE IF NOT EXISTS .*", _schema()):
-            # A file of an earlier version has them not.
+            # Files of earlier versions lack some tables.
             self._writer.execute(statement)
         self._rows, rows = self._reader.execute("SELECT coalesce(max(row), 0), count(*) FROM outcomes").fetchone()
         (urls,) = self._reader.execute("SELECT coalesce(max(number), 0) FROM urls").fetchone()
@@ -232,6 +262,7 @@ class SqliteJournal:
         self._hinted = {number for (number,) in self._reader.execute("SELECT url FROM hints")}
 
     def _connect(self) -> sqlite3.Connection:
+        """A connection in write-ahead-log mode, so that readers and the writer do not block each other."""
         connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
         connection.execute("PRAGMA journal_mode=WAL")
         # FULL: what `write` has acknowledged survives a power cut, not only a kill.
@@ -244,6 +275,7 @@ class SqliteJournal:
         return _SqlitePast(self._reader, self._writer)
 
     async def write(self, change: Change) -> Sequence[int]:
+        """Write in the journal's thread. The rows of a failed change are given to the next one."""
         first = self._rows + 1
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._thread, self._write, change, first)
@@ -251,6 +283,10 @@ class SqliteJournal:
         return range(first, first + len(change.outcomes))
 
     def _write(self, change: Change, first: int) -> None:
+        """Write a change in one transaction; runs in the writer's thread.
+
+        Sites come before URLs, and hints that a visit has used are deleted before new ones are inserted. What is
+        remembered here (`_hinted`, the compaction's counts) changes only after COMMIT."""
         run = self._writer.execute
         dead = self._compaction.take()
         used = [(row.number,) for row in change.outcomes if row.number in self._hinted]
@@ -283,7 +319,7 @@ class SqliteJournal:
                 self._compaction.drop(self._writer, dead)
             run("COMMIT")
         except BaseException as error:
-            # Also when a value cannot be encoded: a transaction left open would refuse all that come after it.
+            # Also when a value cannot be encoded: a transaction that stays open would block all later ones.
             if self._writer.in_transaction:
                 run("ROLLBACK")
             if isinstance(error, sqlite3.Error):
@@ -301,6 +337,7 @@ class SqliteJournal:
             raise translated(error, self._path) from error
 
     def _load(self, numbers: Sequence[int], visits: Mapping[int, int]) -> list[Request]:
+        """Read a batch in the order of `numbers`: one query for the requests, and one for each state of a visit."""
         marks = ",".join("?" * len(numbers))
         rows = self._reader.execute(_LOAD.replace("MARKS", marks), numbers)
         found: dict[int, Request] = {}
@@ -336,7 +373,7 @@ class SqliteJournal:
         return _decode(row[0]) if row and row[0] else None
 
     def lookup(self, key: int) -> dict[str, Any] | None:
-        # A connection of its own: going through the whole table must not stand in the way of leases.
+        # A connection of its own: a scan of the whole table must not delay leases.
         connection = sqlite3.connect(f"{self._path.absolute().as_uri()}?mode=ro", uri=True)
         try:
             return story(connection, key)
@@ -346,6 +383,7 @@ class SqliteJournal:
             connection.close()
 
     def close(self) -> None:
+        """Finish the write under way, then release the lock: the next owner must not meet a writer."""
         self._thread.shutdown(wait=True)
         self._compaction.close()
         self._reader.close()
@@ -354,7 +392,7 @@ class SqliteJournal:
 
 
 def _create(path: Path) -> None:
-    """Make an empty frontier. It gets its name last, so that a kill on the way leaves no half one to be refused."""
+    """Make an empty frontier. It gets its name last: a kill on the way leaves no half file, which would be refused."""
     temporary = path.with_name(path.name + "-new")
     for leftover in (temporary, temporary.with_name(temporary.name + "-journal")):
         leftover.unlink(missing_ok=True)
@@ -414,6 +452,9 @@ def _outcome_rows(change: Change, first: int) -> Iterator[tuple[Any, ...]]:
 
 
 class _SqlitePast(Past):
+    """What the file has stored. Making it raises the epoch in the file: no token is given out before that is
+    durable."""
+
     def __init__(self, reader: sqlite3.Connection, writer: sqlite3.Connection) -> None:
         self._reader = reader
         meta = dict(reader.execute("SELECT name, value FROM meta").fetchall())
@@ -445,7 +486,9 @@ class _SqlitePast(Past):
 
 
 def check_format(path: Path) -> None:
-    """Refuse a file that is not a frontier of this version; it is never made anew."""
+    """Refuse a file that is not a whole frontier of this version; it is never overwritten.
+
+    Files of up to 64 MB are checked for damage; larger ones would delay the start."""
     with path.open("rb") as file:
         head = file.read(100)
     keep = "it was left as it is; move it away, or choose another --job"
@@ -453,7 +496,7 @@ def check_format(path: Path) -> None:
         what = "is empty" if not head else "is not a Gossamer frontier"
         raise SchemaMismatch(f"{path} {what}", hint=keep)
     log = path.with_name(path.name + "-wal")
-    # Without a log to read, SQLite need not leave files of its own beside one that is perhaps not ours.
+    # Without a log to read, do not let SQLite create files beside one that may not be ours.
     how = "mode=ro" if log.exists() and log.stat().st_size else "immutable=1"
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True)
     try:

@@ -1,4 +1,9 @@
-"""Reads a frontier file that no process owns."""
+"""Reads a frontier file without owning it.
+
+For commands that ask about a job at rest, and for the service. Nothing is locked, restored or written, so reading never
+stands in an owner's way; where no write-ahead log has to be read, the file is opened as immutable and SQLite creates no
+files beside it. Only what is committed can be read: leases and the state of the queues are known to a running owner
+alone, which answers over its socket (`engine/coordinator.py`)."""
 
 from __future__ import annotations
 
@@ -28,7 +33,7 @@ decode_memo = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class SqliteLook:
-    """A file that nobody owns at this moment, or that somebody else does: it is only read, and nothing is restored."""
+    """Looks up URLs and sites in a frontier file, as its owner would, as far as the answers are stored."""
 
     def __init__(self, path: Path, settings: Settings, *, clock: Clock) -> None:
         self._path = path
@@ -42,8 +47,9 @@ class SqliteLook:
         return await asyncio.to_thread(self._read, self._site, name)
 
     def _read(self, work: Any, text: str) -> Any:
+        """Run `work` over a connection that is opened for it: an owner may replace or remove the file at any time."""
         log = self._path.with_name(self._path.name + "-wal")
-        # Without a log to read, SQLite need not leave files of its own there.
+        # Without a log to read, do not let SQLite create files there.
         how = "mode=ro" if log.exists() and log.stat().st_size else "immutable=1"
         try:
             connection = sqlite3.connect(f"{self._path.absolute().as_uri()}?{how}", uri=True)
@@ -80,16 +86,16 @@ class SqliteLook:
 
 
 def stored_pages(connection: sqlite3.Connection) -> int:
-    """How many pages the job has stored, those of visits that were dropped since among them."""
+    """Number of pages that the job has stored, including visits that were compacted away."""
     found: int = connection.execute("SELECT count(*) FROM outcomes WHERE status IN (1, 2)").fetchone()[0]
     with suppress(sqlite3.OperationalError):
-        # A file of an earlier version has dropped none.
+        # Files of earlier versions have no such table.
         found += connection.execute("SELECT coalesce(sum(stored), 0) FROM dropped").fetchone()[0]
     return found
 
 
 def story(connection: sqlite3.Connection, key: int) -> dict[str, Any] | None:
-    """All that is written down of one URL; None if it is not there."""
+    """The stored history of one URL; None if it is not there."""
     row = connection.execute(
         "SELECT u.number, u.url, s.name, u.depth, u.priority, p.url, u.extra FROM urls u"
         " JOIN sites s ON s.number = u.site LEFT JOIN urls p ON p.number = u.parent WHERE u.key = ?",
@@ -117,6 +123,7 @@ def story(connection: sqlite3.Connection, key: int) -> dict[str, Any] | None:
 
 
 def translated(error: sqlite3.Error, path: Path) -> FrontierError:
+    """The error of this project for one of SQLite: worth waiting for, or the end of the run."""
     code = getattr(error, "sqlite_errorname", "")
     if code.startswith(
         ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_READONLY", "SQLITE_CANTOPEN")
@@ -130,7 +137,7 @@ _DONE, _FAILED, _SKIPPED = 1, 2, 4
 
 
 class SqliteCounts:
-    """The figures of one file. They are what is written down: what was queued in memory only is not there to count."""
+    """Counts and sites of one file, read once and kept until the file changes. Leased requests count as queued."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -141,11 +148,11 @@ class SqliteCounts:
 
     @property
     def is_old(self) -> bool:
-        """Whether the file has changed since this was made."""
+        """Whether the file has changed since this object was made."""
         return _stamp(self._path) != self._stamp
 
     def counts(self, settings: Settings) -> Counts:
-        """The counts, but for what is kept of sites and of time only by a running crawl."""
+        """The counts, without what only a running owner knows: leased requests, and sites that are ready or on hold."""
         with self._lock:
             if self._counts is None:
                 self._counts = self._read(_count)
@@ -164,7 +171,7 @@ class SqliteCounts:
         return [_with_delay(site, settings) for site in found[:limit]]
 
     def every_site(self, cursor: str, limit: int, settings: Settings) -> tuple[list[Mapping[str, Any]], str]:
-        """Sites by their numbers, and where to go on; what waits on them would take a look at every URL."""
+        """Sites by their numbers, and the cursor for the next call. Queues are not counted: that reads every URL."""
         rows = self._read(lambda connection: _some_sites(connection, int(cursor or 0), limit))
         found = [_with_delay(site, settings) for _, site in rows]
         return found, str(rows[-1][0]) if len(rows) == limit else ""
@@ -183,11 +190,12 @@ class SqliteCounts:
 
 
 def survey(path: Path) -> SqliteCounts:
-    """Look at a file; nothing is read before somebody asks."""
+    """The counts of a file, read when they are first asked for."""
     return SqliteCounts(path)
 
 
 def _stamp(path: Path) -> tuple[float, ...]:
+    """Time and size of the file and of its log: a commit changes one of them."""
     found: list[float] = []
     for one in (path, path.with_name(path.name + "-wal")):
         try:
@@ -199,10 +207,11 @@ def _stamp(path: Path) -> tuple[float, ...]:
 
 
 def _count(connection: sqlite3.Connection) -> Counts:
+    """Counts by the last final outcome of each URL. What has none is queued, unless its site is closed."""
     known = _number(connection, "SELECT max(number) FROM urls")
     sites = _number(connection, "SELECT max(number) FROM sites")
     stored = stored_pages(connection)
-    # The last final word on each URL.
+    # The last final outcome of each URL.
     rows = connection.execute(
         "SELECT status, count(*) FROM (SELECT status, max(row) FROM outcomes WHERE status IN (1, 2, 4) GROUP BY url)"
         " GROUP BY status"

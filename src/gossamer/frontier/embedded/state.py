@@ -1,4 +1,19 @@
-"""All that the embedded frontier knows, in memory, and how it is rebuilt from the journal at start."""
+"""All that the embedded frontier knows, in memory, and how it is rebuilt from the journal at start.
+
+`State` adds to the schedule what is not a matter of time: which keys are known, what is leased under which token, what
+was lost with its worker, and when the job is over. It writes nothing and never waits. `frontier` changes it only after
+the journal has written the change, with two exceptions that it can take back or make up for:
+
+- Keys enter the seen set when a change is planned, before it is written: two pages in one commit may have the same
+  link. `unwritten` has them meanwhile, so that `unknown` still reports them as new; `forget` removes them if the write
+  fails. If they were reported as known in between, workers would never send these links again (P1, P3).
+- Losses are counted when they are seen, and gather in `new_lapses` until the next write. If the owner dies before, the
+  requests have one loss less, no more.
+
+`restore` reads the sites first, then all outcomes, then all URLs, in one pass each: the last outcome of a URL decides
+whether it is done, or when it comes again, and a URL without one is queued. Leases are not stored, so what was leased
+is queued again (P9), and every site waits one delay, since a request may just have gone out (P5). Times in the journal
+are epoch seconds; a wall clock that was set back must not make a hold endless, so holds are capped."""
 
 from __future__ import annotations
 
@@ -20,7 +35,7 @@ NO_LIMIT = 1 << 62
 
 
 class State:
-    """The memory of one job. It reads the clock and writes nothing down: that is done before anything here changes."""
+    """The memory of one job. It reads the clock, and writes nothing: the journal does, before anything changes here."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self.settings = settings
@@ -29,15 +44,15 @@ class State:
         self.population = Population()
         self.seen: set[int] = set()
         self.unwritten: set[int] = set()
-        """Those of the seen ones that a change brought which is not written down yet."""
+        """The seen keys of changes that are not written yet."""
         self.held: dict[int, Lane] = {}
-        """Token -> the lane that it holds."""
+        """Token -> the lane that it holds. A token that is not here is stale (P4)."""
         self.held_suspects: dict[int, Lane] = {}
         self.tries: dict[int, int] = {}
         self.visits: dict[int, int] = {}
-        """URL -> the outcome whose `state` goes out with its next lease."""
+        """Number -> the row of the outcome whose `state` goes out with the URL's next lease."""
         self.hints: dict[int, float] = {}
-        """URL -> what brought its next visit forward."""
+        """Number -> the reported time of change that brought the URL's next visit forward."""
         self.new_sites: list[Site] = []
         self.new_lapses: dict[int, int] = {}
         self.job: JobState = "running"
@@ -48,7 +63,7 @@ class State:
         self._totals = {kept.DONE: 0, kept.FAILED: 0, kept.SKIPPED: 0, kept.PARKED: 0}
 
     def count(self, status: int, by: int = 1) -> None:
-        """So many more URLs have come to this end; other statuses are no end."""
+        """Count URLs that reached this final status; a retry is none."""
         if status in self._totals:
             self._totals[status] += by
 
@@ -64,18 +79,20 @@ class State:
         return site
 
     def slow_down(self, site: Site, asked_delay: float) -> None:
-        """Heed what the site asked for, if that is more than our own delay."""
+        """Apply the delay that the site asks for, if it is longer than our own."""
         site.asked_delay = asked_delay
         site.delay = max(self.settings.for_site(site.name).delay or 0.0, asked_delay)
 
     def limit(self, settings: Settings) -> None:
-        """Heed other limits and delays from now on; leases that are out keep the delay that they were given."""
+        """Apply other limits and delays from now on; leases that are out keep the delay they were given."""
         self.settings = self.schedule.settings = settings
         for site in self.schedule.sites.values():
             self.slow_down(site, site.asked_delay)
 
     def plan_urls(self, change: Change, requests: Sequence[Request], parent: int) -> None:
-        """Number the requests that are new, and put them into the change; `forget` takes that back."""
+        """Number the requests that are new, and put them into the change; `forget` undoes that.
+
+        A known request may carry a hint that its page has changed, which the change takes along."""
         for request in requests:
             if request.key not in self.seen:
                 self.seen.add(request.key)
@@ -90,13 +107,13 @@ class State:
         return (keys - self.seen) | (keys & self.unwritten)
 
     def forget(self, change: Change) -> None:
-        """The change did not come about."""
+        """Undo `plan_urls`: the change was not written. Its numbers are not used again."""
         keys = {request.key for _, request, _, _ in change.urls}
         self.seen -= keys
         self.unwritten -= keys
 
     def enqueue(self, change: Change) -> None:
-        """Queue the new URLs of a change that is written down."""
+        """Queue the new URLs of a change that is on disk. On a closed site they end at once."""
         strategy = self.settings.strategy
         for number, request, _, _ in change.urls:
             self.unwritten.discard(request.key)
@@ -107,11 +124,14 @@ class State:
             rank = policy.rank(strategy, priority=request.priority, depth=request.depth, hops=request.hops)
             self.schedule.push(site, number, rank)
         if not self.unwritten:
-            # A set keeps the room of its best days, and each look for common keys goes through all of it.
+            # A set keeps its largest size, and each intersection with it walks over all of that.
             self.unwritten.clear()
 
     def lapse(self, lane: Lane, now: float, *, blamed: frozenset[int]) -> None:
-        """Take a lane from a holder that is gone. Blamed requests that have cost too many holders are parked."""
+        """Take a lane from a holder that is gone; `now` is when the lane is ready again.
+
+        Each blamed request has one loss more. With two it is a suspect, which is leased alone; with `max_deliveries` it
+        is parked for good (P10). The rest of the batch goes back to the head of the queue, unless it is blamed too."""
         schedule = self.schedule
         for key, number in list(lane.batch.items()):
             if number not in blamed:
@@ -123,17 +143,20 @@ class State:
         self.free(lane, now - schedule.lane_delay(lane.site))
 
     def lapse_lost(self, now: float) -> None:
-        """Take back all lanes whose lease has run out, where waiting for them to come up would be too late."""
+        """Take back all expired lanes. Needed where `due`, which would meet them, is not called."""
         for lane in list(self.held.values()):
             if self.is_lost(lane, now):
                 self.expire(lane, now)
 
     def expire(self, lane: Lane, now: float) -> None:
-        """Take back a lane whose lease has expired. It counts against its requests, unless the holder is excused."""
+        """Take back a lane whose lease has expired, with a loss for its requests unless the holder is excused.
+
+        All of the batch is blamed: nothing names the request that the holder had in hand. Innocent ones lose the
+        count as soon as they have an outcome."""
         self.lapse(lane, now, blamed=frozenset() if lane.excused else frozenset(lane.batch.values()))
 
     def blame(self, number: int, site: Site) -> None:
-        """Count a lost delivery against a queued request."""
+        """Count a loss against a queued request, and queue it at the head, as a suspect, or not at all."""
         schedule = self.schedule
         if not schedule.withdraw(site, number):
             return
@@ -144,38 +167,40 @@ class State:
             schedule.push(site, number, policy.HEAD)
 
     def hold(self, lane: Lane) -> None:
-        """A worker has the lane from now on."""
+        """Enter the lane under its token: a worker has it from now on."""
         self.held[lane.token] = lane
         if lane.suspect:
             self.held_suspects[lane.token] = lane
 
     def is_lost(self, lane: Lane, now: float) -> bool:
-        """Whether the lane's lease has run out, and nothing of it is being settled."""
+        """Whether the lane's lease ended one delay ago or earlier, and no commit holds it."""
         return not lane.settling and lane.expires_at + self.schedule.lane_delay(lane.site) <= now
 
     def has_suspect(self, worker: str, now: float) -> bool:
-        """Whether the worker holds a suspect already: one at a time is enough to find out which it was."""
+        """Whether the worker holds a suspect already: with two, its death would not show which one it was."""
         held = self.held_suspects.values()
         return any(lane.worker == worker and not self.is_lost(lane, now) for lane in held)
 
     def next_expiry(self) -> float | None:
-        """When the first of the held lanes is taken back, unless its holder stays in touch."""
+        """When the first of the held lanes is taken back, unless its holder renews it."""
         ends = (lane.expires_at + self.schedule.lane_delay(lane.site) for lane in self.held.values())
         return min(ends, default=None)
 
     def was_settled(self, outcome: Outcome) -> bool:
-        """Whether the outcome's lane has been through with this token."""
+        """Whether the last batch that the outcome's lane settled to its end had this token: then it is a repetition."""
         site = self.schedule.sites.get(outcome.site)
         lanes = site.lanes if site is not None else []
         return outcome.lane < len(lanes) and lanes[outcome.lane].last_token == outcome.token
 
     def free(self, lane: Lane, now: float) -> None:
-        """Make a lane ready for others, one delay from now."""
+        """End a lane's lease: it is ready for others one delay from `now`.
+
+        The site may have been closed while the lane was out: what just came back is dropped then."""
         site = lane.site
         self.held.pop(lane.token, None)
         self.held_suspects.pop(lane.token, None)
         if site.robots or not self.settings.robots:
-            # Not before: the holder of a site's only lane goes at the pace of the whole site.
+            # Not while it is leased: the holder of a site's only lane keeps the delay of the whole site.
             self.schedule.open_lanes(site, now)
         self.schedule.free(lane, now)
         if site.closed:
@@ -183,24 +208,25 @@ class State:
         self.news += 1
 
     def close(self, site: Site, reason: str) -> None:
-        """Give up all that waits on a site."""
+        """Drop all that waits on a site, and count it as failed or skipped."""
         self.count(closed_status(reason), self.schedule.close(site, reason))
 
     def spend(self, site: Site) -> None:
-        """Give up what waits on a site whose budget is used up, once nothing of it is under way."""
+        """Close a site whose budget is used up, once nothing of it is leased: what is leased may still come back."""
         if not site.leased and not site.closed:
             self.close(site, "budget")
             self.news += 1
 
     def room(self) -> int:
-        """How many more requests max_pages lets out now."""
+        """How many more requests `max_pages` allows to lease now: what is leased counts as if stored."""
         limit = self.settings.max_pages
         return NO_LIMIT if limit is None else limit - self.stored - self.schedule.leased
 
     def is_over(self) -> bool:
-        """Whether nothing is left to hand out and nothing is under way that could bring more.
+        """Whether nothing is left to hand out, and nothing is leased that could bring more (P6).
 
-        Revisits that are not due yet do not count, but in a continuous crawl they do: it waits for them."""
+        A held site has its requests in the queue still, and a retry is delayed, so neither is forgotten. Revisits that
+        are not due yet do not count, except in a continuous crawl, which waits for them."""
         schedule = self.schedule
         if schedule.leased:
             return False
@@ -218,7 +244,7 @@ class State:
         return "finished" if self.job == "running" and self.is_over() else self.job
 
     def counts(self) -> Counts:
-        """One view of it all."""
+        """The counts of the job. It walks over all sites."""
         schedule, now = self.schedule, self.clock.monotonic()
         ready = held = 0
         for site in schedule.sites.values():
@@ -248,7 +274,7 @@ class State:
         )
 
     def describe(self, site: Site) -> dict[str, Any]:
-        """A site as people read it."""
+        """A site in a list, for people."""
         return {
             "site": site.name,
             "queued": site.queue.size + len(site.suspects),
@@ -263,7 +289,7 @@ class State:
         }
 
     def every_site(self, after: str, limit: int) -> tuple[list[Mapping[str, Any]], str]:
-        """Sites in the order of their names, and where to go on."""
+        """Sites in the order of their names, and the cursor for the next call."""
         sites = self.schedule.sites
         names = nsmallest(limit + 1, (name for name in sites if name > after))
         found: list[Mapping[str, Any]] = [self.describe(sites[name]) for name in names[:limit]]
@@ -283,7 +309,7 @@ class State:
         }
 
     def whereabouts(self, site: Site, key: int, story: Mapping[str, Any]) -> dict[str, Any]:
-        """Where a URL of a site is at this moment, of which the journal tells this story."""
+        """The present state of a URL, given its history in the journal."""
         for lane in site.lanes:
             if lane.token and key in lane.batch:
                 ends_in = max(0.0, lane.expires_at - self.clock.monotonic())
@@ -294,13 +320,13 @@ class State:
 
 
 def closed_status(reason: str) -> int:
-    """What becomes of the requests of a closed site: those over a budget are skipped, others have failed."""
+    """The status of requests on a closed site: skipped if its budget is used up, else failed."""
     return kept.SKIPPED if reason == "budget" else kept.FAILED
 
 
 class _Endings(NamedTuple):
-    """What became of each URL so far: its last status by number, and for those that come again the row, the time, and
-    how many of their visits were stored."""
+    """The last status of each URL by number, the row and time of those that come again, and the number of stored visits
+    of those with several."""
 
     last: bytearray
     again: dict[int, tuple[int | None, float]]
@@ -308,7 +334,10 @@ class _Endings(NamedTuple):
 
 
 def restore(state: State, past: Past) -> None:
-    """Fill an empty state. Leases are not kept: those of the last run are void."""
+    """Fill an empty state from the journal.
+
+    A stop ends with the run that was stopped, so the job is running again. What has no outcome is queued, whether or
+    not it was leased when the last owner ended; a request with losses goes where its losses belong."""
     shift = state.clock.monotonic() - state.clock.epoch()
     state.job = "running" if past.job == "stopping" else past.job
     state.schedule.lapses.update(past.lapses)
@@ -324,7 +353,7 @@ def restore(state: State, past: Past) -> None:
         site = sites[site_number]
         status = last[number] if number < known else 0
         if status == 0 and not site.closed and number not in schedule.lapses:
-            # Most are like this, and there may be millions.
+            # The common case, without a function call each: there may be tens of millions.
             site.queue.push(number, ranks[priority, depth, hops])
             schedule.queued += 1
             continue
@@ -354,7 +383,7 @@ def restore(state: State, past: Past) -> None:
 
 
 class _Ranks(dict[tuple[int, ...], int]):
-    """Ranks by priority, depth and hops, each worked out once."""
+    """Ranks by priority, depth and hops, each computed once."""
 
     def __init__(self, strategy: str) -> None:
         super().__init__()
@@ -373,7 +402,7 @@ def _sites(state: State, past: Past, shift: float) -> dict[int, Site]:
         site = found[number] = state.site(name, number)
         if row is not None:
             _remember(state, site, row, shift)
-        # Nobody knows when the last request of the previous run went out: its sites wait one delay.
+        # Nobody knows when the last request of the previous run went out: each site waits one delay (P5).
         for lane in site.lanes:
             lane.next_at = now + site.delay * (1 + lane.number)
     state.new_sites.clear()
@@ -410,7 +439,7 @@ def _endings(state: State, past: Past) -> _Endings:
         last[number] = status
         before, _ = again.pop(number, (None, 0.0))
         if again_at is not None:
-            # A retry that left no state goes out again with that of the visit before.
+            # A retry without a state of its own goes out with that of the visit before it.
             again[number] = (before if status == kept.RETRY and not has_state else row_number, again_at)
         state.last_number = max(state.last_number, number)
     return _Endings(last, again, visits)

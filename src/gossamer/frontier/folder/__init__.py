@@ -1,4 +1,9 @@
-"""The folder backend: jobs on a shared file system, without a server."""
+"""The folder backend: jobs on a shared file system, without a server.
+
+For fleets that share a mount and nothing else. `files` has the few operations that are safe on one, `record` the job,
+`claims` who owns a shard and who is alive, `log` what is durable of a shard, `shard` the embedded frontier over it,
+`links` what travels between shards, `owner` the session of a worker, and `frontier` the whole. Nothing waits for a
+lock, and nothing is lost with a worker: whatever it had is in logs that others can read."""
 
 from __future__ import annotations
 
@@ -24,7 +29,9 @@ _MOST_JOBS = 1000
 
 
 class FolderBackend(FleetBackend):
-    """Jobs on a file system that several machines have mounted, and share nothing else."""
+    """Jobs on a file system that several machines have mounted.
+
+    `check` tries out on the mount what everything rests on: of two that claim the same file, one must fail."""
 
     name = "folder"
     forms = ("folder:/path",)
@@ -79,6 +86,8 @@ class FolderBackend(FleetBackend):
 
 
 class _FolderMeter:
+    """Adds up the files of all jobs."""
+
     def __init__(self, path: Path) -> None:
         self._path = path
 
@@ -86,7 +95,7 @@ class _FolderMeter:
         return float(sum(path.stat().st_size for path in self._path.rglob("*") if path.is_file()))
 
     async def cpu_seconds(self) -> float | None:
-        # All the work is the workers' own.
+        # There is no server: all work is done by the workers.
         return 0.0
 
     async def aclose(self) -> None:
@@ -94,6 +103,7 @@ class _FolderMeter:
 
 
 async def _open(url: str, job: str, settings: Settings | None, by: Opener) -> FolderFrontier:
+    """Join a job. A part of the shards cannot be chosen: workers balance them among themselves."""
     from gossamer.frontier.folder.frontier import open_folder
 
     if by.shards:
@@ -106,6 +116,7 @@ def _path(url: str) -> Path:
 
 
 def _list(path: Path) -> list[str]:
+    """Jobs that have a record: one whose record is not written yet is not there yet."""
     try:
         return sorted(unquote(found.parent.name) for found in (path / "frontier").glob("*/job.json"))[:_MOST_JOBS]
     except OSError:

@@ -1,4 +1,24 @@
-"""Claims of shards on a shared folder: claim files, heartbeats, and worker reports."""
+"""Claims of shards on a shared folder: claim files, heartbeats, and worker reports.
+
+A shared folder has no locks that survive a network, so ownership is a row of files. The claims of shard 7 are
+`claims/0007-0000000001`, `...02`, and so on. Each is made by an exclusive link, so of all who try for a number one
+succeeds (P2), and the newest claim says who has the shard. A claim is never changed. It stands as long as its session
+(one life of one worker) sends heartbeats; a claim without a session says that nobody has the shard, and carries the
+last owner's view of it.
+
+A claim may follow only one that the claimant has seen to be void: its session is dead, or it has none. An owner is dead
+for others when two things hold: its last heartbeat is older than the lease by the file server's time, and the observer
+itself has watched it for a while, by its own clock, without seeing a new one. The second guards against clocks that
+jump, and against an observer that was suspended: it finds everybody silent, and gives them time first. An owner stops
+trusting its claims earlier than that (`owner.FolderSession.is_late`).
+
+Terms are a second row of files, made in the same way. Each opening of shards gets a number above all earlier ones,
+from which the tokens of its leases begin (P4).
+
+Failure cases. A claim that was made while the answer got lost is recognized by its nonce. A claim file that stays
+unreadable, because its writer died on a file system without links, counts as void after `_PATIENCE` looks. Old claim
+and term files are deleted, and a claimant checks afterwards that its number was not one of those: a slow worker must
+not take an old number for a free one."""
 
 from __future__ import annotations
 
@@ -20,15 +40,15 @@ if TYPE_CHECKING:
 
 TOLD = "told"
 MOST_SITES = 500
-"""Those with the most queued, of all shards of a worker."""
+"""Sites in a worker's report: those with the most queued."""
 _EVERY_SECONDS = 10.0
 _COST = 500.0
-"""Of its time, a worker spends at most this part on telling: one in so many."""
+"""Inverse of the largest part of its time that a worker spends on reports."""
 _FIELDS = ("site", "queued", "delayed", "leased", "stored", "delay", "lanes", "hold", "closed")
 
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The sites of one worker, as they were a moment ago."""
+    """The largest sites of one worker, as they were when it wrote this."""
 
     at: float
     """The server's time."""
@@ -36,14 +56,14 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Teller:
-    """Tells of the sites in the hands of one worker."""
+    """Writes the report of one worker: other processes see no more of its sites than this."""
 
     def __init__(self, owner: FolderSession) -> None:
         self._owner = owner
         self._next_at = -1e18
 
     async def tell(self) -> None:
-        """Write them down, if it is time."""
+        """Write the report if it is due."""
         owner = self._owner
         began = owner.clock.monotonic()
         if not owner.is_member or began < self._next_at:
@@ -56,7 +76,7 @@ class Teller:
 
 
 def brief(site: Mapping[str, Any]) -> dict[str, Any]:
-    """A site in a list: without its robots.txt and what else is remembered of it."""
+    """A site in a list: without its robots.txt and its site state."""
     return {name: site[name] for name in _FIELDS if name in site}
 
 
@@ -71,7 +91,7 @@ def _write(share: SharedFolder, session: str, told: WorkerReport) -> None:
 
 
 def read_told(share: SharedFolder, sessions: Iterable[str]) -> dict[str, WorkerReport]:
-    """What these workers last said."""
+    """The last reports of these sessions, as far as they can be read."""
     found: dict[str, WorkerReport] = {}
     for session in sessions:
         try:
@@ -84,13 +104,13 @@ def read_told(share: SharedFolder, sessions: Iterable[str]) -> dict[str, WorkerR
 CLAIMS, TERMS, WORKERS = "claims", "terms", "workers"
 _KEPT = 4
 _PATIENCE = 60
-"""Looks at a claim that cannot be read before it is taken for nobody's."""
+"""Looks at an unreadable claim before it counts as void."""
 _LOOKS_SECONDS = 3.0
-"""How long a worker is watched, at least, before it is held to be dead: its clock, or the server's, may have jumped."""
+"""Seconds for which a silent worker is watched, at least, before it counts as dead: a clock may have jumped."""
 
 
 class ClaimsView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an owner says of a shard."""
+    """The state of a shard, as its owner reports it. `changes` grows with each write."""
 
     claim: int
     changes: int = 0
@@ -101,7 +121,7 @@ class ClaimsView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Who has a shard; without a session nobody has, and `view` is what the last owner left."""
+    """One claim. Without a `session` nobody has the shard, and `view` is the last owner's. `nonce` makes it unique."""
 
     nonce: str
     session: str = ""
@@ -110,7 +130,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a worker tells the others, again and again: as long as it does, its claims stand."""
+    """A heartbeat. As long as a session sends them, its claims stand; `number` grows with each."""
 
     session: str
     worker: str
@@ -118,13 +138,13 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The server's time, as the worker knows it."""
     number: int = 0
     hungry: bool = False
-    """Whether it has nothing to fetch."""
+    """Whether it has hardly anything to fetch: others then give it shards."""
     stored: int = 0
-    """Pages that it has stored in this life."""
+    """Pages that this session has stored."""
     shards: dict[int, ClaimsView] = {}
     region: str = ""
     life: str = ""
-    """The process: see `folder_life`."""
+    """The process: see `owner.this_process`."""
     pulse: Heartbeat | None = None
 
 
@@ -142,22 +162,22 @@ _NOBODY = Standing(0, Claim(nonce=""))
 
 
 def new_session(worker: str) -> str:
-    """The name of one life of a worker, fit for a file."""
+    """A name for one life of a worker, unique and usable as a file name."""
     return f"{quote(worker, safe='', errors='surrogatepass')[:150]}~{secrets.token_hex(6)}"
 
 
 class Claims:
-    """The claims of all shards. A shard's newest claim says who has it; a new one is made by one of all who try."""
+    """The claims of all shards, as this worker knows them. `newest` only moves forward."""
 
     def __init__(self, share: SharedFolder, shards: int) -> None:
         self._share = share
         self._unreadable: Counter[str] = Counter()
         self._views: dict[int, ClaimsView] = {}
-        """What the last owner said of shards that we have claimed and not opened yet."""
+        """The last owners' views of shards that are claimed here and not opened yet."""
         self.newest: dict[int, Standing] = dict.fromkeys(range(shards), _NOBODY)
 
     def look(self, *, fresh: bool = False) -> None:
-        """Read what has changed."""
+        """Read new claims. With `fresh`, the listing does not come from a cache of the file system."""
         numbers: dict[int, int] = {}
         for name in self._share.names(CLAIMS, fresh=fresh):
             first, _, last = name.partition("-")
@@ -175,12 +195,15 @@ class Claims:
         except FileNotFoundError:
             return None
         except msgspec.DecodeError:
-            # Being written, on a file system without links; or its writer died of it, and it is nobody's.
+            # On a file system without links it may be half-written. If it stays so, its writer has died.
             self._unreadable[name] += 1
             return Claim(nonce="", session="?") if self._unreadable[name] > _PATIENCE else None
 
     def take(self, shard: int, after: int, session: str, term: int, view: ClaimsView | None = None) -> int:
-        """Follow a claim with one of ours, or of nobody; its number, or 0 if somebody was faster."""
+        """Follow the claim `after` with one of this session, or of nobody; its number, or 0 if somebody was faster.
+
+        An owner that was silent for too long calls this with its own last claim: if that works, nobody was there in
+        between, and what it has in memory is still the truth."""
         claim = Claim(nonce=secrets.token_hex(8), session=session, term=term, view=view)
         number = after + 1
         before = self.newest[shard]
@@ -188,9 +211,9 @@ class Claims:
             self._views[shard] = before.claim.view
         if not self._share.claim(_name(shard, number), _encode(claim)):
             self.look(fresh=True)
-            # Ours, from a time when the folder failed us before we had looked.
+            # It may be ours, from a call that failed between the link and the look.
             return number if self._is(shard, number, session) else 0
-        # Claims of long ago are swept: a number that is free again is not the newest.
+        # Old claims are deleted: if `after` was old, the number was free because of that, and is not the newest.
         self.look(fresh=True)
         if self.newest[shard].number > number:
             return 0
@@ -200,11 +223,11 @@ class Claims:
         return number
 
     def opened(self, shard: int) -> None:
-        """From now on only its owner knows what is in a shard."""
+        """Forget the last owner's view of a shard that is open here: it is out of date from now on."""
         self._views.pop(shard, None)
 
     def return_unopened(self, shard: int, claim: int) -> None:
-        """Give up a claim of ours to a shard that was not opened: what its last owner said of it is still true."""
+        """Give up a claim to a shard that could not be opened, with the last owner's view, which is still true."""
         view = self._views.pop(shard, None)
         self.take(shard, claim, "", 0, view and msgspec.structs.replace(view, claim=claim + 1))
 
@@ -213,7 +236,7 @@ class Claims:
         return newest.number == number and newest.claim.session == session
 
     def next_term(self) -> int:
-        """A number that is larger than all that were given before, to anybody."""
+        """A number above all that any worker was given before."""
         given = max((int(name) for name in self._share.names(TERMS, fresh=True) if name.isdigit()), default=0)
         while not self._share.claim(f"{TERMS}/{given + 1:010}", secrets.token_bytes(8)):
             given += 1
@@ -227,23 +250,23 @@ def _name(shard: int, number: int) -> str:
 
 
 class Peers:
-    """The workers of a job, as one of them, or a visitor, sees them."""
+    """The workers of a job as one of them, or a visitor, sees them: heartbeats, and who is alive."""
 
     def __init__(self, share: SharedFolder, *, lease_seconds: float, every_seconds: float) -> None:
         self._share = share
         self._lease_seconds = lease_seconds
         self._every_seconds = every_seconds
         self._seen: dict[str, tuple[int, float]] = {}
-        """Session -> the number of its last heartbeat, and for how long it was watched since then."""
+        """Session -> the number of its last heartbeat, and seconds for which it was watched since then."""
         self._looked_at = -1e18
         self.beats: dict[str, Beat] = {}
         self.live: frozenset[str] = frozenset()
 
     def look(self, *, monotonic: float, epoch: float) -> None:
-        """Read all heartbeats, and tell the living from the dead.
+        """Read all heartbeats, and decide who is alive.
 
-        A worker that has looked away for long, since it was stopped itself, cannot tell: the others may have been
-        stopped with it, and get the time to send a heartbeat first."""
+        A look that comes late, because this process was suspended, counts as half a round: the others may have been
+        suspended with it, and need time to send a heartbeat."""
         gap, self._looked_at = monotonic - self._looked_at, monotonic
         if gap > 2 * self._every_seconds:
             gap = self._every_seconds / 2
@@ -266,22 +289,22 @@ class Peers:
         self._seen = {name: seen for name, seen in self._seen.items() if name in beats}
 
     def tell(self, beat: Beat) -> float:
-        """Let the others know; the server's time."""
+        """Write a heartbeat, and return the server's time."""
         return self._share.put(f"{WORKERS}/{beat.session}", _encode(beat))
 
     def forget(self, session: str) -> None:
-        """A life is over: its claims do not stand any more."""
+        """Delete a session's heartbeat: its claims are void at once."""
         self._share.remove(f"{WORKERS}/{session}")
         self._share.remove(f"{TOLD}/{session}")
         self.beats.pop(session, None)
         self.live -= {session}
 
     def sweep(self, *, epoch: float, older_than_seconds: float, needed: frozenset[str]) -> None:
-        """Forget those who have been silent for long and hold nothing."""
+        """Delete the heartbeats of dead sessions that hold no shard and have been silent for long."""
         for session, beat in list(self.beats.items()):
             if session not in self.live and session not in needed and epoch - beat.at > older_than_seconds:
                 self.forget(session)
 
     def holders(self, newest: Mapping[int, Standing]) -> dict[int, str]:
-        """The living owner of each shard that has one."""
+        """The owner of each shard that has a living one."""
         return {shard: found.claim.session for shard, found in newest.items() if found.claim.session in self.live}

@@ -1,4 +1,15 @@
-"""Files on a shared folder: atomic writes, exclusive claims, and the file server's clock."""
+"""Files on a shared folder: atomic writes, exclusive claims, and the file server's clock.
+
+The folder may be a mount of NFS, of a cluster's file system, or a local disk. Three operations are all that the backend
+builds on: `put` replaces a file whole, by a rename; `claim` makes a file that must not exist, by a link, so that one of
+all who try succeeds; `time` is when the server says that a file was written. A file is synced before it gets its name,
+so a reader finds all of it or nothing.
+
+Networks fail in ways that local disks do not. A request may be carried out and its answer lost: `claim` then finds its
+own file, and recognizes it by its contents. A listing may come from a cache: `names(fresh=True)` changes the folder
+first, which makes the client ask the server. An open file may have been replaced (ESTALE): it is read again. A writer
+that dies leaves a file in `tmp/`, which `sweep` deletes later. Nearly every other error means that the folder is away
+or full, which the crawl waits out (`explained`)."""
 
 from __future__ import annotations
 
@@ -18,8 +29,8 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 class SharedFolder:
     """All input and output of a folder that several machines have mounted.
 
-    Nothing is relied on but that link and exclusive creation happen on the server, that rename replaces a file whole,
-    and that a file which is opened is as it was when its last writer closed or synced it. There are no locks."""
+    It relies on the following only: link and exclusive creation happen on the server, rename replaces a file whole, and
+    who opens a file sees it as its last writer closed or synced it. There are no locks."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -41,11 +52,11 @@ class SharedFolder:
         except OSError as error:
             if error.errno != errno.ESTALE:
                 raise
-            # It was replaced while it was open.
+            # Stale handle: the file was replaced while it was open.
             return (self.root / name).read_bytes()
 
     def put(self, name: str, data: bytes, *, mode: int = _MODE) -> float:
-        """Write a file whole, in place of one that may be there; the time of the server when it was written."""
+        """Write a file whole, replacing one that may exist, and return the server's time of writing."""
         temporary, written_at = self._write(data, mode)
         self.touched("rename", name)
         try:
@@ -56,13 +67,13 @@ class SharedFolder:
         return written_at
 
     def claim(self, name: str, data: bytes, *, mode: int = _MODE) -> bool:
-        """Make a file that must not be there yet; of all who try, one succeeds. `data` is like nobody else's."""
+        """Make a file that must not exist; of all who try, one succeeds. `data` must be unique to the caller."""
         temporary, _ = self._write(data, mode)
         self.touched("link", name)
         try:
             os.link(temporary, self.root / name)
         except FileExistsError:
-            # An answer that got lost on the network, and was asked for again, says so too.
+            # Also what a client reports whose first request succeeded and lost its answer.
             return self.read(name) == data
         except OSError as error:
             if error.errno not in _NO_LINKS:
@@ -73,7 +84,7 @@ class SharedFolder:
         return True
 
     def _create(self, name: str, data: bytes, mode: int) -> bool:
-        """The same on a file system without links: until it is written, nobody can read whose claim it is."""
+        """Claim on a file system without links. Between creation and sync, nobody can read whose claim it is."""
         try:
             handle = os.open(self.root / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         except FileExistsError:
@@ -113,11 +124,11 @@ class SharedFolder:
         return written_at
 
     def names(self, folder: str, *, fresh: bool = False) -> list[str]:
-        """What is in a folder. A listing may come from a cache that is a minute old, unless it is to be fresh."""
+        """The names in a folder, sorted. Unless `fresh`, the listing may come from a cache that is a minute old."""
         self.touched("list", folder)
         path = self.root / folder
         if fresh:
-            # Having changed it ourselves, we must be shown how it is.
+            # A client that has changed the folder has to drop its cached listing.
             probe = path / f".{secrets.token_hex(8)}"
             os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE))
             probe.unlink(missing_ok=True)
@@ -129,7 +140,7 @@ class SharedFolder:
         (self.root / name).unlink(missing_ok=True)
 
     def sweep(self, *, older_than: float) -> int:
-        """Delete what killed writers left half-written before a time of the server; how many files."""
+        """Delete half-written files that killed writers left before this server time; how many."""
         swept = 0
         for name in self.names(TEMPORARY):
             path = self.root / TEMPORARY / name
@@ -143,17 +154,19 @@ class SharedFolder:
 
 
 class ShareClock:
-    """The clock of one machine, whose `epoch` is that of the file server, so that all machines agree on it."""
+    """The clock of one machine with the file server's `epoch`, so that all machines agree on it.
+
+    Only heartbeats, names of letters, and times in logs need that. Leases end by `monotonic`, which no server sets."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._offset = clock.epoch() - clock.monotonic()
 
     def set(self, server_time: float, *, asked_at: float) -> None:
-        """It was this time on the server at some moment since `asked_at`, by `monotonic`.
+        """Adjust to an answer: it was `server_time` on the server at some moment since `asked_at` by `monotonic`.
 
-        What agrees with that stays as it is: this process may have been stopped since the server answered, and an old
-        time taken for the present would make its heartbeats look old to others."""
+        An offset that agrees with this stays. The process may have been suspended after the server answered; if it
+        took the old answer for the present, its heartbeats would look old to others, and its shards would be taken."""
         earliest, latest = server_time - self._clock.monotonic(), server_time - asked_at
         self._offset = min(max(self._offset, earliest), latest)
 
@@ -168,7 +181,7 @@ class ShareClock:
 
 
 def explained(error: OSError, place: Path | str) -> FrontierError:
-    """What an error of the file system means for the crawl: nearly always that it has to wait."""
+    """The error of this project for one of the file system: nearly always one that the crawl waits out."""
     word = error.strerror or str(error)
     if error.errno in (errno.EACCES, errno.EPERM):
         return Unavailable(f"{place}: {word}", hint="let this user write there")

@@ -1,7 +1,26 @@
 """The frontier on a shared folder, as one worker sees it, and its share of the page limit.
 
-The ledger is a row of files, each made by one of all who try: what is granted to each worker, and what was stored by
-those who are gone. All of it together is never more than the limit, so neither is what is stored."""
+A worker leases only from the shards that it owns, in one order over all of them, and never for longer than it may trust
+its claims (`owner.remaining`): when a lease is handed out, nobody else can have the site before it ends (P2, P5).
+
+**A commit** can touch several shards, each with a log of its own, and no write spans two logs. So the order is:
+
+1. Links to other shards of this worker are added first, and are durable.
+2. Then each shard gets its outcomes, in one frame with the links to the shards of others (`links` sends these later).
+
+A crash between the two leaves links whose page is fetched again: a repetition, no loss (P3). If one shard fails, the
+others are committed, and a repeated call finds their outcomes done. An outcome whose shard is another worker's by now
+counts as stale (P4).
+
+**The end of the job** is decided without a server. A worker that is idle looks twice at all shards (`survey.is_over`).
+Before that it makes sure that its own heartbeat says so: others decide by it (P6).
+
+**The page limit** is a ledger, a row of files like claims, each made by one of all who try and never changed. The
+newest says how many pages each session may store in its life (`grants`), and how many were stored by sessions that are
+in no grant any more (`spent`). A change of the ledger never raises their sum above the limit, and a worker leases only
+within its grant, so the job cannot store more. A worker that dies keeps its grant until all its shards have new owners
+and say what it has stored (`Quota._settled`): until then, some of the limit cannot be used. A worker without work
+returns what it does not need."""
 
 from __future__ import annotations
 
@@ -43,17 +62,17 @@ _TURNS = 20
 
 
 class Ledger(msgspec.Struct, frozen=True):
-    """Who may store how many pages."""
+    """Who may store how many pages. `nonce` makes each file unique, so that a lost answer is recognized."""
 
     spent: int = 0
-    """Stored by those who are in no grant any more."""
+    """Pages stored by sessions without a grant."""
     grants: dict[str, int] = {}
-    """Session -> pages that it may store in its life."""
+    """Session -> pages that it may store in its life, including those that it has stored."""
     nonce: str = ""
 
 
 class Quota:
-    """One worker's part of the pages that may still be stored."""
+    """One worker's part of the page limit."""
 
     def __init__(self, owner: FolderSession, survey: FolderView) -> None:
         self._owner = owner
@@ -66,13 +85,13 @@ class Quota:
         return self._owner.settings.max_pages
 
     def left(self) -> int:
-        """How many more requests may be let out by this worker, by what it was granted."""
+        """How many more requests this worker may lease within its grant: what is leased counts as stored."""
         if self._limit is None:
             return NO_LIMIT
         return self._granted - self._owner.stored - sum(shard.leased for shard in self._owner.shards.values())
 
     async def room(self, wanted: int) -> int:
-        """The same, after asking for more if that is needed and can be had."""
+        """The same, after asking for more if needed. A refusal is remembered for one round."""
         now = self._owner.clock.monotonic()
         if self.left() >= min(wanted, _MOST) or now < self._refused_at + self._owner.every_seconds:
             return self.left()
@@ -81,21 +100,24 @@ class Quota:
         return self.left()
 
     def ask_again(self) -> None:
-        """The limit may be another: what was refused a moment ago may be granted now."""
+        """Forget a refusal: the limit has changed."""
         self._refused_at = -1e18
 
     async def give_back(self) -> None:
-        """Let others have what we do not use."""
+        """Return what is not in use, for other workers."""
         if self._limit is not None and self.left() > 0:
             await self._change(0)
 
     async def close(self) -> None:
-        """Settle our account."""
+        """Close our account: what this session stored is spent, and the rest of its grant is free."""
         if self._limit is not None and self._granted:
             await self._change(0, leaving=True)
 
     async def _change(self, room: int, *, leaving: bool = False) -> int:
-        """Change our grant so that it has room for as many more requests, if it can be had; by how much."""
+        """Change our grant to have room for this many more requests, as far as the limit allows; by how much.
+
+        Read the newest ledger, compute the next one, and try to make its file. If somebody was faster, begin again with
+        theirs: the sum is checked against the ledger that is really replaced."""
         owner, limit = self._owner, self._limit or 0
         for _ in range(_TURNS):
             number, ledger = await owner.run(self._read)
@@ -123,7 +145,7 @@ class Quota:
         return 0
 
     async def _founded(self) -> Ledger:
-        """The first ledger of a job: what was stored before it had a limit counts too."""
+        """The first ledger of a job. What was stored before the job had a limit counts, by session or as spent."""
         owner = self._owner
         await owner.look(fresh=True)
         beats = owner.peers.beats
@@ -144,7 +166,10 @@ class Quota:
             self._owner.share.remove(f"{QUOTA}/{old:010}")
 
     async def _settled(self, ledger: Ledger) -> Ledger:
-        """The same without those who have died, once all their shards are in other hands and say what was stored."""
+        """The ledger without dead sessions, once all their shards have other owners and report what is stored.
+
+        `spent` becomes what the shards report, less what the living have stored. It never falls: reports of a moment
+        ago may miss pages."""
         owner = self._owner
         await owner.look(fresh=True)
         holding = {standing.claim.session for standing in owner.claims.newest.values()}
@@ -175,7 +200,8 @@ async def open_folder(
     share: SharedFolder | None = None,
     tending: bool = True,
 ) -> FolderFrontier:
-    """Join a job in this folder; with settings, make it if it is not there. Without a name one only looks and adds."""
+    """Join a job in this folder; with settings, make it if it is not there. Without a worker's name, only look and
+    add."""
     root, shards = place_of(url, job)
     share = share or SharedFolder(root)
     share_clock = ShareClock(clock or SystemClock())
@@ -199,7 +225,7 @@ async def open_folder(
 
 
 class FolderFrontier(FolderRepair):
-    """One worker's view of a job in a shared folder. It leases from the shards that it owns."""
+    """The frontier of a job in a shared folder, as one worker or visitor uses it."""
 
     def __init__(self, owner: FolderSession, secret: bytes) -> None:
         self.secret = secret
@@ -218,11 +244,13 @@ class FolderFrontier(FolderRepair):
         owner.changed = self._tell
 
     def start(self) -> None:
-        """Tend to our shards from now on, whatever is called or not."""
+        """Run a round every second from now on, whether or not anything is called."""
         self.owner.tended = True
         self._tending = asyncio.create_task(self._tend())
 
     async def _tend(self) -> None:
+        """Rounds until the close. A folder that is away is waited for; any other error ends the task, and `lease`
+        raises it."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.owner.every_seconds):
@@ -238,34 +266,35 @@ class FolderFrontier(FolderRepair):
         return self.owner.shards.get(self.owner.layout.shard_of(site))
 
     async def add(self, requests: Sequence[Request]) -> int:
-        """Queue requests. Of those that go to other workers' shards nobody knows yet whether they are new."""
+        """Queue requests, or send them to the owners of their shards; those that are sent all count as new."""
         added = await self.owner.links.hand_out(list(requests))
         if added:
             self._tell()
         return added
 
     async def adopt(self, requests: Sequence[Request]) -> None:
-        """Take these for fetched: their pages are there already, from another program or an earlier crawl."""
+        """Mark these requests as fetched: their pages exist, from another program or an earlier crawl."""
         done = [msgspec.structs.replace(request, tries=FETCHED_BEFORE) for request in requests]
         await self.owner.links.hand_out(done)
 
     async def has_adopted(self, tree: str) -> bool:
-        """Whether the job has taken over this tree of pages to its end."""
+        """Whether the job has imported all of this tree of pages."""
         return tree in await self.owner.run(read_adopted, self.owner.share)
 
     async def note_adopted(self, tree: str) -> None:
-        """Remember that it has."""
+        """Note that all of this tree is imported."""
         await self.owner.run(write_adopted, self.owner.share, tree)
 
     async def lease(
         self, limit: int, *, batch: int, seconds: float, also: frozenset[str] = frozenset(), worker: str = ""
     ) -> Grant:
-        """As every frontier does. `also` is not looked at: the shards that a worker may claim are those of its region.
+        """As every frontier does, from our own shards, and never for longer than our claims can be trusted.
 
-        A folder refuses jobs whose regions take over each other's sites (`region_by` auto)."""
+        `also` is ignored: a worker claims only shards of its region and of none. A folder refuses jobs whose sites
+        change their region (`region_by` auto)."""
         owner, worker = self.owner, worker or self.worker
         if self._tending is not None and self._tending.done():
-            # Nobody beats for us any more: what ended it is worth an end with words.
+            # Without it no heartbeat is sent. Raise what ended it.
             self._tending.result()
         await owner.keep_up()
         news = self._news
@@ -273,7 +302,7 @@ class FolderFrontier(FolderRepair):
             return Grant(job=owner.job, wait=owner.every_seconds, news=news)
         now = self._clock.monotonic()
         leases, due_at = await self._lease(limit, batch, min(seconds, owner.remaining), worker, now)
-        # Lanes that are leased keep it busy, also when there is none for the rest of its hands.
+        # A worker whose leased lanes fill half of its fetches has enough, even if this call found no more.
         under_way = sum(shard.lanes_held for shard in owner.shards.values())
         owner.hungry = not leases and 2 * under_way < self.settings.concurrency
         if owner.hungry and not under_way:
@@ -286,18 +315,20 @@ class FolderFrontier(FolderRepair):
             job = "finished" if await self._survey.is_over() else "running"
         wait = owner.every_seconds if due_at is None else max(0.0, due_at - now)
         if idle or self._quota.left() <= 0:
-            # What this worker waits for is the others' doing, and nobody tells it of that.
+            # It waits for other workers, of whose progress nothing notifies it: look again each round.
             wait = min(wait, owner.every_seconds)
         return Grant(leases=tuple(leases), wait=wait, job=job, news=news)
 
     async def _lease(
         self, limit: int, batch: int, seconds: float, worker: str, now: float
     ) -> tuple[list[Lease], float | None]:
-        """The lanes of all our shards that have been ready longest; and when the next is."""
+        """Lease the lanes of all our shards that have been ready longest; also when the next one is ready.
+
+        In two passes, as in one schedule: sites over their quota only if no other lane is ready in any shard."""
         shards = [shard for shard in self.owner.shards.values() if not shard.leaving]
         if self.owner.has_company:
-            # A shard can be given only when nothing of it is leased: when there is little left, leases are short, so
-            # that those who run out of work first get some of ours soon.
+            # A shard can be given away only when nothing of it is leased. With little work left, batches are small, so
+            # that workers that run out of work get some of ours soon.
             left = sum(shard.queued for shard in shards)
             batch = min(batch, max(_SHORT, left // (2 * self.settings.concurrency)))
         room = await self._quota.room(limit * batch)
@@ -327,7 +358,7 @@ class FolderFrontier(FolderRepair):
                 leases += grant.leases
                 room -= sum(len(lease.requests) for lease in grant.leases)
                 if not grant.leases:
-                    # Nothing there is for this worker now.
+                    # Nothing in it can be leased by this worker now.
                     later += [] if grant.wait is None else [now + grant.wait]
                 elif (turn := shard.next_turn(over_quota=over_quota)) is not None:
                     heapq.heappush(due, (turn, number, shard))
@@ -336,7 +367,7 @@ class FolderFrontier(FolderRepair):
         return leases, min([*later, *(turn[0] for turn, _, _ in due)], default=None)
 
     def _is_idle(self) -> bool:
-        """Whether nothing of ours is under way, nor will be without news."""
+        """Whether nothing of our shards is leased, and nothing can be until something changes."""
         shards = self.owner.shards.values()
         if any(shard.leased for shard in shards):
             return False
@@ -350,14 +381,14 @@ class FolderFrontier(FolderRepair):
             shard = self._shard(lease.site)
             if shard is not None:
                 for longer in await shard.extend([lease], seconds=seconds):
-                    # Never longer than nobody can take the shard.
+                    # No longer than our claims can be trusted.
                     ours.append(msgspec.structs.replace(longer, ttl=min(seconds, owner.remaining)))
         return ours
 
     async def complete(
         self, outcomes: Sequence[Outcome], *, notes: Sequence[SiteNote] = (), marks: Mapping[str, int] | None = None
     ) -> Receipt:
-        """Settle requests. Links to our own shards are written first, those to others with the outcome itself."""
+        """Commit outcomes, shard by shard: links to our own shards first, those to others with the outcome itself."""
         owner, shard_of = self.owner, self.owner.layout.shard_of
         if owner.is_late:
             await owner.renew()
@@ -385,7 +416,9 @@ class FolderFrontier(FolderRepair):
         )
 
     async def _links_first(self, settled: Mapping[int, Sequence[Outcome]]) -> dict[int, list[Request]]:
-        """Queue links to other shards of ours. Those to shards of others, by the shard where they were found."""
+        """Queue links to other shards of this worker, and return those to shards of others, by the shard of their page.
+
+        Only of outcomes that would count now: a stale page must not bring links."""
         owner, shard_of = self.owner, self.owner.layout.shard_of
         here: dict[int, list[Request]] = defaultdict(list)
         abroad: dict[int, list[Request]] = {}
@@ -406,6 +439,7 @@ class FolderFrontier(FolderRepair):
     async def _settle(
         self, number: int, outcomes: list[Outcome], notes: list[SiteNote], abroad: list[Request]
     ) -> Receipt:
+        """Commit the outcomes of one shard; stale if the shard is lost, before the write or by the time of it."""
         shard, shard_of = self.owner.shards.get(number), self.owner.layout.shard_of
         if shard is None:
             self._stale += len(outcomes)
@@ -438,7 +472,7 @@ class FolderFrontier(FolderRepair):
         self._tell()
 
     async def abandon(self, worker: str, *, blamed: Sequence[int] = ()) -> int:
-        """Take back what a dead worker held: its lanes in our shards, and its own shards. How many of both."""
+        """Take back what a dead worker held: its leases in our shards, and its shards. How many of both."""
         owner = self.owner
         found = 0
         for shard in list(owner.shards.values()):
@@ -465,7 +499,7 @@ class FolderFrontier(FolderRepair):
         return await self._survey.counts(stale=self._stale)
 
     async def steer(self, job: JobState) -> None:
-        """Pause, resume or stop the job, on all machines: each sees it within a second."""
+        """Pause, resume or stop the job on all machines: each reads it in its next round."""
         await self.owner.run(write_wish, self.owner.share, job)
         self.owner.job = job
         self._tell()
@@ -512,7 +546,7 @@ class FolderFrontier(FolderRepair):
         self.owner.leaving = True
         self._closing.set()
         if self._tending is not None:
-            # Not cancelled: a thread goes on, and a claim that it makes for a round that was cut short stays behind.
+            # Not cancelled: its thread would go on, and might make a claim that nobody gives up.
             await asyncio.gather(self._tending, return_exceptions=True)
         try:
             if self.owner.is_member:

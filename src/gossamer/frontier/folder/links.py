@@ -1,4 +1,18 @@
-"""Links between shards on a shared folder: inbox files that the owner of a shard reads."""
+"""Links between shards on a shared folder: inbox files that the owner of a shard reads.
+
+A page may link to a site whose shard another worker has. No write spans two logs, so the link travels in steps,
+and each step is durable before the one before it is undone:
+
+1. The frame that has the page's outcome has its links for other shards, too (`LogFrame.out`): they land together (P3).
+2. `deliver` puts them into letters, files in `inbox/` that begin with the number of the shard.
+3. The next frame of the source shard notes that they have gone out (`LogFrame.sent`).
+4. The owner of the target shard reads its letters and adds the links to its log (`collect`).
+5. It sends a heartbeat that shows the shard as busy, and only then deletes the letters.
+
+A crash between two steps repeats one: links are sent or added twice, and shards ignore keys that they know (P1). At
+every moment the work is visible in one place at least: in the source's busy view, as a letter, or in the target's busy
+view. So the job does not count as finished in between (P6). A letter for a shard that changes hands waits, or is read
+by both owners, which does no harm. One that cannot be decoded is moved to `refused/`, so that it blocks nothing."""
 
 from __future__ import annotations
 
@@ -22,17 +36,17 @@ if TYPE_CHECKING:
 
 
 _MOST = 20_000
-"""Requests of one shard that are read from letters at a time, and a letter more."""
+"""Requests that are read from a shard's letters at a time; the last letter may exceed it."""
 
 
 class LinkRouter:
-    """The links of one worker's shards, and to them."""
+    """Moves links out of the shards of one worker, and into them."""
 
     def __init__(self, owner: FolderSession) -> None:
         self._owner = owner
 
     async def collect(self) -> list[str]:
-        """Queue what others sent to our shards; the letters that can go."""
+        """Add what others sent to our shards, and return the letters that may be deleted: their links are durable."""
         owner = self._owner
         waiting = await owner.run(owner.post.waiting)
         letters: dict[int, list[Request]] = {}
@@ -40,7 +54,7 @@ class LinkRouter:
         for number in waiting.keys() & owner.shards.keys():
             letters[number], names[number] = await owner.run(owner.post.read, waiting[number], _MOST)
         async with owner.writing:
-            # One change for each shard, all of them at once: a sync takes as long for one letter as for many.
+            # One change per shard, all at once: a sync takes as long for one letter as for many.
             held = {number: shard for number in letters if (shard := owner.shards.get(number)) is not None}
             adding = [shard.add(letters[number]) for number, shard in held.items()]
             added = await asyncio.gather(*adding, return_exceptions=True)
@@ -52,7 +66,7 @@ class LinkRouter:
         return [name for number in held for name in names[number]]
 
     async def deliver(self) -> None:
-        """Send on the links that our shards have for others. Those that are ours by now go there directly."""
+        """Send the links that our shards have for others. Those to shards that are ours by now are added directly."""
         owner = self._owner
         sources = [(shard, len(shard.journal.outgoing)) for shard in owner.shards.values() if shard.journal.outgoing]
         links = [decode_request(one) for shard, count in sources for one in shard.journal.outgoing[:count]]
@@ -64,7 +78,7 @@ class LinkRouter:
         owner.changed()
 
     async def hand_out(self, requests: list[Request]) -> int:
-        """Queue requests in our shards, and send the others; how many were new, as far as one can know."""
+        """Add requests to our shards, and send the others; how many are new, where those that are sent count as new."""
         owner, added = self._owner, 0
         elsewhere = owner.layout.by_shard(requests)
         async with owner.writing:
@@ -72,7 +86,7 @@ class LinkRouter:
                 if number in owner.shards:
                     added += await owner.shards[number].add(elsewhere.pop(number))
         if added and not owner.told_busy:
-            # Nobody may say that the job is finished once this has returned.
+            # Others believe that our shards are idle: correct that before this returns, or the job looks finished.
             await owner.renew()
         if elsewhere:
             await owner.run(lambda: owner.post.send(elsewhere, epoch=owner.clock.epoch()))
@@ -87,23 +101,23 @@ _decode = msgspec.msgpack.Decoder(list[Request]).decode
 
 
 class Post:
-    """Sends requests to the owners of other shards, and fetches those that were sent to ours."""
+    """The inbox: letters with requests, each for one shard."""
 
     def __init__(self, share: SharedFolder) -> None:
         self._share = share
         self._number = 0
 
     def send(self, letters: dict[int, list[Request]], *, epoch: float) -> None:
-        """Put requests where the owners of their shards will find them; it is durable when this returns."""
+        """Write letters; they are durable when this returns."""
         for shard, requests in letters.items():
             for start in range(0, len(requests), _MOST_LINKS):
                 self._number += 1
-                # Read in this order: first sent, first queued.
+                # Names sort by time: what is sent first is queued first.
                 name = f"{shard:04}-{int(epoch * 1e6):017}-{self._number:06}-{secrets.token_hex(4)}"
                 self._share.put(f"{INBOX}/{name}", _encode(requests[start : start + _MOST_LINKS]))
 
     def waiting(self, *, fresh: bool = False) -> dict[int, list[str]]:
-        """The letters that nobody has taken yet, by shard."""
+        """The letters in the inbox, by shard."""
         found: dict[int, list[str]] = defaultdict(list)
         for name in self._share.names(INBOX, fresh=fresh):
             shard = name.partition("-")[0]
@@ -111,7 +125,7 @@ class Post:
         return found
 
     def read(self, names: Iterable[str], most: int) -> tuple[list[Request], list[str]]:
-        """The requests of letters, until there are so many, and which letters. One that cannot be read is put aside."""
+        """The requests of letters up to about `most`, and the names of these letters."""
         requests: list[Request] = []
         taken: list[str] = []
         for name in names:
@@ -132,7 +146,7 @@ class Post:
             return ()
 
     def sites(self, shards: Iterable[int]) -> dict[int, int]:
-        """How many sites the letters to these shards are about, as far as a few of them tell."""
+        """Number of sites in the letters to each of these shards, by a look into a few of them."""
         waiting = self.waiting()
         found = {}
         for shard in shards:
@@ -144,6 +158,6 @@ class Post:
         return found
 
     def done(self, names: Iterable[str]) -> None:
-        """Throw away letters whose requests are written down."""
+        """Delete letters whose requests are in a log."""
         for name in names:
             self._share.remove(f"{INBOX}/{name}")

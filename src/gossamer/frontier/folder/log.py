@@ -1,4 +1,24 @@
-"""The log of a shard: checksummed frames, and the chain of logs that its owners wrote one after another."""
+"""The log of a shard: checksummed frames, and the chain of logs that its owners wrote one after another.
+
+Each owner writes a log of its own, named by its claim, and never appends to those of others. The first frame of a log
+names the files before it and how much of each was read (`LogHeader.base`): together they are the chain, the shard's
+whole past. Whatever a former owner appends afterwards lies beyond the named lengths and is not part of the chain. This,
+with the order of claim and read in `owner`, is what makes late writers harmless.
+
+A frame is one `Change`, with a checksum over head and contents. What a crash cut short, and zeros that a file system
+left at the end, do not pass for a frame; reading stops before the first that is not whole. So a change is there whole
+or not at all (P3). URLs stand in columns, and their requests behind the head: a start reads keys, sites and ranks
+without decoding each request, and `Index` finds a request by its number later.
+
+A past grows. When there is much in it that no longer matters, its owner writes a shorter one (`shortened`): all URLs,
+of each the last visit and the tries since then, the last state of each site, and the links that have not gone out. The
+order is fixed: first the past, which nothing refers to yet, then a log whose base is that past. From the moment when
+the log has its name, it is the newest, and the old files can go. A crash before leaves a file that is in nobody's way;
+a crash after leaves old files, which the next owner deletes (`sweep_logs`).
+
+A reader without a claim may find that files vanish under it, because their owner has just shortened them: `read_chain`
+begins again. A base that is shorter than its log says is an error, and nothing is repaired: the file was cut or
+restored from an older copy, and acknowledged work is missing."""
 
 from __future__ import annotations
 
@@ -29,7 +49,7 @@ Note = tuple[float, float, dict[str, bytes], dict[str, Any], str]
 
 
 class LogHeader(msgspec.Struct, array_like=True):
-    """The first frame of a log: the files, and how much of each, that must be read before it."""
+    """The first frame of a log; `base` are the files to read before it, and how much of each."""
 
     session: str
     shard: int
@@ -37,7 +57,7 @@ class LogHeader(msgspec.Struct, array_like=True):
 
 
 class LogFrame(msgspec.Struct, array_like=True):
-    """One change. URLs stand in columns of equal length, so that a start need not look at each of them."""
+    """One change. URLs stand in columns of equal length, which a start reads without a loop over requests."""
 
     at: float = 0.0
     sites: list[tuple[int, str]] = []
@@ -48,23 +68,23 @@ class LogFrame(msgspec.Struct, array_like=True):
     ranks: list[tuple[int, int, int]] = []
     """Priority, depth, hops; one for all URLs if they agree."""
     sizes: bytes = b""
-    """Lengths of the URLs, which follow the frame's head, and then those of the states."""
+    """Lengths of the requests, which follow the frame's head; the states of the outcomes follow these."""
     outcomes: list[Row] = []
     notes: dict[int, Note] = {}
     lapses: dict[int, int] = {}
     out: list[bytes] = []
-    """Links for other shards, which go out once this is written down."""
+    """Links for other shards, sent once this frame is durable."""
     sent: int = 0
-    """How many links of this shard have gone out so far; 0: as many as before."""
+    """Links of this shard that have been sent since the log's past began; 0: as many as the last frame says."""
     stored: int = 0
-    """Visits that were left out when this log was made shorter by a former version, which did not say of which URLs."""
+    """Stored visits that an earlier version left out of a shortened past without naming their URLs."""
     hastened: dict[int, tuple[float, float]] = {}
     dropped: dict[int, int] = {}
-    """Number -> stored visits that were left out when this log was made shorter."""
+    """Number -> stored visits that a shortened past leaves out."""
 
 
 class LoggedRequest(msgspec.Struct, omit_defaults=True, rename=dict(zip(_LONG, _SHORT, strict=True))):
-    """A request as it stands in a log; `place` is the number of its site."""
+    """A request in a log; `place` is the number of its site."""
 
     url: str
     key: int
@@ -89,17 +109,17 @@ decode_state = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 
 def framed(head: bytes, blobs: bytes = b"") -> bytes:
-    """A frame as it is written: what is cut off, or was never written, does not pass for one."""
+    """A frame with checksum and lengths: a part of one does not pass for a frame."""
     return _HEAD.pack(zlib.crc32(blobs, zlib.crc32(head)), len(head), len(blobs)) + head + blobs
 
 
 def frames(data: memoryview, start: int = 0) -> Iterator[tuple[int, memoryview, int]]:
-    """Where each whole frame ends, its head, and where what follows its head begins; ends before a torn one."""
+    """For each whole frame its end, its head, and where its contents begin; stops before a torn one."""
     while start + _HEAD.size <= len(data):
         checksum, head_length, blob_length = _HEAD.unpack_from(data, start)
         begin = start + _HEAD.size
         end = begin + head_length + blob_length
-        # A head is never empty: zeros at the end of a file are no frames.
+        # A head is never empty, so zeros at the end of a file are no frames.
         if not head_length or end > len(data) or zlib.crc32(data[begin:end]) != checksum:
             return
         yield end, data[begin : begin + head_length], begin + head_length
@@ -112,7 +132,7 @@ def opening(session: str, shard: int, base: list[tuple[str, int]]) -> bytes:
 
 
 def pack(change: Change, *, at: float, out: list[bytes], sent: int) -> tuple[LogFrame, bytes, int]:
-    """A change as a frame, the bytes to write, and where in them its URLs begin."""
+    """A change as a frame, the bytes to append, and where in them its requests begin."""
     numbers, keys, places, parents = array("q"), array("q"), array("q"), array("q")
     ranks: list[tuple[int, int, int]] = []
     sizes = array("I")
@@ -138,7 +158,7 @@ def pack(change: Change, *, at: float, out: list[bytes], sent: int) -> tuple[Log
 
 
 def states_of(frame: LogFrame, place: int) -> list[int]:
-    """Where the state of each outcome of a frame is (0: it left none), if the first URL is at `place`."""
+    """The place of each outcome's state (0: it has none) in a frame whose first request is at `place`."""
     place += sum(column(frame.sizes, "I"))
     found = []
     for row in frame.outcomes:
@@ -158,12 +178,12 @@ def _rows(outcomes: list[OutcomeRow]) -> tuple[list[Row], list[bytes]]:
 
 
 def sized(state: bytes) -> bytes:
-    """A state with its length before it, since only its place is remembered."""
+    """A state with its length in front: only its place is remembered."""
     return _SIZE.pack(len(state)) + state
 
 
 def size_at(data: bytes) -> int:
-    """How long the state is that begins here, and how far from here it begins."""
+    """The length of the state that begins here, after `SIZE_BYTES`."""
     return int(_SIZE.unpack_from(data)[0])
 
 
@@ -171,7 +191,7 @@ SIZE_BYTES = _SIZE.size
 
 
 def kept(request: Request, place: int) -> LoggedRequest:
-    """A request as it is written down."""
+    """A request in the form of a log."""
     return LoggedRequest(
         request.url, request.key, place, request.priority, request.depth, request.hops, request.referrer,
         request.label, request.meta, request.method, request.headers, request.body,
@@ -195,7 +215,7 @@ FILE_BITS = 40
 
 
 class Piece(NamedTuple):
-    """A frame, where its URLs begin, and its bytes."""
+    """A frame, the place of its first request, and the bytes behind its head."""
 
     place: int
     frame: LogFrame
@@ -203,7 +223,9 @@ class Piece(NamedTuple):
 
 
 class Chain:
-    """The files of a shard, of which the first has the number `first`, and the frames in them that count."""
+    """The past of a shard: its files with the lengths that count, and the frames in them.
+
+    Files are numbered from `first`, so that places in them stay valid when an owner goes on in new files."""
 
     def __init__(self, first: int = 0) -> None:
         self.first = first
@@ -214,7 +236,7 @@ class Chain:
         return (piece.frame for piece in self.pieces)
 
     def take(self, name: str, data: bytes, limit: int) -> None:
-        """Read a file up to a length, or to the first frame that is not whole."""
+        """Add a file, up to a length or to the first frame that is not whole."""
         view, file, end = memoryview(data)[:limit], self.first + len(self.files), 0
         for number, (at, head, blobs) in enumerate(frames(view, len(MAGIC))):
             end = at
@@ -223,13 +245,13 @@ class Chain:
         self.files.append((name, end))
 
     def is_long(self) -> bool:
-        """Whether a start reads much that no longer matters."""
+        """Whether a start reads much that no longer matters: many files, old outcomes, or links that have gone out."""
         rows = sum(len(frame.outcomes) for frame in self)
         urls = sum(len(frame.numbers) for frame in self) // 8
         return len(self.files) >= _MOST_FILES or rows > 2 * urls + _SPARE_ROWS or self.growth().is_much(urls)
 
     def growth(self) -> Growth:
-        """What was added since it was last made short."""
+        """What was added since the past was last shortened."""
         found = Growth()
         for piece in self.pieces:
             if "/past-" not in self.files[(piece.place >> FILE_BITS) - self.first][0]:
@@ -239,7 +261,7 @@ class Chain:
 
 
 class Growth:
-    """How much of a log does not matter any more, as far as that can be told without reading it."""
+    """An estimate of how much of a log no longer matters, kept up without reading it."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -247,35 +269,38 @@ class Growth:
         self.size = 0
 
     def take(self, frame: LogFrame) -> None:
-        """One more change was written."""
+        """Count a written frame."""
         self.rows += len(frame.outcomes)
-        # Links have gone out, and of a site the last note counts.
+        # Links go out soon, and only the last note of a site counts.
         self.waste += sum(map(len, frame.out))
         for note in frame.notes.values():
             self.waste += _NOTE_BYTES + sum(map(len, note[2].values()))
 
     def is_much(self, urls: int) -> bool:
-        """Whether it is worth while to write all that matters anew."""
+        """Whether shortening is worth its cost."""
         return self.rows > urls + _SPARE_ROWS or self.waste > _SPARE_BYTES + self.size // 2
 
 
 def folder_of(shard: int) -> str:
-    """Where a shard's logs are."""
+    """The folder of a shard's logs."""
     return f"shards/{shard:04}"
 
 
 def log_name(shard: int, claim: int) -> str:
-    """The log that the holder of a claim begins."""
+    """The name of the log that the holder of a claim begins; it sorts by claim."""
     return f"{folder_of(shard)}/log-{claim:010}"
 
 
 def read_chain(share: SharedFolder, shard: int) -> Chain:
-    """All that counts of a shard. Who has the claim reads all; what a former owner adds later is not looked at."""
+    """The chain of a shard: the newest log that has a whole first frame, behind the files that it names.
+
+    Whoever has the shard's newest claim reads all that was ever confirmed. Others read a past that may be a moment
+    old."""
     for last in (False, False, True):
         try:
             return _read_chain(share, shard)
         except FileNotFoundError:
-            # Its owner may just have made a shorter past of the files that we were about to read.
+            # Its owner may have shortened the past while we read.
             if last:
                 raise
     raise AssertionError
@@ -291,7 +316,7 @@ def _read_chain(share: SharedFolder, shard: int) -> Chain:
         if not data.startswith(MAGIC[: len(data)]):
             raise SchemaMismatch(f"{share.root / path} is not a log of this version", hint="it was left as it is")
         if first is None:
-            # Its owner died before it had written anything.
+            # Its owner died before its first frame was whole: nothing was confirmed in it.
             continue
         for older, length in decode_opening(first[1]).base:
             found = share.read(older)
@@ -307,7 +332,7 @@ def _read_chain(share: SharedFolder, shard: int) -> Chain:
 
 
 def begin_log(share: SharedFolder, chain: Chain, *, shard: int, claim: int, session: str) -> Chain:
-    """Begin the log of a new owner, with a shorter past if the old one has grown long; the chain with it."""
+    """Begin the log of a new owner, behind a shortened past if the old one is long; the chain with it."""
     if chain.is_long():
         chain = put_past(share, chain, f"{folder_of(shard)}/past-{claim:010}", shard=shard, session=session)
     put_log(share, chain, log_name(shard, claim), shard=shard, session=session)
@@ -325,7 +350,7 @@ def put_past(
     unvisited: Set[int] = frozenset(),
     written_off: int = 0,
 ) -> Chain:
-    """Write all that matters of a chain to a file; the chain that has it alone. Nothing refers to the file yet."""
+    """Write a shortened past to a file, and return a chain of it alone. Nothing refers to the file yet."""
     data = shortened(chain, session, shard, unvisited=unvisited, written_off=written_off)
     share.put(name, data)
     made = Chain(first)
@@ -334,14 +359,14 @@ def put_past(
 
 
 def put_log(share: SharedFolder, chain: Chain, name: str, *, shard: int, session: str) -> None:
-    """Begin a log behind a chain. From the moment that it is there, it and not an older one is the shard's newest."""
+    """Begin a log behind a chain. Once the file has its name, it is the shard's newest log."""
     data = opening(session, shard, chain.files)
     share.put(name, data)
     chain.take(name, data, len(data))
 
 
 def sweep_logs(share: SharedFolder, chain: Chain, shard: int) -> None:
-    """Delete files that are older than the newest of a chain, and that nothing refers to any more."""
+    """Delete files that are older than the newest of a chain and not part of it. Newer ones may be a successor's."""
     needed = {name for name, _ in chain.files}
     newest = chain.files[-1][0].rpartition("-")[2]
     for name in share.names(folder_of(shard)):
@@ -354,9 +379,11 @@ def sweep_logs(share: SharedFolder, chain: Chain, shard: int) -> None:
 def shortened(
     chain: Chain, session: str, shard: int, *, unvisited: Set[int] = frozenset(), written_off: int = 0
 ) -> bytes:
-    """The same past without what came to nothing: of each URL its last visit, and the tries since then.
+    """A chain's past without what no longer matters, as the bytes of one file.
 
-    URLs with these numbers are as if they were `unvisited`: queued. So many stored visits are `written_off`."""
+    Of each URL it has the last visit and the tries since then; stored visits before that are counted in `dropped`.
+    URLs in `unvisited` lose their outcomes, so that they are queued. `written_off` stored visits are not counted any
+    more. Requests are copied as they are, without decoding."""
     rows: dict[int, list[tuple[Row, bytes]]] = {}
     past = ShardPast(chain)
     dropped = Counter(past.dropped)
@@ -383,7 +410,7 @@ def shortened(
     for piece in chain.pieces:
         frame = piece.frame
         if frame.numbers:
-            # URLs stay as they are, with their frame's columns.
+            # Requests are copied with the columns of their frame.
             length = sum(column(frame.sizes, "I"))
             urls = LogFrame(0.0, [], frame.numbers, frame.keys, frame.places, frame.parents, frame.ranks, frame.sizes)
             written.append(framed(encode(urls), bytes(piece.blobs[:length])))
@@ -408,7 +435,7 @@ def _with_states(piece: Piece) -> Iterator[tuple[Row, bytes]]:
 
 
 class ShardPast(Past):
-    """What the frames of a chain say, for `restore`."""
+    """The past of a chain, as `state.restore` reads it."""
 
     def __init__(self, chain: Chain) -> None:
         self._chain = chain
@@ -434,12 +461,12 @@ class ShardPast(Past):
 
     @property
     def unsent(self) -> list[bytes]:
-        """Links that nobody knows to have gone out."""
+        """Links that may not have been sent: sent again after a start, which does no harm."""
         return self.out[self.sent :]
 
     @property
     def last_visits(self) -> dict[int, int]:
-        """Number -> where the state is that a URL goes out with when it comes again."""
+        """Number -> the place of the state with which a URL goes out when it comes again."""
         return {number: at for at, number, status, _, left in self.outcomes() if status != journal.RETRY or left}
 
     def sites(self) -> Iterator[tuple[int, str, JournalSite | None]]:
@@ -463,7 +490,7 @@ class ShardPast(Past):
 
 
 class Index:
-    """Where each URL is, by its number: 20 bytes each."""
+    """The place, size and parent of each request by its number: 20 bytes each."""
 
     def __init__(self, chain: Chain) -> None:
         self.places, self.sizes, self.parents = array("q", (0,)), array("I", (0,)), array("q", (0,))
@@ -471,11 +498,11 @@ class Index:
             self.take(piece.frame, piece.place)
 
     def take(self, frame: LogFrame, place: int) -> None:
-        """Remember the URLs of a frame, of which the first is at this place."""
+        """Add the requests of a frame whose first is at this place."""
         numbers = column(frame.numbers)
         missing = max(numbers, default=0) + 1 - len(self.places)
         if missing > 0:
-            # A number whose change could not be written is never used.
+            # Numbers whose change could not be written leave gaps.
             self.places.frombytes(bytes(8 * missing))
             self.sizes.frombytes(bytes(4 * missing))
             self.parents.frombytes(bytes(8 * missing))

@@ -1,4 +1,31 @@
-"""A worker's session on a shared folder: claims shards, renews the claims, and balances shards with others."""
+"""A worker's session on a shared folder: claims shards, renews the claims, and balances shards with others.
+
+The sites of a job are spread over a fixed number of shards, and each shard has one owner at a time, which runs the
+embedded frontier over the shard's log. This module decides which shards a worker owns, and makes sure that
+nothing counts which it writes to a shard that another worker has.
+
+**Fencing.** Nothing on a folder can stop a suspended owner from writing when it wakes. So what it writes is made
+harmless instead. An owner appends a frame, syncs it, and then asks whether its claim still stands (`confirm`); only
+then does the frame count. As long as its last heartbeat is younger than most of the lease (`is_late`), nobody can have
+claimed the shard, and the answer costs nothing. Later it has to claim the shard anew, behind its own last claim. If
+that works, nobody was there in between, and it goes on with what it has in memory; if not, the shard is dropped and the
+caller gets `Lost`. A new owner claims first and reads the log afterwards, so it reads every frame that was confirmed.
+What an old owner adds later is in no chain: the new log names the length of the old one that was read (P2, P4).
+
+**A round** (`tend`) happens every second or so:
+
+1. Renew the claims if they are late.
+2. Read letters with links for our shards, and send those that ours have for others (`links`).
+3. Send a heartbeat, and delete the letters only then: at every moment some place shows the work in them (P6).
+4. Look at the claims and heartbeats of the others, and drop shards that are not ours any more.
+5. Balance: mark shards to give away, give those of which nothing is leased, and take free ones.
+
+**When things fail.** A killed worker's heartbeat stops. After the lease, its shards count as free and the others share
+them out (P9); a successor with the same name takes them at once, when it is sure that no process is left (`inherit`). A
+suspended worker keeps its shards if it wakes within the lease, or if nobody was there to take them; then its leases
+get a short grace, so that what it had fetched is not fetched again. If the folder is away, no heartbeat is written, and
+each owner finds itself late and waits; when the folder is back, each claims its shards anew. A claim whose shard could
+not be opened, or that an interrupted call left behind, is given up again: it would block the shard for everybody."""
 
 from __future__ import annotations
 
@@ -29,8 +56,8 @@ _PROC = Path("/proc")
 
 
 def this_process() -> str:
-    """This process, like no other of any machine: the machine since it was started, its process space, number and
-    time of start. Empty where that cannot be known."""
+    """A name of this process that is unique over machines and restarts: boot id, process namespace, number, and start
+    time. Empty where the system does not give them."""
     try:
         _, started = _look_up("self")
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
@@ -40,13 +67,13 @@ def this_process() -> str:
 
 
 def _look_up(process: str) -> tuple[str, str]:
-    """The state of a process, and when it was started."""
+    """The state of a process, and its start time."""
     fields = (_PROC / process / "stat").read_text().rpartition(")")[2].split()
     return fields[0], fields[19]
 
 
 def is_running(life: str) -> bool | None:
-    """Whether a process is still there; None if that cannot be seen from here."""
+    """Whether a process still runs; None if that cannot be seen from here, as on another machine."""
     here = this_process()
     if not life or not here or life.split()[:2] != here.split()[:2]:
         return None
@@ -65,9 +92,9 @@ def is_running(life: str) -> bool | None:
 
 
 async def be_alone(owner: FolderSession) -> frozenset[str]:
-    """The former lives of this worker, all of them dead. Held if there is a living one.
+    """The earlier sessions of this worker, all of them dead; Held if one is alive.
 
-    A process of another machine that has been silent only for a while may come back: its lease is waited for."""
+    The process of another machine may be suspended and come back: its lease is waited out before it counts as dead."""
     heard: dict[str, int] = {}
     while True:
         await owner.look()
@@ -90,34 +117,38 @@ async def be_alone(owner: FolderSession) -> frozenset[str]:
 
 
 _MUCH = 1.1
+"""Shards move only where one worker has this much more than its share, and another this much less."""
 _LATE = 2
+"""A worker with its share divided by this, or less, gets shards from any that has more than its share."""
 _FEW_REQUESTS = 16
-"""Differences as small as this are not worth a move."""
+"""Smaller differences in work are not worth a move."""
 
 
 class Scene(NamedTuple):
-    """The shards of a job at one moment, as one worker sees them."""
+    """The shards of a job at one moment, as one worker sees them.
+
+    Each worker decides by its own scene what it takes and gives. Scenes may differ; a claim that two try for is given
+    to one, and the next round corrects the rest."""
 
     me: str
     live: Collection[str]
-    """All workers that are alive, this one too."""
+    """Sessions of all living workers, including this one."""
     hungry: Collection[str]
-    """Those of them that have hardly anything to fetch."""
+    """Those that have hardly anything to fetch."""
     holders: Mapping[int, str]
     """The owner of each shard that has a living one."""
     work: Mapping[int, int]
-    """How many requests are queued, delayed or leased, of each shard that has any."""
+    """Queued, delayed and leased requests of each shard that has any."""
     shards: Collection[int]
-    """Those that are shared out among these workers."""
+    """The shards that these workers share."""
     leased: Collection[int] = ()
-    """Our shards of which something is leased: they can be given only when that is done."""
+    """Our shards with leases: these have to end before the shard can be given away."""
 
 
 def to_take(scene: Scene) -> list[int]:
-    """The shards without an owner that are ours to take: with work in them up to a fair share of the work, and a fair
-    number of all with those without."""
+    """The free shards to take: those with work up to a fair share of all work, then empty ones up to a fair number."""
     free = [shard for shard in scene.shards if shard not in scene.holders]
-    # Each worker begins elsewhere, so that those who start together do not all try for the same.
+    # A different order for each worker: those that start together should not try for the same shards.
     free.sort(key=lambda shard: zlib.crc32(f"{scene.me} {shard}".encode()))
     work, fair = _work(scene)[scene.me], _fair_work(scene)
     taken = []
@@ -130,9 +161,10 @@ def to_take(scene: Scene) -> list[int]:
 
 
 def to_give(scene: Scene) -> list[int]:
-    """Our shards that others should have: work for those who have much less of it, and empty ones over a fair number.
+    """Our shards to give away: work for those that have much less, and empty ones beyond a fair number.
 
-    Numbers decide about empty ones alone: what they gave away of the work, its share of the work would take back."""
+    The number of shards decides about empty ones only. If it moved work as well, the share of the work would move it
+    back, round after round."""
     if len(scene.live) < 2:
         return []
     mine, given = _mine(scene), _surplus(scene)
@@ -141,17 +173,17 @@ def to_give(scene: Scene) -> list[int]:
 
 
 def _surplus(scene: Scene) -> list[int]:
-    """Shards with as much work as we have too much, and another too little.
+    """Shards with about as much work as we have too much, and the poorest worker too little.
 
-    What is given away cannot be fetched for a moment: so small differences stay as they are."""
+    A shard that moves is not fetched from for a round or two, so small differences stay."""
     work, fair = _work(scene), _fair_work(scene)
     poorest, ours = min(work.values()), work[scene.me]
     much = ours >= _MUCH * fair and poorest * _MUCH <= fair
-    # One who comes late finds all others with just a little too much.
+    # A worker that joins late finds all others with only a little too much.
     late = ours > fair and poorest * _LATE <= fair
     if not (much or late) or ours - poorest < _FEW_REQUESTS:
         return []
-    # What is leased has to be waited for: it is given only to one who has nothing at all.
+    # A shard with leases hands out no more until they end: it is given away only if somebody has nothing to do.
     pool = [shard for shard in _mine(scene) if scene.work.get(shard) and (shard not in scene.leased or scene.hungry)]
     pool.sort(key=lambda shard: (shard in scene.leased, -scene.work[shard]))
     excess = min(ours - fair, fair - poorest)
@@ -184,7 +216,7 @@ def _fair_work(scene: Scene) -> float:
 
 
 def _fair_number(scene: Scene) -> int:
-    """How many shards we may have; what is left when all have the same number is for those who come first."""
+    """How many shards we may have. What is left when all have the same number goes to those that come first."""
     held = dict.fromkeys(scene.live, 0)
     for holder in scene.holders.values():
         held[holder] = held.get(holder, 0) + 1
@@ -196,20 +228,25 @@ def _fair_number(scene: Scene) -> int:
 T = TypeVar("T")
 _THREADS, _READERS = 8, 2
 _SAFE = 0.9
-"""Of its lease an owner trusts this part; after that it makes sure with a new claim before it says that all is well."""
+"""Part of its lease that an owner trusts. After that it claims its shards anew before it confirms a write."""
 _ROUNDS = 4
+"""Rounds for which a shard that was given away is not taken back: others may not have looked yet."""
 _GRACE = 2
-"""Rounds for which leases stand after their worker was stopped."""
+"""Rounds for which leases stand after their worker was suspended."""
 _LITTER_SECONDS = 3600.0
 _SILENT_SECONDS = 600.0
 
 
 class Lost(Unavailable):
-    """The shard is another worker's by now; tried again, the call finds that out by itself."""
+    """The shard belongs to another worker by now. Unavailable: a repeated call finds that out and does the rest."""
 
 
 class FolderSession:
-    """One life of a worker, or of a visitor, who claims nothing."""
+    """One life of a worker, or of a visitor, which claims nothing.
+
+    Three locks, taken in this order where several are needed: `_tending`, one round at a time; `writing`, one call that
+    changes several shards at a time; `_renewing`, one heartbeat at a time. File operations run in threads, and reads
+    that a lease waits for in threads of their own, so that they do not queue behind syncs."""
 
     def __init__(
         self,
@@ -229,7 +266,7 @@ class FolderSession:
         self.session = new_session(worker)
         self.life = this_process()
         self.forebears: frozenset[str] = frozenset()
-        """Sessions of former processes with this worker's name."""
+        """Earlier sessions of this worker, all of them dead."""
         self.clock = clock
         self.claims = Claims(share, layout.count)
         self.every_seconds = min(1.0, settings.lease_seconds / 8)
@@ -241,15 +278,15 @@ class FolderSession:
         self.hungry = False
         self.pulse: Heartbeat | None = None
         self.leaving = False
-        """Whether this worker takes no more shards."""
+        """Whether this worker is ending, and takes no more shards."""
         self.writing = asyncio.Lock()
-        """Held by whoever changes what is in the shards: calls that span several of them must not cross."""
+        """Held while links or outcomes are written: calls that span several shards must not interleave."""
         self.stored = 0
-        """Pages that this life of the worker has stored, in whatever shards."""
+        """Pages that this session has stored, in all shards that it ever had."""
         self.told_busy = False
-        """Whether the others have been told that something of ours is under way."""
+        """Whether the last heartbeat showed a busy shard."""
         self.tended = False
-        """Whether somebody calls `tend` again and again: no other call then waits for it."""
+        """Whether a task calls `tend` regularly; if not, other calls do."""
         self._given: dict[int, float] = {}
         self._tending = asyncio.Lock()
         self._renewing = asyncio.Lock()
@@ -260,20 +297,20 @@ class FolderSession:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="gossamer-folder")
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="gossamer-folder-read")
         self.changed: Callable[[], None] = lambda: None
-        """Called when something may have become due."""
+        """Called when something may have become due, or the job's state has changed."""
 
     async def join(self) -> None:
-        """Make sure that no other process has our name, then begin."""
+        """Make sure that no living process has this worker's name, then begin with a round."""
         if self.is_member:
             self.forebears = await be_alone(self)
         await self.tend()
 
     async def run(self, work: Callable[..., T], *given: Any) -> T:
-        """Do something with the folder, in a thread; what goes wrong there is said in our words."""
+        """Run an operation on the folder in a thread, and translate its errors."""
         return await self._run(self._threads, work, *given)
 
     async def read(self, work: Callable[..., T], *given: Any) -> T:
-        """The same for what somebody waits for who has nothing else to do: it does not stand behind others' syncs."""
+        """The same for reads that a lease waits for, in threads that no sync occupies."""
         return await self._run(self._readers, work, *given)
 
     async def _run(self, threads: ThreadPoolExecutor, work: Callable[..., T], *given: Any) -> T:
@@ -284,39 +321,43 @@ class FolderSession:
 
     @property
     def is_member(self) -> bool:
-        """Whether this is a worker, which takes shards."""
+        """Whether this is a worker, and no visitor."""
         return bool(self.worker)
 
     @property
     def has_company(self) -> bool:
-        """Whether other workers are there too."""
+        """Whether other workers are alive."""
         return any(self.peers.beats[name].worker for name in self.peers.live - {self.session})
 
     @property
     def remaining(self) -> float:
-        """Seconds for which nobody can take our shards from us."""
+        """Seconds for which nobody can take our shards: the lease, from before the last heartbeat was sent."""
         return self._deadline - self.clock.monotonic()
 
     @property
     def is_late(self) -> bool:
-        """Whether it is no longer sure that our shards are ours."""
+        """Whether it is not certain any more that our shards are ours."""
         return self.remaining < self.settings.lease_seconds * (1 - _SAFE)
 
     async def keep_up(self, *, seconds: float = 0.0) -> None:
-        """Make sure that what we hold is ours, for `seconds` at least if that can be had; tend if that is due."""
+        """Make sure that our shards are ours, if possible for `seconds`. Tend if no task does and it is due."""
         if self.is_member and (self.is_late or self.remaining < min(seconds, self.settings.lease_seconds)):
             await self.renew()
         if not self.tended and self.clock.monotonic() >= self._tended_at + self.every_seconds:
             await self.tend()
 
     async def renew(self) -> None:
-        """Beat. An owner that was silent for too long claims its shards anew: those of which it still has the last
-        claim it keeps, since nobody can have been there in between."""
+        """Send a heartbeat. An owner that was silent for too long claims its shards anew, and drops those that others
+        have claimed in between."""
         async with self._renewing:
-            # Not half of it: claims that were made and not noted would stay behind.
+            # To its end, even if cancelled: a claim that is made and not noted would block the shard.
             await to_the_end(self._renew())
 
     async def _renew(self) -> None:
+        """Send the heartbeat first, then claim anew, then trust the claims again.
+
+        The new deadline counts from before the heartbeat was made, and others count from the time that stands in it.
+        Claims come after the heartbeat, since a claim is void while its session's heartbeat is old."""
         sent_at, was_late = self.clock.monotonic(), self.is_late
         self._beats += 1
         beat = Beat(
@@ -339,21 +380,24 @@ class FolderSession:
                 claim = await self.run(self.claims.take, number, shard.claim, self.session, 0)
                 if claim:
                     shard.claim = claim
-                    # What was fetched before the worker was stopped can still be completed.
+                    # What was fetched before the suspension can still be completed.
                     shard.keep_leases(self.worker, until=self.clock.monotonic() + _GRACE * self.every_seconds)
                 else:
                     self.drop(number)
         self._deadline = max(self._deadline, sent_at + self.settings.lease_seconds)
 
     async def confirm(self, number: int) -> None:
-        """Say nothing if what was just written to a shard's log counts; Lost if somebody else has read it before."""
+        """Return if what was just written to a shard's log counts; raise Lost if another worker may have read the log
+        before it was written.
+
+        Called after the sync. Asked before, a suspension between question and write would go unnoticed."""
         if number in self.shards and self.is_late:
             await self.renew()
         if number not in self.shards:
             raise Lost(f"shard {number} is another worker's by now")
 
     def drop(self, number: int) -> None:
-        """Let go of a shard that is not ours any more."""
+        """Close a shard that another worker has claimed. Its leases are void: their outcomes count as stale."""
         shard = self.shards.pop(number, None)
         if shard is not None:
             log.warning("shard %d was taken over: this worker was silent for too long", number)
@@ -362,7 +406,7 @@ class FolderSession:
             self.changed()
 
     async def tend(self) -> None:
-        """One round: bring links in and out, beat, look at the others, take and give shards."""
+        """One round: move links, send a heartbeat, look at the others, give and take shards."""
         async with self._tending:
             self._tended_at = self.clock.monotonic()
             if self.is_member:
@@ -370,7 +414,7 @@ class FolderSession:
                     await self.renew()
                 taken = await self.links.collect()
                 await self.links.deliver()
-                # Told before the letters are gone: there is always one place that shows the work in them.
+                # The heartbeat before the letters are deleted: some place must always show the work in them.
                 await self.renew()
                 await self.run(self.post.done, taken)
             await self.look()
@@ -378,7 +422,7 @@ class FolderSession:
                 await self._balance()
 
     async def look(self, *, fresh: bool = False) -> None:
-        """See what the others do, and what people want."""
+        """Read claims, heartbeats, and the state that people want the job in; drop shards that are lost."""
         job = await self.run(read_wish, self.share)
         await self.run(self._look, fresh)
         if not self.is_member:
@@ -397,10 +441,10 @@ class FolderSession:
         self.peers.look(monotonic=self.clock.monotonic(), epoch=self.clock.epoch())
 
     def scenes(self) -> list[Scene]:
-        """The shards as this worker sees them: those of its region, and those of none."""
+        """One scene for each row of shards that this worker may have: that of its region, and that of no region."""
         holders = self.peers.holders(self.claims.newest)
-        # A claim of ours without a shard is what was left when the folder failed while we took it. What is about to be
-        # given counts as given: or more would be, round after round.
+        # A claim of ours without a shard is left from a failed `take`. A shard that is about to be given away counts as
+        # given: otherwise each round would choose more.
         staying = {number for number, shard in self.shards.items() if not shard.leaving}
         holders = {shard: who for shard, who in holders.items() if who != self.session or shard in staying}
         leased = [number for number, shard in self.shards.items() if shard.leased]
@@ -415,7 +459,7 @@ class FolderSession:
         return found
 
     def _work(self, number: int) -> int:
-        """How many requests of a shard are still to be fetched; at least 1 if nobody knows."""
+        """Requests of a shard that are still to be fetched; 1 if nobody knows, 0 if it is idle."""
         standing = self.claims.newest[number]
         beat = self.peers.beats.get(standing.claim.session)
         view = beat.shards.get(number) if beat is not None else standing.claim.view
@@ -426,11 +470,15 @@ class FolderSession:
         return max(1, view.counts.queued + view.counts.delayed + view.counts.leased) if view.busy else 0
 
     async def _balance(self) -> None:
+        """Give shards away and take free ones, by what was seen of the others in this round.
+
+        A shard goes only when nothing of it is leased; until then it is `leaving`, and hands out nothing more. So no
+        lease ever spans two owners, and a site's delay is not at risk."""
         for shard in list(self.shards.values()):
             # A shard that is leaving hands out no more leases, which would take back those that have expired.
             await shard.take_back()
         scenes = self.scenes()
-        # As they stand now: what others claim from here on is theirs.
+        # Claim only behind what is seen now: claims that others make from here on are theirs.
         seen = {number: standing.number for number, standing in self.claims.newest.items()}
         for number in [number for scene in scenes for number in to_give(scene)]:
             self.shards[number].leaving = True
@@ -438,7 +486,7 @@ class FolderSession:
             if shard.leaving and not shard.leased:
                 await self.give(number)
         now = self.clock.monotonic()
-        # What we have just given is for others, who may not have looked yet.
+        # Do not take back what was just given away: others may not have looked yet.
         self._given = {number: at for number, at in self._given.items() if at > now - _ROUNDS * self.every_seconds}
         kept = self._given.keys() | self.shards.keys()
         wanted = [number for scene in scenes for number in to_take(scene) if number not in kept and not self.leaving]
@@ -451,12 +499,15 @@ class FolderSession:
             await self.run(lambda: self.peers.sweep(epoch=epoch, older_than_seconds=_SILENT_SECONDS, needed=needed))
 
     async def inherit(self, worker: str, *, blamed: Sequence[int]) -> int:
-        """Take the shards of earlier lives of a worker, who is known to be dead; how many there were."""
+        """Take the shards of earlier sessions of a worker that is known to be dead; how many.
+
+        Their heartbeats are deleted first, so that the claims are void for everybody. The `blamed` keys, which its
+        crash marker names, count one loss each once their shard is open (P10)."""
         async with self._tending:
             await self.look(fresh=True)
             dead = [session for session, beat in self.peers.beats.items() if beat.worker == worker]
             if worker == self.worker:
-                # Not one that has taken our name since we looked.
+                # Not a session that has taken this name since `join`.
                 dead = [session for session in dead if session in self.forebears]
             for session in dead:
                 await self.run(self.peers.forget, session)
@@ -473,7 +524,10 @@ class FolderSession:
             return len(taken)
 
     async def take(self, after: Mapping[int, int]) -> list[int]:
-        """Claim shards, each after the claim that was seen to be void, and open them; those that we got."""
+        """Claim shards, each behind the claim that was seen to be void, and open them; those that this worker got.
+
+        One term serves all of them; it is above all earlier ones, so the tokens of the new leases are, too (P4).
+        Opening many shards takes a while: the heartbeat is renewed in between."""
         term = await self.run(self.claims.next_term)
         got = []
         for number, void in after.items():
@@ -487,7 +541,7 @@ class FolderSession:
             try:
                 await self._open(number, claim, term)
             except Unavailable as error:
-                # A claim without a shard is only in the way.
+                # A claim without an open shard would block it for everybody.
                 log.warning("shard %d could not be opened: %s", number, error)
                 await self.run(self.claims.return_unopened, number, claim)
                 continue
@@ -498,6 +552,10 @@ class FolderSession:
         return got
 
     async def _open(self, number: int, claim: int, term: int) -> None:
+        """Read a claimed shard's log, begin a log of our own behind it, and restore the shard from it.
+
+        Only after the claim: what the last owner confirmed is in the log by then. All sites of the shard wait one
+        delay, as after each start (P5)."""
         settings = self.settings
 
         def opened() -> FolderShard:
@@ -515,7 +573,10 @@ class FolderSession:
             await self.shards[number].limit(self.settings)
 
     async def give(self, number: int) -> None:
-        """Give a shard up for others to take; what it had for other shards is sent first."""
+        """Give a shard up for others to take, after sending what it has for other shards.
+
+        The claim of nobody carries the exact view, so that others know its work without reading its log. It is closed
+        before: nothing may be written to it once the claim is there."""
         await self.links.deliver()
         async with self.writing:
             shard = self.shards.get(number)
@@ -528,7 +589,7 @@ class FolderSession:
             self._given[number] = self.clock.monotonic()
 
     async def aclose(self) -> None:
-        """Give everything up, and be forgotten."""
+        """Give all shards up, and delete our heartbeat. If the folder fails, others take them when the lease ends."""
         try:
             self.leaving = True
             async with self._tending:
@@ -543,14 +604,14 @@ class FolderSession:
             self.abort()
 
     async def _disown(self) -> None:
-        """Give up claims of ours without a shard, which calls that were cut short have left behind."""
+        """Give up claims of this session without a shard, which interrupted calls have left behind."""
         await self.run(lambda: self.claims.look(fresh=True))
         for number, standing in list(self.claims.newest.items()):
             if standing.claim.session == self.session and number not in self.shards:
                 await self.run(self.claims.return_unopened, number, standing.number)
 
     def abort(self) -> None:
-        """Let go as a killed process does: the folder stays as it is."""
+        """Close files and threads, and leave the folder as a killed process would."""
         for shard in self.shards.values():
             shard.journal.close()
         self.shards.clear()

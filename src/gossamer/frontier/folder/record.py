@@ -1,4 +1,9 @@
-"""The record of a job on a shared folder: settings, secret, version, and the layout of its shards."""
+"""The record of a job on a shared folder: settings, secret, version, and the layout of its shards.
+
+`job.json` is made once, by one of all workers that create the job at the same time; the others read it. Secret, number
+of shards and region rules never change after that: keys and shards of known sites depend on them. Settings may be
+replaced by each `create`. `wish.json` has the state that people want (paused, running, stopping), which each worker
+reads every round, and `adopted.json` the imported trees."""
 
 from __future__ import annotations
 
@@ -27,8 +32,10 @@ _REMEMBERED = 1 << 16
 
 
 class Layout:
-    """`each` shards in a row. The rules are those that the job was made with: with others, sites that are known would
-    be looked for in shards that know nothing of them."""
+    """Which shard a site belongs to: a row of `each` shards for every region, and one for sites of none.
+
+    The region rules are those that the job was made with. Under other rules, known sites would be in shards that know
+    nothing of them, and be fetched twice."""
 
     def __init__(self, each: int, regions: Mapping[str, Sequence[str]] | None = None) -> None:
         self._each = each
@@ -58,7 +65,7 @@ class Layout:
         return sorted_out
 
     def may_have(self, shard: int, region: str) -> bool:
-        """Whether a shard is for workers of this region."""
+        """Whether workers of this region may own a shard."""
         return self.region(shard) in ("", region)
 
 
@@ -70,24 +77,24 @@ _RECORD, _WISH, _ADOPTED = "job.json", "wish.json", "adopted.json"
 
 
 class FolderJobRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job is, for all its workers."""
+    """The record of a job, the same for all its workers."""
 
     format: int
     secret: bytes
     shards: int
-    """For each region, and for the sites of none."""
+    """Shards of each region, and of the sites of none."""
     settings: dict[str, Any]
     regions: dict[str, list[str]] = {}
-    """The rules by which sites are in their shards."""
+    """The rules by which sites are in regions, as they were when the job was made."""
 
     @property
     def layout(self) -> Layout:
-        """Where sites are."""
+        """The layout of its shards."""
         return Layout(self.shards, self.regions)
 
 
 def place_of(url: str, job: str) -> tuple[Path, int]:
-    """Where a job is, and how many shards it gets if it is made: folder:/path or folder:/path?shards=128."""
+    """The folder of a job, and its number of shards if it is made: folder:/path or folder:/path?shards=128."""
     path, _, query = url.partition(":")[2].partition("?")
     if not path.startswith("/"):
         raise ConfigError(f"{url}: not a shared folder", hint="write folder:/path, with the whole path")
@@ -99,7 +106,7 @@ def place_of(url: str, job: str) -> tuple[Path, int]:
 
 
 def results_of(url: str, job: str) -> Path:
-    """Where its workers put what they store, unless the job says otherwise."""
+    """The folder where a job's workers store pages, unless its settings name another."""
     root, _ = place_of(url, job)
     return root.parents[1] / "results" / root.name
 
@@ -107,7 +114,9 @@ def results_of(url: str, job: str) -> Path:
 def open_job(
     share: SharedFolder, job: str, settings: Settings | None, *, shards: int
 ) -> tuple[FolderJobRecord, Settings]:
-    """The record of a job. With settings it is made if it is not there, and these are its settings from now on."""
+    """The record of a job and its settings. With `settings`, it is made if it is not there, and has these from now on.
+
+    All folders are made before the record: whoever finds the record finds a whole job."""
     if settings is not None:
         plain = configuration.dump(settings)
         regions = {name: list(patterns) for name, patterns in settings.regions.items()}
@@ -117,7 +126,7 @@ def open_job(
         _check(settings, made)
         share.make_folders(TEMPORARY, CLAIMS, TERMS, WORKERS, INBOX, REFUSED, QUOTA)
         share.make_folders(*(folder_of(shard) for shard in range(made.layout.count)))
-        # Passwords in it are for the user alone whose workers these are.
+        # Settings with passwords are readable by their user only.
         mode = 0o600 if has_secrets(settings) else 0o644
         if not share.claim(_RECORD, msgspec.json.encode(made), mode=mode):
             found = _read(share, job)
@@ -175,7 +184,7 @@ def _read(share: SharedFolder, job: str) -> FolderJobRecord:
 
 
 def read_wish(share: SharedFolder) -> JobState:
-    """What people want the job to do."""
+    """The state that people want the job in."""
     try:
         return cast(JobState, msgspec.json.decode(share.read(_WISH), type=str))
     except (FileNotFoundError, msgspec.MsgspecError):
@@ -183,7 +192,7 @@ def read_wish(share: SharedFolder) -> JobState:
 
 
 def read_adopted(share: SharedFolder) -> list[str]:
-    """The trees of pages that the job has taken over to their end."""
+    """The trees of pages that the job has imported to their end."""
     try:
         return msgspec.json.decode(share.read(_ADOPTED), type=list[str])
     except (FileNotFoundError, msgspec.MsgspecError):
@@ -191,10 +200,10 @@ def read_adopted(share: SharedFolder) -> list[str]:
 
 
 def write_adopted(share: SharedFolder, tree: str) -> None:
-    """Add a tree to those."""
+    """Add a tree to these."""
     share.put(_ADOPTED, msgspec.json.encode(sorted({*read_adopted(share), tree})))
 
 
 def write_wish(share: SharedFolder, job: JobState) -> None:
-    """Tell all workers what to do."""
+    """Set the state for all workers; each reads it in its next round."""
     share.put(_WISH, msgspec.json.encode(job))

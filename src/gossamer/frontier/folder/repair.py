@@ -1,4 +1,9 @@
-"""Queues pages again whose records are lost, on a shared folder."""
+"""Queues pages again whose records are lost, on a shared folder.
+
+For a results folder that was lost or restored while the frontier still counts its pages as stored. The repair needs all
+shards at once, so it waits until no other worker can be alive, and refuses to work beside one. Each shard is rewritten
+as a log in which the lost pages have no outcomes; the shard is then closed and opened anew, which queues them. A kill
+in between leaves each shard either as it was or repaired, and the repair can be repeated."""
 
 from __future__ import annotations
 
@@ -10,12 +15,12 @@ from gossamer.frontier.repair import HasRecord, Requeued
 
 
 class FolderRepair:
-    """The part of a frontier that queues finished pages again. It takes all shards: nobody else may have one."""
+    """The part of the folder frontier that queues finished pages again. It needs all shards."""
 
     owner: FolderSession
 
     async def requeue_lost(self, has_record: HasRecord) -> Requeued:
-        """Queue every page again that counts as stored and has no record, with all that its request had."""
+        """Queue each page again that counts as stored and has no record, with its whole request."""
         total = Requeued()
         for number in await self._take_all():
             chain = await self.owner.run(read_chain, self.owner.share, number)
@@ -26,12 +31,12 @@ class FolderRepair:
         return total
 
     async def write_off(self, pages: int) -> None:
-        """Count so many pages less as stored."""
+        """Count this many stored pages less."""
         number, *_ = await self._take_all()
         await self._rewrite(number, frozenset(), written_off=pages)
 
     async def _take_all(self) -> list[int]:
-        """Have every shard that anybody ever had; their numbers."""
+        """Own every shard that was ever claimed, and return their numbers."""
         owner = self.owner
         await self._be_alone()
         async with owner._tending:
@@ -45,8 +50,8 @@ class FolderRepair:
     async def _be_alone(self) -> None:
         """Wait until no other worker can have a shard; Held if one is alive.
 
-        Killed workers leave a heartbeat behind. It counts as one of a living worker until it has been watched for a
-        while, and until its lease has ended; before that, `_balance` would give it shards."""
+        A killed worker leaves a heartbeat behind, which counts as that of a living one until its lease has ended and it
+        was watched for a while. Until then, `_balance` would give shards to it."""
         owner, heard = self.owner, dict[str, int]()
         while True:
             async with owner._tending:

@@ -1,4 +1,21 @@
-"""A claimed shard: the embedded frontier in memory over a journal on the shared folder."""
+"""A claimed shard: the embedded frontier in memory over a journal on the shared folder.
+
+The rules of a shard are those of `frontier/embedded`: the same schedule, the same settlement, the same order of write
+and apply. This module adds what is different on a folder.
+
+- **A write counts only if the claim still holds after it.** `FolderJournal.write` appends a frame, syncs it, and asks
+  the session to confirm. If another worker has claimed the shard, the call raises `Lost`, and the frame does not
+  matter: the new owner has read the log before, or has read the frame as well and counts it.
+- **Reading may block**, since the folder may be a network mount. `load` never reads: it raises `NotAtHand`, the shard
+  reads the batch in a thread, and repeats the lease.
+- **Links for other shards** are staged with the outcome that brought them and written in the same frame (P3). They stay
+  in `outgoing` until they are sent; as long as there are any, the shard is busy (P6).
+- **Limits of the whole job** (`max_pages`) are not a shard's concern; `frontier.Quota` deals with them. What else spans
+  shards of a process, the order of their lanes, the shares of sites and the tokens, is in `Common`.
+
+When the disk fails in the middle of an append, the end of the log is unknown (`_torn`). The next write cuts the file at
+the last end that counted, and begins there. When the log is long, the next write first goes on in a new log behind a
+shorter past (`_shorten`)."""
 
 from __future__ import annotations
 
@@ -65,7 +82,7 @@ _FILE_MASK = (1 << FILE_BITS) - 1
 
 
 class _File:
-    """An open file. Several threads may use it: it is closed when the last of them lets go of it."""
+    """An open file, shared by threads: it is closed when the last of them drops it."""
 
     def __init__(self, path: Path, how: int) -> None:
         self.handle = os.open(path, how)
@@ -77,7 +94,7 @@ class _File:
 
 
 class _Next(NamedTuple):
-    """A chain to go on with, and what is to be known of it."""
+    """A shortened chain that is written, and the index and last visits in it."""
 
     chain: Chain
     places: Index
@@ -85,7 +102,11 @@ class _Next(NamedTuple):
 
 
 class FolderJournal:
-    """Changes of a shard in the newest file of its chain. Its owner is asked, after each write, whether it counts."""
+    """A journal in the newest log of a shard's chain. After each write it asks the owner whether the write counts.
+
+    `_end` is the end of what counts; bytes beyond it are from a write that failed. Files have numbers, which never
+    change, so that places of requests and states stay valid when the log is shortened. `_gone` counts links that have
+    been sent, `_gone_written` those of which the log says so."""
 
     def __init__(self, owner: FolderSession, chain: Chain, past: ShardPast, shard: int) -> None:
         self._owner = owner
@@ -106,18 +127,22 @@ class FolderJournal:
         self._at = past.last_at
         self._gone = self._gone_written = past.sent
         self.outgoing = past.unsent
-        """Links for other shards that are written down here and have yet to go out."""
+        """Links for other shards that are in the log and have not been sent yet."""
         self.staged: list[Request] = []
-        """Links for other shards that go with the next change."""
+        """Links for other shards that belong to the next change."""
         self.changes = 0
         self.moved: Callable[[Mapping[int, int]], None] = lambda visits: None
-        """Called with the new place of each URL's last visit when the log was made short."""
+        """Called with the new places of the last visits after the log was shortened."""
 
     async def write(self, change: Change) -> Sequence[int]:
+        """Append a change, sync it, and confirm it; only then does anything here change.
+
+        On an error `_end` stays, so the next write replaces what this one may have left. On `Lost` the shard is gone
+        already. Nothing is acknowledged in either case."""
         if self.is_long:
             await to_the_end(self._shorten())
         out = [encode(request) for request in self.staged]
-        # Time stands still rather than go back: what was due stays due.
+        # The time in a log never goes back: what was due stays due.
         self._at = max(self._at, self._owner.clock.epoch())
         sent = self._gone if self._gone != self._gone_written else 0
         frame, data, start = pack(change, at=self._at, out=out, sent=sent)
@@ -137,15 +162,16 @@ class FolderJournal:
 
     @property
     def is_long(self) -> bool:
-        """Whether the next change goes to a new log, behind a shorter past."""
+        """Whether the next change goes to a new log behind a shorter past."""
         return self._next is not None or self._growth.is_much(len(self._index.places))
 
     async def _shorten(self) -> None:
-        """Go on in a new log behind a past without what came to nothing.
+        """Continue in a new log behind a shortened past.
 
         The past is written first, then the new log, which counts from then on: whoever finds it needs no older file,
-        and whoever does not finds them as they were. So nothing may be written to the old log once the new one may be
-        there; if that is not known, the next change begins with another one, whose name is higher still."""
+        and whoever does not finds those as they were. So nothing may be written to the old log once the new one may
+        exist. If writing it fails, that is not known, and the next change starts with another one, whose name is
+        higher still. A past that cannot be written is no error: the log stays long for now."""
         if self._next is None:
             try:
                 self._next = await self._owner.run(self._write_past)
@@ -161,11 +187,11 @@ class FolderJournal:
         self._older, self._end, self._torn = chain.files[:-1], chain.files[-1][1], False
         self._index, self._growth = index, Growth()
         self._growth.size = sum(length for _, length in chain.files)
-        # Links that have gone out, and are in the new log since the old one did not say so.
+        # Links that were sent and are in the new past, because the old log did not say so yet.
         self._gone, self._gone_written = self._gone - self._gone_written, 0
         self.moved(visits)
         if reads:
-            # They were told of places in the old files.
+            # Reads under way use places in the old files: keep these open until they are done.
             await asyncio.wait(reads)
         for file in [file for file in self._files if file < older]:
             self._files.pop(file, None)
@@ -175,8 +201,9 @@ class FolderJournal:
             log.debug("old logs of shard %d are left to its next owner: %s", self._shard, error)
 
     async def forget_visits(self, unvisited: Set[int], *, written_off: int = 0) -> None:
-        """Go on in a new log in which URLs with these numbers were never visited, and so are queued. What is in memory
-        does not know: the shard has to be opened anew."""
+        """Continue in a new log in which these URLs were never visited, so that a start queues them.
+
+        Memory does not follow: the caller has to open the shard anew."""
 
         def rewrite() -> None:
             name, session, first = self._next_name("past"), self._owner.session, len(self._names)
@@ -190,7 +217,7 @@ class FolderJournal:
         await self._owner.confirm(self._shard)
 
     def _whole(self) -> Chain:
-        """All that was written down, read again."""
+        """Read the whole chain again, up to the end that counts."""
         chain = Chain()
         for name, length in [*self._older, (self._names[-1], self._end)]:
             chain.take(name, self._share.read(name), length)
@@ -208,12 +235,16 @@ class FolderJournal:
         put_log(self._share, chain, self._next_name("log"), shard=self._shard, session=self._owner.session)
 
     def _next_name(self, kind: str) -> str:
-        """A name that sorts behind all that this owner has used, and before those of its heirs."""
+        """A name that sorts behind all names of this owner, and before those of its successors."""
         self._nexts += 1
         folder, _, first = self._names[-1].rpartition("/")
         return f"{folder}/{kind}-{first.partition('-')[2].partition('.')[0]}.{self._nexts:06}"
 
     def _append(self, data: bytes, end: int) -> None:
+        """Write at the end that counts, and sync; runs in a thread.
+
+        `_torn` is set before the first byte and cleared after the sync: if anything in between fails, the next append
+        cuts the file first, so that no half frame stays between two whole ones."""
         name = self._names[-1]
         try:
             self._share.touched("append", name)
@@ -229,7 +260,7 @@ class FolderJournal:
             os.fsync(log.handle)
             self._torn = False
         except OSError as error:
-            # A handle that was bad once may stay so, though the file is well again.
+            # Open it anew next time: a failed handle may stay bad after the mount has recovered.
             self._files.pop(len(self._names) - 1, None)
             raise explained(error, self._share.root / name) from error
 
@@ -241,7 +272,7 @@ class FolderJournal:
         return found
 
     def sent(self, count: int) -> None:
-        """The first so many of the outgoing links are where they belong. It is written down with the next change."""
+        """Drop the first outgoing links: they are durable elsewhere. The next change writes that down."""
         del self.outgoing[:count]
         self._gone += count
 
@@ -253,11 +284,11 @@ class FolderJournal:
         return found
 
     async def fetch(self, numbers: Sequence[int], visits: Mapping[int, int]) -> None:
-        """Read requests, so that `load` has them at hand: until the next `load`."""
+        """Read requests in a thread and keep them for the next `load`."""
         self._at_hand.update(zip(numbers, await self.read(numbers, visits), strict=True))
 
     async def read(self, numbers: Sequence[int], visits: Mapping[int, int]) -> list[Request]:
-        """Requests as they were written down, read in a thread."""
+        """Requests as the log has them, read in a thread."""
         reading = asyncio.ensure_future(self._owner.read(self._requests, numbers, visits))
         self._reads.add(reading)
         reading.add_done_callback(self._reads.discard)
@@ -311,7 +342,7 @@ class FolderJournal:
 
 
 def story(chain: Chain, key: int) -> dict[str, Any] | None:
-    """All that a shard's past says of one URL; None if it is not there."""
+    """The history of one URL in a shard's past; None if it is not there."""
     sites = {number: name for frame in chain for number, name in frame.sites}
     for piece in chain.pieces:
         keys = column(piece.frame.keys)
@@ -334,7 +365,7 @@ def story(chain: Chain, key: int) -> dict[str, Any] | None:
 
 
 def sites_of(chain: Chain, *, settings: Settings, now: float) -> dict[str, dict[str, Any]]:
-    """All that a shard's past says of its sites, by name, with what waits on each; who has it in hand is not there."""
+    """The sites in a shard's past by name, with the length of their queues. Leases are not in a log."""
     past = ShardPast(chain)
     found: dict[int, dict[str, Any]] = {}
     for number, name, row in past.sites():
@@ -355,7 +386,7 @@ def sites_of(chain: Chain, *, settings: Settings, now: float) -> dict[str, dict[
 
 
 def site_of(chain: Chain, name: str, *, settings: Settings, now: float) -> dict[str, Any] | None:
-    """What was noted of one site; None if it is not there. What waits on it is not counted."""
+    """What a shard's past has of one site, without its queue; None if it is not there."""
     for _, known, row in ShardPast(chain).sites():
         if known == name:
             return site_view(name, row, settings=settings, now=now)
@@ -377,25 +408,27 @@ def _url_of(chain: Chain, number: int) -> str:
 
 
 _PATIENCE = 500.0
-"""Of its time, a worker spends at most this part on counting: one in so many."""
+"""Inverse of the largest part of its time that a worker spends on counting."""
 _SPARE = 64
 FETCHED_BEFORE = -1
-"""As the tries of a request: it was fetched by another program, and is only to be known."""
+"""As the `tries` of a request: another program has fetched it, so its key is only made known."""
 
 
 class Common:
-    """What the shards of one process have in common."""
+    """What the shards of one process share, so that their lanes compete as if in one schedule."""
 
     def __init__(self, settings: Settings) -> None:
         self.last_token = 0
-        """Tokens of all shards grow together."""
+        """The highest token of all shards: no two leases of a process have the same."""
         self.order = count()
         self.handed = SiteQuota(settings)
-        """A site's share is that of all shards together: in one of them it may be the only site."""
+        """A site's share is counted over all shards: in its own it may be the only site."""
 
 
 class FolderShard(EmbeddedFrontier):
-    """A part of the sites, with their schedule in memory. How many pages the job may store is not its concern."""
+    """The embedded frontier over one shard's sites, without the job's page limit.
+
+    `claim` is the number under which this process owns it; a renewal after a long silence replaces it."""
 
     def __init__(
         self,
@@ -413,10 +446,10 @@ class FolderShard(EmbeddedFrontier):
         self.number = number
         self.claim = claim
         self.leaving = False
-        """To be given to another worker as soon as nothing of it is leased."""
+        """Whether it is to be given away: it hands out nothing more, and goes when nothing of it is leased."""
         self._common = common
         self._urls: dict[int, dict[int, str]] = {}
-        """Of each lease, by key."""
+        """Token -> key -> URL of what is leased: links that are sent elsewhere name their page."""
         self._state.schedule.share, self._state.schedule.order = common.handed, common.order
         self._state.stored += past.stored
         journal.moved = self._moved
@@ -432,7 +465,7 @@ class FolderShard(EmbeddedFrontier):
             visits[number] = places.get(number, 0)
 
     async def add(self, requests: Sequence[Request]) -> int:
-        """Queue requests; those that say that they were fetched before are only remembered."""
+        """Queue requests; those that were fetched before are only made known."""
         fetched = [request for request in requests if request.tries == FETCHED_BEFORE]
         if not fetched:
             return await super().add(requests)
@@ -440,7 +473,7 @@ class FolderShard(EmbeddedFrontier):
         return await super().add([request for request in requests if request.tries != FETCHED_BEFORE])
 
     async def _remember(self, requests: Sequence[Request]) -> None:
-        """Skip what is there already: it is not this job that stored it, and its limits do not count it."""
+        """Make keys known as skipped: this job did not store these pages, so its limits do not count them."""
         state, settings = self._state, self._state.settings
         again_in = settings.revisit_seconds if settings.recrawl else None
         async with self._lock:
@@ -468,6 +501,7 @@ class FolderShard(EmbeddedFrontier):
         suspects: bool = True,
         over_quota: bool = True,
     ) -> Grant:
+        """As the embedded frontier, reading batches in a thread: repeated until what it would lease is at hand."""
         while not self.leaving:
             try:
                 grant = await self._lease_at_hand(
@@ -499,17 +533,17 @@ class FolderShard(EmbeddedFrontier):
 
     @property
     def queued(self) -> int:
-        """Requests that could be handed out."""
+        """Queued requests."""
         return self._state.schedule.queued
 
     @property
     def leased(self) -> int:
-        """Requests in somebody's hands."""
+        """Leased requests."""
         return self._state.schedule.leased
 
     @property
     def lanes_held(self) -> int:
-        """Lanes in somebody's hands."""
+        """Leased lanes."""
         return len(self._state.held)
 
     @property
@@ -518,25 +552,28 @@ class FolderShard(EmbeddedFrontier):
         return self._state.stored
 
     def next_turn(self, *, over_quota: bool) -> tuple[float, int] | None:
-        """When the next lane may be leased, and its place in the order of all shards of this worker."""
+        """When the next lane is ready, and its place in the order of all shards of this worker."""
         return self._state.schedule.next_turn(over_quota=over_quota)
 
     def next_expiry(self) -> float | None:
-        """When the next lease runs out."""
+        """When the next lease is taken back."""
         return self._state.next_expiry()
 
     def lapse_lost(self, now: float) -> None:
-        """Take back what has run out."""
+        """Take back expired leases."""
         self._state.lapse_lost(now)
 
     async def take_back(self) -> None:
-        """Take back what has run out, and write down what that says of its requests."""
+        """Take back expired leases, and write their losses down."""
         self._state.lapse_lost(self._clock.monotonic())
         if self._state.new_lapses:
             await self._keep_lost()
 
     def keep_leases(self, worker: str, *, until: float) -> None:
-        """Extend what a worker holds a little: it was stopped, and comes back while the shard is still ours."""
+        """Extend a worker's leases a little after a suspension in which nobody took the shard.
+
+        Their time is over, but what it fetched can still be completed. If they end all the same, their requests are not
+        blamed: the worker is known to be alive."""
         for lane in self._state.held.values():
             if lane.worker == worker:
                 lane.expires_at = max(lane.expires_at, until)
@@ -547,21 +584,21 @@ class FolderShard(EmbeddedFrontier):
         return self._state.has_suspect(worker, now)
 
     def is_over(self) -> bool:
-        """Whether nothing is left to hand out, under way, or to be sent to other shards."""
+        """Whether nothing is queued or leased, and no link waits to be sent to another shard (P6)."""
         return self._state.is_over() and not self.journal.outgoing
 
     def holds(self, outcome: Outcome) -> bool:
-        """Whether an outcome would count now."""
+        """Whether an outcome would count now: its token is valid and its request in the batch."""
         lane = self._state.held.get(outcome.token)
         return lane is not None and outcome.key in lane.batch
 
     def page_of(self, outcome: Outcome) -> str:
-        """The URL of an outcome that would count."""
+        """The URL of an outcome for which `holds` is true."""
         return self._urls[outcome.token][outcome.key]
 
     def view(self, *, exact: bool = False) -> ClaimsView:
-        """What others are told of it. Walking over all sites takes a while: unless it must be exact, what only that can
-        tell may be some seconds old."""
+        """The shard's state for others. Figures that need a walk over all sites may be some seconds old, unless
+        `exact`; `busy`, on which the end of the job depends, never is."""
         schedule, now = self._state.schedule, self._state.clock.monotonic()
         if exact or now >= self._counted_at + _PATIENCE * self._counting_seconds:
             self._counts, self._lanes = self._state.counts(), schedule.lanes(now)

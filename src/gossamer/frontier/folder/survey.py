@@ -1,4 +1,13 @@
-"""The state of a folder job, read from its files without claiming anything."""
+"""The state of a folder job, read from its files without claiming anything.
+
+Each shard is known from the best source that there is: from memory if this worker owns it, from its owner's last
+heartbeat if that is alive, from its last claim if it was given up, and else from its log. Figures of other workers are
+therefore up to a heartbeat old, and those of dead ones are what is durable.
+
+Whether the job is over must not be guessed from such figures (P6). `is_over` takes two looks. In both, every shard has
+a view that belongs to its newest claim and shows nothing under way, and no letter waits; and between the two, no shard
+has changed its claim or its number of changes. A link that travels during the first look shows
+up in the second: as a letter, as a busy shard, or as a change. The second look does not trust cached listings."""
 
 from __future__ import annotations
 
@@ -28,17 +37,17 @@ _RECENT_SECONDS = 600.0
 
 
 class FolderView:
-    """Adds up what is known of all shards."""
+    """The job as a whole: counts, sites, workers and shards."""
 
     def __init__(self, owner: FolderSession) -> None:
         self._owner = owner
         self._rested: dict[int, tuple[int, list[dict[str, Any]]]] = {}
-        """Of shards that nobody has: their claim, and their sites with the most queued."""
+        """Shards without a living owner -> their claim, and their largest sites."""
         self._read: dict[int, ClaimsView] = {}
-        """Of shards whose owner left without a word, or is dead: what their logs say."""
+        """Shards whose owner is dead or left no view -> the view that their log gives."""
 
     def _views(self, *, exact: bool = False) -> dict[int, ClaimsView | None]:
-        """What is known of each shard; None where its owner has not said, or is dead."""
+        """The view of each shard; None where its owner is dead, or has not reported it yet."""
         owner = self._owner
         found: dict[int, ClaimsView | None] = {}
         for number, standing in owner.claims.newest.items():
@@ -56,15 +65,15 @@ class FolderView:
         return found
 
     async def _completed(self, views: dict[int, ClaimsView | None]) -> dict[int, ClaimsView | None]:
-        """The same, with what the logs say of shards whose owner cannot be asked.
+        """The same, with views from the logs of shards whose owner cannot report.
 
-        Reading a log takes a while: as long as there are workers, who would take those shards, a log is read only where
-        its last owner has left no word at all, or to find out whether the job is over, which the first shard with work
-        in it answers."""
+        Reading a log takes a while. As long as workers are alive, which will take those shards, a log is read only if
+        its last owner reported nothing at all, or to find out whether the job is over; for that, the first shard with
+        work in it is enough."""
         owner, found = self._owner, dict(views)
         is_manned = any(owner.peers.beats[session].worker for session in owner.peers.live)
         unknown = [number for number, view in views.items() if view is None]
-        # The likeliest to have work come first.
+        # Shards that had most work come first: one with work answers the question.
         unknown.sort(key=lambda number: -self._last_said(number).counts.queued)
         open_ended = any(view is not None and view.busy for view in views.values())
         for number in unknown:
@@ -77,7 +86,7 @@ class FolderView:
                 try:
                     view = await owner.read(self._view_of_log, number, standing.number)
                 except Unavailable:
-                    # Somebody has just taken it.
+                    # A worker has just taken it.
                     open_ended = True
                     continue
                 self._read[number] = view
@@ -97,19 +106,19 @@ class FolderView:
         )
 
     def _last_said(self, number: int) -> ClaimsView:
-        """What the last owner of a shard said of it, dead or not."""
+        """The last view that a shard's owner reported, dead or alive."""
         standing = self._owner.claims.newest[number]
         beat = self._owner.peers.beats.get(standing.claim.session)
         view = beat.shards.get(number) if beat is not None else None
         return view or ClaimsView(claim=standing.number)
 
     def stored(self) -> int | None:
-        """Pages that are stored, of the whole job; None where that is not known of a shard."""
+        """Stored pages of the whole job; None if that is not known of a shard."""
         views = self._views().values()
         return None if None in views else sum(view.counts.stored for view in views if view is not None)
 
     def taken(self) -> int:
-        """Pages that are stored or in hand, of the whole job."""
+        """Stored and leased pages of the whole job, by the last reports."""
         total = 0
         for number, view in self._views().items():
             counts = (view or self._last_said(number)).counts
@@ -117,7 +126,10 @@ class FolderView:
         return total
 
     def _is_quiet(self, views: dict[int, ClaimsView | None]) -> dict[int, tuple[int, int]] | None:
-        """The claim and the changes of each shard, if nothing is under way in any."""
+        """The claim and the number of changes of each shard, if nothing is under way in any; else None.
+
+        A view of an older claim does not count: a new owner may have found work in the log. If the page limit is
+        reached, only leases keep a shard busy: its queue is never fetched."""
         limit = self._owner.settings.max_pages
         full = limit is not None and self.taken() >= limit
         quiet: dict[int, tuple[int, int]] = {}
@@ -130,7 +142,7 @@ class FolderView:
         return quiet
 
     async def is_over(self) -> bool:
-        """Whether nothing is queued, delayed, leased or on its way: two looks, between which nothing changed."""
+        """Whether nothing is queued, delayed, leased or on its way, by two looks between which nothing changed (P6)."""
         owner = self._owner
         before = self._is_quiet(self._views())
         if before is None or bool(await owner.run(owner.post.waiting)):
@@ -140,7 +152,7 @@ class FolderView:
         return after == before and not await owner.run(lambda: owner.post.waiting(fresh=True))
 
     async def counts(self, *, stale: int) -> Counts:
-        """One view of it all."""
+        """The counts of the whole job."""
         owner = self._owner
         if len(owner.shards) < owner.layout.count:
             await owner.look()
@@ -156,7 +168,7 @@ class FolderView:
         return Counts(**totals, job=job, finished=over, changes=changes, freshness=mean(every))
 
     async def lookup(self, key: int, site: str) -> dict[str, Any] | None:
-        """What was written down of a URL in another worker's shard. Whether it is in hand, only that one knows."""
+        """What the log has of a URL in another worker's shard. Whether it is leased, only that worker knows."""
         settings, now = self._owner.settings, self._owner.clock.epoch()
         chain, worker = await self._past_of(site)
         found = story(chain, key)
@@ -168,7 +180,7 @@ class FolderView:
         return {"key": key, **found, **where, "shard_worker": worker}
 
     async def site(self, name: str) -> dict[str, Any] | None:
-        """What was written down of a site in another worker's shard."""
+        """What the log has of a site in another worker's shard."""
         owner = self._owner
         chain, worker = await self._past_of(name)
         if site_of(chain, name, settings=owner.settings, now=0.0) is None:
@@ -178,7 +190,7 @@ class FolderView:
         return None if found is None else {**found, "shard_worker": worker}
 
     async def every_site(self, cursor: str, limit: int) -> tuple[list[Mapping[str, Any]], str]:
-        """Sites, shard by shard and by name, and where to go on; of other workers' shards, what was written down."""
+        """Sites by shard and name, and the next cursor; those of other workers' shards as their logs have them."""
         number, after = int(cursor.partition(":")[0] or 0), cursor.partition(":")[2]
         rows: list[Mapping[str, Any]] = []
         while number < self._owner.layout.count and len(rows) < limit:
@@ -202,8 +214,8 @@ class FolderView:
         return sites_of(chain, settings=owner.settings, now=owner.clock.epoch())
 
     async def sites(self, limit: int) -> list[Mapping[str, Any]]:
-        """Those with the most queued: of our shards as they are, of others' as they told a moment ago, and of shards
-        that nobody has as it was written down."""
+        """The sites with the most queued requests: ours from memory, those of living workers from their reports, and
+        those of shards without an owner from the logs."""
         owner = self._owner
         await owner.look()
         found = {site["site"]: site for shard in owner.shards.values() for site in await shard.sites(limit)}
@@ -219,11 +231,11 @@ class FolderView:
         self._rested = {n: kept for n, kept in self._rested.items() if resting.get(n) == kept[0]}
         for number, claim in resting.items():
             if number not in self._rested:
-                # Nobody changes it while the claim stands.
+                # The log of a shard without an owner cannot change under this claim.
                 try:
                     written = await owner.read(self._written, number)
                 except Unavailable:
-                    # It has just been taken: its new owner tells of it soon.
+                    # A worker has just taken it, and reports it soon.
                     continue
                 briefly = [brief(site) | {"leased": 0} for site in longest(written.values(), MOST_SITES)]
                 self._rested[number] = (claim, briefly)
@@ -231,7 +243,7 @@ class FolderView:
         return longest(found.values(), limit)
 
     async def _past_of(self, site: str) -> tuple[Chain, str]:
-        """What was written down of the shard of a site, and the worker that has it now."""
+        """The past of a site's shard, and the worker that owns it now."""
         owner, number = self._owner, self._owner.layout.shard_of(site)
         for last in (False, False, True):
             await owner.look(fresh=True)
@@ -240,13 +252,13 @@ class FolderView:
                 chain = await owner.read(read_chain, owner.share, number)
                 return chain, session.rpartition("~")[0] if session in owner.peers.live else ""
             except Unavailable:
-                # A new owner may just have made a shorter past of the files that we were about to read.
+                # Its owner may have shortened the past while we read.
                 if last:
                     raise
         raise AssertionError
 
     async def workers(self) -> list[Heartbeat]:
-        """The last pulse of each worker."""
+        """The last heartbeat of each worker."""
         owner = self._owner
         await owner.look()
         found = []
@@ -258,7 +270,7 @@ class FolderView:
         return found
 
     async def shards(self) -> list[ShardView]:
-        """Each shard, with the worker that has it."""
+        """Each shard with its owner."""
         owner = self._owner
         await owner.look()
         views = self._views()
