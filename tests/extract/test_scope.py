@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.engine.links import Scope
+from gossamer.engine.scope import Scope
 from gossamer.errors import ConfigError
 from gossamer.settings import Settings
 

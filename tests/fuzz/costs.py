@@ -28,7 +28,7 @@ from gossamer import urls
 from gossamer.clock import SystemClock
 from gossamer.download.decoding import decode
 from gossamer.engine import robots_txt
-from gossamer.engine.links import Scope
+from gossamer.engine.scope import Scope
 from gossamer.errors import ExtractError, FetchError
 from gossamer.extract import sitemap
 from gossamer.extract.dates import http_time, w3c_time

@@ -10,7 +10,7 @@ from morsels import octets, pumped, takes_linear_work, texts
 
 from gossamer import urls
 from gossamer.download.guard import check_url
-from gossamer.engine.links import Scope
+from gossamer.engine.scope import Scope
 from gossamer.engine.traps import has_far_date, prefix_of
 from gossamer.errors import ExtractError, Forbidden
 from gossamer.extract.encoding import NAMES

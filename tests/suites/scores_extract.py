@@ -11,7 +11,7 @@ from typing import Any
 from score import Score, tally
 
 from gossamer import urls
-from gossamer.engine.links import Scope
+from gossamer.engine.scope import Scope
 from gossamer.extract.encoding import DEFAULT, LATE_BYTES, declared, detect
 from gossamer.extract.links import parse_refresh
 from gossamer.extract.page import Page

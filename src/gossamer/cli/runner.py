@@ -12,7 +12,7 @@ import msgspec
 
 from gossamer import job_folder
 from gossamer import settings as configuration
-from gossamer.engine.links import Scope
+from gossamer.engine.scope import Scope
 from gossamer.errors import ConfigError, ExtractError
 from gossamer.extract.items import Schemas
 from gossamer.extract.selectors import check

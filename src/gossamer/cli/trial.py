@@ -25,9 +25,9 @@ from gossamer.cli.options import Sectioned, as_arguments, given, settings_option
 from gossamer.cli.runner import read_settings, refuse_windows, run
 from gossamer.cli.summary import REFUSED
 from gossamer.clock import SystemClock
-from gossamer.engine.links import Scope
 from gossamer.engine.parsing import make_spider
 from gossamer.engine.robots import Gate
+from gossamer.engine.scope import Scope
 from gossamer.errors import ConnectFailed, advice_for_kind
 from gossamer.extract.page import Page
 from gossamer.extract.spider import Spider

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from gossamer import urls
 from gossamer.engine import traps
-from gossamer.engine.links import Scope
 from gossamer.engine.robots_txt import Matcher, Robots, Rulings, unpack
+from gossamer.engine.scope import Scope
 from gossamer.settings import Settings
 
 
