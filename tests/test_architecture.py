@@ -9,30 +9,43 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "gossamer"
 MODULES = sorted(SOURCE.rglob("*.py"))
-ROOMS = {"frontier", "download", "extract", "sink", "middleware"}
-CORE = {"model", "cut", "urls", "errors", "clock", "settings", "wording", "addresses", "masks", "extras", "folders"}
-CORE |= {"compression"}
+ORDER: tuple[tuple[str, ...], ...] = (
+    ("core",),
+    ("extract", "download", "middleware", "frontier"),
+    ("storage",),
+    ("engine",),
+    ("telemetry", "imports"),
+    ("scrapy",),
+    ("jobs",),
+    ("results", "inspect"),
+    ("api",),
+    ("lab",),
+    ("testing",),
+    ("service",),
+    ("cli",),
+)
+"""A room imports those of earlier steps; those of its own step not. What is in no room is the core."""
+STEP = {room: step for step, rooms in enumerate(ORDER) for room in rooms}
+FRONT = {"__init__", "__main__", "sink", "stored"}
+"""The package's own names, the command's entry, and aliases of public names."""
+STORAGE_MAY = {"download.decoding", "extract.mime"}
+"""WARC pages are decoded, and trees sniffed; nothing else of the rooms before it is known to storage."""
 BACKENDS = "frontier/backends.py"
 SCHEME = re.compile(
     r"(rediss?(\+sentinel)?|unix|postgres(ql)?|mysql|mariadb|folder|sqlite|memory)(:/{0,3})?", re.IGNORECASE
 )
-OWN_SCHEMES = ("frontier/redis/frontier", "frontier/sql/", "frontier/embedded")
+OWN_SCHEMES = ("frontier/redis/", "frontier/sql/", "frontier/embedded/")
 """Of its own schemes a backend may ask which kind of server, dialect or store each stands for."""
-NO_FRONTIERS = (
-    "sink/",
-    "stored/",
-    "storage/tables.py",
-    "lab/verify.py",
-    "testing/servers.py",
-    "testing/network.py",
-)
+NO_FRONTIERS = ("storage/", "testing/servers.py", "testing/network.py", "lab/verify.py")
 """The addresses here are those of sinks, servers for tests, and proxies."""
 WAYS_IN = {"cli", "service", "api"}
 OPENED_BY_JOBS = {
-    *(f"engine.{name}" for name in ("coordinator", "remote", "wire")),
+    *(f"engine.{name}" for name in ("coordinator", "remote")),
     *(f"frontier.{path.relative_to(SOURCE / 'frontier').parts[0].removesuffix('.py')}"
       for path in (SOURCE / "frontier").rglob("*.py")),
-} - {"frontier.backends", "frontier.base", "frontier.regions", "frontier.advice", "frontier.policy"}  # fmt: skip
+} - {"frontier.backends", "frontier.base", "frontier.placement", "frontier.policy"}  # fmt: skip
+SERVICE_NAMES = "service/schemas.py"
+"""Its classes keep the names that OpenAPI publishes."""
 REGISTRY = {"Compacts", "MovesShards", "ability", "backend_of", "check", "find_backend", "is_address", "is_fleet",
             "is_in_memory"}  # fmt: skip
 """What the ways in may ask the registry of frontiers: about an address, never for a job."""
@@ -71,25 +84,63 @@ def test_there_is_something_to_check() -> None:
     assert len(MODULES) > 5
 
 
+def name_of(path: Path) -> str:
+    """The module's dotted name, without the package's."""
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
 @every_module
-def test_imports_follow_the_arrows(path: Path) -> None:
-    here = part(path)
-    if here in {"sink", "stored", "storage"}:
-        # What writes a format and what reads it are one room; WARC pages are decoded, and trees sniffed.
-        permitted = {"sink", "stored", "storage", "folders"} | CORE | {"download.decoding", "extract.sniff"}
-    elif here in ROOMS:
-        permitted = {here} | CORE
-    elif here in CORE:
-        permitted = CORE
-    elif here == "engine":
-        permitted = ROOMS | CORE | {"engine"}
-    else:
+def test_imports_follow_the_order_of_the_rooms(path: Path) -> None:
+    if part(path) in FRONT:
         return
+    here = part(path) if part(path) in STEP else "core"
     for line, name in imports(path):
         first, _, rest = name.partition(".")
-        if first == "gossamer":
-            parts = rest.split(".")
-            assert {parts[0], ".".join(parts[:2])} & permitted, f"{path}:{line} imports {name}"
+        if first != "gossamer" or not rest:
+            continue
+        there = rest.split(".")[0] if rest.split(".")[0] in STEP else "core"
+        known = there == here or STEP[there] < STEP[here]
+        if here == "storage" and STEP[there] == 1:
+            known = ".".join(rest.split(".")[:2]) in STORAGE_MAY
+        assert known, f"{path}:{line} imports {name}"
+        assert rest.split(".")[0] not in {"sink", "stored"}, f"{path}:{line} imports an alias, {name}"
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """No cycles among imports at the top of modules: each can be read, and loaded, after those that it names."""
+    modules = {name_of(path): path for path in MODULES}
+    graph: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        top = {line for node in tree(path).body for line in _runtime_lines(node)}
+        found = set()
+        for line, imported in imports(path):
+            parts = imported.removeprefix("gossamer.").split(".")
+            known = next((".".join(parts[:k]) for k in range(len(parts), 0, -1) if ".".join(parts[:k]) in modules), "")
+            if line in top and imported.startswith("gossamer.") and known and known != name:
+                found.add(known)
+        graph[name] = found
+    while ready := [name for name, needs in graph.items() if not needs & graph.keys()]:
+        for name in ready:
+            del graph[name]
+    assert sorted(graph) == []
+
+
+def _runtime_lines(node: ast.stmt) -> set[int]:
+    """The lines of the imports that run when a module is loaded: not those for types, nor those in functions."""
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return {node.lineno}
+    return {line for inner in node.body for line in _runtime_lines(inner)} if isinstance(node, ast.Try) else set()
+
+
+def test_every_public_class_has_a_name_of_its_own() -> None:
+    places: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in tree(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(path.relative_to(SOURCE).as_posix())
+    several = {name: found for name, found in places.items() if len(set(found) - {SERVICE_NAMES}) > 1}
+    assert several == {}
 
 
 @every_module
@@ -211,7 +262,7 @@ def test_module_says_what_belongs_in_it(path: Path) -> None:
 def test_a_forbidden_import_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checks above can fail: each is shown a module that breaks it."""
     monkeypatch.setattr("test_architecture.SOURCE", tmp_path)
-    (tmp_path / "sink").mkdir()
+    (tmp_path / "storage").mkdir()
     (tmp_path / "cli").mkdir()
     for text in ('url.startswith("redis://")', 'url in ("", "memory:")', 'KINDS = {"folder:": 1}', 'x == "sqlite:"'):
         asking = tmp_path / "cli" / "asking.py"
@@ -221,10 +272,10 @@ def test_a_forbidden_import_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     asking.write_text('kind = urlsplit(url).scheme == "postgresql"')
     with pytest.raises(AssertionError):
         test_nobody_takes_the_scheme_of_a_frontier_apart(asking)
-    bad = tmp_path / "sink" / "bad.py"
+    bad = tmp_path / "storage" / "bad.py"
     bad.write_text("'no sentence'\nimport pickle\nfrom gossamer.engine import run\nSEEN = {}\n")
     for check in (
-        test_imports_follow_the_arrows,
+        test_imports_follow_the_order_of_the_rooms,
         test_nothing_is_unpickled_or_evaluated,
         test_modules_keep_no_state,
         test_module_says_what_belongs_in_it,
@@ -233,13 +284,13 @@ def test_a_forbidden_import_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             check(bad)
     bad.write_text("from .. import engine\n")
     with pytest.raises(AssertionError):
-        test_imports_follow_the_arrows(bad)
+        test_imports_follow_the_order_of_the_rooms(bad)
     (tmp_path / "service").mkdir()
     bad = tmp_path / "service" / "bad.py"
-    bad.write_text("def ask():\n    from gossamer.cli.inspect import lines\n")
+    bad.write_text("def ask():\n    from gossamer.cli.inspect import why\n")
     with pytest.raises(AssertionError):
         test_ways_in_do_not_import_one_another(bad)
-    for opening in ("engine.remote import connect", "frontier.backends import open_fleet", "frontier.sqlite import x"):
+    for opening in ("engine.remote import connect", "frontier.backends import open_fleet", "frontier.embedded import x"):
         bad.write_text(f"from gossamer.{opening}\n")
         with pytest.raises(AssertionError):
             test_ways_in_reach_jobs_by_their_handle_only(bad)
