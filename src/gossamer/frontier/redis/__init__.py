@@ -16,7 +16,7 @@ _MOST_JOBS, _STEP = 1000, 1000
 
 
 class RedisBackend(FleetBackend):
-    """Jobs whose calls are scripts that Redis runs."""
+    """Jobs in Redis or Valkey, where each call of the frontier is one Lua script."""
 
     name = "redis"
     forms = ("redis://host:6379/0", "rediss://...", "redis+sentinel://host:26379/SERVICE/0", "unix:///path")
@@ -63,10 +63,10 @@ class RedisBackend(FleetBackend):
                 for shard in range(len(root.placement)):
                     key = job_key(job, shard)
                     redis = await link.at(key)
-                    # Walked over in steps: the server goes on serving others, however much it holds.
+                    # SCAN and UNLINK in steps: the server keeps serving others, however large the job is.
                     async for found in redis.scan_iter(f"{no_pattern(key.removesuffix('job'))}*", count=_STEP):
                         await redis.unlink(found)
-                # Last: who was interrupted before finds the job, and removes the rest of it.
+                # The root record goes last: an interrupted removal still finds the job and can be repeated.
                 await (await link.at(root_key(job))).unlink(root_key(job))
         except JobMissing:
             return False
@@ -86,7 +86,7 @@ class RedisBackend(FleetBackend):
         return _RedisMeter(url)
 
     async def move_shards(self, url: str, job: str) -> AsyncIterator[ShardMove]:
-        """Bring every shard to its server among these, and say where each is."""
+        """Move every shard to its server among these, and yield where each is."""
         from gossamer.frontier.redis.connection import addresses
         from gossamer.frontier.redis.move import spread
         from gossamer.frontier.redis.server import SCHEMES
@@ -107,7 +107,7 @@ class _RedisMeter:
 
     async def weight(self) -> float:
         while (memory := await self._redis.info("memory")).get("lazyfree_pending_objects"):
-            # What was deleted a moment ago is freed in the background, and would be taken for a loss of weight.
+            # Deleted keys are freed in the background; measured meanwhile, the job would seem to shrink.
             await asyncio.sleep(0.02)
         return float(memory["used_memory"])
 

@@ -13,27 +13,27 @@ from gossamer.frontier.redis.server import check_rights, check_server, connect, 
 from gossamer.model import Finding
 
 _LAG_SLACK_SECONDS = 2
-"""Redis compares min-replicas-max-lag once a second, in whole seconds: a replica may lack this much more."""
+"""Seconds by which a lag may exceed min-replicas-max-lag: Redis checks it once a second, in whole seconds."""
 
 
 class Persistence(NamedTuple):
-    """What decides how much a server may forget, and whether that loses anything."""
+    """The settings that decide how much a server may forget, and whether that loses pages."""
 
     persistence: dict[str, Any]
     replication: dict[str, Any]
     appendfsync: str
-    """Empty where the user may not ask for it; so are `save`, `min_replicas` and `max_lag`."""
+    """Empty where the user may not read it; likewise `save`, `min_replicas`, and `max_lag`."""
     syncs_in_rewrites: bool
-    """Whether the append-only file is synced as often while it is rewritten, too."""
+    """Whether syncing goes on while Redis rewrites the append-only file."""
     save: str
     min_replicas: str
     max_lag: str
     is_alone: bool
-    """Whether the whole job is on this server: then it forgets a page and its links together, or none of them."""
+    """Whether the whole job is on this server: then it forgets a page and its links together."""
 
 
 async def condition(url: str, *, clock: Clock, forget_seconds: float) -> AsyncIterator[Finding]:
-    """What is good, weak or bad about each of these servers; nothing is written."""
+    """Findings about each of these servers: reachability, version, rights, clock, memory, durability."""
     urls = addresses(url)
     for one in urls:
         name = f"{server_name(one)}: " if len(urls) > 1 else ""
@@ -44,7 +44,7 @@ async def condition(url: str, *, clock: Clock, forget_seconds: float) -> AsyncIt
 
 
 async def durability(url: str, *, forget_seconds: float) -> AsyncIterator[Finding]:
-    """How much each of these servers, and each node of a cluster, may forget: more than a job expects is weak."""
+    """Findings on how much each server or cluster node may forget; more than `forget_seconds` is weak."""
     urls = addresses(url)
     links = RedisConnections(urls)
     try:

@@ -1,4 +1,24 @@
-"""Connections to the servers of a shard: runs its scripts on one server or on a Cluster, with retries."""
+"""Connections to the servers of a shard: runs its scripts on one server or on a Cluster, with retries.
+
+A script is the concatenation of some files of `lua/`: the record, the core that every operation needs, the files of the
+operation (`_OWN`), and the answer. Each operation has a script of its own size, because defining the functions of a
+script takes time on every call. The client sends the SHA-1 digest; the server holds the compiled script. Only when it
+answers NOSCRIPT (a new server, a restart, SCRIPT FLUSH) does the client send the text, once for each script. The text
+is sent as it is in the files, comments included: they cost some kilobytes after a restart and nothing on a call.
+
+Calls may be repeated, since the client cannot know whether a script ran before its connection broke:
+
+- A broken connection is retried on a new one, twice, with back-off. Operations are written
+  to tolerate that: a repeat finds known keys, spent tokens, or the nonce of an attempt; a repeated lease takes other
+  lanes.
+- A timeout is not retried here. It becomes `Unavailable`, and the worker asks again with back-off.
+- In a cluster, MOVED updates the table of slots and the call goes to the node named there. ASK and TRYAGAIN mean that a
+  slot is on its way, with half of its keys on either node; the caller waits until it has arrived. `key:never`, a key
+  that never exists, is passed with each call: it makes a node refuse a half-moved slot, although all keys that the
+  script names up front may still be there.
+
+Idle workers share one subscription to the news of all shards of a server. It only makes them ask sooner: the number in
+the record decides whether there is news, and `idle` has a time limit."""
 
 from __future__ import annotations
 
@@ -39,9 +59,10 @@ Place = tuple[str, int]
 
 
 class Cluster:
-    """The nodes of a cluster. Every call is one script on one slot, so it needs no more than a table of slots.
+    """The nodes of a cluster. Every call is one script on one slot, so a table of slots is all it needs.
 
-    The cluster client of the library drops all connections when a slot moves, also those that others wait on."""
+    The library's own cluster client is not used: it drops all connections when a slot moves, including those on which
+    other calls wait for their answers."""
 
     def __init__(self, url: str, places: list[Place]) -> None:
         self._url = url
@@ -51,7 +72,7 @@ class Cluster:
         self._refreshing = asyncio.Lock()
 
     async def at(self, key: str) -> client.Redis:
-        """The node that has this key."""
+        """The client of the node that has this key; asks the cluster for its slots if that is not known yet."""
         slot = key_slot(key.encode())
         if slot not in self._slots:
             await self.refresh()
@@ -60,12 +81,12 @@ class Cluster:
         return self._node(self._slots[slot])
 
     def name_of(self, key: str) -> str:
-        """The address of that node, as far as is known; empty where nothing is."""
+        """The address of the node that has this key, as far as it is known; else empty."""
         host, port = self._slots.get(key_slot(key.encode()), ("", 0))
         return f"{host}:{port}" if host else ""
 
     async def any(self) -> client.Redis:
-        """A node that answers."""
+        """Some node, for what does not depend on a key."""
         if not self._slots:
             await self.refresh()
         return self._node(next(iter(self._slots.values())))
@@ -76,11 +97,13 @@ class Cluster:
         return [self._node(place) for place in dict.fromkeys(self._slots.values())]
 
     def moved(self, error: faults.MovedError) -> None:
-        """Heed what a node says about a slot."""
+        """Record the node that a MOVED answer names for a slot."""
         self._slots[error.slot_id] = (error.host, error.port)
 
     async def refresh(self) -> None:
-        """Ask the first node that answers for all slots."""
+        """Read the table of slots from the first node that answers.
+
+        Tries the nodes known now before those of the address: after a fail-over the given node may be the dead one."""
         async with self._refreshing:
             known = [*dict.fromkeys([*self._slots.values(), *self._places])]
             for place in known:
@@ -125,17 +148,17 @@ _OWN = {
     **dict.fromkeys(_MOVES, ("move",)),
 }
 _MOST_AT_ONCE = 32
-"""Calls of one worker that are under way, each on a connection: a job may have hundreds of shards."""
+"""Concurrent calls of one worker, each on its own connection: a job may have hundreds of shards."""
 _MOST_MOVES = 8
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class RedisConnection:
-    """One server, or one cluster. Whatever asks it may be asked again: the script makes each call atomic."""
+    """One server, or one cluster. Each call is one atomic script, and is repeated if its connection broke."""
 
     def __init__(self, redis: Any) -> None:
         self.redis = redis
-        """The server itself; of a cluster, `at` knows the node that has a key."""
+        """The server itself, or a `Cluster`, whose `at` finds the node of a key."""
         self._cluster = redis if isinstance(redis, Cluster) else None
         self._turns = asyncio.Semaphore(_MOST_AT_ONCE)
         self._waiting: dict[str, list[tuple[int, asyncio.Future[None]]]] = {}
@@ -143,7 +166,10 @@ class RedisConnection:
         self._subscribed = asyncio.Event()
 
     async def run(self, key: str, operation: str, given: Any, entries: Sequence[bytes] = ()) -> Any:
-        """One call of the script, for the shard with this record."""
+        """Run one operation on the shard with this record, and return its answer.
+
+        `given` are its arguments. `entries` travel beside them as one byte string with offsets in `given`: unpacking
+        them in Lua would make a string of each, even of the links that are known already."""
         arguments: list[Any] = [2, key, f"{key}:never", operation, _encode(given)]
         if entries:
             arguments.append(b"".join(entries))
@@ -159,7 +185,8 @@ class RedisConnection:
             except faults.MovedError as error:
                 self._cluster.moved(error)
             except (faults.ConnectionError, faults.TimeoutError):
-                # Another may have taken its place; whoever asks next asks that one.
+                # A replica may have been promoted. Learn the new table for the next call, and let the caller decide
+                # about this one: whether the script has run is unknown.
                 await self._cluster.refresh()
                 raise
             except faults.AskError as error:
@@ -171,7 +198,7 @@ class RedisConnection:
         return self.redis if self._cluster is None else await self._cluster.at(key)
 
     def node_of(self, key: str) -> str:
-        """The name of the node of a cluster that has this key, as far as is known; empty where there is no cluster."""
+        """The name of the cluster node that has this key, as far as it is known; empty without a cluster."""
         return "" if self._cluster is None else self._cluster.name_of(key)
 
     async def nodes(self) -> list[Any]:
@@ -179,7 +206,11 @@ class RedisConnection:
         return [self.redis] if self._cluster is None else list(await self._cluster.every())
 
     async def news_after(self, key: str, seen: int) -> None:
-        """Return once something has happened to the shard with this record since `seen`."""
+        """Return once the news number of the shard with this record is above `seen`.
+
+        The order avoids a lost wake-up: register the waiter, subscribe, and only then read the number from the record.
+        News before the subscription shows in the number, later news comes as a message. All waiters share one
+        listener; if its connection fails, each of them gets the error and the next waiter starts a new listener."""
         heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting = self._waiting.setdefault(key, [])
         waiting.append((seen, heard))
@@ -190,9 +221,10 @@ class RedisConnection:
             subscribed = asyncio.ensure_future(self._subscribed.wait())
             await asyncio.wait((subscribed, heard), return_when=asyncio.FIRST_COMPLETED)
             subscribed.cancel()
-            # What happened before the subscription has to be asked for.
+            # News from before the subscription was not delivered: read the number.
             if not heard.done():
-                # Shielded: whoever waits here is cancelled often, and a call of the library may swallow that.
+                # Shielded, because this wait is cancelled often (its time limit), and a cancelled call of the library
+                # may swallow the cancellation or leave an answer unread on the connection.
                 server = await self.at(key)
                 asked = asyncio.ensure_future(server.hget(key, "news"))
                 asked.add_done_callback(_passed_over)
@@ -207,7 +239,7 @@ class RedisConnection:
     async def _listen(self) -> None:
         listener: Any = None
         try:
-            # A cluster spreads news over all its nodes: any of them will do.
+            # A cluster forwards published messages to all nodes, so any node will do.
             server = self.redis if self._cluster is None else await self._cluster.any()
             listener = server.pubsub(ignore_subscribe_messages=True)
             await listener.psubscribe("gossamer:{*}:news")
@@ -247,13 +279,16 @@ class RedisConnection:
 
 
 def _passed_over(done: asyncio.Future[Any]) -> None:
-    """Take note of a failure that nobody may be left to hear of."""
+    """Retrieve the result, so that asyncio does not log a failure whose waiter has gone."""
     if not done.cancelled():
         done.exception()
 
 
 class RedisConnections:
-    """The servers of a job, by their names; those that are heard of later are reached with the same credentials."""
+    """The servers of a job, by name, opened when they are first needed.
+
+    A shard may have moved to a server whose address was not given. It is reached with the scheme, credentials, and
+    options of the first address."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         self._urls = {server_name(url): url for url in urls}
@@ -262,14 +297,17 @@ class RedisConnections:
 
     @property
     def names(self) -> list[str]:
-        """The servers that were given, in an order that all clients share."""
+        """The names of the servers given, sorted: clients that create a job at once must ask the same server first."""
         return sorted(self._urls)
 
     async def link(self, name: str) -> RedisConnection:
-        """The link to the server of this name, open and checked; without a name, to the one that was given."""
+        """The connection to the server of this name, or without a name to the first one given.
+
+        Opening checks the version, the memory policy, and the rights of the user. A script that lacks a right would
+        stop half-way, and Redis does not undo what it has written until then."""
         if self.is_cluster:
             name = next(iter(self._open))
-        # A job on one server is where it was found: machines may know that server by different names.
+        # A job on one server is stored without a name: machines may reach that server under different names.
         name = name or self.names[0]
         if name not in self._open:
             url = self._urls.get(name) or _as_given(next(iter(self._urls.values())), name)
@@ -287,7 +325,7 @@ class RedisConnections:
         return self._open[name]
 
     def name_of(self, server: str, key: str) -> str:
-        """The name of the server, or of the node of the cluster, that has this key, as far as is known."""
+        """The name of the server, or of the cluster node, that has this key, as far as it is known."""
         return next(iter(self._open.values())).node_of(key) if self.is_cluster else server
 
     async def aclose(self) -> None:
@@ -297,7 +335,10 @@ class RedisConnections:
 
 
 async def find_root(links: RedisConnections, job: str) -> RedisJobRecord:
-    """The record of a job, on the first of the servers that has it: one may be down, or have joined just now."""
+    """Read a job's record from the first server that has it; JobMissing if all answer and none has it.
+
+    A server may be down, or may have joined a moment ago without a record, so one silent or empty server does not end
+    the search. While a server is unreachable the job cannot be called missing: its error is raised instead."""
     error: faults.RedisError | None = None
     for name in links.names:
         try:
@@ -314,12 +355,12 @@ async def find_root(links: RedisConnections, job: str) -> RedisJobRecord:
 
 
 def addresses(text: str) -> list[str]:
-    """The addresses of a frontier on several servers: they are separated by commas."""
+    """Split the addresses of a frontier on several servers, which are separated by commas."""
     return re.split(r",(?=[a-z+]+://)", text)
 
 
 def server_name(url: str) -> str:
-    """A server's name: its address without credentials and options."""
+    """The name of a server: its address without credentials and options. Names are stored, secrets must not be."""
     parts = urlsplit(url)
     try:
         if parts.scheme == "unix":
@@ -333,7 +374,7 @@ def server_name(url: str) -> str:
 
 
 def _as_given(url: str, name: str) -> str:
-    """The address of a server by its name, with the scheme, credentials and options of another's."""
+    """Build the address of a named server with the scheme, credentials, and options of a known one."""
     parts = urlsplit(url)
     if name.startswith("unix:") or parts.scheme == "unix":
         raise ConfigError(f"a shard is on {name}, which was not named", hint="give the addresses of all servers")
@@ -360,7 +401,7 @@ def _script(own: tuple[str, ...]) -> tuple[str, str]:
     """The script of some operations, and its digest."""
     folder = resources.files("gossamer.frontier.redis").joinpath("lua")
     record, *rest = (folder.joinpath(f"{part}.lua").read_text("utf-8") for part in (*_CORE, *own, "answer"))
-    # All but the record is one function inside: Lua looks for each variable of a function around that is not the next
-    # one out among all those that are in use, and so defining them all took a fifth of a small call.
+    # Everything after the record is one nested function. A function definition resolves each upvalue that is not in the
+    # next enclosing function by searching all open variables; without the nesting that took a fifth of a small call.
     script = f"{record}return (function()\n{''.join(rest)}end)()\n"
     return script, sha1(script.encode(), usedforsecurity=False).hexdigest()

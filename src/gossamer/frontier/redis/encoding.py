@@ -18,7 +18,9 @@ log = logging.getLogger("gossamer.frontier")
 
 
 class PackedLinks:
-    """The links of one call, as they travel, and the sites that are spoken of."""
+    """The links of one call in wire form, and numbers for the sites that the call mentions.
+
+    Sites and ranks are sent once and referred to by number: most links of a page share a few of them."""
 
     def __init__(self, unknown: set[int] | None) -> None:
         self.unknown = unknown
@@ -37,7 +39,7 @@ class PackedLinks:
         return self.names.setdefault(site, len(self.names) + 1)
 
     def said(self) -> dict[str, Any]:
-        """What the script is told of the links beside their entries."""
+        """The arguments that describe the links, beside their entries."""
         groups = [part for site, rank in self.groups for part in (self.number(site), rank)]
         return {
             **told_keys(self.keys),
@@ -49,12 +51,15 @@ class PackedLinks:
 
 
 def told_keys(keys: Sequence[int]) -> dict[str, Any]:
-    """Keys as the script takes them: it has no numbers that could hold one, so it gets the last nine digits too."""
+    """Keys in the form of the script.
+
+    Lua numbers are doubles, which cannot hold 63 bits: keys are decimal text there, and the last nine digits travel as
+    a number that selects the bucket of the seen set."""
     return {"keys": list(map(str, keys)), "digits": [key % 1_000_000_000 for key in keys]}
 
 
 def first_values(settings: Settings, site: str) -> dict[str, Any]:
-    """What a site begins with that not all sites do: what the settings say of it alone, and its region."""
+    """The initial values of a site that differ from the defaults: its own settings, and its region."""
     found: dict[str, Any] = {}
     if site in settings.sites:
         own = settings.for_site(site)
@@ -65,7 +70,7 @@ def first_values(settings: Settings, site: str) -> dict[str, Any]:
 
 
 def read_lease(found: list[Any], seconds: float) -> tuple[Lease, list[msgspec.Raw]]:
-    """A lease, and the keys of those of its entries that nobody can read."""
+    """Decode a lease; also return the keys of entries that cannot be decoded, which the caller parks."""
     site, lane, token, entries, delay, lanes, robots, memo, suspect = found
     name = text(site)
     requests, unreadable = [], []
@@ -91,7 +96,7 @@ def read_lease(found: list[Any], seconds: float) -> tuple[Lease, list[msgspec.Ra
 
 
 def packed_note(note: SiteNote) -> list[Any]:
-    """A note, as a list."""
+    """A note as a list of arguments."""
     robots = [part for origin, rules in (note.robots or {}).items() for part in (origin, as_text(rules))]
     memo = [part for name, value in (note.memo or {}).items() for part in (name, as_text(msgspec.json.encode(value)))]
     packed = [

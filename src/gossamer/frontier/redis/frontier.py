@@ -1,4 +1,35 @@
-"""The frontier of one shard in Redis: each call is one atomic script."""
+"""The frontier of one shard in Redis: each call is one atomic script.
+
+This module is the client side. It packs arguments, calls a script of `lua/`, and unpacks the answer; it decides nothing
+about lanes, tokens, or keys. `lua/record.lua` lists the keys of a shard, `lua/lease.lua` and `lua/complete.lua` hold
+the rules.
+
+What keeps the promises:
+
+- Redis runs one script at a time and never interrupts it, so a call is atomic (P3), and two workers cannot take the
+  same lane or the same key (P1, P2).
+- All keys of a shard share one hash tag. They are on one server, or in one slot of a cluster, and a server that forgets
+  its last seconds forgets a page together with those of its links that belong to the shard.
+- Time is the server's. A worker sends durations only, so workers with wrong clocks cannot break the delay (P5).
+- Every call may be sent twice. `connection` repeats a call whose connection broke, without knowing whether the script
+  has run: a repeated `add` finds known keys, a repeated `complete` counts as repeated, and a repeated `lease` takes
+  other lanes while the first ones expire.
+
+What a failure does:
+
+| what fails | when | what follows |
+|---|---|---|
+| the worker | while it holds leases | each lane comes up again when its lease and one delay have passed (P9) |
+| the connection | after `lease` ran | nobody knows the token; the lease expires like that of a dead worker |
+| the connection | after `complete` ran | the repeat changes nothing, because the keys have left the batch (P3, P4) |
+| the worker | between two parts of a large `complete` | the first part stands, the other pages are fetched again |
+| the worker | after `complete`, before it packs queues | the queues stay as they are; a later call asks again |
+| the server | it restarts without its last second | its run changes, and lanes rest until forgotten leases end (P5) |
+
+Three jobs need more than one script, because Lua cannot compress or parse: packing long queues into blocks
+(`queue_blocks`), bringing revisits forward (`hasten`), and leasing from a site whose next requests are in a block. In
+each the client reads, computes, and sends the result back; the second script applies it only if what was read is still
+in place, so a worker that dies in between leaves the queue unchanged."""
 
 from __future__ import annotations
 
@@ -46,7 +77,9 @@ Call = Callable[..., Awaitable[Any]]
 
 
 async def hasten(call: Call, requests: Sequence[Request], settings: Settings, secret: bytes) -> None:
-    """Bring visits of pages forward that are said to have changed; it never fails, since all come at their time too."""
+    """Bring the visits of pages forward that a sitemap reports as changed.
+
+    Never raises a `FrontierError`: without this call, each page is visited at the time that was planned."""
     hints: dict[str, dict[int, float]] = {}
     for request in requests if settings.recrawl else ():
         if (hint := recrawl.hint_of(request)) is not None:
@@ -59,14 +92,17 @@ async def hasten(call: Call, requests: Sequence[Request], settings: Settings, se
 
 
 class _Site:
-    """One site, of which some pages are said to have changed."""
+    """Moves the planned visits of one site whose pages were reported as changed."""
 
     def __init__(self, call: Call, site: str, settings: Settings, secret: bytes, hints: Mapping[int, float]) -> None:
         self._call, self._site, self._settings, self._secret, self._hints = call, site, settings, secret, hints
         self._now = 0.0
 
     async def hasten(self) -> None:
-        """Look through all that waits. What has changed in the meantime is left as it is."""
+        """Search everything that waits for its time on this site, and send the moves.
+
+        The reads and the moves are separate scripts. Each move names the element that it was computed from, and the
+        script skips a move whose element has changed since."""
         now, slots, entries = await self._call("waiting", site=self._site)
         self._now = float(now)
         await self._move([move for entry, due in entries if (move := self._of_element("", 0, entry, float(due)))])
@@ -75,7 +111,7 @@ class _Site:
             elements = await self._call("slot", site=self._site, rank=rank)
             found = (self._of_element(rank, at, element, float(due)) for at, element in enumerate(elements))
             moves = [move for move in found if move is not None]
-            # The last first, so that the places of the others stay what they are.
+            # Last first: a move may remove its element, which shifts the positions of those behind it.
             await self._move(moves[::-1])
 
     async def _move(self, moves: list[dict[str, Any]]) -> None:
@@ -83,16 +119,16 @@ class _Site:
             await self._call("hasten", site=self._site, moves=moves)
 
     def _of_element(self, rank: str, at: int, element: bytes, due: float) -> dict[str, Any] | None:
-        """What is to be taken out of an element, an entry or a block of them; None for nothing."""
+        """The move that takes the matching entries out of one element (an entry or a block); None if none matches."""
         try:
             inside = unfold(element, self._site, self._secret)
         except ValueError:
-            # It is parked when its turn comes.
+            # Unreadable: `unfold_blocks` parks it when its turn comes.
             return None
         stays, goes, waits = [], [], []
         for entry in inside:
             hint = self._hints.get(int.from_bytes(entry[:8], "big"))
-            # In a slot all wait for their next visit.
+            # Every entry of a slot waits for a revisit; elsewhere the entry itself says so, and a retry stays.
             wait = None if hint is None or not (rank or revisit_of(entry)) else self._wait(entry, hint)
             if wait is None or hint is None or self._now + wait >= due:
                 stays.append(entry)
@@ -117,7 +153,7 @@ class _Site:
             visited = recrawl.read(state_of(entry))
         except ValueError:
             return None
-        # What was brought forward already stays where it is.
+        # A visit that was brought forward once stays where it is.
         return None if visited.hint else recrawl.hastened(visited, hint, self._settings, now=self._now)
 
 
@@ -130,7 +166,10 @@ _MOST_DELAYS = 500
 
 
 class RedisFrontier(RedisRepair):
-    """One shard of a job in Redis; any number of these, in any number of processes, share it."""
+    """One shard of a job in Redis. Any number of instances, in any number of processes, share it (P8).
+
+    An instance keeps no state that the job depends on: the URLs of leased pages, for links that name their page, the
+    ranks of standings, and an estimate of how many links are new. All of it may be lost with the process."""
 
     def __init__(
         self,
@@ -158,19 +197,19 @@ class RedisFrontier(RedisRepair):
         self._ranks: dict[tuple[int, int, int], str] = {}
         self._first: dict[str, dict[str, Any]] = {}
         self._said = b""
-        """The job's settings, as its record had them last."""
+        """The settings text that `refresh` read last, so that an unchanged record is not parsed again."""
         self._novelty = 1.0
         self._in_vain = 0
         self._pages: dict[int, dict[int, str]] = {}
-        """Token -> key -> URL of what is leased here: the links found there name it."""
+        """Token -> key -> URL of each leased page. A link stores the page that it was found on in short form."""
 
     @property
     def server(self) -> str:
-        """The name of the server that has the shard; of a cluster, of its node."""
+        """The name of the server that has the shard; in a cluster, the name of the node."""
         return self._links.name_of(self._server, self._key)
 
     async def run(self) -> str:
-        """The run of that server: another text once it may have forgotten something."""
+        """The run of that server: the text changes once the server may have forgotten something."""
         return str(text(await self._call("run")))
 
     async def add(self, requests: Sequence[Request]) -> int:
@@ -178,7 +217,9 @@ class RedisFrontier(RedisRepair):
         return added
 
     async def deliver(self, requests: Sequence[Request]) -> tuple[int, str]:
-        """As `add`, with the run of the server that acknowledged it."""
+        """Queue requests with unknown keys; how many were new, and the run of the server that acknowledged them.
+
+        The caller files links for another server under that run, and delivers them again when the run has changed."""
         added, runs = 0, set()
         for first in range(0, len(requests), MOST_LINKS):
             some = requests[first : first + MOST_LINKS]
@@ -190,11 +231,15 @@ class RedisFrontier(RedisRepair):
             self._learn(int(new), len(some))
             await fold_lists(self._call, to_fold, self.secret)
             await hasten(self._call, some, self.settings, self.secret)
-        # Taken by more than one run, they are in the box of none that is still there: they are delivered again.
+        # The server restarted in between and may have forgotten the first part. `SEVERAL_RUNS` is never the present
+        # run, so the outbox delivers all of them again.
         return added, runs.pop() if len(runs) == 1 else SEVERAL_RUNS
 
     async def _unknown(self, requests: Sequence[Request]) -> set[int] | None:
-        """The keys of those that may be new; None, which is all, while most are new and asking would not pay."""
+        """The keys among these that may be new, or None for all of them.
+
+        Asking first costs a round trip and saves sending known links. It pays once most links are known: the script
+        checks every key again, so a key that somebody adds in between is not queued twice (P1)."""
         if len(requests) < _ASK_FROM or self._novelty > _ASK_BELOW:
             return None
         keys = [request.key for request in requests]
@@ -202,7 +247,7 @@ class RedisFrontier(RedisRepair):
         return {keys[place - 1] for place in unknown}
 
     def _learn(self, new: int, sent: int) -> None:
-        """Remember what share of the links was new of late."""
+        """Update the moving average of the share of links that were new."""
         if sent:
             weight = min(0.5, sent / MOST_LINKS)
             self._novelty += (new / sent - self._novelty) * weight
@@ -221,7 +266,14 @@ class RedisFrontier(RedisRepair):
         over_quota: bool = True,
         handed_elsewhere: int = 0,
     ) -> ShardGrant:
-        """As `lease`, and what the shard saw: see `Shard.lease_shard`."""
+        """Lease from this shard, and report what the shard saw: see `Shard.lease_shard`.
+
+        The script grants what lies loose at the head of each queue and names the blocks that come next. The client
+        unpacks them before it returns, so the next call finds whole batches. When the script granted nothing because
+        everything due is in blocks, the client asks again at once.
+
+        The lease is valid from the moment the script ran. An error while unpacking must not hide it from the caller:
+        the pages would wait for the whole lease time."""
         for _ in range(_MOST_UNFOLDED):
             granted, wait, state, news, to_unfold, lost, handed_out, passed_over, run, outbox = await self._call(
                 "lease",
@@ -239,7 +291,7 @@ class RedisFrontier(RedisRepair):
                 if to_unfold:
                     await unfold_blocks(self._call, to_unfold, self.secret)
             except FrontierError:
-                # What is leased is leased; whoever asks next will hear what is wrong.
+                # Leases were granted: return them. The next call meets the same error if it lasts.
                 if not granted:
                     raise
             if granted or not to_unfold:
@@ -247,6 +299,7 @@ class RedisFrontier(RedisRepair):
         leases = []
         for found in granted:
             lease, unreadable = read_lease(found, seconds)
+            # Parked now, while the lease is ours: left in the batch they would come back with each expired lease.
             if unreadable:
                 await self._call("park", token=str(lease.token), keys=unreadable)
             if lease.requests:
@@ -284,6 +337,17 @@ class RedisFrontier(RedisRepair):
         parcels: Sequence[Parcel] = (),
         run: str = "",
     ) -> Receipt:
+        """Commit outcomes and their links, with notes and parcels. `run` guards links that other shards hold.
+
+        Many outcomes travel as several scripts, split between outcomes: an outcome and its links are always in one
+        script (P3). Notes and parcels go with the first part. A crash after it leaves parcels of pages that are not
+        completed; they deliver links twice, which is harmless, while the other order could lose some.
+
+        `run` is the run of this server in which it took links of these pages for its other shards. The script refuses
+        the call if the server has restarted since: the links may be gone, and must be delivered again first.
+
+        Packing queues and bringing visits forward come last, after the outcomes are committed; neither can undo
+        them."""
         accepted = stale = repeated = outbox = life = 0
         to_fold: list[Any] = []
         for some in portions(outcomes):
@@ -304,6 +368,7 @@ class RedisFrontier(RedisRepair):
             self._learn(int(found[3]), len(links))
             to_fold += found[4]
             life, outbox = crc32(found[5]), int(found[6])
+            # The first part carried them.
             notes, parcels = (), ()
             for outcome in some:
                 pages = self._pages.get(outcome.token, {})
@@ -315,17 +380,21 @@ class RedisFrontier(RedisRepair):
         return Receipt(accepted=accepted, stale=stale, repeated=repeated, run=life, outbox=outbox)
 
     async def sweep(self, runs: Mapping[str, str], *, seconds: float) -> list[Box]:
-        """Let the boxes of these servers' present runs age; all boxes that are left."""
+        """Age the boxes of the runs given here, drop parcels that are durable at their server, and return the rest.
+
+        `runs` maps each server to its present run; a box of another run does not age, and must be delivered again."""
         found = await self._call("sweep", runs=runs, seconds=seconds, step=MOST_STEP_SECONDS)
         return [Box(text(server), text(run), int(first), int(size)) for server, run, first, size in found]
 
     async def parcels(self, box: Box, limit: int) -> list[bytes]:
-        """The links of up to `limit` parcels of a box, oldest first."""
+        """The links of up to `limit` parcels of a box, oldest first; none if its oldest parcel is another by now."""
         found: list[bytes] = await self._call("parcels", box=f"{box.run} {box.server}", first=box.first, limit=limit)
         return found
 
     async def replace(self, box: Box, count: int, parcels: Sequence[Parcel]) -> None:
-        """Take the first parcels out of a box, if it still begins where it did, and put others into theirs."""
+        """Remove the first `count` parcels of a box and file new ones, in one script.
+
+        Changes nothing if another worker has removed parcels of the box since `sweep`: it delivered them already."""
         await self._call(
             "replace", box=f"{box.run} {box.server}", first=box.first, count=count, parcels=_packed(parcels)
         )
@@ -345,7 +414,9 @@ class RedisFrontier(RedisRepair):
         ]
 
     def _put(self, requests: Sequence[Request], load: PackedLinks, page: str = "", page_site: str = "") -> int:
-        """Load requests, found on this page; how many."""
+        """Add requests found on this page to the load; how many were added.
+
+        Links with the same site, priority, depth, and hops form one group, which the script pushes with one command."""
         from_inside, from_outside = (squeeze(page, page_site), squeeze(page, "")) if page else ("", "")
         unknown, standings, before = load.unknown, load.standings, len(load.keys)
         for request in requests:
@@ -373,7 +444,7 @@ class RedisFrontier(RedisRepair):
         return text
 
     def _sites(self, load: PackedLinks) -> dict[str, dict[str, Any]]:
-        """What the sites among these begin with, if they have anything of their own."""
+        """The initial values of those sites among these that differ from the job's defaults."""
         settings, known = self.settings, self._first
         if not settings.sites and not settings.regions:
             return {}
@@ -391,31 +462,37 @@ class RedisFrontier(RedisRepair):
             await self._call("release", tokens=[str(lease.token) for lease in leases])
 
     async def abandon(self, worker: str, *, blamed: Sequence[int] = ()) -> int:
-        """Take back at once what a dead worker held; `blamed` are the keys that it was handling. How many leases."""
+        """Take back at once what a dead worker held; how many leases that were.
+
+        Only the `blamed` keys, those that the worker was handling, count as lost with it (P10). The rest of each batch
+        returns to the head of its queue, and the lanes rest for one delay, since a request may have been sent (P5)."""
         return int(
             await self._call("abandon", worker=worker, blamed=[as_text(key.to_bytes(8, "big")) for key in blamed])
         )
 
     async def idle(self, grant: Grant) -> None:
+        """Wait for news of the shard, at most until the grant says that something is due, and at most 15 s.
+
+        A message may be lost with its connection; the time limit covers that."""
         wait = _LONGEST_SLEEP_SECONDS if grant.wait is None else min(grant.wait, _LONGEST_SLEEP_SECONDS)
         try:
             async with asyncio.timeout(wait):
                 await (await self._links.link(self._server)).news_after(self._key, grant.news)
-                # One page's links wake many workers: not all at once, and later those that came in vain before.
+                # The links of one page wake many workers. They spread out, and those that found nothing wait longer.
                 await asyncio.sleep(random.uniform(0, min(1.0, _FIRST_RANDOM_SECONDS * 2.0 ** min(self._in_vain, 10))))
         except TimeoutError:
             pass
         except faults.NoPermissionError as error:
             raise translate(error, self._job) from error
         except faults.RedisError:
-            # Whoever asks next will hear what is wrong.
+            # The next lease reports the error if it lasts; here only avoid a busy loop.
             await asyncio.sleep(min(wait, 1.0))
 
     async def counts(self) -> Counts:
         return (await self.view()).counts
 
     async def view(self) -> ShardView:
-        """The counts, and the regions with their lanes, at one moment."""
+        """The counts and the regions with their lanes, read by one script at one moment (P6)."""
         state, over, totals, regions, active, held, news, *fresh = await self._call("counts", **self._limit())
         counts = {text(totals[i]): int(totals[i + 1]) for i in range(0, len(totals), 2)}
         counts["delayed"] -= counts["revisits"]
@@ -455,27 +532,27 @@ class RedisFrontier(RedisRepair):
             self._said = found
 
     def apply(self, settings: Settings) -> None:
-        """Go on with these settings, of which only limits and delays are others than before."""
+        """Use these settings from now on; only limits and delays may differ from those before."""
         self.settings = settings
         self._first.clear()
 
     async def give_delays(self, delays: Mapping[str, float]) -> None:
-        """Have the sites among these that are known keep their own delay from now on."""
+        """Set the delay of those sites among these that the shard knows; new sites start with theirs."""
         names = list(delays)
         for first in range(0, len(names), _MOST_DELAYS):
             await self._call("own", delays={name: delays[name] for name in names[first : first + _MOST_DELAYS]})
 
     async def set_limit(self, pages: int | None, *, reserved: int | None = None) -> int:
-        """Begin, or end, to have a part of what the job may store; how many pages that part is."""
+        """Set or remove (None) this shard's part of the page limit; how many pages that part is."""
         return int(await self._call("limit", pages=pages, reserved=reserved))
 
     async def reserve(self, pages: int, *, limit: int) -> tuple[int, int]:
-        """Take pages from what is left of the job's limit, or give them back; how many, and what is left then."""
+        """Take pages from the rest of the job's limit, or give them back; how many were moved, and what is left."""
         taken, left = await self._call("reserve", pages=pages, limit=limit)
         return int(taken), int(left)
 
     async def allow(self, pages: int) -> tuple[int, int]:
-        """Let this shard store more, or less; only what is not used can be taken away. How many, and what is left."""
+        """Raise or lower this shard's part; only unused pages can be taken. How many were moved, and what is left."""
         moved, left = await self._call("allow", pages=pages)
         return int(moved), int(left)
 
@@ -508,7 +585,10 @@ class RedisFrontier(RedisRepair):
         return await inspect(await link.at(self._key), self._key, name)
 
     async def _found(self) -> RedisConnection:
-        """The server of the shard: what another has kept of it, or forgotten, is not to be read."""
+        """The connection to the server that serves the shard now.
+
+        Reads outside a script do not notice a moved shard. `where` does, and follows it, so that nobody reads the
+        copy that an old server keeps until it is deleted."""
         await self._call("where")
         return await self._links.link(self._server)
 
@@ -523,5 +603,5 @@ class RedisFrontier(RedisRepair):
 
 
 def _packed(parcels: Sequence[Parcel]) -> list[Any]:
-    """Parcels as the script takes them: to it, links are text like any other."""
+    """Parcels as arguments of the script, which treats their links as opaque text."""
     return [(parcel.server, parcel.run, as_text(parcel.links)) for parcel in parcels]

@@ -1,4 +1,7 @@
-"""Reads sites and URLs of a job in Redis."""
+"""Reads sites and URLs of a job in Redis.
+
+These reads run outside of scripts, so that a long answer does not block the server. What they show may therefore be of
+slightly different moments, and a request that moves meanwhile may be missed. They write nothing."""
 
 from __future__ import annotations
 
@@ -16,16 +19,16 @@ from gossamer.redact import masked_memo
 from gossamer.settings import Settings
 
 _LOOKED_AT = 1000
-"""Sites that are looked at, of those whose turn comes next: Redis keeps no order by length."""
+"""Number of sites examined, in the order in which they are ready: Redis keeps no order by queue length."""
 _TOGETHER = 250
 _STEP = 1000
 _SCANNED = 500
 _SLOT = b"\xfe"
-"""With this begins the name of a list of revisits among single ones."""
+"""First byte of an element of `later:SITE` that names a slot of revisits; an entry starts below 0x80."""
 
 
 async def sites(redis: Any, key: str, limit: int) -> list[Mapping[str, Any]]:
-    """The longest queues among the sites whose turn comes next."""
+    """The sites with the longest queues, among those that are ready next."""
     prefix = key.removesuffix("job")
     try:
         now = await _now(redis, key)
@@ -41,7 +44,7 @@ async def sites(redis: Any, key: str, limit: int) -> list[Mapping[str, Any]]:
 
 
 async def every_site(redis: Any, key: str, cursor: str, limit: int) -> tuple[list[Mapping[str, Any]], str]:
-    """About `limit` of all sites, as the server comes upon their keys, and where to go on."""
+    """About `limit` of all sites in the order of the server's SCAN, and the next cursor."""
     prefix = f"{key.removesuffix('job')}site:"
     names: dict[str, None] = {}
     place = int(cursor or 0) % (1 << 64)
@@ -59,14 +62,14 @@ async def every_site(redis: Any, key: str, cursor: str, limit: int) -> tuple[lis
 
 
 async def _now(redis: Any, key: str) -> float:
-    """The store's time, as the script reckons it."""
+    """The time of the store, computed as the scripts do."""
     clock, skew = await redis.hmget(key, "clock", "skew")
     seconds, micro = await redis.time() if clock is None else (float(clock), 0)
     return float(seconds) + float(micro) / 1e6 + float(skew or 0)
 
 
 async def inspect(redis: Any, key: str, name: str) -> Mapping[str, Any] | None:
-    """All that is known of one site; None if it was never seen."""
+    """Everything that is stored about one site; None if it was never seen."""
     prefix = key.removesuffix("job")
     try:
         if not await redis.exists(f"{prefix}site:{name}"):
@@ -104,7 +107,7 @@ async def _site(redis: Any, prefix: str, name: str, now: float) -> dict[str, Any
 
 
 async def _described(redis: Any, prefix: str, names: Sequence[str], now: float) -> list[dict[str, Any]]:
-    """Sites as people read them, some at a time: each time two trips to the server, however many there are."""
+    """Describe sites for people, with two round trips for each `_TOGETHER` sites."""
     found: list[dict[str, Any]] = []
     for start in range(0, len(names), _TOGETHER):
         some = names[start : start + _TOGETHER]
@@ -144,7 +147,9 @@ def _view(name: str, record: Mapping[str, str], waiting: int, default: float, no
 async def lookup(
     redis: Any, key: str, url: str, number: int, secret: bytes, settings: Settings
 ) -> Mapping[str, Any] | None:
-    """Where a URL waits, which has this number, or that it is done; None if it was never seen."""
+    """Where the URL with this key waits, or that it is known; None if it was never seen.
+
+    Searches the batches, queues, and blocks of the site, which takes time in proportion to its queue."""
     prefix = key.removesuffix("job")
     site = urls.site(url, by=settings.site_by)
     try:
@@ -195,16 +200,16 @@ async def _whereabouts(
                 for entry in entries_in(element, site, secret):
                     if entry.startswith(key):
                         return {**_request(entry, site), **state}
-    # Of what has come to an end, no more is kept than that it did.
+    # Of a finished URL only the key is stored.
     return {"state": "known"}
 
 
 def entries_in(element: bytes, site: str, secret: bytes) -> list[bytes]:
-    """The entries in an element of a queue: itself, or those of a block; none if it cannot be read."""
+    """The entries in an element of a queue, an entry or a block; none if the block is unreadable."""
     try:
         return unfold(element, site, secret)
     except ValueError:
-        # Whoever takes it from the queue says so, and parks it.
+        # `unfold_blocks` logs and parks it when its turn comes.
         return []
 
 

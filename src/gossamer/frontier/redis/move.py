@@ -1,20 +1,25 @@
 """Moves shards between Redis servers so that a power cut of either side loses nothing.
 
-A server may come back from a failure without what it acknowledged in its last `forget_seconds`. So for a while two
-servers have all data of a shard, and each may have forgotten what was agreed with the other. These rules keep one of
-them, and never two, in use, and lose neither the shard nor a link:
+A server may come back from a failure without what it acknowledged in its last `forget_seconds`. No transaction spans
+two servers, so for a while both have all data of a shard, and each may have forgotten what was agreed with the other.
+The rules below keep exactly one of them in use (P1, P2), and lose neither the shard nor a link (P7):
 
-1. Announce. The source notes `leaving` = target, and goes on. The next step waits until the source has lived for
-   `forget_seconds` on one run: from then on it cannot forget that it may have moved. A source that was started again
-   since (its run is another one) serves nothing before somebody has asked the target: SHARDLEFT.
-2. Copy. `depart` stops the calls at the source for as long as the mover renews it (`moving`, TRYAGAIN); if the mover
-   dies, they go on there after some seconds. All data go to the target, which keeps them closed (`arriving`,
-   SHARDARRIVING), and the record comes last, with the `generation` one higher. Then `leave` writes `moved` at the
-   source. It passes only if this attempt, named by its `nonce`, has stopped the calls all the time, and the source was
-   not started again. Then `settle` opens the copy at the target; if the mover is dead, the first client does it, once
-   it has seen `moved` at the source. The source keeps everything.
+1. Announce. The source stores `leaving` = target and keeps serving. The next step waits until the source has lived for
+   `forget_seconds` on one run: from then on it cannot forget that the shard may have moved. If it restarts after that,
+   its run differs, and it serves nothing until a client has asked the target (SHARDLEFT).
+2. Copy. `depart` stops the calls at the source for as long as the mover renews the claim (`moving`, TRYAGAIN). If the
+   mover dies, calls go on there after 15 s. All data go to the target, which does not serve them yet (`arriving`,
+   SHARDARRIVING). The record goes last, with a `generation` one higher. Then `leave` writes `moved` at the source. It
+   passes only if this attempt, named by its `nonce`, has stopped the calls all the time, and the source has not
+   restarted. Then `settle` opens the copy at the target; if the mover is dead, the first client that finds `moved` at
+   the source does it. The source keeps everything.
 3. Wait until the target has lived for `forget_seconds` on one run since, and has a record of that generation.
-4. Bury. Only then the source deletes the data; the record that stays names the target.
+4. Bury. Only now does the source delete the data. Its remaining record names the target.
+
+The order matters at three points. The announcement is durable before anything is copied, or a source that forgets
+`moved` would serve the shard again beside the target. The record arrives after the data, so a target that forgets has
+all of the shard or no record. The source deletes after the target can no longer forget, so one complete copy exists at
+any time.
 
 The record at the target decides who has the shard. What a crash does:
 
@@ -28,12 +33,13 @@ The record at the target decides who has the shard. What a crash does:
 | target forgets | the shard, or a part | clients find it kept at the source, under `moved` = target, and reclaim it |
 | both forget | the move | no open copy at the target: the source is confirmed, as if nobody had moved it |
 
-Lanes rest for one lease where the source is confirmed or reclaimed, as after every restart. Links that a forgotten copy
-had acknowledged are in outboxes under its run, and are delivered again. Without the right to ask INFO no run is known,
-and a source that forgets is not noticed: `spread` then refuses to begin.
+Where the source is confirmed or reclaimed, lanes rest for the longest lease, as after every restart: workers may still
+hold leases from the other copy (P5). Links that a forgotten copy had acknowledged are in outboxes under its run, and
+are delivered again. Without the right to run INFO no run is known, and a source that forgets goes unnoticed: `spread`
+then refuses to start.
 
-The protocol is that of `redis_move`. Every step is a script that looks for itself, so that any number of clients may
-take them at once, and any of them may be killed in between."""
+Every step is a script of `lua/move.lua` that checks its own preconditions, so any number of movers and clients may take
+steps at the same time, and any of them may be killed between two steps."""
 
 from __future__ import annotations
 
@@ -63,11 +69,11 @@ from gossamer.frontier.redis.server import (
 )
 
 MOST_STEPS = 12
-"""Servers that a call is sent to, one after the other: a shard moves seldom."""
+"""Servers that one call tries in turn before it gives up; shards move seldom."""
 
 
 class Copy(NamedTuple):
-    """What one server has of a shard."""
+    """What one server stores of a shard."""
 
     server: str
     moved: str
@@ -77,16 +83,16 @@ class Copy(NamedTuple):
     nonce: str
     generation: int
     is_kept: bool
-    """Whether all its data are there, and not only the name of the server that it has moved to."""
+    """Whether the data are there, not only a record that names the next server."""
 
     @property
     def is_live(self) -> bool:
-        """Whether this is the shard, if the server has not forgotten that it has moved."""
+        """Whether this copy would be served, unless the server has forgotten that the shard has moved."""
         return self.is_kept and not self.moved and not self.arriving
 
 
 async def look(links: RedisConnections, server: str, job: str, shard: int) -> Copy | None:
-    """What a server has of a shard, whether or not it would serve it."""
+    """Read what a server stores of a shard, whether or not it would serve it; None if nothing."""
     key = job_key(job, shard)
     link = await links.link(server)
     redis = await link.at(key)
@@ -100,7 +106,7 @@ async def look(links: RedisConnections, server: str, job: str, shard: int) -> Co
 
 
 async def step(links: RedisConnections, server: str, job: str, shard: int, operation: str, **given: Any) -> Any:
-    """One step of a move, on this server."""
+    """Run one step of a move on this server."""
     return await (await links.link(server)).run(job_key(job, shard), operation, given)
 
 
@@ -113,7 +119,10 @@ async def call_shard(
     given: Mapping[str, Any],
     *entries: bytes,
 ) -> tuple[str, Any]:
-    """Call a shard, wherever it is: the server that has it, and its answer."""
+    """Call a shard wherever it is; return the server that has it and its answer.
+
+    A refusal by the script has changed nothing, so the call may go to the next server. `visited` detects two servers
+    that name each other."""
     key = job_key(job, shard)
     visited: list[str] = []
     for _ in range(MOST_STEPS):
@@ -134,7 +143,10 @@ async def call_shard(
 async def next_server(
     links: RedisConnections, server: str, job: str, shard: int, error: faults.RedisError, *, visited: Sequence[str] = ()
 ) -> str | None:
-    """Where to send a call to that this server has refused, once what is in the way is settled; None if nothing was."""
+    """The server to send a refused call to, after taking the step that the refusal calls for; None for other errors.
+
+    An error on the way (the other server is down, or somebody else took the step) means that nobody may decide now:
+    it becomes `Unavailable`, and the caller retries. Deciding without the other side could put two copies in use."""
     reason, *words = _refusal(str(error))
     try:
         server = server or links.names[0]
@@ -149,7 +161,7 @@ async def next_server(
         if reason == "JOBMISSING" and not links.is_cluster:
             return await _missing(links, server, job, shard)
     except faults.RedisError as fault:
-        # The one that was to be asked does not answer, or was asked at the wrong moment.
+        # The other server does not answer, or its state changed between two steps.
         told = translate(fault, job)
         raise told if isinstance(told, Unavailable) else Unavailable(str(told)) from fault
     return None
@@ -165,23 +177,27 @@ def _refusal(text: str) -> list[str]:
 
 
 async def _arriving(links: RedisConnections, server: str, job: str, shard: int, source: str, nonce: str = "") -> str:
-    """This server has a copy that was not served yet: it is the shard if its source has said so."""
+    """This server has a copy that is not open: open it if the source has left with the same nonce.
+
+    Otherwise the source still has the shard, or takes it back from a target that has forgotten the newer attempt."""
     there = await look(links, source, job, shard)
     if there is not None and there.moved == server and there.nonce == nonce:
         is_open = await step(links, server, job, shard, "settle", nonce=nonce)
-        # Otherwise this server has come back with a part of the copy, and the source takes the shard back.
+        # Not opened, though the source has left: this server lost the copy or a part of it, so the source reclaims.
         if is_open or not there.is_kept:
             return server
     if there is None:
         raise Unavailable(f"Redis: shard {shard} is on its way from {source} to {server}")
     if there.moved == server and there.is_kept:
-        # What came here was forgotten, or a part of it.
+        # The copy that the source left for is not here, or not whole: this server has forgotten it.
         await step(links, source, job, shard, "reclaim", target=server, nonce=there.nonce)
     return source
 
 
 async def _return(links: RedisConnections, server: str, job: str, shard: int, target: str) -> None:
-    """Two servers name one another: the target has forgotten that the shard came to it, but not an earlier stay."""
+    """Two servers name each other: the target forgot that the shard came back, but not that it left long ago.
+
+    The lower generation at the target proves that. The source still has all data, and reclaims the shard."""
     here, there = await look(links, server, job, shard), await look(links, target, job, shard)
     if here is None or there is None or not here.is_kept or here.moved != target:
         return
@@ -190,7 +206,11 @@ async def _return(links: RedisConnections, server: str, job: str, shard: int, ta
 
 
 async def _left(links: RedisConnections, server: str, job: str, shard: int, target: str, run: str) -> str:
-    """This server was started again, and may have forgotten that the shard has moved to the target."""
+    """This server restarted after the announcement, and may have forgotten that the shard left: ask the target.
+
+    An open copy of a higher generation there has the shard, and this server follows it. A closed copy is killed first,
+    so that nobody can open it later, and only then this server is confirmed. If the kill comes too late, somebody has
+    opened the copy: the call is sent here again, and the next round follows it."""
     here, there = await look(links, server, job, shard), await look(links, target, job, shard)
     if here is None:
         return server
@@ -206,7 +226,10 @@ async def _left(links: RedisConnections, server: str, job: str, shard: int, targ
 
 
 async def _missing(links: RedisConnections, server: str, job: str, shard: int) -> str | None:
-    """This server does not have the shard: it may have forgotten that it came here."""
+    """This server has no record of the shard: look on all others.
+
+    A live copy wins, the highest generation first. Without one, a server that left the shard for this one reclaims it:
+    this server has forgotten the arrival. None only if every server answered, since a silent one may have the shard."""
     fault: Exception | None = None
     copies: list[Copy] = []
     for name in await all_servers(links, job):
@@ -229,7 +252,7 @@ async def _missing(links: RedisConnections, server: str, job: str, shard: int) -
 
 
 async def all_servers(links: RedisConnections, job: str) -> list[str]:
-    """The names of all servers that may have something of a job."""
+    """The servers that may store something of a job: those given, and those of the last known placement."""
     try:
         placement = (await find_root(links, job)).placement
     except (faults.RedisError, FrontierError):
@@ -238,13 +261,13 @@ async def all_servers(links: RedisConnections, job: str) -> list[str]:
 
 
 async def find_shard(links: RedisConnections, server: str, job: str, shard: int) -> str:
-    """The server that has a shard and serves it."""
+    """The server that serves a shard, after settling whatever is in the way."""
     found, _ = await call_shard(links, server, job, shard, "where", {})
     return found or links.names[0]
 
 
 def gone(job: str, shard: int, server: str) -> JobMissing:
-    """The error of a shard that its server has lost for good."""
+    """The error for a shard that no server has any more."""
     return JobMissing(
         f"shard {shard} of job {job!r} is not on {server} any more",
         hint="was this Redis emptied, or restarted without its data? Begin anew under another name",
@@ -255,16 +278,16 @@ log = logging.getLogger("gossamer.frontier")
 _STEP = 500
 _STEP_BYTES = 8_000_000
 _MOVING_SECONDS = 15
-"""A source whose mover has not renewed its claim for this long goes on by itself."""
+"""Seconds after which a source serves again when the mover has stopped renewing its claim."""
 _RENEW_SECONDS = 3.0
 _RETRY_SECONDS = 0.5
 _PATIENCE_SECONDS = 60.0
-"""How long servers that do not answer are asked again."""
+"""Seconds for which a server that does not answer is asked again."""
 _Answer = TypeVar("_Answer")
 
 
 class RedisShardMove(NamedTuple):
-    """A shard that is on its server now, and how many keys had to be brought there."""
+    """A shard that is on its server now, and the number of keys copied for that."""
 
     shard: int
     source: str
@@ -273,9 +296,10 @@ class RedisShardMove(NamedTuple):
 
 
 async def spread(url: str, job: str, *, forget_seconds: float | None = None) -> AsyncIterator[RedisShardMove]:
-    """Bring every shard of a job to its server among these, and say where each is.
+    """Move every shard of a job to its server among these, and yield where each is.
 
-    It ends when no server can forget any more that they have moved. What was interrupted is finished first."""
+    Ends when no server can forget the moves any more. Finishes moves that were interrupted earlier. Interrupting it at
+    any point is safe: run it again."""
     links = RedisConnections(addresses(url))
     try:
         root = await find_root(links, job)
@@ -294,6 +318,8 @@ async def spread(url: str, job: str, *, forget_seconds: float | None = None) -> 
 
 
 class _Mover:
+    """One run of `spread`. It keeps no state that matters: everything that was decided is in the records."""
+
     def __init__(self, links: RedisConnections, root: RedisJobRecord, job: str, forget_seconds: float) -> None:
         self._links = links
         self._root = root
@@ -301,7 +327,10 @@ class _Mover:
         self._forget_seconds = forget_seconds
 
     async def announce(self, places: list[str]) -> None:
-        """Have every source know that its shards may leave, for good."""
+        """Announce all moves, then wait once until no source can forget its announcement.
+
+        Shards that stay lose an old announcement. All sources wait at the same time, so the wait does not grow with
+        the number of shards."""
         sources: dict[str, None] = {}
         for shard, wanted in enumerate(places):
             found = await self._find(shard)
@@ -315,7 +344,10 @@ class _Mover:
         await self._outlive(sources)
 
     async def settle(self, shard: int, wanted: str) -> RedisShardMove:
-        """Have a shard on the server that it belongs to."""
+        """Move a shard to the server where it belongs, with as many attempts as it takes.
+
+        After each attempt the loop looks again where the shard is, and believes only that: an attempt that failed here
+        may have succeeded at the servers, or another mover may have moved the shard."""
         start, keys, clock = "", 0, asyncio.get_running_loop().time
         end = clock() + _PATIENCE_SECONDS
         while True:
@@ -328,25 +360,29 @@ class _Mover:
                 await write_root(there.redis, self._job, self._root.settings, self._root.placement, self._root.secret)
                 here = await look(self._links, place, self._job, shard)
                 if here is None or here.leaving != wanted:
-                    # Somebody else has moved it since the announcement was made.
+                    # Another mover has moved it since the announcement: announce at its new place, and wait again.
                     await self._call(shard, "announce", target=wanted)
                     await self._outlive({place: None})
                     end = clock() + _PATIENCE_SECONDS
                 keys += await self._move(place, wanted, shard)
                 continue
             except (faults.RedisError, FrontierError) as error:
-                # What was begun is given up; after a restart of the source it has to be confirmed first.
+                # `_move` has given up its attempt. After a restart of the source, `_find` confirms it first.
                 self._check_patience(error, end)
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def finish(self, places: list[str]) -> None:
-        """Wait until no target can forget a shard, then delete what the sources have kept."""
+        """Wait until no target can forget a shard, then delete what the sources have kept.
+
+        A target that forgot during the wait no longer has a live record of the generation; its source keeps the data,
+        `_find` makes the source reclaim the shard, and it is moved again. The placement is written last, as a hint for
+        workers that join later."""
         while True:
             kept = [copy for shard in range(len(places)) for copy in await self._kept(shard)]
             await self._outlive(dict.fromkeys(copy.moved for _, copy in kept))
             for shard, copy in kept:
                 there = await look(self._links, copy.moved, self._job, shard)
-                # A target may have come back with a part of the copy, under a record that says of which generation.
+                # The generation tells this copy from an older stay of the shard at the target.
                 if there is not None and there.is_live and there.generation > copy.generation:
                     await self._bury(shard, copy)
             again = [shard for shard in range(len(places)) if await self._find(shard) != places[shard]]
@@ -369,12 +405,12 @@ class _Mover:
         return await self._patiently(lambda: find_shard(self._links, place, self._job, shard))
 
     async def _kept(self, shard: int) -> list[tuple[int, Copy]]:
-        """The copies of a shard on servers that it has left."""
+        """The copies of a shard that are kept on servers that it has left."""
         place, found = await self._find(shard), []
         for name in await all_servers(self._links, self._job):
             copy = await look(self._links, name, self._job, shard)
             if copy is not None and copy.is_live and name != place:
-                # It has forgotten that it was left, and nobody has called it since.
+                # It forgot that the shard left, and nobody has called it since: a call makes it follow.
                 await find_shard(self._links, name, self._job, shard)
                 copy = await look(self._links, name, self._job, shard)
             if copy is not None and copy.is_kept and copy.moved:
@@ -406,7 +442,7 @@ class _Mover:
         return run
 
     async def _patiently(self, call: Callable[[], Awaitable[_Answer]]) -> _Answer:
-        """Call again while a server is away, or another mover is at work."""
+        """Repeat the call while a server is unreachable or another mover is at work."""
         clock = asyncio.get_running_loop().time
         end = clock() + _PATIENCE_SECONDS
         while True:
@@ -417,14 +453,19 @@ class _Mover:
             await asyncio.sleep(_RETRY_SECONDS)
 
     def _check_patience(self, error: faults.RedisError | FrontierError, end: float) -> None:
-        """Raise what does not pass by itself, or has not in time."""
+        """Raise errors that do not pass by themselves, and all errors once the patience is over."""
         told = translate(error, self._job) if isinstance(error, faults.RedisError) else error
         if not isinstance(told, Unavailable) or asyncio.get_running_loop().time() > end:
             raise told from error
         log.debug("the move waits: %s", told)
 
     async def _move(self, source: str, target: str, shard: int) -> int:
-        """One attempt; how many keys it has brought there, or 0 if it has to be made again."""
+        """Make one attempt; return the number of keys copied. Raises `Unavailable` if it must be made again.
+
+        Order: `depart` stops the calls, `_copy` brings the data, `leave` makes the decision, `settle` opens the copy.
+        Before `leave` everything can be given up. If the answer to `leave` is lost, the attempt is given up although it
+        may have succeeded: the source has then left, the killed copy is missing at the target, and the next call
+        makes the source reclaim the shard, which still has all data."""
         nonce = secrets.token_hex(8)
         claim = {"target": target, "nonce": nonce, "seconds": _MOVING_SECONDS}
         departed = await self._at(source, shard, "depart", **claim)
@@ -447,6 +488,7 @@ class _Mover:
         return copied
 
     async def _renew(self, source: str, shard: int, claim: dict[str, Any]) -> None:
+        """Renew the claim while the copy is made. If that fails for too long, the source goes on and `leave` fails."""
         while True:
             await asyncio.sleep(_RENEW_SECONDS)
             try:
@@ -455,6 +497,7 @@ class _Mover:
                 log.debug("the claim on shard %d was not renewed: %s", shard, error)
 
     async def _give_up(self, source: str, target: str, shard: int, claim: dict[str, Any]) -> None:
+        # First the copy, so that nobody can open it, then the source. If a server does not answer, the claim expires.
         for server, operation in ((target, "kill"), (source, "stay")):
             try:
                 await self._at(server, shard, operation, **claim)
@@ -462,7 +505,10 @@ class _Mover:
                 log.debug("shard %d goes on at %s by itself: %s", shard, source, error)
 
     async def _copy(self, source: str, target: str, shard: int, nonce: str, generation: int) -> int:
-        """Bring all keys to the target, which does not serve them yet; how many, or 0 if it was started again."""
+        """Copy all keys to the target, which does not serve them yet; how many, or 0 if the target has restarted.
+
+        Every step carries the nonce and the run of the target: after a restart some keys may be missing, and only a
+        new attempt is complete. Keys of an older attempt or stay are deleted first, and the record is copied last."""
         key = job_key(self._job, shard)
         prefix = key.removesuffix("job")
         here, there = await self._links.link(source), await self._links.link(target)
@@ -490,6 +536,7 @@ class _Mover:
         return copied + 1
 
     async def _bury(self, shard: int, copy: Copy) -> None:
+        # The record first: a shard without its state is never served or reclaimed, however many keys are left.
         given = {"target": copy.moved, "nonce": copy.nonce}
         if not await self._at(copy.server, shard, "bury", **given):
             return
@@ -502,7 +549,7 @@ class _Mover:
         return await step(self._links, server, self._job, shard, operation, **given)
 
     async def _announce_places(self, places: list[str]) -> None:
-        """Tell all servers where the shards are: those that join later need not ask around."""
+        """Write the placement to all servers, so that workers that join later find the shards at once."""
         values = {"placement": msgspec.json.encode(places), "made": 1}
         for server in await all_servers(self._links, self._job):
             link = await self._links.link(server)
@@ -515,7 +562,7 @@ def _texts(names: list[bytes]) -> list[str]:
 
 
 def _portions(dumped: list[tuple[bytes, bytes]]) -> list[tuple[list[str], list[bytes]]]:
-    """Keys with their data in parts that one script takes at once."""
+    """Group keys and their data into parts of a size that one script takes."""
     found: list[tuple[list[str], list[bytes]]] = []
     size = _STEP_BYTES
     for name, data in dumped:
@@ -529,7 +576,7 @@ def _portions(dumped: list[tuple[bytes, bytes]]) -> list[tuple[list[str], list[b
 
 
 async def _batches(link: RedisConnection, prefix: str, record: str) -> AsyncIterator[list[bytes]]:
-    """All keys of a shard but its record."""
+    """All keys of a shard except its record, in batches. SCAN does not block the server for others."""
     some: list[bytes] = []
     async for key in link.redis.scan_iter(f"{no_pattern(prefix)}*", count=_STEP):
         if key != record.encode():

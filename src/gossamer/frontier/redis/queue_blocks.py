@@ -1,4 +1,23 @@
-"""Long queues in Redis as compressed blocks."""
+"""Long queues in Redis as compressed blocks.
+
+A job may queue many times more requests than it fetches soon, and Redis holds all of them in memory. So a queue keeps
+the next requests as plain entries and the rest as blocks: elements that hold many entries, compressed with zstd. The
+key of an entry is left out when it follows from the address, since its random bits do not compress.
+
+Lua has no zstd, so a client does the work between two scripts:
+
+1. A call that makes a list long (`complete`, `add`, `requeue`) names it in its answer.
+2. `fold` without blocks returns a run of entries, the number of entries per block, and the count of random picks.
+3. The client packs the run, and `fold` with blocks replaces it. The script checks that the last entry of the run is
+   still at its position, and that no pick has happened. Only the ends of a list change otherwise, so the whole run
+   is then unchanged.
+4. `lease` returns the next block of a queue that is about to run out of plain entries; the client unpacks it, and
+   `unfold` puts its entries in the place of the block, if the block is still the next one.
+
+Order within a list is preserved, and an entry is always in exactly one element (P1). A client that dies between two
+scripts has changed nothing; two clients that do the same work are told apart by the checks, and the second changes
+nothing. A block that cannot be read (another program wrote to it, or a bug) is taken out, and the number of requests in
+its header counts as parked, so that the job can end (P6)."""
 
 from __future__ import annotations
 
@@ -16,7 +35,7 @@ from gossamer.frontier.packing import address, as_text, as_texts
 from gossamer.frontier.redis.encoding import text
 
 BLOCK_MARK = b"\xff"
-"""A key has 63 bits: no entry begins with this."""
+"""First byte of a block. An entry starts with a key of 63 bits, so its first byte is below 0x80."""
 _ID = 12
 _MOST_LISTS = 8
 _MOST_ROUNDS = 64
@@ -28,7 +47,9 @@ Call = Callable[..., Awaitable[Any]]
 
 
 def fold(entries: Sequence[bytes], site: str, secret: bytes, *, compressor: Any = None) -> bytes:
-    """A block of these entries, in their order. Keys that follow from the address are left out."""
+    """Pack entries into a block, in their order, without the keys that follow from the address.
+
+    Layout: the mark, the number of entries (3 bytes), a digest (8 bytes), and the compressed content."""
     rests, keys = [entry[8:] for entry in entries], [entry[:8] for entry in entries]
     found = _keys(rests, site, secret)
     kept = {} if found == keys else {place: key for place, key in enumerate(keys) if key != found[place]}
@@ -38,7 +59,7 @@ def fold(entries: Sequence[bytes], site: str, secret: bytes, *, compressor: Any 
 
 
 def unfold(element: bytes, site: str, secret: bytes) -> list[bytes]:
-    """The entries that an element of a queue stands for, one or many; ValueError if it cannot be read."""
+    """The entries in an element of a queue, which is an entry or a block; ValueError for a block that is unreadable."""
     if not element.startswith(BLOCK_MARK):
         return [element]
     packed = element[_ID:]
@@ -60,7 +81,7 @@ def unfold(element: bytes, site: str, secret: bytes) -> list[bytes]:
 
 
 def _keys(rests: Iterable[bytes], site: str, secret: bytes) -> list[bytes | None]:
-    """The keys that follow from the addresses of these, as far as they have any."""
+    """The key that follows from the address of each entry; None where it has no valid address."""
     fingerprint, found = urls.fingerprint, list[bytes | None]()
     for rest in rests:
         try:
@@ -71,28 +92,29 @@ def _keys(rests: Iterable[bytes], site: str, secret: bytes) -> list[bytes | None
 
 
 def _digest(packed: bytes, secret: bytes) -> bytes:
-    # With the secret, so that nobody can make one that takes up all memory.
+    # Keyed with the secret of the job: nobody else can make a block that decompresses to more than memory holds.
     return blake2b(packed, digest_size=_ID - 4, key=secret).digest()
 
 
 def block_id(element: bytes) -> bytes:
-    """What tells a block from all others."""
+    """The header of a block (mark, count, digest), by which scripts recognize it."""
     return element[:_ID]
 
 
 async def fold_lists(call: Call, asked: Sequence[Any], secret: bytes) -> None:
-    """Fold what waits in these lists, named by the script. Nothing is lost if it fails: it is asked for again."""
+    """Pack the lists that a script has named. Failure costs memory only: a later script names them again."""
     try:
         for first in range(0, len(asked), _MOST_LISTS):
             await _fold_some(
                 call, [(text(site), text(rank)) for site, rank in asked[first : first + _MOST_LISTS]], secret
             )
     except FrontierError as error:
-        # Whoever asks next will hear what is wrong.
+        # The next call of the frontier reports the error if it lasts.
         log.debug("queues stay as they are: %s", error)
 
 
 async def _fold_some(call: Call, lists: Sequence[tuple[str, str]], secret: bytes) -> None:
+    # One call both stores the blocks of the last round and fetches the next run, until no list has anything to pack.
     compressor = zstd.ZstdCompressor(ZSTD_LEVEL)
     wanted: list[dict[str, Any]] = [{"site": site, "rank": rank} for site, rank in lists]
     for _ in range(_MOST_ROUNDS):
@@ -118,7 +140,9 @@ async def _fold_some(call: Call, lists: Sequence[tuple[str, str]], secret: bytes
 
 
 async def unfold_blocks(call: Call, found: Sequence[Any], secret: bytes) -> None:
-    """Put the requests of these blocks, which are next in their queues, in their place; park what cannot be read."""
+    """Replace blocks that are next in their queues with their entries; park blocks that cannot be read.
+
+    An empty list of entries tells the script to remove the block and count its requests as parked."""
     blocks = []
     for name, rank, at, block in found:
         site = text(name)

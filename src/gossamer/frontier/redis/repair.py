@@ -1,4 +1,8 @@
-"""Queues pages again whose records are lost, in Redis."""
+"""Queues pages again whose records are lost, in Redis.
+
+A key is in the seen set but not in a queue or batch if its page is finished. Repair runs while no worker does: it reads
+sets and queues outside of scripts. Every change carries a nonce that the record stores, so that a call repeated by a
+broken connection takes effect once: unlike a lease or an outcome, a repeated repair has no token that would stop it."""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ _KEY_BYTES = 8
 
 
 class RedisRepair:
-    """The part of a frontier that queues finished pages again. Nobody works on the job meanwhile."""
+    """The part of a frontier that queues finished pages again. No worker may run meanwhile."""
 
     secret: bytes
     _links: RedisConnections
@@ -33,7 +37,7 @@ class RedisRepair:
     _sites: Callable[[PackedLinks], dict[str, dict[str, Any]]]
 
     async def settled(self, requests: Sequence[Request]) -> list[Request]:
-        """Those of these whose keys are known, and that are neither queued nor leased."""
+        """The requests among these that are finished: their keys are known, and they are neither queued nor leased."""
         found: list[Request] = []
         for some in _parts(requests):
             unknown = set(await self._call("unknown", **told_keys([request.key for request in some])))
@@ -43,7 +47,7 @@ class RedisRepair:
         return [request for request in found if request.key not in waiting[request.site]]
 
     async def requeue(self, requests: Sequence[Request], *, stored: int) -> int:
-        """Queue these again, though they are known; the first `stored` of them count as stored no longer."""
+        """Queue known requests again; the first `stored` of them no longer count as stored. How many were queued."""
         queued, left = 0, stored
         for some in _parts(requests):
             load = PackedLinks(None)
@@ -57,11 +61,11 @@ class RedisRepair:
         return queued
 
     async def waiting(self, has_record: HasRecord) -> int:
-        """How many requests with such keys are queued or leased: their records are no pages that count as stored."""
+        """Number of queued or leased requests that have a record; those records do not count as stored pages."""
         return sum([sum(map(has_record, await self._waiting_on(site))) for site in await self._site_names()])
 
     async def forget_all_but(self, keep: HasRecord) -> int:
-        """Forget the keys of all pages that are settled, except for these: they are new when they are found again."""
+        """Remove the keys of finished pages without a record; such a page is new when it is found again. How many."""
         waiting: set[int] = set()
         for site in await self._site_names():
             waiting |= await self._waiting_on(site)
@@ -80,7 +84,7 @@ class RedisRepair:
         return gone
 
     async def write_off(self, pages: int) -> None:
-        """Count so many pages less as stored."""
+        """Lower the count of stored pages."""
         await self._call("write_off", pages=pages, nonce=secrets.token_hex(8))
 
     async def _site_names(self) -> list[str]:
@@ -93,7 +97,7 @@ class RedisRepair:
         return [key.decode("utf-8", "replace")[len(prefix) :] for key in sorted(found)]
 
     async def _waiting_on(self, site: str) -> set[int]:
-        """The keys of all requests that wait on a site, or are leased."""
+        """The keys of all requests of a site that are queued, delayed, or leased."""
         redis = await (await self._links.link(self._server)).at(self._key)
         prefix = self._key.removesuffix("job")
         found: set[int] = set()

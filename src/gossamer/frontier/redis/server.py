@@ -1,4 +1,24 @@
-"""One Redis server: connecting (also through Sentinel), its version, rights, and errors, and the record of a job."""
+"""One Redis server: connecting (also through Sentinel), its version, rights, and errors, and the record of a job.
+
+Three questions are answered before a worker relies on a server:
+
+- Can it lose what it accepted? `check_server` refuses a memory policy that evicts any key: an evicted queue is a loss
+  that no run number shows. `frontier/redis/check.py` reports persistence and replicas, which are the operator's choice.
+- May this user run every command of the scripts? `check_rights` tries each of them. Redis does not roll back a script
+  that fails in the middle, so a right that is missing must show before the first call, not during it (P3).
+- Which run of the server is this? `server_run` joins the run id, which changes with every start, and the replication
+  id, which changes with every promotion. Whenever the text differs from the stored one, the server may have forgotten
+  its last seconds. Without the right to run INFO, restarts go unnoticed.
+
+A job has two kinds of records. The root record is on every server: format, settings, secret, and the placement of the
+shards. A shard's record is beside its data. Each is written by one script, because a half-written record would be read
+as one of another version. The root's `made` field is set last: until then the shards may not all exist, and whoever
+opens the job with settings creates those that are missing; once it is set, a missing shard is an error.
+
+Errors fall into three groups. `Unavailable` passes by itself, and workers retry it: broken connections, a server that
+is loading, full, or read-only after a fail-over. `JobMissing` and `SchemaMismatch` say what the record lacks.
+Everything else is a `FrontierError` that ends the worker. No message contains the address, which may hold a
+password."""
 
 from __future__ import annotations
 
@@ -37,7 +57,7 @@ __all__ = ["client", "faults"]
 log = logging.getLogger("gossamer.frontier")
 FORMAT = 2
 UNKNOWN_RUN = "unknown"
-"""The run of every server to a user who may not ask."""
+"""The run of a server whose user lacks the right to run INFO."""
 _OLDEST = 7
 _REFUSED = (faults.AuthenticationError, faults.NoPermissionError)
 _PASSING = (
@@ -52,11 +72,11 @@ KINDS = {
     "holds": "zset", "lapses": "hash", "regions": "set", "dues": "zset", "workers": "hash", "beats": "zset",
     "boxes": "hash", "outbox": "list",
 }  # fmt: skip
-"""The types of the keys, by the first word after the job's prefix."""
+"""The type of each key, by the first word after the shard's prefix: names the damaged key after a WRONGTYPE error."""
 
 
 def job_key(job: str, shard: int = 0) -> str:
-    """The key of a shard's record; its hash tag keeps all keys of the shard in one slot."""
+    """The key of a shard's record. Its hash tag keeps all keys of the shard in one slot, so one script may use them."""
     return f"gossamer:{{{_quoted(job)}:{shard}}}:job"
 
 
@@ -66,12 +86,12 @@ def root_key(job: str) -> str:
 
 
 def _quoted(job: str) -> str:
-    # So that no name can hold a brace, a colon or a line end.
+    # A name may not contain a brace, colon, or line end: it would change the hash tag or the prefix of the keys.
     return quote(job, safe="", errors="surrogatepass")
 
 
 def connect(url: str, **place: Any) -> client.Redis:
-    """A client of this server, or of another `place` with the same options; nothing is sent yet."""
+    """Make a client of this server, or of another `place` with the same options, without sending anything yet."""
     try:
         if url.startswith(SCHEMES):
             redis = connect_sentinel(url, **_options())
@@ -87,19 +107,19 @@ def connect(url: str, **place: Any) -> client.Redis:
 
 
 def _options() -> dict[str, Any]:
-    # What a broken connection cut off is sent again, since all calls may be repeated; a slow answer is not.
+    # Repeat a call whose connection broke, which scripts are written for, but not after a timeout: the server is slow.
     return {
         "socket_timeout": 10.0,
         "socket_connect_timeout": 5.0,
         "health_check_interval": 15,
-        # The client's own limit, 100, is less than a job may have shards, and is an error, not a wait.
+        # A job may have more shards than the client's default limit of 100, which raises instead of waiting.
         "max_connections": 4096,
         "retry": Retry(ExponentialBackoff(cap=0.5, base=0.05), 2, supported_errors=(faults.ConnectionError,)),
     }
 
 
 def _wrong_address() -> ConfigError:
-    # Said without its words: they may hold a piece of the password.
+    # Without the parser's message, which may contain a part of the password.
     return ConfigError(
         "the frontier's address is not one that Redis has",
         hint="write redis://user:password@host:port/number, with %2F for a / in the password",
@@ -107,7 +127,9 @@ def _wrong_address() -> ConfigError:
 
 
 async def check_server(connection: client.Redis) -> str:
-    """Refuse a server that is too old, or that throws away what it has no room for; its mode if it is a good one."""
+    """Refuse a server that is too old or that evicts keys when its memory is full; return its mode.
+
+    The mode is empty where the user may not run INFO: then nothing can be checked, and a warning says so."""
     try:
         server, memory = await connection.info("server"), await connection.info("memory")
     except faults.NoPermissionError:
@@ -127,7 +149,7 @@ async def check_server(connection: client.Redis) -> str:
 
 
 async def server_run(connection: client.Redis) -> str:
-    """The run of a server, in the words of the script: another one once it may have forgotten something."""
+    """The run of a server, as `run_now` of the scripts has it: changes when it may have forgotten something."""
     try:
         server, replication = await connection.info("server"), await connection.info("replication")
     except faults.NoPermissionError:
@@ -136,17 +158,17 @@ async def server_run(connection: client.Redis) -> str:
 
 
 class RedisJobRecord(msgspec.Struct, frozen=True):
-    """What a job is, as every server of it knows."""
+    """The root record of a job, which every server of the job has."""
 
     settings: Settings
     secret: bytes
     placement: tuple[str, ...]
-    """The name of each shard's server, when this was written: a shard that has moved says so itself."""
+    """The server of each shard when this was written. It is a first guess: a shard that moved names its new server."""
     is_made: bool
 
 
 def read_root(record: Mapping[Any, Any], job: str) -> RedisJobRecord:
-    """A job's record; JobMissing if there is none."""
+    """Decode a job's root record; JobMissing if it is empty."""
     if not record:
         raise JobMissing(
             f"there is no job {job!r} in this Redis", hint="start it with: gossamer crawl --frontier ... --job NAME"
@@ -166,17 +188,20 @@ def read_root(record: Mapping[Any, Any], job: str) -> RedisJobRecord:
 async def write_root(
     redis: Any, job: str, settings: Settings, placement: Sequence[str], secret: bytes
 ) -> RedisJobRecord:
-    """Make a job's record, or give an old one new settings; the record as it is then."""
+    """Create a job's root record, or update the settings of an existing one; return the record as it is then.
+
+    The secret and the placement of an existing record stay. Two clients that create a job at once therefore get the
+    same secret, provided that they ask the same server first."""
     key = root_key(job)
     first = {"secret": secret, "placement": msgspec.json.encode(placement)}
     values = {"settings": msgspec.json.encode(configuration.dump(settings))}
-    # One step: a record that is half made would be taken for one of another version.
+    # One script: a half-written record would be taken for one of another version.
     await redis.eval(_WRITE, 1, key, FORMAT, _encode_flat({**first, **values}), _encode_flat(values))
     return read_root(await redis.hgetall(key), job)
 
 
 async def write_shard(redis: Any, job: str, shard: int, shards: int, settings: Settings) -> None:
-    """Make a shard's record, or give an old one new settings."""
+    """Create a shard's record, or update the settings of an existing one; a stopping job runs again."""
     share = SiteQuota(settings)
     values: dict[str, Any] = {
         "strategy": settings.strategy,
@@ -211,14 +236,16 @@ def _encode_flat(values: Mapping[str, Any]) -> bytes:
 
 
 def other_version(job: str) -> SchemaMismatch:
-    """The error of a record in another format."""
+    """The error for a record in another format."""
     return SchemaMismatch(
         f"job {job!r} was written by another version of Gossamer", hint="use the version that made it"
     )
 
 
 def translate(error: Exception, job: str) -> FrontierError:
-    """What a driver's error means; the address, which may hold a password, is never in it."""
+    """The error of ours for a driver's error, without the address, which may contain a password.
+
+    Scripts report conditions of their own by the first word of an error: JOBMISSING, OTHERFORMAT, DAMAGED, PARCELS."""
     text = str(error).partition(" script: ")[0].splitlines()[0] if str(error) else type(error).__name__
     if "JOBMISSING" in text:
         return JobMissing(
@@ -245,7 +272,7 @@ def translate(error: Exception, job: str) -> FrontierError:
 
 
 async def explain(error: faults.RedisError, connection: Any, job: str, key: str) -> FrontierError:
-    """What an error means; where a key is not of the kind that it must be, which one that is."""
+    """Like `translate`; for a WRONGTYPE error, also search for the key whose type is wrong and name it."""
     if "WRONGTYPE" in str(error) and connection is not None:
         prefix = key[: -len("job")]
         try:
@@ -268,22 +295,23 @@ def no_pattern(text: str) -> str:
 SCHEMES = ("redis+sentinel://", "rediss+sentinel://")
 _PORT = 26379
 _PATIENCE_SECONDS = 1.0
-"""A sentinel that does not answer within this time is passed over: there are others."""
+"""Seconds until a silent sentinel is skipped; the others can answer."""
 _SENTINEL_OWN = {"sentinel_username": "username", "sentinel_password": "password"}
 
 
 def connect_sentinel(url: str, **options: Any) -> Redis:
-    """A client of the primary that the sentinels at this address name; nothing is sent yet.
+    """Make a client of the primary that the sentinels at this address name, without sending anything yet.
 
-    The address is redis+sentinel://user:password@host:port,host:port/SERVICE/DB. User and password are those of the
-    servers; where the sentinels ask for one too, it is in ?sentinel_password=. With rediss+sentinel:// all talk is TLS.
+    The address is redis+sentinel://user:password@host:port,host:port/SERVICE/DB. User and password belong to the
+    servers; if the sentinels need a password too, give ?sentinel_password=. With rediss+sentinel:// everything uses
+    TLS.
     """
     try:
         parts = urlsplit(url)
         user, at, hosts = parts.netloc.rpartition("@")
         service, _, number = parts.path.strip("/").partition("/")
         sentinels = [_sentinel_place(host) for host in hosts.split(",")]
-        # Their own parser knows what may stand behind the question mark.
+        # The parser of the library knows the options that may follow the question mark.
         found: dict[str, Any] = {**parse_url(f"redis://{user}{at}localhost/{int(number or 0)}?{parts.query}")}
     except ValueError:
         raise _wrong_sentinel_address() from None
@@ -317,7 +345,7 @@ def _sentinel_place(host: str) -> tuple[str, int]:
 
 
 def _wrong_sentinel_address() -> ConfigError:
-    # Said without the address: it may hold a password.
+    # Without the address, which may contain a password.
     return ConfigError(
         "the frontier's address is not one that sentinels have",
         hint="write redis+sentinel://user:password@host:26379,host:26379,host:26379/SERVICE/number",
@@ -325,10 +353,11 @@ def _wrong_sentinel_address() -> ConfigError:
 
 
 class _Sentinels(Sentinel):
-    """Sentinels whose errors can be shown: those of the library name the clients with all their arguments."""
+    """Sentinels whose errors can be shown: those of the library print all arguments, passwords included."""
 
     async def discover_master(self, service_name: str) -> tuple[str, int]:
-        # All are asked: one that has not heard of a fail-over yet would lead us back to the old primary.
+        # Ask all of them and follow the highest config-epoch. A sentinel that has not noticed a fail-over still names
+        # the old primary, whose writes are lost when it becomes a replica.
         asked = await asyncio.gather(*map(self._primaries, self.sentinels))
         heard = [primaries for primaries in asked if primaries is not None]
         known = [primaries[service_name] for primaries in heard if service_name in primaries]
@@ -351,7 +380,7 @@ class _Sentinels(Sentinel):
 
 
 class _Pool(SentinelConnectionPool):
-    """The connections to the primary; with them go those to the sentinels."""
+    """The connections to the primary; closing them also closes those to the sentinels."""
 
     async def aclose(self) -> None:
         await super().aclose()
@@ -368,12 +397,12 @@ _PROBES = (
     "ZCOUNT key 0 1", "ZRANGE key 0 1", "ZRANGEBYSCORE key 0 1", "ZREM key m", "ZREMRANGEBYSCORE key 0 1",
     "PUBLISH channel 0",
 )  # fmt: skip
-"""Every command of the script, with arguments that do no harm."""
+"""Every command of the scripts, with harmless arguments."""
 COMMANDS = (
     *(probe.split()[0].lower() for probe in _PROBES),
     "eval", "evalsha", "ping", "psubscribe", "punsubscribe", "scan", "type",
 )  # fmt: skip
-"""What a user must be allowed to run; `info` is asked for too, and done without where it is refused."""
+"""The commands that a user needs. INFO is used where it is allowed; without it, restarts go unnoticed."""
 _PLACE = "gossamer:{rights}:"
 PROBED = f"{_PLACE}probe"
 _FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
@@ -395,7 +424,7 @@ return said
 
 
 def check_options(redis: Any) -> None:
-    """Refuse options of an address that cannot work; nothing is sent."""
+    """Refuse options of an address that cannot work, before anything is sent."""
     pool = redis.connection_pool
     for name in _FILES:
         path = pool.connection_kwargs.get(name)
@@ -404,7 +433,7 @@ def check_options(redis: Any) -> None:
     try:
         pool.make_connection()
     except (TypeError, ValueError, faults.RedisError):
-        # Said without its words: they may hold a piece of the address.
+        # Without the library's message, which may contain a part of the address.
         raise ConfigError(
             "the frontier's address has an option that the redis package does not take",
             hint="after the ? may stand what redis.Redis() takes, as in ?ssl_ca_certs=/etc/ssl/our-ca.pem",
@@ -412,7 +441,7 @@ def check_options(redis: Any) -> None:
 
 
 def refusal(text: str) -> FrontierError | None:
-    """What the words of a server or of a handshake mean, if they are those of a refusal."""
+    """The error of ours for a refused certificate, TLS handshake, command, key, or channel; None for other messages."""
     if "CERTIFICATE_VERIFY_FAILED" in text:
         reason = text.partition("certificate verify failed: ")[2].partition(" (_ssl")[0] or "not trusted"
         return Unavailable(
@@ -428,7 +457,7 @@ def refusal(text: str) -> FrontierError | None:
     if found is not None:
         return _may_not(f"run {found[1].upper()}", f"+{found[1]}")
     if _IN_SCRIPT in text:
-        # Redis 7.0 does not say which.
+        # Redis 7.0 does not name the command.
         return _may_not("run a command that is needed", "+...")
     if "access one of the keys" in text or "access a key" in text or "access at least one of the keys" in text:
         return _may_not("use the keys gossamer:*", KEYS)
@@ -438,7 +467,10 @@ def refusal(text: str) -> FrontierError | None:
 
 
 async def check_rights(redis: Any) -> None:
-    """Refuse a user who may not run all that the script needs: it would stop half way, and Redis undoes nothing."""
+    """Refuse a user who lacks a right that the scripts need.
+
+    A script without it would stop in the middle, and Redis does not undo what the script has written. The probe runs
+    every command inside a script on a key of its own, because rights may differ inside and outside of scripts."""
     probes = msgspec.json.encode([probe.split() for probe in _PROBES])
     answers = await redis.eval(_PROBE, 2, PROBED, f"{_PLACE}news", probes)
     said = [answer.decode() for answer in answers]

@@ -1,4 +1,9 @@
-"""Opens the shards of a job over one or several Redis servers."""
+"""Opens the shards of a job over one or several Redis servers.
+
+Creation is safe when several clients do it at once, or one dies on the way. All ask the first server (in sorted order)
+for a record, and its script keeps the secret and placement of whoever came first. Then every server gets that record,
+then every shard is created where it is missing, and last the record says `made`. From then on a shard that is missing
+is an error: creating it again would silently restart a part of the job."""
 
 from __future__ import annotations
 
@@ -19,7 +24,7 @@ from gossamer.settings import Settings
 async def open_redis(
     url: str, job: str, settings: Settings | None = None, *, worker: str = "", region: str = "", shards: str = ""
 ) -> FleetFrontier:
-    """Join a job in Redis; with settings, make it if it is not there. Several addresses are separated by commas."""
+    """Join a job in Redis; with settings, create it if it does not exist. Commas separate several addresses."""
     part = parse_part(shards) if shards else None
     links = RedisConnections(addresses(url))
     try:
@@ -59,9 +64,9 @@ async def open_redis(
 
 
 async def _make(links: RedisConnections, job: str, settings: Settings, part: ShardRange | None) -> RedisJobRecord:
-    """The job's record on every server, then its shards."""
+    """Write the record of the job to every server, then create its missing shards."""
     try:
-        # Any server that knows the job, not the first alone: that one may have come back empty.
+        # Ask every server, not only the first: that one may have lost its data.
         root = await find_root(links, job)
     except JobMissing:
         root = await _begin(links, job, settings, part)
@@ -82,7 +87,7 @@ def _servers(links: RedisConnections) -> list[str]:
 
 
 async def _begin(links: RedisConnections, job: str, settings: Settings, part: ShardRange | None) -> RedisJobRecord:
-    """A record for a job that is new. All who make it at once ask the same server first, so they make the same one."""
+    """Create the record of a new job on the first server. Clients that do so at once get the same record."""
     first = await links.link(links.names[0])
     count = part.of if part is not None else len(links.names)
     places = placement(count, _servers(links))

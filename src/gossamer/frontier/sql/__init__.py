@@ -102,14 +102,14 @@ class SqlBackend(FleetBackend):
         return _DatabaseMeter(dialect_of(url))
 
     async def move_shards(self, url: str, job: str) -> AsyncIterator[ShardMove]:
-        """Bring every shard to its database among these, and say where each is."""
+        """Move every shard to its database among these, and yield where each is."""
         from gossamer.frontier.sql.move import spread_sql
 
         async for move in spread_sql(url, job):
             yield ShardMove(move.shard, move.source, move.target, f"{move.rows:,} rows")
 
     async def compact(self, url: str, job: str, *, older_than_seconds: float) -> int:
-        """Delete the rows of URLs that were finished that long ago, in all shards; how many."""
+        """Delete the rows of URLs that were finished that long ago, in all shards; how many. Their keys stay known."""
         from gossamer.frontier.sql.shards import compact_databases
 
         return await compact_databases(url, job, older_than_seconds)
@@ -152,10 +152,10 @@ async def _has_outbox(dialect: Dialect) -> bool:
 
 
 def _on_standbys(count: int, whose: str, forget_seconds: float | None) -> Finding:
-    """What a fail-over to an asynchronous standby does.
+    """The effect of a fail-over to an asynchronous standby.
 
-    With `forget_seconds` the job is in several databases, so that a page and its links may be in two of them: no
-    setting of a server bounds how far its standby is behind."""
+    With `forget_seconds` the job is in several databases, where a page and its links may be in two of them. No setting
+    of a server limits how far its standby may lag."""
     what = "its asynchronous standby" if count == 1 else f"one of its {count} asynchronous standbys"
     if forget_seconds is None:
         says = f"{whose}a fail-over to {what} repeats the pages that are missing there, and loses none"

@@ -1,4 +1,12 @@
--- What the frontier asks in the same words of every database. $1 is the shard unless said otherwise.
+-- Statements that are the same in every database. $1 is the shard; statements that do not need it mention it as $1 >= 0.
+--
+-- frozen: `freeze` sets it to 2^62, and every write of the counters doubles it. Doubling 2^62 overflows, so from then on no
+-- transaction can commit a change of the shard, not even one that began before.
+-- hasten_row names the whole position of a row. If another worker has moved the row meanwhile, nothing is changed.
+-- renew_job raises the revision if the settings differ; every call compares it, and reads the settings again. A job that was
+-- stopping runs again.
+-- propose_root keeps a placement that is there: of several clients that create a job at once, the first one decides.
+-- drop_box deletes an empty box only, in case a parcel has been put into it since it was read.
 
 -- name: set_skew
 UPDATE gossamer_shards SET skew = GREATEST(skew, $2) WHERE shard = $1

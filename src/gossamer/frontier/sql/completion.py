@@ -1,4 +1,25 @@
-"""Commits outcomes in SQL: checks tokens, settles requests, admits links, and reads the inbox."""
+"""Commits outcomes in SQL: checks tokens, settles requests, admits links, and reads the inbox.
+
+`Settling` is one `complete`, in one transaction (P3):
+
+1. Lock the sites of all outcomes and notes, then read their leases. From here on nobody else can end these leases.
+2. Apply notes of leases that are held. They come first: a note may close the site of an outcome.
+3. Check each outcome. It counts if its token is held for its site and its key is still in the batch (P4). One that was
+   applied before is a repeat, which is no error: the key has left the batch, or the lane was completed with this token.
+   Everything else is stale, and is counted. Links of outcomes that do not count are dropped.
+4. Queue retries and revisits again, end leases whose batch is empty, close sites.
+5. Admit the links. They come last, so that links to a site that this call closes are given up with it.
+6. The caller puts parcels into the outbox and flushes. The commit makes all of it durable, or none of it.
+
+A worker that dies before the commit leaves its leases, which expire: its pages are fetched again. If only the answer is
+lost, the worker repeats the call, and every outcome is a repeat.
+
+`Admission` adds links that are new. The insert into `seen` decides (P1): two transactions that add the same key wait
+for each other, or one of them conflicts and is repeated. Each site of a new link must be there, open, and awake when
+the transaction commits, or the link would never be leased. To avoid asking for thousands of sites on each call, a
+worker remembers which sites are awake. That stays true because only calls with the `whole` lock put sites to sleep or
+close them, while calls that admit share the lock; each such call counts a lull, and a new number of lulls, another
+server, or another connection makes the worker forget everything it remembers."""
 
 from __future__ import annotations
 
@@ -41,18 +62,18 @@ _MOST_NAMES = 200_000
 _ALMOST_DUE = 60 * MICRO
 _WAIT = itemgetter(2)
 Link = tuple[Request, str, int]
-"""A request, the page that it was found on, and microseconds until it is due."""
+"""A request, the page that it was found on, and the microseconds until it is due."""
 
 
 class Admission:
-    """Adds requests that nobody knew. `region_of` says where a new site belongs."""
+    """Adds requests whose keys are unknown. `region_of` gives the region of a new site. One per worker and shard."""
 
     def __init__(self, secret: bytes, region_of: Callable[[str], str] | None) -> None:
         self._secret = secret
         self._region_of = region_of
         self._ids: dict[str, int] = {}
         self._awake: set[int] = set()
-        """Sites that are there, open and awake, and will be for as long as this stays the same:"""
+        """Sites known to exist, open and awake, as long as `_as_of` does not change."""
         self._as_of: tuple[str, int, int] = ("", 0, 0)
         self._age = 0
 
@@ -66,11 +87,14 @@ class Admission:
         return found
 
     def doubt(self, sites: Iterable[int]) -> None:
-        """Sites that may be asleep: to be asked for."""
+        """Forget that these sites are awake: a lease found nothing there, and they are about to be put to sleep."""
         self._awake.difference_update(sites)
 
     async def admit(self, call: Transaction, links: Sequence[Link]) -> int:
-        """Queue what is new; how many those were. The caller shares the lock, so that no site falls asleep now."""
+        """Queue links that are new; how many were. The caller shares the lock, so that no site falls asleep meanwhile.
+
+        Keys are inserted in their order, so that two such calls wait for each other and do not deadlock. Links keep
+        the order in which they were found."""
         keys = [link[0].key for link in links]
         first = dict(zip(keys, links, strict=True))
         if len(first) < len(keys):
@@ -79,13 +103,13 @@ class Admission:
                 first.setdefault(key, link)
         if not first:
             return 0
-        # Only who keeps all others out puts sites to sleep or closes them, and counts that. Whoever restores a database
-        # ends its connections.
+        # Sites fall asleep only in a lull, which is counted. A restored database may disagree with the count, but
+        # restoring it ends this connection.
         as_of = (call.db.server, call.db.connections, call.lulls)
         if self._as_of != as_of or len(self._awake) > _MOST_NAMES:
             self._as_of = as_of
             self._awake.clear()
-        # In the order in which they were found, which is that of new sites too.
+        # In the order in which they were found, in which new sites become ready.
         numbers = {name: self.site_id(name) for name in dict.fromkeys([link[0].site for link in links])}
         asked = sorted(set(numbers.values()) - call.sites.keys() - self._awake)
         known, states = await call.db.put_seen(sorted(first), asked)
@@ -114,7 +138,7 @@ class Admission:
     async def _set_apart(
         self, call: Transaction, rows: Sequence[tuple[Any, ...]], links: Mapping[int, Link], closed: Mapping[int, str]
     ) -> list[tuple[Any, ...]]:
-        """Refuse what belongs to closed sites, and have those wait for their time that have one."""
+        """Finish links to closed sites at once, and queue links with a time as delayed; the rows to insert."""
         kept: list[tuple[Any, ...]] = []
         refused, later = [], 0
         for row, (request, _, wait) in zip(rows, links.values(), strict=True):
@@ -134,14 +158,14 @@ class Admission:
         return kept
 
     async def _hasten(self, call: Transaction, known: Sequence[Request]) -> None:
-        """Bring visits of pages forward that are said to have changed."""
+        """Bring the visits of known pages forward that a sitemap reports as changed."""
         hints: dict[int, dict[int, float]] = {}
         for request in known:
             if (hint := recrawl.hint_of(request)) is not None:
                 hints.setdefault(self.site_id(request.site), {})[request.key] = hint
         woken = []
         for site, wanted in sorted(hints.items()):
-            # What is almost due may be in somebody's hands before this is done.
+            # Rows that are almost due are left alone: a lease may take one of them before this transaction commits.
             rows = await call.db.fetch("waiting_rows", site, call.now + _ALMOST_DUE, sorted(wanted))
             for row in map(QueueRow._make, rows):
                 state = state_of(row.extra)
@@ -149,7 +173,7 @@ class Admission:
                 due = row.standing if wait is None else call.now + round(wait * MICRO)
                 if due < row.standing:
                     extra = with_state(row.extra, {**(state or {}), "hint": wanted[row.id]})
-                    # If somebody else was faster, there is no such row.
+                    # By its full position: if another worker has moved the row, this changes nothing.
                     await call.db.fetch("hasten_row", site, row.standing, row.age, row.id, due, extra)
                     woken.append(site)
         if woken:
@@ -159,9 +183,10 @@ class Admission:
     async def _closed(
         self, call: Transaction, numbers: Mapping[str, int], asked: Sequence[int], states: Iterable[Sequence[Any]]
     ) -> dict[int, str]:
-        """See that the sites with these names and numbers are there and awake; why those are closed that are.
+        """Create missing sites and wake sleeping ones; return the closed sites with their reasons.
 
-        Of those that were `asked` for there are these states; the others are at hand, or known to be awake."""
+        `states` are the rows of the sites that were `asked` for. Other sites are locked by this call, or known to be
+        awake."""
         wanted = set(numbers.values())
         closed = {}
         for site in wanted & call.sites.keys():
@@ -183,7 +208,7 @@ class Admission:
         names = [name for name, site in numbers.items() if site in missing] if missing else []
         for place, name in enumerate(names):
             region = self._region_of(name) if self._region_of else ""
-            # Sites that were found together are ready in that order.
+            # Sites that were found together become ready in that order.
             ready_at = call.now - TURNS - len(names) + place
             rows.append(new_site(numbers[name], name, call.settings, region=region, ready_at=ready_at, now=call.now))
         if rows:
@@ -192,7 +217,10 @@ class Admission:
 
 
 class Settling:
-    """One `complete`."""
+    """One `complete`: counts what was accepted, stale, and repeated.
+
+    With `whole` the caller has the whole lock, and sites may be closed. Without it, a call that finds that it has to
+    close a site (a budget was spent) raises `NeedsWhole`, and is repeated with the lock."""
 
     def __init__(self, call: Transaction, admission: Admission, *, whole: bool) -> None:
         self.call = call
@@ -206,7 +234,7 @@ class Settling:
     async def settle(
         self, outcomes: Sequence[Outcome], notes: Sequence[SiteNote], pages: Mapping[int, Mapping[int, str]]
     ) -> None:
-        """Apply notes, then outcomes, then their links. The caller flushes."""
+        """Apply notes, outcomes, and links, in that order (see the module for the reasons). The caller flushes."""
         call, site_id = self.call, self._admission.site_id
         spoken: list[Outcome | SiteNote] = [*outcomes, *notes]
         await call.lock({site_id(given.site) for given in spoken})
@@ -238,11 +266,13 @@ class Settling:
         return held is not None and held.site == self._admission.site_id(site)
 
     def _is_open(self, outcome: Outcome) -> bool:
+        """Whether the outcome counts: its token is held for its site, and its key has no outcome yet (P4)."""
         if not self._is_held(outcome.token, outcome.site) or (outcome.token, outcome.key) in self._later:
             return False
         return outcome.key in self.call.held[outcome.token].batch
 
     def _accept(self, outcome: Outcome) -> None:
+        """Finish a request, or note that it waits again. On a closed site nothing waits: a retry is given up."""
         call, held = self.call, self.call.held[outcome.token]
         site = call.sites[held.site]
         self.accepted += 1
@@ -260,6 +290,7 @@ class Settling:
             call.finish(held, outcome.key, STATUS[outcome.status], outcome.code)
 
     def _refuse(self, outcome: Outcome) -> None:
+        """Count an outcome as repeated if its lease is held or was the last that its lane completed, else as stale."""
         call = self.call
         site = call.sites.get(self._admission.site_id(outcome.site))
         known = self._is_held(outcome.token, outcome.site)
@@ -271,7 +302,10 @@ class Settling:
             self.stale += 1
 
     async def _put_later(self) -> None:
-        """Have requests wait for their next try or visit."""
+        """Queue retries and revisits again with a time.
+
+        The old row is deleted and a new one inserted, because the time is a part of the primary key. The visit state
+        of a retry stays, unless the outcome brings another one."""
         call = self.call
         if not self._later:
             return
@@ -280,7 +314,7 @@ class Settling:
         for held, outcome in self._later.values():
             row = rows.get(outcome.key)
             if row is None:
-                # Somebody has deleted it: it is not queued again, and it is not in hand any more.
+                # Deleted by another program: take it out of the batch, so that the lease can end.
                 call.finish(held, outcome.key, SKIPPED)
                 continue
             due = call.now + round((outcome.again_in or 0.0) * MICRO)
@@ -295,7 +329,7 @@ class Settling:
             call.requeue(held, row, new)
 
     def end(self, held: HeldLane) -> None:
-        """Everything of a lease is settled."""
+        """End a lease that is completed: the lane rests for one delay, and remembers the token for repeats."""
         call = self.call
         site, lane = call.lane_of(held)
         lane.settled = held.token
@@ -341,7 +375,7 @@ class Settling:
             call.count("news")
 
     def _count_fresh(self, memo: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
-        """Keep the sums of all tallies up to date."""
+        """Add the change of the freshness tallies to the sums of the shard."""
         old, new = summed({name: memo[name] for name in changes if name in memo}), summed(changes)
         pages, fresh = self.call.fresh
         self.call.fresh = pages + new[0] - old[0], fresh + new[1] - old[1]
@@ -352,8 +386,9 @@ _HIGHEST = 1_000_000_000
 
 
 Forward = Callable[[Sequence[Link]], Awaitable[tuple[set[int], set[int]]]]
-"""Delivers those of these links that belong to other shards: the keys that are ours, and those that the other shards
-have now. Links in neither stay in the inbox."""
+"""Delivers links of the inbox that belong to other shards.
+
+Returns the keys that are ours, and the keys that other shards have now; links in neither set stay in the inbox."""
 
 
 def site_of(url: str, settings: Settings) -> str:
@@ -363,7 +398,7 @@ def site_of(url: str, settings: Settings) -> str:
 
 
 def read(text: str, priority: int, *, secret: bytes, settings: Settings) -> Request:
-    """The request that an entry asks for; ValueError says why there is none."""
+    """The request of an inbox entry; ValueError if its URL is not acceptable."""
     url = urls.normal(text.strip())
     if url is None:
         raise ValueError("not an http or https URL, or one with a password in it")
@@ -378,7 +413,11 @@ def read(text: str, priority: int, *, secret: bytes, settings: Settings) -> Requ
 async def drain(
     run: Callable[..., Awaitable[Any]], admission: Admission, *, secret: bytes, forward: Forward | None
 ) -> int:
-    """Take what is in the inbox, some at a time; how many entries were good."""
+    """Queue the next entries of the inbox, and delete them in the same transaction; how many were good.
+
+    Entries for other shards are delivered before they are deleted here. A crash in between delivers them twice, and
+    the second time their keys are known. Entries that cannot be read stay with their error. Several workers may drain
+    one inbox: locked entries are skipped."""
 
     async def look(call: Transaction) -> dict[int, Link]:
         found: dict[int, Link] = {}
@@ -394,7 +433,7 @@ async def drain(
     ours: set[int] | None = None
     theirs: set[int] = set()
     if forward is not None:
-        # They are there before they are gone from here: a crash in between gives them twice, which is once.
+        # Outside of a transaction of this shard: the other shards may be on other servers.
         ours, theirs = await forward(list((await run(look)).values()))
 
     async def work(call: Transaction) -> int:

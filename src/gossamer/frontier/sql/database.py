@@ -1,4 +1,13 @@
-"""What the frontier needs of a database: named statements, whole transactions, and faults told apart."""
+"""What the frontier needs of a database: named statements, whole transactions, and kinds of errors.
+
+`Dialect` is the port of a kind of server: everything that differs between PostgreSQL and MariaDB or MySQL is behind it.
+`Database` runs transactions on one connection, one at a time. A transaction may run several times: it is repeated after
+a conflict with another one, and after a lost connection, so its work must not change anything but the database. After a
+lost connection nobody knows whether the commit was applied; `add`, `lease`, and `complete` may be applied twice.
+
+A transaction that has begun is finished even if its caller is cancelled. Otherwise a cancelled worker could leave rows
+locked, or a connection in the middle of an answer. On every new connection a greeting runs first for each shard: it
+notices that the server has restarted, before anything is leased on that connection (P5)."""
 
 from __future__ import annotations
 
@@ -31,12 +40,12 @@ CARGO = {
         "latest_at",
     )),
 }  # fmt: skip
-"""Table -> how many of its columns are the key, and its columns without the shard."""
+"""Table -> the number of leading columns that are its key, and its columns, both without the shard."""
 OUTBOX = {
     "boxes": (2, ("box", "stripe", "server", "run", "taken", "added", "marked", "lived", "swept_at")),
     "parcels": (3, ("box", "stripe", "number", "links")),
 }
-"""The same of the outbox, which a job made by an earlier version may lack."""
+"""The same for the outbox, which jobs of an earlier version may lack."""
 ROWS = CARGO | OUTBOX
 
 CROWDED = "raise max_connections of the server, or use fewer workers: each has one connection to a database"
@@ -45,7 +54,7 @@ FULL = "make room on the server's disk"
 UNKNOWN = "check the user and the password"
 MISSING = "make it first: CREATE DATABASE"
 FORBIDDEN = "let this user SELECT, INSERT, UPDATE and DELETE there; the first job needs CREATE"
-"""What to do about a server's refusal."""
+"""Hints for refusals by a server."""
 
 
 class Dialect(Protocol):
@@ -59,12 +68,12 @@ class Dialect(Protocol):
     """Whether a statement alone needs a transaction around it too."""
 
     connections: int
-    """How often it has connected."""
+    """Number of times it has connected."""
 
     server_run: str
-    """The run of the server at the other end: another text after every start, promotion or fail-over.
+    """The run of the server: changes with every start, promotion, and fail-over.
 
-    The same text for all clients; it has no white space."""
+    All clients see the same text. It has no white space."""
 
     forgets: bool
     """Whether the server's settings let it lose commits that it has acknowledged."""
@@ -103,8 +112,10 @@ class Dialect(Protocol):
         ...
 
     async def begin(self, lock: str = "", stripe: int = 0) -> None:
-        """Begin a transaction with a lock: `share` it with all who add, have it `whole` and keep those out, or lock a
-        `stripe` of the counters, and with `shard` everybody else who leases."""
+        """Begin a transaction with a lock.
+
+        `share` is held by all calls that add requests, `whole` keeps those out, `stripe` locks the row of a stripe of
+        the counters, and `shard` also keeps out others that lock the shard."""
         ...
 
     async def commit(self, *, rings: bool = False) -> None:
@@ -131,7 +142,7 @@ class Dialect(Protocol):
         ...
 
     def ahead(self, *asks: tuple[Any, ...]) -> None:
-        """Say what will be fetched after the next statement (name and values), so that it may travel with that."""
+        """Name statements (with values) that will be fetched after the next one, so that they may travel together."""
         ...
 
     async def bulk(self, name: str, rows: Sequence[Sequence[Any]], *given: Any) -> list[Sequence[Any]]:
@@ -151,13 +162,13 @@ class Dialect(Protocol):
         changed: Sequence[Sequence[Any]],
         sites: Sequence[Sequence[Any]],
     ) -> None:
-        """Leases that end, that are given and that change, sites, and last the stripe of the counters."""
+        """Write ended, new, and changed leases, then sites, and last the stripe of the counters."""
         ...
 
     async def put_seen(self, ids: Sequence[int], sites: Sequence[int]) -> tuple[set[int], list[Sequence[Any]]]:
-        """Add keys; those that were there. The keys are in order, so that two such calls wait and do not deadlock.
+        """Insert keys; return those that existed. Keys come in order, so that two calls wait and do not deadlock.
 
-        Besides, of those `sites` that are there: site, closed and whether it sleeps."""
+        Also returns (site, closed, sleeps) of those `sites` that exist."""
         ...
 
     async def insert_sites(self, rows: Sequence[Sequence[Any]]) -> int:
@@ -189,7 +200,7 @@ class Dialect(Protocol):
         ...
 
     async def watch(self, seen: int) -> bool:
-        """Ask to be told of news; whether there is some already."""
+        """Subscribe to news of the shard; return whether there is some already."""
         ...
 
     async def heard(self, round_number: int, shard: int) -> bool:
@@ -226,17 +237,17 @@ class Dialect(Protocol):
 
 
 class Database:
-    """Transactions on one connection, one at a time; each is done whole, even if its caller goes away."""
+    """Transactions on one connection, one at a time; each is finished, even if its caller is cancelled."""
 
     def __init__(self, dialect: Dialect) -> None:
         self.dialect = dialect
         self.shard = 0
-        """The row of gossamer_shards that statements are about."""
+        """The row of gossamer_shards to which statements refer."""
         self._greetings: dict[int, Callable[[Dialect], Awaitable[None]]] = {}
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self.conflicts = 0
-        """Transactions that had to be tried again, because of another one."""
+        """Transactions that were repeated, because of a conflict or a lost connection."""
 
     def at(self, shard: int) -> Database:
         """The same connection, for another shard: they take turns."""
@@ -246,7 +257,7 @@ class Database:
         return other
 
     def greet(self, greeting: Callable[[Dialect], Awaitable[None]]) -> None:
-        """Do this first for the shard on every new connection."""
+        """Run this first for the shard on every new connection."""
         self._greetings[self.shard] = greeting
 
     async def run(
@@ -258,9 +269,9 @@ class Database:
         rings: bool = False,
         whole: bool = True,
     ) -> T:
-        """Do the work in one transaction; again, where another one or a lost connection undid it.
+        """Run work in one transaction, and repeat it after a conflict or a lost connection.
 
-        `rings`: others may wait for what has changed. Without `whole` every statement is a transaction of its own."""
+        `rings`: other workers may wait for what it changes. Without `whole` each statement is its own transaction."""
 
         whole = whole or self.dialect.always_whole
 
@@ -296,17 +307,17 @@ class Database:
                 except Exception as error:
                     if not self.dialect.is_forbidden(error):
                         raise
-                    # Who may only look leases nothing.
+                    # A user who may only read leases nothing, and need not notice restarts.
                     await self.dialect.rollback()
         except BaseException:
-            # Nobody may use a connection whose server was not looked at.
+            # A connection whose greeting failed must not be used: a restart would go unnoticed.
             self.dialect.abort()
             raise
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            # Heard by the caller, unless that is gone.
+            # Retrieve the error, which nobody else does if the caller was cancelled.
             task.exception()
 
     async def _run(self, once: Callable[[], Awaitable[T]]) -> T:
@@ -328,7 +339,7 @@ class Database:
                 await asyncio.sleep(random.uniform(0.0, 0.005 * 2 ** min(conflicts + losses, 6)))
 
     async def _undo(self, error: BaseException) -> None:
-        """Leave a connection that the next transaction can use, or none."""
+        """Roll back, or close a connection whose state is unknown, so that the next transaction starts clean."""
         if not self.dialect.is_loss(error) and not isinstance(error, (asyncio.CancelledError, TimeoutError)):
             try:
                 await self.dialect.rollback()
@@ -341,7 +352,7 @@ class Database:
         return self.dialect.explain(error) or error
 
     async def aclose(self) -> None:
-        """Let what is under way end, then close the connection."""
+        """Wait for transactions under way, then close the connection."""
         while self._tasks:
             await asyncio.wait(self._tasks)
         try:
@@ -351,17 +362,20 @@ class Database:
 
 
 def digest(text: str) -> int:
-    """A number that stands for a name: databases differ in which names they take for equal."""
+    """A number for a name. Databases differ in which texts they consider equal; numbers are compared alike."""
     return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big") >> 1
 
 
 def connection_run(dialect: Dialect) -> int:
-    """The life of the store as `Grant.run` has it: another number for every connection and every run of the server."""
+    """The life of the store, as in `Grant.run`: changes with every connection and every run of the server."""
     return crc32(f"{dialect.server_run} {dialect.connections}".encode())
 
 
 def statements(name: str) -> dict[str, str]:
-    """The statements of a dialect's .sql file beside this module, and those that all have in common, by their names."""
+    """The statements of common.sql and of a dialect's .sql file, by name.
+
+    A statement is all text from its name to the next name. A comment inside is sent with it, and one at its end would
+    swallow what a dialect appends: write comments before the first name."""
     found = {}
     for part in (*schema("common.sql").split("-- name: ")[1:], *schema(name).split("-- name: ")[1:]):
         title, _, body = part.partition("\n")
@@ -370,5 +384,5 @@ def statements(name: str) -> dict[str, str]:
 
 
 def schema(name: str) -> str:
-    """A .sql file as it is."""
+    """The text of a .sql file."""
     return resources.files("gossamer.frontier.sql").joinpath(name).read_text("utf-8")

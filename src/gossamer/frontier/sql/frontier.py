@@ -1,4 +1,28 @@
-"""The frontier of one shard in a database, its control, and its share of the page limit."""
+"""The frontier of one shard in a database, its control, and its share of the page limit.
+
+Each method of the frontier is one transaction: it opens a `Transaction`, works, and flushes. The rules are in the
+modules that it calls: `leasing` for lease and lull, `completion` for complete and add, `transaction` for rows, locks,
+and time. This module decides which lock each call takes, repeats calls, and follows a shard that moves.
+
+| call | lock | why |
+|---|---|---|
+| `add`, `complete` with links | share | no site may fall asleep while requests are added to it |
+| `complete` that closes a site, `lull` | whole | nobody may add to a site that is closed or put to sleep |
+| `lease` | stripe | two workers of a stripe must not draw the same token (P4) |
+| `lease` with a page limit, the ledger | shard | two workers must not both lease the last pages |
+| `complete` without links, `extend`, `release`, `abandon` | rows only | the rows of the sites are enough |
+
+What `_call` does about errors, around the repeats of `Database.run` for conflicts and lost connections:
+
+- Changed settings: read them, and repeat the call with them.
+- The shard has moved, or may have: find it (`_pursue`), and repeat the call there.
+- The tables or the row are gone from a database to which the shard came a moment ago: that server has forgotten the
+  arrival, and the place that it came from may have kept the shard.
+
+A call that is repeated may have been applied before, since a connection can break between the commit and the answer. A
+repeated `add` finds known keys, and a repeated `complete` finds its keys gone from the batch. A repeated `lease` takes
+other lanes; the first ones come back when their leases expire. Counters and parcels belong to the same transaction, so
+they are never counted for a call that was undone."""
 
 from __future__ import annotations
 
@@ -55,12 +79,16 @@ from gossamer.settings import Settings
 
 
 class SqlLedger:
-    """What a job of several shards needs of each; nobody leases from the shard meanwhile."""
+    """The part of the page limit that a shard of several may use, and the account of all parts.
+
+    The calls lock the shard, as leases under a page limit do. The row of the first shard has the account:
+    `reserved` is the sum of what the shards were given. Callers take pages from the account before they add them to a
+    shard, so a crash in between allows too few pages, never too many."""
 
     _call: Callable[..., Awaitable[Any]]
 
     async def set_limit(self, pages: int | None, *, reserved: int | None = None) -> int:
-        """Begin, or end, to have a part of what the job may store; how many pages that part is."""
+        """Set or remove (None) this shard's part of the page limit; how many pages that part is."""
 
         async def work(call: Transaction) -> int:
             await call.open(totals=True)
@@ -76,14 +104,14 @@ class SqlLedger:
         return int(await self._call(work, lock="shard", opens=False))
 
     async def reserve(self, pages: int, *, limit: int) -> tuple[int, int]:
-        """Take pages from what is left of the job's limit, or give them back; how many, and what is left then."""
+        """Take pages from the rest of the job's limit, or give them back; how many were moved, and what is left."""
 
         async def work(call: Transaction) -> tuple[int, int]:
             ((allowance, reserved),) = await call.db.fetch("ledger")
             if reserved is None:
                 return 0, 0
             left = limit - reserved
-            # Where the limit was lowered, less than nothing may be left: none of that is taken back here.
+            # After the limit was lowered, the rest may be negative; shards give pages back by `allow`.
             taken = max(0, min(pages, left)) if pages > 0 else max(pages, -reserved)
             if taken:
                 await call.db.fetch("set_ledger", allowance, reserved + taken)
@@ -93,7 +121,7 @@ class SqlLedger:
         return found
 
     async def allow(self, pages: int) -> tuple[int, int]:
-        """Let this shard store more, or less; only what is not used can be taken away. How many, and what is left."""
+        """Raise or lower this shard's part; only unused pages can be taken. How many were moved, and what is left."""
 
         async def work(call: Transaction) -> tuple[int, int]:
             await call.open(totals=True)
@@ -123,7 +151,7 @@ _LOWEST = -(1 << 63)
 
 
 class SqlSteering(SqlOutbox):
-    """The part of a frontier that is not on the way of a page."""
+    """The part of a frontier that people and services use: counts, control, and questions about URLs and sites."""
 
     settings: Settings
     secret: bytes
@@ -144,7 +172,7 @@ class SqlSteering(SqlOutbox):
             places = await call.db.fetch("ready_sites", call.now)
             (held,) = await call.db.fetch("held_sites", call.now)
             mine = {self.region, ""}
-            # A site without requests is struck off when a worker comes to it: no more are ready than wait.
+            # A site may look ready without having requests, until a lease finds that out; so take the smaller number.
             waiting = totals["queued"] + totals["delayed"]
             (sums,) = await call.db.fetch("freshness") if call.settings.recrawl else ((0, 0),)
             return Counts(
@@ -291,9 +319,9 @@ class SqlSteering(SqlOutbox):
         return [ShardView(shard=self.shard, server=self._database.dialect.server, counts=counts, regions=regions)]
 
     async def compact(self, older_than_seconds: float = 0.0) -> int:
-        """Throw away the rows of URLs that were finished that long ago; they stay known. How many.
+        """Delete the rows of URLs that were finished that long ago; how many. Their keys stay known.
 
-        It may be stopped at any time and run again: it deletes some rows at a time."""
+        It deletes some rows in each transaction, so it may be stopped at any time and run again."""
         gone, last = 0, -1
 
         async def work(call: Transaction) -> list[int]:
@@ -340,7 +368,7 @@ T = TypeVar("T")
 
 
 class Settled(NamedTuple):
-    """What became of one `complete`, by which life of the store."""
+    """The result of one transaction of `complete`, with the life of the store that answered."""
 
     accepted: int
     stale: int
@@ -351,10 +379,10 @@ class Settled(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShardContext:
-    """What a shard needs of its job's other shards and databases; where nothing is given, it has none."""
+    """What a shard needs of the other shards and databases of its job; the defaults are those of a shard alone."""
 
     region_of: Callable[[str], str] | None = None
-    """The region of a new site, empty if it has none. Without it no site has one, and every worker may lease it."""
+    """Returns the region of a new site, empty for none. Without it any worker may lease any site."""
     forward: Forward | None = None
     """Delivers links of the inbox that belong to other shards."""
     reach: Callable[[str], Database] | None = None
@@ -369,7 +397,10 @@ ALONE = ShardContext()
 
 
 class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
-    """The frontier of one shard of a job; any number of these, in any number of processes, share it."""
+    """The frontier of one shard of a job. Any number of instances, in any number of processes, share it (P8).
+
+    What an instance remembers only saves time, and may be lost: URLs of leased pages, sites known to be awake, and
+    sites that it found empty and has not put to sleep yet."""
 
     def __init__(
         self,
@@ -391,7 +422,7 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
         self.region = region
         self.shard = shard
         self._left: Database | None = None
-        """The database from which the shard came here, while that may be forgotten."""
+        """The database from which the shard came, should the present one turn out to have forgotten the arrival."""
         self._alone = alone
         self._database = database
         self._job = job
@@ -400,24 +431,27 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
         self._context = context
         self._admission = Admission(secret, context.region_of)
         self._pages: dict[int, dict[int, str]] = {}
-        """Token -> key -> URL of what is leased here: the links found there name it."""
+        """Token -> key -> URL of each leased page: links found on the page store it as their referrer."""
         self._empty: set[int] = set()
         self._lulled_at = 0.0
 
     @property
     def conflicts(self) -> int:
-        """Transactions that had to be begun anew, because of others or of a lost connection."""
+        """Transactions that were repeated because of a conflict or a lost connection."""
         return self._database.conflicts
 
     async def add(self, requests: Sequence[Request]) -> int:
         return await self.admit([(request, "", 0) for request in requests])
 
     async def admit(self, links: Sequence[Link]) -> int:
-        """Queue what is not known yet, each with its referrer and its time; how many those were."""
+        """Queue links whose keys are unknown, each with its referrer and its time; how many were new."""
         return (await self._admit(links))[0]
 
     async def _admit(self, links: Sequence[Link]) -> tuple[int, str]:
-        """How many were new, and the first run of the server that has some of them."""
+        """How many links were new, and the run of the server that acknowledged the first part.
+
+        If the server restarts between two parts, the later run may lack the first part; the earlier run is reported,
+        so that the outbox delivers all of them again."""
         added, run = 0, ""
         for first in range(0, len(links), MOST_LINKS):
             some = links[first : first + MOST_LINKS]
@@ -445,7 +479,13 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
         over_quota: bool = True,
         handed_elsewhere: int = 0,
     ) -> ShardGrant:
-        """As `lease`, and what the shard saw: see `Shard.lease_shard`."""
+        """Lease from this shard, and report what the shard saw: see `Shard.lease_shard`.
+
+        After the lease come two kinds of housekeeping, each in a transaction of its own: entries of the inbox are
+        queued, and sites that were found empty are put to sleep. The latter is done once a second, for many sites at
+        once, because it keeps all workers out that add requests; and always before this worker goes idle, since the
+        grant must not say that a site is ready which has nothing. In both cases the lease is repeated if it was empty:
+        there may be something now, or the job may be finished."""
         regions = list({self.region, ""} | also)
 
         async def work(call: Transaction) -> tuple[ShardGrant, set[int], bool]:
@@ -471,14 +511,18 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
                 asleep, self._empty, self._lulled_at = self._empty, set(), now
                 await self._call(lambda call, some=asleep: lull(call, some), lock="whole", rings=True)  # type: ignore[misc]
                 if idle:
-                    # What sleeps now says when it wakes, and a site that was closed may have been the last one.
+                    # Sleeping sites say when they wake, and closing one may have finished the job: look again.
                     continue
             return answer
 
     async def _take(
         self, call: Transaction, leasing: Leasing, limit: int, seconds: float, *, over_quota: bool
     ) -> Grant:
-        """Lease what this worker may have, and write it down."""
+        """Lease for this worker, and write the leases.
+
+        The longest lease time is stored in the transaction of the first lease that uses it, so a restarted store knows
+        for how long its lanes have to rest. The state is read again at the end: expiring a lease may have parked the
+        last request of the job."""
         news = call.totals["news"]
         state = await self._state(call)
         if state != "running":
@@ -510,6 +554,7 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
         return answer, empty, has_inbox
 
     async def _drain(self) -> int:
+        """Queue entries of the inbox; how many."""
         return await drain(self._call, self._admission, secret=self.secret, forward=self._context.forward)
 
     async def _leases(self, call: Transaction, leasing: Leasing, seconds: float) -> tuple[Lease, ...]:
@@ -546,7 +591,7 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
                 )
 
     async def _park(self, leases: Sequence[Lease]) -> None:
-        """Give up what no worker can read."""
+        """Park the requests of leases of which none can be read; they would come back with each expired lease."""
 
         async def work(call: Transaction) -> None:
             await call.lock({self._admission.site_id(lease.site) for lease in leases})
@@ -559,6 +604,10 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
         await self._call(work, rings=True)
 
     async def extend(self, leases: Sequence[Lease], *, seconds: float) -> list[Lease]:
+        """Extend leases that have not ended; those that are still ours.
+
+        An ended lease is not revived, even if nobody has taken its lane yet: its holder stops at the end of the lease
+        by its own clock, and must not start again."""
         if not leases:
             return []
 
@@ -591,12 +640,17 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
         parcels: Sequence[Parcel] = (),
         run: str = "",
     ) -> Receipt:
+        """Commit outcomes and their links, with notes and parcels. `run` guards links that other shards hold.
+
+        Many outcomes are split into several transactions, between outcomes: an outcome and its links are always in one
+        (P3). Notes and parcels go with the first. Parcels of a later part are then in the outbox before their page is
+        done, which delivers links once more at worst."""
         accepted = stale = repeated = outbox = life = 0
         for some in portions(outcomes):
             found = await self._settle(some, notes, parcels, run)
             accepted, stale = accepted + found.accepted, stale + found.stale
             repeated, outbox = repeated + found.repeated, outbox + found.parcels
-            # A later run may lack what the first acknowledged.
+            # The first run counts: a later one may lack what the first has acknowledged.
             life = life or found.run
             notes, parcels = (), ()
             for outcome in some:
@@ -609,6 +663,13 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
     async def _settle(
         self, outcomes: Sequence[Outcome], notes: Sequence[SiteNote], parcels: Sequence[Parcel], run: str
     ) -> Settled:
+        """Commit one part of the outcomes in one transaction.
+
+        Refuses before anything is written if this server restarted since it took links of these pages for its other
+        shards, since it may have forgotten those; and if the shard may move away, because the page could then be on
+        another server than its links, which are in no outbox.
+
+        A budget that turns out to be spent needs the whole lock: the transaction is undone and repeated with it."""
         closes = any(note.close is not None for note in notes)
         lock = "whole" if closes else "share" if any(outcome.links for outcome in outcomes) else ""
 
@@ -649,6 +710,10 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
         await self._call(work, rings=True)
 
     async def abandon(self, worker: str, *, blamed: Sequence[int] = ()) -> int:
+        """Take back at once what a dead worker held; only the `blamed` keys count as lost with it (P10).
+
+        The lanes rest for one delay from now, because the worker may have sent a request a moment ago (P5)."""
+
         async def work(call: Transaction) -> int:
             await call.lock({row[1] for row in await call.db.fetch("leases_of_worker", worker)})
             gone = 0
@@ -663,6 +728,9 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
         return await self._call(work, rings=True)
 
     async def idle(self, grant: Grant) -> None:
+        """Wait for news of the shard, at most until the grant says that something is due, and at most 15 s.
+
+        PostgreSQL sends a notification; MariaDB and MySQL are polled with growing pauses."""
         wait = _LONGEST_SLEEP_SECONDS if grant.wait is None else min(grant.wait, _LONGEST_SLEEP_SECONDS)
         database = self._database
         try:
@@ -675,10 +743,14 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
         except TimeoutError:
             pass
         except Unavailable:
-            # Whoever asks next will hear what is wrong.
+            # The next lease reports the error if it lasts; here only avoid a busy loop.
             await asyncio.sleep(min(wait, 1.0))
 
     async def _is_over(self, call: Transaction) -> bool:
+        """Whether nothing is left to do (P6).
+
+        Leased requests may bring links, parcels may have to be delivered again, and entries of the inbox wait to be
+        queued; future revisits count only in a continuous crawl."""
         if call.total("leased") > 0:
             return False
         if call.most is not None and call.total("kept") >= call.most:
@@ -709,9 +781,10 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
         rings: bool = False,
         ahead: Sequence[tuple[Any, ...]] = (),
     ) -> T:
-        """Run one call as one transaction; with the job's settings as they are now.
+        """Run one call as one transaction, with the present settings, wherever the shard is now.
 
-        `ahead`: what it will ask first."""
+        `work` may run several times. `ahead` names the statements that it will run first, so that they travel with the
+        opening of the transaction."""
 
         async def run(dialect: Dialect) -> T:
             call = Transaction(
@@ -733,11 +806,15 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
             except JobMissing:
                 if self._left is None:
                     raise
-                # This server has forgotten that the shard came; where it was before it may still be.
+                # This server has forgotten that the shard came; its earlier place may still have it.
                 self._database, self._left = self._left, None
 
     async def _pursue(self, moved: Moved) -> None:
-        """Find the shard, where its row says that it may be elsewhere."""
+        """Find a shard whose row says that it may be elsewhere; afterwards `_database` is where to repeat the call.
+
+        A copy that is still ARRIVING here, after the shard was found here before, means that this server has forgotten
+        the end of the move: go back to the source. A shard that LEAVES is waited for, as long as its mover shows
+        heartbeats. In all other phases the target is asked (`decide`)."""
         here, phase, place = self._database, moved.phase, moved.where.target
         if phase == ARRIVING and self._left is not None:
             self._database, self._left = self._left, None
@@ -755,7 +832,7 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
             try:
                 self._database, self._left = await follow(place), here
             except JobMissing:
-                # It may have forgotten that between two questions.
+                # The target forgot the shard between `decide` and this read.
                 if phase == GONE:
                     raise
                 raise moved.waits(self._job, self.server) from None
@@ -764,7 +841,7 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
         await self._reload()
 
     def apply(self, settings: Settings) -> None:
-        """Each shard reads its own record."""
+        """Nothing to do: each shard reads the settings from its own record."""
 
     async def _reload(self) -> None:
         async def read(dialect: Dialect) -> Any:

@@ -1,4 +1,25 @@
-"""Handing out lanes: which sites are due, what they have, and putting those to sleep that have nothing."""
+"""Leases lanes: finds sites that are due, takes batches, and puts sites to sleep that have nothing.
+
+A lease is one transaction. It never waits for another worker's site, so many workers lease from one shard at the same
+time. The steps, and why they come in this order:
+
+1. Lock ready sites, those that have waited longest first, and skip sites that others have locked (P2). A locked site is
+   somebody else's for now; waiting for it would serialize all workers.
+2. Expire leases that have ended at these sites. There is no sweeper: a leased lane is ready again one delay after the
+   end of its lease (P9), so the site of a dead worker comes up like any other. This step must precede the next, so that
+   the requests of the dead worker can be leased at once, and suspects are known as such (P10).
+3. Read the heads of the queues of these sites, without what others hold, and choose: a suspect alone, or a batch.
+4. Write leases, sites, and counters in one statement or packet, and commit.
+
+The transaction may be undone at any point, and then nothing was leased. If the worker dies after the commit, or the
+answer is lost, the lease expires.
+
+A site that turned out to be empty is not put to sleep here. Other workers may be adding to it in transactions that this
+one cannot see, and a site asleep with requests in its queue would never come up. So the site is written with a
+`ready_at` one second ahead, and the worker calls `lull` now and then, which keeps all who add out for a moment.
+
+After the store restarts it may lack leases whose holders are still fetching. Until `rest_until`, when the longest
+possible lease has ended, each lane rests once (P5)."""
 
 from __future__ import annotations
 
@@ -27,7 +48,10 @@ _READY_AT = itemgetter(3)
 
 
 class Leasing:
-    """One `lease`. It never waits for another's lock: what is locked is looked at next time."""
+    """One `lease` of one worker.
+
+    `leases` is the result. `empty` are sites to put to sleep; `_refused` have something that this worker may not have
+    now (a second suspect, or no room in the budget), and it must not wait for them; `_over` are over their quota."""
 
     def __init__(
         self,
@@ -48,16 +72,19 @@ class Leasing:
         self._busy = False
         self.leases: list[tuple[SqlSite, HeldLane, list[QueueRow]]] = []
         self.empty: set[int] = set()
-        """Sites at which nothing was found: to be put to sleep."""
+        """Sites at which nothing was found; the caller puts them to sleep with `lull`."""
         self._refused: set[int] = set()
         self._over: list[SqlSite] = []
-        """Sites that have had their share of the fetches: they get what the others leave."""
+        """Sites over their quota: they get what the others leave."""
         self.passed_over = 0
-        """How many of these got nothing."""
+        """How many of these got nothing, which the client of several shards wants to know."""
         self._left = NEVER
 
     async def take(self, limit: int, *, over_quota: bool = True) -> None:
-        """Lease up to `limit` lanes; with `over_quota`, sites over their quota come after all others."""
+        """Lease up to `limit` lanes; with `over_quota`, sites over their quota come after all others.
+
+        Each round asks for as many sites as are still wanted, plus those that were looked at before and are still
+        ready. It ends when a round brings no new site."""
         call = self.call
         if call.room <= 0:
             await self._take_back()
@@ -85,7 +112,9 @@ class Leasing:
             await self._serve(self._over, limit, whole=True)
 
     async def _ready(self, most: int) -> list[Sequence[Any]]:
-        """Rows of sites that are ready, up to so many of each region: whoever has waited longest first."""
+        """Lock and return ready sites, up to `most` of each region, those that have waited longest first.
+
+        The first round is answered by the statement that opened the transaction."""
         call = self.call
         rows: list[Sequence[Any]] = []
         for region in self._regions:
@@ -94,7 +123,10 @@ class Leasing:
         return sorted(rows, key=_READY_AT)
 
     async def _take_back(self) -> None:
-        """All that may still be fetched is in somebody's hands: take back what has run out."""
+        """Expire ended leases of all sites, because nothing is left of the page limit.
+
+        What is missing to the limit is leased. Without room no site would be looked at, so leases of dead workers
+        would never expire, and the job would never end."""
         call = self.call
         over = [held for held in await call.load("leases") if held.until_at <= call.now]
         await call.lock((held.site for held in over), skip=True)
@@ -103,11 +135,13 @@ class Leasing:
                 await call.lapse(held, rests_from=call.now)
 
     async def _has_suspect(self) -> bool:
-        # One that has run out counts until its lane is taken back: its holder may not know yet.
+        # An ended lease counts until its lane is taken back: this worker may still be handling the request.
         return any(held.suspect for held in await self.call.load("leases_of_worker", self._worker))
 
     async def _lapse(self, sites: Sequence[SqlSite]) -> None:
-        """Take back the lanes whose holders are silent; and know what others hold at these sites."""
+        """Expire ended leases at these sites, and load the others, whose requests must not be leased again (P2).
+
+        A lease keeps its requests in the queue, so knowing every batch of a site is what keeps keys apart."""
         call = self.call
         leased = [site.id for site in sites if any(lane.token for lane in site.lanes)]
         if not leased:
@@ -119,12 +153,13 @@ class Leasing:
         await call.settle_rows()
 
     def _free_lanes(self, site: SqlSite) -> list[SqlLane]:
+        """The lanes that can be leased now. After a restart of the store, each lane first rests once."""
         call = self.call
         found = []
         for lane in site.lanes:
             rest = call.rest_until + site.rest
             if not lane.token and rest > call.now and lane.restart != call.restarts:
-                # Another run of the store may lack leases that were granted before: their holders go on.
+                # The present run of the store may lack a lease on this lane, whose holder goes on fetching.
                 lane.restart, lane.next_at = call.restarts, max(lane.next_at, rest)
                 call.touched.add(site.id)
             if not lane.token and site.ready(lane) <= call.now + _SOON_MICRO:
@@ -132,6 +167,7 @@ class Leasing:
         return found
 
     def _most(self, site: SqlSite, whole: bool) -> int:
+        """The largest batch for a lane: one that takes at most half of the lease time at the delay of the site."""
         most = min(self._batch, site.room)
         if not whole:
             most = min(most, site.share_left(self.call.half))
@@ -139,7 +175,10 @@ class Leasing:
         return most if delay <= 0 else min(most, max(1, int(self._seconds / 2 / delay)))
 
     async def _serve(self, sites: Sequence[SqlSite], limit: int, *, whole: bool = False) -> None:
-        """Lease lanes of these sites, within their share of the fetches or with `whole` batches."""
+        """Lease lanes of these sites, within their quota or with `whole` batches.
+
+        Reads enough rows of each queue for all free lanes, even if the first ones are in other batches. Sites that
+        were read and not leased are written too: their next time may be another one now."""
         call = self.call
         before = len(self.leases)
         wanted: dict[int, tuple[SqlSite, list[SqlLane]]] = {}
@@ -174,11 +213,17 @@ class Leasing:
                 self._grant(site, lane, waiting.get(site.id, []), suspects.get(site.id, []), whole)
         taken = [row[:5] for _, _, rows in self.leases[before:] for row in rows if row.again]
         if taken:
+            # The counters no longer have them as delayed or revisits, so the rows must not say so either.
             await call.db.bulk("mark_taken", taken)
 
     def _grant(
         self, site: SqlSite, lane: SqlLane, waiting: list[QueueRow], suspects: list[QueueRow], whole: bool
     ) -> None:
+        """Lease one lane: draw a token, take rows, and move them in the counters from waiting to leased.
+
+        The token is above every token that the shard has stored, above the last one of the lane, and not below the
+        present time: a store that has forgotten tokens draws larger ones (P4). At most one suspect goes to a worker,
+        alone in its batch, so that the death of the worker names it (P10)."""
         call = self.call
         alone = bool(suspects) and not self._busy
         if alone:
@@ -219,7 +264,7 @@ class Leasing:
                 call.count("queued", -1)
 
     async def write(self) -> None:
-        """Write the leases, and when to look at the sites again."""
+        """Write the leases, and when to look at each site again: at an empty one in a second, if it is not asleep."""
         call = self.call
         for number in self.empty:
             call.asleep[number] = min(call.now + _DROWSY_MICRO, _held_until(call.sites[number]))
@@ -230,7 +275,9 @@ class Leasing:
         await call.flush()
 
     async def wait(self, limit: int) -> float | None:
-        """Seconds until something can be due for this worker; None if only news can change that."""
+        """Seconds until something can be due for this worker; None if only news can change that.
+
+        A site that is ready now and was not refused is locked by another worker: look again in a moment."""
         call = self.call
         if self.leases and len(self.leases) >= limit:
             return 0.0
@@ -255,9 +302,12 @@ class Leasing:
 
 
 async def lull(call: Transaction, numbers: Iterable[int]) -> bool:
-    """Put sites to sleep at which nothing is due, and close those whose budget is used up; whether one was closed.
+    """Put sites to sleep at which nothing is due, and close those whose budget is spent; whether one was closed.
 
-    Only here does a site sleep: the whole lock keeps those out who might be adding to it at this moment."""
+    The caller has the `whole` lock: nobody is adding requests, so an empty queue is really empty. The queues are read
+    again, because something may have been added since the lease found them empty. A site with delayed requests sleeps
+    until the first is due; one with leased lanes until the first lease could expire; any other until something is
+    added, which wakes it. `count_lull` makes all workers forget which sites they believed to be awake."""
     await call.lock(numbers, skip=True)
     held = await call.load("leases_of_sites", sorted(call.sites))
     hands = in_hand(held)
@@ -290,12 +340,12 @@ async def lull(call: Transaction, numbers: Iterable[int]) -> bool:
 
 
 def _held_until(site: SqlSite) -> int:
-    """When the first lane of a site that somebody holds would be taken back."""
+    """When the first leased lane of a site could be taken back."""
     return min((site.ready(lane) for lane in site.lanes if lane.token), default=NEVER)
 
 
 def in_hand(leases: Iterable[HeldLane]) -> dict[int, set[int]]:
-    """Site -> keys that are leased."""
+    """Site -> keys that are in a batch."""
     found: dict[int, set[int]] = {}
     for held in leases:
         found.setdefault(held.site, set()).update(held.batch)
@@ -303,7 +353,7 @@ def in_hand(leases: Iterable[HeldLane]) -> dict[int, set[int]]:
 
 
 def by_site(rows: Sequence[Sequence[Any]], hands: dict[int, set[int]]) -> dict[int, list[QueueRow]]:
-    """Rows of the queue by their site, in order, without those in somebody's hands."""
+    """Rows of the queue by site, in order, without those that are in a batch."""
     found: dict[int, list[QueueRow]] = {}
     for row in map(QueueRow._make, rows):
         if row.id not in hands.get(row.site, ()):

@@ -1,8 +1,24 @@
 """Moves shards between databases so that a power cut of either side loses nothing.
 
-Each side may forget its last seconds on the way; `handover` has the rules. A move has four steps: it is announced at
-the source, which then has to live for `forget_seconds`; the source is frozen, its rows are copied, and the target opens
-them; the target has to live for `forget_seconds`; and only then the source is emptied."""
+Each side may forget its last seconds on the way; `handover` has the phases, the rules, and what workers do. This module
+is the mover. Its steps:
+
+1. Announce the move at the source, with a ticket, and wait until the source has lived for `forget_seconds` on one run.
+   From then on the source cannot forget that the shard may have moved.
+2. Prepare an empty place at the target, in the phase ARRIVING under the same ticket.
+3. Freeze the source: its phase becomes LEAVING, and a field of its counters becomes 2^62. Each call doubles that field
+   in its last statement, so the overflow also undoes transactions that began before the freeze.
+4. Copy the rows in the order of their keys, then the counters and times, and open the target with a `generation` one
+   higher. Counters go last, in the transaction that opens it: a target that is open has everything.
+5. Mark the source KEPT. Its rows stay.
+6. Wait until the target has lived for `forget_seconds`, then mark the source GONE and delete its rows.
+
+The mover may be killed at any point and started again: it reads the phases and goes on. Each change of a phase checks
+the phase and the ticket that it starts from, so of two movers one is overtaken (`_Overtaken`), looks again, and finds
+the shard further on. Copying resumes after the last row that the target has. Workers meanwhile wait, or follow the
+shard.
+
+Calls of workers are refused from 3 to 5. How long that takes depends on the number of rows."""
 
 from __future__ import annotations
 
@@ -41,7 +57,7 @@ _Answer = TypeVar("_Answer")
 
 
 class SqlShardMove(NamedTuple):
-    """A shard that is in its database now, and how many rows had to be brought there."""
+    """A shard that is in its database now, and the number of rows copied for that."""
 
     shard: int
     source: str
@@ -50,7 +66,7 @@ class SqlShardMove(NamedTuple):
 
 
 class _Overtaken(Exception):
-    """The shard is not in the phase that it was in a moment ago."""
+    """The shard is not in the expected phase, or the ticket differs: another mover or worker was faster. Look again."""
 
 
 class _Place(NamedTuple):
@@ -61,11 +77,10 @@ class _Place(NamedTuple):
 
 
 async def spread_sql(url: str, job: str, *, forget_seconds: float | None = None) -> AsyncIterator[SqlShardMove]:
-    """Bring every shard of a job to its database among these, and say where each is.
+    """Move every shard of a job to its database among these, and yield where each is.
 
-    A shard that is on its way refuses all calls, and workers wait for it; then its old place says where it has gone.
-    What was interrupted is finished first. It ends when no server can forget any more that they have moved. The
-    databases are of one kind."""
+    A shard that is on its way refuses all calls, and workers wait; then its old place names the new one. Finishes moves
+    that were interrupted earlier. Ends when no server can forget the moves any more. All databases are of one kind."""
     databases = Databases(url)
     try:
         root = await databases.find(job)
@@ -84,13 +99,15 @@ async def spread_sql(url: str, job: str, *, forget_seconds: float | None = None)
 
 
 class _Mover:
+    """One run of `spread_sql`. What it keeps in memory only saves time: every decision is read from the rows."""
+
     def __init__(self, databases: Databases, root: SqlJobRecord, job: str, forget_seconds: float) -> None:
         self._databases = databases
         self._root = root
         self._job = job
         self._forget_seconds = forget_seconds
         self._durable: set[str] = set()
-        """Tickets of announcements that no source can forget any more."""
+        """Tickets of announcements that this run has waited for: their sources cannot forget them any more."""
         self._beat_at = 0.0
 
     @property
@@ -98,7 +115,7 @@ class _Mover:
         return list(dict.fromkeys([*self._databases.names, *self._root.placement]))
 
     async def announce(self, places: list[str]) -> None:
-        """Have every source know that its shards may leave, for good."""
+        """Announce all moves, then wait once for all sources, not once for each shard."""
         for name in self._names:
             await self._write(name)
         tickets: dict[str, str] = {}
@@ -108,13 +125,16 @@ class _Mover:
                 try:
                     tickets[await self._announce(place, wanted)] = place.name
                 except _Overtaken:
-                    # Somebody else moves it too.
+                    # Another mover was faster; `settle` looks at the shard again.
                     continue
         await self._outlive(tickets.values())
         self._durable |= tickets.keys()
 
     async def settle(self, shard: int, wanted: str) -> SqlShardMove:
-        """Have a shard in the database that it belongs to."""
+        """Move one shard to the database where it belongs, from whatever phase it is in.
+
+        Each round looks at all databases anew and takes the one step that the phases call for: decide an unfinished
+        move, finish one that is frozen, or start one. It ends when the shard is HERE at its place."""
         rows, start = 0, ""
         while True:
             places = await self._find(shard)
@@ -123,7 +143,7 @@ class _Mover:
             try:
                 for other in places[1:]:
                     if other.phase in (LEAVING, ANNOUNCED):
-                        # Its target has it, and it was not told.
+                        # The target has the shard, and this source does not know it yet.
                         await self._decide(shard, other)
                 if place.phase == KEPT:
                     await self._decide(shard, place)
@@ -139,7 +159,10 @@ class _Mover:
                 await asyncio.sleep(random.uniform(0.0, 0.05))
 
     async def finish(self, places: list[str]) -> None:
-        """Wait until no target can forget a shard, then delete what the sources have kept."""
+        """Wait until no target can forget a shard, then delete what the sources have kept.
+
+        A target that forgot during the wait is found out by `_is_there`; `_decide` gives the shard back to its source,
+        and it is moved again. The placement is written last, because from then on workers look only there."""
         while True:
             kept = [(shard, place) for shard in range(len(places)) for place in await self._kept(shard)]
             await self._outlive(place.where.target for _, place in kept)
@@ -160,7 +183,7 @@ class _Mover:
             for place in await self._look(shard):
                 if place.phase == GONE:
                     await self._empty(self._at(place))
-        # From here on nobody looks at a database that has no shard.
+        # From here on, workers no longer look at databases that have no shard.
         for name in self._names:
             await self._write(name)
             await self._databases.place(name, self._job, places)
@@ -179,6 +202,7 @@ class _Mover:
         return lambda: self._databases.at(name).run(ask, whole=False)
 
     async def _write(self, name: str) -> None:
+        """See that a database has the record of the job and the tables of the outbox."""
         if (await self._databases.write(name, self._job, self._root)).secret != self._root.secret:
             raise ConfigError(f"{name} has another job of the name {self._job!r}", hint="use another database")
         if not await ensure_outbox(self._databases.at(name)):
@@ -188,7 +212,7 @@ class _Mover:
             )
 
     async def _look(self, shard: int) -> list[_Place]:
-        """Who knows a shard; the highest generation first, and of one generation who has it before who has left it."""
+        """All rows of a shard, the highest generation first; within one, holders before places that it has left."""
         found = []
         for name in self._names:
             try:
@@ -203,16 +227,18 @@ class _Mover:
         return sorted(found, key=lambda place: (-place.where.generation, order.index(place.phase)))
 
     async def _find(self, shard: int) -> list[_Place]:
-        """The same; first the one that has it, or that left last and kept its rows."""
+        """The same without places that never had it or have nothing left; first the holder, or who kept its rows last.
+
+        The databases are read one after another, so a shard that moves meanwhile may be seen nowhere: look again."""
         for _ in range(_LOOKS):
             found = [place for place in await self._look(shard) if place.phase not in (ARRIVING, GONE)]
-            # A legacy move left the old place LEAVING, in the same generation.
+            # A move by an earlier version left the old place LEAVING, in the same generation.
             holders = [place for place in found if place.phase != KEPT]
             if holders and (not found or holders[0].where.generation >= found[0].where.generation):
                 return [*holders, *(place for place in found if place.phase == KEPT)]
             if found:
                 return found
-            # Another moves it: it was not there yet when we looked there, and not here any more when we looked here.
+            # Moved by another mover between two of the reads: not there yet, and then no longer here.
             await asyncio.sleep(0.1)
         raise JobMissing(
             f"shard {shard} of job {self._job!r} is in none of these databases", hint="give the addresses of all"
@@ -235,7 +261,10 @@ class _Mover:
             raise _Overtaken from error
 
     async def _announce(self, place: _Place, target: str) -> str:
-        """Note at the source where the shard is about to go; the ticket of that."""
+        """Announce at the source where the shard is about to go; return the ticket.
+
+        An announcement of this run of the server to the same target is used again. One of an earlier run must be
+        decided first: the shard may have left since."""
 
         async def work(db: Dialect, phase: int, where: ShardLocation) -> str:
             if phase == ANNOUNCED and (where.target, where.run) == (target, db.server_run):
@@ -249,10 +278,13 @@ class _Mover:
         return await _in_phase(self._at(place), (HERE, ANNOUNCED), work)
 
     async def _move(self, shard: int, place: _Place, target: str) -> int:
-        """Announce, and freeze; how many rows were brought."""
+        """Announce, wait, prepare the target, freeze the source, and copy; how many rows were copied.
+
+        The freeze checks the announcement and the run once more, in its own transaction: if the server restarted
+        since, the announcement may be gone, and a shard frozen without one could end up in two places."""
         run = await self._run_of(place.name)()
         if place.phase == ANNOUNCED and place.where.run != run:
-            # The source may have forgotten that the shard has left.
+            # The source restarted since the announcement, and may have forgotten that the shard has left.
             await self._decide(shard, place)
             return 0
         ticket = await self._announce(place, target)
@@ -273,7 +305,9 @@ class _Mover:
         return await self._bring(shard, place._replace(phase=LEAVING, where=where))
 
     async def _bring(self, shard: int, place: _Place) -> int:
-        """Copy the rows of a frozen shard, open it at its target, and close it here; how many rows."""
+        """Copy the rows of a frozen shard, open it at its target, then mark the source KEPT; how many rows were copied.
+
+        If the target is open already, an earlier mover died before the last step, which is all that is left to do."""
         source, where = self._at(place), place.where
         there = await self._prepare(shard, where)
         copied = 0
@@ -286,14 +320,17 @@ class _Mover:
             if now != where:
                 raise _Overtaken
             await put_phase(db, KEPT, ShardLocation(where.generation, where.target))
-            # Wakes those who sleep here.
+            # Wake the workers that wait for news here, so that they follow the shard.
             await db.fetch("tell")
 
         await _in_phase(source, (LEAVING,), leave)
         return copied
 
     async def _prepare(self, shard: int, where: ShardLocation) -> Database | None:
-        """A place for the shard that nobody uses yet; None if the shard is there already."""
+        """Make or find an unused place for the shard at the target, under this ticket; None if the shard is open there.
+
+        Leftovers of an earlier stay or attempt are deleted first, because they are of another moment. The phase is GONE
+        while they are deleted, and ARRIVING only when the place is empty, so an interrupted deletion is resumed."""
         database, arriving = self._databases.at(where.target), ShardLocation(0, "", "", where.ticket)
         for row, phase, text in await database.run(lambda db: db.fetch("shard_phase", digest(self._job), shard)):
             there, found = database.at(int(row)), ShardLocation.read(text)
@@ -302,7 +339,6 @@ class _Mover:
             if phase not in (ARRIVING, GONE, KEPT):
                 raise _Overtaken
             if (phase, found.ticket) != (ARRIVING, where.ticket):
-                # It was here before, or on its way, and all of that has to go: it is as it was then.
                 await _set(there, (ARRIVING, GONE, KEPT), found, GONE, ShardLocation())
                 await self._empty(there)
                 await _set(there, (GONE,), ShardLocation(), ARRIVING, arriving)
@@ -312,7 +348,9 @@ class _Mover:
         return made
 
     async def _copy(self, source: Database, target: Database, table: str, ticket: str) -> int:
-        """Bring the rows in the order of their keys; what is there from an earlier try is not brought again."""
+        """Copy a table in the order of its keys, after the last row that the target has from an earlier try.
+
+        The source is frozen, so its rows do not change meanwhile. A heartbeat every 3 s tells workers not to decide."""
         width, _ = ROWS[table]
         done = await target.run(lambda db: db.page(table, (), 1, last=True))
         after: Sequence[Any] = tuple(done[0][:width]) if done else ()
@@ -329,12 +367,13 @@ class _Mover:
             copied += len(some)
 
     async def _bury(self, place: _Place) -> None:
+        # The phase first: from then on nobody takes the shard back here, however many rows are left.
         source = self._at(place)
         await _set(source, (KEPT,), place.where, GONE, place.where)
         await self._empty(source)
 
     async def _empty(self, database: Database) -> None:
-        """Delete the rows of a shard that is gone, some at a time."""
+        """Delete the rows of a shard that is GONE, in small transactions; each checks the phase again."""
         for table in _TABLES:
             while await database.run(lambda db, table=table: db.page(table, (), 1)):  # type: ignore[misc]
                 await _in_phase(database, (GONE,), lambda db, _, __, table=table: db.drop(table, _STEP))  # type: ignore[misc]
@@ -343,7 +382,7 @@ class _Mover:
 async def _in_phase(
     database: Database, phases: Sequence[int], work: Callable[[Dialect, int, ShardLocation], Awaitable[_Answer]]
 ) -> _Answer:
-    """Do something to a shard only while it is in one of these phases."""
+    """Run work in a transaction that locks the row of the shard, and only if it is in one of these phases."""
 
     async def guarded(db: Dialect) -> _Answer:
         found = await locked(db)
@@ -357,7 +396,7 @@ async def _in_phase(
 async def _set(
     database: Database, phases: Sequence[int], known: ShardLocation | None, phase: int, where: ShardLocation
 ) -> None:
-    """Change a phase, if the row is as it is known."""
+    """Change the phase, if the place is still the known one."""
 
     async def work(db: Dialect, _: int, now: ShardLocation) -> None:
         if known is not None and now != known:
@@ -368,7 +407,7 @@ async def _set(
 
 
 async def _freeze(db: Dialect, where: ShardLocation) -> None:
-    """From here on no transaction that has begun can write to the shard, and none begins."""
+    """Stop all calls: new ones see the phase, and those under way fail when they write their counters."""
     await put_phase(db, LEAVING, where)
     await db.fetch("freeze")
 
@@ -387,7 +426,10 @@ async def _put(target: Database, table: str, rows: Sequence[Sequence[Any]], tick
 
 
 async def _activate(source: Database, target: Database, left: ShardLocation) -> None:
-    """All rows are there: the counters, the shard's times and its part of max_pages, and it is open."""
+    """Open the target, once all rows are there.
+
+    One transaction writes the counters, the times, the part of the page limit, the run of the new server, and the phase
+    HERE with the next generation. The run is stored so that the move does not count as a restart."""
     counters = await _page(source, "counters", ())
     (times,) = await source.run(lambda db: db.fetch("shard_times"))
     (here,) = await source.run(lambda db: db.fetch("brief_moment"))
@@ -399,7 +441,7 @@ async def _activate(source: Database, target: Database, left: ShardLocation) -> 
         await db.fetch("drop_counters")
         await db.put("counters", counters)
         (there,) = await db.fetch("brief_moment")
-        # Time goes on from where it was, whatever the clock of this server says.
+        # The time of the shard goes on from where it was, whatever the clock of this server says (P5).
         skew_there = int(clock) + int(skew) - int(there[2])
         await db.fetch("set_shard_times", *times, skew_there, db.server_run, ShardLocation(left.generation + 1).text)
         await db.fetch("steer", state)

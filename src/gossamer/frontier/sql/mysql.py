@@ -1,4 +1,36 @@
-"""The dialect of MariaDB and MySQL: statements, bulk packets, session, and errors."""
+"""The dialect of MariaDB and MySQL: statements, bulk packets, session, and errors.
+
+The frontier needs few statements for each call, but a round trip for each of them would dominate. So this dialect
+gathers statements and sends them together:
+
+- `_later` adds a statement whose answer nobody needs; it travels with the next one, at the latest with COMMIT.
+- `ahead` names statements that the frontier is about to run; their rows arrive with the present answer and wait in
+  `_answers`. If the frontier then runs something else, they are dropped, so a wrong guess costs time only.
+- MariaDB runs such a group as one block (BEGIN NOT ATOMIC); MySQL takes several statements in one packet. The first
+  error ends the group, and the transaction is rolled back as a whole.
+
+Outside of bulk packets, values are written into the statements as text. Each kind has one writer (`literal`, `quoted`);
+strings are escaped by the driver under an sql_mode that the session sets. Many rows travel in a bulk packet where the
+server supports it.
+
+Isolation is READ COMMITTED, so that reads after a lock see what the holder has committed, and few gaps are locked. A
+transaction starts with its first statement. The lock of a call is a row of `gossamer_shards` (`share`, `whole`) or of
+the counters (`stripe`, `shard`); it is taken by the first statement of the call or just before it.
+
+Which of several workers added a key first (P1) follows from INSERT IGNORE: the keys that were there are in the
+warnings. If the number of warnings does not fit the number of rows added, nothing is assumed: the transaction is
+repeated, and asks for known keys first.
+
+What can fail:
+
+- Deadlocks, lock timeouts, and duplicate rows of concurrent inserts are conflicts: `Database.run` repeats the
+  transaction.
+- A server that is read-only, or becomes so, counts as a lost connection. A replica must not be used: its promotion
+  would leave the connection open, and nobody would notice which commits it lacks.
+- A server that hangs up in the middle of a message makes the driver raise errors of Python, which `is_hung_up`
+  recognizes by their traceback.
+- A restart changes `server_run`, which contains the start of the server in seconds; a replacement changes the identity
+  in it. With innodb_flush_log_at_trx_commit other than 1 a restart may lose commits (`forgets`)."""
 
 from __future__ import annotations
 
@@ -41,21 +73,22 @@ _TOO_MANY_PREPARED = 1461
 
 
 class Bulk:
-    """The statements of one connection that are prepared to be run over many rows."""
+    """Prepared statements of one connection, each run over many rows in one packet (a protocol of MariaDB)."""
 
     def __init__(self) -> None:
         self._prepared: dict[str, Any] = {}
         self._refused = False
 
     def forget(self) -> None:
-        """There is a new connection, which has nothing prepared."""
+        """Start over on a new connection, which has no prepared statements."""
         self._prepared.clear()
         self._refused = False
 
     async def run(self, connection: Any, text: str, rows: Sequence[Sequence[Any]], *, seconds: float) -> int | None:
-        """Run a statement over all rows; how many it has changed. None if nothing was done: it has to be said in SQL.
+        """Run a statement over all rows; how many it has changed.
 
-        That is so where the server does not know how, or where a column is NULL in every row."""
+        None if nothing was done, and the caller has to write the rows as text: the server lacks the protocol, has too
+        many prepared statements, or a column is NULL in every row, so that its type is unknown."""
         if self._refused:
             return None
         try:
@@ -64,7 +97,7 @@ class Bulk:
                     self._prepared[text] = await connection.prepare(text)
                 result = await self._prepared[text].execute_bulk(rows)
         except faults.NotSupportedError:
-            # Raised by the driver before it sends anything.
+            # Raised by the driver before it has sent anything.
             self._refused = True
             return None
         except faults.OperationalError as error:
@@ -78,7 +111,7 @@ class Bulk:
 
 
 def size(rows: Sequence[Sequence[Any]]) -> int:
-    """Bytes of a packet with these rows, roughly; their last columns may be long."""
+    """Approximate size in bytes of a packet with these rows; only URL and extra may be long."""
     width = len(rows[0])
     return 10 * width * len(rows) + sum([len(row[5]) + len(row[7] or b"") for row in rows] if width > 5 else ())
 
@@ -87,13 +120,13 @@ _CONFLICT = {1205, 1213, 1020, 1062, 1615, 3572}
 _FORBIDS = {1044, 1142, 1143, 1227}
 _READ_ONLY_CODES = {1290, 1836}
 HUNG_UP = (RuntimeError, AttributeError, IndexError, struct.error)
-"""What the driver raises besides its own errors where a server hangs up in the middle of a message."""
+"""Errors of Python that the driver raises when a server hangs up in the middle of a message."""
 _LOST = {0, 1047, 1053, 1077, 1079, 1080, 1152, 1153, 1158, 1159, 1160, 1161, 1184, 1927, 2003, 2006, 2013, 2055, 4031}
 _PASSING = {
     3, 14, 1021, 1026, 1028, 1030, 1031, 1037, 1038, 1040, 1041, 1042, 1114, 1129, 1203, 1226, 1290, 1317, 1836, 1969,
     3024,
 }  # fmt: skip
-# Counters that were frozen overflow.
+# The overflow of `frozen`, by which calls fail while the shard is being moved.
 _OUT_OF_RANGE = 1690
 _UNREACHED, _CROWDED, _FULL = {2003}, {1040, 1203, 1226}, {3, 14, 1021, 1114}
 _UNKNOWN, _MISSING, _FORBIDDEN = {1045, 1251, 1275, 1698, 3118}, {1049}, _FORBIDS
@@ -122,7 +155,7 @@ def is_loss(error: BaseException) -> bool:
 
 
 def is_hung_up(error: BaseException) -> bool:
-    """Whether the driver raised what it does where the server hangs up: its own code is in the traceback."""
+    """Whether the error came out of the driver after the server hung up: its code is in the traceback."""
     trace = error.__traceback__
     while trace is not None:
         if "asyncmy" in trace.tb_frame.f_code.co_filename:
@@ -137,7 +170,7 @@ def is_forbidden(error: BaseException) -> bool:
 
 
 def explain(error: BaseException, server: str) -> FrontierError | None:
-    """What a driver's error means; None if it is none of a driver."""
+    """The error of ours for a driver's error; None if it does not come from the driver."""
     if isinstance(error, (OSError, TimeoutError, EOFError)) or is_hung_up(error):
         return Unavailable(f"{server}: {error or type(error).__name__}", hint=UNREACHED)
     if not isinstance(error, faults.MySQLError):
@@ -175,7 +208,7 @@ def written(
     rows: Sequence[Sequence[Any]] = (),
     where: str = "",
 ) -> str:
-    """A statement with its values in it: every other part is the name of one."""
+    """Write a statement with its values. `parts` alternates between text and the names of values."""
     found = list(parts)
     for index in range(1, len(parts), 2):
         name = parts[index]
@@ -198,6 +231,7 @@ def written(
 
 
 def literal(value: Any) -> str:
+    """A value as SQL text. Other types than these are refused: nothing unforeseen gets into a statement."""
     if value is None:
         return "NULL"
     if isinstance(value, int):
@@ -207,18 +241,18 @@ def literal(value: Any) -> str:
     if isinstance(value, bytes):
         return f"x'{value.hex()}'"
     if isinstance(value, (list, tuple)):
-        # No key is below zero.
+        # An empty list is not valid SQL; no key is negative.
         return f"({','.join(map(str, map(int, value))) or '-1'})"
     raise TypeError(f"{type(value).__name__} has no place in a statement")
 
 
 def quoted(text: str) -> str:
-    # By the driver, as it writes parameters. The session's sql_mode is ours, so a backslash escapes, as it does there.
+    # Escaped by the driver, as for its own parameters. It relies on backslash escapes, which our sql_mode keeps on.
     return f"'{escape_string(text)}'"
 
 
 def _by_site(rows: Sequence[Sequence[Any]], column: int) -> str:
-    """What each of these sites has in a column."""
+    """The value of a column for each site: one value if all are equal, else a CASE."""
     values = [literal(row[column]) for row in rows]
     if len(set(values)) == 1:
         return values[0]
@@ -227,7 +261,10 @@ def _by_site(rows: Sequence[Sequence[Any]], column: int) -> str:
 
 
 def stretch(where: Sequence[int], ages: Sequence[int], *, young: int) -> str:
-    """The rows of the queue with these ages, and what is between them unless one of them is young."""
+    """A condition for the rows with these ages, as one range if all are older than `young`, else as a list.
+
+    The requests of a batch follow each other, so a range is cheaper to read. Between young rows other workers may be
+    inserting at this moment, and a range would wait for their locks."""
     site, place, standing = where
     first, last = min(ages), max(ages)
     some = f"IN {literal(ages)}" if max(abs(first), abs(last)) > young else f"BETWEEN {first} AND {last}"
@@ -235,7 +272,7 @@ def stretch(where: Sequence[int], ages: Sequence[int], *, young: int) -> str:
 
 
 def moment(text: str) -> tuple[Any, ...]:
-    """What a moment says: each column of an answer is a packet, so it is one text."""
+    """Parse a moment. It is one text, because every column of an answer costs a packet."""
     state, revision, clock, skew, restarts, rest_until, longest, allowance, phase, rest, place = text.split("\n")
     most = int(allowance) if allowance else None
     times = (int(revision), int(clock), int(skew), int(restarts), int(rest_until), int(longest))
@@ -243,7 +280,7 @@ def moment(text: str) -> tuple[Any, ...]:
 
 
 def new_rows(shard: int, rows: Sequence[Sequence[Any]]) -> list[str]:
-    """Rows of the queue that nothing has happened to yet, for an INSERT."""
+    """Rows of new requests as text for an INSERT; columns with defaults are left out."""
     head = f"({shard},"
     extras = {row[7]: literal(row[7]) for row in rows}
     return [
@@ -253,7 +290,7 @@ def new_rows(shard: int, rows: Sequence[Sequence[Any]]) -> list[str]:
 
 
 def whole_rows(shard: int, rows: Sequence[Sequence[Any]]) -> list[str]:
-    """Rows of the queue, for an INSERT."""
+    """Rows of the queue with all columns, as text for an INSERT."""
     head = f"({shard},"
     return [
         f"{head}{site},{place},{standing},{age},{key},{quoted(url)},{depth},{priority},{tries},{lapses},{again},"
@@ -263,7 +300,7 @@ def whole_rows(shard: int, rows: Sequence[Sequence[Any]]) -> list[str]:
 
 
 def beyond(key: Sequence[str], values: Sequence[Any]) -> str:
-    """That a row comes after another in the order of its key, said in a way that an index can be used for."""
+    """A condition for rows after another in the order of a key, in a form for which the server uses the index."""
     name, value = key[0], literal(values[0])
     if len(key) == 1:
         return f"{name} > {value}"
@@ -286,11 +323,11 @@ _SESSION = (
 )
 PACKET = 4_000_000
 _CONNECT_SECONDS, _ANSWER_SECONDS = 15.0, 30.0
-# From here on rows are cheaper in a packet of their own.
+# From this number on, rows are cheaper in a bulk packet.
 _MANY = 64
 _QUESTIONS = ("SELECT", "(SELECT", "SHOW")
 _READ_ONLY = 1290
-# In one statement, so that both are of the same second. Only one of the two tables is there.
+# Now minus uptime in one statement, so that both are of the same second. The schema differs between the servers.
 _STARTED = (
     "SELECT CAST(UNIX_TIMESTAMP() - variable_value AS SIGNED) FROM {}.global_status WHERE variable_name = 'Uptime'"
 )
@@ -302,7 +339,7 @@ _OFF = ("OFF", "0", "")
 
 
 class MySqlConnection:
-    """What one connection has been told, and what it has answered."""
+    """One connection: its session, the statements that wait to be sent, and the answers that wait to be read."""
 
     def __init__(self, url: str) -> None:
         self.shard = 0
@@ -312,15 +349,15 @@ class MySqlConnection:
         self._pending: list[str] = []
         self._also: list[tuple[Any, ...]] = []
         self._answers: list[tuple[tuple[Any, ...], list[Sequence[Any]]]] = []
-        """What travelled with the last statement, until it is fetched."""
+        """Rows that came with the last statement, by the question that they answer."""
         self._affected = 0
         self._lock = ""
-        """What is to be locked with the next statement."""
+        """The lock to take with the next statement."""
         self._has_blocks = False
-        """Whether the server takes many statements as one, and answers them at once."""
+        """Whether the server (MariaDB) runs a block of statements and answers once."""
         self._bulk = Bulk()
         self._many_known = False
-        """Whether most keys were known when last some were put: then it is cheaper to ask first."""
+        """Whether most keys of the last call were known: then asking before inserting is cheaper."""
         self.connections = 0
         self.server_run = ""
         self.forgets = self.has_outbox = False
@@ -337,7 +374,7 @@ class MySqlConnection:
                 _CONNECT_SECONDS,
             )
         except HUNG_UP as error:
-            # The driver is confused where the server hangs up before it has said who it is.
+            # The driver raises an error of Python if the server hangs up before its greeting.
             raise faults.OperationalError(2013, f"the server hung up: {error}") from error
         self._connection = connection
         self.connections += 1
@@ -351,7 +388,7 @@ class MySqlConnection:
                 raise FrontierError(f"{version} is too old", hint="use MySQL 8.0 or MariaDB 10.6, or newer")
             self._has_blocks = "maria" in version.lower()
             if self._has_blocks:
-                # Lists of numbers are looked up in the index one by one, not made into a table first.
+                # Look up lists of numbers in the index one by one instead of making them a table first.
                 await self._run("SET SESSION in_predicate_conversion_threshold = 0")
             else:
                 await self._run("SET SESSION range_optimizer_max_mem_size = 0")
@@ -361,10 +398,10 @@ class MySqlConnection:
             raise
 
     async def learn(self) -> None:
-        """Ask which run of which server this is, and refuse one that only reads."""
+        """Learn the run of the server, its durability, and whether the outbox exists; refuse a read-only server."""
         values = {str(name).lower(): str(value) for name, value in await self._run(_IDENTITY)}
         if any(values.get(name, "OFF") not in _OFF for name in ("read_only", "super_read_only", "innodb_read_only")):
-            # When it becomes the primary, this connection stays, and nobody would notice what it lacks.
+            # Its promotion would not end this connection, and nobody would notice which commits it lacks.
             raise faults.OperationalError(_READ_ONLY, "the server is read-only")
         place = " ".join(values.get(name, "") for name in ("server_uid", "server_uuid", "hostname", "port"))
         status = "information_schema" if self._has_blocks else "performance_schema"
@@ -393,7 +430,9 @@ class MySqlConnection:
             connection.close()
 
     async def _run(self, text: str) -> Sequence[Any]:
-        """Run what is pending and then this, in one go; the rows of this."""
+        """Send pending statements, this one, and those asked for ahead in one packet; return the rows of this one.
+
+        The lock of the call goes first, so that everything else is read under it."""
         connection = self._connection
         if connection is None:
             raise faults.OperationalError(2006, "the connection is closed")
@@ -402,7 +441,7 @@ class MySqlConnection:
         before, also = len(self._pending), list(self._also)
         asked = [written(self._statements[name], (self.shard, *given)) for name, *given in also]
         parts = [*self._pending, text, *asked]
-        # In a block nobody says how many rows an INSERT has added.
+        # Inside a block the number of inserted rows is not reported, and `_insert_seen` depends on it.
         block = self._has_blocks and len(parts) > 1 and not text.startswith("INSERT")
         self._forget()
         found: list[Sequence[Any]] = []
@@ -425,11 +464,11 @@ class MySqlConnection:
         self._also = list(asks)
 
     def _later(self, name: str, *given: Any) -> None:
-        """Have a statement go with the next one, since nobody needs its answer."""
+        """Send a statement together with the next one: its answer is not needed."""
         self._pending.append(written(self._statements[name], (self.shard, *given)))
 
     async def _put_many(self, name: str, marks: str, rows: Sequence[Sequence[Any]]) -> int | None:
-        """Run an INSERT of many rows at once, if the server can and a packet can hold them; how many were added."""
+        """Insert many rows in a bulk packet; how many were added, or None if it has to be done with text."""
         if len(rows) < _MANY or self._connection is None or size(rows) > PACKET:
             return None
         if self._pending or self._lock:
@@ -438,7 +477,7 @@ class MySqlConnection:
         return await self._bulk.run(self._connection, text, rows, seconds=_ANSWER_SECONDS)
 
     async def _put(self, name: str, rows: Sequence[str]) -> None:
-        """The same for an INSERT of many rows, in parts that a packet can hold."""
+        """Insert rows as text, in parts that a packet can hold; the last part waits for the next statement."""
         head = self._statements[name][0]
         part: list[str] = []
         size = 0
@@ -458,7 +497,7 @@ _SITE = itemgetter(0)
 _NEW_MARKS = ",".join("?" * 8)
 _IN_LIST = 900
 _KEYS = 50_000
-# Up to here statements of their own are cheaper than one with a table made of JSON.
+# Up to this number, single statements are cheaper than one that reads its rows from JSON.
 _FEW = 8
 _AGAIN = 1020
 _MOMENTS = ("moment", "brief_moment")
@@ -476,13 +515,16 @@ _STANDBY_COUNTS = "SHOW GLOBAL STATUS WHERE variable_name IN ('Slaves_connected'
 
 
 class MySqlDialect(MySqlConnection):
-    """What the frontier asks of one connection."""
+    """The operations of the frontier on one connection."""
 
     kind = "MySQL"
     always_whole = True
 
     async def make_tables(self) -> None:
-        """Make the tables, if they are not there. Two who do so at once would trip over each other."""
+        """Create the tables if they do not exist, under a named lock: concurrent CREATE statements would fail.
+
+        DDL commits by itself. `gossamer_tasks` is the last object of the schema, so an attempt that was interrupted
+        before it is made again; the short names after it are a convenience."""
         await self._run("SELECT GET_LOCK('gossamer', 20)")
         try:
             there = {
@@ -494,7 +536,7 @@ class MySqlDialect(MySqlConnection):
             }
             if "gossamer_tasks" in there:
                 return
-            # Tables of an attempt that was refused half-way are no news.
+            # Tables of an interrupted attempt raise notes, which the driver would log.
             await self._run("SET SESSION sql_notes = 0")
             await self._make("mysql_outbox.sql")
             self.has_outbox = True
@@ -542,18 +584,18 @@ class MySqlDialect(MySqlConnection):
         return float((await self._run("SELECT UNIX_TIMESTAMP(NOW(6))"))[0][0])
 
     async def size(self) -> float:
-        # Without this the sizes are those of some time ago.
+        # Without it, the sizes are those of the last automatic analysis.
         await self._run(f"ANALYZE TABLE {', '.join(f'gossamer_{name}' for name in _LARGE)}")
         return float((await self._run(_SIZE))[0][0] or 0)
 
     async def standbys(self) -> int:
-        # MySQL counts only those that are semi-synchronous.
+        # MySQL reports only semi-synchronous replicas.
         rows = await self._run(_STANDBY_COUNTS)
         counts = {str(name).lower(): int(value) for name, value in rows}
         return max(0, counts.get("slaves_connected", 0) - counts.get("rpl_semi_sync_master_clients", 0))
 
     async def begin(self, lock: str = "", stripe: int = 0) -> None:
-        # A transaction begins by itself with the first statement after the last one.
+        # autocommit is off: the first statement after a commit starts a transaction.
         self._forget()
         if lock == "shard":
             self._later("lock_shard")
@@ -563,7 +605,7 @@ class MySqlDialect(MySqlConnection):
             self._lock = lock
 
     async def commit(self, *, rings: bool = False) -> None:
-        # Those who wait ask by themselves.
+        # Nothing to ring: idle workers poll.
         await self._run("COMMIT")
 
     async def rollback(self) -> None:
@@ -571,7 +613,7 @@ class MySqlDialect(MySqlConnection):
         await self._run("ROLLBACK")
 
     async def ask(self, text: str, *given: Any) -> list[Sequence[Any]]:
-        """Run a statement that is not in the file."""
+        """Run a statement that is not in the .sql files."""
         return list(await self._run(written(PARTS.split(text), (None, *given))))
 
     async def fetch(self, name: str, *given: Any) -> list[Sequence[Any]]:
@@ -584,7 +626,7 @@ class MySqlDialect(MySqlConnection):
             for before in ("forget_moment", "set_moment", "set_now"):
                 self._later(before)
         elif name == "brief_moment":
-            # The lock comes with it.
+            # This statement reads the row that is the lock of the call, so it takes the lock itself.
             text, self._lock = text + LOCKS[self._lock], ""
         rows = list(await self._run(text))
         return [moment(row[0]) for row in rows if row[0] is not None] if name in _MOMENTS else rows
@@ -602,8 +644,8 @@ class MySqlDialect(MySqlConnection):
         if is_changed(rows):
             await self._put("insert_rows", whole_rows(self.shard, rows))
             return
-        # What is left out need not be read by the server, which costs it as much as storing it.
-        # In the order of their sites they come to the same pages of the index one after another.
+        # Columns with defaults are left out: parsing values costs the server as much as storing them.
+        # Sorted by site, neighboring rows go to the same page of the index.
         many = sorted(map(_NEW, rows), key=_SITE)
         if not await self._put_many("insert_new", _NEW_MARKS, many):
             await self._put("insert_new", new_rows(self.shard, many))
@@ -629,6 +671,7 @@ class MySqlDialect(MySqlConnection):
         if sites:
             name, numbers = "save_sites" if len(sites) > _FEW else "save_few_sites", [row[0] for row in sites]
             self._pending.append(written(self._statements[name], (self.shard, numbers), rows=sites))
+        # Last: its row stays locked until the commit, and other workers of the stripe wait for it.
         self._later("count", *counters)
 
     async def put_seen(self, ids: Sequence[int], sites: Sequence[int]) -> tuple[set[int], list[Sequence[Any]]]:
@@ -642,7 +685,10 @@ class MySqlDialect(MySqlConnection):
         return known, await self.fetch(*states[0]) if states else []
 
     async def _insert_seen(self, keys: Sequence[int], states: Sequence[tuple[Any, ...]]) -> set[int]:
-        """Add keys; those that were there already, each of which is a warning."""
+        """Insert keys; return those that existed, each of which raised a warning.
+
+        The number of rows added must fit the number of keys in the warnings. If not (the server cut the list, or words
+        the warning differently), the transaction is repeated and asks first: guessing could lose or repeat a link."""
         if not keys:
             return set()
         added = await self._put_many("insert_seen", "?", [(key,) for key in keys])
@@ -657,7 +703,7 @@ class MySqlDialect(MySqlConnection):
             self.ahead(*states)
         missing = len(keys) - added
         texts = [str(row[2]) for row in await self.fetch("duplicates")]
-        # In every language the entry stands as 'shard-key'.
+        # The text depends on the language of the server, but the entry is always quoted as 'shard-key'.
         found = {int(match[1]) for text in texts if (match := re.search(rf"'{self.shard}-(\d+)'", text))}
         if len(found & set(keys)) != missing:
             self._many_known = True
@@ -665,7 +711,7 @@ class MySqlDialect(MySqlConnection):
         return found
 
     async def insert_sites(self, rows: Sequence[Sequence[Any]]) -> int:
-        # A site that another transaction adds at the same time is a conflict too.
+        # If another transaction inserts the same site, the duplicate is a conflict, and the call is repeated.
         self._pending.append(written(self._statements["insert_sites"], (self.shard,), rows=rows))
         return len(rows)
 
@@ -679,7 +725,7 @@ class MySqlDialect(MySqlConnection):
             for name, given in (("keep_done", (self.shard, now)), ("drop_rows", (self.shard,))):
                 self._pending.append(written(self._statements[name], given, rows=rows))
             return
-        # Between those of the last seconds may be rows that others are adding now, and they would be waited for.
+        # A range over rows of the last seconds would wait for rows that other workers are inserting into it.
         where = {each: stretch(each[:3], ages, young=now - _YOUNG_MICRO) for each, ages in stretches.items()}
         for fate, keys in alike.items():
             some = " OR ".join([each for (*_, status, code), each in where.items() if (status, code) == fate])

@@ -4,6 +4,15 @@
 -- come one after another, so stretches of ages are read ($where); `id + 0` keeps the ids from being looked up in them.
 -- Of a moment, the time comes first: what is due then is due in that moment too. It is forgotten before, since it
 -- stays as it was where there is no such job. Counters that nobody has used are left out: sums are slow.
+--
+-- take_ready and take_due skip sites that others have locked: a lease never waits for another. lock_sites waits, in the order of
+-- the sites. lock_moment, with a lock appended, is the lock of a call; lock_stripe and lock_shard are those of leases.
+-- FORCE INDEX where the server might choose a scan, which would lock rows of other workers.
+-- keep_done and drop_rows (or keep_alike and drop_alike) move rows from the queue to `done`, in one transaction.
+-- insert_seen ignores keys that exist; `duplicates` lists them, since each is a warning.
+-- count comes last in a call: its row stays locked until the commit.
+-- restarted compares the server that was stored before: of two connections that notice a restart, one counts it. `server` is
+-- assigned last, because these servers evaluate assignments from left to right.
 
 -- name: forget_moment
 SET @gossamer_job = NULL

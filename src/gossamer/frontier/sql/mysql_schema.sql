@@ -14,7 +14,10 @@ CREATE TABLE IF NOT EXISTS gossamer_jobs (
     clock    BIGINT
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
--- phase and `place`: see handover.py. lulls: how often sites were put to sleep or closed.
+-- One row per shard. phase and `place`: see handover.py. lulls: how often sites were put to sleep or closed. server: the run
+-- that was seen last; restarts counts its changes, and until rest_until, when the longest lease has ended, each lane rests
+-- once. skew: what is added to the clock of the server so that time never steps back. allowance: the part of the page limit,
+-- and in the first shard reserved: the sum of all parts.
 CREATE TABLE IF NOT EXISTS gossamer_shards (
     shard      INT NOT NULL AUTO_INCREMENT PRIMARY KEY,
     job        INT NOT NULL,
@@ -32,9 +35,10 @@ CREATE TABLE IF NOT EXISTS gossamer_shards (
     UNIQUE KEY (job, number)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
--- Sums of these are the counts; a worker writes to one stripe, so that workers do not wait for one another. `pages` are
--- those of a continuous crawl, `fresh` millionths of their freshness. `frozen` is doubled by every write: that fails where
--- it is 2^62, and undoes the transaction.
+-- Sums of these are the counts; a worker writes to one stripe, so that workers do not wait for one another. Single rows may be
+-- negative. `kept` are stored pages; `later` includes revisits. `pages` are those of a continuous crawl, `fresh` millionths of
+-- their freshness. token and latest_at: the last ones of the stripe; the largest of all stripes are those of the shard.
+-- `frozen` is doubled by every write: that fails where it is 2^62, and undoes the transaction.
 CREATE TABLE IF NOT EXISTS gossamer_counters (
     shard     INT NOT NULL,
     stripe    INT NOT NULL,
@@ -62,7 +66,8 @@ CREATE TABLE IF NOT EXISTS gossamer_counters (
     PRIMARY KEY (shard, stripe)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
--- ready_at: when a lease should look here, NULL for never; wake_at: when it should if something were queued.
+-- ready_at: when a lease should look here, NULL for never (asleep or closed); wake_at: when it should if something were queued.
+-- A link to a sleeping site sets ready_at to wake_at. lanes: everything else about the site, packed (SqlSite).
 CREATE TABLE IF NOT EXISTS gossamer_sites (
     shard    INT NOT NULL,
     site     BIGINT NOT NULL,
@@ -86,7 +91,7 @@ CREATE TABLE IF NOT EXISTS gossamer_notes (
     PRIMARY KEY (shard, site)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
--- batch: [[id, place, standing, age], ...] of the requests that are not settled yet.
+-- batch: [[id, place, standing, age], ...] of the requests without an outcome. Their rows stay in the queue.
 CREATE TABLE IF NOT EXISTS gossamer_leases (
     shard    INT NOT NULL,
     token    BIGINT NOT NULL,
@@ -100,13 +105,16 @@ CREATE TABLE IF NOT EXISTS gossamer_leases (
     KEY gossamer_leases_site (shard, site)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
+-- All keys that were ever queued. The primary key decides which of several workers added one first.
 CREATE TABLE IF NOT EXISTS gossamer_seen (
     shard INT NOT NULL,
     id    BIGINT NOT NULL,
     PRIMARY KEY (shard, id)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
--- place 0: suspects; 1: what has a time (standing); 2: the rest. What its site's name says is left out of the URL.
+-- Everything that is not finished, leased or not. The key is the order in which a site is worked off. place 0: suspects; 1:
+-- what has a time (standing); 2: the rest, by standing and age. again: what a delayed request is counted as, 5 for a retry,
+-- 1 to 3 for a revisit; 0 otherwise. What the name of its site says is left out of the URL.
 CREATE TABLE IF NOT EXISTS gossamer_queue (
     shard    INT NOT NULL,
     site     BIGINT NOT NULL,
@@ -146,7 +154,7 @@ CREATE TABLE IF NOT EXISTS gossamer_workers (
     PRIMARY KEY (shard, digest)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
--- Any program may insert here; what is taken is deleted, what is no URL stays with its error.
+-- Any program may insert here. Entries are deleted when they are queued; one that is no URL stays, with its error.
 CREATE TABLE IF NOT EXISTS gossamer_inbox (
     entry          BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,
     job            VARCHAR(500) NOT NULL DEFAULT '',
@@ -157,7 +165,7 @@ CREATE TABLE IF NOT EXISTS gossamer_inbox (
     KEY gossamer_inbox_job (job, error, entry)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
--- For people: one row per URL, whatever became of it.
+-- For people: one row per URL, in whatever state.
 CREATE VIEW gossamer_tasks AS
 WITH working AS (
     SELECT l.shard, b.id, l.worker FROM gossamer_leases l,

@@ -1,8 +1,18 @@
 """The outbox of a shard in a database: boxes of parcels, put in with their pages. See frontier/outbox.py.
 
-Workers write to boxes of their own stripe, as they do to counters, so that they do not wait for one another. A box
-gives its parcels numbers while its row is locked: they become visible in their order, and a sweep that counts them
-cannot take one for another that came later."""
+The parcels of a page are inserted in the transaction that completes the page (P3): at any moment, a link for another
+server is in the outbox, or its page is not done. Workers write to boxes of their own stripe, as they do to counters, so
+that they do not wait for each other.
+
+A box numbers its parcels while its row is locked, so they become visible in the order of their numbers. A sweep marks
+how far the present count reaches; without that order, a parcel that commits late could have a number below the mark,
+and would be dropped before its server has lived long enough.
+
+A sweep and the delivery that follows are separate transactions, and other workers sweep too. So `parcels` and `replace`
+check that the box still begins at the number that the sweep returned, and that this store has not restarted since: a
+store that forgot its last seconds may have given the same numbers to other parcels. If either has changed, they do
+nothing, and the next sweep sees the boxes as they are. A worker that dies between delivery and `replace` leaves the
+parcels, which are delivered twice."""
 
 from __future__ import annotations
 
@@ -37,11 +47,12 @@ class _Row(NamedTuple):
 
     @property
     def aging(self) -> Aging:
+        """The state of its aging in seconds, as the rule of all backends has it."""
         return Aging(self.marked, self.lived / MICRO, self.swept_at / MICRO)
 
 
 class SqlOutbox:
-    """The part of a frontier that keeps links for other servers."""
+    """The part of a shard that keeps copies of links for other servers."""
 
     _database: Database
     _alone: bool
@@ -51,7 +62,7 @@ class SqlOutbox:
 
     @property
     def server(self) -> str:
-        """The database that has the shard, as far as is known."""
+        """The database that has the shard, as far as it is known."""
         return self._database.dialect.server
 
     async def run(self) -> str:
@@ -64,12 +75,15 @@ class SqlOutbox:
         return await self._database.run(ask, whole=False)
 
     async def deliver(self, requests: Sequence[Request]) -> tuple[int, str]:
-        """Queue what is not known yet; how many those were, and the run of the server that has them now."""
+        """Queue requests with unknown keys; how many were new, and the run of the server that acknowledged them."""
         added, run = await self._admit([(request, "", 0) for request in requests])
         return added, run or await self.run()
 
     async def sweep(self, runs: Mapping[str, str], *, seconds: float) -> list[Box]:
-        """Let the boxes of these runs age, and drop what their servers cannot forget; the boxes that are left."""
+        """Age the boxes of these present runs, drop parcels that are durable at their server, and return what is left.
+
+        The rows of all boxes are locked, in one order, so two sweeps follow one another: time is not counted twice.
+        An empty box of an earlier run is deleted once it has not been swept for an hour."""
 
         async def work(call: Transaction) -> tuple[int, list[Box]]:
             left = []
@@ -92,7 +106,7 @@ class SqlOutbox:
         return found[1]
 
     async def parcels(self, box: Box, limit: int) -> list[bytes]:
-        """The links of up to `limit` parcels of a box, oldest first; none if others are the oldest by now."""
+        """The links of up to `limit` parcels of a box, oldest first; none if the box has changed since the sweep."""
 
         async def work(call: Transaction) -> list[bytes]:
             if await self._row_of(call, box) is None:
@@ -104,7 +118,7 @@ class SqlOutbox:
         return found
 
     async def replace(self, box: Box, count: int, parcels: Sequence[Parcel]) -> None:
-        """Take the first parcels out of a box and put others into theirs, if it still begins where it did."""
+        """Remove the first parcels of a box and file new ones in the same transaction, if the box has not changed."""
 
         async def work(call: Transaction) -> None:
             row = await self._row_of(call, box)
@@ -116,7 +130,8 @@ class SqlOutbox:
         await self._call(work, rings=True)
 
     async def _row_of(self, call: Transaction, box: Box) -> _Row | None:
-        # Another run of this shard's own server may have given the same numbers to other parcels.
+        """The locked row of a box, if it still begins where the last sweep of this worker saw it begin."""
+        # Another run of this store may have given the same numbers to other parcels.
         if call.run != self._swept_run:
             return None
         for row in map(_Row._make, await call.db.fetch("lock_box", _key(box), box.first >> _STRIPE_BITS)):
@@ -125,7 +140,7 @@ class SqlOutbox:
         return None
 
     async def _waiting(self, call: Transaction) -> int:
-        """How many parcels wait here; a shard that is alone has none."""
+        """Number of parcels in the outbox, for which the job is not finished (P6); a shard that is alone has none."""
         if self._alone or not await is_there(call):
             return 0
         ((count,),) = await call.db.fetch("count_parcels")
@@ -133,7 +148,7 @@ class SqlOutbox:
 
 
 async def is_there(call: Transaction) -> bool:
-    """Whether there is an outbox: somebody may have made it since this worker came."""
+    """Whether the tables of the outbox exist: another worker may have created them since this one connected."""
     if not call.db.has_outbox:
         ((there,),) = await call.db.fetch("is_outbox")
         call.db.has_outbox = bool(there)
@@ -141,7 +156,10 @@ async def is_there(call: Transaction) -> bool:
 
 
 async def put(call: Transaction, parcels: Sequence[Parcel]) -> None:
-    """Put parcels into their boxes, in the transaction of the call."""
+    """File parcels in the transaction of the call.
+
+    `put_box` adds to the number of parcels of the box, which locks its row until the commit; the numbers below the
+    new end are those of these parcels."""
     if not parcels:
         return
     if not await is_there(call):
@@ -152,7 +170,7 @@ async def put(call: Transaction, parcels: Sequence[Parcel]) -> None:
     boxes: dict[int, list[Parcel]] = {}
     for parcel in parcels:
         boxes.setdefault(_key(parcel), []).append(parcel)
-    # In one order, so that two such calls wait and do not deadlock.
+    # In the order of the boxes, so that two such calls wait for each other and do not deadlock.
     for number, some in sorted(boxes.items()):
         packed = [part for parcel in some for part in _parts(parcel.links)]
         place = (number, call.stripe, some[0].server, some[0].run)
@@ -164,11 +182,11 @@ async def put(call: Transaction, parcels: Sequence[Parcel]) -> None:
 
 
 async def _take(call: Transaction, row: _Row, count: int, aging: Aging) -> None:
-    """Drop the first parcels of a box whose row is locked, and write how it ages."""
+    """Delete the first parcels of a box whose row is locked, and store how it ages."""
     taken = row.taken + count
     if count:
         await call.db.fetch("drop_parcels", row.box, row.stripe, taken)
-        # Those who wait for the end of the job look again.
+        # The outbox may have been all that the job waited for: wake the workers.
         call.count("news")
     lived, swept_at = round(aging.lived * MICRO), round(aging.at * MICRO)
     await call.db.fetch("save_box", row.box, row.stripe, taken, aging.marked, lived, swept_at)
@@ -179,7 +197,7 @@ def _key(box: Box | Parcel) -> int:
 
 
 def _parts(links: bytes) -> list[bytes]:
-    """The links in parts that a statement can hold."""
+    """Split links into parts that fit into a statement."""
     if len(links) <= _MOST_BYTES:
         return [links]
     requests = unpack_links(links)

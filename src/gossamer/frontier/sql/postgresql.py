@@ -1,4 +1,33 @@
-"""The dialect of PostgreSQL: statements, arrays, session, and errors."""
+"""The dialect of PostgreSQL: statements, arrays, session, and errors.
+
+Round trips dominate the cost of a call, and the driver sends one statement at a time. So what belongs together is one
+statement:
+
+- A lease starts with `moment_and_ready`: clock, counts, and locked ready sites. `complete` starts with
+  `moment_and_leases`: clock, locked sites, and leases. Their parts run in the order in which they are written, so sites
+  are locked before leases are read.
+- The writes of a call are prepared statements that wait (`_later`) and travel with the COMMIT as one text. The update
+  of the counters is the last of them, so the row of the stripe is locked for a moment only.
+- New rows of the queue go through COPY.
+
+Locks: `share` and `whole` are advisory locks of the transaction; `stripe` and `shard` lock rows of the counters and of
+the shard. Isolation is READ COMMITTED: a statement that had to wait reads what the other transaction has committed.
+
+The session turns off sequential scans, hash joins, and merge joins. Every statement finds its rows by an index, but a
+plan that was made while the tables were empty would scan them, and go on doing so when they are large.
+
+`seen` decides who adds a key (P1). Looking first and then inserting is the cheaper way; a key that another transaction
+inserts in between violates the primary key, the transaction is repeated, and for some time the dialect inserts with ON
+CONFLICT DO NOTHING instead.
+
+Idle workers LISTEN. NOTIFY inside a transaction takes a lock that serializes all commits of the server, so it is sent
+after the commit, and only if `waiting_until` says that somebody may wait. It may be lost with the connection; waiting
+has a time limit.
+
+What can fail: deadlocks, serialization failures, and unique violations are conflicts, and `Database.run` repeats the
+transaction. A lost connection, or a server that is shut down or read-only, is a loss, and the transaction is repeated
+on a new connection. A standby is refused, because its promotion would not end the connection. `server_run` contains the
+start of the server, the identity of its data, and its timeline, which changes with each promotion."""
 
 from __future__ import annotations
 
@@ -30,11 +59,12 @@ except ImportError as missing:
 
 
 def transposed(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """Rows as columns, which is how `unnest` takes them."""
     return [list(column) for column in zip(*rows, strict=True)]
 
 
 def array(values: list[Any]) -> Any:
-    """Numbers as one text, which is far cheaper for the driver than an array; other lists as they are."""
+    """A list of numbers as the text of an array, which the driver encodes much faster; other lists unchanged."""
     if values and not isinstance(values[0], (int, type(None))):
         return values
     if None in values:
@@ -43,7 +73,7 @@ def array(values: list[Any]) -> Any:
 
 
 def literal(value: Any) -> str:
-    """A value as it is written in a statement."""
+    """A value as text in a statement."""
     if isinstance(value, (list, tuple)):
         numbers = value and isinstance(value[0], int) and None not in value
         value = "{" + ",".join(map(str if numbers else element, value)) + "}"
@@ -53,7 +83,7 @@ def literal(value: Any) -> str:
 
 
 def element(value: Any) -> str:
-    """A value as it is written in a list."""
+    """A value as text in an array."""
     if isinstance(value, bytes):
         return f'"\\\\x{value.hex()}"'
     if isinstance(value, str):
@@ -75,7 +105,7 @@ _BEGIN = {
     "shard": "BEGIN; SELECT 1 FROM gossamer_shards WHERE shard = {shard} FOR UPDATE;"
     " SELECT 1 FROM gossamer_counters WHERE shard = {shard} AND stripe = {stripe} FOR UPDATE",
 }
-# Notifying holds up everybody's commits, so it is done after ours, and only if somebody waits.
+# NOTIFY serializes the commits of the whole server: send it after the commit, and only if somebody may wait.
 _COMMIT_AND_RING = (
     "COMMIT; SELECT pg_notify('gossamer_{shard}', '') FROM gossamer_shards"
     " WHERE shard = {shard} AND waiting_until > EXTRACT(EPOCH FROM clock_timestamp()) * 1000000"
@@ -89,7 +119,7 @@ SELECT pg_is_in_recovery(), (EXTRACT(EPOCH FROM pg_postmaster_start_time()) * 10
     current_setting('fsync') = 'off' OR current_setting('full_page_writes') = 'off',
     to_regclass('gossamer_parcels') IS NOT NULL, current_setting('server_version_num')::int
 """
-# Whose data these are, and how often a standby took over: any user may ask, but not every hoster lets them.
+# The identity of the data, and the timeline, which grows with each promotion. Some hosting providers forbid these.
 _LINEAGE = (
     "SELECT system_identifier::text FROM pg_control_system()",
     "SELECT ltrim(left(pg_walfile_name(pg_current_wal_lsn()), 8), '0')",
@@ -115,14 +145,14 @@ _HINTS = (
     ("3D", MISSING),
     ("42501", FORBIDDEN),
 )
-# Counters that were frozen overflow.
+# The overflow of `frozen`, by which calls fail while the shard is being moved.
 _OUT_OF_RANGE = "22003"
 _WEAK = (
     ("fsync", "a power cut may lose what was acknowledged, or the whole database (fsync is off)", "set fsync = on"),
     ("full_page_writes", "a power cut may damage the database (full_page_writes is off)", "set full_page_writes = on"),
 )
 
-# Who may not see the state of a standby sees that it is there.
+# Without the right to see the state of a standby, at least its row is visible.
 _STANDBYS = """
 SELECT count(*) FROM pg_stat_replication
 WHERE COALESCE(sync_state, CASE current_setting('synchronous_standby_names') WHEN '' THEN 'async' END) = 'async'
@@ -130,7 +160,7 @@ WHERE COALESCE(sync_state, CASE current_setting('synchronous_standby_names') WHE
 
 
 class PostgresDialect:
-    """One connection."""
+    """One connection: statements that wait for the next round trip, and answers that came with the last one."""
 
     kind = "PostgreSQL"
     always_whole = False
@@ -141,7 +171,7 @@ class PostgresDialect:
         self._statements = statements("postgresql.sql")
         self._connection: asyncpg.Connection[Any] | None = None
         self._news: dict[int, asyncio.Event] = {}
-        """What rings for a shard that this connection listens for."""
+        """Shard -> the event that a notification sets."""
         self._listens: set[str] = set()
         self.connections = 0
         self.server_run = ""
@@ -151,9 +181,9 @@ class PostgresDialect:
         self._pending: list[str] = []
         self._also: Sequence[tuple[Any, ...]] = ()
         self._answers: list[tuple[tuple[Any, ...], list[Sequence[Any]]]] = []
-        """What travelled with the last statement, until it is fetched."""
+        """Rows that came with the last statement, by the question that they answer."""
         self._wary = 0
-        """How often to expect that others add the same keys at the same time."""
+        """For how many more calls to insert keys with ON CONFLICT, because other workers add the same ones."""
 
     @property
     def is_open(self) -> bool:
@@ -191,7 +221,7 @@ class PostgresDialect:
         if version < _OLDEST:
             raise FrontierError(f"PostgreSQL {version // 10000} is too old", hint="use PostgreSQL 12 or newer")
         if is_standby:
-            # Its promotion would not end this connection, and nobody would notice what it lacks.
+            # Its promotion would not end this connection, and nobody would notice which commits it lacks.
             raise faults.ReadOnlySQLTransactionError("the server is a standby")
         lineage = []
         for text in _LINEAGE:
@@ -204,7 +234,9 @@ class PostgresDialect:
         self.server_run = ".".join((*lineage, str(started)))
 
     async def make_tables(self) -> None:
-        """Make the tables, if they are not there. Two who do so at once would trip over each other."""
+        """Create the tables if they do not exist, under a lock: concurrent CREATE statements would fail.
+
+        All of it is one transaction, so the tables are there completely or not at all."""
         await self._open.execute("SELECT pg_advisory_xact_lock(1735357299, 0)")
         if await self._open.fetchval("SELECT to_regclass('gossamer_tasks')") is not None:
             return
@@ -238,7 +270,7 @@ class PostgresDialect:
         return int(await self._open.fetchval(_STANDBYS))
 
     async def begin(self, lock: str = "", stripe: int = 0) -> None:
-        # In one go: what the first statement answers, nobody needs.
+        # One round trip: the answers of these statements are not needed.
         self._forget()
         text = _BEGIN[lock].format(shard=int(self.shard), stripe=int(stripe))
         await self._open.execute(text)
@@ -257,12 +289,13 @@ class PostgresDialect:
         self._also = ()
 
     async def _run_pending(self) -> None:
+        """Send all pending statements as one text. The first error ends it, and the transaction is rolled back."""
         text = ";\n".join(self._pending)
         self._pending.clear()
         await self._open.execute(text)
 
     async def _later(self, name: str, *given: Any) -> None:
-        """Have a statement go with the next one that has no answer, which is mostly the commit: one way for all."""
+        """Send a prepared statement together with the next text, usually the commit: one round trip for all writes."""
         if name not in self._prepared:
             await self._open.execute(f"PREPARE gossamer_{name} AS {self._statements[name]}")
             self._prepared.add(name)
@@ -281,7 +314,7 @@ class PostgresDialect:
             news.set()
 
     async def ask(self, text: str, *given: Any) -> list[Sequence[Any]]:
-        """Run a statement that is not in the file."""
+        """Run a statement that is not in the .sql files, after what is pending: it may read what that writes."""
         if self._pending:
             await self._run_pending()
         return await self._open.fetch(text, *given)
@@ -300,18 +333,18 @@ class PostgresDialect:
         return await self.ask(self._statements[name], self.shard, *values)
 
     def ahead(self, *asks: tuple[Any, ...]) -> None:
-        # The driver sends one statement at a time, so what is asked for together is one statement of its own.
+        # The driver sends one statement at a time, so each combination that is asked for is a statement of its own.
         self._also = asks
 
     async def _take(self, asks: Sequence[tuple[Any, ...]]) -> list[Sequence[Any]]:
-        """The moment, and the sites that are ready then."""
+        """Read the moment and lock ready sites, in one statement."""
         regions, most = [ask[1] for ask in asks], asks[0][2]
         rows = await self.ask(self._statements["moment_and_ready"], self.shard, regions, most)
         self._answers = [(ask, [row[:7] for row in rows if row[7] is None and row[2] == ask[1]]) for ask in asks]
         return [(row[1], *row[7][:8], row[2], *row[7][8:]) for row in rows if row[7] is not None]
 
     async def _lock(self, asks: Sequence[tuple[Any, ...]]) -> list[Sequence[Any]]:
-        """The moment, sites and leases."""
+        """Read the moment, lock sites, and read leases, in one statement."""
         lists = [array(ask[1]) for ask in asks]
         rows = await self.ask(self._statements["moment_and_leases"], self.shard, *lists)
         sites: list[Sequence[Any]] = [row[:7] for row in rows if row[6] is not None]
@@ -322,6 +355,7 @@ class PostgresDialect:
         return [(row[1], *row[7][:8], row[2], *row[7][8:]) for row in rows if row[0] is None]
 
     async def bulk(self, name: str, rows: Sequence[Sequence[Any]], *given: Any) -> list[Sequence[Any]]:
+        """Run a statement over rows, which it takes as one array for each column."""
         also, self._also = self._also, ()
         if not rows:
             return []
@@ -332,6 +366,7 @@ class PostgresDialect:
         return await self.fetch(name, *transposed(rows), *given)
 
     async def insert_rows(self, rows: Sequence[Sequence[Any]]) -> None:
+        """Add rows by COPY. Pending statements go first: they may delete rows that these replace."""
         if self._pending:
             await self._run_pending()
         shard = self.shard
@@ -355,14 +390,15 @@ class PostgresDialect:
         changed: Sequence[Sequence[Any]],
         sites: Sequence[Sequence[Any]],
     ) -> None:
+        # One statement for leases, sites, and counters, sent with the commit.
         values: list[Any] = [*counters, ended]
         for rows, width in ((given, 7), (changed, 3), (sites, 7)):
             values += zip(*rows, strict=True) if rows else [()] * width
         await self._later("write", *values)
 
     async def put_seen(self, ids: Sequence[int], sites: Sequence[int]) -> tuple[set[int], list[Sequence[Any]]]:
-        # To look first and then to add is cheaper than to add and see. Where another adds the same key in between, the
-        # transaction is done anew, and then in the other way.
+        # Looking first and then inserting is cheaper than ON CONFLICT. If another transaction inserts a key in between,
+        # this one is repeated with ON CONFLICT.
         wary, self._wary = self._wary > 0, max(0, self._wary - 1)
         try:
             rows = await self.fetch("put_wary" if wary else "put_seen", ids, sites)
@@ -429,7 +465,7 @@ class PostgresDialect:
             self._listens.add(channel)
         self._news.setdefault(self.shard, asyncio.Event()).clear()
         await self.fetch("wait", _LONGEST_WAIT_MICRO)
-        # What happened before anybody knew that we wait has to be asked for.
+        # The order matters: listen, say that we wait, then read the news number. News before that was not notified.
         (row,) = await self.fetch("news")
         return int(row[0] or 0) > seen
 
@@ -452,7 +488,7 @@ class PostgresDialect:
         if isinstance(error, faults.PostgresError):
             state = str(error.sqlstate)
             return (state[:2] in ("08", "57") or state == _READ_ONLY) and not self._survives(error)
-        # The driver is confused where the server hung up in the moment before a statement was sent.
+        # InternalClientError: the server hung up just before a statement was sent.
         return isinstance(error, (OSError, faults.InterfaceError, faults.InternalClientError, TimeoutError))
 
     def _survives(self, error: BaseException) -> bool:

@@ -1,4 +1,14 @@
--- What the frontier asks of PostgreSQL beside common.sql. $1 is the shard unless said otherwise.
+-- Statements for PostgreSQL, beside common.sql. $1 is the shard unless said otherwise. Lists of numbers come as text and are
+-- cast to arrays, which is cheaper for the driver; rows come as one array for each column.
+--
+-- take_ready skips sites that others have locked: a lease never waits for another. lock_sites waits, in the order of the sites.
+-- moment_and_ready and moment_and_leases join what one call asks at its start into one round trip. WITH ... AS MATERIALIZED
+-- makes the parts run in their order, with the locks before the reads.
+-- wake locks the sites in their order before it changes them, so that two calls wait and do not deadlock. It leaves alone
+-- those that are awake already, which are most: no lock, and no dead row.
+-- finish_rows and close_site move rows from the queue to `done` in one statement: a URL is in one of them at any time.
+-- write ends with the counters, whose row stays locked until the commit.
+-- restarted compares the server that was stored before: of two connections that notice a restart, one counts it.
 
 -- name: moment
 SELECT j.state, j.revision, COALESCE(j.clock, (EXTRACT(EPOCH FROM clock_timestamp()) * 1000000)::bigint) AS clock,

@@ -1,4 +1,11 @@
-"""The record of a job in SQL: settings, secret, version, and the databases of its shards."""
+"""The record of a job in SQL: settings, secret, version, and the databases of its shards.
+
+Every database of a job has the record. Whoever creates a job first asks the first database, whose unique key makes all
+creators agree on one secret and one placement. The shards are created next, and `made` is written last. Opening a job
+adds what an earlier version did not have: the tables of the outbox.
+
+Opening a shard compares the run of its server with the stored one, and so does every new connection: `_notice_run`
+stores the new run and lets all lanes rest for the longest lease (P5)."""
 
 from __future__ import annotations
 
@@ -25,7 +32,7 @@ log = logging.getLogger("gossamer.frontier")
 
 
 def dialect_of(url: str) -> Dialect:
-    """A connection, not yet open, to the server at this address."""
+    """The dialect for this address; it does not connect yet."""
     if url.startswith(("postgresql://", "postgres://")):
         from gossamer.frontier.sql.postgresql import PostgresDialect
 
@@ -49,10 +56,10 @@ async def open_sql(
     alone: bool = True,
     context: ShardContext = ALONE,
 ) -> SqlFrontier:
-    """Join one shard of a job in a database; with settings, make it if it is not there.
+    """Join one shard of a job in a database; with settings, create it if it does not exist.
 
-    `secret` is for a job that is spread over several databases: the keys of its URLs are the same in all of them. One
-    that is not `alone` stores what `allow` lets it, in place of max_pages."""
+    `secret` is given for a job in several databases, in which a URL must have the same key everywhere. A shard that is
+    not `alone` stores as many pages as `allow` grants it, in place of max_pages."""
     database = Database(dialect_of(url))
     try:
         if settings is not None:
@@ -77,12 +84,12 @@ async def open_shard(
     alone: bool,
     context: ShardContext = ALONE,
 ) -> SqlFrontier:
-    """A shard that is there, or was before it went elsewhere."""
+    """Open a shard whose row is here, even if the shard has moved on: the frontier follows it."""
     row = await database.run(lambda db: _read(db, job, shard))
     kept, key, revision = understood(row[1:], job)
     own = await seat(database, int(row[0]))
     if settings is not None:
-        # Known before there are any: a server that forgets the first leases has its lanes rest for as long.
+        # Stored before the first lease: a server that forgets that lease still knows how long its lanes must rest.
         longest = round(settings.lease_seconds * 1e6)
         await own.run(lambda db: db.fetch("set_longest", longest))
     return SqlFrontier(
@@ -100,7 +107,7 @@ async def open_shard(
 
 
 async def seat(database: Database, row: int) -> Database:
-    """The connection for one shard, by the number of its row."""
+    """The connection for one shard, by the number of its row; notices restarts now and on each reconnect."""
     own = database.at(row)
     await own.run(_notice_run)
     own.greet(_notice_run)
@@ -108,7 +115,7 @@ async def seat(database: Database, row: int) -> Database:
 
 
 async def make_job(database: Database, job: str, settings: Settings, secret: bytes) -> None:
-    """A job's record with these settings; the secret is kept if it is there."""
+    """Create the record of a job, or update its settings; an existing secret stays."""
     text = msgspec.json.encode(configuration.dump(settings)).decode()
 
     async def work(db: Dialect) -> None:
@@ -122,19 +129,19 @@ async def make_job(database: Database, job: str, settings: Settings, secret: byt
         await db.fetch("renew_job", digest(job), FORMAT, text)
 
     await database.run(work)
-    # A job on one database works without it.
+    # A job on one database works without an outbox, so failing to create it is no error here.
     await ensure_outbox(database)
 
 
 async def make_shard(database: Database, job: str, shard: int, *, phase: int = HERE) -> int:
-    """A shard of a job that is there; the number of its row. One that is not `HERE` is not used."""
+    """Create a shard of an existing job; return the number of its row. A shard that is not `HERE` is not used."""
 
     async def work(db: Dialect) -> int:
         await db.fetch("make_shard", digest(job), shard)
         (row,) = await db.fetch("find_shard", digest(job), shard)
         db.shard = int(row[0])
         await db.fetch("make_stripes", list(range(STRIPES)))
-        # From here on a server that forgets is noticed.
+        # With the run stored, a restart is noticed from here on.
         await db.fetch("restarted", db.server_run, "")
         if phase != HERE:
             await db.fetch("set_phase", phase, "")
@@ -154,7 +161,7 @@ async def _read(db: Dialect, job: str, shard: int) -> Sequence[Any]:
 
 
 def understood(row: Sequence[Any], job: str) -> tuple[Settings, bytes, int]:
-    """The settings, the secret and the revision of a job's record."""
+    """Decode the settings, the secret, and the revision of a job's record."""
     form, revision, text, secret = row
     if form != FORMAT:
         raise SchemaMismatch(
@@ -169,9 +176,9 @@ def understood(row: Sequence[Any], job: str) -> tuple[Settings, bytes, int]:
 
 
 async def _notice_run(db: Dialect) -> None:
-    """Another run of the server may lack leases that were granted before: all lanes rest until these have ended.
+    """Let all lanes rest if the server has another run than the stored one: it may lack leases that are still held.
 
-    A server whose settings let it forget may do so with no sign of it but a lost connection."""
+    A server whose settings let it lose commits may do so with a lost connection as the only sign."""
     suspicious = db.forgets and db.connections > 1
     for (known,) in await db.fetch("last_server"):
         if known != db.server_run or suspicious:
@@ -184,7 +191,7 @@ async def _notice_run(db: Dialect) -> None:
 
 
 async def ensure_outbox(database: Database) -> bool:
-    """See that a database has the tables of the outbox, which jobs of earlier versions lack; whether it has them."""
+    """Create the tables of the outbox, which jobs of earlier versions lack; whether they exist now."""
 
     async def look(db: Dialect) -> bool:
         return db.has_outbox
@@ -206,7 +213,7 @@ _placement = msgspec.json.Decoder(list[str]).decode
 
 
 class SqlJobRecord(NamedTuple):
-    """A job's record: what all shards share, and the server of each. In the record "" is the server that has it."""
+    """What all shards share, and the server of each. In the record, "" stands for the server that has the record."""
 
     settings: Settings
     secret: bytes
@@ -215,7 +222,7 @@ class SqlJobRecord(NamedTuple):
 
 
 class Databases:
-    """Connections to the servers of these addresses, opened when they are needed."""
+    """Connections to the databases of these addresses, opened when they are first needed."""
 
     def __init__(self, url: str) -> None:
         self._opened: dict[str, Database] = {}
@@ -241,7 +248,7 @@ class Databases:
         return self._opened[name]
 
     async def read(self, name: str, job: str) -> SqlJobRecord | None:
-        """A job's record on one server; None if it is not there."""
+        """Read a job's record from one server; None if it has none."""
 
         async def work(db: Dialect) -> SqlJobRecord | None:
             for row in await db.fetch("read_root", digest(job)):
@@ -257,14 +264,14 @@ class Databases:
             return None
 
     async def find(self, job: str) -> SqlJobRecord | None:
-        """A job's record on the first server that has it."""
+        """Read a job's record from the first server that has it."""
         for name in self.names:
             if (root := await self.read(name, job)) is not None:
                 return root
         return None
 
     async def write(self, name: str, job: str, root: SqlJobRecord) -> SqlJobRecord:
-        """See that a server has a job's record, with these settings; the record, which may have been there before."""
+        """Create or update a job's record on a server; return it. An existing secret and placement stay."""
         database = self.at(name)
         text = msgspec.json.encode(root.placement).decode()
         await make_job(database, job, root.settings, root.secret)
@@ -275,7 +282,7 @@ class Databases:
         return found
 
     async def place(self, name: str, job: str, placement: list[str]) -> None:
-        """Tell a server where the shards are, all of which have been made."""
+        """Store the placement on a server, and that all shards exist."""
         text = msgspec.json.encode(placement).decode()
         await self.at(name).run(lambda db: db.fetch("place_root", digest(job), text))
 
@@ -286,12 +293,12 @@ class Databases:
 
 
 def addresses(text: str) -> list[str]:
-    """The addresses of a frontier in several databases: they are separated by commas."""
+    """Split the addresses of a frontier in several databases, which are separated by commas."""
     return re.split(r",(?=[a-z+]+://)", text)
 
 
 def like(url: str, name: str) -> str:
-    """The address of a server by its name, with the user, the password and the options of another's."""
+    """Build the address of a named server with the user, password, and options of a known one."""
     given = urlsplit(url)
     options = dict(parse_qsl(given.query))
     credentials, at, _ = given.netloc.rpartition("@")

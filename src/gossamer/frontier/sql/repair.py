@@ -1,4 +1,8 @@
-"""Stored pages whose records are lost, queued again: the rows of finished URLs name them."""
+"""Queues stored pages again whose records are lost, by the rows of finished URLs.
+
+Each transaction handles some rows under the `whole` lock: it deletes the row and the key of a page, then admits the
+request like a new link. So at any moment a page is either finished or queued, and repair may be stopped and run
+again."""
 
 from __future__ import annotations
 
@@ -17,17 +21,18 @@ _LOWEST = -(1 << 63)
 
 
 class SqlRepair:
-    """The part of a frontier that queues finished URLs again. What the row of a finished URL does not have (referrer,
-    label, meta) the request does not have either."""
+    """The part of a frontier that queues finished URLs again.
+
+    The row of a finished URL has no referrer, label, or meta, so the new request has none either."""
 
     secret: bytes
     _admission: Admission
     _call: Callable[..., Awaitable[Any]]
 
     async def requeue_lost(self, has_record: HasRecord) -> Requeued:
-        """Queue every page again that counts as stored and has no record, some in each transaction.
+        """Queue every page again that counts as stored and has no record.
 
-        It may be stopped at any time and run again: a page that is queued has no row among the finished ones."""
+        It may be stopped at any time and run again: a page that is queued is no longer among the finished ones."""
         total, last = Requeued(), -1
         while True:
             found, seen, last = await self._requeue_done(has_record, last)
@@ -71,7 +76,9 @@ class SqlRepair:
         return found
 
     def _requests(self, rows: Sequence[Sequence[Any]]) -> tuple[list[Request], dict[int, int], int]:
-        """The requests of rows, the status of each by key, and how many rows do not tell all of theirs."""
+        """The requests of rows, the status of each by key, and the number of rows that do not determine their request.
+
+        A request is only accepted if its URL gives its key: a POST, for example, has a body that is not stored."""
         requests: list[Request] = []
         statuses: dict[int, int] = {}
         for key, name, short, depth, priority, status in rows:
@@ -85,7 +92,7 @@ class SqlRepair:
         return requests, statuses, len(rows) - len(requests)
 
     async def _hasten_revisits(self, has_record: HasRecord, after: int) -> tuple[Requeued, int, int]:
-        """Have the pages of some sites that wait for their next visit fetched now, if they have no record."""
+        """Make pages without a record that wait for their next visit due now, on the next sites."""
 
         async def work(call: Transaction) -> tuple[Requeued, int, int]:
             sites = [int(row[0]) for row in await call.db.fetch("site_numbers", after, _MOST)]
@@ -101,7 +108,7 @@ class SqlRepair:
                     closed += len(lost)
                     continue
                 await call.db.bulk("drop_rows", [row[:5] for row in lost])
-                # Without what the last visit left: an answer "not modified" would bring nothing.
+                # Drop the visit state: a conditional request could be answered "not modified", without a body.
                 due = [row._replace(standing=call.now, extra=with_state(row.extra, None)) for row in lost]
                 await call.db.insert_rows(due)
                 site.kept.kept -= len(lost)
@@ -115,7 +122,7 @@ class SqlRepair:
         return found
 
     async def write_off(self, pages: int) -> None:
-        """Count so many pages less as stored."""
+        """Lower the count of stored pages."""
 
         async def work(call: Transaction) -> None:
             call.count("kept", -pages)

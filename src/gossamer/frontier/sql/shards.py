@@ -1,4 +1,7 @@
-"""Opens and creates the shards of a job over one or several databases."""
+"""Opens and creates the shards of a job over one or several databases.
+
+Creation may be done by several clients at once, or be interrupted and repeated: the record of the first database
+decides about secret and placement, each step creates only what is missing, and `made` is stored last."""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from gossamer.settings import Settings
 async def open_databases(
     url: str, job: str, settings: Settings | None = None, *, worker: str = "", region: str = "", shards: str = ""
 ) -> FleetFrontier:
-    """Join a job in databases; with settings, make it if it is not there. Several addresses are separated by commas."""
+    """Join a job in databases; with settings, create it if it does not exist. Commas separate several addresses."""
     part = parse_part(shards) if shards else None
     databases = Databases(url)
     try:
@@ -36,7 +39,7 @@ async def open_databases(
 
 
 async def compact_databases(url: str, job: str, older_than_seconds: float) -> int:
-    """Throw away the rows of URLs that were finished that long ago, in all shards; how many."""
+    """Delete the rows of URLs that were finished that long ago, in all shards; how many."""
     databases = Databases(url)
     try:
         gone = 0
@@ -88,7 +91,7 @@ async def _open(
 async def _make_outboxes(databases: Databases, root: SqlJobRecord, worker: str) -> None:
     names = list(dict.fromkeys(root.placement))
     for name in names:
-        # Who only looks needs none, and in one database no link is for another server.
+        # A client that only reads needs none, and in one database no link is for another server.
         if not await ensure_outbox(databases.at(name)) and worker and len(names) > 1:
             raise FrontierError(
                 f"{name} lacks the tables of the outbox, which a job in several databases needs",
@@ -99,7 +102,7 @@ async def _make_outboxes(databases: Databases, root: SqlJobRecord, worker: str) 
 async def _make(
     databases: Databases, job: str, settings: Settings, part: ShardRange | None, found: SqlJobRecord | None
 ) -> SqlJobRecord:
-    """The job's record in every database, then its shards. All who make it at once ask the same one first."""
+    """Write the record to every database, then create the shards. All clients ask the same database first."""
     names = databases.names
     root = found and found._replace(settings=settings)
     if root is None:
@@ -114,7 +117,7 @@ async def _make(
         for shard, name in enumerate(root.placement):
             await make_shard(databases.at(name), job, shard)
         for name in dict.fromkeys([*names, *root.placement]):
-            # One database alone may be called by another name tomorrow.
+            # A job in one database is stored without its name: clients may reach it under different names.
             await databases.place(name, job, root.placement if {*names, *root.placement} > {name} else [""] * count)
     return root
 
@@ -137,7 +140,7 @@ def _forwarder(own: Sequence[SqlFrontier], number: int) -> Forward:
         try:
             await own[shard].admit(links)
         except Unavailable:
-            # They stay where they are.
+            # They stay in the inbox.
             return set()
         return {request.key for request, _, _ in links}
 

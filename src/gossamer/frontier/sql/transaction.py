@@ -1,4 +1,34 @@
-"""One frontier call as one transaction: the rows of sites, lanes, and requests that it reads and writes."""
+"""One frontier call as one transaction: the rows of sites, lanes, and requests that it reads and writes.
+
+A call reads the rows it needs, works on them in memory (`Transaction`), and writes everything at its end (`flush`). The
+database commits all of it or nothing (P3, P7). A deadlock, a conflict, or a lost connection undoes the transaction, and
+`Database.run` repeats the call from the start with a new `Transaction`, so nothing may be kept from an attempt that
+did not commit.
+
+Where things are. A request has one row, in `queue` from the moment it is known until it is finished, then in `done`. A
+lease does not move it: the row of the lease lists the positions of its requests, and the row of the site says which
+lane has which token. So an expired lease needs no repair of the queue, and a batch that is given back waits where it
+always did. A key is in `seen` once, whose primary key decides between two workers that add it (P1).
+
+Locks. Calls take them in this order as far as they can; a deadlock undoes one of the calls, which is repeated.
+
+1. The lock of the call. `share` is for calls that add requests; `whole` keeps those out. A lease locks its `stripe` of
+   the counters, or the whole `shard` if there is a page limit. Other calls need none of these.
+2. Rows of sites, in the order of their numbers. Whoever locks a site owns its lanes and leases (P2). A lease never
+   waits for a site: it skips locked ones (`SKIP LOCKED`) and looks again next time, so it may hold its stripe.
+3. Rows of leases and of the queue, then new keys, in their order.
+4. The counters, last and for a moment. There are 32 stripes, and a worker writes to one of them.
+
+A site sleeps (`ready_at` is NULL or late) while nothing is queued on it. Putting it to sleep and adding to it at the
+same moment would lose the wake-up, so only calls with the `whole` lock put sites to sleep or close them, and calls that
+add share the lock.
+
+Time is the server's, in microseconds, and never steps back within a job (P5). Each transaction that writes stores its
+time. Where the clock of the server is behind the latest one, time stands still until it has caught up; if it is behind
+by more than a second, `skew` makes up for it from then on.
+
+Tokens grow with the time, and end in the number of the stripe (P4). Two workers of different stripes cannot draw the
+same token; two of one stripe lease one after the other, because a lease locks its stripe."""
 
 from __future__ import annotations
 
@@ -22,14 +52,16 @@ MICRO = 1_000_000
 
 
 class SqlLane(msgspec.Struct, array_like=True, gc=False):
-    """One lane: who holds it until when, when it is allowed next, and the token that it was last settled with."""
+    """One lane of a site: its token and the end of its lease, and when it may be leased next.
+
+    `settled` is the token of the last lease that was completed: a repeat of its outcomes is told from stale ones."""
 
     token: int = 0
     until_at: int = 0
     next_at: int = 0
     settled: int = 0
     restart: int = 0
-    """The last run of the store in which the lane was leased, or has rested."""
+    """The number of the last restart of the store after which the lane was leased or has rested."""
 
 
 class _Kept(msgspec.Struct, array_like=True, gc=False):
@@ -42,11 +74,11 @@ class _Kept(msgspec.Struct, array_like=True, gc=False):
     rules: bool = False
     lanes: list[SqlLane] = []
     half: int = 0
-    """The half of the quota's window in which requests were handed out last; how many, and in the one before it."""
+    """The half of the quota window in which requests were handed out last; how many there, and in the one before."""
     handed: int = 0
     before: int = 0
     turn: int = 0
-    """How many requests had been handed out to all, when some were to this site."""
+    """Requests handed out to all sites when this one had its last turn: orders sites that are ready together."""
 
 
 _encode_site = msgspec.msgpack.Encoder().encode
@@ -54,7 +86,7 @@ _decode_site = msgspec.msgpack.Decoder(_Kept).decode
 
 
 class SqlSite:
-    """A site. Times are whole microseconds."""
+    """A site as its row has it. Times are whole microseconds. Change it only while its row is locked."""
 
     __slots__ = ("closed", "hold_at", "id", "kept", "name", "ready_at", "region", "settings")
 
@@ -77,7 +109,7 @@ class SqlSite:
 
     @property
     def rest(self) -> int:
-        """The same in microseconds."""
+        """The delay in microseconds."""
         return round(self.delay * MICRO)
 
     @property
@@ -92,12 +124,12 @@ class SqlSite:
         return 0, self.kept.handed if age == 1 else 0
 
     def share_left(self, half: int) -> int:
-        """How many more requests are within its share of the fetches."""
+        """How many more requests fit into its quota."""
         most = max(1, int(self.settings.site_share * self.settings.share_window))
         return max(0, most - sum(self._handed(half)))
 
     def count_share(self, half: int, requests: int) -> None:
-        """So many were handed out in this half of the window."""
+        """Count requests that were handed out in this half of the window."""
         handed, before = self._handed(half)
         self.kept.half, self.kept.handed, self.kept.before = max(half, self.kept.half), handed + requests, before
 
@@ -107,7 +139,10 @@ class SqlSite:
         return not self.closed and self.room <= 0 and self.kept.leased == 0
 
     def ready(self, lane: SqlLane) -> int:
-        """When a lane could be leased if something were queued; one whose holder is silent, when it has rested."""
+        """When a lane could be leased if something were queued.
+
+        A leased lane is ready one delay after its lease ends: the holder may send a request until the end (P5), and
+        from then on anybody may take the lane (P9)."""
         if lane.token:
             return lane.until_at + self.rest
         return max(lane.next_at, int(self.hold_at))
@@ -118,9 +153,9 @@ class SqlSite:
         return min(self.ready(lane) for lane in self.kept.lanes)
 
     def open_lanes(self, rests_from: int) -> None:
-        """Open what is allowed, once its robots.txt is known.
+        """Open all lanes that are allowed, once robots.txt is known.
 
-        New lanes start one delay apart, from where the first one's rest is counted from: no two in the same moment."""
+        New lanes start one delay apart, counted from the rest of the first one, so that no two are ready together."""
         if not (self.kept.rules or not self.settings.robots):
             return
         step = self.rest // len(self.kept.lanes)
@@ -128,7 +163,7 @@ class SqlSite:
             self.kept.lanes.append(SqlLane(next_at=rests_from + step * number))
 
     def free(self, lane: SqlLane, *, rests_from: int) -> None:
-        """Take a lane back from its holder."""
+        """Take a lane back from its holder; it rests for one delay, counted from `rests_from`."""
         lane.token = 0
         self.open_lanes(rests_from)
         lane.next_at = max(lane.next_at, rests_from + self.rest)
@@ -154,16 +189,18 @@ def new_site(site: int, name: str, settings: Settings, *, region: str, ready_at:
 
 
 SUSPECT, TIMED, WAITING = 0, 1, 2
-"""Places: what goes alone, what has a time, and the rest."""
+"""Places in the queue of a site: suspects (leased alone), what has a time, and the rest.
+
+The head of the queue is TIMED with time 0, so that it comes before everything that has a time."""
 DONE, FAILED, SKIPPED, PARKED, RETRY = 1, 2, 3, 4, 5
 REVISITS = (DONE, FAILED, SKIPPED)
-"""What a request was, while its next visit has not come."""
+"""Values of `again` for a revisit: what the last visit was, until the next one starts."""
 STATUS = {"done": DONE, "failed": FAILED, "skipped": SKIPPED, "parked": PARKED}
 WORDS = {number: word for word, number in STATUS.items()}
 
 
 class QueueRow(NamedTuple):
-    """One row of the queue. `again` says what it is counted as while its time has not come."""
+    """One row of the queue. `again` is nonzero while its time has not come: it says which counters have it."""
 
     site: int
     place: int
@@ -189,7 +226,7 @@ class _Extra(msgspec.Struct, array_like=True, frozen=True, gc=False):
     headers: dict[str, str] | None = None
     body: bytes = b""
     url: str = ""
-    """The URL, where the database cannot hold it as text."""
+    """The URL, if the database cannot store it as text (it contains a NUL)."""
 
 
 _NONE = _Extra()
@@ -201,9 +238,10 @@ _decode_row = msgspec.msgpack.Decoder(_Extra).decode
 def rows_of(
     links: Iterable[tuple[Request, str, int]], sites: Mapping[str, int], age: int, *, strategy: str
 ) -> list[tuple[Any, ...]]:
-    """The fields of a `Row` for each of these requests that nobody knew, as they wait, one after another.
+    """The fields of a `QueueRow` for each of these new requests.
 
-    Beside each is the page that it was found on. All in one loop: it runs for every new link."""
+    Each link is a request with the page that it was found on. One loop without calls where possible: it runs for every
+    new link, and is a large part of what a worker costs."""
     found: list[tuple[Any, ...]] = []
     ranks: dict[tuple[int, int, int], int] = {}
     foreign: dict[str, bytes] = {}
@@ -212,7 +250,7 @@ def rows_of(
         url, name, priority, depth, hops = request.url, request.site, request.priority, request.depth, request.hops
         age += 1
         end = len(name) + 8
-        # The usual case of `squeeze`, which is half as fast.
+        # The usual case of `squeeze`, inlined at twice its speed.
         short = url[end:] if url[end : end + 1] == "/" and url[:end] == "https://" + name else squeeze(url, name)
         hidden = ""
         if "\0" in short:
@@ -242,12 +280,12 @@ def rows_of(
 
 
 def is_changed(rows: Iterable[Sequence[Any]]) -> bool:
-    """Whether one of these has what a request does not have when it is new: a priority, tries, lapses or a time."""
+    """Whether any row has a priority, tries, lapses, or a status: new rows are inserted without these columns."""
     return any(map(any, map(_CHANGES, rows)))
 
 
 def _extra(request: Request, referrer: str, url: str) -> bytes | None:
-    """What most requests have little of; None for nothing."""
+    """The rare fields of a request, packed without trailing defaults; None if it has none."""
     origin = squeeze(referrer, request.site) if referrer else ""
     short = (origin, request.hops, request.state)
     if request.label or request.meta or request.method != "GET" or request.headers or request.body or url:
@@ -258,7 +296,7 @@ def _extra(request: Request, referrer: str, url: str) -> bytes | None:
 
 
 def request_of(row: Sequence[Any], site: str) -> Request:
-    """The request again; ValueError if it is none."""
+    """The request of a row; ValueError if the row cannot be read."""
     _, _, _, _, key, url, depth, priority, tries, _, _, packed = row
     try:
         extra = _decode_row(packed) if packed is not None else _NONE
@@ -272,12 +310,12 @@ def request_of(row: Sequence[Any], site: str) -> Request:
 
 
 def state_of(packed: bytes | None) -> dict[str, Any] | None:
-    """What the last visit left, of the extra part."""
+    """The visit state in the extra part."""
     return _decode_row(packed).state if packed is not None else None
 
 
 def with_state(packed: bytes | None, state: dict[str, Any] | None) -> bytes | None:
-    """The extra part with what a visit left."""
+    """The extra part with this visit state."""
     extra = _decode_row(packed) if packed is not None else _NONE
     if extra.state == state:
         return packed
@@ -290,22 +328,24 @@ COUNTERS = (
 )  # fmt: skip
 STRIPES = 32
 TURNS = 1024
-"""Microseconds within which the order of sites that are ready is that of their last leases."""
+"""Range in microseconds in which sites that are ready together are ordered by their last turn."""
 _STEP_BACK_MICRO = MICRO
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(list[tuple[int, int, int, int]]).decode
 
 
 class NeedsWhole(Exception):
-    """The call has to keep others out, and did not know that when it began: to be done anew with the whole lock."""
+    """The call turns out to need the `whole` lock: undo it and repeat it with that lock.
+
+    It cannot take the lock in the middle: two calls that share it would wait for each other."""
 
 
 class Changed(Exception):
-    """The job has other settings by now: to be read before the call is tried again."""
+    """The settings of the job have changed: read them, then repeat the call."""
 
 
 class HeldLane(NamedTuple):
-    """A row of the leases; `batch` holds key -> place, standing, age of what is not settled."""
+    """A row of the leases. `batch` maps the keys without an outcome to place, standing, and age: their position."""
 
     token: int
     site: int
@@ -316,12 +356,15 @@ class HeldLane(NamedTuple):
     batch: dict[int, tuple[int, int, int]]
 
     def at(self, key: int) -> tuple[int, int, int, int, int]:
-        """Where the queue has one request of the batch."""
+        """The position of one request of the batch in the queue: the primary key of its row without the shard."""
         return (self.site, *self.batch[key], key)
 
 
 class Transaction:
-    """What a call knows and what it will write."""
+    """What one call has read, and what it will write.
+
+    Methods change the objects here and record what to write; `flush` sends it. The counters are kept as differences
+    (`tally`), because other workers change the same counters at the same time."""
 
     def __init__(
         self, dialect: Dialect, settings: Settings, *, job: str, revision: int, stripe: int, alone: bool
@@ -333,7 +376,7 @@ class Transaction:
         self.stripe = stripe
         self._alone = alone
         self.most: int | None = None
-        """How many pages may be stored here."""
+        """The page limit of this shard; None without one."""
         self.now = 0
         self.state = "running"
         self.totals: dict[str, int] = {}
@@ -343,17 +386,17 @@ class Transaction:
         self.rest_until = 0
         self.longest = 0
         self.handed_elsewhere = 0
-        """Requests that the other shards have handed out."""
+        """Number of requests that the other shards have handed out, as far as the caller knows."""
         self.has_inbox = False
         self.is_leaving = False
-        """Whether the shard may move to another server."""
+        """Whether a move of the shard to another server is announced."""
         self.lulls = 0
-        """How often sites were put to sleep or closed."""
+        """How often sites were put to sleep or closed; when it changes, `Admission` forgets which are awake."""
         self.tally = dict.fromkeys(COUNTERS, 0)
         self.fresh = (0, 0)
-        """By how much the pages that come again, and millionths of their freshness, have grown."""
+        """Changes of the number of revisited pages, and of their freshness in millionths."""
         self.ready: dict[str, list[Sequence[Any]]] = {}
-        """Region -> rows of sites that were ready when the call began, to be taken once."""
+        """Region -> locked rows of sites that were ready when the call began; `Leasing` takes them first."""
         self.sites: dict[int, SqlSite] = {}
         self.touched: set[int] = set()
         self.held: dict[int, HeldLane] = {}
@@ -365,14 +408,17 @@ class Transaction:
         self.asleep: dict[int, int | None] = {}
         self.given: list[tuple[Any, ...]] = []
         self.parcels = 0
-        """How many were put into the outbox."""
+        """Number of parcels put into the outbox."""
 
     async def open(
         self, *, totals: bool = False, writes: bool = True, regions: Sequence[str] = (), most: int = 0
     ) -> None:
-        """Read the clock and the job; with `totals`, the counts too.
+        """Read the clock, the state of the job, and the place of the shard; with `totals`, also the counts.
 
-        With `regions`, lock up to `most` sites of each that are ready."""
+        With `regions`, lock up to `most` ready sites of each in the same round trip.
+
+        Raises `Moved` if the shard is not simply here: while a move is announced, calls go on only in the run of the
+        server in which it was announced. Raises `Changed` if the settings are newer than those of the caller."""
         asks = [("take_due", region, most) for region in regions]
         if asks:
             self.db.ahead(*asks)
@@ -399,7 +445,7 @@ class Transaction:
             latest, self.lulls = int(rest[0] or 0), int(rest[1])
         self.state = state
         self.most = self.settings.max_pages if self._alone else allowance
-        # Within a job time never steps back: where the server's does, it goes on from where it was.
+        # The clock of the server stepped back, or a replica with another clock took over: go on from the latest time.
         if latest - (clock + skew) > _STEP_BACK_MICRO:
             skew = latest - clock
             if writes:
@@ -408,12 +454,12 @@ class Transaction:
 
     @property
     def run(self) -> int:
-        """The life of the store that this call is answered by."""
+        """The life of the store that answers this call: changes with the run of the server and with the connection."""
         return connection_run(self.db)
 
     @property
     def room(self) -> int:
-        """How many more requests may be handed out."""
+        """How many more requests the page limit allows to hand out."""
         return NEVER if self.most is None else self.most - self.total("kept") - self.total("leased")
 
     def total(self, name: str) -> int:
@@ -424,21 +470,23 @@ class Transaction:
 
     @property
     def half(self) -> int:
-        """The number of the half of the quota's window that is being filled (see `share`).
+        """The number of the present half of the quota window (see `SiteQuota`).
 
-        All that was ever handed out is summed over the stripes, so no row is everybody's; what others hand out in
-        this moment is not in it yet."""
+        It follows from the sum of all stripes, so that workers share no row. Requests that others hand out at the
+        same moment are not counted yet."""
         return (self.total("handed") + self.handed_elsewhere) // max(1, self.settings.share_window // 2)
 
     async def lock(self, ids: Iterable[int], *, skip: bool = False) -> None:
-        """Lock sites, in their order; with `skip`, those that nobody else has locked."""
+        """Lock and read sites in the order of their numbers; with `skip`, only those that nobody else has locked."""
         wanted = sorted(set(ids) - self.sites.keys())
         if wanted:
             for row in await self.db.fetch("try_sites" if skip else "lock_sites", wanted):
                 self.sites[row[0]] = SqlSite(row, self.settings)
 
     async def load(self, name: str, *given: Any) -> list[HeldLane]:
-        """Leases, as a statement finds them; those that this call has ended are over."""
+        """Leases found by a statement, without those that this call has ended.
+
+        A lease that was loaded before keeps its object: its batch may have changed in this call."""
         found = []
         for row in await self.db.fetch(name, *given):
             token = row[0]
@@ -450,7 +498,7 @@ class Transaction:
         return found
 
     def lane_of(self, held: HeldLane) -> tuple[SqlSite, SqlLane]:
-        """The lane of a lease whose site is locked."""
+        """The site and lane of a lease; the site must be locked."""
         site = self.sites.get(held.site)
         if site is None or held.lane >= len(site.lanes):
             raise FrontierError(
@@ -459,7 +507,7 @@ class Transaction:
         return site, site.lanes[held.lane]
 
     def finish(self, held: HeldLane, key: int, status: int, code: int = 0) -> None:
-        """Take a request out of a lease and out of the queue, for good."""
+        """Finish a request: out of the lease, from the queue to `done`."""
         self.finished.append((*held.at(key), status, min(max(code, 0), 32_767)))
         self._take_out(held, key)
         self.count(WORDS[status])
@@ -474,14 +522,16 @@ class Transaction:
         self.touched.add(held.site)
 
     def requeue(self, held: HeldLane, old: QueueRow, new: QueueRow) -> None:
-        """Take a request out of a lease, and have it wait for its time."""
+        """Take a request out of a lease, and queue it again with a time."""
         self.dropped.append(held.at(old.id))
         self._take_out(held, old.id)
         self.again.append(new)
         self.count("delayed")
 
     def end(self, held: HeldLane, *, rests_from: int) -> None:
-        """Take a lane back; what is left of its batch waits where it always was."""
+        """End a lease. The rest of its batch waits where its rows always were, so only counters change.
+
+        On a closed site nothing may wait: the rest is finished as what the site was closed for (P6)."""
         site, lane = self.lane_of(held)
         if held.batch and site.closed:
             status = closed_status(site.closed)
@@ -500,7 +550,10 @@ class Transaction:
         self.count("news")
 
     async def lapse(self, held: HeldLane, *, rests_from: int, blamed: Sequence[int] | None = None) -> None:
-        """A holder died: count that against the requests that it had, isolate them, park them."""
+        """End the lease of a dead holder, and count the loss against all its requests or the `blamed` ones (P10).
+
+        At two losses a request becomes a suspect, which is leased alone; at `max_deliveries` it is parked. The lane
+        rests until `rests_from`: an expired lease has had its delay, an abandoned one has not."""
         site, _ = self.lane_of(held)
         keys = [key for key in held.batch if blamed is None or key in set(blamed)]
         if keys:
@@ -510,7 +563,7 @@ class Transaction:
                 if lapses >= self.settings.max_deliveries:
                     self.finish(held, row.id, PARKED)
                     continue
-                # A suspect goes to the end of them, so that each has its turn.
+                # A suspect goes behind the other suspects, so that each has its turn.
                 place, standing = (SUSPECT, self.now) if lapses >= 2 else (row.place, row.standing)
                 await self.db.bulk("drop_rows", [row[:5]])
                 await self.db.insert_rows([row._replace(place=place, standing=standing, lapses=lapses)])
@@ -520,7 +573,9 @@ class Transaction:
         self.end(held, rests_from=rests_from - site.rest)
 
     async def close(self, site: SqlSite, reason: str) -> None:
-        """Give up what waits at a site. The caller has the whole lock, so nobody is adding to it."""
+        """Give up everything that waits at a site. The caller has the `whole` lock, so nobody adds to it meanwhile.
+
+        Leased requests stay until their lease ends. Pending rows are written first, so that they are closed too."""
         keep = [key for held in await self.load("leases_of_sites", [site.id]) for key in held.batch]
         status = closed_status(reason)
         await self.settle_rows()
@@ -539,7 +594,7 @@ class Transaction:
         await self.db.fetch("count_lull")
 
     async def must_be_whole(self) -> None:
-        """Refuse a job in which requests wait, and no site is there that has them: somebody has deleted rows."""
+        """Raise if requests are counted as queued and no site is awake to lease them: somebody has deleted rows."""
         if self.total("held") == 0 and self.total("queued") > 0:
             (row,) = await self.db.fetch("any_ready")
             if not row[0]:
@@ -549,7 +604,7 @@ class Transaction:
                 )
 
     async def settle_rows(self) -> None:
-        """Write what became of requests."""
+        """Write the pending changes of the queue: rows that are dropped, queued again with a time, or finished."""
         if self.dropped:
             await self.db.bulk("drop_rows", self.dropped)
             self.dropped = []
@@ -561,7 +616,11 @@ class Transaction:
             self.finished = []
 
     async def flush(self) -> None:
-        """Write everything that has changed; the counters last, so that they are locked for a moment only."""
+        """Write everything that has changed.
+
+        Last come the counters, whose rows are locked until the commit: other workers of the stripe wait for them. The
+        same statement doubles `frozen`, which fails while the shard is being moved and undoes the whole call: so a
+        transaction that began before the shard was frozen cannot commit after that."""
         await self.settle_rows()
         sites = []
         for number in sorted(self.touched):
@@ -578,24 +637,25 @@ class Transaction:
             await self.db.write(counters, ended=sorted(self.ended), given=self.given, changed=changed, sites=sites)
 
     def _awake(self, site: SqlSite) -> int | None:
-        """When the next lease looks at a site; if nothing is queued there, that one finds out."""
+        """When the next lease should look at a site; it may find nothing there, and then the site is put to sleep.
+
+        Sites that are ready together are ordered by their last turn, in the range of about a millisecond."""
         if site.closed and site.kept.leased == 0:
             return None
         at = site.wake_at
-        # Of those that are ready in the same moment, who was served last comes last.
         return at if at > self.now else min(at, self.now - TURNS + site.kept.turn % TURNS)
 
 
 def closed_status(reason: str) -> int:
-    """What becomes of the requests of a closed site."""
+    """The status of requests that wait on a site when it is closed for this reason."""
     return SKIPPED if reason == "budget" else FAILED
 
 
 def batch_text(held: HeldLane) -> str:
-    """The batch as its row has it; anybody's JSON functions can read it."""
+    """The batch as JSON text, which the view `gossamer_tasks` reads with the functions of the database."""
     return _encode([(key, *where) for key, where in held.batch.items()]).decode()
 
 
 def timed(row: QueueRow, due: int, *, again: int, **values: Any) -> QueueRow:
-    """The row with a time before which it is not handed out."""
+    """The row with a time before which it is not leased."""
     return row._replace(place=TIMED, standing=due, again=again, lapses=0, **values)

@@ -1,3 +1,7 @@
+-- Run the operation, then write what it has changed. Counters and fields of sites are gathered while it runs and written once,
+-- which is cheaper and keeps the number of commands of a call independent of the number of links. The last time and the last
+-- token are stored with every change: within a job time never steps back and tokens only grow (P4, P5), also where the
+-- clock of the server does step back.
 local answer = operations[operation]()
 enter_ready()
 local reads = { counts = true, unknown = true, workers = true, waiting = true, slot = true, parcels = true, where = true }

@@ -1,6 +1,20 @@
 -- Outcomes ---------------------------------------------------------------------------------------------------------
+--
+-- `complete` commits outcomes with their links, the notes about sites, and the parcels for other servers, in one script
+-- (P3). What belongs together, and in which order:
+--
+-- 1. All refusals, before anything of the outcomes is written: no memory, another run than the caller's links were
+--    acknowledged in, a shard that may leave. Redis does not undo what a failed script has written.
+-- 2. Notes, so that a hold, a delay, or the end of a site applies to the outcomes of the same call.
+-- 3. Outcomes. The batch decides: an outcome counts if its token holds a lane and its key is still in the batch of that
+--    lane (P4). Removing the key is what makes a repeat change nothing. Links are admitted beside their outcome; links of
+--    an outcome that does not count are skipped.
+-- 4. Lanes whose batch is empty are freed, one delay from now (P5).
+-- 5. Parcels, so that a link for another server is in the outbox from the moment at which its page is done.
+--
+-- If the server dies before its answer arrives, the client repeats the call. Either all of it was applied, or nothing.
 
--- The sums over all sites of what freshness.py tallies: pages that come again, and millionths of their freshness.
+-- The sums over all sites of the tallies in recrawl.py: pages that come again, and millionths of their freshness.
 local function tallied(value)
     local is_json, tally = pcall(cjson.decode, value or '{}')
     if not is_json or type(tally) ~= 'table' then return 0, 0 end
@@ -13,6 +27,7 @@ local function count_fresh(site, name, value)
     count('pages', pages - old_pages)
     count('fresh', fresh - old_fresh)
 end
+-- A hold is never shortened. A note by a stale token is ignored: its worker may know less than the present one (P4).
 local function apply_note(note)
     local site = held_lane(note[1])
     if not site then return 0 end
@@ -38,6 +53,9 @@ local function apply_note(note)
 end
 
 local FAR_SECONDS = 86400
+-- Count an outcome, and queue the request again if it is to come again: a retry with one try more, a revisit with the state
+-- that the visit left behind. On a closed site nothing waits any more: a retry ends as what the site was closed for, a
+-- page that was done stays done.
 local function settle(site, entry, status, again_in, visit)
     if status ~= 'retry' then
         count(status, 1)
@@ -57,11 +75,13 @@ local function settle(site, entry, status, again_in, visit)
     if status ~= 'retry' then count('revisits', 1) end
     local wait = tonumber(again_in)
     local is_far = wait >= FAR_SECONDS and (status == 'done' or status == 'failed')
-    -- A slot says of all its entries what they were.
+    -- The rank of a slot tells for all its entries whether they were done or failed, so these need not.
     fields[AGAIN] = (status == 'retry' or is_far) and '' or status
     local push = is_far and push_slot or push_later
     push(site, with_fields(entry, fields), now + wait, status)
 end
+-- Free a lane whose batch is empty. `l` keeps its last token, by which a repeated outcome is told from a stale one. A site
+-- whose budget is spent is closed once no other lane of it is leased.
 local function finish_lane(site, lane)
     if site['t' .. lane] == '0' or call('EXISTS', batch_of(site, lane)) == 1 then return end
     set(site, 'l' .. lane, site['t' .. lane])
@@ -76,11 +96,12 @@ end
 function operations.complete()
     local accepted, stale, repeated, touched, batches = 0, 0, 0, {}, {}
     if #entries > 0 or given.parcels then needs_memory() else needs_no_memory() end
-    -- Who may not ask for the run is refused nothing.
+    -- Links for other shards of this server were acknowledged in another run, and may be gone. Without the right to run
+    -- INFO no run is known, and nothing is refused.
     if given.run and present_run and given.run ~= 'unknown' and given.run ~= present_run then
         error({ err = 'TRYAGAIN this server was started again since it took the links' })
     end
-    -- Soon this page may be on another server than these links, which are in no outbox.
+    -- The page may soon be on another server than those links, which are in no outbox: the caller has to file parcels.
     if given.run and job.leaving then error({ err = 'PARCELS the shard may move to ' .. job.leaving }) end
     local noted = 0
     for _, note in ipairs(given.notes) do noted = noted + apply_note(note) end
@@ -107,6 +128,7 @@ function operations.complete()
             admit(links)
         else
             pass_over(links)
+            -- A repeat: the token still holds the lane, or was the last one to finish it. Anything else is stale.
             local settled = site or load_site(given.names[name])['l' .. number_of_lane] == token
             if settled then repeated = repeated + 1 else stale = stale + 1 end
         end
@@ -119,7 +141,7 @@ function operations.complete()
     return { accepted, stale, repeated, admitted, to_fold, job.run or '', total('outbox') }
 end
 
--- Entries that no client can read.
+-- Entries that no client can read are counted as parked. Left in the batch, they would come back with every expired lease.
 function operations.park()
     needs_no_memory()
     local site, lane = held_lane(given.token)
@@ -134,6 +156,8 @@ function operations.park()
     finish_lane(site, lane)
 end
 
+-- Give lanes back. What is left of a batch returns to the head of the queue without a mark: nobody died. The lane rests for
+-- one delay, since a request may have been sent a moment ago.
 function operations.release()
     needs_no_memory()
     for _, token in ipairs(given.tokens) do
@@ -145,6 +169,7 @@ function operations.release()
     end
 end
 
+-- Take back at once what a dead worker held. Only the blamed keys, those in its hands, count as lost with it (P10).
 function operations.abandon()
     needs_no_memory()
     local gone = 0

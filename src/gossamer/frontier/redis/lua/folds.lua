@@ -11,8 +11,8 @@ local function push_left(list, values)
     with_all('LPUSH', list, reversed)
 end
 
--- Puts blocks in the place of the entries that they were made of, if these are all still there: they are if the last of them
--- is in its place, because only the ends of lists change, or what a pick took.
+-- Replace entries by the blocks that a client made of them, if they are all still there. They are if the last of them is in its
+-- place: only the ends of a list change, except for random picks, which are counted.
 local function fold(site, rank, wanted)
     local list = queue_of(site.name, rank)
     local from = behind_blocks(site, rank, 0)
@@ -25,8 +25,7 @@ local function fold(site, rank, wanted)
     set_blocks(site, rank, blocks + #wanted.blocks, from - blocks)
     if not site['d' .. rank] then set(site, 'folded', num(site, 'folded') + wanted.length - #wanted.blocks) end
 end
--- The entries of a list that are to be folded next, how many a block takes, and the number of picks so far: any of them may
--- have changed these.
+-- The entries of a list to fold next, the number of entries for a block, and the number of picks so far.
 local function foldable(site, rank)
     local list = queue_of(site.name, rank)
     local from, size = behind_blocks(site, rank, call('LLEN', list))
@@ -39,7 +38,7 @@ local function foldable(site, rank)
     return { run, FOLD, num(site, 'picks') }
 end
 function operations.fold()
-    -- It frees more than it needs.
+    -- Starts with a deletion, so that it also runs on a full server: folding frees more memory than it needs.
     call('HDEL', job_key, '')
     local found = {}
     for index, wanted in ipairs(given.lists) do
@@ -50,7 +49,8 @@ function operations.fold()
     return found
 end
 
--- Puts entries in the place of the block that holds them, if that is still the next; none where nobody can read it.
+-- Replace a block by its entries, if it is still the next one of its list. Without entries the block is unreadable: it is
+-- removed, and its requests count as parked, so that the job can end.
 local function unfold(site, rank, wanted)
     local list, blocks, head = queue_of(site.name, rank), num(site, 'b' .. rank), num(site, 'h' .. rank)
     local last, entries = head + blocks - 1, wanted.entries

@@ -1,6 +1,6 @@
 -- Hints ------------------------------------------------------------------------------------------------------------
 
--- What waits on a site for its time, each with that: the slots of far revisits, and all other entries. Writes nothing.
+-- What waits on a site for its time: the slots of far revisits, and all other entries, with their times. Writes nothing.
 function operations.waiting()
     local site, slots, entries = load_site(given.site), {}, {}
     if num(site, 'later') > 0 and not site.closed then
@@ -17,7 +17,8 @@ end
 -- The elements of a slot. Writes nothing.
 function operations.slot() return call('LRANGE', queue_of(given.site, given.rank), 0, -1) end
 
--- Takes entries out of a slot, of a block in it, or out of later:S, if they are still there.
+-- Remove entries from a slot, from a block in it, or from later:S. False if the element has changed since the client read it: the
+-- visit then comes at the time that was planned.
 local function withdraw(site, move)
     local rank, left = move.rank, 0
     if rank == '' then return call('ZREM', place('later', site.name), move.old) == 1 end
@@ -44,7 +45,7 @@ local function withdraw(site, move)
     end
     return true
 end
--- Brings visits forward: each entry waits so many seconds from now.
+-- Bring visits forward: each entry becomes due in the given number of seconds.
 function operations.hasten()
     needs_memory()
     local site, moved = load_site(given.site), 0

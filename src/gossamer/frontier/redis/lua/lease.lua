@@ -1,4 +1,14 @@
--- The sets of ready lanes that this worker may lease from; the one in which a lane has waited longest comes first.
+-- Leasing: hand out lanes that are due, and take back those whose lease has ended (P2, P5, P9).
+--
+-- There is no sweeper. ready:REGION holds free and leased lanes alike, a leased one at the end of its lease plus one
+-- delay. So a lane of a dead worker comes up by itself, in the order of time, and whoever finds it expires the old lease
+-- and takes the lane. A request is in a queue or in a batch, never in both: `take` removes it, `free` puts it back.
+--
+-- The order: look at the state of the job, ask for memory (the one moment at which Redis may refuse the call), note a
+-- restart of the server, store the longest lease time, and only then take anything. `rest_until` is computed from that
+-- time after a restart, so it must not be shorter than any lease that was granted.
+
+-- The sets of ready lanes that this worker may lease from, the one whose first lane has waited longest first.
 local function ready_sets()
     local found = {}
     for _, region in ipairs(given.regions) do
@@ -9,7 +19,8 @@ local function ready_sets()
     table.sort(found, function(a, b) return a[2] < b[2] end)
     return found
 end
--- When the first lane can be ready. What was passed over is not for this worker: it must not ask for it again and again.
+-- The first time in this set at which this worker may get a lane. Lanes that are due but were refused do not count: a worker
+-- that waited for them would ask again at once, and without end. It reads one entry more than were refused.
 local function first_ready(ready, refused)
     local refusals = 0
     for _ in pairs(refused) do refusals = refusals + 1 end
@@ -20,12 +31,15 @@ local function first_ready(ready, refused)
     end
     return nil
 end
+-- With nothing left of the page limit, the loop below would not look at a single lane. The pages that are missing to the
+-- limit are in leases, and those of dead workers must be taken back, or the job would never end.
 local function lapse_all_ended()
     for _, token in ipairs(call('HKEYS', prefix .. 'held')) do
         local site, lane = held_lane(token)
         if ready_at(site, lane) <= now then lapse(site, lane, now) end
     end
 end
+-- With nothing left of the page limit, only the end of a lease can bring more work.
 local function first_end()
     local first = nil
     for _, token in ipairs(call('HKEYS', prefix .. 'held')) do
@@ -35,6 +49,8 @@ local function first_end()
     end
     return first
 end
+-- Requests wait, nothing is leased, and no ready set exists: somebody has deleted keys. An error is better than a job whose
+-- workers wait for ever.
 local function check_ready_sets()
     local names = { prefix .. 'held' }
     for _, region in ipairs(all_regions()) do names[#names + 1] = prefix .. 'ready:' .. region end
@@ -43,6 +59,11 @@ local function check_ready_sets()
     end
 end
 
+-- Lease up to `limit` lanes. A worker that holds a suspect gets no second one, so that its death names the one that is to
+-- blame (P10). The client of several shards passes `suspects`, since a shard knows of its own suspects only.
+--
+-- A lane is tried once for each call. One that a site over its quota has is put aside and gets what the others leave. After
+-- each round the ready sets are written, so that the next read does not return lanes that were just leased.
 function operations.lease()
     if job.state ~= 'running' or is_over() then
         return { {}, false, state(), total('news'), {}, total('lapsed'), total('handed'), 0, job.run or '', total('outbox') }
@@ -73,6 +94,7 @@ function operations.lease()
                     passed[found] = true
                     fresh = fresh + 1
                     local lane, site = lane_and_site(found)
+                    -- Still leased, and due: its lease has ended, and one delay has passed since.
                     if num(site, 't' .. lane) ~= 0 then lapse(site, lane, now) end
                     local most = share_left(site)
                     if most == 0 then
@@ -87,7 +109,7 @@ function operations.lease()
             woken = {}
         end
     end
-    -- Those who have had their share get what the others leave; where there are more shards, when all have been asked.
+    -- Sites over their quota get what the others leave; in a job of several shards, once all shards have been asked.
     for _, lane in ipairs(given.over_quota and over or {}) do
         if #leases >= given.limit or left <= 0 then break end
         try(lane[1], lane[2], lane[3], given.batch)
@@ -110,6 +132,8 @@ function operations.lease()
     }
 end
 
+-- Extend leases that have not ended. One that has ended is not revived, even if nobody has taken its lane yet: its holder
+-- stops at the end of the lease by its own clock, and must not start again.
 function operations.extend()
     needs_no_memory()
     local ours = {}

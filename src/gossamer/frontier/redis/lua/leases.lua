@@ -1,10 +1,16 @@
 -- Leases -----------------------------------------------------------------------------------------------------------
+--
+-- A lane I of a site is leased while its field tI is not '0'. `held` maps the token to the lane, batch:S:I has its requests.
+-- `free` is the only way out of a lease: it empties the batch, forgets the token, and sets nI, when the lane may be leased
+-- again. Callers choose from when the lane rests: from now after a completion or a release; for an expired lease from one
+-- delay ago, because the lane came up one delay after the lease had ended (P5).
 
 local function lane_and_site(found)
     local space = string.find(found, ' ', 1, true)
     return string.sub(found, 1, space - 1), must_be_there(load_site(string.sub(found, space + 1)))
 end
 local held = {}
+-- The site and the lane of a token; nil for one that is not held any more, whose outcomes and notes change nothing (P4).
 local function held_lane(token)
     local found = held[token]
     if found == nil then
@@ -24,7 +30,7 @@ local function free(site, lane, from)
         call('DEL', batch)
         set(site, 'leased', num(site, 'leased') - #left)
         count('leased', -#left)
-        -- Each goes to the head, so the last goes first.
+        -- Each is pushed to the head, so the last one goes first. The position in the batch is the prefix of the value.
         table.sort(left, function(a, b) return a > b end)
         for _, kept in ipairs(left) do put_back(site, string.sub(kept, 5)) end
     end
@@ -38,6 +44,9 @@ local function free(site, lane, from)
     wake(site)
     count('news', 1)
 end
+-- A lease ended with its worker. Every key of the batch, or only the blamed ones, counts as lost once more: at two losses
+-- `put_back` makes it a suspect, which is leased alone; at max_deliveries it is parked (P10). So one page that kills its
+-- workers costs its neighbors a few deliveries, and then nothing.
 local function lapse(site, lane, from, blamed)
     local batch = batch_of(site, lane)
     if call('EXISTS', batch) == 0 then damaged(batch, 'is gone') end
@@ -57,13 +66,15 @@ local function lapse(site, lane, from, blamed)
     end
     free(site, lane, from - lane_delay(site))
 end
--- Where there are more shards, each has a part of what the job may store.
--- Where there is one, the record's word counts, and not that of a worker: it may have been changed since that began.
+-- A job with one shard has its page limit in the record, which may have changed since the worker started, so the record comes
+-- before the argument. Each of several shards has an allowance, a part of the limit.
 local function max_pages() return tonumber(job.max_pages or given.max_pages or job.allowance or '') end
 local function room()
     local limit = max_pages()
     return limit and limit - total('stored') - total('leased') or 9007199254740992
 end
+-- Whether nothing is left to do (P6). Leased requests may bring links, and parcels may have to be delivered again, so both keep
+-- the job running. Revisits that are not due do not, except in a continuous crawl.
 local function is_over()
     if total('leased') > 0 then return false end
     local limit = max_pages()
@@ -81,8 +92,9 @@ local function state()
     return job.state
 end
 
--- A store that was started again may have lost its last second, and in it a lease: its holder goes on with that site
--- until the lease would have ended. So a lane waits for that, unless its clock is known to be of after the start.
+-- A server that restarted may have lost its last second, and in it a lease. The holder of that lease goes on fetching from the
+-- site until the lease would have ended. So after a restart each lane rests until then, once: rI is the restart after which
+-- the lane has rested or been used, and nI is known to be correct (P5).
 local function must_rest(site, lane)
     local rest = number('rest_until') + lane_delay(site)
     if rest <= now or site['r' .. lane] == job.restarts then return false end
@@ -91,8 +103,9 @@ local function must_rest(site, lane)
     wake(site)
     return true
 end
--- The quota of sites, by the rule in share.py: what a site was handed in this half of the window and the one before. A worker
--- that has not heard of all the other shards takes this half for an older one than the site has counted in: it is the same.
+-- The quota of sites, by the rule of `SiteQuota` in policy.py: what a site was handed in the present half of the window and in
+-- the one before. A worker that does not know what other shards have handed out may compute an older half than the site has
+-- counted in; the newer one is used.
 local function share_number() return math.floor((total('handed') + (given.handed_elsewhere or 0)) / number('share_half')) end
 local function shares_of(site)
     local age = share_number() - num(site, 'sh')
@@ -111,13 +124,17 @@ local function count_share(site, requests)
     count('handed', requests)
 end
 
--- No two shards give the same.
+-- Tokens are microseconds of the store's clock, or one more than the last token where that is larger. So they also grow past
+-- tokens that a server has forgotten (P4). Modulo the number of shards they give the shard: no two shards give the same.
 local function next_token()
     local token, shards = math.max(total('token') + 1, math.floor(now * 1000000)), number('shards')
     if shards > 1 then token = token + (number('shard') - token) % shards end
     job.token, counted.token = whole(token), nil
     return job.token
 end
+-- Lease one lane with up to `wanted` requests; nil if it is not ready, not allowed, or has nothing. A batch is no larger than
+-- what fits into half of the lease time at the delay of the site, so that a worker finishes it without extending.
+-- A key that is in the queue twice, which takes a damaged queue, is leased once; the extra entry counts as parked (P2).
 local function lease_lane(site, lane, wanted, may_suspect)
     if room_on(site) <= 0 then
         if num(site, 'leased') == 0 and not site.closed then

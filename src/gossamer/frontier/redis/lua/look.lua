@@ -1,10 +1,10 @@
--- The same for all shards of the server. A user who may not ask for it is never heard of a restart.
+-- The run of the server, the same for all its shards. A user who may not run INFO never notices a restart.
 function operations.run()
     needs_no_memory()
     return job.run or 'unknown'
 end
 
--- Passes only where the shard is.
+-- Succeeds only at the server that serves the shard: elsewhere the record refuses the call and says where to go.
 function operations.where() return 1 end
 
 function operations.steer()
@@ -29,7 +29,7 @@ function operations.counts()
         local first = call('ZRANGEBYSCORE', name, '(' .. text(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
         regions[#regions + 1] = {
             region, ready, call('ZCARD', name) - ready,
-            -- A lane that is leased comes up when its lease has ended.
+            -- Leased lanes are in the set too, at the end of their lease.
             call('ZCOUNT', name, '(' .. text(now), text(now + number('longest') + 60)),
             first[2] and text(tonumber(first[2]) - now) or '',
         }
@@ -40,7 +40,7 @@ function operations.counts()
     }
 end
 
--- Pulses of workers, kept for ten minutes.
+-- Heartbeats of workers, kept for ten minutes. They are shown to people; no lease depends on them.
 function operations.beat()
     needs_no_memory()
     for _, worker in ipairs(call('ZRANGEBYSCORE', prefix .. 'beats', '-inf', text(now - 600), 'LIMIT', 0, MANY)) do
@@ -60,7 +60,7 @@ function operations.workers()
     return found
 end
 
--- The delays of single sites, as far as these are known; others begin with theirs.
+-- Set the delays of sites that are known; new sites start with theirs.
 function operations.own()
     needs_no_memory()
     for name, delay in pairs(given.delays) do
@@ -73,7 +73,9 @@ function operations.own()
     return 0
 end
 
--- What the job may store is shared out among its shards, by the ledger: the record of the first.
+-- The page limit of a job is divided among its shards. The record of the first shard is the ledger: `reserved` is the sum of
+-- what all shards were given. Pages are taken from the ledger before they are added to a shard, so a crash in between
+-- leaves too few pages allowed, never too many; the clients compare the sums and correct that.
 function operations.limit()
     needs_no_memory()
     if not given.pages then
@@ -87,17 +89,17 @@ function operations.limit()
     if given.reserved and not job.reserved then call('HSET', job_key, 'reserved', given.reserved) end
     return tonumber(job.allowance)
 end
--- Of the ledger: takes pages from what is left, or gives them back; how many, and how many are left then.
+-- At the ledger: take pages from the rest, or give them back; how many were moved, and how many are left.
 function operations.reserve()
     needs_no_memory()
     if not job.reserved then return { 0, 0 } end
     local left = given.limit - number('reserved')
-    -- Where the limit was lowered, less than nothing may be left: none of that is taken back here.
+    -- After the limit was lowered, the rest may be negative; shards give pages back by `allow`.
     local taken = given.pages > 0 and math.max(0, math.min(given.pages, left)) or math.max(given.pages, -number('reserved'))
     call('HINCRBY', job_key, 'reserved', whole(taken))
     return { taken, left - taken }
 end
--- Of a shard: how many pages more, or less, it may store; only what is not used yet can be taken away. What is left then.
+-- At a shard: raise or lower what it may store; only unused pages can be taken. How many were moved, and what is left.
 function operations.allow()
     needs_no_memory()
     if not job.allowance then return { 0, room() } end

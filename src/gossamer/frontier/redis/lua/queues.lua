@@ -1,10 +1,14 @@
 -- Queues -----------------------------------------------------------------------------------------------------------
 
--- The rule of folding: of each list the FOLD that go next wait as they are; behind them come blocks, elements in which a
--- client has packed entries in their order; behind these wait the newest, which become blocks when they are BLOCKS x FOLD,
--- or FOLD in a slot of revisits, where none goes next.
--- Where the newest go first (dfs), or any (random), the blocks are on the left and all that is loose on the right.
--- Of a list with blocks its site knows how many there are (bR), and how many entries come before the first (hR).
+-- Where the requests of a site wait: front:S goes first, with returned batches, retries and revisits that came due, and
+-- redirects. Then the lists queue:S:R in the order of their ranks. suspects:S is apart: one at a time, alone (P10).
+-- later:S has what waits for a time.
+--
+-- Long lists are packed into blocks (queue_blocks.py). Of each list the FOLD entries that go next stay plain; behind them come
+-- blocks, which a client has packed in order; behind these are the newest entries, plain until there are BLOCKS x FOLD of
+-- them, or FOLD in a slot of revisits, of which none goes next. Where the newest go first (dfs), or any (random), the blocks
+-- are on the left and all plain entries on the right. The site stores the number of blocks of a list (bR), and the
+-- number of entries before the first one (hR).
 local FOLD = tonumber(job.fold or '128')
 local BLOCKS = 4
 -- A block is 255, the number of its entries in 3 bytes, 8 of a digest, and what only clients read.
@@ -51,6 +55,7 @@ end
 
 local function lapses_of(entry) return tonumber(call('HGET', prefix .. 'lapses', key_of(entry)) or '0') end
 
+-- Return a request to the head of its site's queue, or to the suspects if it was lost twice with its worker.
 local function put_back(site, entry)
     if total('lapsed') > 0 and lapses_of(entry) >= 2 then
         call('RPUSH', place('suspects', site.name), entry)
@@ -60,7 +65,8 @@ local function put_back(site, entry)
     count('queued', 1)
     wake(site)
 end
--- Entries that nobody knew, all of one rank. Where others wait already, the site need not even be looked at.
+-- Queue new entries, all of one site and rank. If others wait in the list already, the site is in its ready set, and need not
+-- be read. The list was empty otherwise: the site may be new, closed, or asleep.
 local function enqueue(name, rank, entries)
     local list = rank == '' and place('front', name) or queue_of(name, rank)
     local added, size = #entries, nil
@@ -121,7 +127,7 @@ end
 local function come_due(site)
     if num(site, 'later') == 0 then return end
     local due = call('ZRANGEBYSCORE', place('later', site.name), '-inf', text(now), 'LIMIT', 0, 512)
-    -- Each goes to the head, so the last goes first.
+    -- Each is pushed to the head, so the last one goes first.
     for index = #due, 1, -1 do
         local entry = due[index]
         local rank = slot_rank(site, entry)
@@ -185,6 +191,7 @@ local function pop(site, wanted)
     end
     return taken
 end
+-- Take up to `wanted` requests out of the queue of a site, or one suspect, alone.
 local function take(site, wanted, may_suspect)
     come_due(site)
     local taken, alone = nil, false
@@ -196,6 +203,8 @@ local function take(site, wanted, may_suspect)
     count('queued', -#taken)
     return taken, alone
 end
+-- Give up everything that waits on a site. Batches in the hands of workers stay: what comes back from them is dropped by `free`.
+-- Revisits are done already, so only requests that were never finished are counted under the reason (P6).
 local function close(site, reason)
     local name = site.name
     local dropped = call('LLEN', place('front', name)) + call('LLEN', place('suspects', name))

@@ -1,10 +1,11 @@
--- The frontier of one shard of a job. Every call is one run of this script, and so atomic.
+-- The frontier of one shard of a job. Every call is one run of this script, and so atomic. Redis does not undo what a failed
+-- script has written: whatever may refuse a call is checked before the first write that matters.
 --
 -- KEYS[1] is the shard's record; all other keys share its hash tag. KEYS[2] never exists: it makes a cluster refuse the
 -- call while the slot is on its way to another node, where half of the keys would be missing.
 -- ARGV: the operation, its arguments in msgpack, and the entries of the links, one behind the other. For each operation some
--- files of this folder are one script: redis_link.py names them. All of them in one would cost each call what it takes to
--- define them.
+-- files of this folder are one script: connection.py names them. One script of all files would define every function on
+-- every call.
 --
 --   job            hash    state, counters, the last token, the last time
 --   seen:N         sets    of the integers of known keys; linear hashing keeps each below 512, where Redis packs them
@@ -22,7 +23,7 @@
 --   regions        set     the regions that sites are in
 --   dues           zset    site -> when the first of later:S is due, for the sites that have any
 --   lapses         hash    key -> lost deliveries
---   workers        hash    name -> the last pulse        beats  zset  name -> when it came
+--   workers        hash    name -> the last heartbeat    beats  zset  name -> when it came
 --   boxes          hash    "run server" -> first, marked, lived, at: the boxes of the outbox (outbox.py)
 --   outbox:RUN SERVER  list  its parcels, oldest first
 --
@@ -53,8 +54,8 @@ for index, value in ipairs(call('HMGET', job_key, unpack(FIELDS))) do job[FIELDS
 if not job.format and operation ~= 'prepare' then return redis.error_reply('JOBMISSING there is no such job') end
 if job.format and job.format ~= FORMAT then return redis.error_reply('OTHERFORMAT ' .. job.format) end
 
--- The run of this server: another after a start, which changes its run id, and after a promotion, which changes the id of its
--- replication, also where it is promoted for the second time in one life.
+-- The run of this server. A start changes its run id; a promotion changes the id of its replication, also when the same process
+-- is promoted for the second time.
 local function run_now()
     local about = redis.pcall('INFO', 'server', 'replication')
     if type(about) ~= 'string' then return nil end
@@ -62,7 +63,7 @@ local function run_now()
     return life and replication and life .. '-' .. replication
 end
 
--- Whether this copy of the shard may be used: redis_move.py has the protocol. The operations of a move itself look for themselves.
+-- Whether this copy of the shard may be used: move.py has the protocol. The operations of a move check that for themselves.
 local MOVES = {
     depart = true, renew = true, leave = true, follow = true, confirm = true, reclaim = true, bury = true, clear = true,
     stay = true, prepare = true, land = true, arrive = true, settle = true, kill = true,
@@ -74,13 +75,13 @@ if not MOVES[operation] then
         if tonumber(call('TIME')[1]) < tonumber(job.moving_until or '0') then
             return redis.error_reply('TRYAGAIN this shard is on its way to ' .. job.moving)
         end
-        -- Nobody moves it any more.
+        -- The mover is dead: its claim has expired, and this call ends the attempt.
         call('HDEL', job_key, 'moving', 'moving_until')
         job.moving = nil
     end
     if job.leaving and job.run then
         local run = run_now()
-        -- It may have forgotten that it has moved.
+        -- The server restarted after the announcement, and may have forgotten that the shard has left.
         if run and run ~= job.run then return redis.error_reply('SHARDLEFT ' .. job.leaving .. ' ' .. run) end
     end
 end
@@ -92,8 +93,8 @@ local function count(name, by)
 end
 local function total(name) return number(name) + (counted[name] or 0) end
 
--- The store's clock, or that of a test. Within a job no two calls are at the same time, and it never steps back:
--- where it does, it goes on from where it was.
+-- The clock of the store, or of a test. Within a job each call has a later time than the one before: when the server's clock
+-- steps back, `skew` makes up for it from then on.
 local now, skew = tonumber(job.clock or ''), number('skew')
 if not now then
     local time = call('TIME')
@@ -102,7 +103,7 @@ end
 skew = math.max(skew, number('now') + 0.000001 - now)
 now = math.floor((now + skew) * 1000000 + 0.5) / 1000000
 local SOON = now + 0.00001
--- Otherwise each call would begin with the same numbers.
+-- Each run of a script starts with the same seed.
 if job.strategy == 'random' then math.randomseed(now * 1000000 % 2147483647) end
 
 local function text(value) return string.format('%.6f', value) end
@@ -115,7 +116,7 @@ local function with_all(command, key, values)
     for first = 1, #values, MANY do call(command, key, unpack(values, first, math.min(first + MANY - 1, #values))) end
 end
 
--- None of an entry that is not ours: it goes its way to a client, which has it parked.
+-- The fields of an entry; none if it is unreadable. Such an entry goes to a client like any other, which has it parked.
 local function fields_of(entry)
     local is_whole, fields = pcall(cmsgpack.unpack, string.sub(entry, 9))
     if not is_whole or type(fields) ~= 'table' then return {} end
@@ -129,16 +130,20 @@ local function count_restart()
     job.restarts, job.rest_until = whole(number('restarts') + 1), text(now + number('longest'))
     call('HSET', job_key, 'restarts', job.restarts, 'rest_until', job.rest_until)
 end
+-- Called at the start of every operation that writes. The record remembers the run in which it was last written; another run
+-- means that leases may be forgotten, so `count_restart` makes all lanes rest until the longest lease has ended.
 local function notice_restart()
     local run = run_now()
     present_run = run
-    -- A user who may not ask must not be taken for a restart by those who may.
+    -- Without the right to run INFO the run is unknown, which is no sign of a restart.
     if not run or job.run == run then return end
     if job.run then count_restart() end
     job.run = run
     call('HSET', job_key, 'run', run)
 end
--- A write that Redis refuses when its memory is full: once one has passed, Redis lets the others pass too.
+-- Redis refuses the first write of a script that needs memory when its memory is full, and lets a script that has already
+-- written go on. So an operation that adds data starts with such a write and is refused as a whole. One that must pass
+-- on a full server (releasing, extending, completing without links) starts with a deletion, which needs no memory.
 local function needs_memory()
     call('HSET', job_key, 'now', text(now))
     notice_restart()

@@ -1,6 +1,6 @@
 -- Repair: pages whose records are lost ------------------------------------------------------------------------------
 
--- A call that was sent twice, since its answer was lost, is done once.
+-- A call that is repeated because its answer was lost takes effect once: the record stores its nonce.
 local function was_done() return given.nonce and call('HGET', job_key, 'repair') == given.nonce end
 local function note_done() call('HSET', job_key, 'repair', given.nonce) end
 
@@ -9,7 +9,7 @@ local function forget(index)
     known = known - 1
     return true
 end
--- So many pages count as stored no longer. Of a page that is gone nobody knows whether it had failed.
+-- Lower the counts of stored pages. Whether a lost page was done or failed is not stored, so `done` is lowered first.
 local function take_off(pages)
     count('stored', -pages)
     local done = math.min(pages, total('done'))
@@ -17,7 +17,7 @@ local function take_off(pages)
     count('failed', -math.min(pages - done, total('failed')))
 end
 
--- Queues known pages again. The first `stored` of them are no longer stored.
+-- Queue known pages again. The first `stored` of them no longer count as stored.
 function operations.requeue()
     needs_memory()
     if was_done() then return { 0, {} } end
@@ -41,7 +41,7 @@ function operations.requeue()
     return { queued, to_fold }
 end
 
--- Forgets keys: pages that are new when they are found again.
+-- Forget keys: their pages are new when they are found again.
 function operations.forget()
     needs_no_memory()
     if was_done() then return 0 end

@@ -1,10 +1,14 @@
 -- Known keys -----------------------------------------------------------------------------------------------------
+--
+-- The seen set is many small sets of integers, because Redis stores a set below 512 integers as a packed array, at a fraction
+-- of the memory. Linear hashing lets it grow in small steps, one bucket at a time, and never has to move all keys.
+-- SADD decides whether a link is new, in the script that queues it (P1).
 
 local seen_level, seen_split = number('seen_level'), number('seen_split')
 local seen_size = 2 ^ seen_level
 local sub, format = string.sub, string.format
 
--- Linear hashing: the buckets are split one at a time, in turn.
+-- Split the bucket whose turn it is: half of its keys move to a new one.
 local function split_seen()
     local from, into = prefix .. 'seen:' .. whole(seen_split), prefix .. 'seen:' .. whole(seen_split + seen_size)
     local bits = 2 * seen_size
@@ -27,7 +31,7 @@ local function split_seen()
     end
     call('HSET', job_key, 'seen_level', whole(seen_level), 'seen_split', whole(seen_split))
 end
--- The last nine digits decide: all of them are more than a number here holds.
+-- The last nine digits choose the bucket: a Lua number cannot hold a whole key.
 local seen = prefix .. 'seen:'
 local function bucket_of(digits)
     local bucket = digits % seen_size
@@ -35,7 +39,7 @@ local function bucket_of(digits)
     return format('%s%d', seen, bucket)
 end
 
--- Which of these keys, by their place, nobody knows. Writes nothing.
+-- The positions of those keys that are unknown. Writes nothing.
 function operations.unknown()
     local found = {}
     local digits = given.digits
@@ -45,8 +49,8 @@ function operations.unknown()
     return found
 end
 
--- Takes the next links. The new ones are gathered by their group, which has one site and one rank: a push for each link is
--- half of what a call costs.
+-- Admit the next links of the call, in their order. New ones are gathered by group, which is one site and one rank, and pushed
+-- together at the end: a push for each link would be half of the cost of a call.
 local keys, digits, ends, group_of = given.keys, given.digits, given.ends, given.group_of
 local taken, known, gathered = 0, number('known'), {}
 local function admit(links)
@@ -65,6 +69,7 @@ local function admit(links)
     end
     taken = taken + links
 end
+-- Skip the links of an outcome that does not count.
 local function pass_over(links) taken = taken + links end
 local function enqueue_gathered()
     for group, fresh in pairs(gathered) do

@@ -1,5 +1,7 @@
 -- Sites ------------------------------------------------------------------------------------------------------------
 
+-- A site is read once in a call, changed in memory, and written by answer.lua. `set` remembers what to write; `unset` deletes
+-- fields at once.
 local sites = {}
 local function load_site(name)
     local site = sites[name]
@@ -35,6 +37,8 @@ local function lane_delay(site) return delay_of(site) * lanes_of(site) end
 local function has_queued(site)
     return call('EXISTS', place('ranks', site.name), place('front', site.name), place('suspects', site.name)) > 0
 end
+-- When a lane can be leased; nil if nothing waits. For a leased lane this is the end of the lease plus one delay: its holder may
+-- send its last request just before the lease ends (P5), and from then on the lane may be taken from it (P9).
 local function ready_at(site, lane)
     if num(site, 't' .. lane) ~= 0 then return num(site, 'e' .. lane) + lane_delay(site) end
     local allowed = math.max(num(site, 'n' .. lane), num(site, 'hold'))
@@ -45,6 +49,8 @@ local function ready_at(site, lane)
     end
     return nil
 end
+-- Sites whose lanes may be ready at another time than before. Their entries in the ready sets are computed at the end of the
+-- call; every change of a lane, a hold, or a queue that was empty must wake its site, or nobody would look at it again.
 local woken = {}
 local function wake(site) woken[site.name] = site end
 local function ready_set(site) return prefix .. 'ready:' .. (site.region or '') end
@@ -84,7 +90,7 @@ local function all_regions()
     regions[#regions + 1] = ''
     return regions
 end
--- One delay apart, from where the first lane's rest is counted: no two of them are ready in the same moment.
+-- Open the allowed lanes, once robots.txt is known. They start one delay apart, so that no two are ready at the same moment.
 local function open_lanes(site, from)
     local wanted, have = num(site, 'allowed'), lanes_of(site)
     for lane = have, wanted - 1 do
