@@ -101,7 +101,7 @@ def crawl_diverted(
     """A whole crawl in this process; how it ended, and every name and address that was reached for."""
     reached: set[str] = set()
     monkeypatch.setattr(
-        "gossamer.download.open_downloader",
+        "gossamer.jobs.worker.open_downloader",
         lambda settings, *, clock, resolver: Diverted(settings, clock, names, reached),
     )
     values = {"delay": 0, "tries": 1, "commit_seconds": 0.02, "backoff_seconds": 0.1, "site_failures": 1, **settings}

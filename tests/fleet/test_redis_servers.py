@@ -224,7 +224,7 @@ def test_a_fleet_crawls_as_a_user_with_few_rights(redis_server: RedisServer, tmp
 
 
 def test_the_list_of_rights_has_every_command_of_the_script_and_stands_in_the_docs() -> None:
-    folder = resources.files("gossamer.frontier").joinpath("lua")
+    folder = resources.files("gossamer.frontier.redis").joinpath("lua")
     script = "".join(path.read_text("utf-8") for path in folder.iterdir())
     used = {word.lower() for word in re.findall(r"'([A-Z]{3,})'", script)} - {
         *("limit", "withscores", "info", "damaged", "replace", "announce"),

@@ -17,10 +17,10 @@ from gossamer.lab.simweb.site import CHARSETS, WebPlan
 
 DIGEST = """
 import hashlib, msgspec, sys
-from gossamer.lab.simweb.pages import Pages
+from gossamer.lab.simweb.pages import PageRenderer
 from gossamer.lab.simweb.site import WebPlan
 plan = msgspec.json.decode(sys.argv[1], type=WebPlan)
-pages, digest = Pages(plan), hashlib.sha256()
+pages, digest = PageRenderer(plan), hashlib.sha256()
 for site in range(plan.sites):
     for target in ("/robots.txt", *(plan.path(site, page) for page in range(plan.pages_per_site))):
         answer = pages.answer(site, target)
