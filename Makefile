@@ -3,11 +3,11 @@ SHELL := /bin/sh
 BIN := .venv/bin
 JOBS ?= 4
 # What depends on packages of others, or on files beside the code; some minutes. TESTS=tests for all there are.
-TESTS ?= $(addprefix tests/,cli conformance download export extract frontier imports middleware replay scrapy_plugin service \
-	sim sink stored verify crawl/test_whole_crawls.py fleet/test_fleet_commands.py deploy/test_other_ways.py \
+TESTS ?= $(addprefix tests/,cli conformance download extract frontier imports middleware results scrapy_plugin service \
+	lab storage crawl/test_whole_crawls.py fleet/test_fleet_commands.py deploy/test_other_ways.py \
 	test_public_api.py test_settings.py test_urls.py)
 # Quick ones: most bugs show there first. 25 s of CPU; FAST=tests/extract for another room.
-FAST ?= $(addprefix tests/,middleware plan sim imports extract/test_scope.py test_cut.py test_public_api.py test_settings.py test_urls.py)
+FAST ?= $(addprefix tests/,engine middleware imports lab/test_plan.py lab/test_sim_plan.py lab/test_sim_log.py test_cut.py test_public_api.py test_settings.py test_urls.py)
 SECONDS ?= 3600
 
 .PHONY: help setup setup-dev services crawl test test-fast test-long test-wheel test-lowest test-highest fuzz check suites gates \
