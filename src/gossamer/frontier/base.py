@@ -459,11 +459,17 @@ class Shard(FleetFrontier, Protocol):
         ...
 
     async def reserve(self, pages: int, *, limit: int) -> tuple[int, int]:
-        """Take pages from what is left of the job's limit, or give them back; how many, and what is left then."""
+        """Take pages from what is left of the job's limit, or give them back; how many, and what is left then.
+
+        Pages are given back at most once: when the answer is lost this raises `Unavailable` and is not repeated. The
+        caller does not repeat it either. Pages that were not given back are found at the end of the job; pages that
+        were given back twice would be stored beyond the limit."""
         ...
 
     async def allow(self, pages: int) -> tuple[int, int]:
-        """Let this shard store more, or less; only what is not used can be taken away. How many, and what is left."""
+        """Let this shard store more, or less; only what is not used can be taken away. How many, and what is left.
+
+        A shard gets more at most once, as with `reserve`."""
         ...
 
     def apply(self, settings: Settings) -> None:

@@ -21,8 +21,10 @@ with empty outboxes, and no change in between: a page on its way from one shard 
 **The page limit** is an account in the first shard, the ledger, from which shards get parts: `reserve` takes pages out
 of it, and `allow` lets a shard store them. A shard that runs out asks for more; an idle one returns its part. The order
 of the two calls is chosen so that a death in between leaves pages reserved that no shard has, never the other way
-round. They are found at the end and given back (`_return_unallowed`). After a server has restarted, the account is
-compared with the shards, since each side may have forgotten its half (`_compare_account`).
+round. They are found at the end and given back (`_return_unallowed`). A lost answer counts as such a death where a
+repeat would give pages twice: `allow` of more pages and `reserve` of fewer then raise `Unavailable` and are not
+repeated. After a server has restarted, the account is compared with the shards, since each side may have forgotten its
+half (`_compare_account`).
 
 **Suspects and quotas** go by worker and by job, of which a shard sees only its part: the caller passes what the others
 know (`lease_shard`). A worker asks for a suspect in one shard at a time (P10).

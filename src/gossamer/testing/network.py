@@ -251,7 +251,8 @@ class FaultyProxy:
     """A TCP proxy in a thread of its own, before a server that may be away; `port` is where clients connect.
 
     `refuse`: nobody listens. `reset` and `hang up`: connections are taken and ended at once. `silent`: they are taken,
-    and nothing passes, neither on new ones nor on those that are open."""
+    and nothing passes, neither on new ones nor on those that are open. `lose` ends one connection after the server has
+    run a message, without its answer."""
 
     def __init__(self, port: int) -> None:
         self.server_port = port
@@ -259,6 +260,8 @@ class FaultyProxy:
         self.port = 0
         self.faults = 0
         """How many connections were taken and ended, and how many commands met a fault."""
+        self.lose = b""
+        """The answer to the next message that contains this is lost, with its connection; then it is empty again."""
         self._fault: Fault = ""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -359,11 +362,14 @@ class FaultyProxy:
 
     async def _forward(self, link: _Link) -> None:
         while data := await link.commands.read(_READ_BYTES):
+            if self.lose and self.lose in data:
+                self.lose, link.muted = b"", True
+                self.faults += 1
             await self._pass(data, link.server)
         raise EOFError
 
     async def _answer(self, link: _Link) -> None:
-        while data := await link.answers.read(_READ_BYTES):
+        while (data := await link.answers.read(_READ_BYTES)) and not link.muted:
             await self._pass(data, link.client)
         raise EOFError
 

@@ -11,6 +11,8 @@ Calls may be repeated, since the client cannot know whether a script ran before 
 - A broken connection is retried on a new one, twice, with back-off. Operations are written
   to tolerate that: a repeat finds known keys, spent tokens, or the nonce of an attempt; a repeated lease takes other
   lanes.
+- Two calls cannot tolerate it: those that give pages of the page limit to a shard, or back to the account. With
+  `repeats=False` a broken connection becomes `Unavailable`, and the call may have run or not.
 - A timeout is not retried here. It becomes `Unavailable`, and the worker asks again with back-off.
 - In a cluster, MOVED updates the table of slots and the call goes to the node named there. ASK and TRYAGAIN mean that a
   slot is on its way, with half of its keys on either node; the caller waits until it has arrived. `key:never`, a key
@@ -24,7 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from hashlib import sha1
@@ -50,6 +52,8 @@ from gossamer.frontier.redis.server import (
 
 try:
     from redis import exceptions as faults
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
     from redis.crc import key_slot
 except ImportError as missing:
     raise unusable("redis", "the frontier in Redis", missing) from missing
@@ -165,8 +169,10 @@ class RedisConnection:
         self._listening: asyncio.Task[None] | None = None
         self._subscribed = asyncio.Event()
 
-    async def run(self, key: str, operation: str, given: Any, entries: Sequence[bytes] = ()) -> Any:
-        """Run one operation on the shard with this record, and return its answer.
+    async def run(
+        self, key: str, operation: str, given: Any, entries: Sequence[bytes] = (), *, repeats: bool = True
+    ) -> Any:
+        """Run one operation on the shard with this record, and return its answer; at most once without `repeats`.
 
         `given` are its arguments. `entries` travel beside them as one byte string with offsets in `given`: unpacking
         them in Lua would make a string of each, even of the links that are known already."""
@@ -174,14 +180,16 @@ class RedisConnection:
         if entries:
             arguments.append(b"".join(entries))
         async with self._turns:
-            return await self._run(key, operation, arguments)
+            return await self._run(key, operation, arguments, _evaluate if repeats else _evaluate_once)
 
-    async def _run(self, key: str, operation: str, arguments: list[Any]) -> Any:
+    async def _run(
+        self, key: str, operation: str, arguments: list[Any], evaluate: Callable[[Any, str, list[Any]], Awaitable[Any]]
+    ) -> Any:
         if self._cluster is None:
-            return await _evaluate(self.redis, operation, arguments)
+            return await evaluate(self.redis, operation, arguments)
         for _ in range(_MOST_MOVES):
             try:
-                return await _evaluate(await self._cluster.at(key), operation, arguments)
+                return await evaluate(await self._cluster.at(key), operation, arguments)
             except faults.MovedError as error:
                 self._cluster.moved(error)
             except (faults.ConnectionError, faults.TimeoutError):
@@ -394,6 +402,18 @@ async def _evaluate(redis: Any, operation: str, arguments: list[Any]) -> Any:
         return await redis.evalsha(digest, *arguments)
     except faults.NoScriptError:
         return await redis.eval(script, *arguments)
+
+
+async def _evaluate_once(redis: Any, operation: str, arguments: list[Any]) -> Any:
+    """The same, but not again after a broken connection. The library retries by connection, so this takes one of its
+    own."""
+    async with redis.client() as alone:
+        connection = alone.connection
+        retry, connection.retry = connection.retry, Retry(NoBackoff(), 0)
+        try:
+            return await _evaluate(alone, operation, arguments)
+        finally:
+            connection.retry = retry
 
 
 @cache

@@ -11,9 +11,10 @@ What keeps the promises:
 - All keys of a shard share one hash tag. They are on one server, or in one slot of a cluster, and a server that forgets
   its last seconds forgets a page together with those of its links that belong to the shard.
 - Time is the server's. A worker sends durations only, so workers with wrong clocks cannot break the delay (P5).
-- Every call may be sent twice. `connection` repeats a call whose connection broke, without knowing whether the script
-  has run: a repeated `add` finds known keys, a repeated `complete` counts as repeated, and a repeated `lease` takes
-  other lanes while the first ones expire.
+- A call may be sent twice. `connection` repeats a call whose connection broke, without knowing whether the script has
+  run: a repeated `add` finds known keys, a repeated `complete` counts as repeated, and a repeated `lease` takes other
+  lanes while the first ones expire. Only calls that add pages to a part of the page limit, or to what is left of it,
+  are never repeated (`_move_pages`).
 
 What a failure does:
 
@@ -548,13 +549,20 @@ class RedisFrontier(RedisRepair):
 
     async def reserve(self, pages: int, *, limit: int) -> tuple[int, int]:
         """Take pages from the rest of the job's limit, or give them back; how many were moved, and what is left."""
-        taken, left = await self._call("reserve", pages=pages, limit=limit)
+        taken, left = await self._move_pages("reserve", pages < 0, pages=pages, limit=limit)
         return int(taken), int(left)
 
     async def allow(self, pages: int) -> tuple[int, int]:
         """Raise or lower this shard's part; only unused pages can be taken. How many were moved, and what is left."""
-        moved, left = await self._call("allow", pages=pages)
+        moved, left = await self._move_pages("allow", pages > 0, pages=pages)
         return int(moved), int(left)
+
+    async def _move_pages(self, operation: str, once: bool, **given: Any) -> Any:
+        """Call `reserve` or `allow`, and `once` where a repeat would pass the page limit: see `Shard.reserve`."""
+        self._server, answer = await call_shard(
+            self._links, self._server, self._job, self.shard, operation, given, repeats=not once
+        )
+        return answer
 
     async def steer(self, job: JobState) -> None:
         await self._call("steer", state=job)

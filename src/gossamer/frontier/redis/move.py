@@ -118,6 +118,7 @@ async def call_shard(
     operation: str,
     given: Mapping[str, Any],
     *entries: bytes,
+    repeats: bool = True,
 ) -> tuple[str, Any]:
     """Call a shard wherever it is; return the server that has it and its answer.
 
@@ -130,7 +131,7 @@ async def call_shard(
         try:
             link = await links.link(server)
             redis = await link.at(key)
-            return server, await link.run(key, operation, given, entries)
+            return server, await link.run(key, operation, given, entries, repeats=repeats)
         except faults.RedisError as error:
             found = await next_server(links, server, job, shard, error, visited=visited)
             if found is None:

@@ -268,14 +268,20 @@ class Database:
         stripe: int = 0,
         rings: bool = False,
         whole: bool = True,
+        repeats: bool = True,
     ) -> T:
         """Run work in one transaction, and repeat it after a conflict or a lost connection.
 
-        `rings`: other workers may wait for what it changes. Without `whole` each statement is its own transaction."""
+        `rings`: other workers may wait for what it changes. Without `whole` each statement is its own transaction.
+        Without `repeats` it is committed at most once: a connection that is lost during the commit is `Unavailable`,
+        since nobody knows whether the server has committed."""
 
         whole = whole or self.dialect.always_whole
+        is_committing = False
 
         async def once() -> T:
+            nonlocal is_committing
+            is_committing = False
             if not self.dialect.is_open:
                 await self._connect()
             self.dialect.shard = self.shard
@@ -284,13 +290,14 @@ class Database:
                     await self.dialect.begin(lock, stripe)
                 found = await work(self.dialect)
                 if whole:
+                    is_committing = True
                     await self.dialect.commit(rings=rings)
             except BaseException as error:
                 await self._undo(error)
                 raise
             return found
 
-        task = asyncio.ensure_future(self._run(once))
+        task = asyncio.ensure_future(self._run(once, lambda: repeats or not is_committing))
         self._tasks.add(task)
         task.add_done_callback(self._forget)
         return await asyncio.shield(task)
@@ -320,7 +327,7 @@ class Database:
             # Retrieve the error, which nobody else does if the caller was cancelled.
             task.exception()
 
-    async def _run(self, once: Callable[[], Awaitable[T]]) -> T:
+    async def _run(self, once: Callable[[], Awaitable[T]], may_repeat: Callable[[], bool]) -> T:
         conflicts = losses = 0
         async with self._turn:
             while True:
@@ -329,7 +336,7 @@ class Database:
                 except Exception as error:
                     if self.dialect.is_conflict(error):
                         conflicts += 1
-                    elif self.dialect.is_loss(error) and losses < _LOSSES - 1:
+                    elif self.dialect.is_loss(error) and losses < _LOSSES - 1 and may_repeat():
                         losses += 1
                     else:
                         raise self._told(error) from error

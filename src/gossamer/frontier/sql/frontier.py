@@ -117,7 +117,7 @@ class SqlLedger:
                 await call.db.fetch("set_ledger", allowance, reserved + taken)
             return taken, left - taken
 
-        found: tuple[int, int] = await self._call(work, lock="shard")
+        found: tuple[int, int] = await self._call(work, lock="shard", repeats=pages >= 0)
         return found
 
     async def allow(self, pages: int) -> tuple[int, int]:
@@ -137,7 +137,7 @@ class SqlLedger:
                 await call.flush()
             return moved, call.room
 
-        found: tuple[int, int] = await self._call(work, lock="shard", opens=False, rings=True)
+        found: tuple[int, int] = await self._call(work, lock="shard", opens=False, rings=True, repeats=pages <= 0)
         return found
 
 
@@ -780,6 +780,7 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
         opens: bool = True,
         rings: bool = False,
         ahead: Sequence[tuple[Any, ...]] = (),
+        repeats: bool = True,
     ) -> T:
         """Run one call as one transaction, with the present settings, wherever the shard is now.
 
@@ -797,7 +798,7 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
 
         while True:
             try:
-                return await self._database.run(run, lock=lock, stripe=self._stripe, rings=rings)
+                return await self._database.run(run, lock=lock, stripe=self._stripe, rings=rings, repeats=repeats)
             except Changed:
                 await self._reload()
             except Moved as moved:

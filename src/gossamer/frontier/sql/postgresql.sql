@@ -7,7 +7,8 @@
 -- wake locks the sites in their order before it changes them, so that two calls wait and do not deadlock. It leaves alone
 -- those that are awake already, which are most: no lock, and no dead row.
 -- finish_rows and close_site move rows from the queue to `done` in one statement: a URL is in one of them at any time.
--- write ends with the counters, whose row stays locked until the commit.
+-- write ends with the counters, whose row stays locked until the commit. It finishes rows as finish_rows does, which is for
+-- calls that read the queue before their end.
 -- restarted compares the server that was stored before: of two connections that notice a restart, one counts it.
 
 -- name: moment
@@ -263,6 +264,18 @@ WITH gone AS (
     FROM unnest($32::text::bigint[], $33::text::bigint[], $34::text::bigint[], $35::text::bigint[], $36::text[],
         $37::text[], $38::bytea[]) AS n (site, ready_at, wake_at, hold_at, region, closed, lanes)
     WHERE s.shard = $1 AND s.site = n.site
+), finished AS (
+    DELETE FROM gossamer_queue q
+    USING unnest($39::text::bigint[], $40::text::smallint[], $41::text::bigint[], $42::text::bigint[],
+        $43::text::bigint[], $44::text::smallint[], $45::text::smallint[])
+        AS w (site, place, standing, age, id, status, code)
+    WHERE q.shard = $1 AND q.site = w.site AND q.place = w.place AND q.standing = w.standing AND q.age = w.age AND q.id = w.id
+    RETURNING q.id, q.site, q.depth, q.priority, q.tries, w.status, w.code, q.url
+), done AS (
+    INSERT INTO gossamer_done (shard, id, site, finished_at, depth, priority, tries, status, code, url)
+    SELECT $1, id, site, $46, depth, priority, tries, status, code, url FROM finished
+    ON CONFLICT (shard, id) DO UPDATE SET finished_at = EXCLUDED.finished_at, tries = EXCLUDED.tries,
+        status = EXCLUDED.status, code = EXCLUDED.code
 )
 UPDATE gossamer_counters SET queued = queued + $3, later = later + $4, leased = leased + $5, held = held + $6,
     done = done + $7, failed = failed + $8, skipped = skipped + $9, parked = parked + $10, stale = stale + $11,
