@@ -53,9 +53,9 @@ from gossamer.frontier.recrawl import share_of
 from gossamer.frontier.redis.connection import RedisConnection, RedisConnections
 from gossamer.frontier.redis.encoding import PackedLinks, first_values, packed_note, read_lease, text, told_keys
 from gossamer.frontier.redis.lookup import every_site, inspect, lookup, sites
-from gossamer.frontier.redis.move import call_shard
 from gossamer.frontier.redis.queue_blocks import BLOCK_MARK, block_id, fold, fold_lists, unfold, unfold_blocks
 from gossamer.frontier.redis.repair import RedisRepair
+from gossamer.frontier.redis.routing import call_shard
 from gossamer.frontier.redis.server import faults, job_key, read_root, root_key, translate
 from gossamer.model import (
     Counts,
