@@ -290,7 +290,11 @@ def test_a_forbidden_import_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     bad.write_text("def ask():\n    from gossamer.cli.inspect import why\n")
     with pytest.raises(AssertionError):
         test_ways_in_do_not_import_one_another(bad)
-    for opening in ("engine.remote import connect", "frontier.backends import open_fleet", "frontier.embedded import x"):
+    for opening in (
+        "engine.remote import connect",
+        "frontier.backends import open_fleet",
+        "frontier.embedded import x",
+    ):
         bad.write_text(f"from gossamer.{opening}\n")
         with pytest.raises(AssertionError):
             test_ways_in_reach_jobs_by_their_handle_only(bad)

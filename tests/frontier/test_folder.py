@@ -20,7 +20,7 @@ from gossamer.errors import ConfigError, Held, JobMissing, SchemaMismatch
 from gossamer.frontier.folder.claims import Beat, Claims
 from gossamer.frontier.folder.files import SharedFolder
 from gossamer.frontier.folder.frontier import FolderFrontier, open_folder
-from gossamer.frontier.folder.owner import Scene, _look_up, is_running, this_process, to_give, to_take
+from gossamer.frontier.folder.owner import Scene, is_running, state_and_start, this_process, to_give, to_take
 from gossamer.frontier.folder.record import Layout
 from gossamer.model import Lease
 from gossamer.settings import Settings
@@ -840,7 +840,7 @@ def test_a_repair_takes_no_shard_of_a_living_worker(tmp_path: Path) -> None:
 
 def test_a_process_is_told_from_its_successor() -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
-        started = _look_up(str(process.pid))[1]
+        started = state_and_start(str(process.pid))[1]
         boot, space, _, _ = this_process().split()
         life = f"{boot} {space} {process.pid}"
         assert is_running(this_process())

@@ -333,13 +333,13 @@ async def join_fleet(
         finally:
             await store.aclose()
         if state == "finished":
-            await _finish_archives(frontier, frontier.settings, results)
+            await finish_abandoned_archives(frontier, frontier.settings, results)
         return state
     finally:
         await frontier.aclose()
 
 
-async def _finish_archives(frontier: FleetFrontier, settings: Settings, folder: Path) -> None:
+async def finish_abandoned_archives(frontier: FleetFrontier, settings: Settings, folder: Path) -> None:
     """Finish WARC files that killed workers left open, also those of machines that never return.
 
     Each worker that ends with the job tries; files of workers that are still alive are left alone."""

@@ -574,7 +574,7 @@ class SqlHarness(Harness):
 
         await self._database.run(work)
         for frontier, _ in self._frontiers.values():
-            for shard in frontier._shards if isinstance(frontier, Sharded) else [frontier]:
+            for shard in frontier.in_order if isinstance(frontier, Sharded) else [frontier]:
                 cast(SqlFrontier, shard)._database.dialect.abort()
 
     async def set_back(self, seconds: float) -> None:
