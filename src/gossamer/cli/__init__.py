@@ -69,7 +69,7 @@ CONTENTS = {
     },
     "Try out and set up": {
         "simweb": CommandEntry("cli.lab:simweb", "Serve a simulated web on loopback, to try crawls on."),
-        "simulate": CommandEntry("cli.lab:command", "Crawl simulated webs in virtual time, under faults."),
+        "simulate": CommandEntry("cli.lab:simulate", "Crawl simulated webs in virtual time, under faults."),
         "verify": CommandEntry("cli.lab:verify", "Prove your frontier and sink: kill workers, count what is lost."),
         "bench": CommandEntry("cli.lab:bench", "Measure what pages and frontiers cost on this machine."),
         "plan": CommandEntry("cli.plan:plan", "Compute what a crawl of any size takes."),

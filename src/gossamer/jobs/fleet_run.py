@@ -45,7 +45,7 @@ from gossamer.model import Counts, JobState
 from gossamer.settings import Settings
 from gossamer.storage.registry import wants_segments
 from gossamer.storage.request_log import cut_of
-from gossamer.storage.segments import export
+from gossamer.storage.segments import merge_segments
 
 log = logging.getLogger("gossamer.fleet")
 
@@ -198,7 +198,7 @@ class FleetRun:
                 self._supervisor.stop()
             await self._supervisor.run()
             if wants_segments(self.settings.sink):
-                await export(self.folder)
+                await merge_segments(self.folder)
             await finish_abandoned_archives(frontier, self.settings, self.folder)
             if wants_segments(self.settings.sink):
                 await self._compare(frontier)
