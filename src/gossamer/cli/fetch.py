@@ -25,7 +25,7 @@ from gossamer.download import open_downloader
 from gossamer.engine.budget import Guard, Interrupted
 from gossamer.engine.judge import MAX_HOPS
 from gossamer.engine.lifecycle import Lifecycle
-from gossamer.engine.parsing import Extractor, make_spider
+from gossamer.engine.parsing import SpiderRunner, make_spider
 from gossamer.engine.robots import Gate
 from gossamer.engine.robots_txt import product_token
 from gossamer.errors import ConfigError, Disallowed, FetchError, TooManyRedirects, advice_for_error, advice_for_kind
@@ -206,7 +206,7 @@ async def _print_items(spider: Spider, page: Page, settings: Settings) -> int:
     guard = Guard()
     try:
         async with leaving(lambda _: guard.hurry(), interrupt=guard.stop, settings=settings):
-            found = await Extractor(spider, settings, guard=guard).extract(page.request, page.response)
+            found = await SpiderRunner(spider, settings, guard=guard).extract(page.request, page.response)
     except Interrupted:
         return Exit.INTERRUPTED
     _print_lines([msgspec.json.encode(item).decode() for item in found.items])

@@ -35,7 +35,8 @@ from gossamer.engine.budget import Interrupted
 from gossamer.engine.commit import Committer, Result, Store
 from gossamer.engine.concurrency import AddressLimits, Machine, Measures, Slots, first_limit, regulate
 from gossamer.engine.lifecycle import Lifecycle
-from gossamer.engine.links import Handler, KnownKeys
+from gossamer.engine.links import KnownKeys
+from gossamer.engine.parsing import PageProcessor
 from gossamer.engine.regions import Places
 from gossamer.engine.robots import LoadGate, Rulebook
 from gossamer.engine.visit import Context, Visit
@@ -61,7 +62,7 @@ class Engine:
         store: Store,
         *,
         fetch: Fetch,
-        handler: Handler,
+        processor: PageProcessor,
         lifecycle: Lifecycle,
         recent: KnownKeys,
         settings: Settings,
@@ -95,7 +96,7 @@ class Engine:
             settings=settings,
             clock=clock,
             fetch=fetch,
-            handler=handler,
+            processor=processor,
             committer=self._committer,
             rules=Rulebook(),
             slots=self._slots,
@@ -136,7 +137,7 @@ class Engine:
 
     def interrupt(self) -> None:
         """Called before `stop`, by a signal handler: a spider at work may block the loop in which `stop` has to run."""
-        self._context.handler.interrupt()
+        self._context.processor.interrupt()
 
     def stop(self) -> None:
         """Finish the fetches under way, store them, return the rest, and let `run` return.
@@ -145,7 +146,7 @@ class Engine:
         self._stop.set()
         self._changed.set()
         self._lifecycle.stop()
-        self._context.handler.stop()
+        self._context.processor.stop()
         self._committer.hurry(self._settings.drain_seconds)
 
     async def run(self) -> JobState:
@@ -153,7 +154,7 @@ class Engine:
 
         The spider is opened before the first lease, and closed when all pages are committed and nothing is leased."""
         try:
-            async with self._lifecycle, aclosing(self._context.handler):
+            async with self._lifecycle, aclosing(self._context.processor):
                 return await self._work()
         except Interrupted:
             # `stop` came while the spider was being opened.

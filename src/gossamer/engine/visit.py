@@ -46,9 +46,8 @@ from gossamer.engine.budget import Interrupted
 from gossamer.engine.commit import Committer, Listed, Result
 from gossamer.engine.concurrency import AddressLimits, Slots
 from gossamer.engine.judge import COOKIES, MAX_HOPS, Verdict, asks_again, judge_error, judge_response
-from gossamer.engine.links import Handler
 from gossamer.engine.near_duplicates import NearDuplicates, text_digest
-from gossamer.engine.parsing import Extracted, answer_row, record_of
+from gossamer.engine.parsing import Extracted, PageProcessor, answer_row, record_of
 from gossamer.engine.politeness import Breaker, LaneDelay
 from gossamer.engine.recrawl import NextVisit, RecrawlPlanner, Seen
 from gossamer.engine.regions import Places, Placing
@@ -177,7 +176,7 @@ class Context:
     settings: Settings
     clock: Clock
     fetch: Fetch
-    handler: Handler
+    processor: PageProcessor
     committer: Committer
     rules: Rulebook
     slots: Slots
@@ -209,7 +208,7 @@ class Context:
         self.keeps_pages = keeps_pages(self.settings.sink)
         self.revisits = RecrawlPlanner(self.settings, self.clock)
         self.breaker = Breaker(self.clock)
-        self.sitemaps = Sitemaps(self.settings, self.handler.linker, self.clock)
+        self.sitemaps = Sitemaps(self.settings, self.processor.linker, self.clock)
 
 
 fetches = logging.getLogger("gossamer.fetch")
@@ -512,7 +511,7 @@ class Visit:
         if request.label == SITEMAP:
             await self._read_sitemap(request, response, verdict)
         elif verdict.target and verdict.status == "done":
-            links = self._lent(self._context.handler.redirect(request, verdict.target, response), always=True)
+            links = self._lent(self._context.processor.redirect(request, verdict.target, response), always=True)
             row = answer_row(request, response, location=verdict.target)
             seen = Seen(text_digest(verdict.target))
             await self._settle(request, verdict, response=response, row=row, links=links, seen=seen)
@@ -525,7 +524,7 @@ class Visit:
             row = answer_row(request, response, location=verdict.target, error=said)
             await self._settle(request, verdict, response=response, row=row)
         else:
-            handled = await self._context.handler.handle(
+            handled = await self._context.processor.process(
                 request, response, made=self.told.made, suspect=self.lease.suspect, aside=self._aside
             )
             page, row, likeness = handled.page, handled.row, handled.page.likeness
@@ -538,7 +537,7 @@ class Visit:
             paths = self._paths.saw(request, likeness, handled.links, beside=page.beside)
             verdict = verdict._replace(memo={**(verdict.memo or {}), **paths})
             self._memo.update(paths)
-            links = self._lent(self._paths.open(self.told.new(handled.links), self._context.handler.linker.refused))
+            links = self._lent(self._paths.open(self.told.new(handled.links), self._context.processor.linker.refused))
             await self._settle(
                 request,
                 verdict,

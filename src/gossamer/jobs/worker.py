@@ -42,11 +42,11 @@ from gossamer.download.dns import NameResolver, Resolver
 from gossamer.engine.budget import Guard
 from gossamer.engine.commit import FleetStore, Store
 from gossamer.engine.concurrency import AddressLimits, Machine, Measures
-from gossamer.engine.guarded_parsing import Careful
+from gossamer.engine.guarded_parsing import GuardedParser
 from gossamer.engine.heartbeat import HeartbeatSender, beating, is_live
 from gossamer.engine.lifecycle import Lifecycle
-from gossamer.engine.links import Handler, KnownKeys, Linker, RecentKeys
-from gossamer.engine.parsing import Extractor, item_columns, make_spider
+from gossamer.engine.links import KnownKeys, Linker, RecentKeys
+from gossamer.engine.parsing import PageProcessor, SpiderRunner, item_columns, make_spider
 from gossamer.engine.regions import Connects, Places
 from gossamer.engine.remote import OwnerConnection, RemoteFrontier, RemoteStore, connect
 from gossamer.engine.robots import LoadGate
@@ -174,30 +174,30 @@ async def build_worker(
     jar = jar_of(settings, clock)
     # With parser processes for all pages, no page runs here that could kill this process.
     marker = CrashMarker(None if settings.parse_processes else marker_path)
-    extractor: ParserPool | Careful
+    extractor: ParserPool | GuardedParser
     if settings.parse_processes:
         extractor, lifecycle = _parsers(settings), Lifecycle(spider)
     else:
         lifecycle = Lifecycle(spider, spider.pipelines)
         guard = Guard()
-        here = Extractor(spider, settings, guard=guard)
-        extractor = Careful(here, settings, guard=guard, marker=marker, start=begin_parsers, suspects=suspects)
+        here = SpiderRunner(spider, settings, guard=guard)
+        extractor = GuardedParser(here, settings, guard=guard, marker=marker, start=begin_parsers, suspects=suspects)
     try:
         inner: Fetch = downloader.fetch
         fetch = compose(middlewares(spider, settings, clock, jar=jar), inner)
         if spider.fetch_middleware:
             fetch = guarded(fetch)
-        handler = Handler(extractor, linker)
+        processor = PageProcessor(extractor, linker)
         visits: Callable[..., Visit] = Visit
         if tracing is not None:
             fetch = traced.traced_fetch(fetch, tracing)
-            handler = traced.TracedHandler(extractor, linker, tracing)
+            processor = traced.TracedPageProcessor(extractor, linker, tracing)
             visits = partial(traced.TracedVisit, tracing=tracing)
         yield Engine(
             frontier,
             store,
             fetch=fetch,
-            handler=handler,
+            processor=processor,
             lifecycle=lifecycle,
             recent=recent,
             settings=settings,

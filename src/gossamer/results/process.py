@@ -17,7 +17,7 @@ import msgspec
 from gossamer import settings as configuration
 from gossamer.engine.budget import Guard, Interrupted, hung
 from gossamer.engine.lifecycle import Lifecycle, leave_on_signal
-from gossamer.engine.parsing import Extracted, Extractor, died, make_spider, row_of, too_costly
+from gossamer.engine.parsing import Extracted, SpiderRunner, died, make_spider, row_of, too_costly
 from gossamer.engine.supervision import die_with, leave_signals_to_parent
 from gossamer.errors import ArchiveError, GossamerError
 from gossamer.model import PageRow
@@ -111,7 +111,7 @@ class ReplayCounts:
         self._unread: list[str] = []
         self._fields: dict[str, int] = {}
 
-    async def run(self, page: StoredPage, extractor: Extractor) -> None:
+    async def run(self, page: StoredPage, extractor: SpiderRunner) -> None:
         request, response = page.request, page.response
         found = await extractor.extract(request, response, known=page.row, hard=True)
         row = row_of(request, response, found)
@@ -173,7 +173,7 @@ def _line(buffer: bytearray, value: object) -> None:
 async def work(
     order: ReplayTask,
     stored: Stored,
-    extractor: Extractor,
+    extractor: SpiderRunner,
     settings: Settings,
     tell: Tell,
     where: Meets | None = None,
@@ -241,7 +241,7 @@ def serve(setup: Setup, source: BinaryIO, target: BinaryIO) -> None:
         left = Left()
         try:
             spider = make_spider(settings)
-            extractor = Extractor(spider, settings, guard=guard)
+            extractor = SpiderRunner(spider, settings, guard=guard)
             lifecycle = Lifecycle(spider, spider.pipelines)
             runner.run(lifecycle.open())
             try:
