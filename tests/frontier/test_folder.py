@@ -1001,14 +1001,14 @@ def test_a_worker_that_was_stopped_in_the_middle_of_a_heartbeat_does_not_lag_beh
 
     async def run(fleet: Fleet) -> None:
         one = await fleet.hire("one")
-        tell = one.owner.peers.tell
+        tell = one.owner.peers.write_heartbeat
 
         def stopped(beat: Beat) -> float:
             server_time = tell(beat)
             fleet.clock.advance(1.5 * LEASE)
             return server_time
 
-        one.owner.peers.tell = stopped  # type: ignore[method-assign]
+        one.owner.peers.write_heartbeat = stopped  # type: ignore[method-assign]
         await one.owner.renew()
         assert one.owner.clock.epoch() == fleet.clock.epoch()
 

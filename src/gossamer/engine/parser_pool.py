@@ -103,7 +103,7 @@ class ParserPool:
             grace = min(_GRACE_SECONDS, self._settings.drain_seconds)
             self._stopping = asyncio.get_running_loop().call_later(grace, self._end)
             for process in self._ready:
-                _tell_to_leave(process)
+                _signal_to_leave(process)
 
     def _end(self) -> None:
         """Kill the processes that still have a page; `aclose` closes the others."""
@@ -224,7 +224,7 @@ class ParserPool:
             raise
         self._ready.add(process)
         if self._stopping is not None:
-            _tell_to_leave(process)
+            _signal_to_leave(process)
         return process
 
     def _discard(self, process: asyncio.subprocess.Process) -> None:
@@ -263,7 +263,7 @@ class ParserPool:
                 await process.wait()
 
 
-def _tell_to_leave(process: asyncio.subprocess.Process) -> None:
+def _signal_to_leave(process: asyncio.subprocess.Process) -> None:
     with suppress(ProcessLookupError):
         process.send_signal(LEAVE)
 

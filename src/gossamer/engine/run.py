@@ -38,7 +38,7 @@ from gossamer.engine.lifecycle import Lifecycle
 from gossamer.engine.links import KnownKeys
 from gossamer.engine.parsing import PageProcessor
 from gossamer.engine.regions import Places
-from gossamer.engine.robots import LoadGate, Rulebook
+from gossamer.engine.robots import Rulebook, SubresourceRobots
 from gossamer.engine.visit import Context, Visit
 from gossamer.errors import GossamerError, Unavailable
 from gossamer.frontier.base import Frontier
@@ -71,7 +71,7 @@ class Engine:
         trail: RequestLog | None = None,
         jar: CookieJar | None = None,
         remembers: Remembers | None = None,
-        loads: LoadGate | None = None,
+        loads: SubresourceRobots | None = None,
         crowds: AddressLimits | None = None,
         visits: Callable[..., Visit] = Visit,
         machine: Measures | None = None,

@@ -51,7 +51,7 @@ from gossamer.engine.parsing import Extracted, PageProcessor, answer_row, record
 from gossamer.engine.politeness import Breaker, LaneDelay
 from gossamer.engine.recrawl import NextVisit, RecrawlPlanner, Seen
 from gossamer.engine.regions import Places, Placing
-from gossamer.engine.robots import Gate, LoadGate, Rulebook
+from gossamer.engine.robots import Rulebook, SiteRobots, SubresourceRobots
 from gossamer.engine.sitemaps import CHUNK, Sitemaps
 from gossamer.engine.traps import Paths
 from gossamer.errors import ConnectFailed, Disallowed, FetchError, Forbidden, ProxyFailed
@@ -192,7 +192,7 @@ class Context:
     """Set where the downloader learns about sites."""
     crowds: AddressLimits | None = None
     """Set where fetches per address are limited."""
-    loads: LoadGate | None = None
+    loads: SubresourceRobots | None = None
     """Set where a browser loads pages, and robots.txt is obeyed."""
     paused: bool = False
     """Whether the job is paused: visits end after the request in hand, and the engine stays."""
@@ -232,7 +232,7 @@ class Visit:
         self._unsent = False
         self._settings = context.settings
         self._clock = context.clock
-        self._gate = Gate(lease.robots, context.settings, context.clock, rulebook=context.rules)
+        self._gate = SiteRobots(lease.robots, context.settings, context.clock, rulebook=context.rules)
         self._memo = dict(lease.memo)
         self._paths = Paths(lease, self._memo, context.settings, context.clock)
         self._copies = NearDuplicates(lease) if context.settings.dedupe else None

@@ -49,7 +49,7 @@ from gossamer.engine.links import KnownKeys, Linker, RecentKeys
 from gossamer.engine.parsing import PageProcessor, SpiderRunner, item_columns, make_spider
 from gossamer.engine.regions import Connects, Places
 from gossamer.engine.remote import OwnerConnection, RemoteFrontier, RemoteStore, connect
-from gossamer.engine.robots import LoadGate
+from gossamer.engine.robots import SubresourceRobots
 from gossamer.engine.run import Engine
 from gossamer.engine.supervision import CrashMarker, left_behind
 from gossamer.engine.visit import Visit
@@ -106,19 +106,19 @@ async def check_fetching(settings: Settings) -> None:
     await open_downloader(settings, clock=clock).aclose()
 
 
-def gate_of_loads(downloader: Downloader, settings: Settings, clock: Clock) -> LoadGate | None:
+def subresource_robots_of(downloader: Downloader, settings: Settings, clock: Clock) -> SubresourceRobots | None:
     """The robots check for what pages in the browser load, installed in the downloader; None without either."""
     if not settings.robots or settings.downloader not in ("browser", "auto"):
         return None
     from gossamer.download.browser import BrowserDownloader
 
     assert isinstance(downloader, BrowserDownloader)
-    gate = LoadGate(settings, clock)
+    gate = SubresourceRobots(settings, clock)
     downloader.permit = gate.allows
     return gate
 
 
-def crowds_of(downloader: Downloader, settings: Settings) -> AddressLimits | None:
+def address_limits_of(downloader: Downloader, settings: Settings) -> AddressLimits | None:
     """The limit of fetches per address, if there is one: names are then resolved before pages are requested."""
     if settings.per_address is None or not isinstance(downloader, Locates):
         return None
@@ -170,7 +170,7 @@ async def build_worker(
         names = traced.TracedNames(Resolver(clock, settings.resolve, nameservers=settings.nameservers), tracing)
         store = traced.TracedStore(store, tracing, clock)
     downloader = open_downloader(settings, clock=clock, resolver=names)
-    loads = gate_of_loads(downloader, settings, clock)
+    loads = subresource_robots_of(downloader, settings, clock)
     jar = jar_of(settings, clock)
     # With parser processes for all pages, no page runs here that could kill this process.
     marker = CrashMarker(None if settings.parse_processes else marker_path)
@@ -207,7 +207,7 @@ async def build_worker(
             jar=jar,
             remembers=downloader if isinstance(downloader, Remembers) else None,
             loads=loads,
-            crowds=crowds_of(downloader, settings),
+            crowds=address_limits_of(downloader, settings),
             visits=visits,
             machine=machine,
         )

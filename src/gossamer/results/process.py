@@ -93,7 +93,7 @@ class Done(msgspec.Struct, tag="done", frozen=True, kw_only=True):
 
 _EXAMPLES = 20
 Message = At | Done | Closing | Left
-Tell = Callable[[Message], None]
+Send = Callable[[Message], None]
 Meets = Callable[[PageRow], bool]
 
 
@@ -175,7 +175,7 @@ async def work(
     stored: Stored,
     extractor: SpiderRunner,
     settings: Settings,
-    tell: Tell,
+    send: Send,
     where: Meets | None = None,
     *,
     guard: Guard,
@@ -197,7 +197,7 @@ async def work(
             tally.gave_up(page, too_costly(page.response, hung(settings, len(page.body))))
             continue
         if order.careful:
-            tell(At(place, page.url))
+            send(At(place, page.url))
         await tally.run(page, extractor)
     return tally.done()
 
@@ -224,7 +224,7 @@ def serve(setup: Setup, source: BinaryIO, target: BinaryIO) -> None:
     trees = [(Path(tree), Path(folder)) for tree, folder in setup.trees]
     stored = Stored([Path(path) for path in setup.warcs], trees, drafts=Path(setup.drafts))
 
-    def tell(message: Message) -> None:
+    def send(message: Message) -> None:
         data = _encode(message)
         target.write(len(data).to_bytes(4, "big"))
         target.write(data)
@@ -248,20 +248,20 @@ def serve(setup: Setup, source: BinaryIO, target: BinaryIO) -> None:
                 with suppress(Interrupted):
                     while data is not None and not guard.is_stopping:
                         order = msgspec.msgpack.decode(data, type=ReplayTask)
-                        runner.run(_answer(work(order, stored, extractor, settings, tell, where, guard=guard), tell))
+                        runner.run(_answer(work(order, stored, extractor, settings, send, where, guard=guard), send))
                         data = _read(source)
-                tell(Closing())
+                send(Closing())
             finally:
                 # Also where the spider ends the process in the middle of a page, which has no answer then.
                 runner.run(lifecycle.close())
         except GossamerError as error:
             left = Left(str(error), error.hint)
-        tell(left)
+        send(left)
 
 
-async def _answer(doing: Coroutine[Any, Any, Done], tell: Tell) -> None:
-    """Tell what came of it. As the result of a task it would be printed into a text that nobody reads."""
-    tell(await doing)
+async def _answer(doing: Coroutine[Any, Any, Done], send: Send) -> None:
+    """Send what came of it. As the result of a task it would be printed into a text that nobody reads."""
+    send(await doing)
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from gossamer import urls
 from gossamer.engine.heartbeat import is_live
 from gossamer.errors import JobMissing
 from gossamer.inspect.audit import site_audit
-from gossamer.inspect.why import tell
+from gossamer.inspect.why import url_history
 from gossamer.jobs import job as jobs
 from gossamer.jobs.fleet import merge_regions
 from gossamer.jobs.job import Job as JobHandle
@@ -346,7 +346,7 @@ class Answers:
         job, state = await self._job(asked.path["job"])
         url, page = one_url(asked.query.url), one_url(asked.query.page) if asked.query.page else ""
         async with self._desk.reading.turn():
-            found = await tell(job, url, page=page, state=state, now=self._desk.clock.epoch())
+            found = await url_history(job, url, page=page, state=state, now=self._desk.clock.epoch())
         attempts = found["attempts"]
         plain = msgspec.to_builtins({**found, "attempts": attempts[-_MOST_ATTEMPTS:], "all_attempts": len(attempts)})
         return dict(plain)

@@ -43,7 +43,7 @@ class JobNotifier:
         pages, failures = (counts.stored, counts.failed) if counts is not None else (0, 0)
         if before in _AT_WORK and state in _ENDS:
             text = problem if state == "failed" and problem else f"{pages:,} pages, {failures:,} failed"
-            self._tell(_ENDS[state], text, job, pages, failures)
+            self._notify(_ENDS[state], text, job, pages, failures)
         if state != "running" or counts is None:
             self._judges.pop(job, None)
             return
@@ -52,13 +52,13 @@ class JobNotifier:
             judge = self._judges[job] = Judge(stalled_after=self._stalled_after, errors_above=self._errors_above)
         works = bool(counts.ready_sites or counts.leased)
         for event, text in judge.events(RunSample(self._clock.monotonic(), pages, failures, works)):
-            self._tell(event, text, job, pages, failures)
+            self._notify(event, text, job, pages, failures)
 
-    def _tell(self, event: str, text: str, job: str, pages: int, failures: int) -> None:
+    def _notify(self, event: str, text: str, job: str, pages: int, failures: int) -> None:
         if len(self._tasks) >= _MOST_WAITING:
             log.warning("a notice is left out, since %d wait: %s is %s", len(self._tasks), job, event)
             return
-        telling = self._notifier.tell(event, text, job=job, pages=pages, failures=failures)
+        telling = self._notifier.send(event, text, job=job, pages=pages, failures=failures)
         task = asyncio.create_task(telling)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -327,9 +327,9 @@ class Watch:
         except Exception:  # one job's trouble must not blind the service to the others
             log.exception("a look at %s failed", watched.name)
             return
-        self._tell(watched)
+        self._notify(watched)
 
-    def _tell(self, watched: WatchedJob) -> None:
+    def _notify(self, watched: WatchedJob) -> None:
         """Tell of a look; whoever looked first has seen what has changed."""
         before, watched.heard = watched.heard, watched.state
         if self._herald is not None:
@@ -351,7 +351,7 @@ class Watch:
             except JobMissing:
                 self._watched.pop(name, None)
                 raise
-            self._tell(watched)
+            self._notify(watched)
         return watched
 
     def known(self, name: str) -> WatchedJob | None:

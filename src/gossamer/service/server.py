@@ -101,7 +101,7 @@ async def serve(
         directory = Crawls(options.crawls, clock=clock, most=options.most)
     desk = ServiceState(
         directory=directory,
-        watch=Watch(directory, hub, clock=clock, herald=_herald(options, clock)),
+        watch=Watch(directory, hub, clock=clock, herald=_open_notifier(options, clock)),
         hub=hub,
         clock=clock,
         doorkeeper=Doorkeeper(tokens, clock=clock),
@@ -142,7 +142,7 @@ async def serve(
     await server.serve(sockets=[own])
 
 
-def _herald(options: ServerOptions, clock: SystemClock) -> Any:
+def _open_notifier(options: ServerOptions, clock: SystemClock) -> Any:
     if not options.notify:
         return None
     from gossamer.jobs.notifications import Notifier

@@ -160,7 +160,7 @@ def traced_fetch(fetch: Fetch, tracing: Tracing) -> Fetch:
             return await fetch(request)
         method = request.method if request.method in _METHODS else "HTTP"
         with tracing.below(method, SpanKind.CLIENT) as span:
-            span.set_attributes(_asked(request))
+            span.set_attributes(_request_attributes(request))
             try:
                 response = await fetch(request)
             except FetchError as error:
@@ -174,7 +174,7 @@ def traced_fetch(fetch: Fetch, tracing: Tracing) -> Fetch:
     return fetch_in_span
 
 
-def _asked(request: Request) -> Attributes:
+def _request_attributes(request: Request) -> Attributes:
     authority = urls.host_port(request.url)
     host, scheme = urls.host(authority), request.url.partition(":")[0]
     port = authority[len(host) + 1 :]

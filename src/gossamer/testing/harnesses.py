@@ -41,7 +41,7 @@ from gossamer.testing.servers import MEMORY, TABLES
 
 SECRET = b"0123456789abcdef"
 _JOB = "job"
-_ASKED = {"paused": "pause", "running": "resume", "stopping": "stop"}
+_COMMANDS = {"paused": "pause", "running": "resume", "stopping": "stop"}
 
 
 class MachineClock(ManualClock):
@@ -217,7 +217,7 @@ class RemoteHarness(SqliteHarness):
             await asyncio.sleep(0)
 
     async def steer(self, job: JobState) -> None:
-        await next(iter(self._connections.values())).call(Ask(_ASKED[job]))
+        await next(iter(self._connections.values())).call(Ask(_COMMANDS[job]))
 
     async def marks(self) -> Mapping[str, int]:
         raise SkipTest("marks are the owner's: a worker has none")

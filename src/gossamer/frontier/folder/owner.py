@@ -46,7 +46,7 @@ from gossamer.frontier.folder.claims import Beat, Claims, Peers, new_session
 from gossamer.frontier.folder.files import ShareClock, SharedFolder, explained
 from gossamer.frontier.folder.links import LinkRouter, Post
 from gossamer.frontier.folder.log import ShardPast, begin_log, read_chain, sweep_logs
-from gossamer.frontier.folder.record import Layout, read_wish
+from gossamer.frontier.folder.record import Layout, read_wanted_state
 from gossamer.frontier.folder.shard import Common, FolderJournal, FolderShard
 from gossamer.model import Heartbeat, JobState
 from gossamer.settings import Settings
@@ -373,7 +373,7 @@ class FolderSession:
             shards={number: shard.view() for number, shard in self.shards.items()},
             pulse=self.pulse,
         )
-        server_time = await self.run(self.peers.tell, beat)
+        server_time = await self.run(self.peers.write_heartbeat, beat)
         self.told_busy = any(view.busy for view in beat.shards.values())
         self.clock.set(server_time, asked_at=sent_at)
         if was_late:
@@ -424,7 +424,7 @@ class FolderSession:
 
     async def look(self, *, fresh: bool = False) -> None:
         """Read claims, heartbeats, and the state that people want the job in; drop shards that are lost."""
-        job = await self.run(read_wish, self.share)
+        job = await self.run(read_wanted_state, self.share)
         await self.run(self._look, fresh)
         if not self.is_member:
             asked_at = self.clock.monotonic()

@@ -319,7 +319,7 @@ class _Mover:
             for name in some:
                 reading.dump(name)
             dumped = [(name, data) for name, data in zip(some, await reading.execute()) if data is not None]
-            for names, entries in _portions(dumped):
+            for names, entries in _parts(dumped):
                 ends = [sum(map(len, entries[: at + 1])) for at in range(len(entries))]
                 if not await there.run(key, "land", {**attempt, "names": names, "ends": ends}, entries):
                     return 0
@@ -355,7 +355,7 @@ def _texts(names: list[bytes]) -> list[str]:
     return [name.decode("utf-8", "surrogateescape") for name in names]
 
 
-def _portions(dumped: list[tuple[bytes, bytes]]) -> list[tuple[list[str], list[bytes]]]:
+def _parts(dumped: list[tuple[bytes, bytes]]) -> list[tuple[list[str], list[bytes]]]:
     """Group keys and their data into parts of a size that one script takes."""
     found: list[tuple[list[str], list[bytes]]] = []
     size = _STEP_BYTES
