@@ -17,9 +17,9 @@ end, and send nothing after that. After a suspension of the machine the same hol
 a visit checks its deadline before each request, and finds its lease lost. A worker that is killed leaves its leases to
 end by themselves (P9).
 
-Links that the frontier has acknowledged are not sent to it again (`KnownKeys`, `Visit.told`). That is only safe as long
-as the store cannot have forgotten them: `Grant.run` and `Receipt.run` change when it may have, and the memory is
-emptied then, and after each failed lease."""
+Links that the frontier has acknowledged are not sent to it again (`KnownKeys`, `Visit.sent_links`). That is only safe
+as long as the store cannot have forgotten them: `Grant.run` and `Receipt.run` change when it may have, and the memory
+is emptied then, and after each failed lease."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Engine:
         jar: CookieJar | None = None,
         remembers: Remembers | None = None,
         loads: SubresourceRobots | None = None,
-        crowds: AddressLimits | None = None,
+        address_limits: AddressLimits | None = None,
         visits: Callable[..., Visit] = Visit,
         machine: Measures | None = None,
     ) -> None:
@@ -107,7 +107,7 @@ class Engine:
             jar=jar,
             remembers=remembers,
             loads=loads,
-            crowds=crowds,
+            address_limits=address_limits,
         )
 
     @property
@@ -312,7 +312,7 @@ class Engine:
         """Forget which keys the frontier has."""
         self._recent.clear()
         for visit in self._visits.values():
-            visit.told.clear()
+            visit.sent_links.clear()
 
     def _committed(self, results: Sequence[Result], run: int) -> None:
         """These results were accepted with their links by this run of the store: their keys need not be sent again."""

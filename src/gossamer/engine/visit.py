@@ -190,7 +190,7 @@ class Context:
     """Set where cookies are kept; they are part of the site state."""
     remembers: Remembers | None = None
     """Set where the downloader learns about sites."""
-    crowds: AddressLimits | None = None
+    address_limits: AddressLimits | None = None
     """Set where fetches per address are limited."""
     loads: SubresourceRobots | None = None
     """Set where a browser loads pages, and robots.txt is obeyed."""
@@ -221,7 +221,7 @@ class Visit:
     """Fetches the requests of one lease in turn, until they are done, the site has to rest, or the lease is lost.
 
     `lost` is set by the renewal loop, by a later visit of the lane, and by the checks before sending; it is never
-    cleared. `sleeping` says that the visit takes no place of a fetch. `told` are links that need not be sent again."""
+    cleared. `sleeping` says that the visit takes no place of a fetch. `sent_links` need not be sent again."""
 
     def __init__(self, lease: Lease, context: Context, *, sent_at: float) -> None:
         self.lease = lease
@@ -242,7 +242,7 @@ class Visit:
         self._left_alone = False
         self._step: SentRequest | None = None
         """The last request, not in the request log yet: it is written when it is known what was cut of its page."""
-        self.told = SentLinks()
+        self.sent_links = SentLinks()
         if context.remembers is not None:
             context.remembers.recall(lease.site, lease.memo)
         if context.loads is not None:
@@ -388,7 +388,10 @@ class Visit:
             # A timer may fire a little early: look at the clock again.
             while (wait := self._pace.wait()) > 0 or (wait := context.breaker.wait()) > 0:
                 await self._sleep(wait)
-            async with self._at_its_address(request) if context.crowds is not None else _ANYWHERE, context.slots:
+            async with (
+                self._at_its_address(request) if context.address_limits is not None else _ANYWHERE,
+                context.slots,
+            ):
                 if self.lost or self._clock.monotonic() >= self.deadline:
                     self.lost = True
                     raise _LeaseLost
@@ -424,13 +427,13 @@ class Visit:
     @asynccontextmanager
     async def _at_its_address(self, request: Request) -> AsyncIterator[None]:
         """One of the places at the site's address. A visit that waits for one takes no place of a fetch."""
-        crowds = self._context.crowds
-        assert crowds is not None
-        address = await crowds.locate(request)
-        if crowds.is_full(address):
+        address_limits = self._context.address_limits
+        assert address_limits is not None
+        address = await address_limits.locate(request)
+        if address_limits.is_full(address):
             self.sleeping = True
             self._context.went_to_sleep()
-        async with crowds.at(address):
+        async with address_limits.at(address):
             self.sleeping = False
             yield
 
@@ -525,7 +528,7 @@ class Visit:
             await self._settle(request, verdict, response=response, row=row)
         else:
             handled = await self._context.processor.process(
-                request, response, made=self.told.made, suspect=self.lease.suspect, aside=self._aside
+                request, response, made=self.sent_links.made, suspect=self.lease.suspect, aside=self._aside
             )
             page, row, likeness = handled.page, handled.row, handled.page.likeness
             if self._copies is not None and (kept := self._copies.saw(request.key, page.compared)) is not None:
@@ -537,7 +540,9 @@ class Visit:
             paths = self._paths.saw(request, likeness, handled.links, beside=page.beside)
             verdict = verdict._replace(memo={**(verdict.memo or {}), **paths})
             self._memo.update(paths)
-            links = self._lent(self._paths.open(self.told.new(handled.links), self._context.processor.linker.refused))
+            links = self._lent(
+                self._paths.open(self.sent_links.new(handled.links), self._context.processor.linker.refused)
+            )
             await self._settle(
                 request,
                 verdict,
@@ -547,7 +552,7 @@ class Visit:
                 page=page,
                 seen=Seen(page.digest, page.main, page.cut),
             )
-            self.told.add(links)
+            self.sent_links.add(links)
 
     async def _read_sitemap(self, request: Request, response: Response | None, verdict: Verdict) -> None:
         """Add what a sitemap lists, then settle it. After a kill in between, it is read again, which does no harm."""

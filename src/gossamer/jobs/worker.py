@@ -207,7 +207,7 @@ async def build_worker(
             jar=jar,
             remembers=downloader if isinstance(downloader, Remembers) else None,
             loads=loads,
-            crowds=address_limits_of(downloader, settings),
+            address_limits=address_limits_of(downloader, settings),
             visits=visits,
             machine=machine,
         )

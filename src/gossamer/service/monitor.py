@@ -279,9 +279,9 @@ class WatchedJob:
 class Watch:
     """Looks at every job that runs, and at others when somebody asks."""
 
-    def __init__(self, directory: Directory, hub: Hub, *, clock: Clock, herald: JobNotifier | None = None) -> None:
+    def __init__(self, directory: Directory, hub: Hub, *, clock: Clock, notifier: JobNotifier | None = None) -> None:
         self._directory = directory
-        self._herald = herald
+        self._notifier = notifier
         self._hub = hub
         self._clock = clock
         self._watched: OrderedDict[str, WatchedJob] = OrderedDict()
@@ -332,8 +332,8 @@ class Watch:
     def _notify(self, watched: WatchedJob) -> None:
         """Tell of a look; whoever looked first has seen what has changed."""
         before, watched.heard = watched.heard, watched.state
-        if self._herald is not None:
-            self._herald.saw(watched.name, before, watched.state, watched.counts, watched.problem)
+        if self._notifier is not None:
+            self._notifier.saw(watched.name, before, watched.state, watched.counts, watched.problem)
         self._hub.publish("sample", watched.name, watched.sample())
         if watched.state != before:
             self._hub.publish("job", watched.name, watched.job(self._directory.place))
@@ -377,5 +377,5 @@ class Watch:
             await watched.aclose()
         with suppress(asyncio.CancelledError):
             await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._herald is not None:
-            await self._herald.aclose()
+        if self._notifier is not None:
+            await self._notifier.aclose()
