@@ -65,7 +65,7 @@ def is_suspicious(body: bytes) -> bool:
 def without_excess(markup: str) -> tuple[str, int]:
     """The markup without the tags that would make too many elements or attributes, and how many tags that are."""
     markup, roots = _without_roots(markup)
-    if copies(markup) <= MOST_REOPENED:
+    if count_reopened(markup) <= MOST_REOPENED:
         return markup, roots
     markup, dropped = _TAG.subn(_DROPPED, markup)
     return markup, roots + dropped
@@ -114,7 +114,7 @@ def merged(markup: str) -> int:
     return total
 
 
-def copies(markup: str) -> int:
+def count_reopened(markup: str) -> int:
     """How many elements formatting would be opened again as, at most; the count ends where it is too many."""
     # One for each fence: the formatting that is open inside of it, by name, and by the whole tag.
     frames: list[tuple[str, dict[str, list[str]]]] = [("", {})]
