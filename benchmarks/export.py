@@ -61,7 +61,8 @@ def exported(folder: Path, kind: str) -> tuple[float, float, int]:
     """Peak memory in MB, seconds of CPU, and rows of an export in a process of its own."""
     out = folder.parent / f"out.{kind}"
     # What resource says of a process includes what its parent had.
-    code = "import os; from gossamer.cli import _run\ntry: _run()\nfinally:\n spent = sum(os.times()[:2])\n"
+    code = "import os; from gossamer.cli import run_command\ntry: run_command()\n"
+    code += "finally:\n spent = sum(os.times()[:2])\n"
     code += " print(next(l for l in open('/proc/self/status') if l.startswith('VmHWM')).split()[1], spent)"
     words = ["export", str(folder), "--format", kind, "--out", str(out)]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)

@@ -260,10 +260,10 @@ class AsyncJobHandle:
 
     async def why(self, url: str, *, page: str = "") -> dict[str, Any]:
         """The history of a URL, as `gossamer why --json` prints it; `page` is one with a link to it."""
-        from gossamer.inspect.why import tell
+        from gossamer.inspect.why import url_history
 
         target, source = _one_url(url), _one_url(page) if page else ""
-        found = await self._ask(lambda job: tell(job, target, page=source, now=SystemClock().epoch()))
+        found = await self._ask(lambda job: url_history(job, target, page=source, now=SystemClock().epoch()))
         return dict(msgspec.to_builtins(found))
 
     async def results(self, *, all_visits: bool = False) -> Results:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from commands import environment, gossamer, small_site
 
-from gossamer.cli import _cause
+from gossamer.cli import first_cause
 from gossamer.errors import ConfigError
 
 SPIDER = "from gossamer import Spider\nclass One(Spider):\n"
@@ -180,6 +180,6 @@ def test_ctrl_c_while_it_is_loaded_is_no_traceback(tmp_path: Path) -> None:
 
 def test_errors_of_tasks_are_told_in_a_line_and_others_are_not_hidden() -> None:
     inner = ExceptionGroup("inner", [ConfigError("first"), OSError("second")])
-    assert str(_cause(ExceptionGroup("outer", [inner]))) == "first"
+    assert str(first_cause(ExceptionGroup("outer", [inner]))) == "first"
     mixed = ExceptionGroup("outer", [inner, ZeroDivisionError()])
-    assert _cause(mixed) is mixed
+    assert first_cause(mixed) is mixed

@@ -12,7 +12,7 @@ import pytest
 from gossamer.clock import ManualClock
 from gossamer.engine.judge import asks_again
 from gossamer.engine.politeness import Breaker
-from gossamer.engine.robots import Gate
+from gossamer.engine.robots import SiteRobots
 from gossamer.errors import (
     ConnectFailed,
     FetchError,
@@ -105,7 +105,7 @@ def test_a_robots_txt_that_cannot_be_had_is_asked_for_again_as_other_pages_are()
     async def fetch(request: Request) -> Response:
         raise TimedOut("dark")
 
-    gate, waits = Gate({}, Settings(backoff_seconds=5.0), ManualClock()), []
+    gate, waits = SiteRobots({}, Settings(backoff_seconds=5.0), ManualClock()), []
     for _ in range(3):
         robots = asyncio.run(gate.refresh("http://a.test/", fetch))
         waits.append(robots.good_until - robots.failed_at)
@@ -118,7 +118,7 @@ def test_a_name_that_does_not_exist_is_no_fault_of_a_robots_txt_unless_another_l
             return Response(url=request.url, status=302, headers=(("location", "http://nowhere.test/"),), body=b"")
         raise NameUnknown("no such name")
 
-    gate = Gate({}, Settings(), ManualClock())
+    gate = SiteRobots({}, Settings(), ManualClock())
     with pytest.raises(NameUnknown):
         asyncio.run(gate.refresh("http://a.test/", fetch))
     assert asyncio.run(gate.refresh("http://b.test/", fetch)).kind == "unreachable"
@@ -134,7 +134,7 @@ def test_five_redirects_of_a_robots_txt_are_followed_and_no_more(redirects: int,
             return Response(url=request.url, status=302, headers=(("location", f"/{len(asked)}"),), body=b"")
         return Response(url=request.url, status=200, headers=(), body=b"User-agent: *\nDisallow: /\n")
 
-    gate = Gate({}, Settings(), ManualClock())
+    gate = SiteRobots({}, Settings(), ManualClock())
     asyncio.run(gate.refresh("http://a.test/", fetch))
     assert gate.allows("http://a.test/x") == allows
     assert len(asked) == 6
@@ -331,7 +331,7 @@ def test_a_redirect_of_a_robots_txt_that_leads_nowhere_is_asked_for_once(headers
         asked.append(request.url)
         return Response(url=request.url, status=302, headers=headers, body=b"")
 
-    gate = Gate({}, Settings(), ManualClock())
+    gate = SiteRobots({}, Settings(), ManualClock())
     asyncio.run(gate.refresh("http://a.test/", fetch))
     assert len(asked) == 1
     assert gate.allows("http://a.test/x")

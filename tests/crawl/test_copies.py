@@ -14,7 +14,7 @@ from siphashc import siphash
 
 from gossamer.engine import near_duplicates
 from gossamer.engine.near_duplicates import NearDuplicates
-from gossamer.engine.parsing import Extracted, Extractor
+from gossamer.engine.parsing import Extracted, SpiderRunner
 from gossamer.extract.spider import Spider
 from gossamer.model import Lease, Request, Response
 from gossamer.settings import Settings
@@ -97,7 +97,7 @@ def test_a_page_that_was_cut_is_neither_copy_nor_original(cut: dict[str, int | N
 
 
 def test_parts_of_pages_do_not_look_like_copies_that_put_a_path_to_sleep() -> None:
-    extractor = Extractor(Spider(), Settings(dedupe=True, recrawl="table"))
+    extractor = SpiderRunner(Spider(), Settings(dedupe=True, recrawl="table"))
     response = Response(
         url="http://s.example/a/1",
         status=200,
@@ -131,7 +131,7 @@ def test_a_simhash_has_the_bits_that_most_pairs_of_words_have() -> None:
 
 
 def test_the_text_is_looked_at_once_for_traps_changes_and_copies() -> None:
-    extractor = Extractor(Spider(), Settings(dedupe=True, recrawl="table"))
+    extractor = SpiderRunner(Spider(), Settings(dedupe=True, recrawl="table"))
     body = html("Story", STORY).partition(b"\r\n\r\n")[2]
     response = Response(url="http://s.example/", status=200, headers=(("content-type", "text/html"),), body=body)
     first, second = (asyncio.run(extractor.extract(Request("http://s.example/"), response)) for _ in range(2))

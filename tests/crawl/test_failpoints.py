@@ -50,15 +50,15 @@ if point == "answered":
     HttpDownloader.fetch = fetch_and_die
 
 if point == "handled":
-    from gossamer.engine.links import Handler
-    handle = Handler.handle
+    from gossamer.engine.parsing import PageProcessor
+    process = PageProcessor.process
 
-    async def handle_and_die(self, request, response, **known):
-        handled = await handle(self, request, response, **known)
+    async def process_and_die(self, request, response, **known):
+        handled = await process(self, request, response, **known)
         here()
         return handled
 
-    Handler.handle = handle_and_die
+    PageProcessor.process = process_and_die
 
 if point in ("torn", "written"):
     from gossamer.storage.files import AppendedFiles

@@ -136,9 +136,9 @@ def test_h27_no_hostile_answer_takes_longer_than_its_time(tmp_path: Path, shared
 WEIGHED = """
 import os, sys
 from gossamer.engine.allocator import give_back_freed_memory
-from gossamer.cli import _run
+from gossamer.cli import run_command
 give_back_freed_memory()
-code = _run()
+code = run_command()
 with open("/proc/self/status") as status:
     found = {line.split(":")[0]: int(line.split()[1]) for line in status if line.startswith(("VmHWM", "VmRSS"))}
 print("weighed", found["VmHWM"] * 1024, found["VmRSS"] * 1024, file=sys.stderr, flush=True)

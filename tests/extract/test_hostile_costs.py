@@ -97,7 +97,7 @@ WEIGHTS = {
     "less-than": "b'<'",
 }
 WEIGH = """
-from gossamer.engine.parsing import Extractor, make_spider
+from gossamer.engine.parsing import SpiderRunner, make_spider
 from gossamer.model import Request, Response
 from gossamer.settings import build
 import asyncio
@@ -105,7 +105,7 @@ import asyncio
 def kib(name):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name))
 
-unit, extractor = %s, Extractor(make_spider(build({})), build({}))
+unit, extractor = %s, SpiderRunner(make_spider(build({})), build({}))
 body = b"<title>" * (unit == b"ab ") + unit * (%d // len(unit))
 headers = (("content-type", "text/html; charset=utf-8"),)
 answer = Response(url="http://a.example/", status=200, headers=headers, body=body)

@@ -16,10 +16,11 @@ import redis
 from gossamer.errors import ConfigError, GossamerError, JobMissing, Unavailable
 from gossamer.frontier.outbox import outlive
 from gossamer.frontier.placement import placement
-from gossamer.frontier.redis import move
+from gossamer.frontier.redis import move, routing
 from gossamer.frontier.redis.connection import RedisConnections, addresses, server_name
 from gossamer.frontier.redis.frontier import RedisFrontier
-from gossamer.frontier.redis.move import Copy, RedisShardMove, look, spread, step
+from gossamer.frontier.redis.move import RedisShardMove, spread
+from gossamer.frontier.redis.routing import Copy, look, step
 from gossamer.frontier.redis.server import job_key
 from gossamer.frontier.redis.shards import open_redis
 from gossamer.model import Lease
@@ -32,6 +33,7 @@ from powercut import forget, logged_servers
 
 AT_ONCE = Settings(delay=0.0, robots=False)
 MOVER: Any = move
+ROUTING: Any = routing
 """The module, whose steps the tests replace."""
 Call = Callable[[], Awaitable[Any]]
 
@@ -65,12 +67,12 @@ class Moving:
                 raise _Died(operation)
             return await real(links, server, job, shard, operation, **given)
 
-        MOVER.step = dying
+        MOVER.step = ROUTING.step = dying
         try:
             with pytest.raises(_Died):
                 await self.to(number)
         finally:
-            MOVER.step = real
+            MOVER.step = ROUTING.step = real
 
     async def copy(self, number: int) -> Copy | None:
         return await look(self.links, self.names[number], "j", 0)
@@ -362,11 +364,11 @@ def test_a_target_that_forgets_while_data_come_in_is_given_them_again(servers: l
                 await asyncio.to_thread(servers[len(attempts) - 1].restart)
             return await real(links, server, job, shard, operation, **given)
 
-        MOVER.step = cut
+        MOVER.step = ROUTING.step = cut
         try:
             await moving.to(1)
         finally:
-            MOVER.step = real
+            MOVER.step = ROUTING.step = real
         assert len(attempts) == 2
         assert await moving.place() == 1
         await moving.whole()

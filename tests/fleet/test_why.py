@@ -28,7 +28,7 @@ from gossamer.frontier.backends import create_fleet, open_fleet
 from gossamer.frontier.embedded.sqlite import open_sqlite
 from gossamer.frontier.embedded.sqlite_reader import SqliteLook
 from gossamer.inspect.audit import site_audit
-from gossamer.inspect.why import tell
+from gossamer.inspect.why import url_history
 from gossamer.job_folder import folder_of, save_settings
 from gossamer.jobs.find import open_job
 from gossamer.jobs.job import Known, State, read_state
@@ -102,8 +102,10 @@ def test_every_url_has_its_story_and_every_request_its_gap(place: str, tmp_path:
                 "scope": "http://127.9.9.9/",
                 "never": f"{private}never",
             }  # fmt: skip
-            found: dict[str, Any] = {name: await tell(asked, url, now=time.time()) for name, url in wanted.items()}
-            found["from"] = await tell(asked, f"{private}x", page=calendar, now=time.time())
+            found: dict[str, Any] = {
+                name: await url_history(asked, url, now=time.time()) for name, url in wanted.items()
+            }
+            found["from"] = await url_history(asked, f"{private}x", page=calendar, now=time.time())
             for name in {entry.site for entry in log}:
                 site = await asked.site(name)
                 assert site is not None
@@ -205,7 +207,7 @@ def test_what_a_url_waits_for_is_told(place: str, tmp_path: Path) -> None:
 
         async def story(url: str, looking: Any = frontier, state: State = "running") -> dict[str, Any]:
             asked: Any = Looking(job, settings, tmp_path, looking)
-            return await tell(asked, url, state=state, now=time.time())
+            return await url_history(asked, url, state=state, now=time.time())
 
         def request(url: str, **more: Any) -> Request:
             return Request(url, urls.fingerprint(frontier.secret, url), urls.host_port(url), **more)
@@ -344,9 +346,9 @@ def test_a_link_that_was_passed_over_by_wish_is_told_by_its_rule(tmp_path: Path)
         await crawled("", "", tmp_path, settings, [f"{root}/"])
         async with open_job(str(tmp_path)) as asked:
             return [
-                await tell(asked, f"{root}/marked", now=time.time()),
-                await tell(asked, f"{root}/beyond", page=f"{root}/quiet", now=time.time()),
-                await tell(asked, f"{root}/quiet", now=time.time()),
+                await url_history(asked, f"{root}/marked", now=time.time()),
+                await url_history(asked, f"{root}/beyond", page=f"{root}/quiet", now=time.time()),
+                await url_history(asked, f"{root}/quiet", now=time.time()),
             ]
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -372,7 +374,7 @@ def test_a_running_crawl_is_asked_through_its_owner(tmp_path: Path) -> None:
         async with open_job(str(tmp_path)) as asked:
             assert await read_state(asked) == "running"
             waiting = web.url(0, web.plan.path(0, 1))
-            told = [await tell(asked, url, now=time.time()) for url in (web.seeds[0], waiting)]
+            told = [await url_history(asked, url, now=time.time()) for url in (web.seeds[0], waiting)]
         crawl.stop("test")
         await running
         return told

@@ -20,7 +20,7 @@ from gossamer.errors import ConfigError, Held, JobMissing, SchemaMismatch
 from gossamer.frontier.folder.claims import Beat, Claims
 from gossamer.frontier.folder.files import SharedFolder
 from gossamer.frontier.folder.frontier import FolderFrontier, open_folder
-from gossamer.frontier.folder.owner import Scene, _look_up, is_running, this_process, to_give, to_take
+from gossamer.frontier.folder.owner import Scene, is_running, state_and_start, this_process, to_give, to_take
 from gossamer.frontier.folder.record import Layout
 from gossamer.model import Lease
 from gossamer.settings import Settings
@@ -840,7 +840,7 @@ def test_a_repair_takes_no_shard_of_a_living_worker(tmp_path: Path) -> None:
 
 def test_a_process_is_told_from_its_successor() -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
-        started = _look_up(str(process.pid))[1]
+        started = state_and_start(str(process.pid))[1]
         boot, space, _, _ = this_process().split()
         life = f"{boot} {space} {process.pid}"
         assert is_running(this_process())
@@ -1001,14 +1001,14 @@ def test_a_worker_that_was_stopped_in_the_middle_of_a_heartbeat_does_not_lag_beh
 
     async def run(fleet: Fleet) -> None:
         one = await fleet.hire("one")
-        tell = one.owner.peers.tell
+        tell = one.owner.peers.write_heartbeat
 
         def stopped(beat: Beat) -> float:
             server_time = tell(beat)
             fleet.clock.advance(1.5 * LEASE)
             return server_time
 
-        one.owner.peers.tell = stopped  # type: ignore[method-assign]
+        one.owner.peers.write_heartbeat = stopped  # type: ignore[method-assign]
         await one.owner.renew()
         assert one.owner.clock.epoch() == fleet.clock.epoch()
 

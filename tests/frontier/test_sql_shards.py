@@ -14,7 +14,7 @@ from gossamer.errors import ConfigError, JobMissing, Unavailable
 from gossamer.frontier.base import FleetFrontier
 from gossamer.frontier.sql.database import CARGO, Database
 from gossamer.frontier.sql.handover import ShardLocation
-from gossamer.frontier.sql.move import _freeze, spread_sql
+from gossamer.frontier.sql.move import freeze_shard, spread_sql
 from gossamer.frontier.sql.record import like, open_sql
 from gossamer.frontier.sql.shards import open_databases
 from gossamer.model import Request
@@ -377,7 +377,7 @@ def test_a_late_transaction_cannot_write_to_a_shard_that_leaves(places: list[str
 
             async def late(call: Any) -> None:
                 await frontier._admission.admit(call, [(page(1), "", 0)])
-                await mover._database.run(lambda db: _freeze(db, ShardLocation(0, "elsewhere", "", "ticket")))
+                await mover._database.run(lambda db: freeze_shard(db, ShardLocation(0, "elsewhere", "", "ticket")))
                 await call.flush()
 
             with pytest.raises(Unavailable, match="on its way"):

@@ -11,7 +11,7 @@ import pytest
 
 from gossamer.engine import robots_txt
 from gossamer.engine.commit import FleetStore, OwnerStore
-from gossamer.engine.robots import Gate
+from gossamer.engine.robots import SiteRobots
 from gossamer.engine.run import Engine
 from gossamer.engine.visit import Visit
 from gossamer.errors import SchemaMismatch
@@ -107,7 +107,7 @@ def write_before_the_tokens_are_checked(patch: pytest.MonkeyPatch) -> None:
 
 
 def ignore_robots(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Gate, "allows", lambda self, url: True)
+    patch.setattr(SiteRobots, "allows", lambda self, url: True)
 
 
 def fetch_after_the_lease_has_ended(patch: pytest.MonkeyPatch) -> None:

@@ -164,4 +164,4 @@ def test_sizes_are_taken_as_they_are_given() -> None:
     scenario = draw(5, workers=9, sites=4, pages=2)
     assert (scenario.workers, len(scenario.sites), {site.pages for site in scenario.sites}) == (9, 4, {2})
     assert isinstance(simulate(scenario), Report)
-    assert lab.command.name == "simulate"
+    assert lab.simulate.name == "simulate"

@@ -21,7 +21,7 @@ from scrapy.settings import Settings as ScrapySettings
 
 from gossamer.errors import ConfigError, Held
 from gossamer.frontier.backends import open_fleet
-from gossamer.inspect.why import tell
+from gossamer.inspect.why import url_history
 from gossamer.job_folder import stored_settings
 from gossamer.jobs.find import open_job
 from gossamer.lab.simweb.log import cut_short, gaps, max_overlap
@@ -80,7 +80,7 @@ def why(url: str, job: str, frontier: str = "", page: str = "") -> dict[str, Any
 
     async def ask() -> dict[str, Any]:
         async with open_job(job, frontier) as opened:
-            return await tell(opened, url, page=page, now=time.time())
+            return await url_history(opened, url, page=page, now=time.time())
 
     return asyncio.run(ask())
 

@@ -301,7 +301,7 @@ def test_an_end_that_somebody_asks_for_before_it_is_looked_for_is_told(tmp_path:
 
     async def run() -> list[tuple[str, str]]:
         directory, ears, clock = OneJob(tmp_path), Ears(), ManualClock()
-        watch = Watch(directory, Hub(), clock=clock, herald=ears)  # type: ignore[arg-type]
+        watch = Watch(directory, Hub(), clock=clock, notifier=ears)  # type: ignore[arg-type]
         watched = await watch.ask("shop")
         directory.state_now = "finished"
         clock.advance(3600.0)

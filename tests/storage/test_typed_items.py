@@ -20,7 +20,7 @@ import msgspec
 import pydantic
 import pytest
 
-from gossamer.engine.parsing import Extractor
+from gossamer.engine.parsing import SpiderRunner
 from gossamer.errors import ConfigError, SinkError
 from gossamer.extract.items import Schemas
 from gossamer.extract.spider import Spider
@@ -106,7 +106,7 @@ def taken(key: int, token: int = 1, body: bytes = b"") -> Record:
     """A record with what the spider gives, as the engine makes it."""
     request = Request(f"http://e.example/{key}", key)
     found = asyncio.run(
-        Extractor(Everything(), Settings()).extract(request, Response(url=request.url, status=200, body=body))
+        SpiderRunner(Everything(), Settings()).extract(request, Response(url=request.url, status=200, body=body))
     )
     assert not found.error
     row = PageRow(url=request.url, status=200)

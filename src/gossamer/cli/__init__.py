@@ -69,7 +69,7 @@ CONTENTS = {
     },
     "Try out and set up": {
         "simweb": CommandEntry("cli.lab:simweb", "Serve a simulated web on loopback, to try crawls on."),
-        "simulate": CommandEntry("cli.lab:command", "Crawl simulated webs in virtual time, under faults."),
+        "simulate": CommandEntry("cli.lab:simulate", "Crawl simulated webs in virtual time, under faults."),
         "verify": CommandEntry("cli.lab:verify", "Prove your frontier and sink: kill workers, count what is lost."),
         "bench": CommandEntry("cli.lab:bench", "Measure what pages and frontiers cost on this machine."),
         "plan": CommandEntry("cli.plan:plan", "Compute what a crawl of any size takes."),
@@ -158,7 +158,7 @@ def gossamer(log_format: str | None, log_file: str | None, log_level: str | None
 
 def main() -> None:
     """Run a command; a mistake of the user's is a message with a hint, never a traceback."""
-    code = _run()
+    code = run_command()
     error = flush_output()
     if error is not None and not isinstance(error, BrokenPipeError):
         say(f"error: output could not be written: {error.strerror}")
@@ -180,14 +180,15 @@ def _leave(code: int) -> NoReturn:
     raise SystemExit(code)
 
 
-def _run() -> int:
+def run_command() -> int:
+    """Run the command of this process, print its error if it fails, and return the exit code."""
     try:
         hold_standard_streams()
         give_back_freed_memory()
         try:
             return int(gossamer.main(standalone_mode=False) or Exit.OK)
         except ExceptionGroup as group:
-            raise _cause(group) from group
+            raise first_cause(group) from group
     except click.ClickException as error:
         say(_worded(error))
         return Exit.USAGE
@@ -209,7 +210,7 @@ def _run() -> int:
         return Exit.ERROR
 
 
-def _cause(group: ExceptionGroup[Exception]) -> Exception:
+def first_cause(group: ExceptionGroup[Exception]) -> Exception:
     """The first error in a group that can be told in a line; the group itself if there is another one in it."""
     known, others = group.split((GossamerError, OSError))
     found: Exception = known if known is not None and others is None else group

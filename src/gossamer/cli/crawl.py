@@ -129,7 +129,7 @@ def crawl(
     asyncio.run(check_fetching(settings))
     job_folder.save_settings(folder, settings)
     judge = Judge(stalled_after=stalled_after, errors_above=errors_above)
-    summary = run_loop(_told(run, quiet, notifier, judge, job or folder.name))
+    summary = run_loop(_notified(run, quiet, notifier, judge, job or folder.name))
     if run.folder is not None:
         # Workers, which leave no report and say nothing at their end, need not load this.
         from gossamer.cli.results import leave_report
@@ -158,20 +158,20 @@ def _refuse_fleet_options(*names: str) -> None:
             )
 
 
-async def _told(run: LocalRun | FleetRun, quiet: bool, notifier: Notifier, judge: Judge, job: str) -> RunSummary:
+async def _notified(run: LocalRun | FleetRun, quiet: bool, notifier: Notifier, judge: Judge, job: str) -> RunSummary:
     """The crawl, with notices of how it goes and how it ended."""
     noticing = asyncio.create_task(watch(run, notifier, judge, job=job, clock=SystemClock()))
     try:
         summary = await _crawl(run, quiet)
     except Exception as error:
-        await notifier.tell("failed", plain(str(error)), job=job)
+        await notifier.send("failed", plain(str(error)), job=job)
         raise
     finally:
         noticing.cancel()
         await asyncio.gather(noticing, return_exceptions=True)
     pages, failures = run.figures
     event = "finished" if summary.counts.finished else "stopped"
-    await notifier.tell(event, f"{pages:,} pages, {failures:,} failed", job=job, pages=pages, failures=failures)
+    await notifier.send(event, f"{pages:,} pages, {failures:,} failed", job=job, pages=pages, failures=failures)
     return summary
 
 

@@ -25,15 +25,15 @@ from gossamer.download import open_downloader
 from gossamer.engine.budget import Guard, Interrupted
 from gossamer.engine.judge import MAX_HOPS
 from gossamer.engine.lifecycle import Lifecycle
-from gossamer.engine.parsing import Extractor, make_spider
-from gossamer.engine.robots import Gate
+from gossamer.engine.parsing import SpiderRunner, make_spider
+from gossamer.engine.robots import SiteRobots
 from gossamer.engine.robots_txt import product_token
 from gossamer.errors import ConfigError, Disallowed, FetchError, TooManyRedirects, advice_for_error, advice_for_kind
 from gossamer.extract.page import Page
 from gossamer.extract.spider import Spider
 from gossamer.extract.text import LEAST_SHARE
 from gossamer.jobs.signals import leaving
-from gossamer.jobs.worker import gate_of_loads, jar_of, middlewares
+from gossamer.jobs.worker import jar_of, middlewares, subresource_robots_of
 from gossamer.logs import plain
 from gossamer.middleware import Fetch, compose
 from gossamer.model import REDIRECTS, Request, Response
@@ -55,7 +55,7 @@ class PageFetcher:
         self._fetch = fetch
         self._settings = settings
         self._clock = clock
-        self._gate = Gate({}, settings, clock)
+        self._gate = SiteRobots({}, settings, clock)
         self._next_at: dict[str, float] = {}
 
     async def page(self, url: str, told: Callable[[Response], None] = lambda _: None) -> Page:
@@ -117,7 +117,7 @@ async def looking(settings: Settings) -> AsyncIterator[PageFetcher]:
     clock = SystemClock()
     spider = make_spider(settings)
     downloader = open_downloader(settings, clock=clock)
-    gate_of_loads(downloader, settings, clock)
+    subresource_robots_of(downloader, settings, clock)
     try:
         ring = middlewares(spider, settings, clock, jar=jar_of(settings, clock))
         innermost: Fetch = downloader.fetch
@@ -206,7 +206,7 @@ async def _print_items(spider: Spider, page: Page, settings: Settings) -> int:
     guard = Guard()
     try:
         async with leaving(lambda _: guard.hurry(), interrupt=guard.stop, settings=settings):
-            found = await Extractor(spider, settings, guard=guard).extract(page.request, page.response)
+            found = await SpiderRunner(spider, settings, guard=guard).extract(page.request, page.response)
     except Interrupted:
         return Exit.INTERRUPTED
     _print_lines([msgspec.json.encode(item).decode() for item in found.items])

@@ -224,7 +224,7 @@ def repair(name: str, frontier: str, adopt_folder: bool, walk: bool, seeds: Any,
     found = run(repaired(frontier, name, job_folder.folder_of(name, ()), seeds=urls, adopt=adopt_folder, walk=walk))
     if as_json:
         put(f"{json.dumps(_as_json(found))}\n".encode())
-    _tell(plain(name), frontier, found)
+    _print_repaired(plain(name), frontier, found)
     return Exit.ERROR if found.lost else Exit.OK
 
 
@@ -243,7 +243,7 @@ def _as_json(found: Repaired) -> dict[str, Any]:
     }
 
 
-def _tell(name: str, frontier: str, found: Repaired) -> None:
+def _print_repaired(name: str, frontier: str, found: Repaired) -> None:
     before = found.before
     say(f"{name}: {before.missing:,} of {before.stored:,} stored pages had no record in {found.folder}")
     say(f"{name}: {many(found.requeued.queued, 'page')} queued again")

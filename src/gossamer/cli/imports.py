@@ -85,7 +85,7 @@ def take(
     quiet = all(what == "sitemap" or (what == "list" and not done) for what in kinds.values())
     work = _Work(name, frontier, given(options), for_scrapy, "scrapy-redis" in kinds.values(), must_rest=not quiet)
     tally = run(work.take(findings()))
-    _tell(name, tally)
+    _print_imported(name, tally)
     return Exit.SOME_FAILED if tally.counts["refused"] else Exit.OK
 
 
@@ -216,7 +216,7 @@ class _Work:
             )
 
 
-def _tell(name: str, tally: ImportCounts) -> None:
+def _print_imported(name: str, tally: ImportCounts) -> None:
     counts = tally.counts
     words = (
         ("queued", "queued"),

@@ -28,7 +28,7 @@ from gossamer.frontier.backends import check, is_fleet
 from gossamer.inspect.audit import drawn, site_audit
 from gossamer.inspect.doctor import disk, extras, files, memory, names, python
 from gossamer.inspect.rules import when
-from gossamer.inspect.why import tell
+from gossamer.inspect.why import url_history
 from gossamer.jobs.find import guess_name, open_job
 from gossamer.logs import plain
 from gossamer.model import Finding
@@ -100,7 +100,7 @@ def why(url: str, name: str, frontier: str, as_json: bool, page: str) -> int:
 async def _ask_why(targets: list[str], name: str, frontier: str, page: str) -> dict[str, Any]:
     """The story of the first of these that the job knows, or else of the first."""
     async with open_job(name, frontier) as job:
-        stories = [await tell(job, url, page=page, now=SystemClock().epoch()) for url in targets]
+        stories = [await url_history(job, url, page=page, now=SystemClock().epoch()) for url in targets]
         return next((story for story in stories if story["seen"]), stories[0])
 
 

@@ -30,7 +30,8 @@ from gossamer.errors import ConfigError
 from gossamer.frontier.backends import backend_of, is_fleet, is_in_memory
 from gossamer.lab.bench import measure_archive, measure_crawls, measure_store
 from gossamer.lab.plan import Figures, StoreCost, write_figures
-from gossamer.lab.simulation.run import Report, simulate
+from gossamer.lab.simulation.run import Report
+from gossamer.lab.simulation.run import simulate as run_seed
 from gossamer.lab.simulation.scenario import FAULTS, draw
 from gossamer.lab.simweb import features
 from gossamer.lab.simweb.process import run_simweb
@@ -158,7 +159,7 @@ def integer(text: str) -> int:
     return int(number)
 
 
-@click.command(name="simulate")
+@click.command()
 @click.option("--seeds", type=click.IntRange(min=1), default=100, show_default=True, help="How many seeds to run.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="The first of them.")
 @click.option("--workers", type=integer, default=0, help="Workers in each run.  [default: 1 to 4]")
@@ -167,7 +168,7 @@ def integer(text: str) -> int:
 @click.option("--fault", type=click.Choice(FAULTS), default=None, help="What befalls a whole fleet on several servers.")
 @click.option("--processes", type=click.IntRange(min=1), default=1, show_default=True, help="Processes to use.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each seed.")
-def command(
+def simulate(
     seeds: int, seed: int, workers: int, sites: int, pages: int, fault: str | None, processes: int, as_json: bool
 ) -> int:
     """Crawl simulated webs with the real engine in virtual time, under faults that follow from a seed.
@@ -216,7 +217,7 @@ def _reports(seeds: range, processes: int, sizes: dict[str, Any]) -> Iterator[Re
 
 
 def _one(seed: int, *, sizes: dict[str, Any]) -> Report:
-    return simulate(draw(seed, **sizes))
+    return run_seed(draw(seed, **sizes))
 
 
 _Count = click.IntRange(min=1)

@@ -224,7 +224,7 @@ def plan(source: str, as_json: bool, **options: Any) -> int:
             f"--store {options['store']}: there are no figures of it ({', '.join(figures.frontiers)})",
             hint="gossamer bench --frontier URL measures it; or --figures reference",
         )
-    wish = _wish(options)
+    wish = _requirements(options)
     if as_json:
         variants = {row.change: row.plan._asdict() for row in rows(wish, figures)}
         put(msgspec.json.encode({"wish": wish, "figures": figures, "source": told, "plans": variants}) + b"\n")
@@ -233,7 +233,7 @@ def plan(source: str, as_json: bool, **options: Any) -> int:
     return Exit.OK
 
 
-def _wish(options: dict[str, Any]) -> Requirements:
+def _requirements(options: dict[str, Any]) -> Requirements:
     prices = Prices(
         core_hour=options["core_price"],
         memory_gb_hour=options["memory_price"],

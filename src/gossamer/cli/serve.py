@@ -97,9 +97,9 @@ def serve(
         errors_above=errors_above,
     )
     base = read_settings(None, given(options))
-    run(run_service(chosen, base, tokens, told=_told))
+    run(run_service(chosen, base, tokens, told=_print_address))
     return Exit.OK
 
 
-def _told(address: str) -> None:
+def _print_address(address: str) -> None:
     say(f"serving on {address}")

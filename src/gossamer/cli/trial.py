@@ -26,7 +26,7 @@ from gossamer.cli.runner import read_settings, refuse_windows, run
 from gossamer.cli.summary import REFUSED
 from gossamer.clock import SystemClock
 from gossamer.engine.parsing import make_spider
-from gossamer.engine.robots import Gate
+from gossamer.engine.robots import SiteRobots
 from gossamer.engine.scope import Scope
 from gossamer.errors import ConnectFailed, advice_for_kind
 from gossamer.extract.page import Page
@@ -480,9 +480,9 @@ async def findings(
     }
 
 
-async def _robots(seed: str, observer: Observer, settings: Settings) -> tuple[Gate, list[dict[str, Any]]]:
+async def _robots(seed: str, observer: Observer, settings: Settings) -> tuple[SiteRobots, list[dict[str, Any]]]:
     """The rules of every origin that was asked, read from the answers once more."""
-    gate = Gate({}, settings, SystemClock())
+    gate = SiteRobots({}, settings, SystemClock())
     if not settings.robots:
         return gate, []
     origins = dict.fromkeys([urls.origin(seed)])

@@ -38,9 +38,7 @@ CHOICES = frozenset(("image", "font", "media"))
 METHODS = frozenset(("GET", "HEAD", "POST"))
 # What the browser says of itself, and what our client says better.
 _NOT_SENT = ("user-agent", "accept-encoding", "host", "connection", "content-length", "sec-", "proxy-", "upgrade")
-_NOT_TOLD = frozenset(
-    ("content-encoding", "content-length", "transfer-encoding", "connection", "keep-alive", "alt-svc")
-)
+_OMITTED = frozenset(("content-encoding", "content-length", "transfer-encoding", "connection", "keep-alive", "alt-svc"))
 
 
 class LoadCache:
@@ -73,7 +71,7 @@ class LoadCache:
             self._bytes -= len(response.body)
 
 
-class Loads:
+class PageLoads:
     """The requests of one page. The first is answered with the document that was fetched; the rest are counted.
 
     `own` fetches from the page's site, with its headers; `other` from elsewhere, where credentials must not go."""
@@ -124,7 +122,9 @@ class Loads:
                     # The page stays as it is; any other code would show an error page in its place.
                     await route.abort("aborted")
                 else:
-                    await route.fulfill(status=response.status, headers=_told(response.headers), body=response.body)
+                    await route.fulfill(
+                        status=response.status, headers=_for_browser(response.headers), body=response.body
+                    )
         finally:
             self._under_way -= 1
             self._changed.set()
@@ -215,11 +215,11 @@ class Loads:
             raise TooLarge("the page loads too much")
 
 
-def _told(headers: Headers) -> dict[str, str]:
+def _for_browser(headers: Headers) -> dict[str, str]:
     """Headers as the browser is given them: repeated ones joined, none that a browser could not take."""
     told: dict[str, str] = {}
     for name, value in headers:
-        if name in _NOT_TOLD or not value.isascii() or not value.isprintable():
+        if name in _OMITTED or not value.isascii() or not value.isprintable():
             continue
         between = "\n" if name == "set-cookie" else ", "
         told[name] = f"{told[name]}{between}{value}" if name in told else value
@@ -237,7 +237,7 @@ def _fresh_seconds(response: Response) -> float:
     return FRESH_SECONDS
 
 
-def as_shown(document: Response, html: bytes, loads: Loads, *, elapsed: float, cookies: Headers = ()) -> Response:
+def as_shown(document: Response, html: bytes, loads: PageLoads, *, elapsed: float, cookies: Headers = ()) -> Response:
     """The document with what the browser made of it in place of its body; status and headers stay the server's."""
     headers = tuple(pair for pair in document.headers if pair[0] not in ("content-type", "set-cookie"))
     kept = tuple(pair for pair in document.headers if pair[0] == "set-cookie")
@@ -330,7 +330,7 @@ class BrowserDownloader:
 
     async def _shown(self, context: BrowserContext, request: Request, document: Response) -> Response:
         began = self._clock.monotonic()
-        loads = Loads(
+        loads = PageLoads(
             document,
             own=self._http,
             other=self._other,
@@ -354,7 +354,7 @@ class BrowserDownloader:
         return as_shown(document, body, loads, elapsed=elapsed, cookies=cookies)
 
     async def _clean_page(
-        self, context: BrowserContext, url: str, sent: list[dict[str, str]], loads: Loads
+        self, context: BrowserContext, url: str, sent: list[dict[str, str]], loads: PageLoads
     ) -> tuple[Page, CDPSession]:
         """An empty page with the cookies of the request, and nothing that earlier pages of its origin left behind."""
         await context.unroute_all(behavior="ignoreErrors")
@@ -368,7 +368,7 @@ class BrowserDownloader:
         await session.send("Storage.clearDataForOrigin", {"origin": origin(url), "storageTypes": _LEFT_BEHIND})
         return page, session
 
-    async def _open(self, page: Page, session: CDPSession, url: str, loads: Loads) -> JsWorld:
+    async def _open(self, page: Page, session: CDPSession, url: str, loads: PageLoads) -> JsWorld:
         """Show the page and wait for what the settings name; if that does not come in its time, go on without."""
         from playwright.async_api import Error
 
@@ -391,7 +391,7 @@ class BrowserDownloader:
             pass
         world = await JsWorld.enter(session)
         for _ in range(self._settings.browser_scroll):
-            if not await world.tell(_SCROLL):
+            if not await world.evaluate(_SCROLL):
                 break
             try:
                 async with asyncio.timeout(self._settings.browser_wait_seconds):
@@ -400,17 +400,17 @@ class BrowserDownloader:
                 pass
         return world
 
-    async def _rest(self, world: JsWorld, loads: Loads) -> None:
+    async def _rest(self, world: JsWorld, loads: PageLoads) -> None:
         """Until nothing is loading any more, and the page's scripts have done what there was to do with it."""
         before = -1
         while before != loads.requests:
             before = loads.requests
             await loads.quiet(QUIET_SECONDS)
-            await world.tell(_IDLE)
+            await world.evaluate(_IDLE)
 
-    async def _dom(self, world: JsWorld, loads: Loads) -> bytes:
+    async def _dom(self, world: JsWorld, loads: PageLoads) -> bytes:
         limit_bytes = self._settings.max_decoded_bytes
-        text = await world.tell(_DOM % limit_bytes)
+        text = await world.evaluate(_DOM % limit_bytes)
         # Text of the page may hold halves of characters.
         body = text.encode("utf-8", "replace") if isinstance(text, str) else b""
         if text is None or len(body) > limit_bytes:
@@ -423,7 +423,7 @@ class BrowserDownloader:
     async def _shoot(self, page: Page, world: JsWorld, url: str) -> None:
         from playwright.async_api import Error
 
-        height = min(MAX_SHOT_HEIGHT, max(HEIGHT, int(await world.tell(_HEIGHT) or 0)))
+        height = min(MAX_SHOT_HEIGHT, max(HEIGHT, int(await world.evaluate(_HEIGHT) or 0)))
         clip: Any = {"x": 0, "y": 0, "width": WIDTH, "height": height}
         try:
             async with asyncio.timeout(SHOT_SECONDS):
@@ -463,7 +463,7 @@ class JsWorld:
         made = await session.send("Page.createIsolatedWorld", {"frameId": tree["frameTree"]["frame"]["id"]})
         return cls(session, made["executionContextId"])
 
-    async def tell(self, expression: str) -> Any:
+    async def evaluate(self, expression: str) -> Any:
         """The value of an expression. A page whose own script never ends does not answer: the caller has a limit."""
         reply = await self._session.send(
             "Runtime.evaluate",

@@ -20,8 +20,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from gossamer.engine.budget import Budget, Guard, Slice, Slow
-from gossamer.engine.links import Aside
-from gossamer.engine.parsing import Extracted, Extractor
+from gossamer.engine.parsing import Aside, Extracted, SpiderRunner
 from gossamer.engine.supervision import CrashMarker
 from gossamer.errors import TooCostly
 from gossamer.model import Request, Response
@@ -44,15 +43,15 @@ _QUICK_PAGES = 16
 _MOST_SITES = 10_000
 
 
-class Careful:
-    """Extracts pages in this process while that is quick, and in parser processes otherwise.
+class GuardedParser:
+    """Parses pages in this process while that is quick, and in parser processes otherwise.
 
     Without `start`, because the calling program passed a spider object that other processes cannot have, all pages get
     their whole budget here."""
 
     def __init__(
         self,
-        extractor: Extractor,
+        extractor: SpiderRunner,
         settings: Settings,
         *,
         guard: Guard,
@@ -96,7 +95,7 @@ class Careful:
     async def extract(
         self, request: Request, response: Response, *, suspect: bool = False, aside: Aside | None = None
     ) -> Extracted:
-        """As `Extractor.extract`, here or in a parser process."""
+        """As `SpiderRunner.extract`, here or in a parser process."""
         if self._start is not None and (
             suspect or request.key in self._suspects or request.site in self._slow_sites or _is_large(response)
         ):

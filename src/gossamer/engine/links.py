@@ -2,8 +2,7 @@
 
 A page has a hundred links, of which a few are new. They pass through cheap tests before expensive ones: their keys are
 computed, those that the frontier has for certain are dropped (`KnownKeys`), the rest is compared with the rules of the
-job (`Scope`), and what is left becomes requests with site and depth (`Linker`). `Handler` does this for the pages that
-visits hand in.
+job (`Scope`), and what is left becomes requests with site and depth (`Linker`).
 
 Dropping a known key saves traffic, and is the one place where a link could be lost on the way to the frontier. So a key
 may enter `RecentKeys` only after a commit that had the link was acknowledged (P3), and the table is emptied when the
@@ -17,21 +16,17 @@ import logging
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
 from operator import itemgetter
 from struct import Struct
-from time import gmtime
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
 from gossamer import urls
 from gossamer.engine import judge
-from gossamer.engine.parsing import Extracted, row_of
 from gossamer.engine.scope import Scope
 from gossamer.engine.traps import has_far_date, may_have_date
-from gossamer.errors import ExtractError
-from gossamer.model import SITEMAP, PageRow, Request, Response
+from gossamer.model import SITEMAP, Request, Response
 from gossamer.settings import Settings
 
 _FIRST_PART = 4096
@@ -137,43 +132,8 @@ class RecentKeys:
 
 
 log = logging.getLogger("gossamer.engine")
-_MOST_COMPLAINTS = 8
 MAX_SCORE = 1000
-_DAY_SECONDS = 86_400
 Score = Callable[[Request], int]
-Aside = Callable[[bool], None]
-
-
-class Extracts(Protocol):
-    """Runs the spider over a page: in this process, in parser processes, or in either."""
-
-    async def extract(
-        self, request: Request, response: Response, *, suspect: bool = False, aside: Aside | None = None
-    ) -> Extracted:
-        """Everything that a page gives; Interrupted if the crawl ends first.
-
-        A `suspect` may have killed a worker. `aside` is called with True while the page waits for another process."""
-        ...
-
-    def interrupt(self) -> None:
-        """The crawl ends. Called by a signal handler, between any two instructions."""
-        ...
-
-    def stop(self) -> None:
-        """The crawl ends: give pages in hand a moment."""
-        ...
-
-    async def aclose(self) -> None:
-        """End the processes that handle pages, after their spiders are closed."""
-        ...
-
-
-class Handled(NamedTuple):
-    """A page's record, the requests that it leads to, and everything else that the spider gave."""
-
-    row: PageRow
-    links: tuple[Request, ...]
-    page: Extracted
 
 
 class Linker:
@@ -333,62 +293,3 @@ class Linker:
     def site(self, url: str) -> str:
         authority = urls.host_port(url)
         return urls.registered_domain(authority) if self._by_domain else authority
-
-
-class Handler:
-    """Handles answers that are pages: runs the spider, and makes requests of the links."""
-
-    def __init__(self, extractor: Extracts, linker: Linker) -> None:
-        self._extractor = extractor
-        self.linker = linker
-        self._complaints: set[str] = set()
-
-    def redirect(self, request: Request, target: str, answer: Response) -> tuple[Request, ...]:
-        """The request that a redirect leads to, if it may be followed."""
-        return self.linker.hop(request, target, answer)
-
-    def interrupt(self) -> None:
-        """The crawl ends. Called by a signal handler, between any two instructions."""
-        self._extractor.interrupt()
-
-    def stop(self) -> None:
-        """The crawl ends: give pages in hand a moment."""
-        self._extractor.stop()
-
-    async def aclose(self) -> None:
-        """Close the extractor."""
-        await self._extractor.aclose()
-
-    async def handle(
-        self,
-        request: Request,
-        response: Response,
-        *,
-        made: Mapping[int, Request] | None = None,
-        suspect: bool = False,
-        aside: Aside | None = None,
-    ) -> Handled:
-        """Run the spider over a page; `made` are requests for links of earlier pages, by key."""
-        page = await self._extractor.extract(request, response, suspect=suspect, aside=aside)
-        if page.error:
-            self._complain(request.url, page)
-        year = _year_of(int(response.fetched_at // _DAY_SECONDS)) if response.fetched_at else 0
-        links = self.linker.follow(request, page.urls, year=year, made=made) if page.urls else []
-        if page.requests:
-            links += self.linker.adopt(request, page.requests, year=year)
-        row = row_of(request, response, page)
-        return Handled(row, tuple(links), page)
-
-    def _complain(self, url: str, page: Extracted) -> None:
-        """Log each kind of the spider's errors once; the records have all of them."""
-        kind = page.error.partition(":")[0] if page.kind == ExtractError.kind else page.kind
-        if kind not in self._complaints and len(self._complaints) < _MOST_COMPLAINTS:
-            self._complaints.add(kind)
-            what = "the spider failed on" if page.kind == ExtractError.kind else "too costly:"
-            log.warning("%s %s: %s", what, url, page.error)
-
-
-@lru_cache(maxsize=2)
-def _year_of(day: int) -> int:
-    """The year of a day since 1970, cached: nearly all pages of a run are of the same day."""
-    return gmtime(day * _DAY_SECONDS).tm_year

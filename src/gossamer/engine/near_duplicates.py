@@ -157,7 +157,7 @@ class TextFingerprints:
         return last == title
 
 
-COPIES = "kept"
+_STATE_NAME = "kept"
 _MOST = 256
 _UNSAVED = 8
 _STATE_KEY = 0xFFFF_FFFF
@@ -170,12 +170,12 @@ class NearDuplicates:
     the one that was met last at the end. What other lanes keep meanwhile is known with the next lease."""
 
     def __init__(self, lease: Lease) -> None:
-        self._name = f"{COPIES}.{lease.lane}"
+        self._name = f"{_STATE_NAME}.{lease.lane}"
         self._own = _read(lease.memo.get(self._name, ""))
         self._others = [
             pair
             for name, text in lease.memo.items()
-            if name.startswith(f"{COPIES}.") and name != self._name
+            if name.startswith(f"{_STATE_NAME}.") and name != self._name
             for pair in _read(text)
         ]
         self._unsaved = 0

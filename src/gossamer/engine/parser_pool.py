@@ -38,8 +38,7 @@ from gossamer import settings as configuration
 from gossamer.engine import allocator, remote
 from gossamer.engine.budget import Guard, Interrupted, hard_seconds, hung
 from gossamer.engine.lifecycle import Lifecycle, leave_on_signal
-from gossamer.engine.links import Aside
-from gossamer.engine.parsing import Extracted, Extractor, died, make_spider, too_costly
+from gossamer.engine.parsing import Aside, Extracted, SpiderRunner, died, make_spider, too_costly
 from gossamer.engine.supervision import LEAVE, die_with, hold_signals, leave_signals_to_parent
 from gossamer.errors import ExtractError, GossamerError
 from gossamer.model import Request, Response
@@ -104,7 +103,7 @@ class ParserPool:
             grace = min(_GRACE_SECONDS, self._settings.drain_seconds)
             self._stopping = asyncio.get_running_loop().call_later(grace, self._end)
             for process in self._ready:
-                _tell_to_leave(process)
+                _signal_to_leave(process)
 
     def _end(self) -> None:
         """Kill the processes that still have a page; `aclose` closes the others."""
@@ -115,7 +114,7 @@ class ParserPool:
     async def extract(
         self, request: Request, response: Response, *, suspect: bool = False, aside: Aside | None = None
     ) -> Extracted:
-        """As `Extractor.extract`, in one of the processes. While it waits, the visit takes no place of a fetch."""
+        """As `SpiderRunner.extract`, in one of the processes. While it waits, the visit takes no place of a fetch."""
         size = len(response.body)
         is_aside = aside is not None and self._waiting_bytes + size <= _WAITING_BYTES
         if is_aside:
@@ -225,7 +224,7 @@ class ParserPool:
             raise
         self._ready.add(process)
         if self._stopping is not None:
-            _tell_to_leave(process)
+            _signal_to_leave(process)
         return process
 
     def _discard(self, process: asyncio.subprocess.Process) -> None:
@@ -264,7 +263,7 @@ class ParserPool:
                 await process.wait()
 
 
-def _tell_to_leave(process: asyncio.subprocess.Process) -> None:
+def _signal_to_leave(process: asyncio.subprocess.Process) -> None:
     with suppress(ProcessLookupError):
         process.send_signal(LEAVE)
 
@@ -333,7 +332,7 @@ def main() -> None:
     with asyncio.Runner() as runner:
         try:
             spider = make_spider(settings)
-            extractor = Extractor(spider, settings, guard=guard)
+            extractor = SpiderRunner(spider, settings, guard=guard)
             lifecycle = Lifecycle(spider, spider.pipelines)
             runner.run(lifecycle.open())
         except GossamerError as error:

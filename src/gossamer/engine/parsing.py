@@ -1,4 +1,7 @@
-"""Runs the spider over one page and collects what it yields; the same code in the worker and in parser processes."""
+"""From a page to its record and its links: runs the spider over it, and collects what it yields.
+
+`SpiderRunner` is the same in the worker and in parser processes. A worker calls it through a `PageParser`, which
+chooses the process, and `PageProcessor` makes the page's record and requests of what comes back."""
 
 from __future__ import annotations
 
@@ -6,15 +9,18 @@ import hashlib
 import inspect
 import logging
 import traceback
-from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
+from functools import lru_cache
 from itertools import islice
+from time import gmtime
 from types import GeneratorType
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from gossamer.cut import format_cut, parse_cut
 from gossamer.engine.budget import Budget, Guard, PageMeter, hard_seconds, too_many_items
+from gossamer.engine.links import Linker
 from gossamer.engine.near_duplicates import TextFingerprint, TextFingerprints
 from gossamer.engine.robots_txt import product_token
 from gossamer.errors import ExtractError, TooCostly
@@ -28,7 +34,10 @@ from gossamer.model import Exchange, PageRow, Record, Rejected, Request, Respons
 from gossamer.settings import Settings
 
 Parse = Callable[[Page], Awaitable[list[Any]]]
+Aside = Callable[[bool], None]
 log = logging.getLogger("gossamer.engine")
+_MOST_COMPLAINTS = 8
+_DAY_SECONDS = 86_400
 
 
 class Extracted(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +101,7 @@ def item_columns(settings: Settings, spider: Spider | None = None) -> dict[str, 
     return Schemas(declared or [load_type(reference) for reference in settings.item_types]).columns()
 
 
-class Extractor:
+class SpiderRunner:
     """One spider and the settings that say what to take from a page."""
 
     def __init__(self, spider: Spider, settings: Settings, *, guard: Guard | None = None) -> None:
@@ -347,3 +356,94 @@ def answer_row(
         tls_fault=response.tls_fault or msgspec.UNSET,
         cut=format_cut(parse_cut(response.cut)) or msgspec.UNSET,
     )
+
+
+class PageParser(Protocol):
+    """Runs the spider over a page: in this process, in parser processes, or in either."""
+
+    async def extract(
+        self, request: Request, response: Response, *, suspect: bool = False, aside: Aside | None = None
+    ) -> Extracted:
+        """Everything that a page gives; Interrupted if the crawl ends first.
+
+        A `suspect` may have killed a worker. `aside` is called with True while the page waits for another process."""
+        ...
+
+    def interrupt(self) -> None:
+        """The crawl ends. Called by a signal handler, between any two instructions."""
+        ...
+
+    def stop(self) -> None:
+        """The crawl ends: give pages in hand a moment."""
+        ...
+
+    async def aclose(self) -> None:
+        """End the processes that handle pages, after their spiders are closed."""
+        ...
+
+
+class ProcessedPage(NamedTuple):
+    """A page's record, the requests that it leads to, and everything else that the spider gave."""
+
+    row: PageRow
+    links: tuple[Request, ...]
+    page: Extracted
+
+
+class PageProcessor:
+    """Makes a record and requests of an answer that is a page: runs the spider, and follows the links."""
+
+    def __init__(self, extractor: PageParser, linker: Linker) -> None:
+        self._extractor = extractor
+        self.linker = linker
+        self._complaints: set[str] = set()
+
+    def redirect(self, request: Request, target: str, answer: Response) -> tuple[Request, ...]:
+        """The request that a redirect leads to, if it may be followed."""
+        return self.linker.hop(request, target, answer)
+
+    def interrupt(self) -> None:
+        """The crawl ends. Called by a signal handler, between any two instructions."""
+        self._extractor.interrupt()
+
+    def stop(self) -> None:
+        """The crawl ends: give pages in hand a moment."""
+        self._extractor.stop()
+
+    async def aclose(self) -> None:
+        """Close the extractor."""
+        await self._extractor.aclose()
+
+    async def process(
+        self,
+        request: Request,
+        response: Response,
+        *,
+        made: Mapping[int, Request] | None = None,
+        suspect: bool = False,
+        aside: Aside | None = None,
+    ) -> ProcessedPage:
+        """Run the spider over a page; `made` are requests for links of earlier pages, by key."""
+        page = await self._extractor.extract(request, response, suspect=suspect, aside=aside)
+        if page.error:
+            self._complain(request.url, page)
+        year = _year_of(int(response.fetched_at // _DAY_SECONDS)) if response.fetched_at else 0
+        links = self.linker.follow(request, page.urls, year=year, made=made) if page.urls else []
+        if page.requests:
+            links += self.linker.adopt(request, page.requests, year=year)
+        row = row_of(request, response, page)
+        return ProcessedPage(row, tuple(links), page)
+
+    def _complain(self, url: str, page: Extracted) -> None:
+        """Log each kind of the spider's errors once; the records have all of them."""
+        kind = page.error.partition(":")[0] if page.kind == ExtractError.kind else page.kind
+        if kind not in self._complaints and len(self._complaints) < _MOST_COMPLAINTS:
+            self._complaints.add(kind)
+            what = "the spider failed on" if page.kind == ExtractError.kind else "too costly:"
+            log.warning("%s %s: %s", what, url, page.error)
+
+
+@lru_cache(maxsize=2)
+def _year_of(day: int) -> int:
+    """The year of a day since 1970, cached: nearly all pages of a run are of the same day."""
+    return gmtime(day * _DAY_SECONDS).tm_year

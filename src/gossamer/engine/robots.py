@@ -1,8 +1,8 @@
 """Robots check: fetches robots.txt once per origin, under the site's delay, and decides which URLs may be fetched.
 
 The rules are part of the site state: one worker fetches them, commits them as a note, and every later lease of the site
-carries them, packed. So they are fetched once for the whole fleet, and survive restarts. A `Gate` unpacks them for one
-lease; a `Rulebook` keeps compiled rules for the worker, since a large file takes a tenth of a second to compile.
+carries them, packed. So they are fetched once for the whole fleet, and survive restarts. `SiteRobots` unpacks them for
+one lease; a `Rulebook` keeps compiled rules for the worker, since a large file takes a tenth of a second to compile.
 
 Asking for robots.txt is a request to the site like any other: it waits for the delay and needs the lease, because the
 visit's own `fetch` sends it. The status decides as RFC 9309 says (`robots_txt.settle`): a 4xx allows everything, a 429,
@@ -11,7 +11,7 @@ days.
 Errors that the page itself would meet for good, such as a name that does not exist, are raised instead, so that the
 page gets that error and the site is not put on hold. A failing proxy says nothing about the site, and is raised, too.
 
-`LoadGate` does the same for what pages load in a browser, from any origin and outside of leases."""
+`SubresourceRobots` does the same for what pages load in a browser, from any origin and outside of leases."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Rulebook:
         return found
 
 
-class Gate:
+class SiteRobots:
     """The rules of each origin of a site, for one lease."""
 
     def __init__(
@@ -154,20 +154,20 @@ class Gate:
         return 404, b"", ""
 
 
-class LoadGate:
+class SubresourceRobots:
     """What pages in a browser may load: the rules of each origin, fetched once and shared by the pages of a worker.
 
     Rules that a lease brought, or that a visit has fetched, are learned and not fetched again."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._settings, self._clock = settings, clock
-        self._gates: OrderedDict[str, Gate] = OrderedDict()
+        self._gates: OrderedDict[str, SiteRobots] = OrderedDict()
         self._asking: dict[str, asyncio.Lock] = {}
 
     def learn(self, known: Mapping[str, bytes]) -> None:
         """Add packed rules, by origin."""
         for origin, packed in known.items():
-            self._keep(origin, Gate({origin: packed}, self._settings, self._clock))
+            self._keep(origin, SiteRobots({origin: packed}, self._settings, self._clock))
 
     async def allows(self, url: str, fetch: PacedFetch) -> bool:
         """Whether a page may load this URL; not if the rules cannot be had. Only one page asks for an origin's
@@ -176,7 +176,7 @@ class LoadGate:
         gate = self._gates.get(origin)
         if gate is None or gate.is_due(url):
             async with self._asking.setdefault(origin, asyncio.Lock()):
-                gate = self._gates.get(origin) or Gate({}, self._settings, self._clock)
+                gate = self._gates.get(origin) or SiteRobots({}, self._settings, self._clock)
                 try:
                     if gate.is_due(url):
                         await gate.refresh(url, fetch)
@@ -187,7 +187,7 @@ class LoadGate:
                 self._keep(origin, gate)
         return gate.allows(url)
 
-    def _keep(self, origin: str, gate: Gate) -> None:
+    def _keep(self, origin: str, gate: SiteRobots) -> None:
         self._gates[origin] = gate
         self._gates.move_to_end(origin)
         held = sum(kept.weight for kept in self._gates.values())

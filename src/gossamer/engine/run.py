@@ -17,9 +17,9 @@ end, and send nothing after that. After a suspension of the machine the same hol
 a visit checks its deadline before each request, and finds its lease lost. A worker that is killed leaves its leases to
 end by themselves (P9).
 
-Links that the frontier has acknowledged are not sent to it again (`KnownKeys`, `Visit.told`). That is only safe as long
-as the store cannot have forgotten them: `Grant.run` and `Receipt.run` change when it may have, and the memory is
-emptied then, and after each failed lease."""
+Links that the frontier has acknowledged are not sent to it again (`KnownKeys`, `Visit.sent_links`). That is only safe
+as long as the store cannot have forgotten them: `Grant.run` and `Receipt.run` change when it may have, and the memory
+is emptied then, and after each failed lease."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ from gossamer.engine.budget import Interrupted
 from gossamer.engine.commit import Committer, Result, Store
 from gossamer.engine.concurrency import AddressLimits, Machine, Measures, Slots, first_limit, regulate
 from gossamer.engine.lifecycle import Lifecycle
-from gossamer.engine.links import Handler, KnownKeys
+from gossamer.engine.links import KnownKeys
+from gossamer.engine.parsing import PageProcessor
 from gossamer.engine.regions import Places
-from gossamer.engine.robots import LoadGate, Rulebook
+from gossamer.engine.robots import Rulebook, SubresourceRobots
 from gossamer.engine.visit import Context, Visit
 from gossamer.errors import GossamerError, Unavailable
 from gossamer.frontier.base import Frontier
@@ -61,7 +62,7 @@ class Engine:
         store: Store,
         *,
         fetch: Fetch,
-        handler: Handler,
+        processor: PageProcessor,
         lifecycle: Lifecycle,
         recent: KnownKeys,
         settings: Settings,
@@ -70,8 +71,8 @@ class Engine:
         trail: RequestLog | None = None,
         jar: CookieJar | None = None,
         remembers: Remembers | None = None,
-        loads: LoadGate | None = None,
-        crowds: AddressLimits | None = None,
+        loads: SubresourceRobots | None = None,
+        address_limits: AddressLimits | None = None,
         visits: Callable[..., Visit] = Visit,
         machine: Measures | None = None,
     ) -> None:
@@ -95,7 +96,7 @@ class Engine:
             settings=settings,
             clock=clock,
             fetch=fetch,
-            handler=handler,
+            processor=processor,
             committer=self._committer,
             rules=Rulebook(),
             slots=self._slots,
@@ -106,7 +107,7 @@ class Engine:
             jar=jar,
             remembers=remembers,
             loads=loads,
-            crowds=crowds,
+            address_limits=address_limits,
         )
 
     @property
@@ -136,7 +137,7 @@ class Engine:
 
     def interrupt(self) -> None:
         """Called before `stop`, by a signal handler: a spider at work may block the loop in which `stop` has to run."""
-        self._context.handler.interrupt()
+        self._context.processor.interrupt()
 
     def stop(self) -> None:
         """Finish the fetches under way, store them, return the rest, and let `run` return.
@@ -145,7 +146,7 @@ class Engine:
         self._stop.set()
         self._changed.set()
         self._lifecycle.stop()
-        self._context.handler.stop()
+        self._context.processor.stop()
         self._committer.hurry(self._settings.drain_seconds)
 
     async def run(self) -> JobState:
@@ -153,7 +154,7 @@ class Engine:
 
         The spider is opened before the first lease, and closed when all pages are committed and nothing is leased."""
         try:
-            async with self._lifecycle, aclosing(self._context.handler):
+            async with self._lifecycle, aclosing(self._context.processor):
                 return await self._work()
         except Interrupted:
             # `stop` came while the spider was being opened.
@@ -311,7 +312,7 @@ class Engine:
         """Forget which keys the frontier has."""
         self._recent.clear()
         for visit in self._visits.values():
-            visit.told.clear()
+            visit.sent_links.clear()
 
     def _committed(self, results: Sequence[Result], run: int) -> None:
         """These results were accepted with their links by this run of the store: their keys need not be sent again."""

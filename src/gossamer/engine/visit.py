@@ -46,13 +46,12 @@ from gossamer.engine.budget import Interrupted
 from gossamer.engine.commit import Committer, Listed, Result
 from gossamer.engine.concurrency import AddressLimits, Slots
 from gossamer.engine.judge import COOKIES, MAX_HOPS, Verdict, asks_again, judge_error, judge_response
-from gossamer.engine.links import Handler
 from gossamer.engine.near_duplicates import NearDuplicates, text_digest
-from gossamer.engine.parsing import Extracted, answer_row, record_of
+from gossamer.engine.parsing import Extracted, PageProcessor, answer_row, record_of
 from gossamer.engine.politeness import Breaker, LaneDelay
 from gossamer.engine.recrawl import NextVisit, RecrawlPlanner, Seen
 from gossamer.engine.regions import Places, Placing
-from gossamer.engine.robots import Gate, LoadGate, Rulebook
+from gossamer.engine.robots import Rulebook, SiteRobots, SubresourceRobots
 from gossamer.engine.sitemaps import CHUNK, Sitemaps
 from gossamer.engine.traps import Paths
 from gossamer.errors import ConnectFailed, Disallowed, FetchError, Forbidden, ProxyFailed
@@ -177,7 +176,7 @@ class Context:
     settings: Settings
     clock: Clock
     fetch: Fetch
-    handler: Handler
+    processor: PageProcessor
     committer: Committer
     rules: Rulebook
     slots: Slots
@@ -191,9 +190,9 @@ class Context:
     """Set where cookies are kept; they are part of the site state."""
     remembers: Remembers | None = None
     """Set where the downloader learns about sites."""
-    crowds: AddressLimits | None = None
+    address_limits: AddressLimits | None = None
     """Set where fetches per address are limited."""
-    loads: LoadGate | None = None
+    loads: SubresourceRobots | None = None
     """Set where a browser loads pages, and robots.txt is obeyed."""
     paused: bool = False
     """Whether the job is paused: visits end after the request in hand, and the engine stays."""
@@ -209,7 +208,7 @@ class Context:
         self.keeps_pages = keeps_pages(self.settings.sink)
         self.revisits = RecrawlPlanner(self.settings, self.clock)
         self.breaker = Breaker(self.clock)
-        self.sitemaps = Sitemaps(self.settings, self.handler.linker, self.clock)
+        self.sitemaps = Sitemaps(self.settings, self.processor.linker, self.clock)
 
 
 fetches = logging.getLogger("gossamer.fetch")
@@ -222,7 +221,7 @@ class Visit:
     """Fetches the requests of one lease in turn, until they are done, the site has to rest, or the lease is lost.
 
     `lost` is set by the renewal loop, by a later visit of the lane, and by the checks before sending; it is never
-    cleared. `sleeping` says that the visit takes no place of a fetch. `told` are links that need not be sent again."""
+    cleared. `sleeping` says that the visit takes no place of a fetch. `sent_links` need not be sent again."""
 
     def __init__(self, lease: Lease, context: Context, *, sent_at: float) -> None:
         self.lease = lease
@@ -233,7 +232,7 @@ class Visit:
         self._unsent = False
         self._settings = context.settings
         self._clock = context.clock
-        self._gate = Gate(lease.robots, context.settings, context.clock, rulebook=context.rules)
+        self._gate = SiteRobots(lease.robots, context.settings, context.clock, rulebook=context.rules)
         self._memo = dict(lease.memo)
         self._paths = Paths(lease, self._memo, context.settings, context.clock)
         self._copies = NearDuplicates(lease) if context.settings.dedupe else None
@@ -243,7 +242,7 @@ class Visit:
         self._left_alone = False
         self._step: SentRequest | None = None
         """The last request, not in the request log yet: it is written when it is known what was cut of its page."""
-        self.told = SentLinks()
+        self.sent_links = SentLinks()
         if context.remembers is not None:
             context.remembers.recall(lease.site, lease.memo)
         if context.loads is not None:
@@ -389,7 +388,10 @@ class Visit:
             # A timer may fire a little early: look at the clock again.
             while (wait := self._pace.wait()) > 0 or (wait := context.breaker.wait()) > 0:
                 await self._sleep(wait)
-            async with self._at_its_address(request) if context.crowds is not None else _ANYWHERE, context.slots:
+            async with (
+                self._at_its_address(request) if context.address_limits is not None else _ANYWHERE,
+                context.slots,
+            ):
                 if self.lost or self._clock.monotonic() >= self.deadline:
                     self.lost = True
                     raise _LeaseLost
@@ -425,13 +427,13 @@ class Visit:
     @asynccontextmanager
     async def _at_its_address(self, request: Request) -> AsyncIterator[None]:
         """One of the places at the site's address. A visit that waits for one takes no place of a fetch."""
-        crowds = self._context.crowds
-        assert crowds is not None
-        address = await crowds.locate(request)
-        if crowds.is_full(address):
+        address_limits = self._context.address_limits
+        assert address_limits is not None
+        address = await address_limits.locate(request)
+        if address_limits.is_full(address):
             self.sleeping = True
             self._context.went_to_sleep()
-        async with crowds.at(address):
+        async with address_limits.at(address):
             self.sleeping = False
             yield
 
@@ -512,7 +514,7 @@ class Visit:
         if request.label == SITEMAP:
             await self._read_sitemap(request, response, verdict)
         elif verdict.target and verdict.status == "done":
-            links = self._lent(self._context.handler.redirect(request, verdict.target, response), always=True)
+            links = self._lent(self._context.processor.redirect(request, verdict.target, response), always=True)
             row = answer_row(request, response, location=verdict.target)
             seen = Seen(text_digest(verdict.target))
             await self._settle(request, verdict, response=response, row=row, links=links, seen=seen)
@@ -525,8 +527,8 @@ class Visit:
             row = answer_row(request, response, location=verdict.target, error=said)
             await self._settle(request, verdict, response=response, row=row)
         else:
-            handled = await self._context.handler.handle(
-                request, response, made=self.told.made, suspect=self.lease.suspect, aside=self._aside
+            handled = await self._context.processor.process(
+                request, response, made=self.sent_links.made, suspect=self.lease.suspect, aside=self._aside
             )
             page, row, likeness = handled.page, handled.row, handled.page.likeness
             if self._copies is not None and (kept := self._copies.saw(request.key, page.compared)) is not None:
@@ -538,7 +540,9 @@ class Visit:
             paths = self._paths.saw(request, likeness, handled.links, beside=page.beside)
             verdict = verdict._replace(memo={**(verdict.memo or {}), **paths})
             self._memo.update(paths)
-            links = self._lent(self._paths.open(self.told.new(handled.links), self._context.handler.linker.refused))
+            links = self._lent(
+                self._paths.open(self.sent_links.new(handled.links), self._context.processor.linker.refused)
+            )
             await self._settle(
                 request,
                 verdict,
@@ -548,7 +552,7 @@ class Visit:
                 page=page,
                 seen=Seen(page.digest, page.main, page.cut),
             )
-            self.told.add(links)
+            self.sent_links.add(links)
 
     async def _read_sitemap(self, request: Request, response: Response | None, verdict: Verdict) -> None:
         """Add what a sitemap lists, then settle it. After a kill in between, it is read again, which does no harm."""

@@ -17,7 +17,7 @@ from collections import Counter
 
 from turbohtml import TokenType, tokenize
 
-MOST_COPIES = 2_000_000
+MOST_REOPENED = 2_000_000
 """Elements that a page may have beyond its own tags."""
 MOST_MERGED = 4_000_000
 """Attributes that repeated `<html>` and `<body>` tags may copy, of 24 bytes each."""
@@ -55,17 +55,17 @@ def is_suspicious(body: bytes) -> bool:
     tags = body.count(b"<")
     if _merges_too_many(tags, len(body)) and _merges_too_many(len(_ROOT.findall(body)), len(body)):
         return True
-    if tags * tags <= 4 * MOST_COPIES:
+    if tags * tags <= 4 * MOST_REOPENED:
         return False
     ends = _START.findall(body)
     bare = ends.count(b">")
-    return (len(ends) - bare + min(bare, _BARE)) * tags > MOST_COPIES
+    return (len(ends) - bare + min(bare, _BARE)) * tags > MOST_REOPENED
 
 
 def without_excess(markup: str) -> tuple[str, int]:
     """The markup without the tags that would make too many elements or attributes, and how many tags that are."""
     markup, roots = _without_roots(markup)
-    if copies(markup) <= MOST_COPIES:
+    if count_reopened(markup) <= MOST_REOPENED:
         return markup, roots
     markup, dropped = _TAG.subn(_DROPPED, markup)
     return markup, roots + dropped
@@ -114,7 +114,7 @@ def merged(markup: str) -> int:
     return total
 
 
-def copies(markup: str) -> int:
+def count_reopened(markup: str) -> int:
     """How many elements formatting would be opened again as, at most; the count ends where it is too many."""
     # One for each fence: the formatting that is open inside of it, by name, and by the whole tag.
     frames: list[tuple[str, dict[str, list[str]]]] = [("", {})]
@@ -153,7 +153,7 @@ def copies(markup: str) -> int:
             total += opened
             if is_foreign and "<" in (token.data or ""):
                 opened += len(_TAG.findall(token.data or ""))
-        if total > MOST_COPIES:
+        if total > MOST_REOPENED:
             break
     return total
 

@@ -280,13 +280,7 @@ def _references(
     """The references at and below a node, as they are written; the page's bases and metas go into the other lists."""
     found: list[str] = []
     besides: list[str] = []
-    nodes = root.select(_LEADING)
-    if isinstance(root, Element) and root.matches(_LEADING):
-        nodes.insert(0, root)
-    if root.select_one(_INERT) is not None:
-        inert = set(root.select(f"{_INERT} {_LEADING}"))
-        nodes = [node for node in nodes if node not in inert]
-    for node in nodes:
+    for node in _leading(root):
         tag = node.tag
         if tag in {"a", "area"}:
             rel = node.attr("rel") if nofollow else None
@@ -306,15 +300,31 @@ def _references(
                 besides.append(source)
         elif tag == "noframes":
             besides += _without_frames(node.text, nofollow=nofollow)
-        elif tag != "meta":
-            continue
-        elif metas is not None and (name := node.attr("name")):
-            metas.append((name.strip(SPACES).lower(), node.attr("content") or ""))
-        elif (node.attr("http-equiv") or "").lower() == "refresh":
-            refresh = parse_refresh(node.attr("content") or "")
-            if refresh is not None and refresh[1] is not None:
-                besides.append(refresh[1])
+        elif tag == "meta":
+            if metas is not None and (name := node.attr("name")):
+                metas.append((name.strip(SPACES).lower(), node.attr("content") or ""))
+            elif (target := _refresh_target(node)) is not None:
+                besides.append(target)
     return found + besides
+
+
+def _leading(root: Document | Element) -> list[Element]:
+    """The elements at and below a node that may have references, outside templates."""
+    nodes = root.select(_LEADING)
+    if isinstance(root, Element) and root.matches(_LEADING):
+        nodes.insert(0, root)
+    if root.select_one(_INERT) is not None:
+        inert = set(root.select(f"{_INERT} {_LEADING}"))
+        nodes = [node for node in nodes if node not in inert]
+    return nodes
+
+
+def _refresh_target(node: Element) -> str | None:
+    """The reference of a `<meta http-equiv=refresh>` that names one."""
+    if (node.attr("http-equiv") or "").lower() != "refresh":
+        return None
+    refresh = parse_refresh(node.attr("content") or "")
+    return refresh[1] if refresh is not None else None
 
 
 def _without_frames(markup: str, *, nofollow: bool) -> list[str]:

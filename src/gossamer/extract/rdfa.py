@@ -176,35 +176,22 @@ class _Reader:
         target = self._resource(node.attr("resource"), names)
         linked = next((self._iri(url) for name in ("href", "src") if (url := node.attr(name)) is not None), "")
         target = target or linked
+        has_link = rel is not None or rev is not None
         fallback = self._base if is_root else given.object if node.tag in {"head", "body"} else ""
-        subject = found = typed = ""
-        skips = False
-        if rel is None and rev is None:
-            if prop is not None and node.attr("content") is None and node.attr("datatype") is None:
-                subject = about or fallback or given.object
-                if kind is not None:
-                    found = typed = about or fallback or target or self._new_name()
-            else:
-                subject = about or target or fallback
-                if not subject:
-                    subject = self._new_name() if kind is not None else given.object
-                    skips = kind is None and prop is None
-                typed = subject if kind is not None else ""
-        else:
+        if has_link:
             subject = about or fallback or given.object
             found = target or (self._new_name() if kind is not None and not about else "")
             typed = "" if kind is None else about or found
+        else:
+            subject, found, typed = self._without_link(node, given, about, target, fallback)
+        skips = not has_link and kind is None and prop is None and not (about or target or fallback)
         for one in self._properties(kind, names):
             self._add_type(typed, one)
         lists = {} if subject and subject != given.object else given.lists
         pending: list[tuple[str, str]] = []
         forward, backward = self._properties(rel, names), self._properties(rev, names)
-        if found and (rel is not None or rev is not None):
-            for one in forward:
-                if inlist:
-                    lists.setdefault(one, []).append({"@id": found})
-                else:
-                    self._add(subject, one, {"@id": found})
+        if found and has_link:
+            self._state(subject, forward, {"@id": found}, lists if inlist else None)
             for one in backward:
                 self._add(found, one, {"@id": subject})
         elif forward or backward:
@@ -213,21 +200,27 @@ class _Reader:
                 for one in forward:
                     lists.setdefault(one, [])
             found = self._new_name()
-        has_link = rel is not None or rev is not None
         properties = self._properties(prop, names)
         if properties and subject:
             value = self._value(node, names, "" if has_link else target, typed if not about else "")
-            for one in properties:
-                if inlist:
-                    lists.setdefault(one, []).append(value)
-                else:
-                    self._add(subject, one, value)
+            self._state(subject, properties, value, lists if inlist else None)
         if not skips and subject:
             self._complete(given, subject)
         if skips:
             return names._replace(lists=lists), subject, lists
         below = found or subject or given.subject
         return names._replace(subject=subject, object=below, pending=pending, lists=lists), subject, lists
+
+    def _without_link(
+        self, node: Element, given: _Context, about: str, target: str, fallback: str
+    ) -> tuple[str, str, str]:
+        """RDFa Core, 7.5, step 5: subject, object, and typed resource of an element without rel and rev."""
+        has_type = node.attr("typeof") is not None
+        if node.attr("property") is None or node.attr("content") is not None or node.attr("datatype") is not None:
+            subject = about or target or fallback or (self._new_name() if has_type else given.object)
+            return subject, "", subject if has_type else ""
+        found = (about or fallback or target or self._new_name()) if has_type else ""
+        return about or fallback or given.object, found, found
 
     def _scope(self, node: Element, given: _Context) -> _Context:
         """The context with the vocabulary, prefixes and language of an element."""
@@ -338,6 +331,14 @@ class _Reader:
         if self._left > 0:
             self._left -= 1
             self._subject(subject).setdefault(name, []).append(value)
+
+    def _state(self, subject: str, names: list[str], value: Value, lists: Lists | None) -> None:
+        """Add a statement for each property, or append its value to the property's list."""
+        for name in names:
+            if lists is not None:
+                lists.setdefault(name, []).append(value)
+            else:
+                self._add(subject, name, value)
 
     def _add_type(self, subject: str, name: str) -> None:
         if self._left > 0 and subject:

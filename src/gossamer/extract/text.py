@@ -12,7 +12,7 @@ visited once."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from turbohtml import CData, Document, Element, Namespace, Node, Text
@@ -49,14 +49,17 @@ def visible_text(
     """The text outside scripts, styles and the like: a line per block, no white space but single spaces.
 
     `without` are elements whose text is left out. Of a document that is not HTML, all text, a line per element."""
-    top: Element | None
-    if isinstance(tree, Document):
-        top = part_of(tree, "body")
-        if tree.root is not None and tree.root.tag != "html":
-            return "\n".join(filter(None, (" ".join(text.split()) for text in tree.root.strings)))
-    else:
-        top = tree
-    if top is None or top.tag in hidden:
+    if isinstance(tree, Element):
+        return _text_below(tree, hidden, without)
+    if tree.root is not None and tree.root.tag != "html":
+        return _joined(tree.root.strings)
+    body = part_of(tree, "body")
+    return _text_below(body, hidden, without) if body is not None else ""
+
+
+def _text_below(top: Element, hidden: frozenset[str], without: frozenset[Node]) -> str:
+    """The visible text of an element."""
+    if top.tag in hidden:
         return ""
     lines: list[str] = []
     pieces: list[str] = []
@@ -87,6 +90,11 @@ def visible_text(
                     lines.append("".join(pieces))
                     pieces.clear()
     lines.append("".join(pieces))
+    return _joined(lines)
+
+
+def _joined(lines: Iterable[str]) -> str:
+    """The lines that have text, with single spaces."""
     return "\n".join(filter(None, (" ".join(line.split()) for line in lines)))
 
 

@@ -108,7 +108,7 @@ def batch_size(batch: int, *, delay: float, seconds: float, waiting: int, lanes:
 MOST_LINKS = 10_000
 
 
-def portions(outcomes: Sequence[Outcome]) -> Iterator[Sequence[Outcome]]:
+def outcome_batches(outcomes: Sequence[Outcome]) -> Iterator[Sequence[Outcome]]:
     """The outcomes in parts with not many more links than that; at least one part."""
     first = links = 0
     for index, outcome in enumerate(outcomes):

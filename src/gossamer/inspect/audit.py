@@ -14,7 +14,7 @@ import msgspec
 from gossamer import urls
 from gossamer.inspect.rules import RobotsSays, when
 from gossamer.jobs.job import Job
-from gossamer.storage.request_log import Sent, has_trail, is_too_short, rested
+from gossamer.storage.request_log import Sent, has_request_log, is_too_short, rested
 
 
 def site_audit(job: Job, name: str, site: Mapping[str, Any], steps: Iterable[Sent]) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def site_audit(job: Job, name: str, site: Mapping[str, Any], steps: Iterable[Sen
     return {
         "site": name,
         "job": job.name,
-        "complete": has_trail(job.folder),
+        "complete": has_request_log(job.folder),
         "user_agent": job.settings.user_agent,
         "delay": site["delay"],
         "setting_delay": job.settings.for_site(name).delay,

@@ -26,7 +26,7 @@ _BY_SCRAPY = (
 Known = Mapping[str, Any]
 
 
-async def tell(job: Job, url: str, *, page: str = "", state: State | None = None, now: float) -> dict[str, Any]:
+async def url_history(job: Job, url: str, *, page: str = "", state: State | None = None, now: float) -> dict[str, Any]:
     """All that can be known of a URL; `page` is where a link to it stands, if somebody knows of one.
 
     `state` is that of the job, for those who know it."""

@@ -40,12 +40,12 @@ from gossamer.jobs.results_folder import (
     results_folder,
 )
 from gossamer.jobs.seeding import begin
-from gossamer.jobs.worker import _finish_archives
+from gossamer.jobs.worker import finish_abandoned_archives
 from gossamer.model import Counts, JobState
 from gossamer.settings import Settings
 from gossamer.storage.registry import wants_segments
 from gossamer.storage.request_log import cut_of
-from gossamer.storage.segments import export
+from gossamer.storage.segments import merge_segments
 
 log = logging.getLogger("gossamer.fleet")
 
@@ -198,8 +198,8 @@ class FleetRun:
                 self._supervisor.stop()
             await self._supervisor.run()
             if wants_segments(self.settings.sink):
-                await export(self.folder)
-            await _finish_archives(frontier, self.settings, self.folder)
+                await merge_segments(self.folder)
+            await finish_abandoned_archives(frontier, self.settings, self.folder)
             if wants_segments(self.settings.sink):
                 await self._compare(frontier)
             self.stats.cut = await asyncio.to_thread(cut_of, self.folder, since=began_at)

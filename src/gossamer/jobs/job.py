@@ -17,7 +17,7 @@ from gossamer.errors import ConfigError
 from gossamer.jobs.scaling import Advice
 from gossamer.model import Counts, Heartbeat, JobState, RegionView, ShardView
 from gossamer.settings import Settings
-from gossamer.storage.request_log import cut_of, has_trail, trail_bytes
+from gossamer.storage.request_log import cut_of, has_request_log, request_log_bytes
 
 if TYPE_CHECKING:
     from gossamer.jobs.removal import Removed
@@ -183,7 +183,7 @@ def state_word(state: JobState) -> State:
 
 def cut_pages(folder: Path, *, check: bool = False) -> Known | None:
     """The pages that were cut, by the request log; None where there is none or, without `check`, a long one."""
-    if not has_trail(folder) or (not check and trail_bytes(folder) > _QUICK_BYTES):
+    if not has_request_log(folder) or (not check and request_log_bytes(folder) > _QUICK_BYTES):
         return None
     return cut_of(folder).plain()
 

@@ -249,9 +249,9 @@ class ProcessMonitor:
     def look(self, processes: Mapping[str, int]) -> list[Heartbeat]:
         """What workers of a fleet would report of themselves, as far as it can be seen from outside."""
         self._seen = {pid: seen for pid, seen in self._seen.items() if pid in processes.values()}
-        return [self._pulse(name, pid) for name, pid in processes.items()]
+        return [self._heartbeat(name, pid) for name, pid in processes.items()]
 
-    def _pulse(self, name: str, pid: int) -> Heartbeat:
+    def _heartbeat(self, name: str, pid: int) -> Heartbeat:
         memory, used, up = _usage(pid)
         now = self._clock.monotonic()
         before, at = self._seen.get(pid, (used, now))

@@ -88,12 +88,12 @@ class Notifier:
             check(target)
         self._targets = targets
 
-    async def tell(self, event: str, text: str, **about: object) -> None:
+    async def send(self, event: str, text: str, **about: object) -> None:
         """Tell everybody; returns when all were told, or could not be."""
         body = json.dumps({"event": event, "text": text, **about}).encode()
-        await asyncio.gather(*(self._tell(target, body) for target in self._targets))
+        await asyncio.gather(*(self._post(target, body) for target in self._targets))
 
-    async def _tell(self, target: str, body: bytes) -> None:
+    async def _post(self, target: str, body: bytes) -> None:
         send = _run if target.startswith("exec:") else _post
         name = target if target.startswith("exec:") else target.split("?", maxsplit=1)[0].rsplit("@", maxsplit=1)[-1]
         for number in range(_TRIES):
@@ -123,7 +123,7 @@ async def watch(run: ObservedRun, notifier: Notifier, judge: Judge, *, job: str,
         counts, (pages, failures) = await run.counts(), run.figures
         works = counts.job == "running" and bool(counts.ready_sites or counts.leased)
         for event, text in judge.events(RunSample(clock.monotonic(), pages, failures, works)):
-            await notifier.tell(event, text, job=job, pages=pages, failures=failures)
+            await notifier.send(event, text, job=job, pages=pages, failures=failures)
 
 
 def _post(target: str, body: bytes) -> None:

@@ -42,14 +42,14 @@ from gossamer.download.dns import NameResolver, Resolver
 from gossamer.engine.budget import Guard
 from gossamer.engine.commit import FleetStore, Store
 from gossamer.engine.concurrency import AddressLimits, Machine, Measures
-from gossamer.engine.guarded_parsing import Careful
+from gossamer.engine.guarded_parsing import GuardedParser
 from gossamer.engine.heartbeat import HeartbeatSender, beating, is_live
 from gossamer.engine.lifecycle import Lifecycle
-from gossamer.engine.links import Handler, KnownKeys, Linker, RecentKeys
-from gossamer.engine.parsing import Extractor, item_columns, make_spider
+from gossamer.engine.links import KnownKeys, Linker, RecentKeys
+from gossamer.engine.parsing import PageProcessor, SpiderRunner, item_columns, make_spider
 from gossamer.engine.regions import Connects, Places
 from gossamer.engine.remote import OwnerConnection, RemoteFrontier, RemoteStore, connect
-from gossamer.engine.robots import LoadGate
+from gossamer.engine.robots import SubresourceRobots
 from gossamer.engine.run import Engine
 from gossamer.engine.supervision import CrashMarker, left_behind
 from gossamer.engine.visit import Visit
@@ -106,19 +106,19 @@ async def check_fetching(settings: Settings) -> None:
     await open_downloader(settings, clock=clock).aclose()
 
 
-def gate_of_loads(downloader: Downloader, settings: Settings, clock: Clock) -> LoadGate | None:
+def subresource_robots_of(downloader: Downloader, settings: Settings, clock: Clock) -> SubresourceRobots | None:
     """The robots check for what pages in the browser load, installed in the downloader; None without either."""
     if not settings.robots or settings.downloader not in ("browser", "auto"):
         return None
     from gossamer.download.browser import BrowserDownloader
 
     assert isinstance(downloader, BrowserDownloader)
-    gate = LoadGate(settings, clock)
+    gate = SubresourceRobots(settings, clock)
     downloader.permit = gate.allows
     return gate
 
 
-def crowds_of(downloader: Downloader, settings: Settings) -> AddressLimits | None:
+def address_limits_of(downloader: Downloader, settings: Settings) -> AddressLimits | None:
     """The limit of fetches per address, if there is one: names are then resolved before pages are requested."""
     if settings.per_address is None or not isinstance(downloader, Locates):
         return None
@@ -170,34 +170,34 @@ async def build_worker(
         names = traced.TracedNames(Resolver(clock, settings.resolve, nameservers=settings.nameservers), tracing)
         store = traced.TracedStore(store, tracing, clock)
     downloader = open_downloader(settings, clock=clock, resolver=names)
-    loads = gate_of_loads(downloader, settings, clock)
+    loads = subresource_robots_of(downloader, settings, clock)
     jar = jar_of(settings, clock)
     # With parser processes for all pages, no page runs here that could kill this process.
     marker = CrashMarker(None if settings.parse_processes else marker_path)
-    extractor: ParserPool | Careful
+    extractor: ParserPool | GuardedParser
     if settings.parse_processes:
         extractor, lifecycle = _parsers(settings), Lifecycle(spider)
     else:
         lifecycle = Lifecycle(spider, spider.pipelines)
         guard = Guard()
-        here = Extractor(spider, settings, guard=guard)
-        extractor = Careful(here, settings, guard=guard, marker=marker, start=begin_parsers, suspects=suspects)
+        here = SpiderRunner(spider, settings, guard=guard)
+        extractor = GuardedParser(here, settings, guard=guard, marker=marker, start=begin_parsers, suspects=suspects)
     try:
         inner: Fetch = downloader.fetch
         fetch = compose(middlewares(spider, settings, clock, jar=jar), inner)
         if spider.fetch_middleware:
             fetch = guarded(fetch)
-        handler = Handler(extractor, linker)
+        processor = PageProcessor(extractor, linker)
         visits: Callable[..., Visit] = Visit
         if tracing is not None:
             fetch = traced.traced_fetch(fetch, tracing)
-            handler = traced.TracedHandler(extractor, linker, tracing)
+            processor = traced.TracedPageProcessor(extractor, linker, tracing)
             visits = partial(traced.TracedVisit, tracing=tracing)
         yield Engine(
             frontier,
             store,
             fetch=fetch,
-            handler=handler,
+            processor=processor,
             lifecycle=lifecycle,
             recent=recent,
             settings=settings,
@@ -207,7 +207,7 @@ async def build_worker(
             jar=jar,
             remembers=downloader if isinstance(downloader, Remembers) else None,
             loads=loads,
-            crowds=crowds_of(downloader, settings),
+            address_limits=address_limits_of(downloader, settings),
             visits=visits,
             machine=machine,
         )
@@ -333,13 +333,13 @@ async def join_fleet(
         finally:
             await store.aclose()
         if state == "finished":
-            await _finish_archives(frontier, frontier.settings, results)
+            await finish_abandoned_archives(frontier, frontier.settings, results)
         return state
     finally:
         await frontier.aclose()
 
 
-async def _finish_archives(frontier: FleetFrontier, settings: Settings, folder: Path) -> None:
+async def finish_abandoned_archives(frontier: FleetFrontier, settings: Settings, folder: Path) -> None:
     """Finish WARC files that killed workers left open, also those of machines that never return.
 
     Each worker that ends with the job tries; files of workers that are still alive are left alone."""

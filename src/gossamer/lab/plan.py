@@ -427,7 +427,7 @@ class WhatIfRow(NamedTuple):
 def rows(wish: Requirements, figures: Figures) -> Iterator[WhatIfRow]:
     """As it is wished, then each thing that matters changed by itself."""
     yield WhatIfRow("as asked", plan_crawl(wish, figures))
-    for change, other in _wishes(wish):
+    for change, other in _variations(wish):
         yield WhatIfRow(change, plan_crawl(other, figures))
     twice = msgspec.structs.replace(
         figures,
@@ -442,7 +442,7 @@ def rows(wish: Requirements, figures: Figures) -> Iterator[WhatIfRow]:
             yield WhatIfRow(f"frontier in {name}", plan_crawl(msgspec.structs.replace(wish, store=name), figures))
 
 
-def _wishes(wish: Requirements) -> Iterator[tuple[str, Requirements]]:
+def _variations(wish: Requirements) -> Iterator[tuple[str, Requirements]]:
     change = msgspec.structs.replace
     for factor in (0.25, 4.0):
         yield f"delay {span(wish.delay * factor)}", change(wish, delay=wish.delay * factor)

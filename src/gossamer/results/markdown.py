@@ -156,7 +156,7 @@ def _cut(sentence: str, most_words: int) -> Iterator[tuple[str, bool]]:
 
 
 INDEX, CHUNKS = "index.jsonl", "chunks.jsonl"
-_TOLD = 20
+_MOST_REPORTED = 20
 _SPIDER = "gossamer.results.markdown:CleanPages"
 _FRONT = ("title", "author", "date", "modified", "language", "description", "site_name", "cut")
 _SLUG_CHARS, _HOST_CHARS = 80, 100
@@ -199,7 +199,7 @@ class _Writer:
     def take(self, done: Done) -> None:
         """Write what a part of the pages gave."""
         for what in (*done.unread, *(f"{url}: {error}" for url, error in done.failures)):
-            if self._unread < _TOLD:
+            if self._unread < _MOST_REPORTED:
                 log.warning("not exported: %s", what)
             self._unread += 1
         for line in done.items.splitlines():

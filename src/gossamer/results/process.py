@@ -17,7 +17,7 @@ import msgspec
 from gossamer import settings as configuration
 from gossamer.engine.budget import Guard, Interrupted, hung
 from gossamer.engine.lifecycle import Lifecycle, leave_on_signal
-from gossamer.engine.parsing import Extracted, Extractor, died, make_spider, row_of, too_costly
+from gossamer.engine.parsing import Extracted, SpiderRunner, died, make_spider, row_of, too_costly
 from gossamer.engine.supervision import die_with, leave_signals_to_parent
 from gossamer.errors import ArchiveError, GossamerError
 from gossamer.model import PageRow
@@ -93,7 +93,7 @@ class Done(msgspec.Struct, tag="done", frozen=True, kw_only=True):
 
 _EXAMPLES = 20
 Message = At | Done | Closing | Left
-Tell = Callable[[Message], None]
+Send = Callable[[Message], None]
 Meets = Callable[[PageRow], bool]
 
 
@@ -111,7 +111,7 @@ class ReplayCounts:
         self._unread: list[str] = []
         self._fields: dict[str, int] = {}
 
-    async def run(self, page: StoredPage, extractor: Extractor) -> None:
+    async def run(self, page: StoredPage, extractor: SpiderRunner) -> None:
         request, response = page.request, page.response
         found = await extractor.extract(request, response, known=page.row, hard=True)
         row = row_of(request, response, found)
@@ -173,9 +173,9 @@ def _line(buffer: bytearray, value: object) -> None:
 async def work(
     order: ReplayTask,
     stored: Stored,
-    extractor: Extractor,
+    extractor: SpiderRunner,
     settings: Settings,
-    tell: Tell,
+    send: Send,
     where: Meets | None = None,
     *,
     guard: Guard,
@@ -197,7 +197,7 @@ async def work(
             tally.gave_up(page, too_costly(page.response, hung(settings, len(page.body))))
             continue
         if order.careful:
-            tell(At(place, page.url))
+            send(At(place, page.url))
         await tally.run(page, extractor)
     return tally.done()
 
@@ -224,7 +224,7 @@ def serve(setup: Setup, source: BinaryIO, target: BinaryIO) -> None:
     trees = [(Path(tree), Path(folder)) for tree, folder in setup.trees]
     stored = Stored([Path(path) for path in setup.warcs], trees, drafts=Path(setup.drafts))
 
-    def tell(message: Message) -> None:
+    def send(message: Message) -> None:
         data = _encode(message)
         target.write(len(data).to_bytes(4, "big"))
         target.write(data)
@@ -241,27 +241,27 @@ def serve(setup: Setup, source: BinaryIO, target: BinaryIO) -> None:
         left = Left()
         try:
             spider = make_spider(settings)
-            extractor = Extractor(spider, settings, guard=guard)
+            extractor = SpiderRunner(spider, settings, guard=guard)
             lifecycle = Lifecycle(spider, spider.pipelines)
             runner.run(lifecycle.open())
             try:
                 with suppress(Interrupted):
                     while data is not None and not guard.is_stopping:
                         order = msgspec.msgpack.decode(data, type=ReplayTask)
-                        runner.run(_answer(work(order, stored, extractor, settings, tell, where, guard=guard), tell))
+                        runner.run(_answer(work(order, stored, extractor, settings, send, where, guard=guard), send))
                         data = _read(source)
-                tell(Closing())
+                send(Closing())
             finally:
                 # Also where the spider ends the process in the middle of a page, which has no answer then.
                 runner.run(lifecycle.close())
         except GossamerError as error:
             left = Left(str(error), error.hint)
-        tell(left)
+        send(left)
 
 
-async def _answer(doing: Coroutine[Any, Any, Done], tell: Tell) -> None:
-    """Tell what came of it. As the result of a task it would be printed into a text that nobody reads."""
-    tell(await doing)
+async def _answer(doing: Coroutine[Any, Any, Done], send: Send) -> None:
+    """Send what came of it. As the result of a task it would be printed into a text that nobody reads."""
+    send(await doing)
 
 
 def main() -> None:

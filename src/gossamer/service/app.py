@@ -167,8 +167,8 @@ STATIC = Path(__file__).parent / "static"
 class Front:
     """Handlers that are about the service itself."""
 
-    def __init__(self, desk: ServiceState) -> None:
-        self._desk = desk
+    def __init__(self, service: ServiceState) -> None:
+        self._service = service
         self.table: Sequence[Endpoint] = ()
 
     def endpoints(self) -> list[Endpoint]:
@@ -197,33 +197,33 @@ class Front:
         return PlainTextResponse("ok\n")
 
     async def ready(self, _: ApiRequest[Nothing, None]) -> Response:
-        watch = self._desk.watch
+        watch = self._service.watch
         if not watch.is_ready:
             # The reason may name a server: it is for those with a token, and for the log.
             raise Refused(503, "the jobs cannot be reached", headers={"retry-after": "5"})
         return PlainTextResponse("ok\n")
 
     async def metrics(self, _: ApiRequest[Nothing, None]) -> Response:
-        desk = self._desk
-        return Response(exposition(desk.watch, desk.hub, now=desk.clock.epoch()), media_type=CONTENT_TYPE)
+        service = self._service
+        return Response(exposition(service.watch, service.hub, now=service.clock.epoch()), media_type=CONTENT_TYPE)
 
     async def openapi(self, _: ApiRequest[Nothing, None]) -> Response:
-        return json(document(self.table, secured=not self._desk.doorkeeper.is_open))
+        return json(document(self.table, secured=not self._service.doorkeeper.is_open))
 
     async def about(self, asked: ApiRequest[Nothing, None]) -> About:
-        desk = self._desk
+        service = self._service
         return About(
             version=VERSION,
-            only=desk.only,
-            place="fleet" if desk.directory.place == "fleet" else "embedded",
+            only=service.only,
+            place="fleet" if service.directory.place == "fleet" else "embedded",
             role=asked.role,
-            spiders=sorted(desk.spiders),
-            least_delay=desk.base.delay,
-            may_start=desk.directory.may_start and asked.role == "write" and desk.only != "pages",
+            spiders=sorted(service.spiders),
+            least_delay=service.base.delay,
+            may_start=service.directory.may_start and asked.role == "write" and service.only != "pages",
         )
 
     async def log_in(self, asked: ApiRequest[Nothing, Login]) -> Response:
-        keeper = self._desk.doorkeeper
+        keeper = self._service.doorkeeper
         role = "write" if keeper.is_open else keeper.role_of(asked.body.token)
         if role is None:
             raise Refused(401, "this token is not known", headers={"www-authenticate": "Bearer"})
@@ -244,43 +244,50 @@ class Front:
         return answer
 
     async def events(self, asked: ApiRequest[AskEvents, None]) -> Response:
-        self._desk.hub.check()
+        self._service.hub.check()
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        return StreamingResponse(self._desk.hub.listen(asked.query.job), 200, headers, "text/event-stream")
+        return StreamingResponse(self._service.hub.listen(asked.query.job), 200, headers, "text/event-stream")
 
 
-def table(desk: ServiceState, only: Part = "") -> list[Endpoint]:
+def table(service: ServiceState, only: Part = "") -> list[Endpoint]:
     """All endpoints of the part that is served; without one, of both."""
-    front = Front(desk)
-    parts: tuple[Any, ...] = (front, Tasks(desk), Answers(desk), FleetWork(desk), SitesView(desk), PagesView(desk))
+    front = Front(service)
+    parts: tuple[Any, ...] = (
+        front,
+        Tasks(service),
+        Answers(service),
+        FleetWork(service),
+        SitesView(service),
+        PagesView(service),
+    )
     found = [endpoint for part in parts for endpoint in part.endpoints()]
     front.table = [one for one in found if not only or one.part in ("", only)]
     return list(front.table)
 
 
-def application(desk: ServiceState, *, hosts: Sequence[str] = (), rate: float = 100.0) -> ASGIApp:
+def application(service: ServiceState, *, hosts: Sequence[str] = (), rate: float = 100.0) -> ASGIApp:
     """The whole of it, as an ASGI application; while it lives it watches the jobs."""
     files = Mount("/", StaticFiles(directory=STATIC, html=True))
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        watching = asyncio.create_task(desk.watch.run())
+        watching = asyncio.create_task(service.watch.run())
         try:
             yield
         finally:
-            desk.hub.close()
+            service.hub.close()
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
-            await desk.watch.aclose()
-            await desk.directory.aclose()
+            await service.watch.aclose()
+            await service.directory.aclose()
 
     app = Starlette(
-        routes=[*routes(table(desk, desk.only)), files],
+        routes=[*routes(table(service, service.only)), files],
         lifespan=lifespan,
         exception_handlers={HTTPException: _http_problem},
     )
     app.router.redirect_slashes = False
-    return AccessGuard(app, desk.doorkeeper, hosts=hosts, rate=rate, clock=desk.clock)
+    return AccessGuard(app, service.doorkeeper, hosts=hosts, rate=rate, clock=service.clock)
 
 
 async def _http_problem(_: Request, error: Exception) -> Response:

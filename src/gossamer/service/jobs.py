@@ -13,7 +13,7 @@ from gossamer import urls
 from gossamer.engine.heartbeat import is_live
 from gossamer.errors import JobMissing
 from gossamer.inspect.audit import site_audit
-from gossamer.inspect.why import tell
+from gossamer.inspect.why import url_history
 from gossamer.jobs import job as jobs
 from gossamer.jobs.fleet import merge_regions
 from gossamer.jobs.job import Job as JobHandle
@@ -59,8 +59,8 @@ from gossamer.storage.request_log import Sent, walked
 class Tasks:
     """Handlers of everything under /api/jobs that is about a job as a whole."""
 
-    def __init__(self, desk: ServiceState) -> None:
-        self._desk = desk
+    def __init__(self, service: ServiceState) -> None:
+        self._service = service
 
     def endpoints(self) -> list[Endpoint]:
         """The lines of the table."""
@@ -90,9 +90,9 @@ class Tasks:
         ]  # fmt: skip
 
     async def listed(self, asked: ApiRequest[AskJobs, None]) -> Jobs:
-        desk, query = self._desk, asked.query
+        service, query = self._service, asked.query
         after = position_of(query.cursor, str, "")
-        names = [name for name in await desk.directory.names() if name > after]
+        names = [name for name in await service.directory.names() if name > after]
         found: list[Job] = []
         for name in names:
             job = await self._brief(name)
@@ -106,25 +106,25 @@ class Tasks:
 
     async def _brief(self, name: str) -> Job | None:
         """A job as it was seen last; one that was never seen is looked at."""
-        desk = self._desk
-        watched = desk.watch.known(name)
+        service = self._service
+        watched = service.watch.known(name)
         if watched is None or watched.looked_at is None:
             try:
-                watched = await desk.watch.ask(name)
+                watched = await service.watch.ask(name)
             except JobMissing:
                 return None
-        return watched.job(desk.directory.place)
+        return watched.job(service.directory.place)
 
     async def inspect(self, asked: ApiRequest[Nothing, None]) -> JobDetail:
         return await self._detail(asked.path["job"])
 
     async def _detail(self, name: str) -> JobDetail:
-        desk = self._desk
-        watched = await desk.watch.ask(name)
-        brief = msgspec.structs.asdict(watched.job(desk.directory.place))
+        service = self._service
+        watched = await service.watch.ask(name)
+        brief = msgspec.structs.asdict(watched.job(service.directory.place))
         if watched.counts is None:
             return JobDetail(**brief, settings=None, warnings=[], has_bodies=False)
-        reached = await desk.directory.reach(name)
+        reached = await service.directory.reach(name)
         return JobDetail(
             **brief,
             settings=self._shown(reached.settings),
@@ -133,19 +133,19 @@ class Tasks:
         )
 
     def _shown(self, settings: Settings) -> JobSettings:
-        names = {place: name for name, place in self._desk.spiders.items()}
+        names = {place: name for name, place in self._service.spiders.items()}
         kinds = {sink.partition(":")[0] for sink in settings.sink}
         plain = {name: getattr(settings, name) for name in JobSettings.__struct_fields__ if hasattr(settings, name)}
         spider = names.get(settings.spider, "(other)") if settings.spider else ""
         return JobSettings(**(plain | {"spider": spider, "sinks": sorted(kinds)}))
 
     async def submit(self, asked: ApiRequest[Nothing, Submission]) -> Response:
-        desk, body = self._desk, asked.body
-        settings = settings_of(body, desk.base, desk.spiders)
+        service, body = self._service, asked.body
+        settings = settings_of(body, service.base, service.spiders)
         seeds, _ = sorted_out(body.urls)
         if not seeds:
             raise Refused(409, "none of these URLs can be crawled", hint="a URL looks like https://example.com/")
-        await desk.directory.submit(body.job, settings, seeds)
+        await service.directory.submit(body.job, settings, seeds)
         made = await self._detail(body.job)
         return json(made, 201, {"location": f"/api/jobs/{body.job}"})
 
@@ -162,20 +162,20 @@ class Tasks:
 
     async def resume(self, asked: ApiRequest[Nothing, None]) -> Job:
         name = asked.path["job"]
-        watched = await self._desk.watch.ask(name)
-        await self._desk.directory.resume(name)
+        watched = await self._service.watch.ask(name)
+        await self._service.directory.resume(name)
         return await self._again(watched)
 
     async def _again(self, watched: WatchedJob) -> Job:
         """A job after something was done to it."""
-        await watched.look(self._desk.directory)
-        return watched.job(self._desk.directory.place)
+        await watched.look(self._service.directory)
+        return watched.job(self._service.directory.place)
 
     async def _running(self, name: str) -> tuple[jobs.Job, WatchedJob]:
-        watched = await self._desk.watch.ask(name)
+        watched = await self._service.watch.ask(name)
         if watched.state == "starting":
             raise Refused(409, "the job is being started", hint="ask again in a moment")
-        return await self._desk.directory.reach(name), watched
+        return await self._service.directory.reach(name), watched
 
     async def add(self, asked: ApiRequest[Nothing, MoreUrls]) -> Added:
         seeds, refused = sorted_out(asked.body.urls)
@@ -184,15 +184,15 @@ class Tasks:
         return Added(added=added, known=len(seeds) - added, refused=refused)
 
     async def limit(self, asked: ApiRequest[Nothing, Limits]) -> Limited:
-        name, body, desk = asked.path["job"], asked.body, self._desk
-        reached = await desk.directory.reach(name)
+        name, body, service = asked.path["job"], asked.body, self._service
+        reached = await service.directory.reach(name)
         changes: dict[str, Any] = {}
         for field in ("max_pages", "max_seconds", "delay"):
             if (value := getattr(body, field)) is not UNSET:
                 changes[field] = value
         delays = {} if body.site_delays is UNSET else body.site_delays
-        if min([changes.get("delay", desk.base.delay), *delays.values()], default=0.0) < desk.base.delay:
-            raise Refused(403, f"a delay below {desk.base.delay:g} s is not allowed here", hint="see --delay")
+        if min([changes.get("delay", service.base.delay), *delays.values()], default=0.0) < service.base.delay:
+            raise Refused(403, f"a delay below {service.base.delay:g} s is not allowed here", hint="see --delay")
         if delays:
             known = msgspec.to_builtins(reached.settings.sites)
             changes["sites"] = {**known, **{site: {**known.get(site, {}), "delay": delays[site]} for site in delays}}
@@ -206,15 +206,15 @@ class Tasks:
         )
 
     async def history(self, asked: ApiRequest[AskHistory, None]) -> History:
-        watched = await self._desk.watch.ask(asked.path["job"])
+        watched = await self._service.watch.ask(asked.path["job"])
         step = asked.query.step
         # Looks at a large job are far apart: what came after the last one is not known yet, and not nothing.
-        now = self._desk.clock.epoch() if watched.sampled_at is None else watched.sampled_at
+        now = self._service.clock.epoch() if watched.sampled_at is None else watched.sampled_at
         start, series = watched.past.read(step, now, asked.query.steps)
         return History(job=watched.name, step=step, start=start, series=series)
 
     async def recent(self, asked: ApiRequest[Nothing, None]) -> Visits:
-        watched = await self._desk.watch.ask(asked.path["job"])
+        watched = await self._service.watch.ask(asked.path["job"])
         return Visits(visits=list(watched.tally.recent))
 
 
@@ -226,8 +226,8 @@ def keeps_bodies(settings: Settings) -> bool:
 class FleetWork:
     """Handlers of workers, shards, regions and advice."""
 
-    def __init__(self, desk: ServiceState) -> None:
-        self._desk = desk
+    def __init__(self, service: ServiceState) -> None:
+        self._service = service
 
     def endpoints(self) -> list[Endpoint]:
         """The lines of the table."""
@@ -248,19 +248,19 @@ class FleetWork:
         ]  # fmt: skip
 
     async def workers(self, asked: ApiRequest[Nothing, None]) -> Workers:
-        watched = await self._desk.watch.ask(asked.path["job"])
+        watched = await self._service.watch.ask(asked.path["job"])
         found = [_worker(pulse, watched) for pulse in watched.pulses]
         found.sort(key=lambda worker: (worker.live, worker.left, -worker.rate, worker.worker))
         return Workers(job=watched.name, workers=found)
 
     async def shards(self, asked: ApiRequest[Nothing, None]) -> Shards:
-        reached = await self._desk.directory.reach(asked.path["job"])
+        reached = await self._service.directory.reach(asked.path["job"])
         return Shards(job=asked.path["job"], shards=await reached.shards())
 
     async def regions(self, asked: ApiRequest[Nothing, None]) -> Regions:
         name = asked.path["job"]
-        watched = await self._desk.watch.ask(name)
-        reached = await self._desk.directory.reach(name)
+        watched = await self._service.watch.ask(name)
+        reached = await self._service.directory.reach(name)
         views = merge_regions(await reached.shards())
         live = [_worker(pulse, watched) for pulse in watched.pulses if is_live(pulse)]
         found = [
@@ -280,14 +280,16 @@ class FleetWork:
     async def scale_one(self, asked: ApiRequest[AskScaleOf, None]) -> Scale:
         name = asked.query.job
         if name is None:
-            running = [one.name for one in self._desk.watch.watched if one.state in ("running", "paused", "starting")]
+            running = [
+                one.name for one in self._service.watch.watched if one.state in ("running", "paused", "starting")
+            ]
             if len(running) != 1:
                 raise Refused(409, f"{len(running)} jobs run: which one?", hint="/api/scale?job=NAME")
             name = running[0]
         return await self._advise(name, asked.query)
 
     async def _advise(self, name: str, query: AskScale) -> Scale:
-        reached = await self._desk.directory.reach(name)
+        reached = await self._service.directory.reach(name)
         advice = await reached.advice(query.min, query.max)
         return Scale(job=name, **msgspec.structs.asdict(advice))
 
@@ -311,8 +313,8 @@ _MOST_ATTEMPTS = 200
 class Answers:
     """Handlers of questions about the past."""
 
-    def __init__(self, desk: ServiceState) -> None:
-        self._desk = desk
+    def __init__(self, service: ServiceState) -> None:
+        self._service = service
 
     def endpoints(self) -> list[Endpoint]:
         """The lines of the table."""
@@ -330,23 +332,23 @@ class Answers:
         ]  # fmt: skip
 
     async def faults(self, asked: ApiRequest[Nothing, None]) -> Faults:
-        watched = await self._desk.watch.ask(asked.path["job"])
+        watched = await self._service.watch.ask(asked.path["job"])
         return watched.tally.faults(watched.name)
 
     async def politeness(self, asked: ApiRequest[Nothing, None]) -> Politeness:
-        watched = await self._desk.watch.ask(asked.path["job"])
+        watched = await self._service.watch.ask(asked.path["job"])
         return watched.tally.politeness(watched.name)
 
     async def _job(self, name: str) -> tuple[JobHandle, State]:
-        watched = await self._desk.watch.ask(name)
+        watched = await self._service.watch.ask(name)
         state: State = "resting" if watched.state in ("failed", "starting") else watched.state
-        return await self._desk.directory.reach(name), state
+        return await self._service.directory.reach(name), state
 
     async def why(self, asked: ApiRequest[AskWhy, None]) -> dict[str, Any]:
         job, state = await self._job(asked.path["job"])
         url, page = one_url(asked.query.url), one_url(asked.query.page) if asked.query.page else ""
-        async with self._desk.reading.turn():
-            found = await tell(job, url, page=page, state=state, now=self._desk.clock.epoch())
+        async with self._service.reading.turn():
+            found = await url_history(job, url, page=page, state=state, now=self._service.clock.epoch())
         attempts = found["attempts"]
         plain = msgspec.to_builtins({**found, "attempts": attempts[-_MOST_ATTEMPTS:], "all_attempts": len(attempts)})
         return dict(plain)
@@ -370,4 +372,4 @@ class Answers:
             listed = found["requests"][-query.limit :]
             return {**found, "requests": listed, "all_requests": counted, "read": len(steps)}
 
-        return await self._desk.reading.read(read)
+        return await self._service.reading.read(read)

@@ -43,7 +43,7 @@ class JobNotifier:
         pages, failures = (counts.stored, counts.failed) if counts is not None else (0, 0)
         if before in _AT_WORK and state in _ENDS:
             text = problem if state == "failed" and problem else f"{pages:,} pages, {failures:,} failed"
-            self._tell(_ENDS[state], text, job, pages, failures)
+            self._notify(_ENDS[state], text, job, pages, failures)
         if state != "running" or counts is None:
             self._judges.pop(job, None)
             return
@@ -52,13 +52,13 @@ class JobNotifier:
             judge = self._judges[job] = Judge(stalled_after=self._stalled_after, errors_above=self._errors_above)
         works = bool(counts.ready_sites or counts.leased)
         for event, text in judge.events(RunSample(self._clock.monotonic(), pages, failures, works)):
-            self._tell(event, text, job, pages, failures)
+            self._notify(event, text, job, pages, failures)
 
-    def _tell(self, event: str, text: str, job: str, pages: int, failures: int) -> None:
+    def _notify(self, event: str, text: str, job: str, pages: int, failures: int) -> None:
         if len(self._tasks) >= _MOST_WAITING:
             log.warning("a notice is left out, since %d wait: %s is %s", len(self._tasks), job, event)
             return
-        telling = self._notifier.tell(event, text, job=job, pages=pages, failures=failures)
+        telling = self._notifier.send(event, text, job=job, pages=pages, failures=failures)
         task = asyncio.create_task(telling)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -279,9 +279,9 @@ class WatchedJob:
 class Watch:
     """Looks at every job that runs, and at others when somebody asks."""
 
-    def __init__(self, directory: Directory, hub: Hub, *, clock: Clock, herald: JobNotifier | None = None) -> None:
+    def __init__(self, directory: Directory, hub: Hub, *, clock: Clock, notifier: JobNotifier | None = None) -> None:
         self._directory = directory
-        self._herald = herald
+        self._notifier = notifier
         self._hub = hub
         self._clock = clock
         self._watched: OrderedDict[str, WatchedJob] = OrderedDict()
@@ -327,13 +327,13 @@ class Watch:
         except Exception:  # one job's trouble must not blind the service to the others
             log.exception("a look at %s failed", watched.name)
             return
-        self._tell(watched)
+        self._notify(watched)
 
-    def _tell(self, watched: WatchedJob) -> None:
+    def _notify(self, watched: WatchedJob) -> None:
         """Tell of a look; whoever looked first has seen what has changed."""
         before, watched.heard = watched.heard, watched.state
-        if self._herald is not None:
-            self._herald.saw(watched.name, before, watched.state, watched.counts, watched.problem)
+        if self._notifier is not None:
+            self._notifier.saw(watched.name, before, watched.state, watched.counts, watched.problem)
         self._hub.publish("sample", watched.name, watched.sample())
         if watched.state != before:
             self._hub.publish("job", watched.name, watched.job(self._directory.place))
@@ -351,7 +351,7 @@ class Watch:
             except JobMissing:
                 self._watched.pop(name, None)
                 raise
-            self._tell(watched)
+            self._notify(watched)
         return watched
 
     def known(self, name: str) -> WatchedJob | None:
@@ -377,5 +377,5 @@ class Watch:
             await watched.aclose()
         with suppress(asyncio.CancelledError):
             await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._herald is not None:
-            await self._herald.aclose()
+        if self._notifier is not None:
+            await self._notifier.aclose()

@@ -31,8 +31,8 @@ _FENCED = {
 class PagesView:
     """Handlers of stored pages."""
 
-    def __init__(self, desk: ServiceState) -> None:
-        self._desk = desk
+    def __init__(self, service: ServiceState) -> None:
+        self._service = service
 
     def endpoints(self) -> list[Endpoint]:
         """The lines of the table."""
@@ -50,7 +50,7 @@ class PagesView:
         ]  # fmt: skip
 
     async def _stored(self, job: str) -> tuple[StoredJob, Settings]:
-        reached = await self._desk.directory.reach(job)
+        reached = await self._service.directory.reach(job)
         return reached.stored(), reached.settings
 
     async def search(self, asked: ApiRequest[AskPages, None]) -> PageList:
@@ -64,10 +64,10 @@ class PagesView:
             until=query.until,
             prefix=query.prefix,
         )
-        until = self._desk.clock.monotonic() + _SEARCH_SECONDS
+        until = self._service.clock.monotonic() + _SEARCH_SECONDS
         try:
-            found, after = await self._desk.reading.read(
-                lambda: _search(stored, terms, query, go_on=lambda: self._desk.clock.monotonic() < until)
+            found, after = await self._service.reading.read(
+                lambda: _search(stored, terms, query, go_on=lambda: self._service.clock.monotonic() < until)
             )
         except ConfigError as error:
             raise Refused(409, str(error), hint=error.hint) from None
@@ -78,7 +78,7 @@ class PagesView:
         stored, settings = await self._stored(job)
         url = one_url(url)
         try:
-            found = await self._desk.reading.read(lambda: _versions(stored, url))
+            found = await self._service.reading.read(lambda: _versions(stored, url))
         except ConfigError as error:
             raise Refused(409, str(error), hint=error.hint) from None
         return Versions(job=job, url=url, versions=[_page(row, settings) for row in found])
@@ -98,7 +98,7 @@ class PagesView:
         if not keeps_bodies(settings):
             raise Refused(409, "no sink of this job keeps whole pages", hint="crawl with --sink warc beside jsonl")
         url, at = one_url(asked.query.url), asked.query.at
-        kind, pieces = await self._desk.reading.read(lambda: _body(stored, url, at))
+        kind, pieces = await self._service.reading.read(lambda: _body(stored, url, at))
         return StreamingResponse(pieces, 200, {**_FENCED, "x-stored-type": kind}, _TYPE)
 
 

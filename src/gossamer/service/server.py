@@ -99,9 +99,9 @@ async def serve(
         directory = OnFrontier(options.frontier, options.crawls, clock=clock, named=options.jobs)
     else:
         directory = Crawls(options.crawls, clock=clock, most=options.most)
-    desk = ServiceState(
+    service = ServiceState(
         directory=directory,
-        watch=Watch(directory, hub, clock=clock, herald=_herald(options, clock)),
+        watch=Watch(directory, hub, clock=clock, notifier=_open_notifier(options, clock)),
         hub=hub,
         clock=clock,
         doorkeeper=Doorkeeper(tokens, clock=clock),
@@ -109,7 +109,7 @@ async def serve(
         spiders=options.spiders,
         only=options.only,
     )
-    app: Any = application(desk, hosts=(options.host, *options.allow_hosts), rate=options.rate)
+    app: Any = application(service, hosts=(options.host, *options.allow_hosts), rate=options.rate)
     own = listen(options.host, options.port)
     config = uvicorn.Config(
         app,
@@ -142,7 +142,7 @@ async def serve(
     await server.serve(sockets=[own])
 
 
-def _herald(options: ServerOptions, clock: SystemClock) -> Any:
+def _open_notifier(options: ServerOptions, clock: SystemClock) -> Any:
     if not options.notify:
         return None
     from gossamer.jobs.notifications import Notifier

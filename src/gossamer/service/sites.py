@@ -107,8 +107,8 @@ NO_RULES: Rules = MappingProxyType({})
 class SitesView:
     """Handlers of sites."""
 
-    def __init__(self, desk: ServiceState) -> None:
-        self._desk = desk
+    def __init__(self, service: ServiceState) -> None:
+        self._service = service
 
     def endpoints(self) -> list[Endpoint]:
         """The lines of the table."""
@@ -124,8 +124,8 @@ class SitesView:
 
     async def listed(self, asked: ApiRequest[AskSites, None]) -> Sites:
         name, query = asked.path["job"], asked.query
-        watched = await self._desk.watch.ask(name)
-        reached = await self._desk.directory.reach(name)
+        watched = await self._service.watch.ask(name)
+        reached = await self._service.directory.reach(name)
         if query.sort == "site" and query.order == "asc" and not query.find and not query.held:
             return await self._every(watched, reached, query)
         first = position_of(query.cursor, int, 0)
@@ -155,8 +155,8 @@ class SitesView:
 
     async def map(self, asked: ApiRequest[AskMap, None]) -> SiteMap:
         name = asked.path["job"]
-        watched = await self._desk.watch.ask(name)
-        reached = await self._desk.directory.reach(name)
+        watched = await self._service.watch.ask(name)
+        reached = await self._service.directory.reach(name)
         known = {str(site["site"]): site for site in await reached.sites(_LOOKED_AT)}
         total = watched.counts.sites if watched.counts is not None else None
         return drawn(name, self._rows(watched, reached, known, ""), by=asked.query.by, total=total)
@@ -167,7 +167,7 @@ class SitesView:
             known, following = await reached.every_site(position_of(query.cursor, str, ""), query.limit)
         except (ValueError, IndexError, OverflowError):
             raise Refused(404, "that cursor is not one of ours", hint="leave it out to begin anew") from None
-        now, tallies, rules = self._desk.clock.epoch(), watched.tally.sites, reached.settings.regions
+        now, tallies, rules = self._service.clock.epoch(), watched.tally.sites, reached.settings.regions
         return Sites(
             job=watched.name,
             total=watched.counts.sites if watched.counts is not None else None,
@@ -177,15 +177,15 @@ class SitesView:
         )
 
     def _rows(self, watched: WatchedJob, reached: Job, known: Mapping[str, Known], find: str) -> list[SiteRow]:
-        now, tallies, rules = self._desk.clock.epoch(), watched.tally.sites, reached.settings.regions
+        now, tallies, rules = self._service.clock.epoch(), watched.tally.sites, reached.settings.regions
         lately = reversed(tallies) if find else islice(reversed(tallies), _LOOKED_AT)
         names = [name for name in dict.fromkeys([*known, *lately]) if find in name]
         return [_row(name, known.get(name), tallies.get(name), now, rules) for name in names]
 
     async def one(self, asked: ApiRequest[AskSite, None]) -> SiteDetail:
         job = asked.path["job"]
-        watched = await self._desk.watch.ask(job)
-        reached = await self._desk.directory.reach(job)
+        watched = await self._service.watch.ask(job)
+        reached = await self._service.directory.reach(job)
         url = urls.normal(f"http://{asked.query.site}/")
         name = urls.site(url, by=reached.settings.site_by) if url is not None else asked.query.site
         known = await reached.site(name)
@@ -197,7 +197,7 @@ class SitesView:
             raise Refused(404, f"{name[:300]} is no site of this job")
         return SiteDetail(
             job=job,
-            row=_row(name, known, tally, self._desk.clock.epoch(), reached.settings.regions),
+            row=_row(name, known, tally, self._service.clock.epoch(), reached.settings.regions),
             lanes=known.get("lanes"),
             budget=known.get("budget"),
             ready_in=known.get("ready_in"),

@@ -205,7 +205,7 @@ def _number(path: Path) -> int:
     return int(found[1]) if found else 0
 
 
-def has_trail(folder: Path) -> bool:
+def has_request_log(folder: Path) -> bool:
     """Whether there is a trail in a job's folder."""
     return next((folder / FOLDER).glob(f"*{SUFFIX}"), None) is not None
 
@@ -231,7 +231,7 @@ def steps(folder: Path, *beginnings: str) -> Iterator[tuple[str, SentRequest]]:
                         yield worker, _decode(line)
 
 
-def trail_bytes(folder: Path) -> int:
+def request_log_bytes(folder: Path) -> int:
     """The size of a trail."""
     total = 0
     for _, path in parts(folder):
@@ -302,7 +302,7 @@ def walked(job: StoredJob, site: str, settings: Settings) -> Iterator[Sent]:
     """The requests to a site: by the trail, or if none was kept by the stored pages. In the order of each worker."""
     by_domain = settings.site_by == "domain"
     beginnings = ("http",) if by_domain else (f"http://{site}/", f"https://{site}/")
-    if has_trail(job.folder):
+    if has_request_log(job.folder):
         found = (Sent(step, worker) for worker, step in steps(job.folder, *beginnings))
     else:
         found = (Sent(_step(row)) for row in _rows(job, Search(site=site, site_by=settings.site_by)))

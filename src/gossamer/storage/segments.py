@@ -202,7 +202,7 @@ _GATHERED = f"{FOLDER}-gathered-"
 _LITTER_SECONDS = 86_400.0
 
 
-async def export(folder: Path) -> int:
+async def merge_segments(folder: Path) -> int:
     """Make pages.jsonl and items.jsonl of the segments in a folder, one record per page; how many."""
     folder.mkdir(parents=True, exist_ok=True)
     _sweep(folder)

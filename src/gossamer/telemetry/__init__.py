@@ -17,7 +17,7 @@ EXPORTER = "OTEL_TRACES_EXPORTER"
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 
-def asked_by(environment: Mapping[str, str]) -> str:
+def requested_by(environment: Mapping[str, str]) -> str:
     """The variable that asks for traces; empty if none does."""
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return ""
@@ -31,7 +31,7 @@ def begin(environment: Mapping[str, str] = os.environ) -> Tracing | None:
     """Traces as the environment asks for them; None if it does not.
 
     Where only an endpoint is set, perhaps for all programs of a machine, a missing package is no reason to fail."""
-    asked = asked_by(environment)
+    asked = requested_by(environment)
     if not asked:
         return None
     try:

@@ -12,7 +12,8 @@ from gossamer.clock import Clock
 from gossamer.download.dns import NameResolver, ResolvedName
 from gossamer.engine.commit import FleetStore, OwnerStore, Result, Store
 from gossamer.engine.judge import Verdict
-from gossamer.engine.links import Aside, Extracts, Handled, Handler, Linker
+from gossamer.engine.links import Linker
+from gossamer.engine.parsing import Aside, PageParser, PageProcessor, ProcessedPage
 from gossamer.engine.visit import Context, Visit
 from gossamer.errors import FetchError
 from gossamer.middleware import Fetch
@@ -72,14 +73,14 @@ class TracedVisit(Visit):
         await super()._settle(request, verdict, **known)
 
 
-class TracedHandler(Handler):
+class TracedPageProcessor(PageProcessor):
     """Extraction as a span; with parser processes, the wait for one of them is in it."""
 
-    def __init__(self, extractor: Extracts, linker: Linker, tracing: Tracing) -> None:
+    def __init__(self, extractor: PageParser, linker: Linker, tracing: Tracing) -> None:
         super().__init__(extractor, linker)
         self.tracing = tracing
 
-    async def handle(
+    async def process(
         self,
         request: Request,
         response: Response,
@@ -87,8 +88,8 @@ class TracedHandler(Handler):
         made: Mapping[int, Request] | None = None,
         suspect: bool = False,
         aside: Aside | None = None,
-    ) -> Handled:
-        handling = super().handle(request, response, made=made, suspect=suspect, aside=aside)
+    ) -> ProcessedPage:
+        handling = super().process(request, response, made=made, suspect=suspect, aside=aside)
         if not is_traced():
             return await handling
         with self.tracing.below("extract") as span:
@@ -159,7 +160,7 @@ def traced_fetch(fetch: Fetch, tracing: Tracing) -> Fetch:
             return await fetch(request)
         method = request.method if request.method in _METHODS else "HTTP"
         with tracing.below(method, SpanKind.CLIENT) as span:
-            span.set_attributes(_asked(request))
+            span.set_attributes(_request_attributes(request))
             try:
                 response = await fetch(request)
             except FetchError as error:
@@ -173,7 +174,7 @@ def traced_fetch(fetch: Fetch, tracing: Tracing) -> Fetch:
     return fetch_in_span
 
 
-def _asked(request: Request) -> Attributes:
+def _request_attributes(request: Request) -> Attributes:
     authority = urls.host_port(request.url)
     host, scheme = urls.host(authority), request.url.partition(":")[0]
     port = authority[len(host) + 1 :]

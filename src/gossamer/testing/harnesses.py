@@ -41,7 +41,7 @@ from gossamer.testing.servers import MEMORY, TABLES
 
 SECRET = b"0123456789abcdef"
 _JOB = "job"
-_ASKED = {"paused": "pause", "running": "resume", "stopping": "stop"}
+_COMMANDS = {"paused": "pause", "running": "resume", "stopping": "stop"}
 
 
 class MachineClock(ManualClock):
@@ -217,7 +217,7 @@ class RemoteHarness(SqliteHarness):
             await asyncio.sleep(0)
 
     async def steer(self, job: JobState) -> None:
-        await next(iter(self._connections.values())).call(Ask(_ASKED[job]))
+        await next(iter(self._connections.values())).call(Ask(_COMMANDS[job]))
 
     async def marks(self) -> Mapping[str, int]:
         raise SkipTest("marks are the owner's: a worker has none")
@@ -574,7 +574,7 @@ class SqlHarness(Harness):
 
         await self._database.run(work)
         for frontier, _ in self._frontiers.values():
-            for shard in frontier._shards if isinstance(frontier, Sharded) else [frontier]:
+            for shard in frontier.in_order if isinstance(frontier, Sharded) else [frontier]:
                 cast(SqlFrontier, shard)._database.dialect.abort()
 
     async def set_back(self, seconds: float) -> None:

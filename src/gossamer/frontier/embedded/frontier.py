@@ -335,7 +335,7 @@ class EmbeddedFrontier:
                 await to_the_end(self._keep_urls(change))
             if change.hints:
                 await to_the_end(self._hasten(change))
-        self._tell()
+        self._notify()
         return len(change.urls)
 
     async def _keep_urls(self, change: Change) -> None:
@@ -454,7 +454,7 @@ class EmbeddedFrontier:
             # A commit holds the lock, perhaps for longer than the leases last that this call returns: do not wait.
             self._keeping = asyncio.create_task(self._keep_lost())
         if state.news != news:
-            self._tell()
+            self._notify()
         elif leases and due_at is not None and due_at <= now:
             self._line.send()
         wait = None if due_at is None else max(0.0, due_at - now)
@@ -564,7 +564,7 @@ class EmbeddedFrontier:
                 yield settlement
             finally:
                 settlement.unpin()
-                self._tell()
+                self._notify()
 
     async def _settle(self, settlement: Settlement) -> None:
         # To its end, although the caller may be cancelled: a written change that is not applied would split memory from
@@ -585,7 +585,7 @@ class EmbeddedFrontier:
                 lane = self._state.held.get(lease.token)
                 if lane is not None:
                     self._state.free(lane, now)
-        self._tell()
+        self._notify()
 
     async def abandon(self, worker: str, *, blamed: Sequence[int] = ()) -> int:
         """Take back the leases of a dead worker at once, and return how many it had.
@@ -601,7 +601,7 @@ class EmbeddedFrontier:
                 state.lapse(lane, now + state.schedule.lane_delay(lane.site), blamed=guilty)
             if state.new_lapses:
                 await self._keep_lapses()
-        self._tell()
+        self._notify()
         return len(lanes)
 
     async def blame(self, keys: Sequence[int]) -> None:
@@ -616,7 +616,7 @@ class EmbeddedFrontier:
                     state.blame(int(found["number"]), state.schedule.sites[found["site"]])
             if state.new_lapses:
                 await self._keep_lapses()
-        self._tell()
+        self._notify()
 
     @property
     def state(self) -> JobState:
@@ -629,7 +629,7 @@ class EmbeddedFrontier:
         if grant.news == self._state.news or (self._line and self._state.job_state == "running"):
             await self._line.wait(grant)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Note that something has changed, and wake the workers that it concerns."""
         self._state.news += 1
         if self._state.job_state == "running":
@@ -652,7 +652,7 @@ class EmbeddedFrontier:
         """Pause, resume or stop the job. The state survives this process, except that a stop ends with the run."""
         async with self._lock:
             await to_the_end(self._keep_job(job))
-        self._tell()
+        self._notify()
 
     async def _keep_job(self, job: JobState) -> None:
         await self._write(Change(job=job))
@@ -662,7 +662,7 @@ class EmbeddedFrontier:
         """Continue with these settings, which differ from the last ones in limits and delays only."""
         async with self._lock:
             self._state.limit(settings)
-        self._tell()
+        self._notify()
 
     def lanes(self) -> RegionView:
         """Count the lanes in which requests wait or are leased."""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from gossamer.frontier.folder.owner import FolderSession
 
 
-TOLD = "told"
+REPORTS = "told"
 MOST_SITES = 500
 """Sites in a worker's report: those with the most queued."""
 _EVERY_SECONDS = 10.0
@@ -55,14 +55,14 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     sites: list[dict[str, Any]]
 
 
-class Teller:
+class ReportWriter:
     """Writes the report of one worker: other processes see no more of its sites than this."""
 
     def __init__(self, owner: FolderSession) -> None:
         self._owner = owner
         self._next_at = -1e18
 
-    async def tell(self) -> None:
+    async def write(self) -> None:
         """Write the report if it is due."""
         owner = self._owner
         began = owner.clock.monotonic()
@@ -86,16 +86,16 @@ def longest(sites: Iterable[Mapping[str, Any]], limit: int) -> list[Mapping[str,
 
 
 def _write(share: SharedFolder, session: str, told: WorkerReport) -> None:
-    share.make_folders(TOLD)
-    share.put(f"{TOLD}/{session}", msgspec.json.encode(told))
+    share.make_folders(REPORTS)
+    share.put(f"{REPORTS}/{session}", msgspec.json.encode(told))
 
 
-def read_told(share: SharedFolder, sessions: Iterable[str]) -> dict[str, WorkerReport]:
+def read_reports(share: SharedFolder, sessions: Iterable[str]) -> dict[str, WorkerReport]:
     """The last reports of these sessions, as far as they can be read."""
     found: dict[str, WorkerReport] = {}
     for session in sessions:
         try:
-            found[session] = msgspec.json.decode(share.read(f"{TOLD}/{session}"), type=WorkerReport)
+            found[session] = msgspec.json.decode(share.read(f"{REPORTS}/{session}"), type=WorkerReport)
         except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError):
             continue
     return found
@@ -288,14 +288,14 @@ class Peers:
         self.beats, self.live = beats, frozenset(live)
         self._seen = {name: seen for name, seen in self._seen.items() if name in beats}
 
-    def tell(self, beat: Beat) -> float:
+    def write_heartbeat(self, beat: Beat) -> float:
         """Write a heartbeat, and return the server's time."""
         return self._share.put(f"{WORKERS}/{beat.session}", _encode(beat))
 
     def forget(self, session: str) -> None:
         """Delete a session's heartbeat: its claims are void at once."""
         self._share.remove(f"{WORKERS}/{session}")
-        self._share.remove(f"{TOLD}/{session}")
+        self._share.remove(f"{REPORTS}/{session}")
         self.beats.pop(session, None)
         self.live -= {session}
 

@@ -37,7 +37,7 @@ import msgspec
 from gossamer import urls
 from gossamer.clock import Clock, SystemClock
 from gossamer.errors import Unavailable
-from gossamer.frontier.folder.claims import Teller
+from gossamer.frontier.folder.claims import ReportWriter
 from gossamer.frontier.folder.files import ShareClock, SharedFolder, explained
 from gossamer.frontier.folder.owner import FolderSession, Lost
 from gossamer.frontier.folder.record import (
@@ -47,7 +47,7 @@ from gossamer.frontier.folder.record import (
     read_adopted,
     read_settings,
     write_adopted,
-    write_wish,
+    write_wanted_state,
 )
 from gossamer.frontier.folder.repair import FolderRepair
 from gossamer.frontier.folder.shard import FETCHED_BEFORE, FolderShard
@@ -235,13 +235,13 @@ class FolderFrontier(FolderRepair):
         self._clock = owner.clock
         self._survey = FolderView(owner)
         self._quota = Quota(owner, self._survey)
-        self._teller = Teller(owner)
+        self._reports = ReportWriter(owner)
         self._news = 0
         self._event = asyncio.Event()
         self._stale = 0
         self._tending: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
-        owner.changed = self._tell
+        owner.changed = self._notify
 
     def start(self) -> None:
         """Run a round every second from now on, whether or not anything is called."""
@@ -269,7 +269,7 @@ class FolderFrontier(FolderRepair):
         """Queue requests, or send them to the owners of their shards; those that are sent all count as new."""
         added = await self.owner.links.hand_out(list(requests))
         if added:
-            self._tell()
+            self._notify()
         return added
 
     async def adopt(self, requests: Sequence[Request]) -> None:
@@ -404,7 +404,7 @@ class FolderFrontier(FolderRepair):
                 *(self._settle(number, *pair, abroad.get(number, [])) for number, pair in settled.items()),
                 return_exceptions=True,
             )
-        self._tell()
+        self._notify()
         for result in results:
             if isinstance(result, BaseException):
                 raise result
@@ -469,7 +469,7 @@ class FolderFrontier(FolderRepair):
             shard = self._shard(lease.site)
             if shard is not None:
                 await shard.release([lease])
-        self._tell()
+        self._notify()
 
     async def abandon(self, worker: str, *, blamed: Sequence[int] = ()) -> int:
         """Take back what a dead worker held: its leases in our shards, and its shards. How many of both."""
@@ -478,7 +478,7 @@ class FolderFrontier(FolderRepair):
         for shard in list(owner.shards.values()):
             found += await shard.abandon(worker, blamed=blamed)
         found += await owner.inherit(worker, blamed=blamed)
-        self._tell()
+        self._notify()
         return found
 
     async def idle(self, grant: Grant) -> None:
@@ -490,7 +490,7 @@ class FolderFrontier(FolderRepair):
         except TimeoutError:
             pass
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._news += 1
         self._event.set()
         self._event = asyncio.Event()
@@ -500,9 +500,9 @@ class FolderFrontier(FolderRepair):
 
     async def steer(self, job: JobState) -> None:
         """Pause, resume or stop the job on all machines: each reads it in its next round."""
-        await self.owner.run(write_wish, self.owner.share, job)
+        await self.owner.run(write_wanted_state, self.owner.share, job)
         self.owner.job = job
-        self._tell()
+        self._notify()
 
     async def lookup(self, url: str, key_of: urls.KeyOf = urls.fingerprint) -> Mapping[str, Any] | None:
         key, site = key_of(self.secret, url), urls.host_port(url)
@@ -525,7 +525,7 @@ class FolderFrontier(FolderRepair):
 
     async def beat(self, pulse: Heartbeat) -> None:
         self.owner.pulse = pulse
-        await self._teller.tell()
+        await self._reports.write()
 
     async def refresh(self) -> None:
         settings = await self.owner.run(read_settings, self.owner.share)
@@ -534,7 +534,7 @@ class FolderFrontier(FolderRepair):
             for shard in list(self.owner.shards.values()):
                 await shard.limit(settings)
             self._quota.ask_again()
-            self._tell()
+            self._notify()
 
     async def workers(self) -> list[Heartbeat]:
         return await self._survey.workers()

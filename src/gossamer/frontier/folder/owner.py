@@ -46,7 +46,7 @@ from gossamer.frontier.folder.claims import Beat, Claims, Peers, new_session
 from gossamer.frontier.folder.files import ShareClock, SharedFolder, explained
 from gossamer.frontier.folder.links import LinkRouter, Post
 from gossamer.frontier.folder.log import ShardPast, begin_log, read_chain, sweep_logs
-from gossamer.frontier.folder.record import Layout, read_wish
+from gossamer.frontier.folder.record import Layout, read_wanted_state
 from gossamer.frontier.folder.shard import Common, FolderJournal, FolderShard
 from gossamer.model import Heartbeat, JobState
 from gossamer.settings import Settings
@@ -59,14 +59,14 @@ def this_process() -> str:
     """A name of this process that is unique over machines and restarts: boot id, process namespace, number, and start
     time. Empty where the system does not give them."""
     try:
-        _, started = _look_up("self")
+        _, started = state_and_start("self")
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink(_PROC / 'self/ns/pid')} {os.getpid()} {started}"
     except (OSError, IndexError):
         return ""
 
 
-def _look_up(process: str) -> tuple[str, str]:
+def state_and_start(process: str) -> tuple[str, str]:
     """The state of a process, and its start time."""
     fields = (_PROC / process / "stat").read_text().rpartition(")")[2].split()
     return fields[0], fields[19]
@@ -85,7 +85,7 @@ def is_running(life: str) -> bool | None:
     except PermissionError:
         pass
     try:
-        state, started_now = _look_up(number)
+        state, started_now = state_and_start(number)
     except (OSError, IndexError):
         return None
     return started_now == started and state not in "ZX"
@@ -244,7 +244,7 @@ class Lost(Unavailable):
 class FolderSession:
     """One life of a worker, or of a visitor, which claims nothing.
 
-    Three locks, taken in this order where several are needed: `_tending`, one round at a time; `writing`, one call that
+    Three locks, taken in this order where several are needed: `tending`, one round at a time; `writing`, one call that
     changes several shards at a time; `_renewing`, one heartbeat at a time. File operations run in threads, and reads
     that a lease waits for in threads of their own, so that they do not queue behind syncs."""
 
@@ -288,7 +288,8 @@ class FolderSession:
         self.tended = False
         """Whether a task calls `tend` regularly; if not, other calls do."""
         self._given: dict[int, float] = {}
-        self._tending = asyncio.Lock()
+        self.tending = asyncio.Lock()
+        """Held for one round of `tend`, and by repair while it takes shards."""
         self._renewing = asyncio.Lock()
         self._deadline = -1e18
         self._tended_at = -1e18
@@ -372,7 +373,7 @@ class FolderSession:
             shards={number: shard.view() for number, shard in self.shards.items()},
             pulse=self.pulse,
         )
-        server_time = await self.run(self.peers.tell, beat)
+        server_time = await self.run(self.peers.write_heartbeat, beat)
         self.told_busy = any(view.busy for view in beat.shards.values())
         self.clock.set(server_time, asked_at=sent_at)
         if was_late:
@@ -407,7 +408,7 @@ class FolderSession:
 
     async def tend(self) -> None:
         """One round: move links, send a heartbeat, look at the others, give and take shards."""
-        async with self._tending:
+        async with self.tending:
             self._tended_at = self.clock.monotonic()
             if self.is_member:
                 if self.is_late:
@@ -423,7 +424,7 @@ class FolderSession:
 
     async def look(self, *, fresh: bool = False) -> None:
         """Read claims, heartbeats, and the state that people want the job in; drop shards that are lost."""
-        job = await self.run(read_wish, self.share)
+        job = await self.run(read_wanted_state, self.share)
         await self.run(self._look, fresh)
         if not self.is_member:
             asked_at = self.clock.monotonic()
@@ -503,7 +504,7 @@ class FolderSession:
 
         Their heartbeats are deleted first, so that the claims are void for everybody. The `blamed` keys, which its
         crash marker names, count one loss each once their shard is open (P10)."""
-        async with self._tending:
+        async with self.tending:
             await self.look(fresh=True)
             dead = [session for session, beat in self.peers.beats.items() if beat.worker == worker]
             if worker == self.worker:
@@ -592,7 +593,7 @@ class FolderSession:
         """Give all shards up, and delete our heartbeat. If the folder fails, others take them when the lease ends."""
         try:
             self.leaving = True
-            async with self._tending:
+            async with self.tending:
                 for number in list(self.shards):
                     await self.give(number)
                 if self.is_member:

@@ -136,9 +136,9 @@ def open_job(
                     hint="set them as they were, or start a new job: sites do not move from shard to shard",
                 )
             share.put(_RECORD, msgspec.json.encode(msgspec.structs.replace(found, settings=plain)), mode=mode)
-        if read_wish(share) == "stopping":
+        if read_wanted_state(share) == "stopping":
             # A stop ends with the run that was stopped.
-            write_wish(share, "running")
+            write_wanted_state(share, "running")
     record = _read(share, job)
     return record, configuration.build(record.settings, source=f"{share.root / _RECORD}")
 
@@ -183,7 +183,7 @@ def _read(share: SharedFolder, job: str) -> FolderJobRecord:
     return record
 
 
-def read_wish(share: SharedFolder) -> JobState:
+def read_wanted_state(share: SharedFolder) -> JobState:
     """The state that people want the job in."""
     try:
         return cast(JobState, msgspec.json.decode(share.read(_WISH), type=str))
@@ -204,6 +204,6 @@ def write_adopted(share: SharedFolder, tree: str) -> None:
     share.put(_ADOPTED, msgspec.json.encode(sorted({*read_adopted(share), tree})))
 
 
-def write_wish(share: SharedFolder, job: JobState) -> None:
+def write_wanted_state(share: SharedFolder, job: JobState) -> None:
     """Set the state for all workers; each reads it in its next round."""
     share.put(_WISH, msgspec.json.encode(job))

@@ -39,7 +39,7 @@ class FolderRepair:
         """Own every shard that was ever claimed, and return their numbers."""
         owner = self.owner
         await self._be_alone()
-        async with owner._tending:
+        async with owner.tending:
             await owner.look(fresh=True)
             used = {number: found.number for number, found in owner.claims.newest.items() if found.number}
             await owner.take({number: claim for number, claim in used.items() if number not in owner.shards})
@@ -54,7 +54,7 @@ class FolderRepair:
         was watched for a while. Until then, `_balance` would give shards to it."""
         owner, heard = self.owner, dict[str, int]()
         while True:
-            async with owner._tending:
+            async with owner.tending:
                 await owner.look(fresh=True)
             others = [beat for name, beat in owner.peers.beats.items() if name in owner.peers.live - {owner.session}]
             for beat in others:
@@ -70,7 +70,7 @@ class FolderRepair:
 
     async def _rewrite(self, number: int, unvisited: frozenset[int], *, written_off: int = 0) -> None:
         owner = self.owner
-        async with owner._tending:
+        async with owner.tending:
             async with owner.writing:
                 shard = owner.shards.get(number)
                 if shard is None:

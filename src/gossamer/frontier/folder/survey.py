@@ -19,7 +19,7 @@ import msgspec
 from gossamer.errors import Unavailable
 from gossamer.frontier.embedded import journal
 from gossamer.frontier.embedded.state import State, restore
-from gossamer.frontier.folder.claims import MOST_SITES, ClaimsView, brief, longest, read_told
+from gossamer.frontier.folder.claims import MOST_SITES, ClaimsView, brief, longest, read_reports
 from gossamer.frontier.folder.log import Chain, ShardPast, read_chain
 from gossamer.frontier.folder.shard import site_of, sites_of, story
 from gossamer.frontier.recrawl import mean
@@ -219,7 +219,7 @@ class FolderView:
         owner = self._owner
         await owner.look()
         found = {site["site"]: site for shard in owner.shards.values() for site in await shard.sites(limit)}
-        told = await owner.read(read_told, owner.share, owner.peers.live - {owner.session})
+        told = await owner.read(read_reports, owner.share, owner.peers.live - {owner.session})
         for session, said in told.items():
             for site in said.sites:
                 if owner.claims.newest[owner.layout.shard_of(site["site"])].claim.session == session:

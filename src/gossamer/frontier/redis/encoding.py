@@ -42,7 +42,7 @@ class PackedLinks:
         """The arguments that describe the links, beside their entries."""
         groups = [part for site, rank in self.groups for part in (self.number(site), rank)]
         return {
-            **told_keys(self.keys),
+            **key_arguments(self.keys),
             "group_of": self.group_of,
             "ends": list(accumulate(map(len, self.entries))),
             "groups": groups,
@@ -50,7 +50,7 @@ class PackedLinks:
         }
 
 
-def told_keys(keys: Sequence[int]) -> dict[str, Any]:
+def key_arguments(keys: Sequence[int]) -> dict[str, Any]:
     """Keys in the form of the script.
 
     Lua numbers are doubles, which cannot hold 63 bits: keys are decimal text there, and the last nine digits travel as

@@ -49,14 +49,14 @@ from gossamer.frontier import policy, recrawl
 from gossamer.frontier.base import ShardGrant
 from gossamer.frontier.outbox import MOST_STEP_SECONDS, SEVERAL_RUNS, Box, Parcel
 from gossamer.frontier.packing import as_text, as_texts, pack, pack_state, revisit_of, squeeze, state_of, with_state
-from gossamer.frontier.policy import MOST_LINKS, portions
+from gossamer.frontier.policy import MOST_LINKS, outcome_batches
 from gossamer.frontier.recrawl import share_of
 from gossamer.frontier.redis.connection import RedisConnection, RedisConnections
-from gossamer.frontier.redis.encoding import PackedLinks, first_values, packed_note, read_lease, text, told_keys
+from gossamer.frontier.redis.encoding import PackedLinks, first_values, key_arguments, packed_note, read_lease, text
 from gossamer.frontier.redis.lookup import every_site, inspect, lookup, sites
-from gossamer.frontier.redis.move import call_shard
 from gossamer.frontier.redis.queue_blocks import BLOCK_MARK, block_id, fold, fold_lists, unfold, unfold_blocks
 from gossamer.frontier.redis.repair import RedisRepair
+from gossamer.frontier.redis.routing import call_shard
 from gossamer.frontier.redis.server import faults, job_key, read_root, root_key, translate
 from gossamer.model import (
     Counts,
@@ -244,7 +244,7 @@ class RedisFrontier(RedisRepair):
         if len(requests) < _ASK_FROM or self._novelty > _ASK_BELOW:
             return None
         keys = [request.key for request in requests]
-        unknown = await self._call("unknown", **told_keys(keys))
+        unknown = await self._call("unknown", **key_arguments(keys))
         return {keys[place - 1] for place in unknown}
 
     def _learn(self, new: int, sent: int) -> None:
@@ -351,7 +351,7 @@ class RedisFrontier(RedisRepair):
         them."""
         accepted = stale = repeated = outbox = life = 0
         to_fold: list[Any] = []
-        for some in portions(outcomes):
+        for some in outcome_batches(outcomes):
             links = [link for outcome in some for link in outcome.links]
             load = PackedLinks(await self._unknown(links))
             packed = [self._outcome(outcome, load) for outcome in some]

@@ -12,7 +12,7 @@ from typing import Any
 
 from gossamer.frontier.policy import MOST_LINKS
 from gossamer.frontier.redis.connection import RedisConnections
-from gossamer.frontier.redis.encoding import PackedLinks, told_keys
+from gossamer.frontier.redis.encoding import PackedLinks, key_arguments
 from gossamer.frontier.redis.lookup import entries_in
 from gossamer.frontier.redis.queue_blocks import fold_lists
 from gossamer.frontier.redis.server import faults, no_pattern, translate
@@ -40,7 +40,7 @@ class RedisRepair:
         """The requests among these that are finished: their keys are known, and they are neither queued nor leased."""
         found: list[Request] = []
         for some in _parts(requests):
-            unknown = set(await self._call("unknown", **told_keys([request.key for request in some])))
+            unknown = set(await self._call("unknown", **key_arguments([request.key for request in some])))
             found += [request for place, request in enumerate(some, 1) if place not in unknown]
         sites = dict.fromkeys(request.site for request in found)
         waiting = {site: await self._waiting_on(site) for site in sites}
@@ -78,7 +78,7 @@ class RedisRepair:
                 keys = [int(key) for key in await redis.smembers(f"{prefix}seen:{bucket}")]
                 lost = [key for key in keys if not keep(key) and key not in waiting]
                 if lost:
-                    gone += int(await self._call("forget", **told_keys(lost), nonce=secrets.token_hex(8)))
+                    gone += int(await self._call("forget", **key_arguments(lost), nonce=secrets.token_hex(8)))
         except faults.RedisError as error:
             raise translate(error, self._job) from error
         return gone

@@ -15,7 +15,7 @@ from gossamer.frontier.base import FleetFrontier
 from gossamer.frontier.placement import ShardRange, parse_part, placement
 from gossamer.frontier.redis.connection import RedisConnections, addresses, find_root
 from gossamer.frontier.redis.frontier import RedisFrontier
-from gossamer.frontier.redis.move import call_shard, gone, look
+from gossamer.frontier.redis.routing import call_shard, gone, look
 from gossamer.frontier.redis.server import RedisJobRecord, faults, job_key, root_key, translate, write_root, write_shard
 from gossamer.frontier.sharded import Sharded, divide
 from gossamer.settings import Settings

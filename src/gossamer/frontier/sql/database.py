@@ -48,7 +48,7 @@ OUTBOX = {
 """The same for the outbox, which jobs of an earlier version may lack."""
 ROWS = CARGO | OUTBOX
 
-CROWDED = "raise max_connections of the server, or use fewer workers: each has one connection to a database"
+TOO_MANY_CLIENTS = "raise max_connections of the server, or use fewer workers: each has one connection to a database"
 UNDER_WAY = "it takes a moment; if gossamer spread was ended on the way, run it again"
 FULL = "make room on the server's disk"
 UNKNOWN = "check the user and the password"
@@ -339,7 +339,7 @@ class Database:
                     elif self.dialect.is_loss(error) and losses < _LOSSES - 1 and may_repeat():
                         losses += 1
                     else:
-                        raise self._told(error) from error
+                        raise self._explained(error) from error
                 if conflicts > _CONFLICTS:
                     raise Unavailable(f"{self.dialect.server}: other transactions came first {conflicts} times")
                 self.conflicts += 1
@@ -355,7 +355,7 @@ class Database:
                 log.debug("a transaction could not be rolled back, so its connection is given up: %s", fault)
         self.dialect.abort()
 
-    def _told(self, error: Exception) -> Exception:
+    def _explained(self, error: Exception) -> Exception:
         return self.dialect.explain(error) or error
 
     async def aclose(self) -> None:

@@ -40,7 +40,7 @@ from gossamer import urls
 from gossamer.errors import FrontierError, JobMissing, Leaving, Unavailable
 from gossamer.frontier.base import ShardGrant
 from gossamer.frontier.outbox import Parcel
-from gossamer.frontier.policy import MOST_LINKS, portions
+from gossamer.frontier.policy import MOST_LINKS, outcome_batches
 from gossamer.frontier.recrawl import share_of
 from gossamer.frontier.sql.completion import Admission, Forward, Link, Settling, drain, site_of
 from gossamer.frontier.sql.database import Database, Dialect, digest
@@ -646,7 +646,7 @@ class SqlFrontier(SqlSteering, SqlLedger, SqlRepair):
         (P3). Notes and parcels go with the first. Parcels of a later part are then in the outbox before their page is
         done, which delivers links once more at worst."""
         accepted = stale = repeated = outbox = life = 0
-        for some in portions(outcomes):
+        for some in outcome_batches(outcomes):
             found = await self._settle(some, notes, parcels, run)
             accepted, stale = accepted + found.accepted, stale + found.stale
             repeated, outbox = repeated + found.repeated, outbox + found.parcels

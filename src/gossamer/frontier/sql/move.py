@@ -299,7 +299,7 @@ class _Mover:
         async def freeze(db: Dialect, _: int, now: ShardLocation) -> None:
             if now != where or db.server_run != run:
                 raise _Overtaken
-            await _freeze(db, where)
+            await freeze_shard(db, where)
 
         await _in_phase(source, (ANNOUNCED,), freeze)
         return await self._bring(shard, place._replace(phase=LEAVING, where=where))
@@ -406,7 +406,7 @@ async def _set(
     await _in_phase(database, phases, work)
 
 
-async def _freeze(db: Dialect, where: ShardLocation) -> None:
+async def freeze_shard(db: Dialect, where: ShardLocation) -> None:
     """Stop all calls: new ones see the phase, and those under way fail when they write their counters."""
     await put_phase(db, LEAVING, where)
     await db.fetch("freeze")

@@ -48,11 +48,11 @@ from gossamer import dsn
 from gossamer.errors import UNREACHED, FrontierError, JobMissing, SchemaMismatch, Unavailable
 from gossamer.extras import unusable
 from gossamer.frontier.sql.database import (
-    CROWDED,
     FORBIDDEN,
     FULL,
     MISSING,
     ROWS,
+    TOO_MANY_CLIENTS,
     UNDER_WAY,
     UNKNOWN,
     schema,
@@ -128,11 +128,11 @@ _PASSING = {
 }  # fmt: skip
 # The overflow of `frozen`, by which calls fail while the shard is being moved.
 _OUT_OF_RANGE = 1690
-_UNREACHED, _CROWDED, _FULL = {2003}, {1040, 1203, 1226}, {3, 14, 1021, 1114}
+_UNREACHED, _TOO_MANY, _FULL = {2003}, {1040, 1203, 1226}, {3, 14, 1021, 1114}
 _UNKNOWN, _MISSING, _FORBIDDEN = {1045, 1251, 1275, 1698, 3118}, {1049}, _FORBIDS
 _HINTS = (
     (_UNREACHED, UNREACHED),
-    (_CROWDED, CROWDED),
+    (_TOO_MANY, TOO_MANY_CLIENTS),
     (_FULL, FULL),
     (_UNKNOWN, UNKNOWN),
     (_MISSING, MISSING),

@@ -43,11 +43,11 @@ from gossamer import dsn
 from gossamer.errors import UNREACHED, FrontierError, JobMissing, SchemaMismatch, Unavailable
 from gossamer.extras import unusable
 from gossamer.frontier.sql.database import (
-    CROWDED,
     FORBIDDEN,
     FULL,
     MISSING,
     ROWS,
+    TOO_MANY_CLIENTS,
     UNDER_WAY,
     UNKNOWN,
     schema,
@@ -124,7 +124,7 @@ _CONFLICT = ("40001", "40P01", "23505")
 _REFUSED = ("28", "3D", "42501")
 _HINTS = (
     ("08", UNREACHED),
-    ("53300", CROWDED),
+    ("53300", TOO_MANY_CLIENTS),
     ("53100", FULL),
     ("28", UNKNOWN),
     ("3D", MISSING),

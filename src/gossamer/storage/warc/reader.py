@@ -140,7 +140,7 @@ class WarcPages:
             elif page is None or record.header("warc-concurrent-to", answer_id) != answer_id:
                 continue
             elif record.kind == "request":
-                self._held = _asked(page, record)
+                self._held = _with_request(page, record)
             elif record.kind == "metadata" and (noted := noted_in(record)) is not None:
                 self._held = None
                 yield _known(page, noted, date)
@@ -243,7 +243,7 @@ def noted_in(record: WarcRecord) -> Noted | None:
         return None
 
 
-def _asked(page: StoredPage, record: WarcRecord) -> StoredPage:
+def _with_request(page: StoredPage, record: WarcRecord) -> StoredPage:
     method = record.head().partition(b" ")[0].decode("latin-1")
     if method in ("GET", ""):
         return page
@@ -383,15 +383,15 @@ class WarcArchive:
             visits = WarcPages(held.path, self._original, start=start, stop=part.stop, skip=frozenset(part.skip))
             try:
                 for page in visits:
-                    _tell(visits.faults, on_fault)
+                    _report(visits.faults, on_fault)
                     yield page
-                _tell(visits.faults, on_fault)
+                _report(visits.faults, on_fault)
                 return
             except ArchiveError as error:
                 if held.path.name.endswith(OPEN):
                     # The last record of a file that is being written is not all there yet.
                     return
-                _tell([error], on_fault)
+                _report([error], on_fault)
                 if error.offset < 0:
                     # It is no record that is broken: the file is not to be read at all.
                     return
@@ -507,7 +507,7 @@ def _several(lines: Iterable[tuple[bytes, int]]) -> Iterator[list[tuple[bytes, i
             yield same
 
 
-def _tell(faults: list[ArchiveError], on_fault: OnFault | None) -> None:
+def _report(faults: list[ArchiveError], on_fault: OnFault | None) -> None:
     for fault in faults:
         if on_fault is None:
             raise fault

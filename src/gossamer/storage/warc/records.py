@@ -130,7 +130,7 @@ def request(exchange: Exchange, answer: WarcResponse) -> bytes:
     length = f"Content-Length: {len(exchange.posted)}\r\n" if exchange.posted else ""
     head = (
         f"{_token(exchange.method)} /{path.partition('#')[0] if slash else ''} HTTP/1.1\r\n"
-        f"Host: {authority.rpartition('@')[2]}\r\n{_asked(exchange.sent)}{length}\r\n"
+        f"Host: {authority.rpartition('@')[2]}\r\n{_request_lines(exchange.sent)}{length}\r\n"
     )
     named = (
         f"WARC-Type: request\r\nWARC-Record-ID: {_record_id(answer.record_id, 'request')}\r\n"
@@ -141,7 +141,7 @@ def request(exchange: Exchange, answer: WarcResponse) -> bytes:
 
 
 @lru_cache(256)
-def _asked(sent: Headers) -> str:
+def _request_lines(sent: Headers) -> str:
     """The lines for headers that we sent; they are mostly those of the request before."""
     told = [(name, value) for name, value in sent if name.lower() not in CREDENTIALS]
     withheld = [name for name, _ in sent if name.lower() in CREDENTIALS]
