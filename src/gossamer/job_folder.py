@@ -22,6 +22,8 @@ from gossamer.settings import Settings
 
 log = logging.getLogger("gossamer.job")
 FRONTIER, SETTINGS = "frontier.db", "job.toml"
+ADDRESS = "frontier.url"
+"""Names the frontier of a job whose queue is in the store of another package, and not in the folder."""
 OWNER = "owner"
 """The name of the worker in the process that owns a job."""
 
@@ -62,6 +64,39 @@ def stored_settings(folder: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}", hint="mend the file, or start a new job with --job NAME") from None
+
+
+def is_begun(folder: Path) -> bool:
+    """Whether a job of this machine lives in the folder: its frontier is there, or the address of it."""
+    return (folder / FRONTIER).exists() or (folder / ADDRESS).exists()
+
+
+def job_folders(place: Path) -> list[Path]:
+    """The folders of jobs in a folder."""
+    return sorted({path.parent for name in (FRONTIER, ADDRESS) for path in place.glob(f"*/{name}")})
+
+
+def stored_address(folder: Path) -> str:
+    """The address of the job's frontier, where that is not in the folder; else empty."""
+    if (folder / FRONTIER).exists():
+        return ""
+    try:
+        return (folder / ADDRESS).read_text("utf-8").strip()
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{folder / ADDRESS}: {error}", hint="write the frontier's address into it") from None
+
+
+def save_address(folder: Path, url: str) -> None:
+    """Write down where the job's frontier is, whole or not at all. The file's time is that of the last run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f"{ADDRESS}.new"
+    temporary.unlink(missing_ok=True)
+    # An address may have a password, which is for nobody else on this machine.
+    temporary.touch(0o600)
+    temporary.write_text(f"{url}\n", "utf-8")
+    temporary.replace(folder / ADDRESS)
 
 
 def save_settings(folder: Path, settings: Settings) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import command, environment, kill_tree, rows, stored, until
@@ -121,3 +123,79 @@ def test_kills_leave_no_trace_in_the_files(installed: dict[str, str], tmp_path: 
     assert sum(fetched(log).values()) - len(found) <= deaths * 8 * 8
     assert not (folder / "frontier.db").exists()
     assert (kept / "job" / "data.mdb").exists()
+
+
+PYTHON = """
+import asyncio, sys
+from pathlib import Path
+import gossamer
+from gossamer.clock import SystemClock
+from gossamer.service.directory import Crawls
+
+async def main():
+    served = Crawls(Path("crawls"), clock=SystemClock(), most=1)
+    for name in await served.names():
+        counts = await (await served.reach(name)).counts()
+        print(name, counts.stored)
+    await served.aclose()
+    async with gossamer.open_job(sys.argv[1]) as job:
+        print(await job.state(), (await job.counts()).stored, (await job.why(sys.argv[2]))["state"])
+
+asyncio.run(main())
+"""
+
+
+def test_a_job_at_rest_can_be_asked_continued_and_deleted(installed: dict[str, str], tmp_path: Path) -> None:
+    kept, folder = tmp_path / "kept", tmp_path / "crawls" / "shop"
+    away = ("--frontier", f"lmdb:{kept}")
+
+    def ask(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "gossamer", *words],
+            env=installed, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+
+    def read(*words: str) -> Any:
+        done = ask(*words, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    with SimWeb(sites=2, pages_per_site=20, page_bytes=1000) as web:
+        crawl = ["crawl", *web.seeds, "--job", "shop", "--delay", "0", "--allow-private", *away, "--sink", "jsonl"]
+        done = ask(*crawl, "--max-pages", "10")
+        assert done.returncode == 0, done.stderr
+        seed = web.seeds[0]
+        before = read("status", "shop")
+        assert before["counts"]["stored"] >= 10
+        assert before["counts"]["queued"] > 0
+        assert {site["site"] for site in before["sites"]}
+        # The store's address finds jobs whose folder does not name it.
+        (folder / "frontier.url").unlink()
+        assert ask("status", "shop").returncode == 2
+        assert read("status", "shop", *away)["counts"] == before["counts"]
+        assert [job["job"] for job in read("status", *away)] == ["shop"]
+        nobody = ask("status", "other", *away)
+        assert nobody.returncode == 2
+        assert "there is no job 'other'" in nobody.stderr
+        # The next run writes it down again, and needs no address from then on.
+        done = ask("crawl", "--job", "shop", *away, "--max-pages", "20")
+        assert done.returncode == 0, done.stderr
+        assert (folder / "frontier.url").read_text() == f"lmdb:{kept}\n"
+        done = ask("crawl", "--job", "shop", "--max-pages", "1000")
+        assert done.returncode == 0, done.stderr
+        assert not web.judge().missed
+    found = read("status", "shop")
+    assert (found["state"], found["counts"]["stored"]) == ("finished", 40)
+    assert [(job["job"], job["state"]) for job in read("status")] == [("shop", "finished")]
+    assert read("why", seed)["seen"]
+    assert read("audit", seed.split("/")[2])["requests"]
+    script = [sys.executable, "-c", PYTHON, "shop", seed]
+    opened = subprocess.run(script, env=installed, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert opened.stdout.split() == ["shop", "40", "finished", "40", "done"], opened.stderr
+    assert set(stored(folder).values()) == {1}
+    done = ask("delete", "shop", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert not (kept / "shop" / "data.mdb").exists()
+    assert (folder / "pages.jsonl").exists()
+    assert ask("status", "shop").returncode == 2
+    assert read("status") == []

@@ -24,7 +24,7 @@ from gossamer.job_folder import OWNER, read_seeds
 from gossamer.jobs.find import list_jobs, open_job
 from gossamer.jobs.fleet import shard_words
 from gossamer.jobs.job import JobStatus, JobSummary, ResultsStatus
-from gossamer.jobs.removal import Removed, check_rest, delete_job
+from gossamer.jobs.removal import Removed, check_rest
 from gossamer.logs import plain
 from gossamer.model import Heartbeat, JobState
 from gossamer.redact import masked_address
@@ -368,4 +368,4 @@ async def _question(name: str, frontier: str, results: bool) -> str:
 
 async def _delete(name: str, frontier: str, results: bool) -> Removed:
     async with open_job(name, frontier) as job:
-        return await delete_job(job, results=results)
+        return await job.remove(results=results)

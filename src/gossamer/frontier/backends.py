@@ -113,6 +113,11 @@ def owned_url(url: str, folder: Path) -> str:
     return f"sqlite:{folder}" if url in _HERE else url
 
 
+def is_foreign(url: str) -> bool:
+    """Whether the address is of an owned backend that keeps jobs neither in their folders nor in memory."""
+    return url not in _HERE and not url.startswith(("sqlite:", "memory:")) and not backend_of(url).is_shared
+
+
 async def open_fleet(url: str, job: str, *, worker: str = "", region: str = "", shards: str = "") -> FleetFrontier:
     """Join a job that workers share at this address; JobMissing if it is not there.
 

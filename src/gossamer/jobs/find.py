@@ -14,17 +14,19 @@ from gossamer.frontier.backends import (
     backend_of,
     create_fleet,
     is_fleet,
+    is_foreign,
     is_in_memory,
     open_fleet,
     owned_backend,
     owned_url,
 )
 from gossamer.frontier.base import FleetFrontier, OwnedFrontier
-from gossamer.job_folder import FRONTIER, folder_of
+from gossamer.job_folder import FRONTIER, folder_of, is_begun, job_folders, save_address, stored_address
 from gossamer.jobs.fleet import FleetJob
 from gossamer.jobs.job import Job, JobSummary
 from gossamer.jobs.local import RunningJob, StoppedJob
 from gossamer.jobs.results_folder import results_folder
+from gossamer.redact import masked_address
 from gossamer.settings import Settings
 from gossamer.storage.segments import FOLDER as SEGMENTS
 
@@ -51,34 +53,41 @@ async def find_job(name: str, frontier: str = "") -> Job:
     if is_fleet(frontier):
         return await FleetJob.open(frontier, name, folder)
     try:
-        return await open_folder(folder, name=name)
+        return await open_folder(folder, name=name, frontier=frontier)
     except JobMissing:
         check_folder(folder, name)
         raise
 
 
-async def open_folder(folder: Path, *, name: str, clock: Clock | None = None) -> RunningJob | StoppedJob:
-    """The job in a folder of this machine: running, or else at rest; JobMissing if there is none."""
+async def open_folder(
+    folder: Path, *, name: str, frontier: str = "", clock: Clock | None = None
+) -> RunningJob | StoppedJob:
+    """The job in a folder of this machine: running, or else at rest; JobMissing if there is none.
+
+    `frontier` may name an owned backend of another package, if the folder does not: it was made by a version that did
+    not write that down, or by another program."""
     try:
         return await RunningJob.open(folder, name=name, clock=clock)
     except JobMissing:
-        if not (folder / FRONTIER).exists():
+        address = frontier if is_foreign(frontier) else ""
+        if address and not was_begun(folder, address):
+            raise ConfigError(f"there is no job {name!r} in {masked_address(address)}") from None
+        if not address and not is_begun(folder):
             raise
-        # To open its frontier would keep others from doing so, and takes its time where it is large.
-        return StoppedJob(folder, name=name, clock=clock)
+        # The file in the folder is not opened: that would keep others from doing so, and takes long if it is large.
+        return StoppedJob(folder, name=name, address=address, clock=clock)
 
 
 def was_begun(folder: Path, frontier: str) -> bool:
     """Whether a job of this machine was begun before: in its folder, or on a frontier of another kind with an owner."""
-    if (folder / FRONTIER).exists():
-        return True
-    url = owned_url(frontier, folder)
-    return url != owned_url("", folder) and owned_backend(url).settings(url, folder.name) is not None
+    if is_foreign(frontier):
+        return owned_backend(frontier).settings(frontier, folder.name) is not None
+    return (folder / FRONTIER).exists() if frontier else is_begun(folder)
 
 
 def check_folder(folder: Path, name: str) -> None:
     """Refuse a name or folder that is no job's, as a mistake of who named it."""
-    if not (folder / FRONTIER).exists():
+    if not is_begun(folder):
         raise ConfigError(
             f"there is no job {name!r} ({folder / FRONTIER} does not exist)", hint="gossamer status lists the jobs"
         )
@@ -87,9 +96,9 @@ def check_folder(folder: Path, name: str) -> None:
 def guess_name(site: str, frontier: str = "") -> str:
     """The job that a question about a site is most likely about, where people name none."""
     own = folder_of("", [f"http://{site}/"])
-    if frontier or (own / FRONTIER).exists():
+    if frontier or is_begun(own):
         return own.name
-    names = sorted(path.parent.name for path in own.parent.glob(f"*/{FRONTIER}"))
+    names = [path.name for path in job_folders(own.parent)]
     if len(names) == 1:
         return names[0]
     if not names:
@@ -101,12 +110,16 @@ def guess_name(site: str, frontier: str = "") -> str:
 
 
 async def list_jobs(frontier: str = "") -> list[JobSummary]:
-    """The jobs on a fleet's frontier, or those in this folder and in its `crawls/`, in the order of their names."""
+    """The jobs on a frontier, or those in this folder and in its `crawls/`, in the order of their names."""
     if is_fleet(frontier):
         names = await list_names(frontier)
         return [await _summary(name, FleetJob.open(frontier, name, folder_of(name, ()))) for name in names]
-    paths = [path.parent for place in ("crawls", ".") for path in Path(place).glob(f"*/{FRONTIER}")]
-    folders = {folder.name: folder for folder in paths}
+    if is_foreign(frontier):
+        found = {name: folder_of(name, ()) for name in await list_names(frontier)}
+        return [
+            await _summary(name, open_folder(folder, name=name, frontier=frontier)) for name, folder in found.items()
+        ]
+    folders = {folder.name: folder for place in ("crawls", ".") for folder in job_folders(Path(place))}
     return [await _summary(name, open_folder(folder, name=name)) for name, folder in sorted(folders.items())]
 
 
@@ -137,8 +150,12 @@ async def create_frontier(
         return await create_fleet(frontier, name, settings, worker=worker)
     if is_in_memory(frontier):
         raise ConfigError("a job in memory ends with this command", hint="leave --frontier away, or name a server")
-    url = owned_url(frontier, folder_of(name, ()))
-    return await owned_backend(url).create(url, name, settings, clock=SystemClock())
+    folder = folder_of(name, ())
+    url = owned_url(frontier or stored_address(folder), folder)
+    created = await owned_backend(url).create(url, folder.name, settings, clock=SystemClock())
+    if is_foreign(url):
+        save_address(folder, url)
+    return created
 
 
 async def find_stored(name: str, frontier: str = "") -> StoredJob:

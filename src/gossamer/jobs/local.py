@@ -15,8 +15,8 @@ from gossamer.clock import Clock, SystemClock
 from gossamer.engine import remote
 from gossamer.engine.remote import OwnerConnection, connect
 from gossamer.errors import JobStopped
-from gossamer.frontier.embedded.sqlite_reader import SqliteLook, survey
-from gossamer.job_folder import FRONTIER, OWNER, save_settings, stored_settings
+from gossamer.job_folder import OWNER, save_settings, stored_address, stored_settings
+from gossamer.jobs.at_rest import AtRest, FileAtRest, FrontierAtRest
 from gossamer.jobs.job import SITES, JobStatus, Known, State, cut_pages, lookup_any_name, state_word
 from gossamer.jobs.scaling import Advice, advise
 from gossamer.model import Counts, Heartbeat, JobState, RegionView, ShardView
@@ -132,42 +132,34 @@ class RunningJob:
 
 
 class StoppedJob:
-    """A crawl that nobody runs: its files are read, and only its settings can be changed."""
+    """A crawl that nobody runs: its frontier and its files are read, and only its settings can be changed."""
 
     frontier = ""
 
-    def __init__(self, folder: Path, *, name: str = "", clock: Clock | None = None) -> None:
+    def __init__(self, folder: Path, *, name: str = "", address: str = "", clock: Clock | None = None) -> None:
+        """`address` is that of an owned frontier of another package; by default the one that the folder names."""
         self.name = name or folder.name
         self.folder = folder
         self.settings = configuration.build(stored_settings(folder))
-        self._clock = clock or SystemClock()
-        self._look = SqliteLook(folder / FRONTIER, self.settings, clock=self._clock)
-        self._survey = survey(folder / FRONTIER)
+        self.address = address or stored_address(folder)
+        clock = clock or SystemClock()
+        self._frontier: AtRest = (
+            FrontierAtRest(folder, self.address, clock=clock)
+            if self.address
+            else FileAtRest(folder, self.settings, clock=clock)
+        )
 
     @property
     def is_gone(self) -> bool:
-        return (self.folder / "socket").exists() or self._survey.is_old
+        return (self.folder / "socket").exists() or self._frontier.is_old
 
     async def status(self, *, check: bool = False) -> JobStatus:
-        counts, sites = await self._open_and_count()
+        counts, sites = await self._frontier.overview(SITES, self.settings)
         rejected, cut = await asyncio.to_thread(_files, self.folder, check)
         return JobStatus(state=self.state(counts, ()), counts=counts, sites=sites, rejected=rejected, cut=cut)
 
-    async def _open_and_count(self) -> tuple[Counts, list[Known]]:
-        """Counts and sites from the frontier itself, which knows more than its file shows: what waits for a retry, what
-        is parked, how fresh copies are. An archived job, or somebody else's, can be read and not opened."""
-        if not os.access(self.folder, os.W_OK):
-            return await self.counts(), await self.sites()
-        from gossamer.frontier.embedded.sqlite import open_sqlite
-
-        opened = open_sqlite(self.folder / FRONTIER, self.settings, clock=self._clock)
-        try:
-            return await opened.counts(), await opened.sites(SITES)
-        finally:
-            await opened.aclose()
-
     async def counts(self) -> Counts:
-        return await asyncio.to_thread(self._survey.counts, self.settings)
+        return await self._frontier.counts(self.settings)
 
     def state(self, counts: Counts, workers: Sequence[Heartbeat]) -> State:
         return "finished" if counts.finished else "resting"
@@ -179,16 +171,16 @@ class StoppedJob:
         return [ShardView(shard=0, server="embedded", counts=await self.counts())]
 
     async def sites(self, limit: int = SITES) -> list[Known]:
-        return await asyncio.to_thread(self._survey.sites, limit, self.settings)
+        return await self._frontier.sites(limit, self.settings)
 
     async def every_site(self, cursor: str, limit: int) -> tuple[Sequence[Known], str]:
-        return await asyncio.to_thread(self._survey.every_site, cursor, limit, self.settings)
+        return await self._frontier.every_site(cursor, limit, self.settings)
 
     async def site(self, name: str) -> Known | None:
-        return await self._look.site(name)
+        return await self._frontier.site(name)
 
     async def lookup(self, url: str, *, page: str = "") -> Known | None:
-        return await lookup_any_name(self._look.lookup, self.settings, url, page)
+        return await lookup_any_name(self._frontier.lookup, self.settings, url, page)
 
     async def advice(self, least: int, most: int | None) -> Advice:
         counts = await self.counts()
@@ -215,7 +207,7 @@ class StoppedJob:
     async def remove(self, *, results: bool = False) -> Removed:
         from gossamer.jobs.removal import delete_job
 
-        return await delete_job(self, results=results)
+        return await delete_job(self, results=results, address=self.address)
 
     def stored(self) -> StoredJob:
         return _stored(self.folder)

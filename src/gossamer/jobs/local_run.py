@@ -36,9 +36,9 @@ from gossamer.engine.stats import Stats
 from gossamer.engine.supervision import Supervisor, left_behind
 from gossamer.errors import ConfigError
 from gossamer.extract.spider import Spider
-from gossamer.frontier.backends import is_in_memory, owned_backend, owned_url
+from gossamer.frontier.backends import is_foreign, is_in_memory, owned_backend, owned_url
 from gossamer.frontier.base import OwnedFrontier
-from gossamer.job_folder import FRONTIER, OWNER, save_settings
+from gossamer.job_folder import FRONTIER, OWNER, save_address, save_settings, stored_address
 from gossamer.jobs.worker import build_worker
 from gossamer.model import Counts, JobState
 from gossamer.settings import Settings
@@ -74,8 +74,8 @@ class RunSummary:
 class LocalRun:
     """One run of an embedded job: opens it, adds the seeds, works until it is over, and closes it.
 
-    With `folder` None, everything is in memory and ends with the run. `frontier` is an address of an owned backend;
-    by default the frontier is a file in the folder."""
+    With `folder` None, everything is in memory and ends with the run. `frontier` is an address of an owned backend; by
+    default that of the run before, and else a file in the folder."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class LocalRun:
     ) -> None:
         self._folder = folder
         self._tracing = tracing
-        self._url = "memory:" if folder is None else owned_url(frontier, folder)
+        self._url = "memory:" if folder is None else owned_url(frontier or stored_address(folder), folder)
         self._settings = settings
         self._seeds = seeds
         self._spider = spider
@@ -152,6 +152,7 @@ class LocalRun:
         sinks: list[Sink] = []
         store: OwnerStore | None = None
         try:
+            self._note_address()
             if folder is not None and not frontier.marks and not (await frontier.counts()).known:
                 _refuse_old_files(folder)
             linker = Linker(settings, frontier.secret, RecentKeys())
@@ -188,6 +189,13 @@ class LocalRun:
                     await store.aclose()
             finally:
                 await frontier.aclose()
+                self._note_address()
+
+    def _note_address(self) -> None:
+        """Leave the address of a frontier that is not in the folder, at the start for those who look at the job later,
+        and at the end so that its time shows that there was a run."""
+        if self._folder is not None and is_foreign(self._url):
+            save_address(self._folder, self._url)
 
     async def _open_frontier(self) -> OwnedFrontier:
         folder, backend = self._folder, owned_backend(self._url)

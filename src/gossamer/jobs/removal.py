@@ -15,7 +15,7 @@ from typing import NamedTuple
 from gossamer.engine.heartbeat import is_live
 from gossamer.errors import Held, JobRunning
 from gossamer.frontier.backends import owned_url, remove_job
-from gossamer.job_folder import FRONTIER, SETTINGS, folder_of
+from gossamer.job_folder import ADDRESS, FRONTIER, SETTINGS, folder_of
 from gossamer.jobs.job import Job
 from gossamer.jobs.results_folder import MARKER
 from gossamer.redact import masked_address
@@ -35,7 +35,7 @@ _RESULTS = (
 """What jobs store in their folder."""
 _RECORDS = (MARKER, SETTINGS)
 """What the results are read and recognized by: deleted after them."""
-_RUNTIME = ("socket", "handling")
+_RUNTIME = ("socket", "handling", ADDRESS)
 
 
 class Removed(NamedTuple):
@@ -60,16 +60,17 @@ async def check_rest(job: Job) -> None:
         )
 
 
-async def delete_job(job: Job, *, results: bool = False) -> Removed:
+async def delete_job(job: Job, *, results: bool = False, address: str = "") -> Removed:
     """Delete a job that nobody works on, with `results` also what it has stored in its folder.
 
+    `address` is that of a frontier with an owner which is not in the folder.
     What is deleted cannot be had again: ask first. What was interrupted may be called again."""
     await check_rest(job)
-    url = job.frontier or owned_url("", job.folder)
+    url = job.frontier or address or owned_url("", job.folder)
     if results:
         await asyncio.to_thread(_delete, job.folder, _RESULTS)
     try:
-        was_there = await remove_job(url, job.name)
+        was_there = await remove_job(url, job.folder.name if address else job.name)
     except Held as error:
         raise JobRunning(str(error), hint=f"gossamer stop {job.name}, and delete it then") from None
     kept = await asyncio.to_thread(_tidy, dict.fromkeys([job.folder, folder_of(job.name, ())]))

@@ -292,7 +292,7 @@ class Crawls:
                 path.name
                 for path in self._root.iterdir()
                 if _NAME.fullmatch(path.name)
-                and ((path / job_folder.FRONTIER).exists() or self._launcher.is_starting(path.name))
+                and (job_folder.is_begun(path) or self._launcher.is_starting(path.name))
             ]
         except OSError:
             return []
