@@ -291,8 +291,7 @@ class Crawls:
             found = [
                 path.name
                 for path in self._root.iterdir()
-                if _NAME.fullmatch(path.name)
-                and (job_folder.is_begun(path) or self._launcher.is_starting(path.name))
+                if _NAME.fullmatch(path.name) and (job_folder.is_begun(path) or self._launcher.is_starting(path.name))
             ]
         except OSError:
             return []
