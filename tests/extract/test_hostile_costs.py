@@ -11,10 +11,9 @@ import pytest
 
 from gossamer.engine import robots_txt
 from gossamer.extract import sitemap
-from gossamer.extract.links import MAX_LINKS, parse_refresh
+from gossamer.extract.links import MAX_LINKS, parse_refresh, parse_srcset
 from gossamer.extract.mime import is_html
 from gossamer.extract.page import Page
-from gossamer.extract.srcset import parse_srcset
 from gossamer.model import Request, Response
 
 URL = "http://a.example/"

@@ -11,7 +11,7 @@ import pytest
 
 from gossamer.download.auto import measure
 from gossamer.engine import robots_txt, traps
-from gossamer.extract import dates, encoding, links, metadata, mime, page, sitemap, srcset
+from gossamer.extract import dates, encoding, links, metadata, mime, page, sitemap
 from gossamer.extract.metadata import read_metadata
 from gossamer.extract.page import Page
 from gossamer.middleware import cookies
@@ -79,7 +79,7 @@ PARSERS: dict[str, tuple[Callable[[str], object], str]] = {
     ),
     "Link": (links.parse_link, "<|>|;|,| |=|\"|\\|a|*|'"),
     "MIME": (lambda text: mime.parse(text) or mime.of_headers([text]), 'a|/|;|=|"|\\| |,'),
-    "srcset": (srcset.parse_srcset, "a|,| |1x|(|)|.|1|e"),
+    "srcset": (links.parse_srcset, "a|,| |1x|(|)|.|1|e"),
     "times": (lambda text: (dates.w3c_time(text), dates.http_time(text)), "2026|-|:|1| |T|,|Mon"),
     "sniffing": (lambda text: mime.computed_type(text.encode()), "<|!--| |\0|B\x82|webm|ftyp"),
     "XHTML": (lambda text: page.spelled_out(text), "<a|/|>| |'|\"|="),

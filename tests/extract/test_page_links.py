@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from gossamer import urls
 from gossamer.errors import ExtractError
 from gossamer.extract import links as module
-from gossamer.extract.links import LinkMemo, encode_query, parse_refresh, resolve
+from gossamer.extract.links import LinkMemo, encode_query, parse_refresh, parse_srcset, resolve
 from gossamer.extract.page import Page
-from gossamer.extract.srcset import parse_srcset
 from gossamer.model import Request, Response
 
 URL = "http://a.example/dir/page.html?q=1"

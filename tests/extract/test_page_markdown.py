@@ -202,3 +202,8 @@ def test_fingerprints_of_older_jobs_stay_comparable(html: str, text: str, digest
     """Text, digest and SimHash as they were stored when lexbor parsed the pages."""
     found = main_text(page(html).tree)
     assert (found, text_digest(found), simhash(found)) == (text, digest, likeness)
+
+
+def test_an_image_without_src_is_the_first_candidate_of_its_srcset() -> None:
+    body = b"<main><p>One</p><img alt=a srcset='/a,b.png 1x, /c.png 2x'><img alt=none srcset=',, 1x'></main>"
+    assert "![a](https://x.example/a,b.png)" in page(body).to_markdown(main=False)

@@ -34,9 +34,8 @@ from gossamer.extract import sitemap
 from gossamer.extract.dates import http_time, w3c_time
 from gossamer.extract.encoding import decode as decode_text
 from gossamer.extract.encoding import detect
-from gossamer.extract.links import LinkMemo, parse_link, parse_refresh
+from gossamer.extract.links import LinkMemo, parse_link, parse_refresh, parse_srcset
 from gossamer.extract.mime import computed_type
-from gossamer.extract.srcset import parse_srcset
 from gossamer.extract.text import main_text
 from gossamer.frontier import policy
 from gossamer.middleware.cookies import CookieJar

@@ -22,9 +22,8 @@ from gossamer.errors import FetchError, TooLarge
 from gossamer.extract.dates import http_time, w3c_time
 from gossamer.extract.encoding import NAMES, detect, encode
 from gossamer.extract.encoding import decode as decode_text
-from gossamer.extract.links import parse_link, parse_refresh
+from gossamer.extract.links import parse_link, parse_refresh, parse_srcset
 from gossamer.extract.mime import computed_type, is_html
-from gossamer.extract.srcset import parse_srcset
 from gossamer.frontier import policy
 from gossamer.middleware.cookies import MAX_COOKIES, CookieJar
 from gossamer.model import Response

@@ -13,9 +13,8 @@ from score import Score, tally
 from gossamer import urls
 from gossamer.engine.scope import Scope
 from gossamer.extract.encoding import DEFAULT, LATE_BYTES, declared, detect
-from gossamer.extract.links import parse_refresh
+from gossamer.extract.links import parse_refresh, parse_srcset
 from gossamer.extract.page import Page
-from gossamer.extract.srcset import parse_srcset
 from gossamer.model import Request, Response
 from gossamer.settings import Settings
 

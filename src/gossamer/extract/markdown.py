@@ -402,7 +402,7 @@ class _Writer:
             return
         source = next((given for name in ("src", "data-src", "data-original") if (given := _source(node, name))), "")
         if not source:
-            source = (node.attr("srcset") or node.attr("data-srcset") or "").strip().split(" ")[0].rstrip(",")
+            source = next(iter(links.parse_srcset(node.attr("srcset") or node.attr("data-srcset") or "")), "")
         alt = " ".join((node.attr("alt") or "").split())
         alt = _SPECIAL.sub(r"\\\g<0>", alt)
         url = self._resolved(source) if source else ""
