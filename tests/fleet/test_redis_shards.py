@@ -148,6 +148,7 @@ async def all_moves(url: str, job: str) -> list[RedisShardMove]:
     return [move async for move in spread(url, job)]
 
 
+@pytest.mark.long
 def test_moving_keeps_leases_clocks_and_what_is_known(servers: list[RedisServer]) -> None:
     async def run() -> None:
         one, both = servers[0].url, several(servers[:2])

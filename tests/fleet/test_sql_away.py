@@ -79,7 +79,9 @@ async def begun(url: str) -> tuple[SqlFrontier, Grant]:
     return frontier, await frontier.lease(1, batch=1, seconds=60)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode", [pytest.param(mode, marks=pytest.mark.long if mode == "silent" else ()) for mode in MODES]
+)
 def test_every_call_waits_for_a_server_that_is_away(
     running: SqlServer, place: str, switch: FaultyProxy, mode: Fault
 ) -> None:

@@ -51,6 +51,7 @@ def gossamer(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_database_that_is_added_in_the_middle_takes_its_shards(places: list[str], tmp_path: Path) -> None:
     """The command that moves them is killed twice, and run again; workers that knew two databases find the third."""
