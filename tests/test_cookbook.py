@@ -151,7 +151,7 @@ def test_what_the_page_says_happens(page: Path, tmp_path: Path) -> None:
 
 def test_every_recipe_runs() -> None:
     recipes = {path.name for path in (ROOT / "docs" / "cookbook").glob("*.md")}
-    assert recipes - {path.name for path in PAGES} == {"README.md", "which-set-up.md"}
+    assert recipes - {path.name for path in PAGES} == {"README.md", "choose-a-setup.md"}
 
 
 def test_a_page_that_shows_what_does_not_happen_is_found_out(tmp_path: Path) -> None:
