@@ -272,7 +272,9 @@ def test_every_function_of_the_tour_exists() -> None:
     assert unknown_places("docs/explanation/tour.md", SOURCE) == []
 
 
-@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/explanation/design-decisions.md", "docs/explanation/tour.md"])
+@pytest.mark.parametrize(
+    "name", ["CONTRIBUTING.md", "docs/explanation/design-decisions.md", "docs/explanation/tour.md"]
+)
 def test_every_module_that_is_named_exists(name: str) -> None:
     """Modules are named from the package or from the root; NAME stands for that of a new one."""
     named = re.findall(r"`((?:[a-z_]\w*/)*\w+\.(?:py|lua|sql))(?:::[\w.]+)?`", text_of(name))
