@@ -80,14 +80,14 @@ def test_a_crawl_is_run_from_the_page(browser: Browser, tmp_path: Path) -> None:
     ):
         with opened(browser, served) as page:
             page.get_by_role("button", name="New crawl").click()
-            page.get_by_label("URLs to begin with").fill("\n".join(web.seeds))
-            page.get_by_label("Name of the job").fill("shop")
+            page.get_by_label("Start URLs, one per line").fill("\n".join(web.seeds))
+            page.get_by_label("Job name").fill("shop")
             page.get_by_role("button", name="Start").click()
             state = page.locator(".state").first
             expect(state).to_have_text("running")
             pages = page.locator(".facts div", has_text=re.compile("^pages[0-9]")).locator("dd")
             expect(pages).not_to_have_text(re.compile("^[0–]$"))
-            expect(page.get_by_role("img", name="Pages a second")).to_be_visible()
+            expect(page.get_by_role("img", name="Pages per second")).to_be_visible()
 
             squares = page.get_by_role("group", name="sites of all regions, by queued").locator("a")
             expect(squares).to_have_count(4)
@@ -103,11 +103,11 @@ def test_a_crawl_is_run_from_the_page(browser: Browser, tmp_path: Path) -> None:
             site = first.inner_text()
             first.click()
             expect(page.get_by_role("heading", name=site)).to_be_visible()
-            expect(page.get_by_role("heading", name="What it waits for")).to_be_visible()
+            expect(page.get_by_role("heading", name="Why it waits")).to_be_visible()
             page.locator("td a").first.click()
-            expect(page.get_by_role("heading", name="Why?")).to_be_visible()
+            expect(page.get_by_role("heading", name="URL history")).to_be_visible()
             expect(page.locator("main .facts").first).to_contain_text("done")
-            expect(page.locator(".rules li").first).to_contain_text("lets it in")
+            expect(page.locator(".rules li").first).to_contain_text("allows")
 
             page.keyboard.press("1")
             for action, words in (("Pause", "paused"), ("Resume", "running"), ("Stop", "resting")):

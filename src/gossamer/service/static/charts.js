@@ -1,4 +1,4 @@
-// Charts as SVG: lines and areas over time, and bars. Each says in words what it shows.
+// SVG charts: lines and areas over time, and bars. Each has a text label for screen readers.
 
 import { h, s } from "./dom.js";
 import { clock, short } from "./format.js";
@@ -6,9 +6,8 @@ import { clock, short } from "./format.js";
 const HEIGHT = 200, RIGHT = 8, TOP = 8, BOTTOM = 24, LETTER = 6.4;
 const INNER_HEIGHT = HEIGHT - TOP - BOTTOM;
 
-// One unit of a picture is one pixel, so that its words are as large on a phone as on a wall. `wide` is measured by who
-// has a place for it.
-function places(wide, labels) {
+// One SVG unit is one pixel, so text has the same size on every screen. The caller measures `wide`, the available width.
+function dimensions(wide, labels) {
   const left = 12 + LETTER * Math.max(...labels.map((label) => label.length));
   const width = Math.max(240, Math.round(wide));
   return { width, left, inner: width - left - RIGHT };
@@ -22,7 +21,7 @@ function topOf(value) {
 
 function frame(label, top, unit, wide) {
   const labels = [0, 1, 2, 3, 4].map((part) => `${short((top * part) / 4)}${unit}`);
-  const { width, left, inner } = places(wide, labels);
+  const { width, left, inner } = dimensions(wide, labels);
   const parts = labels.map((text, part) => {
     const y = TOP + INNER_HEIGHT * (1 - part / 4);
     return [
@@ -39,10 +38,10 @@ function legend(series) {
     h("span", {}, h("i", { class: `dot ${one.tone}` }), one.name)));
 }
 
-// Series ({name, tone, values}) of equal length over time; stacked, or each by itself. null is a gap.
-export function overTime(label, { start, step, series, stacked = false, unit = "", wide = 640 }) {
+// Time series ({name, tone, values}) of equal length, stacked or overlaid; null leaves a gap.
+export function timeChart(label, { start, step, series, stacked = false, unit = "", wide = 640 }) {
   const length = series[0]?.values.length ?? 0;
-  if (length < 2) return h("p", { class: "none" }, "not enough of the past yet");
+  if (length < 2) return h("p", { class: "none" }, "Not enough data yet");
   const bases = Array.from({ length }, () => 0);
   const layers = series.map((one) => one.values.map((value, place) => {
     if (value === null || value === undefined) return null;
@@ -70,18 +69,18 @@ export function overTime(label, { start, step, series, stacked = false, unit = "
       step * length > 7200 ? time.slice(0, 5) : time));
   }
   const readout = h("p", { class: "readout", "aria-hidden": "true" }, " ");
-  const hair = s("path", { class: "hair" });
-  picture.append(hair);
+  const crosshair = s("path", { class: "hair" });
+  picture.append(crosshair);
   const show = (event) => {
     const box = picture.getBoundingClientRect();
     const inside = ((event.clientX - box.left) / box.width) * width;
     const place = Math.max(0, Math.min(length - 1, Math.round(((inside - left) / inner) * (length - 1))));
-    hair.setAttribute("d", `M${x(place)} ${TOP}V${TOP + INNER_HEIGHT}`);
+    crosshair.setAttribute("d", `M${x(place)} ${TOP}V${TOP + INNER_HEIGHT}`);
     const values = series.map((one) => `${one.name} ${short(one.values[place])}${unit}`).join(" · ");
     readout.textContent = `${clock(start + place * step)}  ${values}`;
   };
   picture.addEventListener("pointermove", show);
-  picture.addEventListener("pointerleave", () => { hair.removeAttribute("d"); readout.textContent = " "; });
+  picture.addEventListener("pointerleave", () => { crosshair.removeAttribute("d"); readout.textContent = " "; });
   return h("div", { class: "chart" }, picture, legend(series), readout);
 }
 
@@ -96,9 +95,9 @@ function runs(layer) {
   return found;
 }
 
-// Upright bars ({label, value, about, tone}) in their order.
+// Vertical bars ({label, value, about, tone}), in the given order.
 export function bars(label, chart, wide = 640) {
-  if (!chart.length) return h("p", { class: "none" }, "nothing yet");
+  if (!chart.length) return h("p", { class: "none" }, "No data yet");
   const top = topOf(Math.max(...chart.map((bar) => bar.value)));
   const { picture, left, inner } = frame(label, top, "", wide);
   const each = inner / chart.length;

@@ -1,4 +1,4 @@
-// Elements out of plain values. Text only ever becomes text: nothing from a crawled page is read as markup.
+// Builds DOM elements from plain values. Text stays text: nothing from a crawled page is parsed as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -20,8 +20,8 @@ export function card(title, ...content) {
   return h("section", { class: "card" }, title ? h("h2", {}, title) : null, ...content);
 }
 
-// A table from columns ({name, cell, sort, and `number` or `when` for what stays on its line}) and rows; `sorting` is {by, order, change}.
-export function table(columns, rows, { empty = "nothing yet", sorting = null, label = "" } = {}) {
+// A table of columns ({name, cell, sort}, with `number` or `when` for cells that do not wrap) and rows; `sorting` is {by, order, change}.
+export function table(columns, rows, { empty = "No data yet", sorting = null, label = "" } = {}) {
   const head = columns.map((column) => {
     const mark = sorting && column.sort === sorting.by ? (sorting.order === "desc" ? " ↓" : " ↑") : "";
     const aria = mark ? (sorting.order === "desc" ? "descending" : "ascending") : null;
@@ -42,8 +42,8 @@ export function facts(pairs) {
     .map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
 }
 
-// How wide the content of a card in a grid of two columns is, as the style sheet has it.
-export function roomIn(grid) {
+// Width of a card's content in a two-column grid, computed as in style.css.
+export function cardWidth(grid) {
   const whole = grid.clientWidth || 640, columns = Math.max(1, Math.floor((whole + 14) / (460 + 14)));
   return (whole - 14 * (columns - 1)) / columns - 34;
 }

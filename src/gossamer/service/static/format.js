@@ -1,4 +1,4 @@
-// Numbers and times as people read them.
+// Formats numbers, durations, and times for display.
 
 const whole = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 

@@ -1,22 +1,22 @@
-// One job at a glance: how fast, how far, what answers come, what waits, who works.
+// Overview of one job: rates, progress, responses, queue, and workers.
 
-import * as api from "../ask.js";
-import { bars, overTime } from "../charts.js";
-import { card, facts, h, roomIn, table } from "../dom.js";
+import * as api from "../client.js";
+import { bars, timeChart } from "../charts.js";
+import { card, facts, h, cardWidth, table } from "../dom.js";
 import { ago, bytes, clock, count, rate, seconds, share } from "../format.js";
-import { drawMap } from "../sitemap.js";
-import { complain } from "../talk.js";
-import { act, actions, keepFresh, siteLink, state, urlLink, whenResized } from "./common.js";
-import { gapBars } from "./faults.js";
+import { drawMap } from "../sites_map.js";
+import { showError } from "../dialogs.js";
+import { act, actions, poll, siteLink, state, urlLink, whenResized } from "./common.js";
+import { gapBars } from "./errors.js";
 
 const SPANS = [["10 min", 1, 600], ["1 h", 10, 360], ["1 day", 60, 1440]];
 
-const SIZES = [["queued", "queue"], ["stored", "pages stored"], ["requests", "requests of late"]];
+const SIZES = [["queued", "queue"], ["stored", "pages stored"], ["requests", "recent requests"]];
 
 const LEAST_STEPS = 60, HELD_STEPS = 60;
 
-// The past without the time before anything was known of it, but never so short that a chart is all slope.
-function known({ start, step, series }) {
+// Cuts off the leading steps without data, but keeps at least LEAST_STEPS so that a chart stays readable.
+function trimHistory({ start, step, series }) {
   const columns = Object.values(series), length = columns[0].length;
   let first = 0;
   while (first < length - LEAST_STEPS && columns.every((values) => values[first] === null)) first += 1;
@@ -24,8 +24,8 @@ function known({ start, step, series }) {
   return { start: start + first * step, step, series: Object.fromEntries(cut) };
 }
 
-// What is looked at only now and then holds until the next look, unless that never came.
-function held(values) {
+// Repeats a sampled value until the next sample, for at most HELD_STEPS steps.
+function carryForward(values) {
   let last = null, age = 0;
   return values.map((value) => {
     age = value === null ? age + 1 : 0;
@@ -34,11 +34,11 @@ function held(values) {
   });
 }
 
-// Which limits dropped something of pages, if any did.
+// The limits that truncated pages, with the number of pages of each.
 function cutLine(cut) {
   const reasons = Object.entries(cut ?? {}).sort(([, one], [, other]) => other - one);
   return reasons.length
-    ? [h("p", { class: "problem" }, `Pages that were cut: ${reasons.map(([reason, pages]) => `${reason} ${count(pages)}`).join(", ")}`)]
+    ? [h("p", { class: "problem" }, `Truncated pages: ${reasons.map(([reason, pages]) => `${reason} ${count(pages)}`).join(", ")}`)]
     : [];
 }
 
@@ -46,40 +46,40 @@ export async function overviewView(here) {
   let [, step, steps] = SPANS[0];
   let job = await api.job(here.job);
   const head = h("div", {}), charts = h("div", { class: "grid2" }), lists = h("div", { class: "grid2" });
-  const spans = h("div", { class: "actions", role: "group", "aria-label": "Time span" }, SPANS.map(([label, one, many]) =>
+  const spans = h("div", { class: "actions", role: "group", "aria-label": "Time span" }, SPANS.map(([label, one, length]) =>
     h("button", {
       type: "button", "aria-pressed": String(one === step),
       onclick: (event) => {
-        [step, steps] = [one, many];
+        [step, steps] = [one, length];
         for (const button of spans.children) button.setAttribute("aria-pressed", String(button === event.target));
-        drawCharts().catch(complain);
+        drawCharts().catch(showError);
       },
     }, label)));
   const map = h("div", {});
   let by = "queued";
-  const sizes = h("div", { class: "actions", role: "group", "aria-label": "What makes a site large" }, SIZES.map(([name, label]) =>
+  const sizes = h("div", { class: "actions", role: "group", "aria-label": "Size of a site" }, SIZES.map(([name, label]) =>
     h("button", {
       type: "button", "aria-pressed": String(name === by),
       onclick: (event) => {
         by = name;
         for (const button of sizes.children) button.setAttribute("aria-pressed", String(button === event.target));
-        redrawMap().catch(complain);
+        redrawMap().catch(showError);
       },
     }, label)));
-  const again = async () => { job = await api.job(here.job); drawHead(); };
+  const reload = async () => { job = await api.job(here.job); drawHead(); };
 
   function drawHead() {
     const counts = job.counts ?? {};
     head.replaceChildren(
-      h("div", { class: "title" }, h("h1", {}, job.name), state(job.state), actions(here, job, again)),
+      h("div", { class: "title" }, h("h1", {}, job.name), state(job.state), actions(here, job, reload)),
       job.problem ? h("p", { class: "problem" }, job.problem) : "",
       ...job.warnings.map((text) => h("p", { class: "problem" }, text)),
       facts([
-        ["pages", count(counts.stored)], ["pages a second", rate(job.pages_per_second)],
+        ["pages", count(counts.stored)], ["pages per second", rate(job.pages_per_second)],
         ["traffic", `${bytes(job.bytes_per_second)}/s`], ["queued", count(counts.queued)], ["known URLs", count(counts.known)],
         ["failed", count(counts.failed)], ["sites", count(counts.sites)],
         ["ready · held", `${count(counts.ready_sites)} · ${count(counts.held_sites)}`], ["workers", count(job.workers)],
-        counts.revisits ? ["to be visited again", count(counts.revisits)] : null,
+        counts.revisits ? ["scheduled revisits", count(counts.revisits)] : null,
         counts.freshness !== null && counts.freshness !== undefined ? ["fresh", share(counts.freshness)] : null,
         counts.parked ? ["parked", count(counts.parked)] : null,
       ]),
@@ -87,36 +87,36 @@ export async function overviewView(here) {
   }
 
   async function drawCharts() {
-    const past = known(await api.history(here.job, step, steps));
+    const past = trimHistory(await api.history(here.job, step, steps));
     const per = (values) => values.map((value) => (value === null ? null : value / past.step));
     const { series: all } = past;
-    const wide = roomIn(charts);
+    const wide = cardWidth(charts);
     const chart = (label, series, options = {}) =>
-      card(label, overTime(label, { start: past.start, step: past.step, series, wide, ...options }));
+      card(label, timeChart(label, { start: past.start, step: past.step, series, wide, ...options }));
     charts.replaceChildren(
-      chart("Pages a second", [{ name: "pages", tone: "a", values: per(all.pages) }]),
+      chart("Pages per second", [{ name: "pages", tone: "a", values: per(all.pages) }]),
       chart("Traffic", [{ name: "traffic", tone: "b", values: per(all.bytes) }], { unit: "B/s" }),
-      chart("Answers a second, by status", [
+      chart("Responses per second, by status", [
         { name: "2xx", tone: "a", values: per(all.ok) }, { name: "3xx", tone: "b", values: per(all.redirects) },
         { name: "4xx", tone: "c", values: per(all.client_errors) }, { name: "5xx", tone: "d", values: per(all.server_errors) },
-        { name: "no answer", tone: "e", values: per(all.faults) },
+        { name: "no response", tone: "e", values: per(all.faults) },
       ], { stacked: true }),
       chart("Frontier", [
-        { name: "known", tone: "b", values: held(all.known) }, { name: "queued", tone: "a", values: held(all.queued) },
-        { name: "stored", tone: "c", values: held(all.stored) },
+        { name: "known", tone: "b", values: carryForward(all.known) }, { name: "queued", tone: "a", values: carryForward(all.queued) },
+        { name: "stored", tone: "c", values: carryForward(all.stored) },
       ]),
-      chart("Time to an answer", [{ name: "mean", tone: "c", values: held(all.latency) }], { unit: "s" }),
-      chart("At work", [
-        { name: "sites", tone: "a", values: held(all.active_sites) }, { name: "workers", tone: "d", values: held(all.workers) },
+      chart("Response time", [{ name: "mean", tone: "c", values: carryForward(all.latency) }], { unit: "s" }),
+      chart("Active sites and workers", [
+        { name: "sites", tone: "a", values: carryForward(all.active_sites) }, { name: "workers", tone: "d", values: carryForward(all.workers) },
       ]));
   }
 
   async function drawLists() {
-    const ask = (what, query) => api.look(here.job, what, query);
+    const get = (resource, query) => api.get(here.job, resource, query);
     const [busy, slow, errors, gaps, recent, scale] = await Promise.all([
-      ask("sites", { sort: "rate", limit: 8 }), ask("sites", { sort: "latency", limit: 8 }),
-      ask("errors"), ask("politeness"), ask("recent"),
-      job.place === "fleet" ? ask("scale").catch(() => null) : null,
+      get("sites", { sort: "rate", limit: 8 }), get("sites", { sort: "latency", limit: 8 }),
+      get("errors"), get("politeness"), get("recent"),
+      job.place === "fleet" ? get("scale").catch(() => null) : null,
     ]);
     lists.replaceChildren(
       card("Busiest sites", table([
@@ -127,29 +127,29 @@ export async function overviewView(here) {
       ], busy.sites)),
       card("Slowest sites", table([
         { name: "site", cell: (row) => siteLink(here, row.site) },
-        { name: "answer", number: true, cell: (row) => seconds(row.latency) },
+        { name: "response time", number: true, cell: (row) => seconds(row.latency) },
         { name: "delay", number: true, cell: (row) => seconds(row.delay) },
         { name: "requests", number: true, cell: (row) => count(row.requests) },
       ], slow.sites.filter((row) => row.latency !== null))),
-      card("Failures", table([
+      card("Errors", table([
         { name: "kind", cell: (row) => [row.kind, row.examples[0] ? [": ", urlLink(here, row.examples[0].url)] : null] },
         { name: "requests", number: true, cell: (row) => count(row.count) },
         { name: "share", number: true, cell: (row) => share(row.share) },
-      ], errors.faults.slice(0, 6), { empty: "none" })),
-      card(`Politeness: rests between two requests to a site${gaps.too_short ? `, ${count(gaps.too_short)} too short` : ""}`,
-        bars("rests between requests", gapBars(gaps), roomIn(lists))),
+      ], errors.faults.slice(0, 6), { empty: "No errors" })),
+      card(`Politeness: time between requests to a site${gaps.too_short ? `, ${count(gaps.too_short)} too short` : ""}`,
+        bars("intervals between requests", gapBars(gaps), cardWidth(lists))),
       card("Latest requests", table([
-        { name: "when", cell: (row) => h("span", { title: ago(row.at) }, clock(row.at)) },
+        { name: "time", cell: (row) => h("span", { title: ago(row.at) }, clock(row.at)) },
         { name: "URL", cell: (row) => urlLink(here, row.url) },
         { name: "", cell: (row) => row.error || String(row.status || "") },
         { name: "took", number: true, cell: (row) => seconds(row.latency) },
       ], recent.visits.slice(0, 10))),
-      scale ? card("Workers that this job can feed", facts([["advised", count(scale.workers)], ["there", count(scale.live)]]),
+      scale ? card("Recommended workers", facts([["recommended", count(scale.workers)], ["running", count(scale.live)]]),
         h("p", { class: "none" }, scale.why)) : "");
   }
 
   async function redrawMap() {
-    const found = await api.look(here.job, "map", { by });
+    const found = await api.get(here.job, "map", { by });
     drawMap(map, found, {
       link: (site) => here.link(here.job, "site", site), rest: here.link(here.job, "sites"), wide: Math.max(240, map.clientWidth),
     });
@@ -165,11 +165,11 @@ export async function overviewView(here) {
     drawHead();
   };
   here.onJob = (changed) => { if (changed.name === here.job) { Object.assign(job, changed); drawHead(); } };
-  here.pauseOrResume = () => here.about.role === "write" && act(job.name, job.state === "running" ? "pause" : "resume", again);
+  here.pauseOrResume = () => here.about.role === "write" && act(job.name, job.state === "running" ? "pause" : "resume", reload);
   here.draw(head, h("div", { class: "title" }, spans), charts,
     h("section", { class: "card map" }, h("div", { class: "title" }, h("h2", {}, "Sites by region"), sizes), map), lists);
-  whenResized(here, () => Promise.all([drawCharts(), redrawMap()]).catch(complain));
+  whenResized(here, () => Promise.all([drawCharts(), redrawMap()]).catch(showError));
   await Promise.all([
-    keepFresh(here, 5000, drawCharts), keepFresh(here, 7000, redrawMap), keepFresh(here, 7000, drawLists), keepFresh(here, 4000, again),
+    poll(here, 5000, drawCharts), poll(here, 7000, redrawMap), poll(here, 7000, drawLists), poll(here, 4000, reload),
   ]);
 }

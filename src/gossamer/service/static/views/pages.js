@@ -1,9 +1,9 @@
-// What was stored: search by site, status, time and beginning of the URL; one page with its versions and its body.
+// Stored pages: search by site, status, time, and URL prefix, with links to each page's body.
 
-import * as api from "../ask.js";
+import * as api from "../client.js";
 import { card, h, table } from "../dom.js";
 import { bytes, clock, count, cut } from "../format.js";
-import { complain } from "../talk.js";
+import { showError } from "../dialogs.js";
 import { urlLink } from "./common.js";
 
 export async function pagesView(here) {
@@ -17,11 +17,11 @@ export async function pagesView(here) {
     { name: "", cell: (page) => (page.has_body ? h("a", { href: api.bodyAddress(here.job, page.url, page.fetched_at), download: "" }, "body") : "") },
   ];
   async function load(cursor = null) {
-    const found = await api.look(here.job, "pages", { ...wanted, cursor });
+    const found = await api.get(here.job, "pages", { ...wanted, cursor });
     rows = cursor ? [...rows, ...found.pages] : found.pages;
     next = found.next;
-    list.replaceChildren(table(columns, rows, { label: "pages", empty: next ? "none among the newest" : "no page matches" }));
-    more.replaceChildren(next ? h("button", { type: "button", onclick: () => load(next).catch(complain) }, "More") : "");
+    list.replaceChildren(table(columns, rows, { label: "pages", empty: next ? "No match among the newest pages" : "No matching pages" }));
+    more.replaceChildren(next ? h("button", { type: "button", onclick: () => load(next).catch(showError) }, "More") : "");
   }
   const input = (label, name, attributes = {}) =>
     h("label", { class: name === "prefix" ? "wide" : null }, h("span", {}, label), h("input", { name, value: wanted[name], ...attributes }));
@@ -30,14 +30,14 @@ export async function pagesView(here) {
     onsubmit: (event) => {
       event.preventDefault();
       for (const name of ["site", "status", "prefix"]) wanted[name] = event.target.elements[name].value.trim();
-      for (const name of ["since", "until"]) wanted[name] = moment(event.target.elements[name].value);
-      load().catch(complain);
+      for (const name of ["since", "until"]) wanted[name] = epochSeconds(event.target.elements[name].value);
+      load().catch(showError);
     },
-  }, input("Site", "site"), input("Status", "status", { type: "number", min: 0, max: 999 }), input("Fetched from", "since", { type: "datetime-local" }),
-  input("Up to", "until", { type: "datetime-local" }), input("URLs that begin with", "prefix"),
+  }, input("Site", "site"), input("Status", "status", { type: "number", min: 0, max: 999 }), input("Fetched after", "since", { type: "datetime-local" }),
+  input("Fetched before", "until", { type: "datetime-local" }), input("URL prefix", "prefix"),
   h("button", { type: "submit" }, "Search")), list, more));
   await load();
 }
 
-// Epoch seconds of a time as a field has it, which is the reader's own; nothing where it is empty.
-const moment = (text) => (text ? String(new Date(text).getTime() / 1000) : "");
+// Epoch seconds of a datetime-local value (the browser's time zone); an empty string for an empty field.
+const epochSeconds = (text) => (text ? String(new Date(text).getTime() / 1000) : "");

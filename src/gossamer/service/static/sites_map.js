@@ -1,17 +1,17 @@
-// The sites of a job as a picture: a field for each region, and in it a rectangle for each site, as large as its queue and
-// coloured by what it does. One stop of the Tab key for each region; arrows go from site to site, Enter opens one.
+// Treemap of a job's sites: one area per region, one rectangle per site, sized by queue length and colored by state.
+// The Tab key moves between regions, the arrow keys between sites, and Enter opens a site.
 
 import { h, s } from "./dom.js";
 import { count, cut, seconds, short } from "./format.js";
 
 const LETTER = 6.2, LEAST_HEIGHT = 72, MOST_HEIGHT = 340, LEAST_SHARE = 0.15;
 export const STATES = [
-  ["fetching", "being fetched", ""], ["waits", "waits its turn", ""], ["idle", "nothing due", ""], ["held", "left alone", "‖"],
-  ["failing", "mostly fails", "!"], ["closed", "given up", "×"],
+  ["fetching", "fetching", ""], ["waits", "queued", ""], ["idle", "idle", ""], ["held", "on hold", "‖"],
+  ["failing", "failing", "!"], ["closed", "closed", "×"],
 ];
 const WORDS = Object.fromEntries(STATES), MARKS = Object.fromEntries(STATES.map(([state, , mark]) => [state, mark]));
 
-// Rectangles for weights, largest first, that fill a field and are as near to squares as they can be.
+// Squarified treemap: rectangles for weights (largest first) that fill `field`, each as close to a square as possible.
 export function layOut(weights, field) {
   const total = weights.reduce((sum, weight) => sum + weight, 0) || 1;
   const areas = weights.map((weight) => (weight / total) * field.width * field.height);
@@ -19,9 +19,9 @@ export function layOut(weights, field) {
   let { x, y, width, height } = field, first = 0;
   while (first < areas.length) {
     const side = Math.max(1e-6, Math.min(width, height));
-    let last = first, sum = areas[first], worst = longest(areas[first], areas[first], sum, side);
+    let last = first, sum = areas[first], worst = worstRatio(areas[first], areas[first], sum, side);
     while (last + 1 < areas.length) {
-      const wider = sum + areas[last + 1], next = longest(areas[first], areas[last + 1], wider, side);
+      const wider = sum + areas[last + 1], next = worstRatio(areas[first], areas[last + 1], wider, side);
       if (next > worst) break;
       [sum, worst, last] = [wider, next, last + 1];
     }
@@ -38,25 +38,25 @@ export function layOut(weights, field) {
   return found;
 }
 
-const longest = (largest, smallest, sum, side) =>
+const worstRatio = (largest, smallest, sum, side) =>
   Math.max((side * side * largest) / (sum * sum), (sum * sum) / (side * side * smallest));
 
-function words(site) {
+function describe(site) {
   const size = `${count(site.queued)} queued, ${count(site.stored)} stored`;
-  if (site.state === "closed") return `given up (${site.closed}), ${size}`;
-  if (site.state === "held") return `left alone for ${seconds(site.hold)}, ${size}`;
+  if (site.state === "closed") return `closed (${site.closed}), ${size}`;
+  if (site.state === "held") return `on hold for ${seconds(site.hold)}, ${size}`;
   if (site.state === "failing") return `${count(site.errors)} of ${count(site.requests)} requests failed, ${size}`;
   return `${WORDS[site.state]}, ${size}`;
 }
 
 function label(text, box) {
   const letters = Math.floor((box.width - 8) / LETTER);
-  // A port is the first to go where there is little room.
+  // Where space is short, drop the port first.
   const fits = text.length > letters ? text.replace(/:\d+$/, "") : text;
   return box.height < 16 || letters < 4 ? "" : cut(fits, letters);
 }
 
-function square({ href, about, name, amount, state }, box) {
+function rectangle({ href, about, name, amount, state }, box) {
   const top = label(`${MARKS[state] ? `${MARKS[state]} ` : ""}${name}`, box);
   const lines = [s("rect", { x: box.x + 0.5, y: box.y + 0.5, width: Math.max(0.5, box.width - 1), height: Math.max(0.5, box.height - 1), rx: 2 }),
     s("title", {}, about)];
@@ -68,42 +68,42 @@ function square({ href, about, name, amount, state }, box) {
 
 function region(found, { by, link, rest, wide, share, readout, alone }) {
   const total = found.sites.reduce((sum, site) => sum + site[by], found.rest[by]);
-  // Sites that have nothing of what is counted are there too, as small ones.
+  // Sites with a count of zero are drawn too, as small rectangles.
   const least = Math.max(1, total) / (found.sites.length + 1) * LEAST_SHARE;
   const fields = found.sites.map((site) => ({
-    weight: site[by] + least, href: link(site.site), name: site.site, state: site.state, amount: short(site[by]), about: `${site.site}: ${words(site)}`,
+    weight: site[by] + least, href: link(site.site), name: site.site, state: site.state, amount: short(site[by]), about: `${site.site}: ${describe(site)}`,
   }));
   if (found.rest.sites) {
-    const many = `${count(found.rest.sites)} more sites`;
-    fields.push({ weight: found.rest[by] + least, href: rest, name: `+ ${many}`, state: "rest", amount: "", about: `${many}: ${count(found.rest.queued)} queued, ${count(found.rest.stored)} stored` });
+    const others = `${count(found.rest.sites)} more sites`;
+    fields.push({ weight: found.rest[by] + least, href: rest, name: `+ ${others}`, state: "rest", amount: "", about: `${others}: ${count(found.rest.queued)} queued, ${count(found.rest.stored)} stored` });
   }
   fields.sort((one, other) => other.weight - one.weight);
   const height = Math.round(Math.min(MOST_HEIGHT, Math.max(LEAST_HEIGHT, MOST_HEIGHT * Math.sqrt(share))));
   const boxes = layOut(fields.map((one) => one.weight), { x: 0, y: 0, width: wide, height });
-  const squares = fields.map((one, number) => square(one, boxes[number]));
-  squares[0]?.setAttribute("tabindex", 0);
+  const rectangles = fields.map((one, number) => rectangle(one, boxes[number]));
+  rectangles[0]?.setAttribute("tabindex", 0);
   const name = found.region || (alone ? "all regions" : "no region");
-  const states = STATES.map(([state, text]) => [found.sites.filter((site) => site.state === state).length, text]).filter(([many]) => many);
-  const picture = s("svg", { viewBox: `0 0 ${wide} ${height}`, role: "group", "aria-label": `sites of ${name}, by ${by}`, "data-region": found.region }, squares);
-  steer(picture, squares, boxes, fields, readout);
+  const states = STATES.map(([state, text]) => [found.sites.filter((site) => site.state === state).length, text]).filter(([number]) => number);
+  const picture = s("svg", { viewBox: `0 0 ${wide} ${height}`, role: "group", "aria-label": `sites of ${name}, by ${by}`, "data-region": found.region }, rectangles);
+  addArrowKeys(picture, rectangles, boxes, fields, readout);
   return h("div", { class: "region" }, h("h3", {}, h("b", {}, name), ` ${count(found.sites.length + found.rest.sites)} sites, ${count(total)} ${by}: `,
-    states.map(([many, text]) => `${count(many)} ${text}`).join(" · ")), picture);
+    states.map(([number, text]) => `${count(number)} ${text}`).join(" · ")), picture);
 }
 
-// Arrows move to the nearest square in their direction, Home and End to the largest and the smallest.
-function steer(picture, squares, boxes, fields, readout) {
+// Arrow keys move to the nearest rectangle in their direction, Home and End to the largest and the smallest.
+function addArrowKeys(picture, rectangles, boxes, fields, readout) {
   const show = (number) => { readout.textContent = fields[number].about; };
   const go = (number) => {
-    squares.forEach((one, place) => one.setAttribute("tabindex", place === number ? 0 : -1));
-    squares[number].focus();
+    rectangles.forEach((one, place) => one.setAttribute("tabindex", place === number ? 0 : -1));
+    rectangles[number].focus();
   };
-  squares.forEach((one, number) => {
+  rectangles.forEach((one, number) => {
     one.addEventListener("pointerenter", () => show(number));
     one.addEventListener("focus", () => show(number));
   });
   picture.addEventListener("keydown", (event) => {
-    const from = squares.indexOf(event.target.closest("a"));
-    const to = event.key === "Home" ? 0 : event.key === "End" ? squares.length - 1 : nearest(boxes, from, event.key);
+    const from = rectangles.indexOf(event.target.closest("a"));
+    const to = event.key === "Home" ? 0 : event.key === "End" ? rectangles.length - 1 : nearest(boxes, from, event.key);
     if (from < 0 || to === null) return;
     event.preventDefault();
     go(to);
@@ -124,7 +124,7 @@ function nearest(boxes, from, key) {
   return best;
 }
 
-// The map in place of the one before; who was on a site stays there.
+// Replaces the map and keeps the keyboard focus on the same site.
 export function drawMap(place, found, { link, rest, wide }) {
   const now = document.activeElement, kept = place.contains(now) ? [now.closest("svg")?.dataset.region, now.getAttribute("href")] : null;
   const readout = h("p", { class: "readout", "aria-hidden": "true" }, " ");
@@ -132,8 +132,8 @@ export function drawMap(place, found, { link, rest, wide }) {
   const most = Math.max(1, ...found.regions.map(amount));
   const parts = found.regions.map((one) => region(one, { by: found.by, link, rest, wide, share: amount(one) / most, readout, alone: found.regions.length === 1 }));
   place.replaceChildren(
-    ...(parts.length ? parts : [h("p", { class: "none" }, "no sites yet")]),
-    found.unseen ? h("p", { class: "none" }, `${count(found.unseen)} more sites have shorter queues, and were not asked lately. `, h("a", { href: rest }, "All sites")) : "",
+    ...(parts.length ? parts : [h("p", { class: "none" }, "No sites yet")]),
+    found.unseen ? h("p", { class: "none" }, `${count(found.unseen)} more sites have shorter queues and no recent requests. `, h("a", { href: rest }, "All sites")) : "",
     h("p", { class: "legend" }, STATES.map(([state, text, mark]) => h("span", {}, h("i", { class: `dot site ${state}` }), mark ? `${mark} ${text}` : text))),
     readout);
   if (!kept) return;
