@@ -11,7 +11,7 @@ FAST ?= $(addprefix tests/,engine middleware imports lab/test_plan.py lab/test_s
 SECONDS ?= 3600
 
 .PHONY: help setup setup-dev services crawl test test-fast test-long test-wheel test-lowest test-highest fuzz check suites gates \
-	soak bench bench-all reference docs package lock clean
+	soak bench bench-all reference messages docs package lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -79,6 +79,9 @@ bench-all: setup-dev services ## every script of benchmarks/, in turn
 reference: setup-dev ## docs/reference and the manual, made from the code
 	$(BIN)/python scripts/reference
 	$(BIN)/python scripts/manual
+
+messages: setup-dev ## print every text of the program that people read: ARGS="cli jobs --kind error" for a part
+	@$(BIN)/python scripts/messages $(ARGS)
 
 package: setup-dev ## the wheel and the sdist, in dist/
 	@scripts/package
