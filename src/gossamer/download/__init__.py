@@ -1,4 +1,4 @@
-"""Downloading: one request in, one response out, behind the address guard and within limits."""
+"""Downloaders: each turns one request into one response, within limits and behind the address guard."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = [
 
 
 def open_downloader(settings: Settings, *, clock: Clock, resolver: NameResolver | None = None) -> Downloader:
-    """The downloader that the settings name; ConfigError if headers, proxies or certificates are not usable."""
+    """Return the downloader that the settings name; ConfigError if headers, proxies or certificates are unusable."""
     if settings.downloader in ("browser", "auto"):
         if settings.bad_tls == "record" or any(special.client_cert for special in settings.sites.values()):
             raise ConfigError(
-                f"the downloader {settings.downloader} takes neither bad_tls = record nor a site's own client_cert",
+                f"the downloader {settings.downloader} does not support bad_tls = record or a site's own client_cert",
                 hint="--downloader async does",
             )
-        # Few crawls need a browser, and those without one need not load what drives it.
+        # Few crawls need a browser: do not import its driver for the others.
         from gossamer.download.auto import AutoDownloader
         from gossamer.download.browser import BrowserDownloader
 
@@ -53,7 +53,7 @@ def open_downloader(settings: Settings, *, clock: Clock, resolver: NameResolver 
 
 
 def _kind(name: str) -> type[HttpDownloader]:
-    # Few crawls need another than the first, and those need not load what drives the others.
+    # Most crawls use the default downloader: do not import the libraries of the others.
     if name == "http2":
         from gossamer.download.http2 import Http2Downloader
 

@@ -1,4 +1,4 @@
-"""The downloader that chooses: plain HTTP, and the browser only for sites whose pages need their scripts."""
+"""The automatic downloader: plain HTTP by default, and the browser for sites whose pages need JavaScript."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from gossamer.settings import Settings
 from gossamer.urls import host_port
 
 MEMO = "browser"
-"""Its place in a site's memo: what is used, why, and since when."""
+"""Key of the decision in the site state: the choice, the reason, and the time."""
 AGREE = 2
-"""So many pages that say the same decide for their site."""
+"""Number of agreeing pages that decide for their site."""
 GOOD_SECONDS = 30 * 86_400.0
 LOOK_AGAIN_PAGES = 100
 MAX_SITES = 50_000
@@ -32,7 +32,7 @@ Use = Literal["http", "browser"]
 
 
 class Choice(msgspec.Struct):
-    """What is known of one site."""
+    """The decision for one site, and the votes that lead to it."""
 
     use: Use | None = None
     why: str = ""
@@ -43,10 +43,10 @@ class Choice(msgspec.Struct):
 
 
 class AutoDownloader(BrowserDownloader):
-    """Fetches by HTTP, and shows the first pages of each site in the browser too: two that agree decide for the site.
+    """Fetches by HTTP and also renders the first pages of each site in the browser; two agreeing pages decide for it.
 
-    The decision is looked at again with every hundredth page, and made anew after thirty days. Until it is made, a
-    page that was shown is handed on as shown; where the browser fails, the page is handed on as it came."""
+    The decision is checked again with every hundredth page and expires after thirty days. Until there is a decision,
+    a rendered page is returned as rendered. Where the browser fails, the page is returned as HTTP delivered it."""
 
     def __init__(self, settings: Settings, clock: Clock, resolver: NameResolver | None = None) -> None:
         super().__init__(settings, clock, resolver)
@@ -66,7 +66,7 @@ class AutoDownloader(BrowserDownloader):
         return await self._compare(choice, request, document)
 
     def recall(self, site: str, memo: Mapping[str, Any]) -> None:
-        """Take up what another lease, or another worker, has decided."""
+        """Load the decision that another lease or another worker made."""
         known, choice = memo.get(MEMO), self._choice(site)
         if isinstance(known, dict) and known.get("use") in ("http", "browser"):
             at = float(known.get("at", 0.0))
@@ -74,7 +74,7 @@ class AutoDownloader(BrowserDownloader):
                 choice.use, choice.why, choice.at = known["use"], str(known.get("why", "")), at
 
     def learned(self, site: str) -> dict[str, Any] | None:
-        """A decision that was made since the last time."""
+        """Return a decision made since the last call, else None."""
         choice = self._choices.get(site)
         if choice is None or not choice.is_new:
             return None
@@ -106,7 +106,7 @@ class AutoDownloader(BrowserDownloader):
         if choice.use == use:
             return
         if choice.use is not None:
-            # One page in a hundred says otherwise: ask the next ones.
+            # One page in a hundred disagrees: compare the next pages too.
             choice.use, choice.votes = None, {}
         choice.votes = {**choice.votes, use: choice.votes.get(use, 0) + 1}
         if choice.votes[use] >= AGREE:
@@ -115,7 +115,7 @@ class AutoDownloader(BrowserDownloader):
 
 
 def compare(plain: bytes, shown: bytes) -> tuple[Use, str]:
-    """Which of the two a page needs, and why: the browser, if it brings a third more words or links, and many."""
+    """Return which of the two a page needs, and why: the browser if it adds at least a third more words or links."""
     words, links = measure(plain)
     more_words, all_links = measure(shown)
     gained = len(all_links - links)
@@ -125,7 +125,7 @@ def compare(plain: bytes, shown: bytes) -> tuple[Use, str]:
 
 
 def measure(body: bytes) -> tuple[int, set[str]]:
-    """Words that a reader sees, and link targets, roughly, in one pass over at most a million characters."""
+    """Count visible words and collect link targets, roughly, in one pass over at most a million characters."""
     text = body[:MEASURED_CHARACTERS].decode("utf-8", "replace")
     words, links, hidden = 0, set(), ""
     for piece in text.split("<"):

@@ -1,4 +1,4 @@
-"""The downloader's interface: one request in, one response or one typed error out."""
+"""The downloader interface: one request in, one response or one FetchError out."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ def _allow() -> None:
 
 
 check_before_sending: ContextVar[Callable[[], None]] = ContextVar("check_before_sending", default=_allow)
-"""Called by a downloader right before it sends a request, when the name is resolved and the client is built.
+"""Called by a downloader right before it sends a request, after the name is resolved and the client is built.
 
-It raises a FetchError if the request must not be sent any more: the process may have been stopped on the way here."""
+It raises a FetchError if the request must not be sent any more, for example after the process was suspended."""
 
 
 class Downloader(Protocol):
-    """Fetches pages. Redirects are not followed and a status code is data: only a FetchError is ever raised."""
+    """Fetches pages. Does not follow redirects; a status code is data. Raises only FetchError."""
 
     async def fetch(self, request: Request) -> Response:
-        """The server's answer, whole and decoded, within the settings' limits of time and size."""
+        """Return the server's response, complete and decoded, within the time and size limits of the settings."""
         ...
 
     async def aclose(self) -> None:
-        """Close every connection; what is still being fetched fails."""
+        """Close all connections; requests in progress fail."""
         ...
 
 
 @runtime_checkable
 class Locates(Protocol):
-    """A downloader that can tell where a request will go."""
+    """A downloader that can look up the address a request will connect to."""
 
     async def address_of(self, request: Request) -> str:
-        """The address; empty if it is not known, or a proxy's affair."""
+        """Return the address; empty if it is unknown or a proxy resolves it."""
         ...
 
 
 Permit = Callable[[str, Callable[[Request], Awaitable[Response]]], Awaitable[bool]]
-"""Whether robots.txt lets a page load a URL; its rules are asked for by the fetch that is given along."""
+"""Returns whether robots.txt allows a page to load a URL; fetches the rules with the given function."""
 
 
 @runtime_checkable
 class Remembers(Protocol):
-    """A downloader that learns about sites; what it learns is kept with the site, for every worker."""
+    """A downloader that learns about sites; the site state carries what it learned to all workers."""
 
     def recall(self, site: str, memo: Mapping[str, Any]) -> None:
-        """Take up what is known of a site; called before its requests are fetched."""
+        """Load the stored state of a site; called before its requests are fetched."""
         ...
 
     def learned(self, site: str) -> dict[str, Any] | None:
-        """What is to be added to the site's memo, told once; None if there is nothing new."""
+        """Return what to add to the site state, once; None if nothing is new."""
         ...

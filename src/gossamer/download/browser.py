@@ -1,4 +1,4 @@
-"""The browser downloader: runs a page's scripts in Chromium and guards every request that the page makes."""
+"""The browser downloader: renders pages in Chromium and sends every request of a page through the guarded client."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ FRESH_SECONDS, LONGEST_FRESH_SECONDS = 300.0, 3600.0
 ALWAYS = frozenset(("script", "stylesheet", "xhr", "fetch"))
 CHOICES = frozenset(("image", "font", "media"))
 METHODS = frozenset(("GET", "HEAD", "POST"))
-# What the browser says of itself, and what our client says better.
+# Headers that the browser sets for itself and that our client sets better.
 _NOT_SENT = ("user-agent", "accept-encoding", "host", "connection", "content-length", "sec-", "proxy-", "upgrade")
 _OMITTED = frozenset(("content-encoding", "content-length", "transfer-encoding", "connection", "keep-alive", "alt-svc"))
 
 
 class LoadCache:
-    """Scripts and style sheets that pages share, so that a site is not asked for them with every page; bounded."""
+    """A bounded cache of scripts and style sheets, so that the pages of a site share one download."""
 
     def __init__(self, clock: Clock, max_bytes: int = SHELF_BYTES) -> None:
         self._clock, self._max_bytes = clock, max_bytes
@@ -50,12 +50,12 @@ class LoadCache:
         self._bytes = 0
 
     def get(self, site: str, url: str) -> Response | None:
-        """What the pages of a site got for this URL, if it is still fresh."""
+        """Return the cached response for a URL on pages of this site, if it is still fresh."""
         good_until, response = self._kept.get((site, url), (0.0, None))
         return response if good_until > self._clock.monotonic() else None
 
     def put(self, site: str, url: str, response: Response) -> None:
-        """Keep an answer for as long as it says, an hour at most, and five minutes if it says nothing."""
+        """Cache a response for as long as its headers say: at most an hour, five minutes if they say nothing."""
         seconds = _fresh_seconds(response)
         if seconds <= 0 or len(response.body) > self._max_bytes // 8:
             return
@@ -72,9 +72,9 @@ class LoadCache:
 
 
 class PageLoads:
-    """The requests of one page. The first is answered with the document that was fetched; the rest are counted.
+    """Answers the requests of one page: the first with the fetched document, the others by fetching, up to a limit.
 
-    `own` fetches from the page's site, with its headers; `other` from elsewhere, where credentials must not go."""
+    `own` fetches from the page's site, with its headers; `other` from other sites, which must not get credentials."""
 
     def __init__(
         self,
@@ -101,13 +101,13 @@ class PageLoads:
         self._changed = asyncio.Event()
         self.page: Page | None = None
         self.elsewhere = ""
-        """Where the page wanted to go next, by script or refresh; empty if it stayed."""
+        """The URL that the page navigated to next, by script or refresh; empty if it stayed."""
         self.requests = 0
         self.wire_bytes = 0
         self.headers_at = document.headers_at
 
     async def answer(self, route: Route) -> None:
-        """Answer one request of the page, or abort it; nothing is raised."""
+        """Answer one request of the page, or abort it; never raises."""
         from playwright.async_api import Error
 
         self._under_way += 1
@@ -116,10 +116,10 @@ class PageLoads:
             with suppress(Error):
                 try:
                     response = await self._response(route.request)
-                except (asyncio.CancelledError, Exception):  # whatever a page asks for, at worst it does not get it
+                except (asyncio.CancelledError, Exception):  # a failed load is aborted, whatever the reason
                     response = None
                 if response is None:
-                    # The page stays as it is; any other code would show an error page in its place.
+                    # "aborted" leaves the page as it is; any other code would show an error page in its place.
                     await route.abort("aborted")
                 else:
                     await route.fulfill(
@@ -130,7 +130,7 @@ class PageLoads:
             self._changed.set()
 
     async def quiet(self, seconds: float) -> None:
-        """Until nothing has been asked for or answered for so long."""
+        """Wait until no request has started or ended for this long."""
         while True:
             self._changed.clear()
             try:
@@ -140,7 +140,7 @@ class PageLoads:
                 return
 
     def close(self) -> None:
-        """Give up what is still being loaded."""
+        """Cancel the loads in progress."""
         self._left = 0
         for task in self._tasks:
             task.cancel()
@@ -175,7 +175,7 @@ class PageLoads:
         return response
 
     async def _load(self, wanted: Wanted) -> Response:
-        """The answer at the end of the redirects, which the browser would follow past our client."""
+        """Follow redirects here, since the browser would follow them past our client, and return the last response."""
         url, method, body = wanted.url.partition("#")[0], wanted.method, wanted.post_data_buffer or b""
         headers = {
             name: value
@@ -186,7 +186,7 @@ class PageLoads:
             is_own = host_port(url) == self._site
             fetch = (self._own if is_own else self._other).fetch
             if self._permit is not None and not await self._permit(url, fetch):
-                raise FetchError("robots.txt does not allow it")
+                raise FetchError("disallowed by robots.txt")
             request = Request(url, site=host_port(url), method=method, headers=headers or None, body=body)
             response = await fetch(request)
             self._count(response, is_own)
@@ -201,9 +201,9 @@ class PageLoads:
         if response.status in REDIRECTS:
             raise FetchError("too many redirects")
         strayed = origin(url) != origin(wanted.url) and wanted.resource_type in ("xhr", "fetch")
-        # For the browser this still comes from where it asked: what it would have hidden is hidden here.
+        # The browser does not see the redirect, so the CORS check that it would have made is made here.
         if strayed and response.header("access-control-allow-origin") not in ("*", origin(self._document.url)):
-            raise FetchError("another origin, which does not share")
+            raise FetchError("cross-origin response without Access-Control-Allow-Origin")
         return response
 
     def _count(self, response: Response, is_own: bool) -> None:
@@ -212,11 +212,11 @@ class PageLoads:
         if is_own:
             self.headers_at = max(self.headers_at, response.headers_at)
         if self._left_bytes < 0:
-            raise TooLarge("the page loads too much")
+            raise TooLarge("the page's loads exceed the size limit")
 
 
 def _for_browser(headers: Headers) -> dict[str, str]:
-    """Headers as the browser is given them: repeated ones joined, none that a browser could not take."""
+    """Headers in the form that the browser accepts: repeated ones joined, invalid ones dropped."""
     told: dict[str, str] = {}
     for name, value in headers:
         if name in _OMITTED or not value.isascii() or not value.isprintable():
@@ -238,7 +238,7 @@ def _fresh_seconds(response: Response) -> float:
 
 
 def as_shown(document: Response, html: bytes, loads: PageLoads, *, elapsed: float, cookies: Headers = ()) -> Response:
-    """The document with what the browser made of it in place of its body; status and headers stay the server's."""
+    """Return the document with the rendered DOM as its body; status and headers stay the server's."""
     headers = tuple(pair for pair in document.headers if pair[0] not in ("content-type", "set-cookie"))
     kept = tuple(pair for pair in document.headers if pair[0] == "set-cookie")
     return msgspec.structs.replace(
@@ -257,7 +257,7 @@ SHOT_SECONDS = 15.0
 AGAIN_SECONDS = 1.0
 WIDTH, HEIGHT, MAX_SHOT_HEIGHT = 1280, 1024, 10_000
 MAX_TARGET_LENGTH = 8192
-# Run in a world of its own, where the page cannot have changed what these words mean.
+# Runs in an isolated world, where the page cannot have redefined these names.
 _DOM = """(limit => {
   const root = document.documentElement, type = document.doctype;
   const text = root ? root.outerHTML : "";
@@ -275,29 +275,29 @@ log = logging.getLogger("gossamer.browser")
 
 
 class BrowserDownloader:
-    """Shows every HTML page in a browser that has no network but our own client: guard, limits and TLS are the same.
+    """Renders every HTML page in a browser whose only network is our own client: same guard, same limits, same TLS.
 
-    What is no HTML, no success or a redirect is handed on as it came. A browser that dies costs another showing of the
-    document at hand, not another fetch; the second time the page fails with RenderFailed."""
+    Responses that are not HTML, not successful, or redirects are returned as fetched. If the browser crashes, the same
+    document is rendered again without another fetch; after the second crash the page fails with RenderFailed."""
 
     def __init__(self, settings: Settings, clock: Clock, resolver: NameResolver | None = None) -> None:
         self._settings, self._clock = settings, clock
         self.browsers = Browsers(settings, find_chromium(settings.browser_path), _profile(settings))
         resolver = resolver or Resolver(clock, settings.resolve, nameservers=settings.nameservers)
         self._http = HttpDownloader(settings, clock, resolver)
-        # Headers of the job and of its sites may be credentials: other sites do not get them from a page's scripts.
+        # Headers of the job and its sites may hold credentials: a page's scripts must not send them to other sites.
         self._other = HttpDownloader(msgspec.structs.replace(settings, headers={}, sites={}), clock, resolver)
         self._shelf = LoadCache(clock)
         self.permit: Permit | None = None
-        """Asked before a page loads anything; without it, it may load all that the settings allow."""
+        """Called before a page loads a URL; if None, all loads that the settings allow are permitted."""
 
     async def fetch(self, request: Request) -> Response:
-        """The answer to one request, with the DOM for its body once its scripts have run."""
+        """Return the response to one request, with the DOM as its body after the page's scripts ran."""
         document = await self._http.fetch(_unconditional(request))
         return await self.show(request, document) if is_shown(request, document) else document
 
     async def address_of(self, request: Request) -> str:
-        """Where the document will come from."""
+        """Return the address that the document will come from."""
         return await self._http.address_of(request)
 
     async def aclose(self) -> None:
@@ -306,7 +306,7 @@ class BrowserDownloader:
         await self.browsers.aclose()
 
     async def show(self, request: Request, document: Response) -> Response:
-        """The document after its scripts; the time that waiting for a tab takes does not count."""
+        """Render a document; time spent waiting for a tab does not count against the limit."""
         from playwright.async_api import Error
 
         left = seconds = max(1.0, self._settings.fetch_seconds - document.elapsed)
@@ -326,7 +326,7 @@ class BrowserDownloader:
                 left -= self._clock.monotonic() - began
                 if left < AGAIN_SECONDS:
                     break
-        raise RenderFailed(why or f"its scripts did not end within {seconds:.3g} s")
+        raise RenderFailed(why or f"scripts did not finish within {seconds:.3g} s")
 
     async def _shown(self, context: BrowserContext, request: Request, document: Response) -> Response:
         began = self._clock.monotonic()
@@ -356,7 +356,7 @@ class BrowserDownloader:
     async def _clean_page(
         self, context: BrowserContext, url: str, sent: list[dict[str, str]], loads: PageLoads
     ) -> tuple[Page, CDPSession]:
-        """An empty page with the cookies of the request, and nothing that earlier pages of its origin left behind."""
+        """Return an empty page with the request's cookies and without storage left by earlier pages of its origin."""
         await context.unroute_all(behavior="ignoreErrors")
         await context.clear_cookies()
         if sent:
@@ -369,7 +369,7 @@ class BrowserDownloader:
         return page, session
 
     async def _open(self, page: Page, session: CDPSession, url: str, loads: PageLoads) -> JsWorld:
-        """Show the page and wait for what the settings name; if that does not come in its time, go on without."""
+        """Load the page and wait for what the settings name; continue without it when its time is up."""
         from playwright.async_api import Error
 
         wait = self._settings.browser_wait
@@ -380,7 +380,7 @@ class BrowserDownloader:
                         url, wait_until="load" if wait in ("load", "idle") else "domcontentloaded", timeout=0
                     )
                 except Error:
-                    # It went elsewhere before it was whole. What there is of it is there.
+                    # The page navigated away before it was complete: use what has loaded.
                     if not loads.elsewhere:
                         raise
                 if wait not in ("load", "dom", "idle"):
@@ -401,7 +401,7 @@ class BrowserDownloader:
         return world
 
     async def _rest(self, world: JsWorld, loads: PageLoads) -> None:
-        """Until nothing is loading any more, and the page's scripts have done what there was to do with it."""
+        """Wait until nothing is loading and the page's scripts are idle."""
         before = -1
         while before != loads.requests:
             before = loads.requests
@@ -411,10 +411,10 @@ class BrowserDownloader:
     async def _dom(self, world: JsWorld, loads: PageLoads) -> bytes:
         limit_bytes = self._settings.max_decoded_bytes
         text = await world.evaluate(_DOM % limit_bytes)
-        # Text of the page may hold halves of characters.
+        # Page text may contain lone surrogates.
         body = text.encode("utf-8", "replace") if isinstance(text, str) else b""
         if text is None or len(body) > limit_bytes:
-            raise TooLarge(f"a page of more than {limit_bytes} bytes in the browser")
+            raise TooLarge(f"rendered page of more than {limit_bytes} bytes")
         if loads.elsewhere.startswith(("http:", "https:")) and len(loads.elsewhere) <= MAX_TARGET_LENGTH:
             target = html.escape(loads.elsewhere)
             body += f'\n<meta http-equiv="refresh" content="0; url={target}">'.encode()
@@ -430,10 +430,10 @@ class BrowserDownloader:
                 png = await page.screenshot(full_page=True, clip=clip, timeout=0)
             await asyncio.to_thread(_write, shot_path(self._settings.screenshots, url), png)
         except (Error, TimeoutError, OSError) as error:
-            log.warning("no screenshot of %s: %s", url, str(error).partition("\n")[0] or "it takes too long")
+            log.warning("no screenshot of %s: %s", url, str(error).partition("\n")[0] or "timed out")
 
     async def _set_cookies(self, context: BrowserContext, url: str, sent: list[dict[str, str]]) -> Headers:
-        """What scripts and loads have changed of the site's cookies, as the headers that would have done it."""
+        """Return the cookies that scripts and loads changed, as the Set-Cookie headers that would have set them."""
         known = {(cookie["name"], cookie["value"]) for cookie in sent}
         found = []
         for cookie in await context.cookies(url):
@@ -452,7 +452,7 @@ class BrowserDownloader:
 
 
 class JsWorld:
-    """A world of scripts beside the page's own, on the same DOM."""
+    """An isolated JavaScript world beside the page's own, on the same DOM."""
 
     def __init__(self, session: CDPSession, number: int) -> None:
         self._session, self._number = session, number
@@ -464,7 +464,7 @@ class JsWorld:
         return cls(session, made["executionContextId"])
 
     async def evaluate(self, expression: str) -> Any:
-        """The value of an expression. A page whose own script never ends does not answer: the caller has a limit."""
+        """Return the value of an expression. A page with an endless script never answers: the caller sets a timeout."""
         reply = await self._session.send(
             "Runtime.evaluate",
             {
@@ -476,14 +476,14 @@ class JsWorld:
             },
         )
         if "exceptionDetails" in reply:
-            raise RenderFailed(f"the page cannot be read: {reply['exceptionDetails'].get('text', '')}")
+            raise RenderFailed(f"cannot read the page: {reply['exceptionDetails'].get('text', '')}")
         return reply["result"].get("value")
 
 
 def is_shown(request: Request, document: Response) -> bool:
-    """Whether an answer is a page for a browser: HTML, whole, and not to be saved as a file.
+    """Return whether a response should be rendered: complete HTML that is not a download.
 
-    Rules, sitemaps and files are taken as they come, though their server call them HTML."""
+    robots.txt, sitemaps, and files are never rendered, even if the server labels them as HTML."""
     if request.label in (ROBOTS, SITEMAP, FILE):
         return False
     kind = document.header("content-type").partition(";")[0].strip().lower()
@@ -496,7 +496,7 @@ def is_shown(request: Request, document: Response) -> bool:
 
 
 def shot_path(folder: str, url: str) -> Path:
-    """Where the screenshot of a page is kept."""
+    """Return the path of a page's screenshot."""
     name = host(host_port(url)).strip("[]").replace(":", "_")
     return Path(folder).expanduser() / name / f"{hashlib.sha1(url.encode(), usedforsecurity=False).hexdigest()}.png"
 
@@ -519,7 +519,7 @@ def _write(path: Path, png: bytes) -> None:
 
 
 def _unconditional(request: Request) -> Request:
-    """The request without conditions: a document that is the same as before may show something new."""
+    """Return the request without conditional headers: an unchanged document may render differently."""
     if not request.headers:
         return request
     kept = {n: v for n, v in request.headers.items() if n.lower() not in ("if-none-match", "if-modified-since")}
@@ -527,7 +527,7 @@ def _unconditional(request: Request) -> Request:
 
 
 def _sent_cookies(request: Request) -> list[dict[str, str]]:
-    """The cookies of the request, for the page's scripts and for what it loads."""
+    """Return the request's cookies, for the page's scripts and loads."""
     value = next((v for n, v in (request.headers or {}).items() if n.lower() == "cookie"), "")
     pairs = (part.strip().partition("=") for part in value.split(";"))
     return [{"name": name, "value": content} for name, equals, content in pairs if name and equals]

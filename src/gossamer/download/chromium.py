@@ -1,4 +1,4 @@
-"""Chromium processes: started without a network of their own, measured, shared as tabs, and replaced when worn."""
+"""Chromium processes: started without network access, shared as tabs, measured, and replaced before they degrade."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 START_SECONDS = 60.0
 END_SECONDS = 5.0
-# Pages get their bytes from our own client. Whatever goes around that, from WebSockets to prefetching, meets a proxy
-# whose name does not resolve, also for loopback and for addresses, and so never becomes a packet.
+# Pages get their bytes from our own client. Everything that bypasses it, from WebSockets to prefetching, meets a
+# proxy whose name does not resolve, also for loopback and IP addresses, and so never becomes a packet.
 _NO_NETWORK = (
     "--host-resolver-rules=MAP * ~NOTFOUND",
     "--proxy-server=http://nowhere.invalid:9",
     "--proxy-bypass-list=<-loopback>",
-    # One option, by its newer and its older name.
+    # One option under its newer and its older name.
     "--webrtc-ip-handling-policy=disable_non_proxied_udp",
     "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
     "--disable-quic",
     "--dns-prefetch-disable",
 )
-# What speaks past the proxy is not there at all, in case a browser has another name for the option.
+# APIs that bypass the proxy are removed, in case a browser uses another name for the option.
 NO_PEERS = (
     "for (const name of ['RTCPeerConnection', 'webkitRTCPeerConnection', 'WebTransport']) delete globalThis[name];"
 )
@@ -57,7 +57,7 @@ _QUIET = (
 
 
 def find_chromium(path: str = "") -> str:
-    """The browser to start; ConfigError if it or the package that drives it is not there."""
+    """Return the path of the browser; ConfigError if it or the playwright package is missing."""
     try:
         import playwright.async_api  # noqa: F401
     except ImportError as missing:
@@ -65,17 +65,17 @@ def find_chromium(path: str = "") -> str:
     if path:
         found = shutil.which(os.path.expanduser(path))
         if found is None:
-            raise ConfigError(f"browser_path: {path} is not a program", hint="leave it away to use what is installed")
+            raise ConfigError(f"browser_path: {path} is not an executable", hint="omit it to use the installed one")
         return found
     for name in NAMES:
         if (found := shutil.which(name)) is not None:
             return found
-    raise ConfigError("there is no Chromium on this machine", hint="apt-get install chromium, or set --browser-path")
+    raise ConfigError("Chromium is not installed", hint="apt-get install chromium, or set --browser-path")
 
 
 @dataclass(slots=True, eq=False)
 class Tab:
-    """A context, in which one page at a time is shown: a new one costs four times as much as a page."""
+    """A browser context that shows one page at a time; reused, since a new context costs four times a page."""
 
     context: BrowserContext
     pages: int = 0
@@ -83,25 +83,25 @@ class Tab:
 
 @dataclass(slots=True, eq=False)
 class Chromium:
-    """A browser and its driver, both processes of ours. `tabs` and `pages` are counted by whoever hands out tabs."""
+    """A browser and its driver process. The caller that hands out tabs maintains `tabs` and `pages`."""
 
     driver: Playwright
     browser: Browser
     pid: int
-    """Also its process group; 0 where that cannot be found out."""
+    """Process id, which is also the process group; 0 if unknown."""
     tabs: int = 0
     pages: int = 0
     idle: list[Tab] = field(default_factory=list)
     worn: str = ""
-    """Why it takes no more pages; empty while it does."""
+    """Why it accepts no more pages; empty while it does."""
 
     @property
     def is_usable(self) -> bool:
-        """Whether it runs, and may take another page."""
+        """Whether it runs and may accept another page."""
         return not self.worn and self.browser.is_connected()
 
     async def tab(self, **options: Any) -> Tab:
-        """A tab that is not in use, or a new one."""
+        """Return an idle tab, or a new one."""
         self.pages += 1
         if self.idle:
             tab = self.idle.pop()
@@ -112,7 +112,7 @@ class Chromium:
         return tab
 
     def weigh(self) -> tuple[int, int]:
-        """How many processes it has, and their memory in bytes, what they share counted once; zeros if not known."""
+        """Return the number of processes and their memory in bytes, shared memory counted once; zeros if unknown."""
         processes, size = 0, 0
         for process in _group(self.pid):
             processes += 1
@@ -120,14 +120,14 @@ class Chromium:
         return processes, size
 
     def kill(self) -> None:
-        """End it at once, with everything that it shows."""
+        """Kill the process group at once, with all open pages."""
         self.worn = self.worn or "killed"
         if self.pid:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     async def aclose(self) -> None:
-        """End it and its driver, by force if they do not go by themselves."""
+        """Close the browser and its driver; kill them if they do not exit in time."""
         from playwright.async_api import Error
 
         self.worn = self.worn or "closed"
@@ -141,13 +141,13 @@ class Chromium:
 
 
 async def start_chromium(executable: str) -> Chromium:
-    """A new browser with a fresh profile; ConfigError if it does not start."""
+    """Start a browser with a fresh profile; ConfigError if it does not start."""
     from playwright.async_api import Error, async_playwright
 
     mark = f"--gossamer-browser={secrets.token_hex(8)}"
     driver = await async_playwright().start()
     try:
-        # Ctrl-C goes to every process of the terminal: pages under way are to end well all the same.
+        # Ctrl-C reaches every process of the terminal, but pages in progress should still finish.
         browser = await driver.chromium.launch(
             executable_path=executable,
             args=[*_NO_NETWORK, *_QUIET, mark],
@@ -160,7 +160,7 @@ async def start_chromium(executable: str) -> Chromium:
     except Error as error:
         await driver.stop()
         said = str(error).strip().splitlines()
-        hint = "where its sandbox cannot run, let --browser-path name a script that adds --no-sandbox"
+        hint = "if the sandbox cannot run here, set --browser-path to a script that adds --no-sandbox"
         raise ConfigError(f"{executable} does not start: {said[0] if said else error!r}", hint=hint) from None
     except BaseException:
         await driver.stop()
@@ -169,7 +169,7 @@ async def start_chromium(executable: str) -> Chromium:
 
 
 def runs_as_root() -> bool:
-    """Whether Chromium would refuse its own sandbox."""
+    """Whether Chromium would refuse to use its sandbox."""
     return hasattr(os, "geteuid") and os.geteuid() == 0
 
 
@@ -177,7 +177,7 @@ def _find(mark: str) -> int:
     wanted = mark.encode()
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            # Children are started without the mark, and a group is named after its first process.
+            # Child processes do not carry the mark, and a process group is named after its leader.
             if wanted in (entry / "cmdline").read_bytes().split(b"\0") and os.getpgid(int(entry.name)) == int(
                 entry.name
             ):
@@ -206,15 +206,15 @@ OPEN_SECONDS = 20.0
 WEIGH_SECONDS = 2.0
 TAB_PAGES = 100
 LAUNCHES = 4
-# One that grows faster than its pages end is not waited for.
+# A browser whose memory grows faster than its pages end is killed at once.
 TOO_HEAVY = 2
 log = logging.getLogger("gossamer.browser")
 
 
 class Browsers:
-    """Hands out contexts, at most `browser_tabs` at once. There is one browser, and for a while the one before it.
+    """Hands out browser contexts, at most `browser_tabs` at once, from one browser (two while an old one drains).
 
-    A browser is replaced after `browser_pages` pages, above `browser_memory_bytes`, and when it is gone."""
+    A browser is replaced after `browser_pages` pages, above `browser_memory_bytes`, or when it has died."""
 
     def __init__(self, settings: Settings, executable: str, profile: dict[str, Any]) -> None:
         self._settings, self._executable, self._profile = settings, executable, profile
@@ -226,13 +226,13 @@ class Browsers:
         self._closed = False
         self.started = 0
         self.replaced: deque[str] = deque(maxlen=100)
-        """Why the last browsers were replaced."""
+        """Why the most recent browsers were replaced."""
 
     @asynccontextmanager
     async def context(self) -> AsyncIterator[BrowserContext]:
-        """A context for one page, whose pages are closed before the next one gets it; used up if this one fails.
+        """Yield a context for one page; its pages are closed before reuse, and a context that fails is discarded.
 
-        ConfigError if no browser has ever started; RenderFailed if one cannot be had now."""
+        ConfigError if no browser has ever started; RenderFailed if none is available now."""
         await self._tabs.acquire()
         chromium: Chromium | None = None
         tab: Tab | None = None
@@ -244,17 +244,17 @@ class Browsers:
                 async with asyncio.timeout(OPEN_SECONDS):
                     tab = await chromium.tab(**self._profile)
             except TimeoutError:
-                self._retire(chromium, "it does not answer")
+                self._retire(chromium, "it does not respond")
                 chromium.kill()
-                raise RenderFailed("the browser does not answer") from None
+                raise RenderFailed("the browser does not respond") from None
             yield tab.context
             ended_well = True
         finally:
-            # A task, so that a page that is cancelled gives its tab back too, but not before it is closed.
+            # A task, so that a cancelled page also returns its tab, but only after the page is closed.
             self._begin(self._end(chromium, tab, ended_well))
 
     async def aclose(self) -> None:
-        """End every browser; pages under way fail."""
+        """Close every browser; pages in progress fail."""
         self._closed = True
         if self._launch is not None:
             await asyncio.wait((self._launch,))
@@ -263,7 +263,7 @@ class Browsers:
             await asyncio.wait(self._endings)
 
     def weigh(self) -> tuple[int, int]:
-        """Processes and bytes of all browsers together."""
+        """Return the number of processes and bytes of memory of all browsers."""
         found = [chromium.weigh() for chromium in list(self._all)]
         return sum(processes for processes, _ in found), sum(size for _, size in found)
 
@@ -277,23 +277,23 @@ class Browsers:
             elif current is not None and current.is_usable:
                 return current
             elif current is not None:
-                self._retire(current, "it is gone")
+                self._retire(current, "it exited")
             if self._launch is None:
                 self._launch = asyncio.create_task(self._start())
-            # The browser is everyone's: a page that is cancelled meanwhile does not stop it from starting.
+            # All pages share the browser: cancelling one page must not cancel the start.
             await asyncio.shield(self._launch)
-        raise RenderFailed("browsers die as soon as they are started")
+        raise RenderFailed("browsers exit as soon as they are started")
 
     async def _start(self) -> Chromium:
         if not self.started and runs_as_root():
-            log.warning("running as root, so Chromium has no sandbox: use another user for sites that you do not trust")
+            log.warning("running as root disables Chromium's sandbox: use another user for sites that you do not trust")
         try:
             async with asyncio.timeout(START_SECONDS + OPEN_SECONDS):
                 chromium = await start_chromium(self._executable)
         except (ConfigError, TimeoutError) as error:
             if not self.started and isinstance(error, ConfigError):
                 raise
-            raise RenderFailed(f"no new browser: {error or 'it takes too long to start'}") from None
+            raise RenderFailed(f"cannot start a browser: {error or 'it takes too long to start'}") from None
         finally:
             self._launch = None
         self.started += 1
@@ -302,11 +302,11 @@ class Browsers:
         return chromium
 
     def _retire(self, chromium: Chromium, why: str) -> None:
-        """No more pages for this one; it is ended with the last of those that it has."""
+        """Send no more pages to this browser; it closes with its last page."""
         if self._current is chromium:
             self._current = None
             self.replaced.append(why)
-            log.info("a new browser: %s", why)
+            log.info("replacing the browser: %s", why)
         chromium.worn = chromium.worn or why
         if not chromium.tabs:
             self._begin(self._close(chromium))
@@ -325,7 +325,7 @@ class Browsers:
                         await tab.context.close()
         except Error:
             if chromium is not None:
-                self._retire(chromium, "a page did not close" if chromium.browser.is_connected() else "it is gone")
+                self._retire(chromium, "a page did not close" if chromium.browser.is_connected() else "it exited")
         except TimeoutError:
             if chromium is not None:
                 self._retire(chromium, "a page did not close")
@@ -344,7 +344,7 @@ class Browsers:
             await chromium.aclose()
 
     async def _watch(self, chromium: Chromium) -> None:
-        """Weigh a browser while it has pages."""
+        """Measure a browser's memory while it has pages."""
         limit_bytes = self._settings.browser_memory_bytes
         while True:
             await asyncio.sleep(WEIGH_SECONDS)

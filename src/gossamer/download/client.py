@@ -1,4 +1,4 @@
-"""The asynchronous downloader: HTTP/1.1 on connections of our own, over asyncio and OpenSSL."""
+"""The asynchronous downloader: HTTP/1.1 over asyncio and OpenSSL, with its own connection pool."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gossamer.model import ROBOTS, ROBOTS_BYTES, SITEMAP, SITEMAP_BYTES, Headers
 from gossamer.settings import Settings
 from gossamer.urls import host_port
 
-# Larger bodies are decoded in a thread, so that the loop goes on meanwhile.
+# Larger bodies are decoded in a thread, to keep the event loop responsive.
 DECODE_INLINE_BYTES = 32 * 1024
 FILES_WAIT_SECONDS = 0.25
 FILES_TRIES = 12
@@ -38,15 +38,15 @@ OWN_FILES = 40
 MAX_HOSTS = 4096
 MAX_ADDRESSES = 4
 REPEATABLE = ("GET", "HEAD")
-"""Nothing that changes anything is sent twice."""
+"""Methods that may be sent twice because they change nothing."""
 FILE = "file"
-"""The label of requests for files, which may be longer than pages."""
+"""The label of file downloads, which may be larger than pages."""
 _MAY_BE_CUT = {
     ROBOTS: frozenset(("max_body_bytes", "max_decoded_bytes", "headers")),
     FILE: frozenset(("headers",)),
 }
-"""What may be missing whatever the settings say. Of a robots.txt RFC 9309 has the beginning count, but half of one that
-broke off allows too much; half of a file is no file."""
+"""Which truncations are accepted whatever the settings say. RFC 9309 accepts a robots.txt cut at a size limit, but a
+prefix of one whose connection broke could allow too much; a part of a file is useless."""
 
 
 class HttpCall(NamedTuple):
@@ -57,7 +57,7 @@ class HttpCall(NamedTuple):
     headers: dict[str, str] | None
     body: bytes
     max_bytes: int
-    """How long the body may be on the wire."""
+    """Time limit for receiving the body."""
     began: float
 
     @property
@@ -66,7 +66,7 @@ class HttpCall(NamedTuple):
 
 
 class HttpReply(NamedTuple):
-    """One answer as it came."""
+    """One response as it was received."""
 
     status: int
     version: str
@@ -82,7 +82,7 @@ class HttpReply(NamedTuple):
 
 
 class Host:
-    """Where a name leads, and how its servers end connections."""
+    """The addresses of a host, and how its servers close connections."""
 
     __slots__ = ("addresses", "ended_count", "expires_at")
 
@@ -90,20 +90,20 @@ class Host:
         self.addresses: tuple[str, ...] = ()
         self.expires_at = -inf
         self.ended_count = 0
-        """Connections that were kept, and that the server ended without saying so before."""
+        """Number of times a server closed a kept-alive connection without notice."""
 
     @property
     def keeps(self) -> bool:
-        """Whether connections are worth keeping. One may end by chance; where that is met again none is kept."""
+        """Whether to keep connections alive. One unannounced close may be chance; after the second, none is kept."""
         return self.ended_count < 2
 
 
 class HttpDownloader:
     """Fetches with HTTP/1.1.
 
-    Names are resolved and checked here, and connections go to the addresses that were checked. Behind a proxy it is the
-    proxy that resolves; there our own resolver's answer is checked too, unless private addresses are allowed. The
-    proxy's own address is the user's choice and is not checked.
+    The client resolves and checks names itself and connects only to the checked addresses. Behind a proxy, the proxy
+    resolves the name; the client's own lookup is checked as well unless private addresses are allowed. The proxy's own
+    address is the user's choice and is not checked.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class HttpDownloader:
             proxy_tls=self._contexts.of_proxies,
         )
         self._hosts: OrderedDict[str, Host] = OrderedDict()
-        # The process itself, its journal and its clients need some too.
+        # Reserve descriptors for the process itself, its journal, and its clients.
         files = max(0, _file_limit() - OWN_FILES)
         self._most_idle = min(MAX_HOSTS, max(4, files // 3))
         at_once = max(2, files // 4)
@@ -134,14 +134,14 @@ class HttpDownloader:
         self._closed = False
 
     async def fetch(self, request: Request) -> Response:
-        """The answer to one request; a FetchError for everything that is not an answer."""
+        """Return the response to one request; raises FetchError for everything else."""
         if self._gate is None:
             return await self._fetch(request)
         async with self._gate:
             return await self._fetch(request)
 
     async def address_of(self, request: Request) -> str:
-        """Where the request will go, as far as that is known before it does; its name is asked for only once."""
+        """Return the address of a request as far as it is known before sending; the name is looked up only once."""
         try:
             goal = self._goal(request)
             if self._proxies:
@@ -150,7 +150,7 @@ class HttpDownloader:
                 return goal.address
             host = self._hosts.get(goal.host)
             return host.addresses[0] if host and host.addresses else (await self._addresses(goal.host))[0][0]
-        except Exception:  # whatever it is, the fetch meets it too, and decides the page's fate
+        except Exception:  # the fetch meets the same error and decides what happens to the page
             return ""
 
     async def aclose(self) -> None:
@@ -163,7 +163,7 @@ class HttpDownloader:
             raise ConnectFailed("the downloader is closed")
         goal = self._goal(request)
         if not http1.is_token(request.method):
-            raise Forbidden(f"{request.method[:40]!r} is not a method")
+            raise Forbidden(f"{request.method[:40]!r} is not a valid method")
         call = HttpCall(
             request,
             goal,
@@ -180,7 +180,7 @@ class HttpDownloader:
             return await self._respond(call, reply)
         except FetchError:
             raise
-        except Exception as error:  # a page's fate is decided here, whatever went wrong
+        except Exception as error:  # every fault becomes the result of this page
             raise http1.as_fetch_error(error) from error
 
     def _goal(self, request: Request) -> Goal:
@@ -203,7 +203,7 @@ class HttpDownloader:
         return reply._replace(address=connection.address)
 
     async def _connect(self, call: HttpCall, target: Target, host: Host) -> Connection:
-        """A connection that waits, or a new one. Where no files are left for it, idle ones are closed first."""
+        """Return an idle connection or a new one. Out of file descriptors, close idle connections first."""
         try:
             async with asyncio.timeout(self._settings.fetch_seconds):
                 for turn in range(FILES_TRIES):
@@ -220,14 +220,14 @@ class HttpDownloader:
                         await self._clock.sleep(FILES_WAIT_SECONDS)
         except TimeoutError:
             pass
-        raise TimedOut(f"{target.host}: no connection in time")
+        raise TimedOut(f"{target.host}: connect timeout")
 
     async def _open(self, target: Target, host: Host) -> Connection:
         addresses = host.addresses
         try:
             connection = await self._connections.open(target, addresses)
         except FetchError:
-            # The next fetch looks the name up again.
+            # Forget the addresses, so that the next fetch resolves the name again.
             host.expires_at = -inf
             raise
         if connection.address != host.addresses[0] and addresses == host.addresses:
@@ -246,19 +246,19 @@ class HttpDownloader:
         host.expires_at = max(expires_at, self._clock.monotonic())
 
     async def _addresses(self, host: str) -> tuple[tuple[str, ...], float]:
-        """What the name stands for, all of it allowed: one forbidden address among them forbids the name."""
+        """Resolve a name and check every address: one forbidden address forbids the name."""
         answer = await self._resolver.resolve(host)
         for address in answer.addresses:
             check_address(address, self._settings.allow_private)
         return answer
 
     async def _exchange(self, call: HttpCall, target: Target, connection: Connection, host: Host) -> HttpReply:
-        """Send the request and read its answer; what is left of the connection is kept for the next one."""
+        """Send the request, read the response, and keep the connection for the next request if possible."""
         request, settings = call.request, self._settings
         if self._closed:
             connection.abort()
             raise ConnectFailed("the downloader was closed")
-        # In this order: what passes between the two readings must not make the answer look later than it came.
+        # In this order, a delay between the two readings cannot make the response look later than it was.
         fetched_at = self._clock.epoch()
         sent_at = self._clock.monotonic()
         try:
@@ -280,8 +280,8 @@ class HttpDownloader:
             if is_kept and error.was_open:
                 host.ended_count += 1
                 if request.method in REPEATABLE:
-                    # The server may have seen it: when it is sent again is for the one to say who knows the delay.
-                    said = f"{call.goal.host}: ended a connection that was kept"
+                    # The server may have seen the request: the caller knows the site's delay and decides on a retry.
+                    said = f"{call.goal.host}: closed a kept-alive connection"
                     raise ConnectFailed(said, was_open=True, was_kept=True) from None
             error.args = (f"{call.goal.host}: {error}",)
             raise
@@ -324,7 +324,7 @@ class HttpDownloader:
         return http1.request(request.method, where, goal.authority, headers.items(), call.body)
 
     async def _send_by_proxy(self, call: HttpCall, proxies: tuple[Proxy, ...]) -> HttpReply:
-        """Through the first of the proxies that comes to the host; the next is tried where nothing was sent yet."""
+        """Send through the first proxy that reaches the host; try the next one if nothing was sent yet."""
         goal = call.goal
         if goal.address:
             check_address(goal.address, self._settings.allow_private)
@@ -334,7 +334,7 @@ class HttpDownloader:
         for proxy in proxies:
             target = Target(goal.host, goal.port, self._contexts.of_site(call.site) if goal.is_tls else None, proxy)
             if not goal.is_tls and proxy.speaks_http:
-                # The same connection is good for every host.
+                # One connection to the proxy serves every host.
                 target = Target("", 0, None, proxy)
             try:
                 connection = self._connections.take(target) or await self._connections.open_by_proxy(target)
@@ -363,7 +363,7 @@ class HttpDownloader:
 
     async def _respond(self, call: HttpCall, reply: HttpReply) -> Response:
         if reply.status < 200:
-            raise ProtocolBroken(f"status {reply.status} is not an answer")
+            raise ProtocolBroken(f"invalid response status {reply.status}")
         elapsed = self._clock.monotonic() - reply.sent_at
         cut, label = reply.cut, call.request.label
         if cut and not self._keeps(label, cut):
@@ -376,7 +376,7 @@ class HttpDownloader:
                 body, fault = decode_partly(body, codings, limit_bytes)
             else:
                 body, fault = await asyncio.to_thread(decode_partly, body, codings, limit_bytes)
-            # Of a body that is cut already nobody expects the end of its encoding.
+            # A truncated body is not expected to end its encoding.
             if fault is not None and (isinstance(fault, TooLarge) or cut.startswith("headers:") or not cut):
                 what = "max_decoded_bytes:?" if isinstance(fault, TooLarge) else "encoding:?"
                 if not self._keeps(label, what):
@@ -401,7 +401,7 @@ class HttpDownloader:
         )
 
     def _keeps(self, label: str, cut: str) -> bool:
-        """Whether an answer that is cut like this is one."""
+        """Whether a response truncated for this reason is accepted."""
         may_be_cut = _MAY_BE_CUT.get(label)
         if may_be_cut is not None:
             return all(part.partition(":")[0] in may_be_cut for part in cut.split())
@@ -414,22 +414,22 @@ class HttpDownloader:
 
 
 def _refusal(cut: str, call: HttpCall) -> FetchError:
-    """The error for an answer that is cut, where only whole ones count."""
+    """Return the error for a truncated response where only complete ones are accepted."""
     reason, _, lost = cut.partition(" ")[0].partition(":")
     host = call.goal.host
     if reason == "max_body_bytes":
         return TooLarge(f"{host}: body of more than {call.max_bytes} bytes")
     if reason == "fetch_seconds":
-        return TimedOut(f"{host}: no whole answer in time")
+        return TimedOut(f"{host}: timeout before the response was complete")
     if reason == "headers":
-        return ProtocolBroken(f"{host}: {lost} header lines that cannot be read")
+        return ProtocolBroken(f"{host}: {lost} malformed header lines")
     if reason == "content_length":
-        return ProtocolBroken(f"{host}: the body does not fit its Content-Length")
-    return ProtocolBroken(f"{host}: the body was cut off")
+        return ProtocolBroken(f"{host}: body length differs from Content-Length")
+    return ProtocolBroken(f"{host}: body truncated")
 
 
 def _file_limit() -> int:
-    """How many files and sockets this process may have open."""
+    """Return the limit of open files and sockets of this process."""
     if sys.platform == "win32":
         return 8192
     import resource

@@ -1,4 +1,4 @@
-"""Connections of the asynchronous client: addresses race to connect, and open connections are kept per host."""
+"""Connection pool of the asynchronous client: Happy Eyeballs to connect, keep-alive per host, and proxy tunnels."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from gossamer.download.tls import END_HINT, translate_tls
 from gossamer.errors import ConnectFailed, FetchError, TimedOut
 
 GAP_SECONDS = 0.25
-"""The head start of each address over the next, as RFC 8305 has it."""
+"""Head start of each address over the next (RFC 8305)."""
 
 
 AFTER_SECONDS = 0.5
-"""An exchange that has answered by then is good: addresses are compared only where it has not."""
+"""Seconds without a response after which other addresses are tried too."""
 
 R = TypeVar("R")
 
 
 class BetterAddress(Exception):
-    """Another address of the host can be connected to, and the one in use cannot."""
+    """Another address of the host accepts connections, and the one in use does not."""
 
     def __init__(self, address: str) -> None:
         super().__init__(address)
@@ -37,9 +37,9 @@ class BetterAddress(Exception):
 
 
 async def raced(exchange: Coroutine[Any, Any, R], addresses: Sequence[str], port: int, *, seconds: float) -> R:
-    """What the exchange with the first address gives; BetterAddress if another one connects before that one does."""
+    """Run the exchange with the first address; BetterAddress if another address connects before it does."""
     task = asyncio.ensure_future(exchange)
-    # One that fails in the moment in which it is cancelled is no news, and must not be logged as an error.
+    # A task that fails while it is being cancelled must not log an unretrieved exception.
     task.add_done_callback(_forgotten)
     race: asyncio.Task[str | None] | None = None
     try:
@@ -61,7 +61,7 @@ def _forgotten(task: asyncio.Future[Any]) -> None:
 
 
 async def first_to_connect(addresses: Sequence[str], port: int, *, seconds: float) -> str | None:
-    """The address that connects first, None if none does in time; nothing is sent to any of them."""
+    """Return the address that connects first, None if none does in time; sends nothing to any of them."""
     tasks: dict[asyncio.Task[bool], str] = {}
     waiting = list(addresses)
     try:
@@ -70,7 +70,7 @@ async def first_to_connect(addresses: Sequence[str], port: int, *, seconds: floa
                 if waiting:
                     address = waiting.pop(0)
                     tasks[asyncio.create_task(_connects(address, port))] = address
-                # A refusal lets the next one begin at once.
+                # A refusal starts the next attempt at once.
                 gap = GAP_SECONDS if waiting else None
                 done, _ = await asyncio.wait(tasks, timeout=gap, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -95,9 +95,9 @@ async def _connects(address: str, port: int) -> bool:
 
 
 async def first_of(attempts: Sequence[Callable[[], Coroutine[Any, Any, R]]], drop: Callable[[R], None]) -> R:
-    """What the first attempt gives that succeeds; each has a head start over the next, which a failure ends.
+    """Return the result of the first attempt that succeeds; attempts start one after another, earlier after a failure.
 
-    If none does, the error of the first one that failed. What came in too late goes to `drop`."""
+    If all fail, raises the error of the first. Results that arrive too late are passed to `drop`."""
     waiting = list(attempts)
     tasks: set[asyncio.Task[R]] = set()
     fault: BaseException | None = None
@@ -131,7 +131,7 @@ _SOCKS_HOST = {3: "network unreachable", 4: "host unreachable", 5: "connection r
 
 
 class Connection(asyncio.Protocol):
-    """One connection, with one request on it at a time. What comes while nothing was asked ends it."""
+    """One connection with one request at a time. Unsolicited data closes it."""
 
     def __init__(self, owner: Connections | None, address: str = "") -> None:
         self._owner = owner
@@ -142,11 +142,11 @@ class Connection(asyncio.Protocol):
         self._answer: Answer | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._reason = ""
-        # A stream writer closes its connection when nobody refers to it any more.
+        # A StreamWriter closes its connection when it is garbage-collected.
         self.opened_by: asyncio.StreamWriter | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's are not of asyncio's classes.
+        # uvloop's transports do not derive from asyncio's classes.
         self._transport = cast("asyncio.Transport", transport)
         self.is_open = True
         if self._owner is not None:
@@ -160,7 +160,7 @@ class Connection(asyncio.Protocol):
         try:
             if answer.feed(data):
                 self._finish(None)
-        except Exception as error:  # a page's fate is decided here, whatever the bytes of a server brought about
+        except Exception as error:  # whatever a server's bytes cause becomes the result of this page
             self._finish(as_fetch_error(error))
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -180,7 +180,7 @@ class Connection(asyncio.Protocol):
             self._finish(None)
 
     async def exchange(self, request: bytes, answer: Answer, seconds: float, reason: str) -> None:
-        """Send a request and wait until its answer is over; when `seconds` are, it is cut for that `reason`."""
+        """Send a request and wait for the complete response; after `seconds` it is truncated with `reason`."""
         assert self._transport is not None
         loop = asyncio.get_running_loop()
         if not self.is_open:
@@ -207,13 +207,13 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def fail(self, error: FetchError) -> None:
-        """End what is under way with this error."""
+        """Fail the exchange in progress with this error."""
         self._finish(error)
         self.abort()
 
     def _time_out(self) -> None:
         if self._answer is None:
-            # It was over in the same moment.
+            # The exchange ended at the same moment.
             return
         try:
             self._answer.give_up(self._reason)
@@ -234,7 +234,7 @@ class Connection(asyncio.Protocol):
 
 
 class ProxyFault(Exception):
-    """A connection by a proxy failed; `blame` says whose fault it is."""
+    """A connection through a proxy failed; `blame` is the party at fault."""
 
     def __init__(self, error: FetchError, blame: Blame) -> None:
         super().__init__(str(error))
@@ -242,8 +242,8 @@ class ProxyFault(Exception):
 
 
 class Target(NamedTuple):
-    """What a connection is for: it serves only requests with the same one. To an HTTP proxy that is asked for plain
-    http it has no host."""
+    """The key of a connection: it serves only requests with an equal target. The target of an HTTP proxy that handles
+    plain http has no host."""
 
     host: str
     port: int
@@ -252,9 +252,9 @@ class Target(NamedTuple):
 
 
 class Connections:
-    """All connections of a downloader: how they are opened, and those that wait for the next request.
+    """All connections of a downloader: opens them, and keeps idle ones for the next request.
 
-    Every address goes through the guard right before it is connected to, whoever asks for it."""
+    Every address is checked by the guard right before connecting, whoever asks for the connection."""
 
     def __init__(self, *, allow_private: bool, connect_seconds: float, proxy_tls: Callable[[], ssl.SSLContext]) -> None:
         self._allow_private, self._connect_seconds, self._proxy_tls = allow_private, connect_seconds, proxy_tls
@@ -267,7 +267,7 @@ class Connections:
         return len(self._open)
 
     def take(self, target: Hashable, addresses: Sequence[str] = ()) -> Connection | None:
-        """A connection that waits for this target, and leads to one of the addresses if they are given."""
+        """Return an idle connection for this target, to one of the addresses if given; None if there is none."""
         waiting = self._by_target.get(target)
         while waiting:
             connection = waiting[-1]
@@ -278,7 +278,7 @@ class Connections:
         return None
 
     def keep(self, target: Hashable, connection: Connection, *, most: int, most_of_all: int) -> None:
-        """Let an open connection wait for the next request."""
+        """Keep an open connection for the next request."""
         if not connection.is_open:
             return
         loop = asyncio.get_running_loop()
@@ -294,14 +294,14 @@ class Connections:
             self._sweeper = loop.call_later(IDLE_SECONDS, self._sweep)
 
     def shed(self, count: int | None = None) -> None:
-        """Close the connections that wait longest: half of them, or so many."""
+        """Close the connections idle for longest: half of them, or `count`."""
         for _ in range((len(self._idle) + 1) // 2 if count is None else min(count, len(self._idle))):
             connection = next(iter(self._idle))
             self._forget_idle(connection)
             connection.abort()
 
     def close(self) -> None:
-        """Close all; what is under way fails."""
+        """Close all connections; exchanges in progress fail."""
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
@@ -309,7 +309,7 @@ class Connections:
             connection.fail(ConnectFailed("the downloader was closed"))
 
     async def open(self, target: Target, addresses: Sequence[str]) -> Connection:
-        """A new connection to whichever of the addresses can be connected to first."""
+        """Open a connection to the first of the addresses that accepts it."""
         for address in addresses:
             check_address(address, self._allow_private)
         loop = asyncio.get_running_loop()
@@ -332,19 +332,19 @@ class Connections:
                     return await attempt(addresses[0])
                 return await first_of([partial(attempt, address) for address in addresses], Connection.abort)
         except TimeoutError:
-            raise TimedOut(f"{target.host}: no connection in time") from None
+            raise TimedOut(f"{target.host}: connect timeout") from None
         except OSError as error:
             if is_out_of_files(error):
                 raise
             raise translate_connect(error, target.host, is_tls=target.tls is not None) from None
 
     async def open_by_proxy(self, target: Target) -> Connection:
-        """A new connection by the target's proxy; ProxyFault if there is none.
+        """Open a connection through the target's proxy; ProxyFault if that fails.
 
-        For plain http it leads to an HTTP proxy itself, which is asked for whole URLs."""
+        For plain http the connection ends at the HTTP proxy, which receives absolute URLs."""
         proxy = target.proxy
         assert proxy is not None
-        where = f"{target.host} by {proxy.name}" if target.host else f"proxy {proxy.name}"
+        where = f"{target.host} through {proxy.name}" if target.host else f"proxy {proxy.name}"
         blame: Blame = "proxy"
         writer: asyncio.StreamWriter | None = None
         try:
@@ -362,7 +362,7 @@ class Connections:
                 blame = "host"
                 return await self._adopt(writer, target)
         except TimeoutError:
-            error: FetchError = TimedOut(f"{where}: no connection in time")
+            error: FetchError = TimedOut(f"{where}: connect timeout")
             blame = "either" if blame == "host" else blame
         except ProxyFault as fault:
             error, blame = fault.error, fault.blame
@@ -389,11 +389,11 @@ class Connections:
         return connection
 
     def opened(self, connection: Connection) -> None:
-        """Count a connection that stands."""
+        """Count an established connection."""
         self._open.add(connection)
 
     def lost(self, connection: Connection) -> None:
-        """Forget a connection that has ended."""
+        """Remove a closed connection."""
         self._open.discard(connection)
         self._forget_idle(connection)
 
@@ -423,13 +423,13 @@ def is_out_of_files(error: OSError) -> bool:
 
 
 def translate_connect(error: OSError | EOFError, where: str, *, is_tls: bool) -> FetchError:
-    """The error for a connection that could not be made."""
+    """Return the FetchError for a connection that could not be established."""
     if isinstance(error, ssl.SSLError):
         return translate_tls(error, where)
     if isinstance(error, socket.gaierror):
-        return ConnectFailed(f"{where}: no address of that name")
+        return ConnectFailed(f"{where}: no address for this name")
     if isinstance(error, EOFError | ConnectionResetError | ConnectionAbortedError):
-        return ConnectFailed(f"{where}: ended the connection while it was opened", hint=END_HINT if is_tls else "")
+        return ConnectFailed(f"{where}: closed the connection during connect", hint=END_HINT if is_tls else "")
     return ConnectFailed(f"{where}: {error.strerror or error}")
 
 
@@ -440,40 +440,40 @@ async def _tunnel(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pr
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.LimitOverrunError:
-        raise ProxyFault(ConnectFailed(f"proxy {proxy.name}: too long an answer"), "proxy") from None
+        raise ProxyFault(ConnectFailed(f"proxy {proxy.name}: response too long"), "proxy") from None
     words = head.split(b"\r\n", 1)[0].split(b" ", 2)
     status = int(words[1]) if len(words) > 1 and words[1].isdigit() and len(words[1]) == 3 else 0
     if not 200 <= status < 300:
-        said = ConnectFailed(f"{target.host} by {proxy.name}: it answers {status} where a tunnel is asked for")
+        said = ConnectFailed(f"{target.host} through {proxy.name}: CONNECT failed with status {status}")
         raise ProxyFault(said, "proxy" if status in (0, 407) else "either")
 
 
 def proxy_authorization(proxy: Proxy) -> list[str]:
-    """The header line with a proxy's password, if it has one."""
+    """Return the Proxy-Authorization header line, if the proxy has credentials."""
     if not proxy.credentials:
         return []
     return ["Proxy-Authorization: Basic " + b64encode(":".join(proxy.credentials).encode()).decode()]
 
 
 async def _socks(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, proxy: Proxy, target: Target) -> None:
-    """RFC 1928, and RFC 1929 for the password; the proxy looks the name up."""
+    """Connect through SOCKS 5 (RFC 1928, password by RFC 1929); the proxy resolves the name."""
 
     def refused(why: str, blame: Blame = "proxy") -> ProxyFault:
-        return ProxyFault(ConnectFailed(f"{target.host} by {proxy.name}: {why}"), blame)
+        return ProxyFault(ConnectFailed(f"{target.host} through {proxy.name}: {why}"), blame)
 
     method = b"\x02" if proxy.credentials else b"\x00"
     writer.write(b"\x05\x01" + method)
     version, chosen = await reader.readexactly(2)
     if version != 5 or chosen != method[0]:
-        raise refused("it wants other credentials" if version == 5 else "it does not speak SOCKS 5")
+        raise refused("wrong proxy credentials" if version == 5 else "not a SOCKS 5 proxy")
     if proxy.credentials:
         user, password = (part.encode()[:255] for part in proxy.credentials)
         writer.write(bytes((1, len(user))) + user + bytes((len(password),)) + password)
         if (await reader.readexactly(2))[1]:
-            raise refused("it wants other credentials")
+            raise refused("wrong proxy credentials")
     name = target.host.strip("[]").encode()
     if len(name) > 255:
-        raise refused("the name is too long", "host")
+        raise refused("host name too long", "host")
     writer.write(b"\x05\x01\x00\x03" + bytes((len(name),)) + name + target.port.to_bytes(2))
     _, code, _, kind = await reader.readexactly(4)
     if code:

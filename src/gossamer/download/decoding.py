@@ -1,4 +1,15 @@
-"""Content-Encoding undone, never past a limit of output; of a body that is broken or cut off, all that comes first."""
+"""Decode Content-Encoding within an output limit, and keep the intact prefix of broken or truncated bodies.
+
+A compressed body is untrusted: a few kilobytes may decode to gigabytes, and many servers send broken or mislabeled
+streams. The decoders here never produce more than the limit in any one step, so memory stays bounded.
+
+Invariants: the output is a prefix of what the server encoded, at most `limit_bytes` long; the number of layers and of
+gzip or zstd members is bounded; the reason for a shorter result is always returned.
+
+Failure cases: `TooLarge` past the limit, `ProtocolBroken` for a body that ends early, and `BadEncoding` for corrupt
+data, a wrong checksum, or too many layers or members. A body that does not even start like its coding was never
+encoded, and is returned as it is. Decoders discard the output of the step in which they find a fault; such a body is
+decoded again with smaller steps near the fault, to recover the rest of the prefix."""
 
 from __future__ import annotations
 
@@ -24,22 +35,22 @@ _MAGIC = {"gzip": b"\x1f\x8b", "x-gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd
 
 
 def encodings(values: list[str]) -> tuple[str, ...]:
-    """The codings of the Content-Encoding headers, in the order they were applied; BadEncoding if they are too many.
+    """Return the codings of the Content-Encoding headers in the order they were applied; BadEncoding if too many.
 
-    Names that are not known count for nothing, as in browsers: most of them are charsets put into the wrong header."""
+    Unknown names are ignored, as in browsers: most of them are charsets put into the wrong header."""
     names = (name.strip().lower() for value in values for name in value.split(","))
     found = tuple(name for name in names if name in _DECODERS)
     if len(found) > MAX_LAYERS:
-        raise BadEncoding(f"{len(found)} layers of Content-Encoding, {MAX_LAYERS} are the limit")
+        raise BadEncoding(f"{len(found)} layers of Content-Encoding; the limit is {MAX_LAYERS}")
     return found
 
 
 def decode(body: bytes, codings: tuple[str, ...], limit_bytes: int) -> bytes:
-    """The body behind the codings; TooLarge past the limit, BadEncoding if it is broken, ProtocolBroken if cut off."""
+    """Decode a body; TooLarge past the limit, BadEncoding if it is corrupt, ProtocolBroken if it is truncated."""
     found, fault = decode_partly(body, codings, limit_bytes)
     if fault is None:
         return found
-    # An error that is referred to by the frame that raised it would keep the body until the next collection.
+    # The traceback of a raised error refers to this frame, which would keep the body alive until the next collection.
     del found
     try:
         raise fault
@@ -48,9 +59,9 @@ def decode(body: bytes, codings: tuple[str, ...], limit_bytes: int) -> bytes:
 
 
 def decode_partly(body: bytes, codings: tuple[str, ...], limit_bytes: int) -> tuple[bytes, FetchError | None]:
-    """As much of the body behind the codings as there is within the limit, and why that is not all.
+    """Decode as much of a body as the limit allows; also return the error that explains why that is not all.
 
-    One that does not even begin as its coding does was never encoded, and stays as it is."""
+    A body that does not start like its coding was never encoded, and is returned unchanged."""
     fault: FetchError | None = None
     for name in reversed(codings):
         if not body:
@@ -65,8 +76,8 @@ def decode_partly(body: bytes, codings: tuple[str, ...], limit_bytes: int) -> tu
 
 
 def _undo(name: str, body: bytes, output: _Output) -> FetchError | None:
-    # A decoder that finds a fault keeps back what it had decoded in that step: so the way there is gone again, in
-    # shorter steps from the last one that was good.
+    # A decoder discards the output of the step in which it finds a fault: decode again, with smaller steps from the end
+    # of the last good one.
     for step in (*_CAREFUL_STEPS, 0):
         try:
             _DECODERS[name](body, output)
@@ -82,7 +93,7 @@ def _undo(name: str, body: bytes, output: _Output) -> FetchError | None:
 
 
 class _Output:
-    """Decoded bytes up to a limit, and how much more to ask for in one step."""
+    """Decoded bytes up to a limit, and the output size to request in the next step."""
 
     def __init__(self, name: str, limit_bytes: int) -> None:
         self._name, self._limit_bytes = name, limit_bytes
@@ -91,7 +102,7 @@ class _Output:
         self.begin_again()
 
     def begin_again(self, *, careful_from: int | None = None, careful_step: int = 1) -> None:
-        # It grows in place and hands out what it holds: pieces that are joined would be in memory twice.
+        # One growing buffer: joining parts would hold them in memory twice.
         self._whole = BytesIO()
         self._members = 0
         self.size = 0
@@ -107,7 +118,7 @@ class _Output:
 
     @property
     def step(self) -> int:
-        # One byte more than there is room for, so that the limit is noticed.
+        # One byte more than the limit leaves room for, to notice when it is exceeded.
         step = min(self._limit_bytes - self.size + 1, _STEP_BYTES)
         if self.size + step <= self._careful_from:
             return step
@@ -123,7 +134,7 @@ class _Output:
         return self._careful_step < _STEP_BYTES
 
     def gzip_trailer(self, begin: int) -> bytes:
-        """RFC 1952: checksum and length of what came since the size was `begin`."""
+        """Return the RFC 1952 trailer, checksum and length, of the output since position `begin`."""
         with self._whole.getbuffer() as whole:
             return struct.pack("<II", zlib.crc32(whole[begin:]), self.size - begin & 0xFFFFFFFF)
 
@@ -138,14 +149,14 @@ class _Output:
 
 
 def _inflate(body: memoryview, window_bits: int, output: _Output) -> tuple[bool, int]:
-    """Decode one deflate stream; whether it came to its end, and how much of the body it took."""
-    # What comes behind a raw stream only zlib gives back to the byte.
+    """Decode one deflate stream; return whether it is complete, and the number of bytes consumed."""
+    # For a raw stream, only zlib returns exactly the bytes that follow it.
     stream = (zlib if window_bits < 0 else deflate).decompressobj(window_bits)
     position = 0
     while position < len(body) and not stream.eof:
         piece: bytes | memoryview = body[position : position + _SLICE_BYTES]
         position += len(piece)
-        # What follows the end of the stream may stand in `unconsumed_tail` for ever.
+        # Data after the end of the stream may stay in `unconsumed_tail` forever.
         while piece and not stream.eof:
             output.add(stream.decompress(piece, output.step))
             piece = stream.unconsumed_tail
@@ -156,7 +167,7 @@ def _inflate(body: memoryview, window_bits: int, output: _Output) -> tuple[bool,
 
 def _gzip(body: bytes, output: _Output) -> None:
     view, position, whole = memoryview(body), 0, True
-    # Members may follow one another; anything else after a member is padding.
+    # Members may follow one another; other data after a member is padding.
     while whole and (not position or body.startswith(_MAGIC["gzip"], position)):
         if position:
             output.count_member()
@@ -164,7 +175,7 @@ def _gzip(body: bytes, output: _Output) -> None:
             whole, taken = _inflate(view[position:], 31, output)
             position += taken
             continue
-        # Its checksum is wrong, or something before that: a raw stream knows none, and gives all that it has.
+        # The checksum, or data before it, is wrong: a raw stream has no checksum, and yields all its output.
         position += _gzip_head_bytes(body, position)
         begin = output.size
         whole, taken = _inflate(view[position:], -15, output)
@@ -175,10 +186,10 @@ def _gzip(body: bytes, output: _Output) -> None:
 
 
 def _gzip_head_bytes(body: bytes, start: int) -> int:
-    """RFC 1952: how long the header of a member is."""
+    """Return the length of a gzip member's header (RFC 1952)."""
     head = body[start : start + 10]
     if not _MAGIC["gzip"].startswith(head[:2]) or (len(head) > 2 and head[2] != 8):
-        raise BadEncoding("gzip: not its header")
+        raise BadEncoding("gzip: invalid header")
     if len(head) < 10:
         raise ProtocolBroken("gzip body was cut off")
     flags, end = head[3], start + 10
@@ -196,7 +207,7 @@ def _gzip_head_bytes(body: bytes, start: int) -> int:
 
 def _deflate(body: bytes, output: _Output) -> None:
     view = memoryview(body)
-    # The standard says zlib, but some servers send the raw stream.
+    # The standard requires a zlib stream, but some servers send raw deflate.
     if len(body) > 1 and body[0] & 15 == 8 and (body[0] << 8 | body[1]) % 31 == 0:
         try:
             if not output.is_careful:
@@ -220,7 +231,7 @@ def _brotli(body: bytes, output: _Output) -> None:
             break
         piece = stream.process(bytes(view[start : start + _SLICE_BYTES]), output_buffer_limit=output.step)
         output.add(piece)
-        # It may say that it takes more though it holds some back still.
+        # The decoder may claim that it accepts more input while it still holds back output.
         while not stream.is_finished() and (piece or not stream.can_accept_more_data()):
             piece = stream.process(b"", output_buffer_limit=output.step)
             output.add(piece)

@@ -1,4 +1,4 @@
-"""Names to addresses: asynchronous, cached, coalesced, with overrides."""
+"""DNS resolution: asynchronous, cached, coalesced, with overrides."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ LONGEST_SECONDS = 3600.0
 UNKNOWN_SECONDS = 60.0
 UNRESOLVED_SECONDS = 10.0
 MAX_NAMES = 50_000
-# c-ares keeps answers of its own, without a bound on their number: a fresh channel now and then lets them go.
+# c-ares has an unbounded cache of its own: a new channel now and then drops it.
 CHANNEL_LOOKUPS = 20_000
 
 
 class ResolvedName(NamedTuple):
-    """The addresses of a name, the one to try first in front, and until when (the clock's monotonic) they hold."""
+    """The addresses of a name, preferred one first, and when they expire (monotonic clock)."""
 
     addresses: tuple[str, ...]
     expires_at: float
 
 
 class NameResolver(Protocol):
-    """What a downloader asks for addresses."""
+    """Resolves host names for a downloader."""
 
     async def resolve(self, host: str) -> ResolvedName: ...
 
@@ -42,7 +42,7 @@ class NameResolver(Protocol):
 
 
 class Resolver:
-    """A resolver on c-ares: overrides first, then localhost, /etc/hosts and the name servers; no search domains."""
+    """A resolver on c-ares: overrides first, then localhost, /etc/hosts, and the name servers; no search domains."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Resolver:
         self._lookups = 0
 
     async def resolve(self, host: str) -> ResolvedName:
-        """The addresses of `host`; NameUnknown if there is no such name, NameUnresolved if nobody could say."""
+        """Resolve `host`; NameUnknown if the name does not exist, NameUnresolved if no server answered."""
         cached = self._cache.get(host)
         if cached is not None and cached[0] > self._clock.monotonic():
             if isinstance(cached[1], FetchError):
@@ -76,7 +76,7 @@ class Resolver:
                 return own
             task = self._pending[host] = asyncio.create_task(self._find(host))
             task.add_done_callback(lambda done: self._found(host, done))
-        # One waiter that gives up must not take the answer from the others.
+        # Shielded: one caller that is cancelled must not cancel the lookup for the others.
         return await asyncio.shield(task)
 
     async def aclose(self) -> None:
@@ -87,7 +87,7 @@ class Resolver:
             self._channel = None
 
     def _own_answer(self, host: str) -> ResolvedName | None:
-        """What needs no name server."""
+        """Answer from literals, overrides, and localhost, without a name server."""
         name = host.rstrip(".").lower()
         for pattern, address in self._overrides:
             if fnmatchcase(name, pattern):
@@ -97,7 +97,7 @@ class Resolver:
         return None
 
     async def _find(self, host: str) -> ResolvedName:
-        # Loaded by the first name that needs it: a crawl of addresses, or through a proxy, never does.
+        # Imported by the first name that needs it; a crawl of IP addresses, or through a proxy, never does.
         import aiodns
         import pycares
 
@@ -109,7 +109,7 @@ class Resolver:
             kind = NameUnknown if error.args and error.args[0] in no_such_name else NameUnresolved
             raise kind(f"{host}: {error.args[-1] if error.args else error}") from None
         if not found.nodes:
-            raise NameUnknown(f"{host}: no address")
+            raise NameUnknown(f"{host}: the name has no address")
         addresses = tuple(dict.fromkeys(node.addr[0].decode() for node in found.nodes))
         seconds = min(max(min(node.ttl for node in found.nodes), SHORTEST_SECONDS), LONGEST_SECONDS)
         return ResolvedName(_in_turn(addresses), self._clock.monotonic() + seconds)
@@ -134,7 +134,7 @@ class Resolver:
         import pycares
 
         self._lookups += 1
-        # The old channel is freed when the last look-up that waits on it is done.
+        # The old channel is freed when its last lookup ends.
         if self._channel is None or self._lookups % CHANNEL_LOOKUPS == 0:
             self._channel = aiodns.DNSResolver(
                 self._nameservers or None,
@@ -146,14 +146,14 @@ class Resolver:
 
 
 def _in_turn(addresses: tuple[str, ...]) -> tuple[str, ...]:
-    """The addresses in their order, but with those of the two families in turn."""
+    """Interleave the two address families and keep the order within each."""
     first = [address for address in addresses if (":" in address) == (":" in addresses[0])]
     second = [address for address in addresses if (":" in address) != (":" in addresses[0])]
     return tuple(address for pair in zip_longest(first, second) for address in pair if address)
 
 
 def _server(text: str) -> str:
-    """A name server as c-ares takes it: an address, with a port if it is not 53."""
+    """Return a name server in the form that c-ares accepts: an address, with a port if it is not 53."""
     bare = text.removeprefix("[").partition("]")[0] if text.startswith("[") else text
     port = ""
     if not text.startswith("[") and text.count(":") == 1:

@@ -1,4 +1,14 @@
-"""The address guard: which schemes, ports, names and addresses may be connected to."""
+"""The address guard against SSRF: decides which schemes, ports, names, and addresses may be connected to.
+
+A page may link to any URL, and a name may resolve to any address, also to one inside your network. The guard checks
+twice: `check_url` the URL before a fetch, and `check_address` each resolved address right before connecting to it. The
+connection goes to the checked address, so a second DNS answer cannot replace it (DNS rebinding).
+
+Invariants: only http and https; no port of another protocol; only globally routable addresses unless
+`--allow-private` is set; never a cloud metadata service, even then. An IPv6 address is checked together with every
+IPv4 address that NAT64, 6to4, Teredo, or an IPv4-mapped form could turn it into; one forbidden form forbids it.
+
+Failure case: every refusal raises `Forbidden`, which is final for the request."""
 
 from __future__ import annotations
 
@@ -10,7 +20,7 @@ from pyreqwest.http import Url
 
 from gossamer.errors import Forbidden
 
-# What the fetch standard calls bad ports, and those of databases that would take a request line for a command.
+# The bad ports of the Fetch standard, and ports of databases that would parse a request line as a command.
 _BAD_PORTS = """
 0 1 7 9 11 13 15 17 19 20 21 22 23 25 37 42 43 53 69 77 79 87 95 101 102 103 104 109 110 111 113 115 117 119 123 135 137
 139 143 161 179 389 427 465 512 513 514 515 526 530 531 532 540 548 554 556 563 587 601 636 989 990 993 995 1719 1720
@@ -39,7 +49,7 @@ _METADATA: frozenset[IPv4Address | IPv6Address] = frozenset(
         *("fd00:ec2::254", "fd00:ec2::253", "fd00:ec2::23", "fd20:ce::254"),
     )
 )
-# The special-purpose registries, written out: what `ipaddress` calls global differs between Python versions.
+# The IANA special-purpose registries, written out: `ipaddress` differs between Python versions.
 _SPECIAL_V4 = tuple(
     IPv4Network(text)
     for text in (
@@ -57,13 +67,13 @@ _COMPATIBLE = IPv6Network("::/96")
 
 
 class Goal(NamedTuple):
-    """A URL that passed, as the client parsed it: the check, the connection and the request share this one value."""
+    """A checked URL in parsed form: the check, the connection, and the request use this one value."""
 
     url: Url
     host: str
     port: int
     address: str
-    """The address if the host is one, else empty."""
+    """The host if it is a literal address, else empty."""
 
     @property
     def is_tls(self) -> bool:
@@ -71,27 +81,27 @@ class Goal(NamedTuple):
 
     @property
     def authority(self) -> str:
-        """The host, with its port unless that is the scheme's own."""
+        """Host, with the port unless it is the scheme's default."""
         return self.host if self.url.port is None else f"{self.host}:{self.port}"
 
     @property
     def path(self) -> str:
-        """Path and query, as a request names them."""
+        """Path and query, as in the request line."""
         query = self.url.query_string
         return self.url.path if query is None else f"{self.url.path}?{query}"
 
 
 def check_url(url: str) -> Goal:
-    """The parts of an http(s) URL; Forbidden for any other scheme, a bad port, or the name of a metadata service."""
+    """Parse and check a URL; Forbidden for a scheme other than http(s), a bad port, or a metadata service's name."""
     try:
         parsed = Url(url)
     except ValueError as error:
-        raise Forbidden(f"not a URL: {error}") from None
+        raise Forbidden(f"invalid URL: {error}") from None
     host, port = parsed.host_str, parsed.port_or_known_default
     if parsed.scheme not in ("http", "https") or not host or port is None:
         raise Forbidden(f"only http and https are fetched, not {parsed.scheme}")
     if port in BAD_PORTS:
-        raise Forbidden(f"port {port} is not for web pages")
+        raise Forbidden(f"port {port} is blocked: it is reserved for another protocol")
     if parsed.domain is None:
         return Goal(parsed, host, port, host.strip("[]"))
     if host.rstrip(".") in METADATA_NAMES:
@@ -100,20 +110,20 @@ def check_url(url: str) -> Goal:
 
 
 def check_address(address: str, allow_private: bool) -> None:
-    """Forbidden unless the address is globally routable, or `allow_private`; a metadata service is always forbidden."""
+    """Raise Forbidden unless the address is globally routable or `allow_private`; metadata services always are."""
     try:
         ip = ip_address(address)
     except ValueError:
-        raise Forbidden(f"{address} is not an address") from None
+        raise Forbidden(f"{address} is not an IP address") from None
     if any(form in _METADATA for form in _forms(ip)):
         raise Forbidden(f"{address} is a metadata service")
     if not allow_private and not _is_global(ip):
-        raise Forbidden(f"{address} is not globally routable", hint="--allow-private allows it")
+        raise Forbidden(f"{address} is not globally routable", hint="allow it with --allow-private")
 
 
 @lru_cache(maxsize=16_384)
 def is_global(address: str) -> bool:
-    """Whether an address is one of the internet."""
+    """Whether an address is globally routable."""
     return _is_global(ip_address(address))
 
 
@@ -128,14 +138,14 @@ def _is_global(ip: IPv4Address | IPv6Address) -> bool:
 
 
 def _forms(ip: IPv4Address | IPv6Address) -> tuple[IPv4Address | IPv6Address, ...]:
-    """The address and every IPv4 address that a translator or tunnel on the way might make of it."""
+    """Return the address and every IPv4 address that a translator or tunnel might derive from it."""
     if isinstance(ip, IPv4Address):
         return (ip,)
     plain = IPv6Address(int(ip))
     if plain in _NAT64 or plain in _MAPPED or plain in _COMPATIBLE:
         return (plain, _last_v4(plain))
     if plain in _NAT64_LOCAL:
-        # RFC 6052: behind a /48 prefix the four bytes stand around the reserved eighth one.
+        # RFC 6052: with a /48 prefix the four bytes surround the reserved eighth byte.
         raw = plain.packed
         return (plain, _last_v4(plain), IPv4Address(raw[6:8] + raw[9:11]))
     if plain.sixtofour is not None:

@@ -1,4 +1,4 @@
-"""Request headers and the client's configuration: what is sent with each request."""
+"""Request headers, secrets in them, and the configuration of HTTP clients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DEFAULTS = {
     "accept-language": "*",
     "accept-encoding": "gzip, br, zstd",
 }
-# The client frames messages and keeps connections: a header that says otherwise could make two requests of one.
+# The client frames messages and manages connections: overriding these headers could split one request into two.
 _CLIENTS_OWN = frozenset(
     ("host", "content-length", "transfer-encoding", "connection", "keep-alive", "upgrade", "te", "trailer", "expect")
 )
@@ -36,9 +36,9 @@ B = TypeVar("B", bound=BaseClientBuilder)
 
 
 class Outgoing:
-    """The headers of a request: the job's, then those of its site, then its own; the later ones win.
+    """The headers of a request: those of the job, then of its site, then its own; later ones win.
 
-    Variables of the environment take their place here and not before, so that nothing stored has them."""
+    Environment variables are substituted only here, so that no stored request contains their values."""
 
     def __init__(self, settings: Settings) -> None:
         self.everywhere = _headers("headers", {**_DEFAULTS, "user-agent": settings.user_agent})
@@ -61,7 +61,7 @@ class Outgoing:
         self._always = self._shown(self.everywhere)
 
     def all_of(self, own: Mapping[str, str] | None) -> Headers:
-        """Every header of a request as it may be stored, but for those that the client adds itself."""
+        """Return all headers of a request in a form that may be stored, without those that the client adds."""
         if own is None:
             return self._always
         return tuple((dict(self._always) | dict(self._shown(own))).items())
@@ -75,7 +75,7 @@ class Outgoing:
         return tuple(shown)
 
     def for_request(self, request: Request) -> dict[str, str] | None:
-        """What to send beyond the headers that go everywhere; Forbidden if a header cannot stand in a request."""
+        """Return the headers to add to the common ones; Forbidden if a header is not valid in a request."""
         name = request.site or host_port(request.url) if self._sites or self._auths else ""
         site = self._sites.get(name)
         own = request.headers
@@ -91,7 +91,7 @@ class Outgoing:
         return made if site is None else site | made
 
     def body(self, request: Request) -> bytes:
-        """The body, with the secrets that it names, written as its content type demands."""
+        """Return the body with its secrets substituted and escaped for its content type."""
         if b"${secret:" not in request.body:
             return request.body
         kind = next((value for key, value in (request.headers or {}).items() if key.lower() == "content-type"), "")
@@ -102,7 +102,7 @@ class Outgoing:
         def value(match: re.Match[str]) -> str:
             if match[1] not in self._secrets:
                 raise Forbidden(
-                    f"the setting secrets does not list {match[1]}", hint=f"--secrets {match[1]} lets requests carry it"
+                    f"the setting secrets does not list {match[1]}", hint=f"allow it with --secrets {match[1]}"
                 )
             return write(self._secrets[match[1]])
 
@@ -110,7 +110,7 @@ class Outgoing:
 
 
 def _writer(kind: str) -> Callable[[str], str]:
-    """How a text is written into a body of this content type; the result has only bytes, one for each character."""
+    """Return how to escape a text for a body of this content type; the result is one character per byte."""
     if kind.startswith("application/x-www-form-urlencoded"):
         return quote_plus
     if "json" in kind:
@@ -123,7 +123,7 @@ def _basic(credentials: str) -> str:
 
 
 def configure(builder: B, settings: Settings, headers: Mapping[str, str], authorities: list[bytes]) -> B:
-    """A builder of clients that follow nothing, decode nothing, remember nothing and look at no environment."""
+    """Configure an HTTP client: no redirects, no decoding, no cookies, and no proxies from the environment."""
     configured = (
         builder.no_proxy()
         .follow_redirects(False)
@@ -135,11 +135,11 @@ def configure(builder: B, settings: Settings, headers: Mapping[str, str], author
         .deflate(False)
         .default_headers(HeaderMap(headers))
         .connect_timeout(timedelta(seconds=settings.connect_seconds))
-        # Whatever is abandoned half-way ends with this at the latest.
+        # An upper bound for requests that are abandoned half-way.
         .timeout(timedelta(seconds=settings.fetch_seconds))
         .pool_idle_timeout(timedelta(seconds=IDLE_SECONDS))
         .pool_max_idle_per_host(settings.per_site + 1)
-        # A value that goes on in the next line: RFC 9112 has user agents read it, with spaces between.
+        # A folded header value: RFC 9112 has user agents replace the fold by spaces.
         .http1_allow_obsolete_multiline_headers_in_responses(True)
         .http2(True)
         .http2_initial_stream_window_size(MIB)
@@ -152,19 +152,19 @@ def configure(builder: B, settings: Settings, headers: Mapping[str, str], author
 
 
 def read_authorities(ca_file: str) -> list[bytes]:
-    """The certificates of a PEM file, one by one; ConfigError if there are none."""
+    """Read the certificates of a PEM file one by one; ConfigError if there are none."""
     if not ca_file:
         return []
     try:
         text = Path(ca_file).expanduser().read_bytes()
     except OSError as error:
-        raise ConfigError(f"ca_file: {ca_file}: {error.strerror}", hint="name a PEM file that can be read") from None
+        raise ConfigError(f"ca_file: {ca_file}: {error.strerror}", hint="name a readable PEM file") from None
     end = b"-----END CERTIFICATE-----"
     found = [
         part[part.index(b"-----BEGIN CERT") :] + end + b"\n" for part in text.split(end) if b"-----BEGIN CERT" in part
     ]
     if not found:
-        raise ConfigError(f"ca_file: {ca_file}: no certificate in it", hint="it must be in PEM form")
+        raise ConfigError(f"ca_file: {ca_file}: no certificate in the file", hint="the file must be in PEM format")
     return found
 
 
@@ -177,9 +177,9 @@ def _headers(source: str, values: Mapping[str, str]) -> dict[str, str]:
     for name, value in values.items():
         lowered = name.lower()
         if lowered in _CLIENTS_OWN:
-            raise ConfigError(f"{source}: {name} is set by the client itself", hint="leave it away")
+            raise ConfigError(f"{source}: the client sets {name} itself", hint=f"remove {name}")
         if not is_token(name) or _NO_VALUE.search(value):
-            hint = "names are of letters, digits and -; values are one line"
-            raise ConfigError(f"{source}: a name or value that cannot stand in a header", hint=hint)
+            hint = "a name has letters, digits and -; a value is one line"
+            raise ConfigError(f"{source}: invalid header name or value", hint=hint)
         made[lowered] = value.strip(" \t")
     return made

@@ -1,12 +1,12 @@
-"""HTTP/1.1 without I/O: a request as bytes, and a reader that takes the bytes of one answer as they come.
+"""HTTP/1.1 without I/O: serializes a request, and parses one response from the bytes as they arrive.
 
-The reader follows RFC 9112 and, where servers break it, what browsers do: it skips header lines that are malformed,
-accepts a bare LF as the end of a line, and keeps what it has of a body that ends early. What would leave it open where
-the body ends (two lengths, a length that goes on in the next line, a coding that nobody asked for) is refused, since
-the next answer on the connection would begin at a place that the server chooses. A connection whose answer was odd in
-any way is not used again.
+The parser follows RFC 9112 and, where servers break it, browsers: it skips malformed header lines, accepts a bare LF
+as the end of a line, and keeps the received part of a body that ends early. It refuses everything that leaves the end
+of the body ambiguous (two lengths, a folded length, an unrequested transfer coding), since the next response on the
+connection would then start where the server chooses. A connection is not reused after a response that was irregular
+in any way.
 
-`h11` takes 38 us for an answer of 40 KB, this reader 12 us; and `h11` refuses answers with malformed header lines."""
+`h11` takes 38 us for a response of 40 KB, this parser 12 us. `h11` refuses responses with malformed header lines."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from gossamer.errors import ConnectFailed, FetchError, OutOfMemory, ProtocolBrok
 from gossamer.model import Headers
 
 MAX_HEAD_BYTES = 256 * 1024
-"""Of the status line and all header lines, interim answers included; as much again for trailers."""
+"""Limit of the status line and all header lines, including interim responses; and again for trailers."""
 MAX_INTERIM = 100
 MAX_CHUNK_LINE_BYTES = 4096
 FRAMING_BYTES = 1024 * 1024
-"""Chunks whose sizes take this much more than what is in them are an attack on the reader."""
+"""Limit of chunk framing bytes; more framing than this beyond the data is treated as an attack."""
 _HEAD_END = re.compile(rb"\n\r?\n")
 _STATUS = re.compile(r"HTTP/(1\.[01])[ \t]+(\d{3})(?:[ \t].*)?", re.ASCII | re.DOTALL)
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CHUNK_SIZE = re.compile(rb"[0-9A-Fa-f]{1,16}")
 _FRAMING = ("content-length", "transfer-encoding")
 _TRANSFER_CODINGS = frozenset(("chunked", "identity"))
-"""One of them, or none."""
+"""At most one of these is accepted."""
 _MAX_DIGITS: Final = 19
 
 
 def request(method: str, target: str, host: str, headers: Iterable[tuple[str, str]], body: bytes) -> bytes:
-    """The bytes of a request; what is in `headers` must have passed `check_header`."""
+    """Serialize a request; `headers` must have passed `check_header`."""
     lines = [f"{method} {target} HTTP/1.1\r\nHost: {host}\r\n"]
     lines += [f"{name.title()}: {value}\r\n" for name, value in headers]
     if body or method in ("POST", "PUT", "PATCH"):
@@ -46,12 +46,12 @@ def request(method: str, target: str, host: str, headers: Iterable[tuple[str, st
 
 
 def is_token(text: str) -> bool:
-    """Whether it can be a method, or the name of a header."""
+    """Whether the text is valid as a method or as a header name."""
     return _TOKEN.fullmatch(text) is not None
 
 
 def check_head(headers: Headers) -> None:
-    """Refuse, as browsers do, a head that can be read in two ways: nobody could say where its body ends."""
+    """Refuse, as browsers do, ambiguous headers: those that leave the end of the body or the redirect target open."""
     lengths: set[str] = set()
     targets: set[str] = set()
     codings: set[str] = set()
@@ -63,16 +63,16 @@ def check_head(headers: Headers) -> None:
         elif name == "transfer-encoding":
             codings.add(value.strip().lower())
             if not codings < _TRANSFER_CODINGS:
-                raise ProtocolBroken(f"a transfer coding that was not asked for: {value[:80]!r}")
+                raise ProtocolBroken(f"unrequested Transfer-Encoding: {value[:80]!r}")
     if len(lengths) > 1 or len(targets) > 1:
-        raise ProtocolBroken("different values of one Content-Length" if len(lengths) > 1 else "two Location headers")
+        raise ProtocolBroken("conflicting Content-Length values" if len(lengths) > 1 else "two Location headers")
 
 
 class Answer:
-    """One answer, as far as it has come. `feed` and `end` raise a FetchError for what is not an answer at all.
+    """One response, as far as it has arrived. `feed` and `end` raise a FetchError for an invalid response.
 
-    `max_bytes` bounds the body on the wire: what is longer is cut there, or refused at once where that can be told and
-    `keeps_over` is not set. `now` gives the time at which the head was whole."""
+    `max_bytes` limits the body on the wire. A longer body is truncated there; without `keeps_over` it is refused, at
+    once if its length is announced. `now` returns the time at which the headers were complete."""
 
     __slots__ = (
         *(
@@ -108,10 +108,10 @@ class Answer:
         self.version = ""
         self.headers: Headers = ()
         self.head = b""
-        """The status line and the header lines as they came."""
+        """The status line and the header lines as received."""
         self.headers_at = 0.0
         self.skipped = 0
-        """Header lines that are malformed."""
+        """Number of malformed header lines."""
         self.cut = ""
         """What is missing of the body, as in `model.Response.cut`."""
         self.is_reusable = False
@@ -122,19 +122,19 @@ class Answer:
 
     @property
     def has_begun(self) -> bool:
-        """Whether any of it has come."""
+        """Whether any byte has arrived."""
         return bool(self.status or self._buffer or self._head_bytes)
 
     def feed(self, data: bytes) -> bool:
-        """Take more bytes; True once the answer is over, whole or as far as the limits let it come."""
+        """Consume more bytes; return True once the response is complete or truncated at a limit."""
         return self._take(data)
 
     def end(self, error: BaseException | None) -> None:
-        """The connection ended, by an error if there is one: what has come is all."""
+        """Handle the end of the connection, with its error if any: the response ends here."""
         if not self.status:
             if self.has_begun:
-                raise ProtocolBroken("the connection ended within the headers")
-            raise ConnectFailed("the connection ended before an answer", was_open=True)
+                raise ProtocolBroken("the connection closed within the headers")
+            raise ConnectFailed("the connection closed before a response", was_open=True)
         self.is_reusable = False
         if error is not None:
             self.cut = f"disconnect:{self._left + self._over_bytes if self._take == self._take_length else '?'}"
@@ -144,9 +144,9 @@ class Answer:
             self.cut = "disconnect:?"
 
     def give_up(self, reason: str) -> None:
-        """Time is over: the headers and what has come of the body are kept; TimedOut if the head is not whole."""
+        """Stop at a timeout and keep the received part of the body; TimedOut if the headers are incomplete."""
         if not self.status:
-            raise TimedOut("no whole answer in time")
+            raise TimedOut("timeout before the response was complete")
         lost = self._left + self._over_bytes if self._take == self._take_length else "?"
         self.cut, self.is_reusable = f"{reason}:{lost}", False
 
@@ -157,28 +157,28 @@ class Answer:
             buffer = self._buffer
         while True:
             if not buffer.startswith(b"HTTP/"[: len(buffer)]):
-                raise ProtocolBroken(f"not HTTP: {bytes(buffer[:40])!r}")
+                raise ProtocolBroken(f"not an HTTP response: {bytes(buffer[:40])!r}")
             found = _HEAD_END.search(buffer, max(0, self._seen - 2))
             if found is None:
                 if self._head_bytes + len(buffer) > MAX_HEAD_BYTES:
-                    raise TooLarge("too many or too long headers")
+                    raise TooLarge("response headers too long")
                 self._seen = len(buffer)
                 if buffer is not self._buffer:
                     self._buffer = bytearray(buffer)
                 return False
             self._head_bytes += found.end()
             if self._head_bytes > MAX_HEAD_BYTES:
-                raise TooLarge("too many or too long headers")
+                raise TooLarge("response headers too long")
             head, rest = bytes(buffer[: found.start() + 1]), bytes(buffer[found.end() :])
             self._buffer, self._seen = bytearray(), 0
             status = self._read_head(head)
             if status >= 200:
                 return self._begin_body(status, rest)
             if status == 101:
-                raise ProtocolBroken("status 101 is not an answer")
+                raise ProtocolBroken("unexpected status 101")
             self._interim += 1
             if self._interim > MAX_INTERIM:
-                raise TooLarge("too many interim answers")
+                raise TooLarge("too many interim responses")
             if not rest:
                 return False
             buffer = rest
@@ -191,7 +191,7 @@ class Answer:
         first = lines[0].removesuffix("\r")
         match = _STATUS.fullmatch(first)
         if match is None or (status := int(match[2])) < 100:
-            raise ProtocolBroken(f"not the status line of HTTP/1: {first[:80]!r}")
+            raise ProtocolBroken(f"invalid HTTP/1 status line: {first[:80]!r}")
         if status < 200:
             return status
         pairs: list[tuple[str, str]] = []
@@ -200,20 +200,20 @@ class Answer:
             if line.endswith("\r"):
                 line = line[:-1]
             if line[:1] in (" ", "\t"):
-                # RFC 9112, 5.2: a value that goes on in the next line, with a space between.
+                # RFC 9112, 5.2: a folded value continues in the next line, joined by a space.
                 if not pairs:
                     skipped += 1
                     continue
                 name, value = pairs[-1]
                 if name in _FRAMING:
-                    raise ProtocolBroken(f"a {name} of several lines")
+                    raise ProtocolBroken(f"folded {name} header")
                 pairs[-1] = (name, " ".join((value, line.strip(" \t"))))
                 continue
             name, colon, value = line.partition(":")
             name = _name(name)
             if not name or not colon or "\0" in value or "\r" in value:
                 if name == "location" or any(word in line.lower() for word in _FRAMING):
-                    raise ProtocolBroken(f"a header that cannot be read: {line[:80]!r}")
+                    raise ProtocolBroken(f"malformed header line: {line[:80]!r}")
                 skipped += 1
                 continue
             pairs.append((name, value.strip(" \t")))
@@ -234,7 +234,7 @@ class Answer:
             elif name == "connection":
                 words = [word.strip() for word in value.lower().split(",")]
                 stays = "close" not in words and (stays or "keep-alive" in words)
-        # A length beside a coding is how answers are smuggled: the coding counts, and the connection ends.
+        # Content-Length beside Transfer-Encoding is response smuggling: use the coding, and close the connection.
         self.is_reusable = stays and not self.skipped and not (coding and (length or self.version == "HTTP/1.0"))
         if self._method == "HEAD" or status in (204, 304):
             return self._over(rest)
@@ -243,7 +243,7 @@ class Answer:
             self._body = BytesIO()
         elif coding is None and length is not None and length.isascii() and length.isdigit():
             if len(length) > _MAX_DIGITS:
-                raise TooLarge(f"a Content-Length of {len(length)} digits")
+                raise TooLarge(f"Content-Length of {len(length)} digits")
             size = int(length)
             self._left = min(size, self._max_bytes)
             self._over_bytes = size - self._left
@@ -259,7 +259,7 @@ class Answer:
             self._body = BytesIO()
             self.is_reusable = False
             if length is not None and coding is None:
-                # Nobody can say whether such a body is whole.
+                # Whether such a body is complete cannot be known.
                 self.cut = "content_length:?"
         return self._take(rest) if rest else False
 
@@ -350,7 +350,7 @@ class Answer:
         return self._body.tell() if isinstance(self._body, BytesIO) else len(self._body)
 
     def _add(self, piece: bytes | memoryview) -> bool:
-        """Keep more of a body whose length is not known; True if the limit ends it."""
+        """Append to a body of unknown length; return True if the limit ends it."""
         room = self._max_bytes - self._size()
         if len(piece) <= room:
             self._write(piece)
@@ -365,23 +365,23 @@ class Answer:
 
 
 def as_fetch_error(error: BaseException) -> FetchError:
-    """The error for whatever went wrong while an answer was read."""
+    """Return the FetchError for an exception raised while a response was read."""
     if isinstance(error, FetchError):
         return error
     if isinstance(error, MemoryError):
-        return OutOfMemory("no memory left for its answer")
+        return OutOfMemory("out of memory while reading the response")
     return ProtocolBroken(str(error) or type(error).__name__)
 
 
 @lru_cache(4096)
 def _name(text: str) -> str:
-    """The name of a header in lower case; empty if it is none. Spaces before the colon count for nothing."""
+    """Return a header name in lower case, without spaces before the colon; empty if it is invalid."""
     name = text.rstrip(" \t")
     return name.lower() if _TOKEN.fullmatch(name) else ""
 
 
 def _text(line: bytes) -> str:
-    """UTF-8 if it is that, else Latin-1."""
+    """Decode as UTF-8, or else as Latin-1."""
     try:
         return line.decode()
     except UnicodeDecodeError:

@@ -1,7 +1,7 @@
-"""The downloader over pyreqwest, for HTTP/2, and its errors as ours.
+"""The HTTP/2 downloader over pyreqwest, and the translation of its errors.
 
-It reads what hyper and rustls accept: malformed header lines are skipped but not counted, header values that are
-neither ASCII nor UTF-8 are dropped and counted, chunks must end their lines in CRLF, and TLS begins at 1.2."""
+It accepts what hyper and rustls accept: malformed header lines are skipped but not counted, header values that are
+neither ASCII nor UTF-8 are dropped and counted, chunk lines must end in CRLF, and TLS starts at 1.2."""
 
 from __future__ import annotations
 
@@ -72,57 +72,57 @@ _REFUSALS = (
     "UnknownCA",
     "UnsupportedCertificate",
 )
-"""Alerts about our own certificate, or that there is none; with TLS 1.3 they come only after the handshake."""
+"""Alerts about our client certificate, or that none was sent; with TLS 1.3 they arrive after the handshake."""
 
 _TLS_ENDS = ("without sending TLS close_notify", "tls handshake eof")
-"""A connection that ended without a word. It may have a passing reason: it is tried again."""
-_TLS_END_HINT = "it may be overloaded, or want a certificate of yours: --client-cert FILE"
+"""A connection that closed without an alert. The reason may be temporary, so it is retried."""
+_TLS_END_HINT = "it may be overloaded, or require a client certificate: --client-cert FILE"
 
 
 def translate(error: Exception, where: str) -> FetchError:
-    """The FetchError for whatever the client raised while talking to `where`."""
+    """Return the FetchError for an exception of the client while it talked to `where`."""
     if isinstance(error, FetchError):
         return error
     if isinstance(error, MemoryError):
-        return OutOfMemory(f"{where}: no memory left for its answer")
+        return OutOfMemory(f"{where}: out of memory while reading the response")
     causes = _causes(error)
     text = f"{where}: {causes[-1] if causes else str(error) or type(error).__name__}"
     if isinstance(error, RequestTimeoutError):
         return TimedOut(
-            f"{where}: no connection in time" if _connecting(causes) else f"{where}: no whole answer in time"
+            f"{where}: connect timeout" if _connecting(causes) else f"{where}: timeout before the response was complete"
         )
     if causes and "head is too large" in causes[-1]:
-        return TooLarge(f"{where}: too many or too long headers")
+        return TooLarge(f"{where}: response headers too long")
     if any(f"received fatal alert: {word}" in cause for cause in causes for word in _REFUSALS):
-        return TlsRefused(text, hint="the server asks for a certificate of yours: --client-cert FILE")
+        return TlsRefused(text, hint="the server requires a client certificate: --client-cert FILE")
     if isinstance(error, ConnectError):
         if any(word in cause for cause in causes for word in _TLS_ENDS):
-            return ConnectFailed(f"{where}: ended the connection where TLS does not end", hint=_TLS_END_HINT)
+            return ConnectFailed(f"{where}: closed the connection during the TLS handshake", hint=_TLS_END_HINT)
         if _connecting(causes) and any(word in cause for cause in causes for word in _TLS_WORDS):
             is_plain = any("InvalidContentType" in cause for cause in causes)
             kind = BadCertificate if "certificate" in text else TlsRefused
-            return kind(text, hint="what is there does not speak TLS: try http://" if is_plain else "")
+            return kind(text, hint="the port does not use TLS: try http://" if is_plain else "")
         return ConnectFailed(text, was_open=ended_early(error))
     if isinstance(error, BuilderError):
-        # The address was checked before: what is missing now is a client, mostly for want of files.
+        # The address was checked before: what failed is building a client, usually for lack of file descriptors.
         return ConnectFailed(text)
     return ProtocolBroken(text)
 
 
 def never_connected(error: Exception) -> bool:
-    """Whether there was no connection at all, so that another address may be tried at once."""
+    """Whether no connection was made, so that another address may be tried at once."""
     causes = _causes(error)
     return _connecting(causes) and ("tcp connect error" in causes or isinstance(error, RequestTimeoutError))
 
 
 def ended_early(error: Exception) -> bool:
-    """Whether the connection ended before any answer, as one does that was kept and that the server let go."""
+    """Whether a kept-alive connection closed before any response, as servers do at their idle timeout."""
     causes = _causes(error)
     return "client error (SendRequest)" in causes and any(word in causes[-1] for word in _ENDS)
 
 
 def broken_off(error: Exception, *, has_length: bool) -> str:
-    """Why a body ended early, as `model.Response.cut` has it."""
+    """Return why a body ended early, as in `model.Response.cut`."""
     if isinstance(error, RequestTimeoutError):
         return "fetch_seconds"
     is_reset = any("(os error 104)" in cause or "(os error 10054)" in cause for cause in _causes(error))
@@ -130,14 +130,14 @@ def broken_off(error: Exception, *, has_length: bool) -> str:
 
 
 def connecting(error: Exception) -> bool:
-    """Whether it happened before anything of the request was sent."""
+    """Whether the error occurred before any of the request was sent."""
     return _connecting(_causes(error))
 
 
 def blame(error: Exception, *, is_tls: bool) -> Blame:
-    """Who is at fault behind a proxy: the proxy, the host, one of them, or (a connection that hangs) unknown.
+    """Return who is at fault behind a proxy: the proxy, the host, either, or unknown (a connection that hangs).
 
-    `is_tls` says that the host itself speaks TLS: a handshake that fails outside of a tunnel is then the host's."""
+    `is_tls` says that the host itself uses TLS: a failed handshake outside a tunnel is then the host's."""
     causes = _causes(error)
     if not _connecting(causes):
         return "host" if is_tls or isinstance(error, RequestTimeoutError) else "either"
@@ -149,12 +149,12 @@ def blame(error: Exception, *, is_tls: bool) -> Blame:
         return "proxy"
     if any(cause.startswith(("tunnel error", "SOCKS error")) for cause in causes):
         return "either"
-    # Only a handshake is left. Without TLS of the host's own it was with the proxy.
+    # Only a handshake is left. Without TLS to the host, it was with the proxy.
     return "host" if is_tls else "proxy"
 
 
 def out_of_files(error: Exception) -> bool:
-    """Whether this process may open no more sockets."""
+    """Whether this process has no file descriptors left."""
     return any("(os error 24)" in cause for cause in _causes(error))
 
 
@@ -174,7 +174,7 @@ MAX_PROXY_CLIENTS = 256
 
 
 class Http2Downloader(HttpDownloader):
-    """Fetches with HTTP/1.1 and, where TLS offers it, HTTP/2; a client is pinned to the addresses that were checked."""
+    """Fetches with HTTP/1.1 or, where TLS negotiates it, HTTP/2; each client is pinned to checked addresses."""
 
     def __init__(
         self,
@@ -192,11 +192,11 @@ class Http2Downloader(HttpDownloader):
         self._routes: Routes[Any] = Routes(self._build, clock, max_hosts=self._most_idle)
 
     async def address_of(self, request: Any) -> str:
-        """Where the request will go, as far as that is known before it does; its name is asked for only once."""
+        """Return the address of a request as far as it is known before sending; the name is looked up only once."""
         try:
             route = self._routes.find(self._goal(request).host)
             return route.address if route and not self._proxies else await super().address_of(request)
-        except Exception:  # whatever it is, the fetch meets it too, and decides the page's fate
+        except Exception:  # the fetch meets the same error and decides what happens to the page
             return ""
 
     async def aclose(self) -> None:
@@ -212,10 +212,10 @@ class Http2Downloader(HttpDownloader):
                 with self._routes:
                     return await self._send_on_route(call)
         except TimeoutError:
-            raise TimedOut(f"no whole answer within {self._settings.fetch_seconds:g} s") from None
+            raise TimedOut(f"no complete response within {self._settings.fetch_seconds:g} s") from None
         except FetchError:
             raise
-        except Exception as error:  # a page's fate is decided here, whatever the client raises
+        except Exception as error:  # every error of the client becomes the result of this page
             raise translate(error, call.goal.host) from None
 
     async def _send_on_route(self, call: HttpCall) -> HttpReply:
@@ -227,7 +227,7 @@ class Http2Downloader(HttpDownloader):
             generation = route.generation
             if generation is None:
                 raise ConnectFailed("the downloader was closed")
-            # In this order: what passes between the two readings must not make the answer look later than it came.
+            # In this order, a delay between the two readings cannot make the response look later than it was.
             fetched_at = self._clock.epoch()
             route.used_at = sent_at = self._clock.monotonic()
             headers = _map(call, closes=route.closes_from <= sent_at)
@@ -240,7 +240,7 @@ class Http2Downloader(HttpDownloader):
                     Route(route.host, better.address, (*others, route.address), route.expires_at)
                 )
                 continue
-            except Exception as error:  # translated above; here only what another connection can cure
+            except Exception as error:  # translated by the caller; here only what another connection can fix
                 if out_of_files(error):
                     self._routes.shed()
                     await self._clock.sleep(FILES_WAIT_SECONDS)
@@ -251,11 +251,11 @@ class Http2Downloader(HttpDownloader):
                 else:
                     method = call.request.method
                     if never_connected(error):
-                        # The next fetch begins again with the first of its addresses.
+                        # The next fetch starts again with the preferred address.
                         self._routes.forget(route)
                     elif ended_early(error) and route.ended(self._clock.monotonic()) and method in REPEATABLE:
-                        # The server may have seen it: when it is sent again is for the one to say who knows the delay.
-                        said = f"{goal.host}: ended a connection that was kept"
+                        # The server may have seen the request: the caller, who knows the delay, decides on a retry.
+                        said = f"{goal.host}: closed a kept-alive connection"
                         raise ConnectFailed(said, was_open=True, was_kept=True) from None
                     raise
                 continue
@@ -264,9 +264,9 @@ class Http2Downloader(HttpDownloader):
     async def _exchange_on(
         self, route: Route[Any], client: Any, call: HttpCall, headers: HeaderMap | None, sent_at: float
     ) -> HttpReply:
-        """The exchange. While a route has not answered yet, another address may turn out to be the better one.
+        """Run the exchange. Before a route's first response, another address may prove to be the better one.
 
-        Only where GET or HEAD wait too long are addresses compared."""
+        Addresses are compared only when a GET or HEAD waits too long."""
         seconds = max(0.01, self._settings.fetch_seconds + call.began - sent_at)
         if route.has_answered or not route.spares or call.request.method not in REPEATABLE:
             reply = await self._ask(client, call, headers, seconds)
@@ -281,7 +281,7 @@ class Http2Downloader(HttpDownloader):
         return reply
 
     async def _send_by_proxy(self, call: HttpCall, proxies: tuple[Proxy, ...]) -> HttpReply:
-        """Through the first of the proxies that comes to the host; the next is tried where nothing was sent yet."""
+        """Send through the first proxy that reaches the host; try the next one if nothing was sent yet."""
         goal = call.goal
         if goal.address:
             check_address(goal.address, self._settings.allow_private)
@@ -294,9 +294,9 @@ class Http2Downloader(HttpDownloader):
             check_before_sending.get()()
             try:
                 reply = await self._ask(client, call, _map(call), self._settings.fetch_seconds)
-            except Exception as error:  # a page's fate is decided here, whatever the client raises
+            except Exception as error:  # every error of the client becomes the result of this page
                 guilty = blame(error, is_tls=goal.is_tls)
-                said = translate(error, f"{goal.host} by {proxy.name}")
+                said = translate(error, f"{goal.host} through {proxy.name}")
                 fault = await self._proxies.fault(proxy, goal.host, guilty, said)
                 if guilty == "host" or not connecting(error):
                     break
@@ -313,20 +313,20 @@ class Http2Downloader(HttpDownloader):
             built = await asyncio.to_thread(self._build, {}, proxy)
             client = self._proxy_clients.setdefault(proxy, built)
             while len(self._proxy_clients) > MAX_PROXY_CLIENTS:
-                # It goes, with its connections, when the last fetch that uses it has ended.
+                # The client closes, with its connections, when the last fetch that uses it ends.
                 self._proxy_clients.popitem(last=False)
         else:
             self._proxy_clients.move_to_end(proxy)
         return client
 
     async def _find_route(self, goal: Goal, known: Route[Any] | None) -> Route[Any]:
-        """A route to the goal. A client takes files to build: where none are left, older ones are let go first."""
+        """Return a route. Building a client needs file descriptors: if none are left, close older clients first."""
         for _ in range(FILES_TRIES):
             try:
                 return await self._open_route(goal, known)
             except FetchError:
                 raise
-            except Exception:  # what a client's builder raises for want of files has many names
+            except Exception:  # without file descriptors, the builder raises errors of many kinds
                 self._routes.shed()
                 await self._clock.sleep(FILES_WAIT_SECONDS)
         return await self._open_route(goal, known)
@@ -342,7 +342,7 @@ class Http2Downloader(HttpDownloader):
             return known
         return await self._routes.open(Route(goal.host, addresses[0], addresses[1 : 1 + MAX_SPARES], expires_at))
 
-    # The rest is what the blocking downloader does otherwise.
+    # The blocking downloader overrides the methods below.
 
     def _build(self, pins: dict[str, str], proxy: Proxy | None = None) -> Any:
         return self._configured(ClientBuilder(), pins, proxy).build()
@@ -363,7 +363,7 @@ class Http2Downloader(HttpDownloader):
         await client.close()
 
     async def _ask(self, client: Client, call: HttpCall, headers: HeaderMap | None, seconds: float) -> HttpReply:
-        """Send one request and read the answer up to the limit of its size."""
+        """Send one request and read the response up to the size limit."""
         builder = prepared(client, call, headers, seconds)
         # Without the 0 it would return only with the first part of the body, and the headers' time would be wrong.
         async with builder.streamed_read_buffer_limit(0).build_streamed() as response:
@@ -379,7 +379,7 @@ class Http2Downloader(HttpDownloader):
 
 
 class Body:
-    """The answer to one call as it comes, whichever way its parts are waited for."""
+    """The response to one call as it arrives, for both the asynchronous and the blocking client."""
 
     def __init__(self, call: HttpCall, response: Any, headers_at: float, *, keeps_over: bool) -> None:
         self._status, self._version, self._headers_at = response.status, response.version, headers_at
@@ -421,7 +421,7 @@ class Body:
 
 
 def prepared(client: Any, call: HttpCall, headers: HeaderMap | None, seconds: float) -> Any:
-    """The request, for a client of either kind."""
+    """Build the request, for either kind of client."""
     builder = client.request(call.request.method, call.goal.url).timeout(timedelta(seconds=seconds))
     if headers is not None:
         builder = builder.headers(headers)
@@ -431,7 +431,7 @@ def prepared(client: Any, call: HttpCall, headers: HeaderMap | None, seconds: fl
 
 
 def readable(headers: HeaderMap) -> tuple[Headers, int]:
-    """The headers that the library gives out as text, and how many it does not."""
+    """Return the headers that the library can decode, and the number of those that it cannot."""
     try:
         return tuple(headers.items()), 0
     except ValueError:

@@ -1,4 +1,4 @@
-"""Which proxy a request goes by: rotation, pinning, health, and whose fault it is when nothing comes through."""
+"""Proxy choice for each request: rotation, pinning, health, and telling faults of a proxy from those of a host."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ Blame = Literal["proxy", "host", "either", "unknown"]
 DIRECT = "direct"
 SCHEMES = ("http", "https", "socks5", "socks5h")
 TURNS = 3
-"""So many proxies at most are tried for one request."""
+"""Max proxies tried for one request."""
 REST_SECONDS = 10.0
 LONGEST_REST_SECONDS = 600.0
 DOUBTFUL_HOSTS = 5
-"""Faults with so many hosts in a row, and no answer in between, are the proxy's."""
+"""Number of consecutive hosts that must fail, with no success in between, before the proxy is blamed."""
 GIVE_UP_SECONDS = 86_400.0
-"""After this time without any proxy the sites are to blame all the same, so that crawls end."""
+"""Seconds without any working proxy after which requests fail, so that the crawl can end."""
 PROBE_SECONDS = 3.0
 _GATEWAY = frozenset((502, 503, 504))
 _LINE = re.compile(r"[^\s#]\S*")
 
 
 class Proxy:
-    """A forward proxy and how it has been; `name` is its address without the credentials."""
+    """A forward proxy and its health; `name` is its address without the credentials."""
 
     __slots__ = (
         *("_address", "_doubts", "credentials", "failures", "host", "name", "on_trial", "port", "ready_at", "scheme"),
@@ -51,7 +51,7 @@ class Proxy:
         self.scheme = url.scheme
         self.credentials = (unquote(url.username), unquote(url.password or "")) if url.username else ()
         self.name = f"{url.scheme}://{url.host_str}:{self.port}"
-        # The proxy looks names up: a client that does so for SOCKS would block, and ask servers that are not ours.
+        # The proxy resolves names: a client that does so for SOCKS would block, and use the system's name servers.
         self._address = re.sub("^socks5:", "socks5h:", str(url))
         self.builder()
         self.speaks_http = url.scheme in ("http", "https")
@@ -61,18 +61,18 @@ class Proxy:
         self._doubts: set[str] = set()
 
     def builder(self) -> ProxyBuilder:
-        """For one client: the library takes it away from us with the first."""
+        """Return a builder for one client; the library consumes it, so each client needs its own."""
         return ProxyBuilder.all(self._address)
 
     def doubt(self, host: str) -> bool:
-        """Note a fault that may be the host's; True once they are too many for that."""
+        """Record a fault that may be the host's; return True once too many hosts failed."""
         self._doubts.add(host)
         return len(self._doubts) >= DOUBTFUL_HOSTS
 
     def rest(self, now: float) -> bool:
-        """Leave it alone for a while, longer with each fault in a row; False if it rests already."""
+        """Back off, longer with each consecutive fault; return False if it is backing off already."""
         if self.ready_at > now and self.failures and not self.on_trial:
-            # Requests that were under way together are one fault.
+            # Requests that were in progress together count as one fault.
             return False
         self.failures += 1
         self.on_trial = False
@@ -81,13 +81,13 @@ class Proxy:
         return True
 
     def healed(self) -> None:
-        """Something came through."""
+        """Mark it healthy: a request succeeded."""
         self.failures, self.ready_at, self.on_trial = 0, -inf, False
         self._doubts.clear()
 
 
 class Proxies:
-    """The proxies of a job. A site stays with one while that is well, or each request takes the next."""
+    """The proxies of a job. A site keeps one proxy while it is healthy, or each request takes the next."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._clock = clock
@@ -108,20 +108,20 @@ class Proxies:
         return bool(self._all or self._pinned)
 
     def choose(self, site: str, via: str = "") -> tuple[Proxy, ...]:
-        """The proxies to try in turn; none for a request that goes directly; ProxyFailed while none is well.
+        """Return the proxies to try in order; none for a direct request. ProxyFailed while none is healthy.
 
-        `via` is the name of a session, which has one proxy or none: it does not live on behind another."""
+        `via` is the name of a session, which has one proxy or none and never moves to another."""
         among = self._pinned.get(site, self._all)
         if not among:
             return ()
         now = self._clock.monotonic()
         ready = [proxy for proxy in among if proxy.ready_at <= now]
         if not ready:
-            # How a trial under way ends is known sooner than its time is over.
+            # A trial in progress ends sooner than its timeout.
             wait = min(min(proxy.ready_at - now, REST_SECONDS if proxy.on_trial else inf) for proxy in among)
             if now - self._well_at > GIVE_UP_SECONDS:
                 raise ConnectFailed("no proxy has answered for a day")
-            raise ProxyFailed(f"none of {len(among)} proxies answers", wait_seconds=wait)
+            raise ProxyFailed(f"none of {len(among)} proxies works", wait_seconds=wait)
         if self._in_turn and not via:
             self._turn += 1
             chosen = [ready[(self._turn + step) % len(ready)] for step in range(min(TURNS, len(ready)))]
@@ -130,23 +130,23 @@ class Proxies:
             turns = 1 if via else TURNS
             chosen = nlargest(turns, ready, key=lambda proxy: _rank(key, proxy.name))
         if chosen[0].failures:
-            # One request sees whether it is well again; the others do without it meanwhile.
+            # One request tests whether it is healthy again; the others skip it meanwhile.
             chosen[0].ready_at, chosen[0].on_trial = now + self._trial_seconds, True
         return tuple(chosen)
 
     def answered(self, proxy: Proxy, host: str, status: int, *, is_tls: bool) -> ProxyFailed | None:
-        """An answer came through, unless it is one that the proxy itself has made up."""
+        """Record a response, unless the proxy itself generated it: then return the failure."""
         if status == 407:
-            return self._failed(proxy, "it wants other credentials")
+            return self._failed(proxy, "wrong proxy credentials")
         if status in _GATEWAY and not is_tls and proxy.speaks_http:
-            # Nobody can say whose words these are, until too many hosts seem to say them.
-            return self._failed(proxy, f"it answers {status} for every host") if proxy.doubt(host) else None
+            # The proxy or the host may have sent it; many hosts in a row point to the proxy.
+            return self._failed(proxy, f"status {status} for every host") if proxy.doubt(host) else None
         self._well_at = self._clock.monotonic()
         proxy.healed()
         return None
 
     async def fault(self, proxy: Proxy, host: str, blame: Blame, error: FetchError) -> FetchError:
-        """What a fault on the way to `host` is: the proxy's, which then rests, or the host's."""
+        """Attribute a fault on the way to `host` to the proxy, which then backs off, or to the host."""
         if blame == "unknown":
             blame = "either" if await self._is_there(proxy) else "proxy"
         if blame == "either" and proxy.doubt(host):
@@ -154,14 +154,14 @@ class Proxies:
         if blame == "proxy":
             return self._failed(proxy, str(error))
         if proxy.on_trial:
-            # It at least listens: let the next request see whether it is well.
+            # Its port accepts connections: let the next request test whether it is healthy.
             proxy.ready_at = -inf
         return error
 
     def _failed(self, proxy: Proxy, why: str) -> ProxyFailed:
         now = self._clock.monotonic()
         if proxy.rest(now):
-            log.warning("proxy %s rests for %.0f s: %s", proxy.name, proxy.ready_at - now, why)
+            log.warning("proxy %s is skipped for %.0f s: %s", proxy.name, proxy.ready_at - now, why)
         return ProxyFailed(f"proxy {proxy.name}: {why}", wait_seconds=proxy.ready_at - now)
 
     async def _is_there(self, proxy: Proxy) -> bool:
@@ -179,7 +179,7 @@ def _rank(key: str, name: str) -> bytes:
 
 
 def _lines(entries: Iterable[str]) -> list[str]:
-    """The addresses; `@FILE` stands for those in a file, one a line, where # begins a comment."""
+    """Expand `@FILE` entries to the addresses in the file, one a line; # starts a comment."""
     found: list[str] = []
     for entry in entries:
         if not entry.startswith("@"):
@@ -188,17 +188,17 @@ def _lines(entries: Iterable[str]) -> list[str]:
         try:
             lines = Path(entry[1:]).expanduser().read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            said = getattr(error, "strerror", "") or "is not text"
+            said = getattr(error, "strerror", "") or "not a text file"
             raise ConfigError(f"proxy: {entry[1:]}: {said}", hint="@FILE has one address a line") from None
         listed = [match[0] for line in lines if (match := _LINE.match(line.strip()))]
         if not listed:
-            raise ConfigError(f"proxy: {entry[1:]}: no address in it", hint="@FILE has one address a line")
+            raise ConfigError(f"proxy: {entry[1:]}: no address in the file", hint="@FILE has one address a line")
         found += listed
     return found
 
 
 def _open(known: dict[str, Proxy], source: str, text: str) -> Proxy:
-    """The proxy of an address; an error does not repeat it, because of the password that may be in it."""
+    """Parse a proxy address; the error does not repeat it, since it may contain a password."""
     address = expand(text, source=source)
     try:
         if address not in known:
@@ -206,7 +206,7 @@ def _open(known: dict[str, Proxy], source: str, text: str) -> Proxy:
         return known[address]
     except ValueError:
         hint = "for example http://user:${PROXY_PASSWORD}@host:port, or socks5://host:port"
-        raise ConfigError(f"{source}: one of the addresses is not that of a proxy", hint=hint) from None
+        raise ConfigError(f"{source}: invalid proxy address", hint=hint) from None
 
 
 def _url(address: str) -> Url:

@@ -1,4 +1,4 @@
-"""Which client a host belongs to: each client has a generation of hosts, with the checked addresses pinned in it."""
+"""Client assignment for HTTP/2: each client serves a generation of hosts, with their checked addresses pinned."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MAX_GENERATIONS = 64
 BUILD_GAP_SECONDS = 0.25
 IDLE_SECONDS = 30.0
 LINGER_SECONDS = 1.0
-"""So long connections may still be there that were kept before."""
+"""Seconds for which connections kept before may still be open."""
 
 C = TypeVar("C")
 
 
 class Generation(Generic[C]):
-    """A client and the hosts that use it. It goes, with its connections, when nobody refers to it any more."""
+    """A client and the hosts that use it. It closes, with its connections, when nothing refers to it any more."""
 
     def __init__(self, client: C) -> None:
         self.client = client
@@ -31,7 +31,7 @@ class Generation(Generic[C]):
 
 
 class Route(Generic[C]):
-    """Where the requests for a host go: a client that connects this name to this address and to no other."""
+    """The client of a host, which connects this name to this address and to no other."""
 
     __slots__ = (
         *("address", "closes_from", "ended_count", "expires_at", "generation", "has_answered", "host", "spares"),
@@ -45,16 +45,16 @@ class Route(Generic[C]):
         self.has_answered = False
         self.ended_count = 0
         self.closes_from = inf
-        """Since when its connections are not kept."""
+        """Time since which its connections are not kept alive."""
 
     @property
     def is_literal(self) -> bool:
         return self.host.strip("[]") == self.address
 
     def ended(self, now: float) -> bool:
-        """Note that a connection ended before an answer came; whether it may be one that was kept too long.
+        """Record a close before the response; return whether it may be a kept-alive connection that timed out.
 
-        Some servers end connections without saying so before. Where that is met again, none is kept any more."""
+        Some servers close connections without notice. After the second time, none is kept alive."""
         is_kept = self.has_answered and now < self.closes_from + LINGER_SECONDS
         self.ended_count += self.has_answered
         if self.ended_count > 1:
@@ -63,9 +63,9 @@ class Route(Generic[C]):
 
 
 class Routes(Generic[C]):
-    """The routes of the hosts in use, at most `max_hosts` of them, so that open sockets stay bounded.
+    """The routes of the hosts in use, at most `max_hosts`, so that the number of open sockets is bounded.
 
-    Addresses can be pinned only while a client is built, which takes milliseconds: hosts that come together share one.
+    Addresses are pinned when a client is built, which takes milliseconds: hosts that arrive together share a client.
     """
 
     def __init__(self, build: Callable[[dict[str, str]], C], clock: Clock, *, max_hosts: int) -> None:
@@ -80,7 +80,7 @@ class Routes(Generic[C]):
         self._users = 0
 
     def __enter__(self) -> None:
-        """Count one more fetch that is under way."""
+        """Count one more fetch in progress."""
         self._users += 1
 
     def __exit__(self, *_: object) -> None:
@@ -91,11 +91,11 @@ class Routes(Generic[C]):
         return len(self._table)
 
     def find(self, host: str) -> Route[C] | None:
-        """The host's route, if it has one; whether its address still holds is for the caller to see."""
+        """Return the host's route, if any; the caller checks whether its address is still valid."""
         return self._table.get(host)
 
     async def open(self, route: Route[C]) -> Route[C]:
-        """Give the route a client, in place of what its host had; a route that is just being opened is shared."""
+        """Give the route a client, replacing its host's old one; concurrent calls for one host share the route."""
         newest = self._generations[-1] if self._generations else None
         if route.is_literal and newest and len(newest.hosts) < GENERATION_HOSTS and len(self._table) < self._max_hosts:
             self._enter(route, newest)
@@ -110,17 +110,17 @@ class Routes(Generic[C]):
         return waiting[0]
 
     def forget(self, route: Route[C]) -> None:
-        """Drop a route, so that its host is looked up anew; nothing changes for a literal address."""
+        """Drop a route, so that its host is resolved again; a literal address keeps its route."""
         if not route.is_literal and self._table.get(route.host) is route:
             del self._table[route.host]
 
     def shed(self) -> None:
-        """Let go of the older half of the generations, and so of their idle connections."""
+        """Drop the older half of the generations, and with them their idle connections."""
         for _ in range((len(self._generations) + 1) // 2):
             self._retire()
 
     def close(self) -> list[C]:
-        """Forget everything; the clients that were still alive, to be closed."""
+        """Drop all routes; return the clients still alive, to be closed."""
         if self._builder is not None:
             self._builder.cancel()
         for _, future in self._waiting.values():
@@ -140,7 +140,7 @@ class Routes(Generic[C]):
             pins = {route.host: route.address for route in routes if not route.is_literal}
             try:
                 client = await asyncio.to_thread(self._build, pins)
-            except Exception as error:  # whatever the library raises, those who wait for it must hear of it
+            except Exception as error:  # whatever the library raises, pass it on to all waiting callers
                 for route, future in batch:
                     self._waiting.pop(route.host, None)
                     _fail(future, error)
@@ -150,7 +150,7 @@ class Routes(Generic[C]):
             self._generations.append(generation)
             self._alive.add(generation)
             for route in routes:
-                # A survivor that found its own way meanwhile keeps it.
+                # A route in use that was reopened meanwhile keeps its new client.
                 if route.host in self._waiting or route.host not in self._table:
                     self._enter(route, generation)
             for route, future in batch:
@@ -159,7 +159,7 @@ class Routes(Generic[C]):
                     future.set_result(None)
 
     async def _gather(self) -> None:
-        """Let more hosts come, unless the last client is old enough, or nobody is left who could bring one."""
+        """Wait for more hosts, unless the last client is old enough, or no fetch is left that could add one."""
         wait = self._next_build_at - self._clock.monotonic()
         self._all_wait.clear()
         self._notice_all_wait()
@@ -181,7 +181,7 @@ class Routes(Generic[C]):
         self._table[route.host] = route
 
     def _make_room(self, count: int) -> list[Route[C]]:
-        """Retire what is idle or oldest until `count` hosts fit in; the routes in use among it that can come along."""
+        """Retire idle and oldest routes until `count` hosts fit; return those in use that the new client can take."""
         now = self._clock.monotonic()
         survivors: list[Route[C]] = []
         for generation in list(self._generations):
@@ -214,5 +214,5 @@ class Routes(Generic[C]):
 def _fail(future: asyncio.Future[None], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
-        # Reading it keeps the loop from complaining where nobody waits any more.
+        # Retrieve the exception, so that asyncio does not log it when no caller waits any more.
         future.exception()

@@ -1,4 +1,4 @@
-"""The downloader that blocks: the same, with the exchange itself on a thread of a bounded pool."""
+"""The blocking downloader: like the HTTP/2 downloader, with each exchange on a thread of a bounded pool."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_THREADS = 256
 
 
 class ThreadDownloader(Http2Downloader):
-    """Fetches with a blocking client. What is cancelled goes on in its thread until its time is over."""
+    """Fetches with a blocking client. A cancelled request continues in its thread until its timeout."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class ThreadDownloader(Http2Downloader):
         self._pool = ThreadPoolExecutor(min(settings.concurrency, MAX_THREADS), thread_name_prefix="fetch")
 
     async def aclose(self) -> None:
-        # Closing the clients wakes their threads, so that the process need not wait for them to time out.
+        # Closing the clients wakes their threads, so that the process does not wait for their timeouts.
         await super().aclose()
         self._pool.shutdown(wait=False, cancel_futures=True)
 

@@ -1,4 +1,4 @@
-"""TLS of the asynchronous client: versions and ciphers, client certificates, and what a failed handshake means."""
+"""TLS of the asynchronous client: versions, ciphers, client certificates, and the meaning of failed handshakes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VERSIONS = {
     "1.2": ssl.TLSVersion.TLSv1_2,
     "1.3": ssl.TLSVersion.TLSv1_3,
 }
-# What OpenSSL thinks good, which is more than what Python asks of it: CBC and key exchange by RSA too, as curl does.
+# OpenSSL's default, which is wider than Python's: with CBC and RSA key exchange, like curl.
 _CIPHERS = "DEFAULT:!aNULL:!eNULL"
 _OLD_CIPHERS = "ALL:!aNULL:!eNULL:@SECLEVEL=0"
 _LEGACY_SERVER_CONNECT = 0x4
@@ -45,12 +45,12 @@ _OUR_CERTIFICATE = frozenset(
         *("SSLV3_ALERT_UNSUPPORTED_CERTIFICATE", "TLSV1_ALERT_UNKNOWN_CA", "SSLV3_ALERT_NO_CERTIFICATE"),
     )
 )
-"""Alerts about a certificate of ours, or that there is none; with TLS 1.3 they come only after the handshake."""
-END_HINT = "it may be overloaded, know old TLS only (--tls-min 1.0), or want a certificate of yours: --client-cert FILE"
+"""Alerts about our client certificate, or that none was sent; with TLS 1.3 they arrive after the handshake."""
+END_HINT = "it may be overloaded, support old TLS only (--tls-min 1.0), or require a certificate: --client-cert FILE"
 
 
 class Contexts:
-    """The contexts of a job, each built once: to read all authorities takes tens of milliseconds."""
+    """The SSL contexts of a job, each built once: loading all authorities takes tens of milliseconds."""
 
     def __init__(self, settings: Settings, *, accepts_any_certificate: bool = False) -> None:
         self._settings, self._accepts_any_certificate = settings, accepts_any_certificate
@@ -59,7 +59,7 @@ class Contexts:
         self._built: dict[str, ssl.SSLContext] = {}
 
     def of_site(self, site: str) -> ssl.SSLContext:
-        """The context for a site, with its own `tls_min` if it has one."""
+        """Return the context for a site, with its own `tls_min` if it has one."""
         lowest = self._own.get(site, self._settings.tls_min) if self._own else self._settings.tls_min
         found = self._built.get(lowest)
         if found is None:
@@ -67,7 +67,7 @@ class Contexts:
         return found
 
     def of_proxies(self) -> ssl.SSLContext:
-        """The context for proxies that speak TLS."""
+        """Return the context for proxies that use TLS."""
         return self.of_site("")
 
     def _build(self, lowest: str) -> ssl.SSLContext:
@@ -92,36 +92,36 @@ class Contexts:
 
 
 def check_identity(client_cert: str) -> None:
-    """ConfigError unless it is a PEM file with a certificate and its key."""
+    """Raise ConfigError unless the file is PEM with a certificate and its key."""
     if not client_cert:
         return
     path = Path(client_cert).expanduser()
     try:
         path.read_bytes()
     except OSError as error:
-        hint = "name a PEM file that can be read"
+        hint = "name a readable PEM file"
         raise ConfigError(f"client_cert: {client_cert}: {error.strerror}", hint=hint) from None
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(path, password=_no_password)
     except (OSError, ValueError):  # ssl.SSLError is one
-        hint = "a PEM file with the certificate, those of its issuers, and the key without a password"
-        raise ConfigError(f"client_cert: {client_cert}: no certificate with its key in it", hint=hint) from None
+        hint = "use a PEM file with the certificate, its issuers, and the key without a password"
+        raise ConfigError(f"client_cert: {client_cert}: no certificate with its key in the file", hint=hint) from None
 
 
 def translate_tls(error: ssl.SSLError, where: str) -> FetchError:
-    """The error for a handshake that failed, or an alert; by what OpenSSL calls it, not by its words."""
+    """Return the FetchError for a failed handshake or an alert, by OpenSSL's reason code."""
     reason = error.reason or ""
     said = f"{where}: {reason.replace('_', ' ').lower() or error}" if where else reason.replace("_", " ").lower()
     if isinstance(error, ssl.SSLCertVerificationError):
         return BadCertificate(f"{where}: invalid peer certificate: {error.verify_message}")
     if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
-        return ConnectFailed(f"{where}: ended the connection where TLS does not end", hint=END_HINT)
+        return ConnectFailed(f"{where}: closed the connection during the TLS handshake", hint=END_HINT)
     if reason in _NOT_TLS:
-        return TlsRefused(said, hint="what is there does not speak TLS: try http://")
+        return TlsRefused(said, hint="the port does not use TLS: try http://")
     if reason in _OUR_CERTIFICATE:
-        return TlsRefused(said, hint="the server asks for a certificate of yours: --client-cert FILE")
+        return TlsRefused(said, hint="the server requires a client certificate: --client-cert FILE")
     if reason in _TOO_OLD:
-        return TlsRefused(said, hint='the server may know old TLS only: --tls-min 1.0, or tls_min = "1.0" for its site')
+        return TlsRefused(said, hint='if it supports old TLS only: --tls-min 1.0, or tls_min = "1.0" for its site')
     return TlsRefused(said)
 
 
@@ -134,24 +134,24 @@ MAX_REMEMBERED = 4096
 
 
 def read_identity(client_cert: str) -> bytes:
-    """A PEM file with a certificate and its key; empty for none, ConfigError if it is not usable."""
+    """Read a PEM file with a certificate and its key; empty for none, ConfigError if it is unusable."""
     if not client_cert:
         return b""
     try:
         found = Path(client_cert).expanduser().read_bytes()
     except OSError as error:
-        hint = "name a PEM file that can be read"
+        hint = "name a readable PEM file"
         raise ConfigError(f"client_cert: {client_cert}: {error.strerror}", hint=hint) from None
     try:
         ClientBuilder().identity_pem(found).build()
     except Exception:  # whatever the library raises, the file is what is wrong
-        hint = "a PEM file with the certificate, those of its issuers, and the key without a password"
-        raise ConfigError(f"client_cert: {client_cert}: no certificate with its key in it", hint=hint) from None
+        hint = "use a PEM file with the certificate, its issuers, and the key without a password"
+        raise ConfigError(f"client_cert: {client_cert}: no certificate with its key in the file", hint=hint) from None
     return found
 
 
 def without_credentials(settings: Settings) -> Settings:
-    """The settings for servers that could not prove who they are: nothing secret goes to them."""
+    """Return the settings without credentials, for servers that could not prove their identity."""
     sites = {
         site: msgspec.structs.replace(own, headers=_public(own.headers), auth="", client_cert="")
         for site, own in settings.sites.items()
@@ -160,36 +160,36 @@ def without_credentials(settings: Settings) -> Settings:
 
 
 class SiteDownloaders:
-    """Sends the requests of some sites by a downloader of their own: it alone has the certificate meant for them."""
+    """Sends the requests of some sites through their own downloader, which alone has the site's client certificate."""
 
     def __init__(self, common: Downloader, own: Mapping[str, Downloader]) -> None:
         self._common, self._own = common, own
 
     async def fetch(self, request: Request) -> Response:
-        """Fetch as the site's own downloader, or that of all others, does."""
+        """Fetch with the site's own downloader, or else with the common one."""
         return await self._own.get(request.site or host_port(request.url), self._common).fetch(request)
 
     async def address_of(self, request: Request) -> str:
-        """Where the request will go, whoever sends it."""
+        """Return the address that the request will connect to."""
         return await self._common.address_of(request) if isinstance(self._common, Locates) else ""
 
     async def aclose(self) -> None:
-        """Close all of them."""
+        """Close all downloaders."""
         for downloader in (self._common, *self._own.values()):
             await downloader.aclose()
 
 
 class RecordingDownloader:
-    """Fetches strictly; where the certificate is bad, once more without looking at it, and says so in the answer.
+    """Verifies certificates; where one is invalid, fetches again without verification and records that in the response.
 
-    Such a server may be anybody: it gets no credentials, and nothing is posted to it."""
+    A server without a valid certificate may be anyone: it gets no credentials, and nothing is posted to it."""
 
     def __init__(self, strict: Downloader, lax: Downloader, clock: Clock) -> None:
         self._strict, self._lax, self._clock = strict, lax, clock
         self._bad: OrderedDict[str, tuple[float, str]] = OrderedDict()
 
     async def fetch(self, request: Request) -> Response:
-        """The answer, with `tls_fault` set where it came from a server with a bad certificate."""
+        """Return the response, with `tls_fault` set if the server's certificate is invalid."""
         home = origin(request.url)
         may_repeat = request.method in ("GET", "HEAD")
         until, fault = self._bad.get(home, (0.0, ""))
@@ -212,7 +212,7 @@ class RecordingDownloader:
             self._bad.popitem(last=False)
 
     async def address_of(self, request: Request) -> str:
-        """Where the request will go."""
+        """Return the address that the request will connect to."""
         return await self._strict.address_of(request) if isinstance(self._strict, Locates) else ""
 
     async def aclose(self) -> None:
